@@ -7,22 +7,6 @@ namespace sarathi {
 
 constexpr int64_t DECODE_TILE = 16;  // tokens whose keys or values are read at a time
 
-// Scores become weights; returns their sum.
-inline float soften_row(float* scores, int64_t num_keys) {
-    Vector most = broadcast(LOWEST), total = broadcast(0.0f);
-    for (int64_t key = 0; key < num_keys; key += LANES) {
-        most = max(load(scores + key, lanes(num_keys - key), most), most);
-    }
-    const Vector maximum = broadcast(reduce_max(most));
-    for (int64_t key = 0; key < num_keys; key += LANES) {
-        const Mask some = lanes(num_keys - key);
-        const Vector p = power_of_two<6>(load(scores + key, some) - maximum);
-        store(scores + key, p, some);
-        total = total + keep(p, some);
-    }
-    return reduce_add(total);
-}
-
 // Few queries, of the heads that share the key heads `first_head` to `end_head`. The entries of these lie side by side in
 // the cache, so a few tokens of all are read before the next few: memory is fast only where it is read in a row.
 template <int V, class T>
@@ -31,16 +15,31 @@ struct FewQueries {
     int64_t first_head, end_head;
     const int64_t size = queries.shape.head_size, num_lanes = queries.num_lanes();
     const int64_t first_key = queries.first_key(), num_keys = queries.end() - first_key;
-    Mask mask[V];
+    // Of pairs of bfloat16 all first entries come to lie before all second ones: that takes half the time.
+    const bool splits = std::is_same_v<T, bf16> && size % KBLOCK == 0;
 
-    FewQueries(const Queries& queries, int64_t first_head, int64_t end_head)
-        : queries(queries), first_head(first_head), end_head(end_head) {
-        for (int v = 0; v < V; ++v) {
-            mask[v] = lanes(size - v * LANES);
+    Mask mask(int v) const { return lanes(size - v * LANES); }
+
+    Vector convert(const Rows<T, DECODE_TILE>& rows, int64_t token, int64_t head, int v) const {
+        if (!splits) {
+            return rows.load(token, head, head * size + v * LANES, mask(v));
+        }
+        const Vector pairs = load(reinterpret_cast<const float*>(rows.of[token] + head * size + v / 2 * KBLOCK), mask(v));
+        return v % 2 ? second_of_pairs(pairs) : first_of_pairs(pairs);
+    }
+
+    // From the order of entries to that of a converted row, or back.
+    template <bool Back>
+    void reorder(float* row) const {
+        float copy[V * LANES];
+        std::copy_n(row, V * LANES, copy);
+        for (int64_t i = 0; splits && i < V * LANES; ++i) {
+            const int64_t place = i / KBLOCK * KBLOCK + i % 2 * LANES + i % KBLOCK / 2;
+            row[Back ? i : place] = copy[Back ? place : i];
         }
     }
 
-    // Calls `use(tile, head, rows, fetch)` for each head of some tokens after another. A row's entries are floats.
+    // Calls `use(tile, lane, rows, count)` for each lane of all heads and some tokens after another; rows are of floats.
     template <class Use>
     void for_rows(const Cache<T>& cache, float* converted, Use&& use) const {
         const int64_t heads = end_head - first_head;
@@ -56,7 +55,7 @@ struct FewQueries {
                     } else {
                         floats[token] = converted + token * V * LANES;
                         for (int v = 0; v < V; ++v) {
-                            store(converted + (token * V + v) * LANES, rows[now].load(token, head, head * size + v * LANES, mask[v]));
+                            store(converted + (token * V + v) * LANES, convert(rows[now], token, head, v));
                         }
                     }
                 }
@@ -78,9 +77,9 @@ struct FewQueries {
             Vector products[4];
             for (int64_t i = 0; i < 4; ++i) {
                 const float* row = rows[std::min(token + i, count - 1)];
-                products[i] = q[0] * load(row, mask[0]);
+                products[i] = q[0] * load(row, mask(0));
                 for (int v = 1; v < V; ++v) {
-                    products[i] = fma(q[v], load(row + v * LANES, mask[v]), products[i]);
+                    products[i] = fma(q[v], load(row + v * LANES, mask(v)), products[i]);
                 }
             }
             store_sums(scores + token, products, count - token);
@@ -95,7 +94,7 @@ struct FewQueries {
         for (int64_t token = 0; token < count; ++token) {
             const Vector p = broadcast(weights[token]);
             for (int v = 0; v < V; ++v) {
-                sum[v] = fma(p, load(rows[token] + v * LANES, mask[v]), sum[v]);
+                sum[v] = fma(p, load(rows[token] + v * LANES, mask(v)), sum[v]);
             }
         }
         for (int v = 0; v < V; ++v) {
@@ -105,11 +104,23 @@ struct FewQueries {
 
     // Scores become weights, zero of the keys that the lane does not see; returns their sum.
     float soften(int64_t lane, float* scores) const {
-        const int64_t position = queries.position(lane % num_lanes), first = queries.shape.first_key(position) - first_key;
-        const int64_t end = position + 1 - first_key;
+        const int64_t position = queries.position(lane), first = queries.shape.first_key(position) - first_key;
+        const int64_t seen = position + 1 - first_key - first;
         std::fill(scores, scores + first, 0.0f);
-        std::fill(scores + end, scores + num_keys, 0.0f);
-        return soften_row(scores + first, end - first);
+        std::fill(scores + first + seen, scores + num_keys, 0.0f);
+        scores += first;
+        Vector most = broadcast(LOWEST), total = broadcast(0.0f);
+        for (int64_t key = 0; key < seen; key += LANES) {
+            most = max(load(scores + key, lanes(seen - key), most), most);
+        }
+        const Vector maximum = broadcast(reduce_max(most));
+        for (int64_t key = 0; key < seen; key += LANES) {
+            const Mask some = lanes(seen - key);
+            const Vector p = power_of_two<6>(load(scores + key, some) - maximum);
+            store(scores + key, p, some);
+            total = total + keep(p, some);
+        }
+        return reduce_add(total);
     }
 
     template <class Put>
@@ -120,15 +131,17 @@ struct FewQueries {
         for (int64_t lane = 0; lane < all; ++lane) {
             const float* query = queries.find(first_head + lane / num_lanes, lane % num_lanes);
             for (int v = 0; v < V; ++v) {
-                store(q + lane * WIDTH + v * LANES, load(query + v * LANES, mask[v]) * broadcast(queries.shape.scale * LOG2_E));
+                const Vector scale = broadcast(queries.shape.scale * LOG2_E);
+                store(q + lane * WIDTH + v * LANES, load(query + v * LANES, mask(v)) * scale);
             }
+            reorder<false>(q + lane * WIDTH);
         }
         std::fill_n(sums, all * WIDTH, 0.0f);
         for_rows(keys, scratch.keys.data(), [&](int64_t tile, int64_t lane, const float* const* rows, int64_t count) {
             score(q + lane * WIDTH, rows, count, scores + lane * num_keys + tile);
         });
         for (int64_t lane = 0; lane < all; ++lane) {
-            scratch.totals[lane] = soften(lane, scores + lane * num_keys);
+            scratch.totals[lane] = soften(lane % num_lanes, scores + lane * num_keys);
         }
         for_rows(values, scratch.keys.data(), [&](int64_t tile, int64_t lane, const float* const* rows, int64_t count) {
             add(scores + lane * num_keys + tile, rows, count, sums + lane * WIDTH);
@@ -137,8 +150,9 @@ struct FewQueries {
             const int64_t row = queries.row(lane % num_lanes);
             const int64_t column = queries.column(first_head + lane / num_lanes, lane % num_lanes);
             const Vector inverse = broadcast(1.0f / scratch.totals[lane]);
+            reorder<true>(sums + lane * WIDTH);
             for (int v = 0; v < V; ++v) {
-                put(row, column + v * LANES, load(sums + lane * WIDTH + v * LANES) * inverse, mask[v]);
+                put(row, column + v * LANES, load(sums + lane * WIDTH + v * LANES) * inverse, mask(v));
             }
         }
     }
@@ -170,7 +184,7 @@ inline std::vector<AttentionTask> attention_tasks(const Shape& shape, const std:
 }
 
 // `put(row, column, x, mask)` takes the results; `rounds` says whether what is in bfloat16 or 8 bits may be multiplied as
-// bfloat16.
+// bfloat16: by AMX, or in pairs where there is none; a CPU that has it multiplies pairs more slowly than floats.
 template <class T, class Put>
 void attend(const Shape& shape, const Segment& segment, const AttentionTask& task, Stored<const T> keys,
             Stored<const T> values, const float* query, int64_t query_stride, AttentionScratch& scratch,
@@ -179,12 +193,12 @@ void attend(const Shape& shape, const Segment& segment, const AttentionTask& tas
     const Cache<T> value_cache{values.from_head(task.first_head, shape), shape, segment};
     const Queries queries{shape, segment, task.first, task.count, query, query_stride};
     const auto attend_few = [&]<int V>() {
-        FewQueries<V, T>(queries, task.first_head, task.end_head).attend(key_cache, value_cache, scratch, put);
+        FewQueries<V, T>{queries, task.first_head, task.end_head}.attend(key_cache, value_cache, scratch, put);
     };
     if (queries.num_lanes() > std::max(FEW_LANES, shape.group())) {
 #ifdef __AVX512BF16__
         if constexpr (sizeof(T) <= 2) {
-            if (rounds && shape.head_size % KBLOCK == 0) {
+            if (rounds && (uses_amx || !HAS_AMX) && shape.head_size % KBLOCK == 0) {
                 return attend_tile<InTiles<T>>(queries, task.first_head, key_cache, value_cache, scratch, put);
             }
         }

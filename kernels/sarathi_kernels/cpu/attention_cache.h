@@ -131,7 +131,7 @@ struct AttentionScratch {
 
     void reserve(const Shape& shape, int64_t longest) {
         const int64_t panels = shape.group() * MOST_QUERIES / PANEL, padded = (shape.head_size + 15) / 16 * 16;
-        grow(keys, KEY_TILE * shape.head_size);
+        grow(keys, KEY_TILE * padded);
         grow(values, KEY_TILE * shape.head_size);
         const int64_t singles = std::max(FEW_LANES, shape.num_heads);
         grow(scores, std::max(KEY_TILE * PANEL, singles * longest));

@@ -24,7 +24,7 @@ inline void load_queries(const float* const* query, int64_t size, float scale, f
     }
 }
 
-// Scores that a lane must not see become -infinity: of `lead` keys more than its number, times `group`, and...
+// Scores that lanes, `first_lane` on, must not see become -infinity.
 inline void hide(const Queries& queries, float* scores, int64_t first_key, int64_t num_keys, int64_t first_lane) {
     const Vector hidden = broadcast(-std::numeric_limits<float>::infinity());
     const int64_t group = queries.shape.group(), window = queries.shape.window;
