@@ -4,7 +4,6 @@ once, in as many rounds as it repeats.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Sequence
 from itertools import islice, product
 from typing import Any
@@ -16,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from sarathi_lab.config.effects import READ_BY, reads
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.explain import explained
-from sarathi_lab.config.instantiate import class_of, resolved
+from sarathi_lab.config.instantiate import class_of, copied, resolved
 from sarathi_lab.config.jobs import Job
 
 ROUND = "repetition"  # the setting that numbers the rounds of a sweep
@@ -161,7 +160,7 @@ def repeated(jobs: Sequence[Job], num_rounds: Sequence[int]) -> list[Job]:
 
 def _of_round(job: Job, number: int) -> Job:
     """A copy, as composing anew takes nine times as long."""
-    composed, setting = copy.deepcopy(job.composed), f"{ROUND}={number}"
+    composed, setting = copied(job.composed), f"{ROUND}={number}"
     with read_write(composed):
         composed[ROUND] = number
         composed.hydra.overrides.task.append(setting)

@@ -19,14 +19,14 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import run_job as run_in_folder
 from hydra.types import HydraContext, RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, open_dict, read_write
 
 from sarathi_lab.config.apart import call_apart
 from sarathi_lab.config.console import console
 from sarathi_lab.config.cores import pin_process
 from sarathi_lab.config.effects import fit_targets
 from sarathi_lab.config.errors import UserError, no_room
-from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.instantiate import build, copied
 from sarathi_lab.config.launchers import time_over
 from sarathi_lab.config.paths import write_json
 from sarathi_lab.config.run_context import RunContext
@@ -50,8 +50,9 @@ class Job:
 
     @classmethod
     def of(cls, settings: Sequence[str], composed: DictConfig) -> Job:
-        cfg = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-        OmegaConf.set_struct(cfg, True)
+        cfg = copied(composed)
+        with open_dict(cfg):
+            del cfg["hydra"]
         return cls(tuple(settings), composed, cfg)
 
     def check(self) -> None:

@@ -9,21 +9,23 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Batch, Request
-from sarathi_lab.executor.simulated.cost_model import OperationTimes
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.capacity import Engine
-from sarathi_lab.experiment.scenario import lengths, steady, together
+from sarathi_lab.experiment.scenario import Scenario, lengths
 from sarathi_lab.policy import Orca, Policy, RequestLevel, Sarathi
+from sarathi_lab.results.intervals import LEVEL, ends_of_median
 from sarathi_lab.results.serving_metrics import is_met, latency
 from sarathi_lab.results.slo import Slo
 
 BASELINES: Mapping[str, Policy] = {"request_level": RequestLevel(), "orca": Orca()}
 NEUTRAL = 0.02  # gains and losses up to this share are neither
-OUTCOMES = ("loses", "neutral", "gains")
+OUTCOMES, UNDECIDED = ("loses", "neutral", "gains"), "undecided"
+CELL = ["pd_ratio", "seq_len", "batch", "chunk", "baseline"]  # of a map
 AS_GOOD = 0.01  # a throughput that is less than this share below the best is as good
 DEFAULT_BLOCK_SIZE = 16  # tokens
 
@@ -193,19 +195,6 @@ def _marked(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(is_as_good=table.index.isin(good), is_best=table.index.isin(best))
 
 
-def steady_throughput(
-    policy: Policy,
-    prompt_len: int,
-    num_decodes: int,
-    batch_size: int,
-    operation_times: OperationTimes,
-) -> float:
-    """Prompt tokens and decode iterations per second in the steady state of equal requests."""
-    serve = together if isinstance(policy, RequestLevel) else steady
-    seconds = sum(serve(operation_times, policy, prompt_len, num_decodes, batch_size).values())
-    return (prompt_len + num_decodes) / seconds
-
-
 def loads_that_fit(
     pd_ratios: Sequence[float], seq_lens: Sequence[int], batches: Sequence[int], kv_tokens: float
 ) -> list[tuple[float, int, int]]:
@@ -222,7 +211,7 @@ def crossover(
     seq_lens: Sequence[int],
     batches: Sequence[int],
     chunks: Sequence[int],
-    operation_times: OperationTimes,
+    request_seconds: Callable[[Scenario], float],
     *,
     policy: PolicyOfChunk = Sarathi,
     kv_tokens: float = math.inf,
@@ -237,17 +226,42 @@ def crossover(
     """
     rows = []
     for pd_ratio, seq_len, batch in loads_that_fit(pd_ratios, seq_lens, batches, kv_tokens):
-        sizes = (*lengths(seq_len, pd_ratio), batch, operation_times)
-        baselines = {name: steady_throughput(base, *sizes) for name, base in BASELINES.items()}
+        size = (*lengths(seq_len, pd_ratio), batch)
+        baselines = {name: request_seconds(Scenario(own, *size)) for name, own in BASELINES.items()}
         for chunk in (chunk for chunk in chunks if chunk >= batch):
-            throughput = steady_throughput(policy(chunk), *sizes)
+            seconds = request_seconds(Scenario(policy(chunk), *size, chunk))
             load = (pd_ratio, seq_len, batch, chunk)
-            rows += [(*load, name, throughput / base - 1) for name, base in baselines.items()]
+            rows += [(*load, name, base / seconds - 1) for name, base in baselines.items()]
         on_load(1)
-    columns = ["pd_ratio", "seq_len", "batch", "chunk", "baseline", "gain"]
-    table = pd.DataFrame(rows, columns=columns)
-    ends = [-math.inf, -NEUTRAL, NEUTRAL, math.inf]
-    return table.assign(outcome=pd.cut(table.gain, ends, labels=list(OUTCOMES)))
+    table = pd.DataFrame(rows, columns=[*CELL, "gain"])
+    return table.assign(outcome=_outcome(table.gain))
+
+
+def over_rounds(rounds: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Of maps of the same cells, measured one after the other, one of the median gains.
+
+    Further columns: the median's interval (`low`, `high`, `confidence`) and the `samples`. A cell
+    is "undecided" where the interval reaches beyond one outcome, or does not reach `LEVEL`. Rounds
+    count as independent: a whole map lies between two samples of a cell.
+    """
+    gains = np.array([table.gain for table in rounds]).T
+    ends = pd.DataFrame([ends_of_median(own, is_series=False) for own in gains])
+    low, high = _outcome(ends.low), _outcome(ends.high)
+    is_decided = (low == high) & (ends.confidence >= LEVEL)
+    samples = [" ".join(f"{gain:.6g}" for gain in own) for own in gains]
+    outcome = low.astype(str).where(is_decided, UNDECIDED)
+    table = rounds[0][CELL].assign(gain=np.median(gains, axis=1), outcome=outcome)
+    return table.assign(**ends, samples=samples)
+
+
+def rounds_of(table: pd.DataFrame) -> list[pd.DataFrame]:
+    """The rounds that `over_rounds` made a map of."""
+    gains = table.samples.astype(str).str.split(expand=True).astype(float)
+    return [table[CELL].assign(gain=gains[number]) for number in gains]
+
+
+def _outcome(gain: pd.Series) -> pd.Series:
+    return pd.cut(gain, [-math.inf, -NEUTRAL, NEUTRAL, math.inf], labels=list(OUTCOMES))
 
 
 def at_best_chunk(table: pd.DataFrame) -> pd.DataFrame:

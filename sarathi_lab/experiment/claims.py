@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,7 +109,8 @@ class Claim:
         return "undecided"
 
 
-def load_claims(path: Path = CLAIMS) -> list[Claim]:
+@cache  # parsing it takes longer than judging by it
+def load_claims(path: Path = CLAIMS) -> tuple[Claim, ...]:
     """The claims of a file. Raises UserError for one that is not written as `Claim` has it."""
     try:
         entries: Any = OmegaConf.to_container(OmegaConf.load(path))
@@ -126,7 +128,7 @@ def load_claims(path: Path = CLAIMS) -> list[Claim]:
             raise UserError(
                 f"claims.yaml: {entry.get('id')}: {str(error).partition(')')[2].strip()}; add it"
             ) from None
-    return claims
+    return tuple(claims)
 
 
 def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import KINDS
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import EXPERTS
-from sarathi_lab.experiment.scenario import Scenario, Served, Times, serve, steady, together
+from sarathi_lab.experiment.scenario import Scenario, Served, Times, request_times, serve
 
 EVERYTHING = tuple(KINDS)
 COMPUTE = tuple(kind for kind in KINDS if kind != "others")  # what Fig 7 and Table 2 time
@@ -144,9 +144,7 @@ class CostClock(Clock):
 
     def request(self, scenario: Scenario) -> Times:
         if scenario not in self._requests:
-            run = steady if scenario.is_steady else together
-            size = (scenario.prompt_len, scenario.num_decodes, scenario.batch_size)
-            self._requests[scenario] = run(self.cost.operation_times, scenario.make_policy(), *size)
+            self._requests[scenario] = request_times(self.cost.operation_times, scenario)
         return self._requests[scenario]
 
     def gain(self, scenario: Scenario) -> Estimate:

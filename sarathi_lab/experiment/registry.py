@@ -15,6 +15,7 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from sarathi_lab.config.errors import UserError, require_one_of
+from sarathi_lab.config.instantiate import read_yaml
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.experiment.clock import Unit
 from sarathi_lab.model.spec import ModelSpec
@@ -158,5 +159,5 @@ def figure(**declared: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]
 
 
 def sizes_of(name: str) -> Sizes:
-    overlay: Any = OmegaConf.to_container(OmegaConf.load(CONF / "experiment" / f"{name}.yaml"))
+    overlay: Any = OmegaConf.to_container(read_yaml(CONF / "experiment" / f"{name}.yaml"))
     return overlay["task"]["sizes"]

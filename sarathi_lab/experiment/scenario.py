@@ -34,13 +34,13 @@ def lengths(seq_len: int, pd_ratio: float, chunk_tokens: int = 1) -> tuple[int, 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Equal requests under "request_level", "orca_best", "orca_worst", or with a chunk "sarathi" or
-    "sarathi_serve".
+    """Equal requests under "request_level", "orca_best", "orca_worst", with a chunk "sarathi" or
+    "sarathi_serve", or under a policy of one's own.
 
     `num_decodes` counts decode iterations: the first output token comes with the prompt.
     """
 
-    policy: str
+    policy: str | Policy
     prompt_len: int
     num_decodes: int
     batch_size: int
@@ -60,6 +60,8 @@ class Scenario:
 
     def make_policy(self) -> Policy:
         """The policy itself. SARATHI's decodes ride in full batches of B - 1 only."""
+        if isinstance(self.policy, Policy):
+            return self.policy
         match self.policy:
             case "request_level":
                 return RequestLevel()
@@ -75,6 +77,8 @@ class Scenario:
     @property
     def is_steady(self) -> bool:
         """Whether requests come as others go; else a batch starts and ends together."""
+        if isinstance(self.policy, Policy):
+            return not isinstance(self.policy, RequestLevel)
         return self.policy in ("sarathi", "orca_best")
 
     @property
@@ -133,6 +137,13 @@ def serve(
         waits.get("tbt_p99", math.nan),
         float(within.is_replayed.mean()),
     )
+
+
+def request_times(cost: OperationTimes, scenario: Scenario) -> Times:
+    """Seconds by operation and request, in the way of the scenario's kind."""
+    run = steady if scenario.is_steady else together
+    size = (scenario.prompt_len, scenario.num_decodes, scenario.batch_size)
+    return run(cost, scenario.make_policy(), *size)
 
 
 def together(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache
 from sarathi_kernels.cpu import library, structures
+from sarathi_kernels.cpu.checks import MAX_HEAD_SIZE
 from sarathi_kernels.cpu.memory import give_back_freed, use_huge_pages
 from sarathi_kernels.cpu.mixture import experts
 from sarathi_kernels.cpu.packing import (
@@ -40,8 +41,8 @@ def why_not(spec: ModelSpec, dtype: torch.dtype) -> str | None:
     most = max(one.in_features for one in (*spec.layer_linears, spec.lm_head))
     if spec.weight_dtype == "int8" and most > MOST_BYTES:
         return f"its sums in int8 are of up to {MOST_BYTES} inputs, not {most}"
-    if spec.head_size > library.MAX_HEAD_SIZE:
-        return f"its heads have up to {library.MAX_HEAD_SIZE} entries, not {spec.head_size}"
+    if spec.head_size > MAX_HEAD_SIZE:
+        return f"its heads have up to {MAX_HEAD_SIZE} entries, not {spec.head_size}"
     return None
 
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.errors import UserError, require_bool, require_int, require_one_of
-from sarathi_lab.config.instantiate import build, option_files, read_option, resolved
+from sarathi_lab.config.instantiate import build, copied, option_files, read_option, resolved
 from sarathi_lab.engine.admission import SchedulingPolicy
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.books import Preemption
@@ -132,14 +132,14 @@ class Plan:
 def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
     """The plan of a run, and those of its baselines by name, which differ in their policy only."""
     run = _parts(cfg)
-    plan, options, baselines = _fitted(run), option_files("policy"), {}
+    plan, options, baselines, own = _fitted(run), option_files("policy"), {}, copied(cfg)
     for name in cfg.baselines:
         if name not in options:
             raise UserError(f"baselines: {name} is not a policy; use some of {', '.join(options)}")
-        node = changed(cfg, policy=read_option("policy", options[name])).policy
-        policy = build(node)
+        own.policy = read_option("policy", options[name])
+        policy = build(own.policy)
         if policy != run.policy:  # a run is not its own baseline
-            config = {**run.config, "policy": OmegaConf.to_container(node, resolve=True)}
+            config = {**run.config, "policy": OmegaConf.to_container(own.policy, resolve=True)}
             baselines[name] = _fitted(replace(run, policy=policy, config=config))
     return plan, baselines
 
@@ -154,7 +154,7 @@ def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
 
 def changed(cfg: DictConfig, **settings: object) -> DictConfig:
     """`cfg` with other values of settings, or other nodes."""
-    own = cfg.copy()
+    own = copied(cfg)
     own.update(settings)
     return own
 

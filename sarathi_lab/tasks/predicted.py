@@ -1,5 +1,5 @@
-"""The tasks that a device's cost model does: `advise` finds the chunk to take, `crossover` where
-chunked prefill gains, `profile_table` the iteration times that policy=ascend_dynamic reads.
+"""The tasks that a device's cost model does: `advise` finds the chunk to take, `profile_table` the
+iteration times that policy=ascend_dynamic reads.
 """
 
 from __future__ import annotations
@@ -7,28 +7,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
-from sarathi_lab.config.checked import listed, one_of, whole
-from sarathi_lab.config.console import console, progress_of
-from sarathi_lab.config.errors import UserError, require_int, require_number
+from sarathi_lab.config.checked import listed, whole
+from sarathi_lab.config.console import console
+from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.executor.simulated.hardware import kv_capacity
-from sarathi_lab.experiment import advisor
-from sarathi_lab.experiment.advisor import BASELINES, OUTCOMES, PolicyOfChunk
+from sarathi_lab.experiment.advisor import BASELINES, PolicyOfChunk
 from sarathi_lab.experiment.loss import chunking_loss, why_of_experts
 from sarathi_lab.experiment.server_flags import ServerFlag, flags
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy, with_budget
 from sarathi_lab.policy.profile_table import make_profile_table
-from sarathi_lab.results.report import print_cautions, print_device
+from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import Result, Shown
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.plan import AUTO, Plan, make_plan
@@ -162,106 +159,6 @@ class Advise(Task):
 def flags_table(rows: Sequence[ServerFlag]) -> pd.DataFrame:
     """A row per server, its flags as one line to type."""
     return pd.DataFrame([{**asdict(row), "flags": " ".join(row.flags)} for row in rows])
-
-
-# -- where chunked prefill gains, is neutral or loses, as a table and a map ------------------------
-
-
-def _axis(example: int, minimum: int | None = 1) -> Any:
-    """A field that holds a list such as that of the `example`; without `minimum`, of fractions."""
-    fix = f"use a list such as [{example},{2 * example}]"
-    number = partial(require_number, above=0, fix=fix)
-    each = number if minimum is None else partial(require_int, minimum=minimum, fix=fix)
-    twice = f"names a value twice; {fix}"
-    return listed(each=each, complaint=f"names nothing to map; {fix}", twice=twice)
-
-
-@dataclass(frozen=True)
-class Crossover(Task):
-    """Maps the policy's gain over P:D, P + D (tokens), batch and chunk (tokens)."""
-
-    reads = ("policy", "executor", "model", "hardware", "dtype")
-    pd_ratios: Sequence[float] = _axis(10, minimum=None)
-    seq_lens: Sequence[int] = _axis(1024, minimum=2)
-    batches: Sequence[int] = _axis(8)
-    chunks: Sequence[int] = _axis(256)
-    baseline: str = one_of(valid=BASELINES)
-
-    def check(self, cfg: DictConfig) -> None:
-        policy_of, kv_tokens = policy_of_chunk(cfg), _kv_tokens(cfg)
-        loads = advisor.loads_that_fit(self.pd_ratios, self.seq_lens, self.batches, kv_tokens)
-        if not loads:
-            raise UserError(
-                f"task.batches={self.batches} of task.seq_lens={self.seq_lens} tokens exceed the "
-                f"cache of {kv_tokens} tokens beside the weights; name smaller ones, or take "
-                "another hardware"
-            )
-        sizes = {(length, batch) for _, length, batch in loads}
-        cells = [(*size, chunk) for size in sizes for chunk in self.chunks if chunk >= size[1]]
-        if not cells:
-            raise UserError(
-                f"task.chunks={self.chunks} are all below the batches that fit, "
-                f"{sorted({load[2] for load in loads})}; name a chunk of at least the batch"
-            )
-        for length, batch, chunk in cells:
-            policy_of(chunk).validate(batch, length)
-
-    def run(self, cfg: DictConfig, context: RunContext) -> Result:
-        from sarathi_lab.results.plots.tasks import crossover_map  # matplotlib takes a second
-
-        backend, spec, predictor = cost_of(cfg)
-        grid, kv_tokens = (self.pd_ratios, self.seq_lens, self.batches), _kv_tokens(cfg)
-        print_device(context, spec, backend, build(cfg.policy).name)
-        num_loads = len(advisor.loads_that_fit(*grid, kv_tokens))
-        with progress_of("mapping", num_loads, "loads") as progress:
-            table = advisor.crossover(
-                *grid,
-                self.chunks,
-                predictor.operation_times,
-                policy=policy_of_chunk(cfg),
-                kv_tokens=kv_tokens,
-                on_load=progress,
-            )
-        counts = table.groupby(["outcome", "baseline"], observed=False).size()
-        title, device = f"{spec.name} on {backend.device_name}", backend.hardware.name
-        return Result(
-            tables={"crossover": table},
-            figures={"crossover": crossover_map(table, title, baseline=self.baseline)},
-            summary={f"{o}_vs_{b}": float(counts[o, b]) for b in BASELINES for o in OUTCOMES},
-            shown=_outcomes(table, kv_tokens),
-            labels={"device": device},
-            tags=["crossover", device],
-        )
-
-
-def _kv_tokens(cfg: DictConfig) -> int:
-    backend, spec, _ = cost_of(cfg)
-    return kv_capacity(spec, backend.hardware, backend.dtype_bytes, backend.parallel)
-
-
-def _outcomes(table: pd.DataFrame, kv_tokens: int) -> list[str]:
-    """By baseline how many cells gain, are neutral and lose, and the best and worst cell."""
-    num_loads = len(table[["pd_ratio", "seq_len", "batch"]].drop_duplicates())
-    lines = []
-    for name, cells in table.groupby("baseline", sort=False):
-        lines.append(
-            f"  over {name}: {len(cells)} cells of {num_loads} loads that fit a cache of "
-            f"{kv_tokens} tokens: {_in_words(cells)}; with the best chunk of each load "
-            f"{_in_words(advisor.at_best_chunk(cells))}"
-        )
-        for which, index in (("best", cells.gain.argmax()), ("worst", cells.gain.argmin())):
-            cell = cells.iloc[int(index)]
-            lines.append(
-                f"    {which} {cell.gain:+.1%} at P:D {cell.pd_ratio:g}, P + D {cell.seq_len}, "
-                f"batch {cell.batch}, chunk {cell.chunk}"
-            )
-    return lines
-
-
-def _in_words(cells: pd.DataFrame) -> str:
-    counts = cells.outcome.value_counts()
-    words = {"gains": "gain", "neutral": "neutral", "loses": "lose"}
-    return ", ".join(f"{counts[outcome]} {word}" for outcome, word in words.items())
 
 
 # -- iteration times -------------------------------------------------------------------------------

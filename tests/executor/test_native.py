@@ -18,6 +18,7 @@ from native_library import needs_library
 from sarathi_kernels.attention.kv_cache import QuantizedCache
 from sarathi_kernels.attention.reference import Segment, make_segment, paged_attention
 from sarathi_kernels.cpu import build, library
+from sarathi_kernels.cpu.checks import check_model
 from sarathi_kernels.cpu.packing import PANEL, pack_linear
 from sarathi_kernels.runtime.testing import poisoned, relative_error
 from sarathi_lab.config.errors import RunError, UserError
@@ -376,6 +377,18 @@ def test_heads_are_not_rotated_beyond_their_end(fraction):
     model.inverse_frequencies = torch.ones(fraction * SPEC.head_size // 2)
     with pytest.raises(ValueError, match="more is rotated than a head has"):
         backend.use_native(model)
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["qkv", "out", "up", "down", "query_norm", "ffn_norm"])
+def test_weights_of_other_sizes_are_refused_by_name(name):
+    model = native_model(replace(SPEC, qk_norm=True), None)  # which the decoder points into
+    struct = model.operations._decoder._struct
+    check_model(struct)
+    field = getattr(struct.layers[1], name)
+    setattr(field, "size" if "norm" in name else "in_features", 13)
+    with pytest.raises(ValueError, match=f"layer 1's {name}$"):
+        check_model(struct)
 
 
 @needs_library

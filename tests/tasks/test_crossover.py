@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import kv_capacity
 from sarathi_lab.experiment.advisor import (
     BASELINES,
@@ -24,22 +25,32 @@ from sarathi_lab.experiment.advisor import (
     at_best_chunk,
     crossover,
     loads_that_fit,
-    steady_throughput,
+    over_rounds,
+    rounds_of,
 )
-from sarathi_lab.experiment.scenario import steady, together
+from sarathi_lab.experiment.scenario import Scenario, request_times, serve, steady, together
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.results.plots.tasks import crossover_map
 from sarathi_lab.run import main
-from sarathi_lab.tasks.predicted import Crossover
+from sarathi_lab.tasks.crossover import Crossover
 
 COST = make_cost_model("analytic", load_option("model", "13b"), load_option("hardware", "a6000"), 2)
 TIMES = COST.operation_times
 
 
+def seconds(scenario):
+    return sum(request_times(TIMES, scenario).values())
+
+
+def steady_throughput(policy, prompt_len, num_decodes, batch_size):
+    tokens = prompt_len + num_decodes
+    return tokens / seconds(Scenario(policy, prompt_len, num_decodes, batch_size))
+
+
 def test_request_level_batches_start_together_and_others_keep_the_batch_full():
-    for policy, serve in ((RequestLevel(), together), (Orca(), steady), (Sarathi(256), steady)):
-        seconds = sum(serve(TIMES, policy, 500, 50, 4).values())
-        assert steady_throughput(policy, 500, 50, 4, TIMES) == pytest.approx(550 / seconds)
+    for policy, times in ((RequestLevel(), together), (Orca(), steady), (Sarathi(256), steady)):
+        spent = sum(times(TIMES, policy, 500, 50, 4).values())
+        assert steady_throughput(policy, 500, 50, 4) == pytest.approx(550 / spent)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +66,7 @@ def test_request_level_batching_is_in_the_steady_state_from_the_start(
         .iterations()
         .end.max()
     )
-    steady_state = steady_throughput(RequestLevel(), prompt_len, num_decodes, batch, TIMES)
+    steady_state = steady_throughput(RequestLevel(), prompt_len, num_decodes, batch)
     assert steady_state == pytest.approx(len(requests) * (prompt_len + num_decodes) / end)
 
 
@@ -64,14 +75,14 @@ def test_the_steady_state_is_that_of_a_long_run(policy):
     """Within a few percent: a run that starts with equal requests decodes in step at first."""
     requests = requests_of(*[(992, 33)] * (40 * 8))
     end = Prediction(requests, 8, COST.iteration_time).serve(policy).iterations().end.max()
-    assert steady_throughput(policy, 992, 32, 8, TIMES) == pytest.approx(
+    assert steady_throughput(policy, 992, 32, 8) == pytest.approx(
         len(requests) * 1024 / end, rel=0.04
     )
 
 
 @pytest.fixture(scope="module")
 def cells() -> pd.DataFrame:
-    return crossover([1, 10, 50], [256, 512], [4, 16], [8, 128, 256], TIMES, kv_tokens=6000)
+    return crossover([1, 10, 50], [256, 512], [4, 16], [8, 128, 256], seconds, kv_tokens=6000)
 
 
 def test_cells_that_cannot_run_are_left_out(cells):
@@ -80,7 +91,7 @@ def test_cells_that_cannot_run_are_left_out(cells):
     assert len(cells) == 2 * 3 * (
         3 + 3 + 2
     )  # batch 4 at both lengths, batch 16 at 256 without the chunk of 8
-    assert len(crossover([1], [1024], [16], [128], TIMES, kv_tokens=100)) == 0
+    assert len(crossover([1], [1024], [16], [128], seconds, kv_tokens=100)) == 0
     # Prompt, decodes and the token that comes with the prompt: 1,025 a sequence.
     assert loads_that_fit([31], [1024], [4], 4100) == [(31, 1024, 4)]
     assert loads_that_fit([31], [1024], [4], 4099) == []
@@ -100,7 +111,7 @@ def test_a_gain_is_the_ratio_of_steady_throughputs(cells):
     row = cells[
         (cells.chunk == 256) & (cells.batch == 4) & (cells.pd_ratio == 50) & (cells.seq_len == 512)
     ]
-    load = (502, 10, 4, TIMES)
+    load = (502, 10, 4)
     for name, baseline in BASELINES.items():
         gain = steady_throughput(Sarathi(256), *load) / steady_throughput(baseline, *load) - 1
         assert row.gain[row.baseline == name].item() == pytest.approx(gain)
@@ -109,7 +120,7 @@ def test_a_gain_is_the_ratio_of_steady_throughputs(cells):
 def test_the_policy_is_the_one_that_was_given():
     # Of short prompts, one cuts a single one an iteration, the other as many as fit.
     maps = [
-        crossover([20], [200], [8], [512], TIMES, policy=policy)
+        crossover([20], [200], [8], [512], seconds, policy=policy)
         for policy in (Sarathi, SarathiServe)
     ]
     assert (maps[0].gain != maps[1].gain).all()
@@ -127,6 +138,32 @@ def test_the_best_chunk_of_a_load_is_the_one_that_gains_most(cells):
         assert row.gain == cells.gain[load & (cells.baseline == row.baseline)].max()
 
 
+@pytest.mark.parametrize(
+    ("samples", "outcome"),
+    [
+        ([0.03, 0.05, 0.04, 0.021, 0.06, 0.05], "gains"),
+        ([0.03, 0.05, 0.04, 0.019, 0.06, 0.05], "undecided"),  # one round is below 2 %
+        ([0.05] * 5, "undecided"),  # no interval of five reaches 95 %
+        ([0.01, -0.01, 0.0, 0.019, -0.019, 0.0], "neutral"),
+        ([-0.03, -0.05, -0.04, -0.021, -0.06, -0.05], "loses"),
+        ([-0.05, 0.05] * 3, "undecided"),
+    ],
+)
+def test_a_measured_cell_is_decided_by_its_whole_interval(cells, samples, outcome):
+    cell = cells[:1]
+    measured = over_rounds([cell.assign(gain=gain) for gain in samples])
+    assert measured.outcome.item() == outcome
+    assert measured.gain.item() == pytest.approx(pd.Series(samples).median())
+    pd.testing.assert_frame_equal(over_rounds(rounds_of(measured)), measured)
+
+
+@pytest.mark.parametrize("policy", [Orca(), Sarathi(64), Sarathi(256)], ids=str)
+def test_what_a_device_is_timed_for_is_the_steady_state_that_is_computed(policy):
+    scenario = Scenario(policy, 349, 35, 8, policy.budget)
+    served = serve(SimulatedExecutor(COST.iteration_time), scenario, num_blocks=256, block_size=16)
+    assert served.seconds_per_request == pytest.approx(seconds(scenario), rel=0.03)
+
+
 @pytest.mark.parametrize("y", ["batch", "seq_len"])
 def test_the_map_has_a_panel_per_chunk_and_a_number_per_cell(cells, y):
     figure = crossover_map(cells, "13b on a device", y=y)
@@ -140,9 +177,16 @@ def test_the_map_has_a_panel_per_chunk_and_a_number_per_cell(cells, y):
     assert sorted(texts) == sorted(f"{100 * gain:+.0f}" for gain in shown.gain)
 
 
+def test_the_map_marks_what_is_undecided(cells):
+    table = cells.assign(outcome=["undecided", *cells.outcome[1:]])
+    figure = crossover_map(table, "13b on a device")
+    (text,) = (t.get_text() for ax in figure.axes for t in ax.texts if t.get_text()[-1] == "?")
+    assert text == f"{100 * cells.gain[0]:+.0f}?"
+
+
 def test_a_few_hundred_cells_take_less_than_a_minute():
     start = time.process_time()  # whatever else the machine does
-    table = crossover([5, 20, 80], [1024], [4, 8], [128, 256], TIMES)
+    table = crossover([5, 20, 80], [1024], [4, 8], [128, 256], seconds)
     assert (time.process_time() - start) / (len(table) / 2) < 0.2  # seconds a cell
 
 
@@ -171,7 +215,13 @@ def test_the_task_writes_table_and_map_and_says_what_it_found(tmp_path, capsys):
     cost = make_cost_model(
         "analytic", load_option("model", "llama3-8b"), load_option("hardware", "h100"), 2
     )
-    expected = crossover([10, 50], [512], [4, 16], [128, 512], cost.operation_times)
+    expected = crossover(
+        [10, 50],
+        [512],
+        [4, 16],
+        [128, 512],
+        lambda one: sum(request_times(cost.operation_times, one).values()),
+    )
     assert table.gain.to_list() == pytest.approx(expected.gain.to_list())
     summary = json.loads(path.with_name("summary.json").read_text())
     for name in BASELINES:
@@ -205,6 +255,29 @@ def test_hardware_model_policy_cost_model_and_picture_are_read(tmp_path):
     assert "over orca" in titles[-1]
 
 
+def test_a_device_is_measured_in_rounds_that_go_on_and_lie_beside_another_map(tmp_path):
+    settings = ["task=crossover", "executor=torch", "model=tiny", "dtype=float32", "device=cpu"]
+    settings += ["task.pd_ratios=[4]", "task.seq_lens=[20]", "task.batches=[2]", "task.chunks=[8]"]
+    first = run(tmp_path, *settings, "task.rounds=1").tables["crossover"]
+    assert set(first.outcome) == {"undecided"}
+    path = tmp_path / "crossover.csv"
+    meanwhile = pd.read_csv(path, dtype={"samples": str})
+    pd.testing.assert_frame_equal(meanwhile, first, check_dtype=False)
+    beside = ["task.rounds=5", f"task.continues={path}", f"task.versus={path}"]
+    result = run(tmp_path / "more", *settings, *beside)
+    table = result.tables["crossover"]
+    assert (table.samples.str.split().str.len() == 6).all()
+    assert (table.confidence > 0.95).all()
+    assert table.versus.to_list() == pytest.approx(first.gain.to_list())
+    assert set(table["dtype"]) == {"float32"}
+    assert sum(result.summary.values()) == len(table)
+    assert "ratios of 2 cells in both maps lie" in result.shown[-1]
+    with pytest.raises(UserError, match=r"other cells, or another model"):
+        checked(*settings, f"task.continues={path}", "task.chunks=[9]")
+    with pytest.raises(UserError, match=r"name a crossover.csv"):
+        checked(*settings, f"task.continues={tmp_path}/none.csv")
+
+
 NOTHING = "names nothing to map"
 
 
@@ -233,7 +306,10 @@ def test_settings_that_name_nothing_to_map(settings, words):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["executor=torch"], ["executor=torch has no cost model", "executor=simulated"]),
+        (["task.rounds=7"], ["task.rounds=7 has no effect", "use executor=torch"]),
+        (["task.continues=a"], ["task.continues=a has no effect", "executor=torch"]),
+        (["task.versus=none.csv"], ["task.versus=none.csv can't be read", "crossover.csv"]),
+        (["executor=torch", "model=tiny", "executor.tensor_parallel=2"], ["one device, not 2"]),
         (["executor.pipeline_parallel=2"], ["pipeline_parallel=2 is not predicted", "use 1"]),
         (["policy=orca"], ["policy=orca has no chunk", "policy=sarathi"]),
         (["policy.chunk=300"], ["policy.chunk=300 has no effect", "task.chunks"]),

@@ -2,8 +2,10 @@
 see a broken one.
 
 The model is trained here, on bytes, in seconds: to attend to what matters it need not be good.
-Bounds are five times what was found on a CPU, as another trains other weights: int8 5.4e-6, fp8
-1.9e-4, and 0.11 with broken scales; weights in fp8 3.0e-5, and 0.046 with those of other channels.
+In float64, so every CPU trains the same weights: in bfloat16 some trained one that fp8 met with
+12 times the divergence. Another Python is another text, so bounds are 3 to 7 times what was found:
+a cache in int8 1.8e-6, fp8 1.4e-5, and 0.056 with broken scales; weights in fp8 4.9e-5, and 0.019
+with those of other channels.
 """
 
 from __future__ import annotations
@@ -37,11 +39,11 @@ from sarathi_lab.run import main
 LENGTH = 96
 BOUNDS = {
     "auto": 1e-11,
-    "int8": 3e-5,
-    "fp8": 1e-3,
+    "int8": 1e-5,
+    "fp8": 1e-4,
 }  # on the mean KL divergence in nats, of a model in float32
 WEIGHTS_BOUND = 1.5e-4  # of weights and activations in fp8
-INT8_BOUND = 7e-5  # of all products in int8 and the rest in bfloat16, where 1.4e-5 was found
+INT8_BOUND = 7e-5  # of all products in int8 and the rest in bfloat16, where 1.6e-5 was found
 CELLS = ((Cuts(16), 0), (Cuts(33, 5), 2), (Cuts(LENGTH), 0), (Cuts(16, 5, prefix_hit=True), 2))
 
 
@@ -57,10 +59,11 @@ def checkpoint(tmp_path_factory) -> Path:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so small products gain nothing from more
     reached = train.train(
-        train.Recipe(**shape, length=LENGTH, batch=4, steps=100, learning_rate=1e-2), directory
+        train.Recipe(**shape, length=LENGTH, batch=4, steps=100, learning_rate=1e-2, exact=True),
+        directory,
     )
     torch.set_num_threads(threads)
-    assert reached < 3.1  # nats a byte: 5.5 at random, 2.89 found here
+    assert reached < 3.1  # nats a byte: 5.5 at random, 2.88 found here
     return directory
 
 

@@ -61,7 +61,7 @@ class Fake:
         assert settings["model_dir"].startswith("/")
         if self.manner == "refuses":
             raise ValueError("no such model\\nand a second line")
-        return "fake 1"
+        return os.environ.get("FAKE_LIMIT", "fake 1")
 
     def generate(self, prompts, output_len):
         self.seen += 1
@@ -104,11 +104,13 @@ def tiny(tmp_path_factory):
     return Subject("tiny", directory, spec.vocab_size, spec.kv_bytes_per_token(4), "float32")
 
 
-def compare(engines, tmp_path, scenarios=(SMALL,), subject=None, repetitions=2, timeout=60.0):
+def compare(
+    engines, tmp_path, scenarios=(SMALL,), subject=None, repetitions=2, timeout=60.0, **rest
+):
     """The table of the engines by name, the lines that were said, and the outcomes."""
     subject = subject or Subject("fake", Path("nowhere"), 100, 1, "float32")
     given = {"threads": 1, "batch": 2, "chunk": 16, "seed": 0}
-    given |= {"repetitions": repetitions, "timeout": timeout}
+    given |= {"repetitions": repetitions, "timeout": timeout, **rest}
     said: list[str] = []
     comparison = Comparison(engines, subject, scenarios, tmp_path, said.append, **given)
     outcomes = comparison.measure()
@@ -226,6 +228,17 @@ def test_another_interpreter_does_not_see_this_ones_packages(monkeypatch):
         assert environment["OMP_NUM_THREADS"] == "3"
         assert environment["CUDA_VISIBLE_DEVICES"] == ""
     assert environment_of(PYTHON, "cuda:0", 3).get("CUDA_VISIBLE_DEVICES") != ""
+
+
+def test_a_limit_is_set_for_those_that_have_one_and_the_others_are_left_out(fake, tmp_path):
+    engines = [fake(OURS, avx2={}), fake("one", avx2={"FAKE_LIMIT": "limited"}), fake("other")]
+    table, _, _ = compare(engines, tmp_path, is_avx2=True)
+    assert table.version.xs("small", level=1).to_dict() == {
+        OURS: "fake 1",
+        "one": "limited",
+        "other": "",
+    }
+    assert "not known to keep to AVX2" in table.error["other", "small"]
 
 
 # -- real engines ----------------------------------------------------------------------------------

@@ -33,7 +33,9 @@ WARM_UP = 0.05  # of the steps
 
 @dataclass(frozen=True)
 class Recipe:
-    """The model's shape, and its training: `steps` of `batch` pieces of `length` bytes."""
+    """The model's shape, and its training: `steps` of `batch` pieces of `length` bytes. `exact`
+    trains in float64, which gives every CPU the same weights in float32.
+    """
 
     hidden_size: int = 192
     num_layers: int = 4
@@ -45,6 +47,7 @@ class Recipe:
     steps: int = 1500
     learning_rate: float = 3e-3
     seed: int = 0
+    exact: bool = False
 
     def config(self) -> LlamaConfig:
         """A byte a token."""
@@ -78,7 +81,8 @@ def train(recipe: Recipe, directory: Path) -> float:
     """
     text, held_out = library_text()
     torch.manual_seed(recipe.seed)
-    model = LlamaForCausalLM(recipe.config())
+    model = LlamaForCausalLM(recipe.config()).to(torch.float64 if recipe.exact else torch.float32)
+    rounds = not recipe.exact and has_fast_path(torch.bfloat16)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.1
     )
@@ -88,7 +92,7 @@ def train(recipe: Recipe, directory: Path) -> float:
     rng, begun = np.random.default_rng(recipe.seed), time.perf_counter()
     model.train()
     for step in range(recipe.steps):
-        with torch.autocast("cpu", torch.bfloat16, enabled=has_fast_path(torch.bfloat16)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=rounds):
             loss = _loss(model, _pieces(text, recipe, rng))
         optimizer.zero_grad()
         loss.backward()
@@ -104,7 +108,7 @@ def train(recipe: Recipe, directory: Path) -> float:
     model.eval()
     with torch.inference_mode():
         reached = float(_loss(model, _pieces(held_out, recipe, np.random.default_rng(1))))
-    model.save_pretrained(directory)
+    model.float().save_pretrained(directory)
     (directory / "held_out.txt").write_bytes(held_out[:HELD_OUT_BYTES].tobytes())
     return reached
 

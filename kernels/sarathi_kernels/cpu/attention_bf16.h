@@ -14,19 +14,9 @@ inline void transpose(__m512i (&x)[LANES]) {
     std::memcpy(x, rows, sizeof rows);
 }
 
-// Of two vectors: a number of the first, one of the second, and so on.
-inline __m512i to_bf16_pairs(Vector first, Vector second) {
-    const __m512i bits = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
-    const __m512i of_both = _mm512_add_epi32(_mm512_set1_epi32(0x100000),
-                                             _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,
-                                                                                  12, 13, 14, 15),
-                                                                _mm512_set1_epi32(0x10001)));
-    return _mm512_permutexvar_epi16(of_both, bits);
-}
-
-// Thirty-two floats as bfloat16.
-inline __m512i to_kblock(Vector left, Vector right) {
-    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(right, left));
+// Two vectors as bfloat16, one behind the other.
+inline __m512i to_bf16(Vector first, Vector second) {
+    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
 }
 
 // [head_size][32], scaled: the right side of keys times queries; see `packing.py`.
@@ -36,7 +26,7 @@ inline void load_queries(const float* const* query, int64_t size, float scale, b
             __m512i rows[LANES];
             for (int64_t lane = 0; lane < LANES; ++lane) {
                 const float* row = query[half + lane] + i;
-                rows[lane] = to_kblock(load(row) * broadcast(scale), load(row + LANES) * broadcast(scale));
+                rows[lane] = to_bf16(load(row) * broadcast(scale), load(row + LANES) * broadcast(scale));
             }
             transpose(rows);
             bf16* tile = panel + i / KBLOCK * 2 * TILE + half / LANES * TILE;
@@ -56,14 +46,16 @@ __m512i load_kblock(const Rows<T, KEY_TILE>& rows, int64_t token, int64_t i) {
     if constexpr (std::is_same_v<T, bf16>) {
         return _mm512_loadu_si512(rows.of[token] + i);
     } else {
-        return to_kblock(rows.load(token, 0, i), rows.load(token, 0, i + LANES));
+        return to_bf16(rows.load(token, 0, i), rows.load(token, 0, i + LANES));
     }
 }
 
-// What the softmax leaves of two keys' scores.
+// What the softmax leaves of two keys' scores: of each lane that of the first, then that of the second.
 inline void put_weights(bf16* weights, int64_t key, int half, Vector first, Vector second, bool) {
-    bf16* tile = weights + key / KBLOCK * 2 * TILE + half * TILE;
-    _mm512_storeu_si512(tile + key % KBLOCK / 2 * KBLOCK, to_bf16_pairs(first, second));
+    const __m512i numbers = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i order = _mm512_or_si512(numbers, _mm512_slli_epi32(_mm512_add_epi32(numbers, _mm512_set1_epi32(16)), 16));
+    bf16* to = weights + key / KBLOCK * 2 * TILE + half * TILE + key % KBLOCK / 2 * KBLOCK;
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(order, to_bf16(first, second)));
 }
 
 // How bfloat16 is multiplied, from keys and values that are or become it; heads have a multiple of 32 entries.

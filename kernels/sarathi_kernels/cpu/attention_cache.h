@@ -97,11 +97,7 @@ struct Rows {
     // Sixteen entries of a token, `i` on, times the scale of their head if they have one.
     Vector load(int64_t token, int64_t head, int64_t i, Mask mask = lanes(LANES)) const {
         const Vector x = sarathi::load(of[token] + i, mask);
-        if constexpr (IS_SCALED<T>) {
-            return x * broadcast(scales[token][head]);
-        } else {
-            return x;
-        }
+        return IS_SCALED<T> ? x * broadcast(scales[token][head]) : x;
     }
 };
 
@@ -118,9 +114,7 @@ struct Queries {
         return (kv_head * shape.group() + lane % shape.group()) * shape.head_size;
     }
     const float* find(int64_t kv_head, int64_t lane) const { return data + row(lane) * stride + column(kv_head, lane); }
-    int64_t position(int64_t lane) const {
-        return segment.kv_len - segment.num_queries + first + lane / shape.group();
-    }
+    int64_t position(int64_t lane) const { return segment.kv_len - segment.num_queries - segment.start + row(lane); }
     int64_t first_key() const { return shape.first_key(position(0)); }
     int64_t end() const { return position(0) + count; }  // of the keys
 };

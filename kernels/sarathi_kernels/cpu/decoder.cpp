@@ -1,87 +1,65 @@
-// What Python calls. What is handed over is checked here: what is within reads and writes wherever it is told to.
+// What Python calls. What it hands over is checked there or here: what is within reads and writes wherever it is told.
 #include "checks.h"
 #include "decoder.h"
 
-#if defined(__linux__)
+#if defined(__linux__) && defined(__AMX_BF16__)
 #include <sys/syscall.h>
 #include <unistd.h>
+constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // of arch_prctl
+static bool enable_amx() { return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0; }
+#else
+static bool enable_amx() { return false; }
 #endif
 
 using namespace sarathi;
 
 namespace {
 
-bool enable_amx() {
-#if defined(__linux__) && defined(__AMX_BF16__)
-    constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // of arch_prctl
-    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-#else
-    return false;
-#endif
-}
-
-void run(const std::function<void(int)>& work, bool with_tiles) {
+void run(const std::function<void(int)>& work) {
     pool->run([&](int thread) {
-        if (with_tiles) {
+        if (uses_amx) {
             begin_tiles();
         }
         work(thread);
-        if (with_tiles) {
+        if (uses_amx) {
             end_tiles();
         }
     });
 }
 
-template <class T>
-void forward(Decoder& decoder, const Batch& batch, int thread) {
-    switch (batch.kv_type) {
-        case INT8: return decoder.forward<T, int8_t>(batch, thread);
-        case FP8: return decoder.forward<T, fp8>(batch, thread);
-        default: return decoder.forward<T, T>(batch, thread);
+// Null, or why a check within `call` failed: C has no exceptions.
+template <class Call>
+Fault fault_in(Call&& call) {
+    try {
+        call();
+    } catch (Fault fault) {
+        return fault;
     }
+    return nullptr;
+}
+
+// Calls a template with the type of a cache's entries, on all threads.
+template <class Call>
+void run_with_type(int32_t kv_type, Call&& call) {
+    run([&](int thread) {
+        switch (kv_type) {
+            case BFLOAT16: return call.template operator()<bf16>(thread);
+            case INT8: return call.template operator()<int8_t>(thread);
+            case FP8: return call.template operator()<fp8>(thread);
+            default: return call.template operator()<float>(thread);
+        }
+    });
 }
 
 // The inputs of a product, x [rows, width].
-void put_all(const float* x, int64_t rows, int64_t width, bool as_bf16, Inputs& inputs) {
-    inputs.reserve(rows, width, as_bf16);
+void put_all(const float* x, int64_t rows, int64_t width, bool is_bf16, Inputs& inputs) {
+    inputs.reserve(rows, width, rounds_inputs(is_bf16));
     for (int64_t row = 0; row < rows; ++row) {
         for (int64_t i = 0; i < width; i += LANES) {
             const Mask mask = lanes(width - i);
             inputs.put(row, i, load(x + row * width + i, mask), mask);
         }
     }
-}
-
-// One layer's keys or values, as Python hands them over.
-struct Layered {
-    const void* data;
-    float* scales;
-    template <class T>
-    Stored<const T> as() const {
-        return {static_cast<const T*>(data), scales};
-    }
-};
-
-template <class T>
-void attend_all(const Shape& shape, const std::vector<Segment>& segments, const Layered& keys, const Layered& values,
-                const float* query, float* out, bool rounds) {
-    const std::vector<AttentionTask> tasks = attention_tasks(shape, segments, pool->size);
-    int64_t longest = 0;
-    for (const Segment& segment : segments) {
-        longest = std::max(longest, segment.kv_len);
-    }
-    const int64_t stride = shape.num_heads * shape.head_size;
-    run([&](int thread) {
-        AttentionScratch& scratch = scratches[thread];
-        scratch.reserve(shape, longest);
-        const auto put = [&](int64_t row, int64_t column, Vector x, Mask mask) {
-            store(out + row * stride + column, x, mask);
-        };
-        pool->share(static_cast<int64_t>(tasks.size()), [&](int64_t index) {
-            attend<T>(shape, segments[tasks[index].segment], tasks[index], keys.as<T>(), values.as<T>(), query, stride,
-                      scratch, rounds, put);
-        });
-    }, rounds && uses_amx);
 }
 
 }  // namespace
@@ -105,36 +83,31 @@ void sarathi_place(const int32_t* cores, const int32_t* nodes) {
     pool = std::make_unique<Pool>(std::vector(cores, cores + num_threads), std::vector(nodes, nodes + num_threads));
 }
 
-void sarathi_copy(char* to, const char* from, int64_t num_bytes) { pool->copy(to, from, num_bytes); }
-
-Fault sarathi_make_decoder(const Model* model, void** made) {
-    const Fault fault = fault_of(*model);
-    *made = fault ? nullptr : new Decoder(*model);
-    return fault;
+// Each thread copies its share, whole pages: they come to lie on its node, where nothing was before.
+void sarathi_copy(char* to, const char* from, int64_t num_bytes) {
+    const auto begin = [&](int i) { return i < pool->size ? num_bytes * i / pool->size & -PAGE : num_bytes; };
+    pool->run([&](int thread) { std::copy(from + begin(thread), from + begin(thread + 1), to + begin(thread)); });
 }
 
-void sarathi_free_decoder(void* decoder) { delete static_cast<Decoder*>(decoder); }
+Decoder* sarathi_make_decoder(const Model* model) { return new Decoder{*model}; }
+
+void sarathi_free_decoder(Decoder* decoder) { delete decoder; }
 
 // One iteration: writes keys and values, and the logits of the emitting rows.
-Fault sarathi_forward(void* made, const Batch* batch) {
-    Decoder& decoder = *static_cast<Decoder*>(made);
-    if (const Fault fault = fault_of(*batch, decoder.model)) {
-        return fault;
-    }
-    decoder.prepare(*batch);
-    const bool is_bf16 = decoder.model.is_bf16;
-    run([&](int thread) { is_bf16 ? forward<bf16>(decoder, *batch, thread) : forward<float>(decoder, *batch, thread); },
-        is_bf16 && uses_amx);
-    return nullptr;
+Fault sarathi_forward(Decoder* decoder, const Batch* batch) {
+    return fault_in([&] {
+        check(*batch, decoder->model);
+        decoder->prepare(*batch);
+        run_with_type(batch->kv_type, [&]<class T>(int thread) { decoder->forward<T>(thread); });
+    });
 }
 
 // x [rows, in_features] float32 times a packed weight, to out [rows, out_features].
 void sarathi_linear(const Linear* linear, int32_t is_bf16, const float* x, int64_t rows, float* out) {
     const Group all[]{{0, rows, 0}};
     Inputs inputs;
-    put_all(x, rows, linear->in_features, rounds_inputs(is_bf16), inputs);
-    run([&](int) { multiply_to(inputs, all, *linear, is_bf16, out, linear->out_features, false); },
-        is_bf16 && uses_amx);
+    put_all(x, rows, linear->in_features, is_bf16, inputs);
+    run([&](int) { multiply_to(inputs, all, *linear, is_bf16, out, false); });
 }
 
 // x and out [rows, hidden_size] float32; the experts of a layer by `logits` [rows, num_experts]. Of the model and the
@@ -142,38 +115,27 @@ void sarathi_linear(const Linear* linear, int32_t is_bf16, const float* x, int64
 void sarathi_experts(const Model* model, const Layer* layer, const float* x, const float* logits, int64_t rows,
                      float* out) {
     Inputs inputs;
-    put_all(x, rows, model->hidden_size, rounds_inputs(model->is_bf16), inputs);
+    put_all(x, rows, model->hidden_size, model->is_bf16, inputs);
     Mixture mixture;
     mixture.reserve(rows, *layer, *model, inputs.is_bf16);
     std::copy_n(logits, rows * model->num_experts, mixture.logits.begin());
     std::fill_n(out, rows * model->hidden_size, 0.0f);
-    run([&](int) { mixture.add_to(out, inputs, rows, *layer, *model); }, model->is_bf16 && uses_amx);
+    run([&](int) { mixture.add_to(out, inputs, rows, *layer, *model); });
 }
 
-// query and out [num_tokens, num_heads, head_size] float32; one layer's keys and values in `num_blocks` blocks, whose type
-// `is_bf16` tells if it is OWN; otherwise it says whether AMX may multiply them.
-Fault sarathi_attention(const Shape* shape, const Segment* segments, int64_t num_segments, int64_t num_tokens,
-                        int64_t num_blocks, int32_t is_bf16, int32_t kv_type, const void* keys, const void* values,
-                        float* key_scales, float* value_scales, const float* query, float* out) {
-    if (const Fault fault = fault_of(*shape)) {
-        return fault;
-    }
-    if (const Fault fault = fault_of(segments, num_segments, num_tokens, shape->block_size, num_blocks)) {
-        return fault;
-    }
-    const std::vector<Segment> all(segments, segments + num_segments);
-    const Layered of_keys{keys, key_scales}, of_values{values, value_scales};
-    const bool rounds = rounds_inputs(is_bf16);
-    if (kv_type == INT8) {
-        attend_all<int8_t>(*shape, all, of_keys, of_values, query, out, rounds);
-    } else if (kv_type == FP8) {
-        attend_all<fp8>(*shape, all, of_keys, of_values, query, out, rounds);
-    } else if (is_bf16) {
-        attend_all<bf16>(*shape, all, of_keys, of_values, query, out, rounds);
-    } else {
-        attend_all<float>(*shape, all, of_keys, of_values, query, out, false);
-    }
-    return nullptr;
+// query and out [num_tokens, num_heads, head_size] float32, to one layer's keys and values. Of the model only its heads
+// are read, and `is_bf16`: whether what is not float32 may be rounded to it; of the batch only the segments and the cache.
+Fault sarathi_attention(const Model* model, const Batch* batch, const float* query, float* out) {
+    return fault_in([&] {
+        check_segments(*batch);
+        Decoder decoder{*model};
+        decoder.prepare_attention(*batch);
+        const int64_t width = model->num_heads * model->head_size;
+        const auto put = [&](int64_t row, int64_t i, Vector x, Mask mask) { store(out + row * width + i, x, mask); };
+        run_with_type(batch->kv_type, [&]<class T>(int thread) {
+            decoder.attend_all<T>(query, width, 0, thread, put);
+        });
+    });
 }
 
 // The likeliest token of each row of logits; `nan_token` where one is not a number.
@@ -188,10 +150,9 @@ void sarathi_greedy(const float* logits, int64_t rows, int64_t width, int64_t na
                 nan |= nan_lanes(x);
                 most = max(x, most);
             }
-            const float maximum = reduce_max(most);
-            out[row] = nan ? nan_token : std::find(of_row, of_row + width, maximum) - of_row;
+            out[row] = nan ? nan_token : std::find(of_row, of_row + width, reduce_max(most)) - of_row;
         });
-    }, false);
+    });
 }
 
 }  // extern "C"

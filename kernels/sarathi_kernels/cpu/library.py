@@ -1,7 +1,7 @@
 """The compiled C++ and its calls, on torch's tensors of a CPU.
 
-What is handed over is checked, here what tensors are and in `checks.h` the numbers in them: the C++
-reads and writes wherever it is told to.
+What is handed over is checked, here what tensors are, in `checks.py` whether sizes match, and in
+`checks.h` the numbers in tensors: the C++ reads and writes wherever it is told to.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_void_p
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache
 from sarathi_kernels.attention.reference import Segment
 from sarathi_kernels.cpu.build import NotBuilt, build
+from sarathi_kernels.cpu.checks import check_heads, check_model
 from sarathi_kernels.cpu.packing import DTYPES, PackedLinear
 from sarathi_kernels.cpu.structures import (
     OPERATIONS,
@@ -28,18 +29,17 @@ from sarathi_kernels.cpu.structures import (
     ModelStruct,
     NormStruct,
     SegmentStruct,
-    ShapeStruct,
 )
 
-MAX_HEAD_SIZE = 256
-KV_TYPES = (None, torch.int8, torch.float8_e4m3fn)  # numbered as in `structures.h`
+SCALED = (torch.int8, torch.float8_e4m3fn)
+KV_TYPES = (*DTYPES, *SCALED)  # numbered as in `structures.h`
 FAULT = c_char_p  # what is wrong with the arguments, null for nothing
 
 SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sarathi_start": (c_int32, (c_int32, c_int32)),
     "sarathi_place": (None, (POINTER(c_int32), POINTER(c_int32))),
     "sarathi_copy": (None, (c_void_p, c_void_p, c_int64)),
-    "sarathi_make_decoder": (FAULT, (POINTER(ModelStruct), POINTER(c_void_p))),
+    "sarathi_make_decoder": (c_void_p, (POINTER(ModelStruct),)),
     "sarathi_free_decoder": (None, (c_void_p,)),
     "sarathi_forward": (FAULT, (c_void_p, POINTER(BatchStruct))),
     "sarathi_linear": (None, (POINTER(LinearStruct), c_int32, c_void_p, c_int64, c_void_p)),
@@ -49,11 +49,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "sarathi_attention": (
         FAULT,
-        (
-            *(POINTER(ShapeStruct), POINTER(SegmentStruct)),
-            *(c_int64, c_int64, c_int64, c_int32, c_int32),
-            *(c_void_p,) * 6,
-        ),
+        (POINTER(ModelStruct), POINTER(BatchStruct), c_void_p, c_void_p),
     ),
     "sarathi_greedy": (None, (c_void_p, c_int64, c_int64, c_int64, c_void_p)),
 }
@@ -148,9 +144,9 @@ class Decoder:
     """
 
     def __init__(self, struct: ModelStruct, kept: Sequence[object]) -> None:
+        check_model(struct)
         self._struct, self._kept, self._library = struct, kept, load()
-        self._made = c_void_p()
-        self._library.sarathi_make_decoder(byref(struct), byref(self._made))
+        self._made = self._library.sarathi_make_decoder(byref(struct))
         weakref.finalize(self, self._library.sarathi_free_decoder, self._made)
 
     def forward(
@@ -200,16 +196,16 @@ class Decoder:
             *(table.data_ptr() for table in tables),
             num_positions,
             logits.data_ptr(),
-            kv_type(cached[0].dtype),
+            KV_TYPES.index(cached[0].dtype),
         )
         if record is None:
             self._library.sarathi_forward(self._made, byref(batch))
             return logits
-        batch.seconds = seconds = (c_double * len(OPERATIONS))()
+        batch.nanoseconds = nanoseconds = (c_int64 * len(OPERATIONS))()
         self._library.sarathi_forward(self._made, byref(batch))
-        for name, spent in zip(OPERATIONS, seconds, strict=True):
+        for name, spent in zip(OPERATIONS, nanoseconds, strict=True):
             if spent:
-                record(name, spent)
+                record(name, spent * 1e-9)
         return logits
 
 
@@ -269,25 +265,19 @@ def attention(
         raise ValueError("a sliding window of no tokens sees nothing")
     num_heads, head_size = query.shape[1:]
     num_blocks, block_size, num_kv_heads = keys.shape[:-1]
-    key_data, value_data, *scales = _cache_parts(keys, values, DTYPES, num_kv_heads, head_size)
+    cached = _cache_parts(keys, values, DTYPES, num_kv_heads, head_size)
+    kind = cached[0].dtype
     taken = query.float().contiguous()
     out = torch.empty_like(taken)
-    shape = ShapeStruct(num_heads, num_kv_heads, head_size, block_size, sliding_window or 0, scale)
+    model = ModelStruct(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size)
+    model.window, model.scale = sliding_window or 0, scale
+    model.is_bf16 = (query.dtype if kind in SCALED else kind) == torch.bfloat16
+    check_heads(model)
     structs = segment_structs(segments)
-    load().sarathi_attention(
-        byref(shape),
-        structs,
-        len(structs),
-        len(query),
-        num_blocks,
-        (query if key_data.dtype in KV_TYPES else key_data).dtype == torch.bfloat16,
-        kv_type(key_data.dtype),
-        key_data.data_ptr(),
-        value_data.data_ptr(),
-        *map(address, scales),
-        taken.data_ptr(),
-        out.data_ptr(),
-    )
+    batch = BatchStruct(None, None, None, None, structs, len(query), len(structs), 0)
+    batch.keys, batch.values, batch.key_scales, batch.value_scales = map(address, cached)
+    batch.num_blocks, batch.block_size, batch.kv_type = num_blocks, block_size, KV_TYPES.index(kind)
+    load().sarathi_attention(byref(model), byref(batch), taken.data_ptr(), out.data_ptr())
     return out.to(query.dtype)
 
 
@@ -304,7 +294,7 @@ def _cache_parts(
             data.is_contiguous()
             and data.shape == (*key_data.shape[:-2], num_heads, head_size)
             and data.dtype == key_data.dtype
-            and (data.dtype in KV_TYPES if is_scaled else data.dtype in dtypes and scales is None)
+            and (data.dtype in SCALED if is_scaled else data.dtype in dtypes and scales is None)
             and (scales is None or scales.shape == data.shape[:-1])
         )
         if not is_sound:
@@ -326,13 +316,6 @@ def _is_floats(tensor: Tensor, length: int) -> bool:
 
 def _parts(cache: Cache) -> tuple[Tensor, Tensor | None]:
     return (cache.data, cache.scales) if isinstance(cache, QuantizedCache) else (cache, None)
-
-
-def kv_type(dtype: torch.dtype) -> int:
-    """The number that `structures.h` has for a cache of `dtype`: zero for all that is not in 8
-    bits.
-    """
-    return KV_TYPES.index(dtype) if dtype in KV_TYPES else 0
 
 
 def greedy(logits: Tensor, nan_token: int) -> Tensor:

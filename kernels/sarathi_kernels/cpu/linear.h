@@ -129,12 +129,12 @@ void multiply_all(Inputs& inputs, Groups groups, const Linear& linear, int64_t c
     });
 }
 
-// Into `out`, [rows, stride], or added to what is there.
-inline void multiply_to(Inputs& inputs, Groups groups, const Linear& linear, bool is_bf16, float* out, int64_t stride, bool adds) {
+// Into `out`, [rows, out_features], or added to what is there.
+inline void multiply_to(Inputs& inputs, Groups groups, const Linear& linear, bool is_bf16, float* out, bool adds) {
     const int64_t columns = linear.out_features;
     multiply_all(inputs, groups, linear, columns, is_bf16, [&](int64_t row, int64_t panel, const float* sums) {
         for (int64_t column = panel * PANEL; column < std::min((panel + 1) * PANEL, columns); column += LANES) {
-            float* to = out + row * stride + column;
+            float* to = out + row * columns + column;
             const Mask mask = lanes(columns - column);
             const Vector sum = load(sums + column - panel * PANEL);
             store(to, adds ? load(to, mask) + sum : sum, mask);

@@ -20,37 +20,29 @@
 namespace sarathi {
 
 constexpr int SPINS_IN_PHASE = 2000;  // most waits are shorter; on a busy machine others may have the core
-constexpr int64_t PAGE = 4096;
+constexpr int64_t PAGE = 4096, ROWS_OF_TASK = 4;
 constexpr int SPINS_BETWEEN_RUNS = 4000;  // the host prepares the next iteration in less
 
 // Where the calling thread may compute, as long as this lives: on one core, or wherever it could before (below 0).
-class Bound {
-  public:
-    explicit Bound(int core) : is_bound_(core >= 0) {
+struct Bound {
 #ifdef __linux__
-        if (is_bound_) {
-            cpu_set_t wanted;
-            CPU_ZERO(&wanted);
-            CPU_SET(core, &wanted);
-            is_bound_ = !pthread_getaffinity_np(pthread_self(), sizeof before_, &before_) &&
-                        !pthread_setaffinity_np(pthread_self(), sizeof wanted, &wanted);
-        }
-#endif
+    cpu_set_t before, wanted;
+    bool is_bound;
+    explicit Bound(int core) {
+        CPU_ZERO(&wanted);
+        CPU_SET(core, &wanted);  // does nothing below 0
+        is_bound = core >= 0 && !pthread_getaffinity_np(pthread_self(), sizeof before, &before) &&
+                   !pthread_setaffinity_np(pthread_self(), sizeof wanted, &wanted);
     }
     ~Bound() {
-#ifdef __linux__
-        if (is_bound_) {
-            pthread_setaffinity_np(pthread_self(), sizeof before_, &before_);
+        if (is_bound) {
+            pthread_setaffinity_np(pthread_self(), sizeof before, &before);
         }
-#endif
     }
-    Bound(const Bound&) = delete;
-
-  private:
-    bool is_bound_;
-#ifdef __linux__
-    cpu_set_t before_;
+#else
+    explicit Bound(int) {}
 #endif
+    Bound(const Bound&) = delete;
 };
 
 // Leaves the core's units to others while waiting.
@@ -77,7 +69,7 @@ class Pool {
 
     ~Pool() {
         stop_ = true;
-        wake();
+        advance(runs_);
         for (auto& thread : threads_) {
             thread.join();
         }
@@ -88,13 +80,13 @@ class Pool {
         std::lock_guard<std::mutex> one_at_a_time(mutex_);
         const Bound bound(cores_[0]);  // others of the process may compute on all cores in between
         work_ = &work;
-        wake();
+        advance(runs_);
         work(0);
         barrier();
     }
 
     // All threads call this with the same number: each task is done by whoever is free, and all wait for the last. A
-    // node's threads begin with its share of them, as in `copy`, where it has the weights that they read.
+    // node's threads begin with its share of them, where it has the weights that they read (see `sarathi_copy`).
     template <class Task>
     void share(int64_t num_tasks, Task&& task) {
         const int num_parts = static_cast<int>(parts_.size());
@@ -110,14 +102,19 @@ class Pool {
         barrier();
     }
 
-    // Each thread its share, whole pages: they come to lie on its node, where nothing was before.
-    void copy(char* to, const char* from, int64_t num_bytes) {
-        const auto begin = [&](int thread) { return thread < size ? num_bytes * thread / size & -PAGE : num_bytes; };
-        run([&](int thread) { std::copy(from + begin(thread), from + begin(thread + 1), to + begin(thread)); });
+    // The same row by row, a few of them to a task.
+    template <class Work>
+    void share_rows(int64_t num_rows, Work&& work) {
+        share((num_rows + ROWS_OF_TASK - 1) / ROWS_OF_TASK, [&](int64_t task) {
+            const int64_t first = task * ROWS_OF_TASK;
+            for (int64_t row = first; row < std::min(num_rows, first + ROWS_OF_TASK); ++row) {
+                work(row);
+            }
+        });
     }
 
-    // The seconds, on average over all threads, that they waited for each other since the last call, if `is_watched`.
-    double take_waited() { return static_cast<double>(std::exchange(waited_, 0)) * 1e-9 / size; }
+    // The time, on average over all threads, that they waited for each other since the last call, if `is_watched`.
+    int64_t take_waited() { return std::exchange(waited_, 0) / size; }
 
     static int64_t now() {  // in nanoseconds
         return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
@@ -133,20 +130,23 @@ class Pool {
         int end = 0;  // number of its last thread, and one more
     };
 
-    void wake() {
-        runs_.fetch_add(1);
-        runs_.notify_all();
+    static void advance(std::atomic<int>& number) {
+        number.fetch_add(1);
+        number.notify_all();
+    }
+
+    static void await(const std::atomic<int>& number, int old, int spins) {
+        for (int spin = 0; number.load(std::memory_order_acquire) == old && spin < spins; ++spin) {
+            relax();
+        }
+        number.wait(old);
     }
 
     void serve(int id) {
         const Bound bound(cores_[id]);
         own_part_ = nodes_[id];
-        for (int seen = 0;;) {
-            for (int spin = 0; runs_.load(std::memory_order_acquire) == seen && spin < SPINS_BETWEEN_RUNS; ++spin) {
-                relax();
-            }
-            runs_.wait(seen);
-            ++seen;
+        for (int seen = 0;; ++seen) {
+            await(runs_, seen, SPINS_BETWEEN_RUNS);
             if (stop_) {
                 return;
             }
@@ -169,14 +169,10 @@ class Pool {
             for (Part& part : parts_) {
                 part.taken = 0;  // everyone has taken a task beyond the last
             }
-            epoch_.store(epoch + 1);
-            epoch_.notify_all();
-            return;
+            advance(epoch_);
+        } else {
+            await(epoch_, epoch, SPINS_IN_PHASE);
         }
-        for (int spin = 0; epoch_.load(std::memory_order_acquire) == epoch && spin < SPINS_IN_PHASE; ++spin) {
-            relax();
-        }
-        epoch_.wait(epoch);
     }
 
     static inline thread_local int own_part_ = 0;

@@ -34,11 +34,8 @@ void norm_row(const float* x, int64_t size, const Norm& norm, Put&& put) {
 }
 
 inline void norm_rows(const float* hidden, int64_t rows, int64_t size, const Norm& norm, Inputs& out) {
-    pool->share((rows + 7) / 8, [&](int64_t task) {
-        for (int64_t row = task * 8; row < std::min(rows, task * 8 + 8); ++row) {
-            norm_row(hidden + row * size, size, norm,
-                     [&](int64_t i, Vector y, Mask mask) { out.put(row, i, y, mask); });
-        }
+    pool->share_rows(rows, [&](int64_t row) {
+        norm_row(hidden + row * size, size, norm, [&](int64_t i, Vector y, Mask mask) { out.put(row, i, y, mask); });
     });
 }
 
@@ -52,8 +49,8 @@ inline void rotate(float* head, const float* cosines, const float* sines, int64_
     }
 }
 
-template <class T>
-void copy_row(const float* from, int64_t size, T* to) {
+template <class From, class T>
+void copy_row(const From* from, int64_t size, T* to) {
     for (int64_t i = 0; i < size; i += LANES) {
         store(to + i, load(from + i, lanes(size - i)), lanes(size - i));
     }

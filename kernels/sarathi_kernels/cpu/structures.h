@@ -52,7 +52,7 @@ struct Batch {
     int64_t num_positions;
     float* logits;  // [num_emits, vocab_size]
     int32_t kv_type;
-    double* seconds;  // of each Operation, added to what is there; null: nobody asks
+    int64_t* nanoseconds;  // of each Operation, added to what is there; null: nobody asks
 };
 
 enum Activation { SILU, GELU, GELU_TANH };
@@ -61,6 +61,6 @@ enum Operation {
     EMBEDDING, ELEMENTWISE, QKV_PROJ, ROTARY, ATTENTION_PREFILL, ATTENTION_DECODE, OUT_PROJ, EXPERTS, FFN_UP, FFN_DOWN,
     LM_HEAD, WAITING
 };
-enum KvType { OWN, INT8, FP8 };  // OWN: the model's
+enum KvType { FLOAT32, BFLOAT16, INT8, FP8 };
 
 }  // namespace sarathi

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 
 OPERATIONS = (  # in the order of `Operation`
     *("embedding", "elementwise", "qkv_proj", "rotary", "attention_prefill"),
@@ -85,18 +85,6 @@ class SegmentStruct(Structure):
     )
 
 
-class ShapeStruct(Structure):
-    """`Shape`."""
-
-    _fields_ = (
-        *(
-            (name, c_int64)
-            for name in ("num_heads", "num_kv_heads", "head_size", "block_size", "window")
-        ),
-        ("scale", c_float),
-    )
-
-
 class BatchStruct(Structure):
     """`Batch`."""
 
@@ -112,5 +100,5 @@ class BatchStruct(Structure):
         ("num_positions", c_int64),
         ("logits", c_void_p),
         ("kv_type", c_int32),
-        ("seconds", POINTER(c_double)),  # of each of OPERATIONS
+        ("nanoseconds", POINTER(c_int64)),  # of each of OPERATIONS
     )

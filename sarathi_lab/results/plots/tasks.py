@@ -104,8 +104,8 @@ def crossover_map(
     """`crossover`'s gains over one baseline in percent: P:D along x, `y` upwards, a panel a chunk.
 
     `where` names model and device; `y` is "batch" or "seq_len"; each value of the other has a row
-    of panels. Blue gains, red loses, fully from `STRONGEST` percent on; white is neutral, grey did
-    not fit.
+    of panels. Blue gains, red loses, fully from `STRONGEST` percent on; white is neutral, or with a
+    question mark undecided; grey did not fit.
     """
     import seaborn as sns  # takes two seconds
 
@@ -135,6 +135,8 @@ def crossover_map(
     if cells.percent.isna().any():
         why = "not run: exceeds the cache, or the chunk is below the batch"
         keys.append(Patch(facecolor=GREY, edgecolor="0.6", label=why))
+    if (cells.outcome == "undecided").any():
+        keys.append(Patch(facecolor="none", label="? undecided: noise, or too few rounds"))
     grid.figure.legend(handles=keys, loc="outside lower center", ncols=4)
     return finished(grid.figure, f"{where}: gain in steady throughput over {baseline} [%]")
 
@@ -145,13 +147,17 @@ def _heat_panel(data: pd.DataFrame, *, y: str, **_: object) -> None:
     ax = plt.gca()
     ax.grid(False)
     ax.set_facecolor(GREY)  # shows where nothing could run
-    colours = data.assign(percent=data.percent.mask(data.outcome == "neutral", 0.0))
-    numbers, shades = (
-        each.pivot(index=y, columns="pd_ratio", values="percent").iloc[::-1]
-        for each in (data, colours)
+    doubt = data.outcome.eq("undecided").map({True: "?", False: ""})
+    shown = data.assign(
+        shade=data.percent.mask(data.outcome.isin(["neutral", "undecided"]), 0.0),
+        text=data.percent.map("{:+.0f}".format) + doubt,
+    )
+    texts, shades = (
+        shown.pivot(index=y, columns="pd_ratio", values=name).iloc[::-1]
+        for name in ("text", "shade")
     )
     colour = {"vmin": -STRONGEST, "vmax": STRONGEST, "cmap": GAINS, "cbar": False}
-    sns.heatmap(shades, annot=numbers, fmt="+.0f", linewidths=0.5, ax=ax, **colour)
+    sns.heatmap(shades, annot=texts, fmt="", linewidths=0.5, ax=ax, **colour)
 
 
 def iteration_times(table: pd.DataFrame, where: str) -> Figure:

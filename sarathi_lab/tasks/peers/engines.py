@@ -35,7 +35,8 @@ class Engine:
     """One way to run one engine: `python` runs `script`, which needs `packages` and is loaded with
     `options` besides the common settings.
 
-    `install` is what to ask pip for; `devices` are the kinds it is compared on, in `dtypes`.
+    `install` is what to ask pip for; `devices` are the kinds it is compared on, in `dtypes`;
+    `avx2` is the environment that limits it to AVX2, null where none is known to.
     """
 
     peer: str
@@ -47,6 +48,7 @@ class Engine:
     devices: Sequence[str] = ("cpu",)
     python: str = sys.executable
     dtypes: Sequence[str] = ("float32", "bfloat16")
+    avx2: Mapping[str, str] | None = None
 
     @property
     def name(self) -> str:
@@ -69,7 +71,9 @@ def _script(name: str) -> Path:
 
 def our_engine(variant: str, options: Mapping[str, Any]) -> Engine:
     """The lab's own: `options` are config nodes, see its worker."""
-    return Engine(OURS, variant, _script("sarathi"), options=options, devices=BOTH, dtypes=ALL)
+    return Engine(
+        OURS, variant, _script("sarathi"), options=options, devices=BOTH, dtypes=ALL, avx2={}
+    )
 
 
 BOTH = ("cpu", "cuda")
@@ -82,6 +86,7 @@ PEERS: dict[str, Sequence[Engine]] = {
         Engine(
             *("openvino_genai", variant, _script("openvino_genai"), *OPENVINO, {"split": splits}),
             dtypes=ALL,
+            avx2={"ONEDNN_MAX_CPU_ISA": "AVX2", "OV_CPU_MAX_ISA": "AVX2"},
         )
         for variant, splits in (("split", True), ("whole", False))
     ],

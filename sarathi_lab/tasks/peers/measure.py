@@ -91,6 +91,7 @@ class Comparison:
     repetitions: int
     timeout: float
     device: str = "cpu"
+    is_avx2: bool = False  # whether all are limited to AVX2
     progress: Callable[[int], None] = lambda num_runs: None
 
     def __post_init__(self) -> None:
@@ -122,8 +123,13 @@ class Comparison:
         if subject.dtype not in engine.dtypes:
             self._fail(engine, f"installed; not run in {subject.dtype} here")
             return None
+        if self.is_avx2 and engine.avx2 is None:
+            self._fail(engine, "installed; not known to keep to AVX2 where there is more")
+            return None
         path = self.logs / f"{name.replace(' ', '-')}-{subject.model}-{subject.dtype}.log"
         environment = environment_of(engine.python, self.device, self.threads)
+        if self.is_avx2:
+            environment |= engine.avx2 or {}
         worker = Worker([engine.python, str(engine.script)], environment, path)
         stack.callback(worker.close)
         longest = max(scenario.total_len for scenario in self.scenarios)

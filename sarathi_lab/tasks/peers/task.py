@@ -64,6 +64,7 @@ class Peers(Task):
     workloads: Sequence[str] = _some("workloads", ["A", "B"], SCENARIOS)
     repetitions: int = whole(3, minimum=1, fix="use a small number such as 3")
     threads: int | None = None
+    isa: str = "auto"
     timeout: float = number(900.0, above=0, fix="use seconds such as 900")
     checkpoints: str | None = None
     random_weights: bool = flag(False)
@@ -79,6 +80,7 @@ class Peers(Task):
                     "this one"
                 )
         devices.require_threads("task.threads", self.threads)
+        require_one_of("task.isa", self.isa, ("auto", "avx2"))
 
     def check(self, cfg: DictConfig) -> None:
         """Refuse models, policies and executors that can't be compared."""
@@ -120,8 +122,10 @@ class Peers(Task):
             "repetitions": self.repetitions,
             "timeout": self.timeout,
             "device": str(device),
+            "is_avx2": self.isa == "avx2",
         }
         out, threads = console(), given["threads"]
+        isa = None if self.isa == "auto" else f"all limited to {self.isa}"
         where = f"on the CPU with {threads} threads" if device.type == "cpu" else f"on {device}"
         sizes = f"at most {cfg.batch} requests at a time, iterations of {cfg.chunk} tokens"
         turns = f"medians of {self.repetitions} repetitions in turns"
@@ -133,7 +137,7 @@ class Peers(Task):
             for subject in self._subjects(Path(folder), int(cfg.seed)):
                 out.print(f"  {subject.model} in {subject.dtype}")
                 own = self._measured(engines, subject, given, run_dir / "workers").assign(
-                    device=devices.device_description(device, threads),
+                    device=devices.device_description(device, threads, isa),
                     threads=threads,
                     batch=cfg.batch,
                     chunk=cfg.chunk,
@@ -164,8 +168,12 @@ class Peers(Task):
 
     def _engines(self, cfg: DictConfig) -> list[Engine]:
         """Ours first, then every variant of the peers."""
-        options = {name: OmegaConf.to_container(cfg[name], resolve=True) for name in NODES}
+        options: dict[str, Any] = {
+            name: OmegaConf.to_container(cfg[name], resolve=True) for name in NODES
+        }
         options["block_size"] = cfg.cache.block_size
+        if self.isa != "auto":
+            options["executor"]["isa"] = self.isa
         policy = build(cfg.policy)
         variant = policy.name if policy.budget is None else f"{policy.name} chunk={policy.budget}"
         peers = [
