@@ -96,9 +96,8 @@ struct InTiles {
     }
     static void add(const bf16* values, bf16* weights, int64_t num_keys, int64_t size, float* sums) {
         const int64_t whole = (num_keys + KBLOCK - 1) / KBLOCK * KBLOCK;
-        for (int64_t key = (num_keys + 1) / 2 * 2; key < whole; key += 2) {
-            put_weights(weights, key, 0, broadcast(0.0f), broadcast(0.0f), true);
-            put_weights(weights, key, 1, broadcast(0.0f), broadcast(0.0f), true);
+        for (int64_t key = (num_keys + 1) / 2 * 2, half = 0; key < whole; key += 2 * half, half = 1 - half) {
+            put_weights(weights, key, static_cast<int>(half), broadcast(0.0f), broadcast(0.0f), true);
         }
         if (uses_amx) {
             return multiply_tiles(values, KEY_TILE, weights, whole, size, sums, true, false);

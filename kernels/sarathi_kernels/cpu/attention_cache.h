@@ -45,20 +45,9 @@ struct Cache {
     const Shape& shape;
     const Segment& segment;
 
-    // Where the keys or values of `count` tokens from `first` on lie.
-    void find(int64_t first, int64_t count, const T** rows) const {
-        find_rows(stored.data, shape.num_kv_heads * shape.head_size, first, count, rows);
-    }
-
-    // And their scales, if they have any.
-    void find_scales(int64_t first, int64_t count, const float** scales) const {
-        if constexpr (IS_SCALED<T>) {
-            find_rows(static_cast<const float*>(stored.scales), shape.num_kv_heads, first, count, scales);
-        }
-    }
-
+    // Where `count` rows of `data` lie, of tokens `first` on.
     template <class E>
-    void find_rows(const E* data, int64_t width, int64_t first, int64_t count, const E** rows) const {
+    void find(const E* data, int64_t width, int64_t first, int64_t count, const E** rows) const {
         for (int64_t token = first; token < first + count;) {
             const int64_t block = token / shape.block_size, end = std::min(first + count, (block + 1) * shape.block_size);
             const int64_t id = segment.blocks ? segment.blocks[block] : segment.first_block + block;
@@ -82,8 +71,11 @@ struct Rows {
         count = std::clamp<int64_t>(end - first, 0, N);
         line = 0;
         lines_of_row = (size * static_cast<int64_t>(sizeof(T)) + 63) / 64;
-        cache.find(first, count, of);
-        cache.find_scales(first, count, scales);
+        const int64_t heads = cache.shape.num_kv_heads;
+        cache.find(cache.stored.data, heads * cache.shape.head_size, first, count, of);
+        if constexpr (IS_SCALED<T>) {
+            cache.find(static_cast<const float*>(cache.stored.scales), heads, first, count, scales);
+        }
     }
 
     // One of so many parts: all at once would be waited for.

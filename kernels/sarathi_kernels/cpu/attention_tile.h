@@ -159,8 +159,8 @@ void attend_tile(const Queries& queries, int64_t kv_head, const Cache<T>& keys, 
                  AttentionScratch& scratch, Put&& put) {
     using Element = typename Way::Element;
     const Shape& shape = queries.shape;
-    const int64_t size = shape.head_size, num_lanes = queries.num_lanes(), panels = (num_lanes + PANEL - 1) / PANEL;
-    const int64_t end = queries.end();
+    const int64_t size = shape.head_size, num_lanes = queries.num_lanes(), end = queries.end();
+    const int64_t panels = (num_lanes + PANEL - 1) / PANEL;
     Element* some_queries = reinterpret_cast<Element*>(scratch.queries.data());
     Element* some_keys = reinterpret_cast<Element*>(scratch.keys.data());
     Element* some_values = reinterpret_cast<Element*>(scratch.values.data());
