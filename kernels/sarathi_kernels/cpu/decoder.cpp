@@ -124,7 +124,7 @@ void sarathi_experts(const Model* model, const Layer* layer, const float* x, con
 }
 
 // query and out [num_tokens, num_heads, head_size] float32, to one layer's keys and values. Of the model only its heads
-// are read, and `is_bf16`: whether AMX may multiply what is not float32; of the batch only the segments and the cache.
+// are read, and `is_bf16`: whether what is not float32 may be rounded to it; of the batch only the segments and the cache.
 Fault sarathi_attention(const Model* model, const Batch* batch, const float* query, float* out) {
     return fault_in([&] {
         check_segments(*batch);

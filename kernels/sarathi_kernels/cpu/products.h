@@ -238,13 +238,16 @@ inline void multiply_rows(const float* a, int64_t row_stride, int64_t k_stride, 
 }
 
 // Up to 16 rows of a tile, which lie as `in_tiles` says, times a packed panel, of as many inputs at once as lie together.
-template <int M, class T>
+template <int M, bool Accumulates, class T>
 inline void multiply_dots(const T* a, const T* b, int64_t count, float* out) {
     using S = typename Dots<T>::Sum;
     constexpr int64_t SIZE = LANES * INPUTS<T>, WIDE = sizeof(S) / 4, PARTS = WIDE == LANES ? 2 : LANES / WIDE;
     constexpr int64_t GROUP = INPUTS<T> / LANES;  // of inputs that lie together
     for (int64_t column = 0; column < PANEL; column += PARTS * WIDE) {
         S sums[M][PARTS] = {};
+        for (int m = 0; m < M && Accumulates; ++m) {
+            std::memcpy(sums[m], out + m * PANEL + column, sizeof sums[m]);
+        }
         const T *tile = a, *weights = b + column / LANES * SIZE;
         for (int64_t i = 0; i < count; ++i, tile += SIZE, weights += 2 * SIZE) {
             for (int64_t group = 0; group < INPUTS<T>; group += GROUP) {
@@ -269,22 +272,19 @@ inline void multiply_dots(const T* a, const T* b, int64_t count, float* out) {
         }
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 4
-            for (int64_t part = 0; part < PARTS; ++part) {
-                std::memcpy(out + m * PANEL + column + part * WIDE, &sums[m][part], sizeof(S));
-            }
+            std::memcpy(out + m * PANEL + column, sums[m], sizeof sums[m]);
         }
     }
 }
 
 inline bool uses_amx = false;  // for bfloat16 and int8
 
-// The same of any number of rows, by whatever is fastest. What follows `b` in memory is next.
-template <class T>
+// The same of any number of rows, by whatever is fastest. What follows `b` in memory is next if it streams.
+template <bool Accumulates = false, bool Streams = true, class T>
 inline void multiply_in_tiles(const T* a, int64_t width, const T* b, int64_t k, int64_t rows, float* out) {
     constexpr int64_t FEW = sizeof(T) == 1 ? 3 : 0;  // rows that are faster without
     if (uses_amx && rows > FEW) {
-        return multiply_tiles(a, width, b, k, rows, out, false, true);
+        return multiply_tiles(a, width, b, k, rows, out, Accumulates, Streams);
     }
     if constexpr (HAS_PAIRS || sizeof(T) == 1) {
         for (int64_t tile = 0; tile < rows; tile += LANES, a += LANES * width, out += LANES * PANEL) {
@@ -292,7 +292,7 @@ inline void multiply_in_tiles(const T* a, int64_t width, const T* b, int64_t k, 
             for (int64_t part = 0, row = 0; part < parts; ++part) {
                 const int64_t end = (part + 1) * some / parts;
                 with_rows<ROWS>(end - row, [&]<int M>() {
-                    multiply_dots<M>(a + row * INPUTS<T>, b, k / INPUTS<T>, out + row * PANEL);
+                    multiply_dots<M, Accumulates>(a + row * INPUTS<T>, b, k / INPUTS<T>, out + row * PANEL);
                 });
                 row = end;
             }
