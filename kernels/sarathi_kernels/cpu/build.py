@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 SOURCE = Path(__file__).with_name("decoder.cpp")
-FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-pthread")
+FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden")
 # Sets of instructions, the best first: what a CPU has to have, and what tells a compiler of it.
 NEEDED: dict[str, set[str]] = {
     "avx512": {"avx512_f", "avx512_bw", "avx512_vl", "avx512_dq"},

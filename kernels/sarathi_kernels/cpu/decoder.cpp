@@ -64,6 +64,7 @@ void put_all(const float* x, int64_t rows, int64_t width, bool is_bf16, Inputs& 
 
 }  // namespace
 
+#pragma GCC visibility push(default)  // the rest is each library's own, where a process has several
 extern "C" {
 
 // Starts the threads, before anything else. Returns whether products of bfloat16 use AMX, which `allows_amx` may forbid.
@@ -156,3 +157,4 @@ void sarathi_greedy(const float* logits, int64_t rows, int64_t width, int64_t na
 }
 
 }  // extern "C"
+#pragma GCC visibility pop
