@@ -31,7 +31,7 @@ def results(isa: str, folder) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if not is_here and (isa != "neon" or not (compiler and qemu)):
         pytest.skip(f"this machine does not run {isa}")
     program, target = folder / isa, [build.TARGETS[isa]] if is_here else []
-    options = ["-O1", "-std=c++20", "-pthread", f"-I{build.SOURCE.parent}", DRIVER, "-o", program]
+    options = ["-O0", "-std=c++20", "-pthread", f"-I{build.SOURCE.parent}", DRIVER, "-o", program]
     subprocess.run([shutil.which("g++") if is_here else compiler, *target, *options], check=True)
     command = [program] if is_here else [qemu, "-L", "/usr/aarch64-linux-gnu", program]
     found = np.frombuffer(subprocess.run(command, capture_output=True, check=True).stdout, "f4")
