@@ -20,7 +20,7 @@ from sarathi_lab.config.errors import exit_code, require_one_of
 from sarathi_lab.config.paths import CONF, OUTPUTS, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.experiment import figures as registered
-from sarathi_lab.experiment.claims import in_words, verdicts
+from sarathi_lab.experiment.claims import in_words, load_claims, verdicts
 from sarathi_lab.experiment.figures import FIGURES, PAPERS, SERVING, SIMULATED
 from sarathi_lab.experiment.registry import Sizes
 from sarathi_lab.experiment.simulate import Job, check_fits, jobs_of, predict_all
@@ -86,8 +86,8 @@ def _main(options: argparse.Namespace) -> int:
                 for ending in FORMATS:
                     picture.savefig(options.out / f"{stem}.{ending}", dpi=150)
             advance(1)
-    found = verdicts()
-    for row in found[found.experiment.isin(chosen)].to_dict("records"):
+    found = verdicts(claims=[claim for claim in load_claims() if claim.experiment in chosen])
+    for row in found.to_dict("records"):
         if row["verdict"] != "not measured":
             said = f"{row['experiment']:7} {row['claim']} ({row['expected']}): {row['device']} "
             text = f"{said}{in_words(row)} ({row['verdict']})"

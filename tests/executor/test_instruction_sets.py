@@ -51,7 +51,7 @@ def results(isa: str, folder, *target: str) -> tuple[np.ndarray, np.ndarray, np.
         pytest.skip(f"this machine does not run {isa}")
     program = folder / isa
     target = (*target, *(build.targets(isa) if is_here else ()))
-    options = ["-O1", "-std=c++20", "-pthread", f"-I{build.SOURCE.parent}", DRIVER, "-o", program]
+    options = ["-O0", "-std=c++20", "-pthread", f"-I{build.SOURCE.parent}", DRIVER, "-o", program]
     subprocess.run([shutil.which("g++") if is_here else compiler, *target, *options], check=True)
     command = [program] if is_here else [qemu, "-L", "/usr/aarch64-linux-gnu", program]
     given, product = int8_product()

@@ -11,6 +11,7 @@ import re
 import subprocess
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 
 import triton
@@ -31,6 +32,14 @@ _INSTRUCTION = re.compile(r"/\*([0-9a-f]+)\*/ +(@!?\w+ +)?([A-Z][\w.]*)([^;]*);"
 _HALF_TO_FLOAT = re.compile(r"HADD2\.F32")  # with zero: how float16 is widened
 
 
+@cache  # a kernel has thousands of instructions of some dozens of names
+def _kind(name: str) -> str:
+    if _HALF_TO_FLOAT.match(name):
+        return "conversion"
+    base = name.split(".")[0]
+    return next((kind for kind, names in CLASSES.items() if re.fullmatch(names, base)), "integer")
+
+
 @dataclass(frozen=True)
 class Instruction:
     """One line of machine code."""
@@ -43,12 +52,7 @@ class Instruction:
     @property
     def kind(self) -> str:
         """Its class, a name of CLASSES or "integer"."""
-        if _HALF_TO_FLOAT.match(self.name):
-            return "conversion"
-        base = self.name.split(".")[0]
-        return next(
-            (kind for kind, names in CLASSES.items() if re.fullmatch(names, base)), "integer"
-        )
+        return _kind(self.name)
 
     @property
     def products(self) -> int:

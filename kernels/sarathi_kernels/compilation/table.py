@@ -101,7 +101,7 @@ def source_hash(kernel: str) -> str:
         if name in trees and name not in reached:
             reached.add(name)
             ahead += _imported(trees[name])
-    return hash_of_code(ast.unparse(trees[name]) for name in reached)
+    return hash_of_code(_unparsed(trees[name]) for name in reached)
 
 
 @cache
@@ -119,6 +119,12 @@ def _defines(module: ast.Module, function: str) -> bool:
     return any(isinstance(s, ast.FunctionDef) and s.name == function for s in module.body)
 
 
+@cache  # as most kernels share most modules
+def _unparsed(module: ast.Module) -> str:
+    return ast.unparse(module)
+
+
+@cache
 def _imported(module: ast.Module) -> list[str]:
     """What may be modules among the names that a module imports."""
     imports = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
@@ -131,8 +137,13 @@ def _imported(module: ast.Module) -> list[str]:
 
 def hash_of_code(texts: Iterable[str]) -> str:
     """Of the statements of these modules, in any order of the modules."""
-    code = sorted(ast.unparse(_Statements().visit(ast.parse(text))) for text in texts)
+    code = sorted(map(_statements, texts))
     return hashlib.sha256("\0".join(code).encode()).hexdigest()[:12]
+
+
+@cache
+def _statements(text: str) -> str:
+    return ast.unparse(_Statements().visit(ast.parse(text)))
 
 
 class _Statements(ast.NodeTransformer):
