@@ -140,7 +140,7 @@ def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) ->
     tables = {name: _by_device(load.load(name, root)) for name in load.recorded(root)}
     parts = [part for table in tables.values() for part in table.items()]
     measured = sorted({device for device, own in parts if not own.is_simulated.all()})
-    remarks_on = cache(lambda *of: replay_remark(load.load_serving(*of, root)))
+    remarks_on = cache(lambda name, device: replay_remark(load.load_serving(name, device, root)))
     rows = []
     for claim in load_claims() if claims is None else claims:
         table = tables.get(claim.experiment, {})
@@ -230,7 +230,8 @@ def _chosen(claim: Claim, picked: Sequence[pd.DataFrame], at_once: float) -> pd.
 
 def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
     """The rows with intervals as wide as so many at once need, where their samples are known."""
-    level, ends = 1 - (1 - LEVEL) / at_once, rows[[*Ends._fields]].astype(float).to_numpy(copy=True)
+    level = 1 - (1 - LEVEL) / at_once
+    ends = rows[[*Ends._fields]].to_numpy(dtype=float, copy=True)
     for i, (samples, is_simulated) in enumerate(zip(rows.samples, rows.is_simulated, strict=True)):
         known = [] if pd.isna(samples) else map(float, str(samples).split())
         if known := [sample for sample in known if sample == sample]:
@@ -242,7 +243,8 @@ def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
 
 def _query(claim: Claim, where: str, rows: pd.DataFrame) -> pd.DataFrame:
     try:
-        return rows.loc[rows.eval(where), [*dict.fromkeys([*READ, *claim.match])]]
+        is_chosen: Any = rows.eval(where)
+        return rows.loc[is_chosen, [*dict.fromkeys([*READ, *claim.match])]]
     except Exception as error:  # pandas passes on whatever the expression raises
         raise UserError(
             f"claims.yaml: {claim.id}.where can't be evaluated ({error}); correct the query"
