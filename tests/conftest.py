@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
@@ -62,13 +61,9 @@ def pytest_configure(config: pytest.Config) -> None:
             import interpreted
 
             interpreted.quicken()
-    import composing
+    import quickened
 
-    from sarathi_lab.executor.torch import device
-
-    composing.quicken()
-    # Peaks of a CPU in milliseconds; test_torch_device measures those of users.
-    device.PRODUCT_SIZE["cpu"], device.STREAM_BYTES["cpu"] = 256, 8 << 20
+    quickened.quicken()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -99,10 +94,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector from what has been imported: it makes composing half as fast."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    """What tests make is little beside what has been imported."""
+    import quickened
+
+    quickened.collect_seldom()
 
 
 @pytest.fixture(scope="session")

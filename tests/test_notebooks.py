@@ -40,6 +40,10 @@ ONCE = {  # times are not looked at
 }
 BROWSERS = filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
 BROWSER = next(BROWSERS, None) if find_spec("playwright") else None
+QUICKENED = [  # the kernel, as the tests' own processes are
+    f"import sys; sys.path.append({str(Path(__file__).parent / 'support')!r})",
+    "import quickened; quickened.quicken(); quickened.collect_seldom()",
+]
 LONGEST = 240  # seconds of a cell, which takes a tenth of that
 AGAIN = "compare_runs, again"  # once there are runs
 MOVED = ("playground", AGAIN)  # in a browser, where there is one
@@ -71,7 +75,7 @@ def in_kernel(
     client = NotebookClient(
         nbformat.v4.new_notebook(cells=cells), timeout=LONGEST, resources=resources
     )
-    whole = {**os.environ, **drawing_once(folder / "ipython"), **environment}
+    whole = {**os.environ, **drawing_once(folder / "ipython", QUICKENED), **environment}
     try:
         client.execute(env=whole)
     except CellTimeoutError:  # seen once: the kernel rests, and its reply never came

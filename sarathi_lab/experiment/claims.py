@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -28,6 +29,8 @@ COLUMNS += ["mark", "verdict", "unit", "note", "experiment"]
 SAME_REQUESTS = ("model", "prompt_len", "num_decodes", "batch")  # where `load_serving` has them
 FITTED = "†"  # the mark of a value that constants were fitted to
 ENDS = ["y", "low", "high"]
+# of a point, for its value; taking all columns of each takes longer than judging it
+READ = ["x", *ENDS, "confidence", "samples", "is_simulated", "num_pairs", "reason"]
 ABSENT = "not in what was measured"
 
 
@@ -134,14 +137,15 @@ def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) ->
     else the claim's caveat, and whether the policies differ in what was replayed; `mark` is
     `FITTED` where the value is no prediction.
     """
-    tables = {name: load.load(name, root) for name in load.recorded(root)}
-    devices = {d for table in tables.values() for d in table.device[~table.is_simulated].unique()}
-    measured, rows = sorted(map(str, devices)), []
+    tables = {name: _by_device(load.load(name, root)) for name in load.recorded(root)}
+    parts = [part for table in tables.values() for part in table.items()]
+    measured = sorted({device for device, own in parts if not own.is_simulated.all()})
+    remarks_on = cache(lambda name, device: replay_remark(load.load_serving(name, device, root)))
+    rows = []
     for claim in load_claims() if claims is None else claims:
-        table = tables.get(claim.experiment)
-        own = [] if table is None else map(str, table.device.unique())
-        for device in dict.fromkeys([*measured, *own]) or ["none"]:
-            found, reason = _value(claim, table, device)
+        table = tables.get(claim.experiment, {})
+        for device in dict.fromkeys([*measured, *table]) or ["none"]:
+            found, reason = _value(claim, table.get(device))
             if reason is not None and device not in measured and device != "none":
                 continue  # a GPU of another model
             if found.confidence < LEVEL:
@@ -150,7 +154,7 @@ def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) ->
             words = {"device": device, "expected": f"{claim.direction} {claim.expected:g}"}
             remarks = [reason or claim.caveat]
             if not math.isnan(found.measured):
-                remarks += replay_remark(load.load_serving(claim.experiment, device, root))
+                remarks += remarks_on(claim.experiment, device)
             judged = {"note": "; ".join(remarks), "verdict": claim.judge(found)}
             own_words = {name: getattr(claim, name) for name in OWN}
             mark = {"mark": FITTED if is_fitted else ""}
@@ -176,9 +180,15 @@ def replay_remark(serving: pd.DataFrame) -> list[str]:
     ]
 
 
-def _value(claim: Claim, table: pd.DataFrame | None, device: str) -> tuple[Value, str | None]:
-    """The claim's value and interval, or none with the reason: a point it needs is missing."""
-    if table is None or (rows := table[table.device == device]).empty:
+def _by_device(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    return {str(device): own for device, own in table.groupby("device", sort=False)}
+
+
+def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[Value, str | None]:
+    """The claim's value and interval in a device's rows, or none with the reason: a point it needs
+    is missing.
+    """
+    if rows is None:
         return Value(), "no results of this device"
     queries = [where for where in (claim.where, claim.over) if where is not None]
     picked = [_query(claim, where, rows) for where in queries]
@@ -188,8 +198,8 @@ def _value(claim: Claim, table: pd.DataFrame | None, device: str) -> tuple[Value
         needed.append(_query(claim, claim.needs, rows))
     if any(part.empty for part in needed):
         return Value(), ABSENT
-    missing = pd.concat([part[part.y.isna()] for part in needed])
-    if len(missing):
+    if any(part.y.isna().any() for part in needed):
+        missing = pd.concat([part[part.y.isna()] for part in needed])
         return Value(), ", ".join(map(str, missing.reason.dropna().unique())) or ABSENT
     parts = take.parts(needed[0])
     several, at_once = parts, take.at_once(len(parts))
@@ -220,20 +230,21 @@ def _chosen(claim: Claim, picked: Sequence[pd.DataFrame], at_once: float) -> pd.
 
 def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
     """The rows with intervals as wide as so many at once need, where their samples are known."""
-    rows, level, found = rows.copy(), 1 - (1 - LEVEL) / at_once, {}
-    for index, row in rows[rows.samples.notna()].iterrows():
-        known = [sample for sample in map(float, str(row.samples).split()) if sample == sample]
-        if known:
-            is_series = not row.is_simulated
-            found[index] = ends_of_median(known, level=level, is_series=is_series)
-    if found:
-        rows.loc[list(found), list(Ends._fields)] = list(found.values())
-    return rows.fillna({"low": rows.y, "high": rows.y})
+    level = 1 - (1 - LEVEL) / at_once
+    ends = rows[[*Ends._fields]].to_numpy(dtype=float, copy=True)
+    for i, (samples, is_simulated) in enumerate(zip(rows.samples, rows.is_simulated, strict=True)):
+        known = [] if pd.isna(samples) else map(float, str(samples).split())
+        if known := [sample for sample in known if sample == sample]:
+            ends[i] = ends_of_median(known, level=level, is_series=not is_simulated)
+    low, high, confidence = ends.T
+    low, high = (np.where(np.isnan(end), rows.y, end) for end in (low, high))
+    return rows.assign(low=low, high=high, confidence=confidence)
 
 
 def _query(claim: Claim, where: str, rows: pd.DataFrame) -> pd.DataFrame:
     try:
-        return rows.query(where)
+        is_chosen: Any = rows.eval(where)
+        return rows.loc[is_chosen, [*dict.fromkeys([*READ, *claim.match])]]
     except Exception as error:  # pandas passes on whatever the expression raises
         raise UserError(
             f"claims.yaml: {claim.id}.where can't be evaluated ({error}); correct the query"

@@ -104,11 +104,14 @@ def serve(
     return executor
 
 
-def drawing_once(folder: Path) -> dict[str, str]:
+def drawing_once(folder: Path, lines: Sequence[str] = ()) -> dict[str, str]:
     """The environment of kernels that show a picture as it is laid out, not cropped once more: they
-    draw it once instead of twice. `folder` is for their settings.
+    draw it once instead of twice. `folder` is for their settings; they begin with `lines`.
     """
     settings = folder / "profile_default" / "ipython_kernel_config.py"
     settings.parent.mkdir(parents=True)
-    settings.write_text("c.InlineBackend.print_figure_kwargs = {'bbox_inches': None}\n")
+    settings.write_text(
+        "c.InlineBackend.print_figure_kwargs = {'bbox_inches': None}\n"
+        f"c.InteractiveShellApp.exec_lines = {[*lines]}\n"
+    )
     return {"IPYTHONDIR": str(folder)}
