@@ -322,7 +322,7 @@ def called(model, **changes) -> torch.Tensor:
         "values": torch.zeros(shape),
         "tables": (torch.ones(6, 1, spec.head_size // 2), torch.zeros(6, 1, spec.head_size // 2)),
     }
-    return model.operations._decoder.forward(**{**arguments, **changes})
+    return model.operations.decoder.forward(**{**arguments, **changes})
 
 
 @needs_library
@@ -383,7 +383,7 @@ def test_heads_are_not_rotated_beyond_their_end(fraction):
 @pytest.mark.parametrize("name", ["qkv", "out", "up", "down", "query_norm", "ffn_norm"])
 def test_weights_of_other_sizes_are_refused_by_name(name):
     model = native_model(replace(SPEC, qk_norm=True), None)  # which the decoder points into
-    struct = model.operations._decoder._struct
+    struct = model.operations.decoder.struct
     check_model(struct)
     field = getattr(struct.layers[1], name)
     setattr(field, "size" if "norm" in name else "in_features", 13)
@@ -444,11 +444,11 @@ def test_any_model_is_either_refused_or_computed_as_torch_does():
 def unbuilt(monkeypatch, tmp_path):
     """Nothing compiled so far, and a cache folder of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    library._open.cache_clear()
-    backend._why_not_built.cache_clear()
+    library.opened.cache_clear()
+    backend.why_not_built.cache_clear()
     yield tmp_path
-    library._open.cache_clear()
-    backend._why_not_built.cache_clear()
+    library.opened.cache_clear()
+    backend.why_not_built.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -514,7 +514,7 @@ def compiled(unbuilt, monkeypatch) -> list[Path]:
             made[-1].write_bytes(b"a library" * 100)
         return "version 1"
 
-    monkeypatch.setattr(build, "_run", run)
+    monkeypatch.setattr(build, "run_compiler", run)
     return made
 
 

@@ -67,7 +67,7 @@ def test_a_triton_that_cannot_compile_is_said_in_one_line(monkeypatch):
     def fail(device):
         raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
 
-    monkeypatch.setattr(support, "_doubled", fail)
+    monkeypatch.setattr(support, "doubled", fail)
     with pytest.raises(
         ValueError, match=r"^Triton can't compile .* \(RuntimeError: Failed to find C compiler\)$"
     ):
@@ -201,7 +201,7 @@ def test_a_slow_cpu_works_and_says_so_once_a_sweep(monkeypatch, tmp_path, capsys
         raise NotBuilt("this CPU has no AVX512 (avx512f is missing)")
 
     monkeypatch.setattr(library, "load", fail)
-    backend._why_not_built.cache_clear()
+    backend.why_not_built.cache_clear()
     monkeypatch.setattr("sarathi_lab.executor.torch.backend.has_fast_path", lambda dtype: False)
     monkeypatch.setattr(
         "sarathi_lab.executor.torch.backend.measure_peaks", lambda *_: Peaks(1e12, 1e10, "given")
@@ -223,7 +223,7 @@ def test_a_slow_cpu_works_and_says_so_once_a_sweep(monkeypatch, tmp_path, capsys
             == 0
         )
     finally:
-        backend._why_not_built.cache_clear()
+        backend.why_not_built.cache_clear()
         use_threads(None)
     printed = capsys.readouterr().out
     assert printed.count("plain torch computes this, not C++: this CPU has no AVX512") == 1

@@ -175,7 +175,7 @@ def device_size(device: torch.device, num_threads: int) -> tuple[int, int]:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), num_threads
 
 
-_best_peaks: dict[tuple[torch.device, torch.dtype, int], Peaks] = {}
+best_peaks: dict[tuple[torch.device, torch.dtype, int], Peaks] = {}
 
 
 def measure_peaks(device: torch.device, dtype: torch.dtype, isa: str = "auto") -> Peaks:
@@ -188,22 +188,22 @@ def measure_peaks(device: torch.device, dtype: torch.dtype, isa: str = "auto") -
     if dtype == torch.int8:
         library.start(torch.get_num_threads(), isa=isa)
     kind = (device, dtype, torch.get_num_threads())
-    seen = _best_peaks.get(kind)
+    seen = best_peaks.get(kind)
     flops, num_bytes = (seen.flops_per_second, seen.bytes_per_second) if seen else (0.0, 0.0)
     with torch.inference_mode():
         try:
             for _ in range(1 if seen else FIRST_ROUNDS):
-                flops = max(flops, _flops_per_second(device, dtype))
-                num_bytes = max(num_bytes, _bytes_per_second(device))
+                flops = max(flops, product_speed(device, dtype))
+                num_bytes = max(num_bytes, stream_speed(device))
         except torch.OutOfMemoryError:
             if seen is None:
                 raise
             return seen  # beside a cache that fills the memory nothing can be measured
-    _best_peaks[kind] = Peaks(flops, num_bytes, "measured")
-    return _best_peaks[kind]
+    best_peaks[kind] = Peaks(flops, num_bytes, "measured")
+    return best_peaks[kind]
 
 
-def _flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
+def product_speed(device: torch.device, dtype: torch.dtype) -> float:
     if dtype == torch.int8:
         columns, inputs = INT8_SIZE
         weight = pack_linear(torch.ones(INT8_SIZE, dtype=dtype), None, torch.ones(columns))
@@ -216,7 +216,7 @@ def _flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
     return 2.0 * size**3 / _best_time(lambda: torch.matmul(left, right, out=out), device)
 
 
-def _bytes_per_second(device: torch.device) -> float:
+def stream_speed(device: torch.device) -> float:
     num_bytes = STREAM_BYTES[device.type]
     source = torch.ones(num_bytes // 4, device=device)
     target = torch.empty_like(source).zero_()
@@ -245,7 +245,9 @@ def require_threads(name: str, value: object) -> int | None:
     return threads
 
 
-_last: tuple[int, int] | None = None  # threads that torch took by itself, and those it was told
+last_threads: tuple[int, int] | None = (
+    None  # threads that torch took by itself, and those it was told
+)
 
 
 def num_threads(setting: int | None) -> int:
@@ -255,14 +257,14 @@ def num_threads(setting: int | None) -> int:
     if setting is not None:
         return setting
     current = torch.get_num_threads()
-    own, told = _last or (current, current)
+    own, told = last_threads or (current, current)
     own = own if told == current else current
     return min(own, most_threads() or own)
 
 
 def use_threads(setting: int | None) -> None:
     """Let torch compute on `num_threads(setting)` threads from now on."""
-    global _last
-    _last = num_threads(None), num_threads(setting)
-    if _last[1] != torch.get_num_threads():
-        torch.set_num_threads(_last[1])
+    global last_threads
+    last_threads = num_threads(None), num_threads(setting)
+    if last_threads[1] != torch.get_num_threads():
+        torch.set_num_threads(last_threads[1])
