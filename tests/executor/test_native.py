@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoints import FAMILIES, make_checkpoint
+from checkpoints import FAMILIES, greedy_tokens, make_checkpoint
 from helpers import scheduler_for
 from native_library import needs_library
 
@@ -213,19 +213,7 @@ def native_model(spec, directory, dtype=torch.float32, *, is_whole=True):
 def test_greedy_tokens_equal_generate(checkpoint, is_whole):
     (spec, directory), theirs = checkpoint
     model = native_model(spec, directory, is_whole=is_whole)
-    greedy = {}
-    for wish in requests():
-        prompt = torch.from_numpy(wish.prompt_token_ids.astype(np.int64))[None]
-        out = theirs.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            do_sample=False,
-            max_new_tokens=wish.output_len,
-            min_new_tokens=wish.output_len,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        greedy[wish.request_id] = out[0, wish.prompt_len :].tolist()
+    greedy = greedy_tokens(theirs, requests())
     for policy in (
         RequestLevel(),
         Orca(),

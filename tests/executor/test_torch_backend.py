@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from commands import SMALL
 from hydra import compose, initialize_config_dir
 
 from sarathi_kernels.cpu import library
@@ -25,15 +26,6 @@ from sarathi_lab.run import main
 from sarathi_lab.tasks.plan import Plan, make_plan
 
 CPU = torch.device("cpu")
-SMALL = [
-    "model=tiny",
-    "tracking=none",
-    "seq_len=48",
-    "pd_ratio=5",
-    "batch=2",
-    "workload.num_requests=3",
-    "device=cpu",
-]
 
 
 def plan_of(*overrides: str) -> Plan:
