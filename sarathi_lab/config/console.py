@@ -89,6 +89,7 @@ def lines_of(state: Progress) -> Iterator[Callable[[], None]]:
 
 
 def print_if_due() -> None:
+    """Print the innermost phase if no line came for `LINE_SECONDS`, unless on a terminal."""
     global _printed
     if _phases and time.monotonic() - _printed > LINE_SECONDS and not sys.stdout.isatty():
         _printed = time.monotonic()

@@ -279,7 +279,8 @@ def test_every_kernel_that_a_batch_may_need_is_compiled_before(llama, monkeypatc
     shapes = []
     send = Packer.send
     monkeypatch.setattr(Packer, "send", lambda own, shape: shapes.append(shape) or send(own, shape))
-    executor.compile_kernels(longest=1500)
+    with torch.inference_mode():
+        executor.compile_kernels(longest=1500)
     assert {(shape.tile_rows, shape.num_reductions) for shape in shapes} == {
         (rows, split) for rows in (64, 128) for split in (0, 1)
     }

@@ -224,6 +224,7 @@ def _with_loop(row: Row, unit: Unit, passed: Pass) -> Row:
 
 
 def failed_row(unit: Unit, reason: str) -> Row:
+    """The row of a `unit` that does not compile."""
     return Row(
         kernel=unit.source.source.name,
         capability=unit.chip.capability,

@@ -117,6 +117,7 @@ def _compile(command: list[str], library: Path) -> None:
 
 
 def run_compiler(command: list[str]) -> str:
+    """What `command` prints; raises NotBuilt where it does not run or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

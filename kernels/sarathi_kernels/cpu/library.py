@@ -67,6 +67,7 @@ def load(isa: str | None = None) -> ctypes.CDLL:
 
 @cache
 def opened(isa: str) -> ctypes.CDLL:
+    """The library for `isa`, compiled and opened once. Raises NotBuilt."""
     path = build(isa)
     try:
         library = ctypes.CDLL(str(path))

@@ -47,6 +47,7 @@ def probe(device: torch.device) -> None:
 
 
 def doubled(device: torch.device) -> float:
+    """Twice `PROBED`, by a kernel."""
     from sarathi_kernels.runtime.probe_kernel import (
         double,  # here, as this file must import without Triton
     )

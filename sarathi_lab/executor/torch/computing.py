@@ -118,6 +118,7 @@ def built_isa(isa: str) -> str | None:
 
 @cache
 def why_not_built(isa: str) -> str | None:
+    """Why there is no C++ of the instructions `isa`, found out once; None where there is."""
     try:
         library.load(isa)
     except NotBuilt as error:

@@ -204,6 +204,7 @@ def measure_peaks(device: torch.device, dtype: torch.dtype, isa: str = "auto") -
 
 
 def product_speed(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of a large product."""
     if dtype == torch.int8:
         columns, inputs = INT8_SIZE
         weight = pack_linear(torch.ones(INT8_SIZE, dtype=dtype), None, torch.ones(columns))
@@ -217,6 +218,7 @@ def product_speed(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def stream_speed(device: torch.device) -> float:
+    """Bytes/s of a large copy or sum, whichever is faster."""
     num_bytes = STREAM_BYTES[device.type]
     source = torch.ones(num_bytes // 4, device=device)
     target = torch.empty_like(source).zero_()

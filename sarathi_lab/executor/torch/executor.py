@@ -287,7 +287,6 @@ class TorchExecutor:
         self._packer.fill(Batch(), shape, ())
         self._run(self._packer.send(shape))
 
-    @torch.inference_mode()
     def compile_kernels(self, longest: int) -> None:
         """Run every kernel that a batch may need, so that none is compiled in the middle of a run:
         which they are depends on the rows of a tile and on whether contexts are split alone.

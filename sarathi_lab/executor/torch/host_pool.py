@@ -83,6 +83,7 @@ def _on_host(tensor: Tensor, num_blocks: int) -> Tensor:
 
 
 def index_of(blocks: list[int], device: torch.device) -> Tensor:
+    """The numbers of `blocks` on `device`, int64; of a GPU from pinned memory of their own."""
     index = torch.tensor(blocks)
     return index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index
 
