@@ -128,6 +128,7 @@ def cost(executor):
 def test_a_composition_is_measured_once_and_its_operations_sum_to_the_iteration(cost, monkeypatch):
     monkeypatch.setattr(cost, "reference", lambda tokens: 1.0)  # however busy the machine is
     monkeypatch.setattr(cost, "stolen", list)
+    monkeypatch.setattr(measured_cost, "ENOUGH", math.inf)
     batch = make_batch(prefill_tokens=24, start=16, num_decodes=2, context=20)
     first = cost.operation_times(batch)
     again = make_batch(prefill_tokens=24, start=16, num_decodes=2, context=20)
@@ -233,6 +234,7 @@ def test_a_timing_counts_as_its_references_show(cost, monkeypatch, references, s
     told, lost = iter(references), np.repeat(np.cumsum([0, *stolen]), 2)[1:-1].tolist()
     monkeypatch.setattr(cost, "reference", lambda tokens: next(told))
     monkeypatch.setattr(cost, "stolen", partial(next, iter(lost)))
+    monkeypatch.setattr(measured_cost, "ENOUGH", math.inf)
     found = cost.timed(1, lambda tokens: {"a": 7.0}, most=3)
     assert [times["a"] for times in found] == pytest.approx(kept)
 
