@@ -12,29 +12,53 @@ import pytest
 import torch
 
 from sarathi_kernels.cpu import build, library
+from sarathi_kernels.cpu.packing import pack_linear
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.model.int8 import Int8Linear
 
+DOTS = "armv8.2-a+dotprod"  # NEON's own products of four numbers, which not all of it has
 DRIVER = __file__.replace("test_instruction_sets.py", "instruction_sets.cpp")
 NEON = ("aarch64-linux-gnu-g++", "qemu-aarch64")
 ROW = 98  # logits and the likeliest token
 NUM_ROWS = 12  # chunk and decode, of float32 and bfloat16, with caches of 16 or 32 bits, int8, fp8
 SIZES = Sizes(num_blocks=4, block_size=16, batch_size=1)
+PRODUCT = (19, 100, 70)  # in int8: rows, inputs, results
 
 
-def results(isa: str, folder) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Logits, tokens and exponentials; the test is skipped where `isa` can't run."""
+def int8_product() -> tuple[bytes, np.ndarray]:
+    """Its sizes, packed weight and rows, and what plain torch makes of them."""
+    generator = torch.Generator().manual_seed(2)
+    rows, in_features, out_features = PRODUCT
+    linear = torch.nn.Linear(in_features, out_features, bias=False).requires_grad_(False)
+    linear.weight.copy_(torch.randn(out_features, in_features, generator=generator))
+    own = Int8Linear(linear)
+    packed = pack_linear(own.weight.detach(), None, own.scales.detach())
+    x = torch.randn(rows, in_features, generator=generator)
+    parts = (torch.tensor(PRODUCT), packed.weight, packed.scales, packed.sums, x)
+    return b"".join(part.numpy().tobytes() for part in parts), own(x).numpy()
+
+
+def results(isa: str, folder, *target: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Logits, tokens and exponentials; the test is skipped where `isa` can't run. Of products in
+    int8 it asserts that they are torch's.
+    """
     is_here = isa != "neon" and build.NEEDED[isa] <= build.cpu_flags()
     compiler, qemu = (shutil.which(name) for name in NEON)
     if not is_here and (isa != "neon" or not (compiler and qemu)):
         pytest.skip(f"this machine does not run {isa}")
-    program, target = folder / isa, [build.TARGETS[isa]] if is_here else []
+    program = folder / isa
+    target = (*target, *(build.targets(isa) if is_here else ()))
     options = ["-O1", "-std=c++20", "-pthread", f"-I{build.SOURCE.parent}", DRIVER, "-o", program]
     subprocess.run([shutil.which("g++") if is_here else compiler, *target, *options], check=True)
     command = [program] if is_here else [qemu, "-L", "/usr/aarch64-linux-gnu", program]
-    found = np.frombuffer(subprocess.run(command, capture_output=True, check=True).stdout, "f4")
+    given, product = int8_product()
+    done = subprocess.run(command, input=given, capture_output=True, check=True)
+    found = np.frombuffer(done.stdout, "f4")
+    np.testing.assert_array_equal(found[: product.size], product.ravel())
+    found = found[product.size :]
     rows = found[: NUM_ROWS * ROW].reshape(NUM_ROWS, ROW)
     return rows[:, :-1], rows[:, -1], found[NUM_ROWS * ROW :]
 
@@ -47,9 +71,11 @@ def own(tmp_path_factory):
     return results(build.instruction_set(), tmp_path_factory.mktemp("own"))
 
 
-@pytest.mark.parametrize("isa", ["avx2", "neon"])
-def test_sets_of_instructions_agree(own, isa, tmp_path):
-    logits, tokens, exponentials = results(isa, tmp_path)
+@pytest.mark.parametrize(
+    ("isa", "target"), [("avx2", []), ("neon", []), ("neon", [f"-march={DOTS}"])]
+)
+def test_sets_of_instructions_agree(own, isa, target, tmp_path):
+    logits, tokens, exponentials = results(isa, tmp_path, *target)
     errors = np.abs(logits - own[0]).max(axis=1) / np.abs(own[0]).max(axis=1)
     in_float32 = np.arange(NUM_ROWS) % 4 < 2
     assert errors[in_float32].max() < 3e-6

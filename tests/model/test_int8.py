@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 from native_library import is_missing, needs_library
 from torch import nn
+from toy_executors import SPEC as TOY
 
 from sarathi_kernels.cpu import library
 from sarathi_kernels.cpu.packing import MOST_BYTES, PANEL, pack_linear
@@ -18,22 +20,12 @@ from sarathi_lab.executor.torch.teacher_forced import Cuts, teacher_forced_logit
 from sarathi_lab.model import native_operations
 from sarathi_lab.model.int8 import Int8Linear
 from sarathi_lab.model.roofline import Peaks, operation_rooflines
-from sarathi_lab.model.spec import SCALE_BYTES, ModelSpec
+from sarathi_lab.model.spec import SCALE_BYTES
 from sarathi_lab.model.weights import load_model
 from tests.support.simulated import batch_of
 
 CPU = torch.device("cpu")
-SPEC = ModelSpec(
-    name="toy",
-    num_layers=2,
-    hidden_size=64,
-    num_heads=4,
-    num_kv_heads=2,
-    head_size=16,
-    ffn_size=80,
-    vocab_size=97,
-    qkv_bias=True,
-)
+SPEC = replace(TOY, qkv_bias=True)
 INT8 = replace(SPEC, weight_dtype="int8")
 SIZES = Sizes(num_blocks=8, block_size=16, batch_size=1)
 
@@ -42,6 +34,13 @@ SIZES = Sizes(num_blocks=8, block_size=16, batch_size=1)
 def threads() -> None:
     if not is_missing():
         library.start(2)
+
+
+@pytest.fixture(params=[True, False], ids=["amx", "dots"])
+def allows_amx(request: pytest.FixtureRequest) -> Iterator[bool]:
+    library.start(2, allows_amx=request.param)
+    yield request.param
+    library.start(2)
 
 
 def linear_of(in_features: int, out_features: int, *, bias: bool = True) -> nn.Linear:
@@ -84,9 +83,17 @@ def test_a_product_is_that_of_the_rounded_sides():
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
     ("rows", "in_features", "out_features"),
-    [(1, 48, 97), (2, 512, 64), (4, 33, 5), (7, 1100, 31), (13, 64, 32), (65, 100, 70)],
+    [
+        (1, 48, 97),
+        (2, 512, 64),
+        (4, 33, 5),
+        (7, 1100, 31),
+        (13, 64, 32),
+        (65, 100, 70),
+        (300, 600, 33),
+    ],
 )
-def test_the_native_product_is_that_of_torch(rows, in_features, out_features, bias):
+def test_the_product_is_that_of_torch(allows_amx, rows, in_features, out_features, bias):
     linear, x = (
         Int8Linear(linear_of(in_features, out_features, bias=bias)),
         rows_of(rows, in_features),
@@ -97,15 +104,16 @@ def test_the_native_product_is_that_of_torch(rows, in_features, out_features, bi
 
 
 @needs_library
-def test_the_largest_numbers_and_those_that_are_none():
+def test_the_largest_numbers_and_those_that_are_none(allows_amx):
     linear = nn.Linear(300, 33, bias=False).requires_grad_(False)
     linear.weight.copy_(torch.where(torch.arange(300) % 2 == 1, -1.0, 1.0).expand(33, 300))
-    x = linear.weight[:3].clone()  # every product is 127 * 127
+    x = linear.weight[:5].clone()  # every product is 127 * 127
     x[1], x[2, 5] = -x[1], float("nan")
     quantized = Int8Linear(linear)
     for found in (library.linear(x, packed(quantized)), quantized(x)):
         assert torch.allclose(found[:2], torch.tensor([[300.0], [-300.0]]).expand(2, 33))
         assert found[2].isnan().all()
+        assert torch.allclose(found[3:], torch.tensor(300.0).expand(2, 33))
 
 
 @needs_library

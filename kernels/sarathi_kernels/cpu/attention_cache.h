@@ -10,6 +10,7 @@ namespace sarathi {
 
 constexpr int64_t KEY_TILE = 96;
 constexpr int64_t MOST_QUERIES = 128;  // of one head that share a pass over the keys
+constexpr int64_t FEW_LANES = 16;      // that take less time with each key on its own than in a panel
 constexpr float LOG2_E = 1.44269504f;
 constexpr float LOWEST = -1e30f;      // below every score, yet finite: differences with it are numbers
 
@@ -37,27 +38,16 @@ struct Stored {
     }
 };
 
-// The same as one segment sees it, of one head.
+// The same as one segment sees it.
 template <class T>
 struct Cache {
     Stored<const T> stored;
     const Shape& shape;
     const Segment& segment;
 
-    // Where the keys or values of `count` tokens from `first` on lie.
-    void find(int64_t first, int64_t count, const T** rows) const {
-        find_rows(stored.data, shape.num_kv_heads * shape.head_size, first, count, rows);
-    }
-
-    // And their scales, if they have any.
-    void find_scales(int64_t first, int64_t count, const float** scales) const {
-        if constexpr (IS_SCALED<T>) {
-            find_rows(static_cast<const float*>(stored.scales), shape.num_kv_heads, first, count, scales);
-        }
-    }
-
+    // Where `count` rows of `data` lie, of tokens `first` on.
     template <class E>
-    void find_rows(const E* data, int64_t width, int64_t first, int64_t count, const E** rows) const {
+    void find(const E* data, int64_t width, int64_t first, int64_t count, const E** rows) const {
         for (int64_t token = first; token < first + count;) {
             const int64_t block = token / shape.block_size, end = std::min(first + count, (block + 1) * shape.block_size);
             const int64_t id = segment.blocks ? segment.blocks[block] : segment.first_block + block;
@@ -69,22 +59,57 @@ struct Cache {
     }
 };
 
-// Sixteen entries, times the scale of their head if they have one.
-template <class T>
-Vector load_entries(const T* from, [[maybe_unused]] const float* scale, Mask mask = lanes(LANES)) {
-    if constexpr (IS_SCALED<T>) {
-        return load(from, mask) * broadcast(*scale);
-    } else {
-        return load(from, mask);
-    }
-}
+// Where the keys or values of up to N tokens lie, which are fetched while those before them are computed with.
+template <class T, int64_t N>
+struct Rows {
+    const T* of[N];
+    const float* scales[N];
+    int64_t count = 0, line = 0, lines_of_row = 0;
 
-// 16 floats of each of 16 queries, scaled. Lanes beyond the last query repeat it: nobody reads their results.
-inline Vector scaled_query(const float* query, int64_t stride, int64_t lane, int64_t count, int64_t i, int64_t size,
-                           float scale) {
-    const float* row = query + std::min(lane, count - 1) * stride;
-    return load(row + i, lanes(size - i)) * broadcast(scale);
-}
+    // Of tokens `first` on, but not from `end` on; `size` entries of each.
+    void find(const Cache<T>& cache, int64_t first, int64_t end, int64_t size) {
+        count = std::clamp<int64_t>(end - first, 0, N);
+        line = 0;
+        lines_of_row = (size * static_cast<int64_t>(sizeof(T)) + 63) / 64;
+        const int64_t heads = cache.shape.num_kv_heads;
+        cache.find(cache.stored.data, heads * cache.shape.head_size, first, count, of);
+        if constexpr (IS_SCALED<T>) {
+            cache.find(static_cast<const float*>(cache.stored.scales), heads, first, count, scales);
+        }
+    }
+
+    // One of so many parts: all at once would be waited for.
+    void fetch(int64_t parts) {
+        const int64_t lines = count * lines_of_row;
+        for (const int64_t end = std::min(lines, line + (lines + parts - 1) / parts); line < end; ++line) {
+            __builtin_prefetch(reinterpret_cast<const char*>(of[line / lines_of_row]) + line % lines_of_row * 64, 0, 2);
+        }
+    }
+
+    // Sixteen entries of a token, `i` on, times the scale of their head if they have one.
+    Vector load(int64_t token, int64_t head, int64_t i, Mask mask = lanes(LANES)) const {
+        const Vector x = sarathi::load(of[token] + i, mask);
+        return IS_SCALED<T> ? x * broadcast(scales[token][head]) : x;
+    }
+};
+
+// Some queries of one segment, `first` on. Those of all heads that share a key head are its lanes, a query's side by side.
+struct Queries {
+    const Shape& shape;
+    const Segment& segment;
+    int64_t first, count;
+    const float* data;
+    int64_t stride;
+    int64_t num_lanes() const { return count * shape.group(); }
+    int64_t row(int64_t lane) const { return segment.start + first + lane / shape.group(); }
+    int64_t column(int64_t kv_head, int64_t lane) const {
+        return (kv_head * shape.group() + lane % shape.group()) * shape.head_size;
+    }
+    const float* find(int64_t kv_head, int64_t lane) const { return data + row(lane) * stride + column(kv_head, lane); }
+    int64_t position(int64_t lane) const { return segment.kv_len - segment.num_queries - segment.start + row(lane); }
+    int64_t first_key() const { return shape.first_key(position(0)); }
+    int64_t end() const { return position(0) + count; }  // of the keys
+};
 
 // What one thread needs of its own.
 struct AttentionScratch {
@@ -92,14 +117,15 @@ struct AttentionScratch {
 
     void reserve(const Shape& shape, int64_t longest) {
         const int64_t panels = shape.group() * MOST_QUERIES / PANEL, padded = (shape.head_size + 15) / 16 * 16;
-        grow(keys, KEY_TILE * shape.head_size);
+        grow(keys, KEY_TILE * padded);
         grow(values, KEY_TILE * shape.head_size);
-        grow(scores, std::max(KEY_TILE * PANEL, shape.num_heads * longest));
+        const int64_t singles = std::max(FEW_LANES, shape.num_heads);
+        grow(scores, std::max(KEY_TILE * PANEL, singles * longest));
         grow(weights, KEY_TILE * PANEL / 2);
-        grow(queries, panels * padded * PANEL);
-        grow(sums, std::max(panels * PANEL, 2 * shape.num_heads) * padded);
+        grow(queries, std::max(panels * PANEL, 2 * singles) * padded);
+        grow(sums, std::max(panels * PANEL, 2 * singles) * padded);
         grow(maxima, panels * PANEL);
-        grow(totals, std::max(panels * PANEL, shape.num_heads));
+        grow(totals, std::max(panels * PANEL, singles));
     }
 
     static void grow(Floats& buffer, int64_t size) {

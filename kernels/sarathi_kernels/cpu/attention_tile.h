@@ -4,26 +4,17 @@
 
 #include <limits>
 
-#include "attention_amx.h"
+#include "attention_bf16.h"
 
 namespace sarathi {
 
-// Some queries of one segment, from `first` on, of all heads that share a key head. A panel is up to 32 of one head.
-struct QueryTile {
-    int64_t kv_head, first, count, group;
-    int64_t parts() const { return (count + PANEL - 1) / PANEL; }
-    int64_t panels() const { return group * parts(); }
-    int64_t head(int64_t panel) const { return kv_head * group + panel / parts(); }
-    int64_t query(int64_t panel) const { return panel % parts() * PANEL; }  // the panel's first, counted from `first`
-};
-
-// [head_size][32]: the right side of keys times queries. `query` is the panel's first, `count` are left from there.
-inline void load_queries(const float* query, int64_t stride, int64_t count, int64_t size, float scale, float* panel) {
+// [head_size][32]: the right side of keys times queries.
+inline void load_queries(const float* const* query, int64_t size, float scale, float* panel) {
     for (int64_t half = 0; half < PANEL; half += LANES) {
         for (int64_t i = 0; i < size; i += LANES) {
             Vector rows[LANES];
             for (int64_t lane = 0; lane < LANES; ++lane) {
-                rows[lane] = scaled_query(query, stride, half + lane, count, i, size, scale);
+                rows[lane] = load(query[half + lane] + i, lanes(size - i)) * broadcast(scale);
             }
             transpose(rows);
             for (int64_t row = 0; row < std::min(LANES, size - i); ++row) {
@@ -33,31 +24,18 @@ inline void load_queries(const float* query, int64_t stride, int64_t count, int6
     }
 }
 
-template <class T>
-void copy_rows(const Cache<T>& from, int64_t first, int64_t count, float* to) {
-    const int64_t size = from.shape.head_size;
-    const T* rows[KEY_TILE];
-    const float* scales[KEY_TILE] = {};
-    from.find(first, count, rows);
-    from.find_scales(first, count, scales);
-    for (int64_t token = 0; token < count; ++token, to += size) {
-        for (int64_t i = 0; i < size; i += LANES) {
-            store(to + i, load_entries(rows[token] + i, scales[token], lanes(size - i)), lanes(size - i));
-        }
-    }
-}
-
-// Scores that a query must not see become -infinity. Query q is at `position + q`.
-inline void hide(const Shape& shape, float* scores, int64_t first_key, int64_t num_keys, int64_t position) {
+// Scores that lanes, `first_lane` on, must not see become -infinity.
+inline void hide(const Queries& queries, float* scores, int64_t first_key, int64_t num_keys, int64_t first_lane) {
     const Vector hidden = broadcast(-std::numeric_limits<float>::infinity());
-    for (int64_t key = 0; key < num_keys; ++key, scores += PANEL) {
-        const int64_t first = first_key + key - position;  // query that sees this key
-        const int64_t end = shape.window ? std::max<int64_t>(0, first + shape.window) : PANEL;
-        for (int64_t query = 0; query < first; query += LANES) {
-            store(scores + query, hidden, lanes(std::min(first, PANEL) - query));
+    const int64_t group = queries.shape.group(), window = queries.shape.window;
+    for (int64_t key = first_key; key < first_key + num_keys; ++key, scores += PANEL) {
+        const int64_t first = (key - queries.position(0)) * group - first_lane;  // lane that sees this key
+        const int64_t end = window ? std::max<int64_t>(0, first + window * group) : PANEL;
+        for (int64_t lane = 0; lane < first; lane += LANES) {
+            store(scores + lane, hidden, lanes(std::min(first, PANEL) - lane));
         }
-        for (int64_t query = end; query < PANEL; query += LANES) {
-            store(scores + query, hidden, lanes(PANEL - query));
+        for (int64_t lane = end; lane < PANEL; lane += LANES) {
+            store(scores + lane, hidden, lanes(PANEL - lane));
         }
     }
 }
@@ -138,10 +116,14 @@ void soften(const float* scores, int64_t num_keys, int64_t head_size, float* max
 template <class T>
 struct InFloats {
     using Element = float;
-    static void load_keys(const Cache<T>& keys, int64_t first, int64_t count, float* to) { copy_rows(keys, first, count, to); }
-    static void load_values(const Cache<T>& values, int64_t first, int64_t count, float* to) {
-        copy_rows(values, first, count, to);
+    static void load_keys(const Rows<T, KEY_TILE>& keys, int64_t size, float* to) {
+        for (int64_t token = 0; token < keys.count; ++token, to += size) {
+            for (int64_t i = 0; i < size; i += LANES) {
+                store(to + i, keys.load(token, 0, i, lanes(size - i)), lanes(size - i));
+            }
+        }
     }
+    static void load_values(const Rows<T, KEY_TILE>& values, int64_t size, float* to) { load_keys(values, size, to); }
     static void score(const float* keys, int64_t num_keys, const float* queries, int64_t size, float* scores) {
         multiply_rows<false>(keys, size, 1, queries, size, num_keys, scores);
     }
@@ -151,64 +133,75 @@ struct InFloats {
     static float* weights(AttentionScratch& scratch) { return scratch.scores.data(); }
 };
 
-// Hands out the queries' results, divided by their totals.
+// Hands out a panel's results, divided by their totals.
 template <class Put>
-void put_sums(const float* sums, const float* totals, int64_t size, int64_t count, int64_t row, int64_t column, Put&& put) {
-    for (int64_t half = 0; half < std::min(PANEL, count); half += LANES) {
+void put_sums(const Queries& queries, int64_t kv_head, int64_t first, const float* sums, const float* totals, Put&& put) {
+    const int64_t size = queries.shape.head_size, count = std::min(PANEL, queries.num_lanes() - first);
+    for (int64_t half = 0; half < count; half += LANES) {
         const Vector inverse = broadcast(1.0f) / load(totals + half);
         for (int64_t i = 0; i < size; i += LANES) {
             Vector rows[LANES];
             for (int64_t at = 0; at < LANES; ++at) {
-                const float* sum = sums + std::min(i + at, size - 1) * PANEL + half;
-                rows[at] = load(sum) * inverse;
+                rows[at] = load(sums + std::min(i + at, size - 1) * PANEL + half) * inverse;
             }
             transpose(rows);
             for (int64_t lane = 0; lane < std::min(LANES, count - half); ++lane) {
-                put(row + half + lane, column + i, rows[lane], lanes(size - i));
+                const int64_t number = first + half + lane;
+                put(queries.row(number), queries.column(kv_head, number) + i, rows[lane], lanes(size - i));
             }
         }
     }
 }
 
+// A panel is 32 lanes of one key head.
 template <class Way, class T, class Put>
-void attend_tile(const Shape& shape, const Segment& segment, const QueryTile& tile, const Cache<T>& keys,
-                 const Cache<T>& values, const float* query, int64_t query_stride, AttentionScratch& scratch, Put&& put) {
+void attend_tile(const Queries& queries, int64_t kv_head, const Cache<T>& keys, const Cache<T>& values,
+                 AttentionScratch& scratch, Put&& put) {
     using Element = typename Way::Element;
-    const int64_t size = shape.head_size, first_row = segment.start + tile.first;
-    const int64_t position = segment.kv_len - segment.num_queries + tile.first, end = position + tile.count;
-    Element* queries = reinterpret_cast<Element*>(scratch.queries.data());
+    const Shape& shape = queries.shape;
+    const int64_t size = shape.head_size, num_lanes = queries.num_lanes(), end = queries.end();
+    const int64_t panels = (num_lanes + PANEL - 1) / PANEL;
+    Element* some_queries = reinterpret_cast<Element*>(scratch.queries.data());
     Element* some_keys = reinterpret_cast<Element*>(scratch.keys.data());
     Element* some_values = reinterpret_cast<Element*>(scratch.values.data());
-    std::fill_n(scratch.sums.data(), tile.panels() * size * PANEL, 0.0f);
-    std::fill_n(scratch.totals.data(), tile.panels() * PANEL, 0.0f);
-    std::fill_n(scratch.maxima.data(), tile.panels() * PANEL, LOWEST);
-    for (int64_t panel = 0; panel < tile.panels(); ++panel) {
-        const float* from = query + (first_row + tile.query(panel)) * query_stride + tile.head(panel) * size;
-        load_queries(from, query_stride, tile.count - tile.query(panel), size, shape.scale * LOG2_E,
-                     queries + panel * size * PANEL);
+    std::fill_n(scratch.sums.data(), panels * size * PANEL, 0.0f);
+    std::fill_n(scratch.totals.data(), panels * PANEL, 0.0f);
+    std::fill_n(scratch.maxima.data(), panels * PANEL, LOWEST);
+    for (int64_t panel = 0; panel < panels; ++panel) {
+        const float* query[PANEL];
+        for (int64_t lane = 0; lane < PANEL; ++lane) {  // those beyond the last repeat it: nobody reads their results
+            query[lane] = queries.find(kv_head, std::min(panel * PANEL + lane, num_lanes - 1));
+        }
+        load_queries(query, size, shape.scale * LOG2_E, some_queries + panel * size * PANEL);
     }
-    for (int64_t key = shape.first_key(position); key < end; key += KEY_TILE) {
-        const int64_t num_keys = std::min(KEY_TILE, end - key);
-        Way::load_keys(keys, key, num_keys, some_keys);
-        Way::load_values(values, key, num_keys, some_values);
-        for (int64_t panel = 0; panel < tile.panels(); ++panel) {
-            const int64_t at = position + tile.query(panel), seen = std::min(num_keys, at + PANEL - key);
+    Rows<T, KEY_TILE> key_rows[2], value_rows[2];
+    key_rows[0].find(keys, queries.first_key(), end, size);
+    value_rows[0].find(values, queries.first_key(), end, size);
+    for (int64_t key = queries.first_key(), now = 0; key < end; key += KEY_TILE, now = 1 - now) {
+        key_rows[1 - now].find(keys, key + KEY_TILE, end, size);
+        value_rows[1 - now].find(values, key + KEY_TILE, end, size);
+        Way::load_keys(key_rows[now], size, some_keys);
+        Way::load_values(value_rows[now], size, some_values);
+        for (int64_t first = 0; first < num_lanes; first += PANEL) {
+            key_rows[1 - now].fetch(panels);
+            value_rows[1 - now].fetch(panels);
+            const int64_t last = queries.position(std::min(first + PANEL, num_lanes) - 1);
+            const int64_t seen = std::min(key_rows[now].count, last + 1 - key);
             if (seen <= 0) {
                 continue;  // all later than these queries
             }
-            float *scores = scratch.scores.data(), *sums = scratch.sums.data() + panel * size * PANEL;
-            Way::score(some_keys, seen, queries + panel * size * PANEL, size, scores);
-            if (key + seen - 1 > at || (shape.window && key <= at + PANEL - 1 - shape.window)) {
-                hide(shape, scores, key, seen, at);
+            float *scores = scratch.scores.data(), *sums = scratch.sums.data() + first * size;
+            Way::score(some_keys, seen, some_queries + first * size, size, scores);
+            if (key + seen - 1 > queries.position(first) || (shape.window && key <= last - shape.window)) {
+                hide(queries, scores, key, seen, first);
             }
-            soften(scores, seen, size, scratch.maxima.data() + panel * PANEL, scratch.totals.data() + panel * PANEL, sums,
+            soften(scores, seen, size, scratch.maxima.data() + first, scratch.totals.data() + first, sums,
                    Way::weights(scratch));
             Way::add(some_values, Way::weights(scratch), seen, size, sums);
         }
     }
-    for (int64_t panel = 0; panel < tile.panels(); ++panel) {
-        put_sums(scratch.sums.data() + panel * size * PANEL, scratch.totals.data() + panel * PANEL, size,
-                 tile.count - tile.query(panel), first_row + tile.query(panel), tile.head(panel) * size, put);
+    for (int64_t first = 0; first < num_lanes; first += PANEL) {
+        put_sums(queries, kv_head, first, scratch.sums.data() + first * size, scratch.totals.data() + first, put);
     }
 }
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 SOURCE = Path(__file__).with_name("decoder.cpp")
-FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-pthread")
+FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden")
 # Sets of instructions, the best first: what a CPU has to have, and what tells a compiler of it.
 NEEDED: dict[str, set[str]] = {
     "avx512": {"avx512_f", "avx512_bw", "avx512_vl", "avx512_dq"},
@@ -23,6 +23,7 @@ NEEDED: dict[str, set[str]] = {
     "neon": {"neon"},
 }
 TARGETS = {"avx512": "-march=native", "avx2": "-march=x86-64-v3", "neon": "-mcpu=native"}
+MORE = {"avx2": {"avx_vnni": "-mavxvnni"}}  # of a set, where the CPU has it
 TIMEOUT = 300  # seconds
 
 
@@ -51,11 +52,17 @@ def build(isa: str = "auto") -> Path:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
         raise NotBuilt("there is no C++ compiler (g++ 11 or newer, or set CXX)")
-    command = [compiler, TARGETS[isa], *FLAGS]
+    command = [compiler, *targets(isa), *FLAGS]
     library = cache_folder() / f"decoder-{isa}-{_key(command)}.so"
     if not _is_whole(library):
         _compile(command, library)
     return library
+
+
+def targets(isa: str) -> list[str]:
+    """What tells a compiler of this CPU's instructions in the set `isa`."""
+    flags = cpu_flags()
+    return [TARGETS[isa], *(option for name, option in MORE.get(isa, {}).items() if name in flags)]
 
 
 def cpu_flags() -> set[str]:

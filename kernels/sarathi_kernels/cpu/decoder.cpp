@@ -64,6 +64,7 @@ void put_all(const float* x, int64_t rows, int64_t width, bool is_bf16, Inputs& 
 
 }  // namespace
 
+#pragma GCC visibility push(default)  // the rest is each library's own, where a process has several
 extern "C" {
 
 // Starts the threads, before anything else. Returns whether products of bfloat16 use AMX, which `allows_amx` may forbid.
@@ -124,7 +125,7 @@ void sarathi_experts(const Model* model, const Layer* layer, const float* x, con
 }
 
 // query and out [num_tokens, num_heads, head_size] float32, to one layer's keys and values. Of the model only its heads
-// are read, and `is_bf16`: whether AMX may multiply what is not float32; of the batch only the segments and the cache.
+// are read, and `is_bf16`: whether what is not float32 may be rounded to it; of the batch only the segments and the cache.
 Fault sarathi_attention(const Model* model, const Batch* batch, const float* query, float* out) {
     return fault_in([&] {
         check_segments(*batch);
@@ -156,3 +157,4 @@ void sarathi_greedy(const float* logits, int64_t rows, int64_t width, int64_t na
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

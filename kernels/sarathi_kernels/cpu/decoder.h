@@ -201,7 +201,7 @@ struct Decoder {
             const Segment& segment = segments[task.segment];
             const int64_t begun = batch.nanoseconds && segment.num_queries == 1 ? Pool::now() : 0;
             attend<T>(shape, segment, task, {keys.data, keys.scales}, {values.data, values.scales}, queries, stride,
-                      scratches[thread], model.is_bf16 && uses_amx, put);
+                      scratches[thread], rounds_inputs(model.is_bf16), put);
             decoding += begun ? Pool::now() - begun : 0;
         });
     }

@@ -2,8 +2,8 @@
 in one stream.
 
 float32: [panels, in_features, 32]. bfloat16, for AMX: [panels, in_features / 32, 2, 16, 16, 2],
-that is blocks of 32 inputs, two halves of 16 columns, and in each the inputs pair by pair. int8, by
-fours: [panels, in_features / 4, 32, 4], inputs rounded up to 64. Sizes are rounded up, with zeros.
+that is blocks of 32 inputs, two halves of 16 columns, and in each the inputs pair by pair. int8
+likewise, by fours: [panels, in_features / 64, 2, 16, 16, 4]. Sizes are rounded up, with zeros.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from torch import Tensor
 from sarathi_kernels.cpu.memory import use_huge_pages
 
 PANEL = 32
-KBLOCK = 32
 CACHE_LINE = 64
-QUAD = 4
-BYTES = 64  # inputs of a row in int8 that AMX takes at a time
+KBLOCKS = {torch.float32: 1, torch.bfloat16: 32, torch.int8: 64}  # inputs that AMX takes at a time
 DTYPES = (torch.float32, torch.bfloat16)
 MOST_BYTES = 2**31 // (255 * 127)  # inputs in int8 whose sums int32 holds, 128 added to each
 
@@ -46,13 +44,12 @@ class PackedLinear:
 
     def __post_init__(self) -> None:
         panels = -(-self.out_features // (PANEL // 2 if self.is_gated else PANEL)) * self.count
-        in_blocks = (-(-self.in_features // KBLOCK), 2, 16, 16, 2)
-        inner: tuple[int, ...] = in_blocks if self.is_bf16 else (self.in_features, PANEL)
-        if self.is_int8:
-            inner = (-(-self.in_features // BYTES) * BYTES // QUAD, PANEL, QUAD)
+        kblock = KBLOCKS.get(self.weight.dtype, 1)
+        in_blocks = (-(-self.in_features // kblock), 2, 16, 16, kblock // 16)
+        inner = (self.in_features, PANEL) if kblock == 1 else in_blocks
         beside = {torch.float32: [self.bias, self.scales], torch.int32: [self.sums]}
         if (
-            (not self.is_int8 and self.weight.dtype not in DTYPES)
+            self.weight.dtype not in KBLOCKS
             or self.weight.shape != (panels, *inner)
             or not self.weight.is_contiguous()
             or {one is not None for one in (self.scales, self.sums)} != {self.is_int8}
@@ -143,10 +140,7 @@ def packed_nbytes(weight: Tensor, *, is_gated: bool = False) -> int:
     *count, rows, columns = weight.shape
     if is_gated:
         rows = 2 * (-(-rows // 2 // 16) * 16)
-    if weight.dtype == torch.bfloat16:
-        columns = -(-columns // KBLOCK) * KBLOCK
-    if weight.dtype == torch.int8:
-        columns = -(-columns // BYTES) * BYTES
+    columns += -columns % KBLOCKS[weight.dtype]
     size = prod(count) * -(-rows // PANEL) * PANEL * columns * weight.element_size()
     return -(-size // CACHE_LINE) * CACHE_LINE
 
@@ -162,14 +156,10 @@ def _pair(weight: Tensor) -> Tensor:
 
 def _panels(weight: Tensor) -> Tensor:
     """Of rows that fill panels."""
-    columns = weight.shape[1]
-    if weight.dtype == torch.float32:
-        return weight.view(-1, PANEL, columns).transpose(1, 2).contiguous()
-    if weight.dtype == torch.int8:
-        quads = F.pad(weight, (0, -columns % BYTES)).unflatten(1, (-1, QUAD))
-        return quads.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
-    padded = F.pad(weight, (0, -columns % KBLOCK))
-    blocks = padded.view(
-        -1, 2, 16, padded.shape[1] // KBLOCK, 16, 2
-    )  # panel, half, column, block, pair, of two
+    kblock = KBLOCKS[weight.dtype]
+    if kblock == 1:
+        return weight.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()
+    padded = F.pad(weight, (0, -weight.shape[1] % kblock))
+    # panel, half, column, block, pair or four, of these
+    blocks = padded.view(-1, 2, 16, padded.shape[1] // kblock, 16, kblock // 16)
     return blocks.permute(0, 3, 1, 4, 2, 5).contiguous()

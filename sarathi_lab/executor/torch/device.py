@@ -8,12 +8,15 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from warnings import catch_warnings
 
 import torch
 
 from sarathi_kernels.cpu import library
+from sarathi_kernels.cpu.build import NotBuilt
+from sarathi_kernels.cpu.packing import DTYPES as PACKED_DTYPES
 from sarathi_kernels.cpu.packing import pack_linear
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.executor.torch.memory import free_memory_bytes
@@ -36,7 +39,7 @@ GPU_MODEL = "13b"  # the paper's
 GPU_MODEL_PARAMS = 13.0e9
 FIRST_ROUNDS = 4  # of peaks, before anything is announced
 PRODUCT_SIZE = {"cpu": 1024, "cuda": 8192}  # of square matrices, for the peak of products
-INT8_ROWS, INT8_SIZE = 256, (8192, 2048)  # of which making rows int8 takes little
+OWN_ROWS, OWN_SIZE = 256, (8192, 2048)  # of C++'s, of which making rows int8 takes little
 # For the peak of memory: far larger than the caches, as what is wanted is the memory's rate.
 STREAM_BYTES = {"cpu": 192 << 20, "cuda": 512 << 20}
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
@@ -182,18 +185,22 @@ def measure_peaks(device: torch.device, dtype: torch.dtype, isa: str = "auto") -
     """The best this process has seen of large products, copies and sums on as many threads.
 
     Measured anew at every call, for a shared machine may be slow for seconds; a peak only rises. A
-    copy counts the bytes read and written. Products in int8 are C++'s own, by the instructions
-    `isa`. The first call takes a second or two, later ones less.
+    copy counts the bytes read and written. Products are torch's or, on a CPU, C++'s own by the
+    instructions `isa`, whichever are faster (in int8 there are no others): either may reach half of
+    what the CPU does. The first call takes a second or two, later ones less.
     """
-    if dtype == torch.int8:
-        library.start(torch.get_num_threads(), isa=isa)
+    ways = [] if dtype == torch.int8 else [product_speed]
+    if device.type == "cpu" and dtype in (torch.int8, *PACKED_DTYPES):
+        with suppress(NotBuilt) if ways else nullcontext():
+            library.start(torch.get_num_threads(), isa=isa)
+            ways.append(own_product_speed)
     kind = (device, dtype, torch.get_num_threads())
     seen = best_peaks.get(kind)
     flops, num_bytes = (seen.flops_per_second, seen.bytes_per_second) if seen else (0.0, 0.0)
     with torch.inference_mode():
         try:
             for _ in range(1 if seen else FIRST_ROUNDS):
-                flops = max(flops, product_speed(device, dtype))
+                flops = max(flops, *(way(device, dtype) for way in ways))
                 num_bytes = max(num_bytes, stream_speed(device))
         except torch.OutOfMemoryError:
             if seen is None:
@@ -203,14 +210,17 @@ def measure_peaks(device: torch.device, dtype: torch.dtype, isa: str = "auto") -
     return best_peaks[kind]
 
 
+def own_product_speed(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of C++'s products on a CPU."""
+    columns, inputs = OWN_SIZE
+    scales = torch.ones(columns) if dtype == torch.int8 else None
+    weight = pack_linear(torch.ones(OWN_SIZE, dtype=dtype), None, scales)
+    x = torch.ones(OWN_ROWS, inputs)
+    return 2.0 * OWN_ROWS * columns * inputs / _best_time(lambda: library.linear(x, weight), device)
+
+
 def product_speed(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a large product."""
-    if dtype == torch.int8:
-        columns, inputs = INT8_SIZE
-        weight = pack_linear(torch.ones(INT8_SIZE, dtype=dtype), None, torch.ones(columns))
-        x = torch.ones(INT8_ROWS, inputs)
-        seconds = _best_time(lambda: library.linear(x, weight), device)
-        return 2.0 * INT8_ROWS * columns * inputs / seconds
+    """FLOP/s of a large product by torch."""
     size = PRODUCT_SIZE[device.type]
     left, right = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(left)
