@@ -117,3 +117,18 @@ def made_once(
         return json.loads(path.read_text())
 
     return made
+
+
+@pytest.fixture
+def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """`refused(*settings)`: the one line in which the command refuses them, before it writes."""
+    from sarathi_lab.run import main
+
+    def line_of(*settings: str) -> str:
+        assert main([*settings, f"output={tmp_path}/out"]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert not (tmp_path / "out").exists()
+        return error
+
+    return line_of

@@ -82,13 +82,14 @@ def lines_of(state: Progress) -> Iterator[Callable[[], None]]:
     if is_outermost:
         _printed = time.monotonic()
     try:
-        with repeated(_print_if_due) if is_outermost else nullcontext():
+        with repeated(print_if_due) if is_outermost else nullcontext():
             yield lambda: None
     finally:
         _phases.pop()
 
 
-def _print_if_due() -> None:
+def print_if_due() -> None:
+    """Print the innermost phase if no line came for `LINE_SECONDS`, unless on a terminal."""
     global _printed
     if _phases and time.monotonic() - _printed > LINE_SECONDS and not sys.stdout.isatty():
         _printed = time.monotonic()

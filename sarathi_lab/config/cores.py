@@ -26,7 +26,7 @@ def pin_process(num_processes: int) -> tuple[int, ...]:
         return ()
     usable = os.sched_getaffinity(0)
     share = max(1, len(usable) // num_processes)
-    if (folder := _own_folder()) is None:
+    if (folder := own_folder()) is None:
         return ()
     numbers: list[int] = []
     for number in sorted(usable, key=lambda number: (_physical(number), number)):
@@ -41,7 +41,7 @@ def pin_process(num_processes: int) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _own_folder() -> Path | None:
+def own_folder() -> Path | None:
     """A folder for locks that nobody else can write to; None if there is something else."""
     folder = Path(tempfile.gettempdir()) / f"sarathi-lab-cores-{os.getuid()}"
     try:

@@ -105,11 +105,11 @@ def help_text(settings: Sequence[str], loader: ConfigLoader) -> str:
     with open_dict(cfg):
         del cfg["hydra"]
     folders = [*(Path(folder.removeprefix("file://")) for folder in searchpath(settings)), CONF]
-    comments = _comments(CONF / "config.yaml")
+    comments = comments_of(CONF / "config.yaml")
     for group in (*GROUPS, "experiment"):
         if choices.get(group) is not None and (path := _file(group, choices[group], folders)):
-            comments |= _comments(path, group)
-    shown = [line + comments.get(name, "") for line, name in _names(OmegaConf.to_yaml(cfg))]
+            comments |= comments_of(path, group)
+    shown = [line + comments.get(name, "") for line, name in named_lines(OmegaConf.to_yaml(cfg))]
     groups = (*GROUPS, "experiment", "hydra/launcher", "hydra/sweeper")
     listed = [
         line
@@ -138,7 +138,7 @@ def _file(group: str, name: str, folders: Sequence[Path]) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _comments(path: Path, group: str = "") -> dict[str, str]:
+def comments_of(path: Path, group: str = "") -> dict[str, str]:
     """What a file of `group` says beside each setting, by the setting's dotted name; what it takes
     from the files of its defaults list included.
     """
@@ -147,15 +147,15 @@ def _comments(path: Path, group: str = "") -> dict[str, str]:
     found: dict[str, str] = {}
     for folder, names in re.findall(r"^  - /(\w+)@_here_: \[(.*)\]$", text, re.M):
         for name in names.split(", "):
-            shared = _comments(CONF / folder / f"{name}.yaml")
+            shared = comments_of(CONF / folder / f"{name}.yaml")
             found |= {prefix + setting: comment for setting, comment in shared.items()}
-    for line, name in _names(text):
+    for line, name in named_lines(text):
         if name and (comment := re.search(r" # .*$", line)):
             found[prefix + name] = comment[0]
     return found
 
 
-def _names(text: str) -> Iterator[tuple[str, str]]:
+def named_lines(text: str) -> Iterator[tuple[str, str]]:
     """The lines of YAML, each with the dotted name of the setting it holds; empty for others."""
     parents: list[tuple[int, str]] = []
     for line in text.splitlines():

@@ -31,19 +31,14 @@ class BlockManager:
         self.num_host_blocks = num_host_blocks
         self.block_size = block_size
         self.prefix = PrefixCache(block_size) if shares_prefixes else None
-        # Popped from the end, so that a fresh cache hands out neighbours: 0, 1, 2, …
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self._free_host = list(range(num_host_blocks - 1, -1, -1))
-
-    @property
-    def empty(self) -> Sequence[int]:
-        """The blocks that hold nothing, the one to be taken next last."""
-        return self._free
+        # What holds nothing. Popped from the end, so that a fresh cache hands out neighbours: 0, 1.
+        self.empty = list(range(num_blocks - 1, -1, -1))
+        self.empty_on_host = list(range(num_host_blocks - 1, -1, -1))
 
     @property
     def num_free(self) -> int:
         """Blocks that a sequence can have: those that are empty or cached for nobody."""
-        return len(self._free) + (0 if self.prefix is None else self.prefix.num_unused)
+        return len(self.empty) + (0 if self.prefix is None else self.prefix.num_unused)
 
     @property
     def num_used(self) -> int:
@@ -74,12 +69,12 @@ class BlockManager:
         missing = -(-num_tokens // self.block_size) - len(held)
         if missing <= 0:  # as a rule: most tokens come one at a time
             return True
-        if (short := missing - len(self._free)) > 0:
+        if (short := missing - len(self.empty)) > 0:
             if self.prefix is None or short > self.prefix.num_unused:
                 return False
-            self._free.extend(self.prefix.evict(short))
-        taken = self._free[: -missing - 1 : -1]
-        del self._free[-missing:]
+            self.empty.extend(self.prefix.evict(short))
+        taken = self.empty[: -missing - 1 : -1]
+        del self.empty[-missing:]
         expected = held[-1] + 1 if held else taken[0]
         if taken != list(range(expected, expected + missing)):
             sequence.blocks_are_neighbours = False
@@ -117,16 +112,16 @@ class BlockManager:
     def free(self, sequence: SequenceState) -> None:
         """Take back all blocks of `sequence`, but for what others share."""
         prefix = self.prefix
-        self._free += sequence.block_ids[::-1] if prefix is None else prefix.release(sequence)
+        self.empty += sequence.block_ids[::-1] if prefix is None else prefix.release(sequence)
         sequence.block_ids.clear()
         sequence.blocks_are_neighbours = True
 
     def swap_out(self, sequence: SequenceState) -> list[Copy] | None:
         """Move `sequence` to host memory; None, with nothing changed, if that is full."""
         num_blocks = self.blocks_for(sequence.num_computed)  # what was only set aside holds nothing
-        if num_blocks > len(self._free_host):
+        if num_blocks > len(self.empty_on_host):
             return None
-        sequence.host_block_ids = [self._free_host.pop() for _ in range(num_blocks)]
+        sequence.host_block_ids = [self.empty_on_host.pop() for _ in range(num_blocks)]
         copies = _copies(sequence, is_out=True)
         self.free(sequence)
         return copies
@@ -140,7 +135,7 @@ class BlockManager:
         if not (self.can_hold(num_tokens, watermark) and self.grow(sequence, num_tokens)):
             return None
         copies = _copies(sequence, is_out=False)
-        self._free_host.extend(reversed(sequence.host_block_ids))
+        self.empty_on_host.extend(reversed(sequence.host_block_ids))
         sequence.host_block_ids = []
         return copies
 

@@ -38,9 +38,9 @@ class PrefixCache:
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self._runs: dict[int, CachedRun] = {}  # by their first keys
+        self.runs: dict[int, CachedRun] = {}  # by their first keys
         # Runs that nobody holds, oldest first: their blocks count as free.
-        self._unused: OrderedDict[CachedRun, None] = OrderedDict()
+        self.unused: OrderedDict[CachedRun, None] = OrderedDict()
         self.num_unused = 0  # blocks of these
         # What was found for whom, as the first that waits is asked for in every iteration.
         self._asked: SequenceState | None = None
@@ -54,7 +54,7 @@ class PrefixCache:
             self._found.pop()  # it may have grown
         num_full = (sequence.num_known - 1) // self.block_size
         keys, at = self._keys_of(sequence, num_full), num_found(self._found)
-        while at < num_full and (run := self._runs.get(keys[at])) is not None:
+        while at < num_full and (run := self.runs.get(keys[at])) is not None:
             alike = _num_alike(run, keys, at, num_full)
             self._found.append(Hit(run, alike))
             at += alike
@@ -72,7 +72,7 @@ class PrefixCache:
             if not run.holders:
                 self.num_unused -= num_blocks
             held = self._cut(run, num_blocks) if num_blocks < len(run.keys) else run
-            self._unused.pop(held, None)
+            self.unused.pop(held, None)
             held.holders.append(sequence)
             sequence.cached_runs.append(held)
             block_ids.extend(held.block_ids)
@@ -94,14 +94,14 @@ class PrefixCache:
             return
         keys = self._keys_of(sequence, num_full)
         at += self._num_following(sequence, keys, at, num_full)
-        begun = self._runs.keys() & keys[at:num_full]  # as a rule nothing is cached
+        begun = self.runs.keys() & keys[at:num_full]  # as a rule nothing is cached
         while at < num_full:
             if keys[at] in begun:
-                at += _num_alike(self._runs[keys[at]], keys, at, num_full)
+                at += _num_alike(self.runs[keys[at]], keys, at, num_full)
             else:
                 others = range(at, num_full) if begun else ()
                 end = next((each for each in others if keys[each] in begun), num_full)
-                self._add(sequence, keys, at, end)
+                self.add(sequence, keys, at, end)
                 at = end
         sequence.num_published = num_full
 
@@ -111,7 +111,7 @@ class PrefixCache:
         for run in reversed(runs):
             run.holders.remove(sequence)
             if not run.holders:
-                self._unused[run] = None
+                self.unused[run] = None
                 self.num_unused += len(run.keys)
         cached = {block for run in runs for block in run.block_ids}
         runs.clear()
@@ -123,12 +123,12 @@ class PrefixCache:
         evicted: list[int] = []
         self.num_unused -= num_blocks
         while (left := num_blocks - len(evicted)) > 0:
-            run = next(iter(self._unused))
+            run = next(iter(self.unused))
             if any(run is hit.run for hit in self._found):
                 self._asked = None
             evicted += run.block_ids[: -left - 1 : -1]
             if left >= len(run.keys):
-                del self._unused[run], self._runs[run.keys[0]]
+                del self.unused[run], self.runs[run.keys[0]]
             else:
                 del run.keys[-left:], run.block_ids[-left:]
         return evicted
@@ -139,11 +139,11 @@ class PrefixCache:
         if start == 0 or (runs and runs[-1].keys[-1] == keys[start - 1]):
             return 0  # as its own run ends there
         for first in range(start - 1, -1, -1):
-            if (run := self._runs.get(keys[first])) is not None:
+            if (run := self.runs.get(keys[first])) is not None:
                 return max(0, _num_alike(run, keys, first, end) - (start - first))
         return 0
 
-    def _add(self, sequence: SequenceState, keys: list[int], start: int, end: int) -> None:
+    def add(self, sequence: SequenceState, keys: list[int], start: int, end: int) -> None:
         """Cache the blocks `start` to `end` of `sequence`: in its last run, if these follow there
         and nobody else holds it.
         """
@@ -151,17 +151,17 @@ class PrefixCache:
         is_next = start > 0 and runs and runs[-1].keys[-1] == keys[start - 1]
         if not is_next or len(runs[-1].holders) > 1:
             runs.append(CachedRun([sequence]))
-            self._runs[keys[start]] = runs[-1]
+            self.runs[keys[start]] = runs[-1]
         runs[-1].keys += keys[start:end]
         runs[-1].block_ids += sequence.block_ids[start:end]
 
     def _cut(self, run: CachedRun, num_blocks: int) -> CachedRun:
         """Make the first `num_blocks` of `run` a run of their own in front of it, with the same
-        holders, and return it; nobody holding them, it is not in `_unused`.
+        holders, and return it; nobody holding them, it is not in `unused`.
         """
         first = CachedRun(run.holders.copy(), run.keys[:num_blocks], run.block_ids[:num_blocks])
         del run.keys[:num_blocks], run.block_ids[:num_blocks]
-        self._runs[first.keys[0]], self._runs[run.keys[0]] = first, run
+        self.runs[first.keys[0]], self.runs[run.keys[0]] = first, run
         for holder in first.holders:
             holder.cached_runs.insert(holder.cached_runs.index(run), first)
         return first

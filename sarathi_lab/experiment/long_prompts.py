@@ -155,7 +155,7 @@ def dynamic_chunks(
             own: Any = shrinking
             policies |= {n: replace(own, smooth_factor=f) for n, f in smooth_factors.items()}
         for name in [name for name, policy in policies.items() if can_run(bench, policy)]:
-            ttft, speed = _one_by_one(bench, policies[name], requests)
+            ttft, speed = one_by_one(bench, policies[name], requests)
             yield point(dataset, SPEED, "times", name, speed, chunk)
             found[name] = {TTFT: ttft}
         usual = {CHUNKING: found.pop(CHUNKING)}
@@ -164,9 +164,7 @@ def dynamic_chunks(
         yield from compared(dataset, found, usual | alike, x=chunk)
 
 
-def _one_by_one(
-    bench: ServingBench, policy: Policy, requests: list[Request]
-) -> tuple[float, float]:
+def one_by_one(bench: ServingBench, policy: Policy, requests: list[Request]) -> tuple[float, float]:
     """Mean seconds to the first token, and how many times as fast as one stage with all layers."""
     waits, alone = [], 0.0
     for one in requests:

@@ -151,17 +151,17 @@ class MeasuredCostModel:
         name = "prefill_attention" if batch.num_prefills else "decode_attention"
         most = MOST if self.is_shared else 1
         if tokens not in self._products:
-            products = _lower(self._timed(tokens, self.probe.products, most))
+            products = _lower(self.timed(tokens, self.probe.products, most))
             self._products[tokens] = products, self.probe.timing
         products, timing = self._products[tokens]
-        attention = self._timed(tokens, lambda _: {name: self.probe.attention(batch)}, most)
+        attention = self.timed(tokens, lambda _: {name: self.probe.attention(batch)}, most)
         timings = {**dict.fromkeys(products, timing), name: self.probe.timing}
         operations = products | _lower(attention)
         is_long = tokens >= LONG  # the device works longer than the host launches
         with nullcontext() if is_long else self.executor.recorded(batch):
             if not is_long:
                 run_once(self.executor, batch)
-            wholes = self._timed(tokens, lambda _: {"": self.probe.whole(batch)})
+            wholes = self.timed(tokens, lambda _: {"": self.probe.whole(batch)})
         timings["iteration"] = timings["others"] = self.probe.timing
         (whole,), parts = _lower(wholes).values(), sum(operations.values())
         if parts > whole:
@@ -170,30 +170,30 @@ class MeasuredCostModel:
         seconds = [found[""] for found in wholes]
         return Measurement(batch, seconds, {**operations, "others": rest}, timings)
 
-    def _timed(self, tokens: int, work: Callable[[int], Times], most: int = MOST) -> list[Times]:
+    def timed(self, tokens: int, work: Callable[[int], Times], most: int = MOST) -> list[Times]:
         """Timings of `work`, each between two references and, where these were slower than usual,
         by so much shorter. Where none has two that agree and are near the usual ones, or all lost a
         core meanwhile, all are taken as they are.
         """
         raw: list[Times] = []
         kept: list[Times] = []
-        start, before = time.perf_counter(), self._reference(tokens)
+        start, before = time.perf_counter(), self.reference(tokens)
         while not raw or (len(raw) < most and time.perf_counter() - start < ENOUGH):
-            lost = self._stolen()
+            lost = self.stolen()
             raw.append(work(tokens))
-            is_whole = self._stolen() == lost and all(raw[-1].values())
-            after = self._reference(tokens)
+            is_whole = self.stolen() == lost and all(raw[-1].values())
+            after = self.reference(tokens)
             slower = max(1.0, min(before, after))
             if is_whole and max(before, after) < AGREE * min(before, after) and slower < AGREE:
                 kept.append({name: value / slower for name, value in raw[-1].items()})
             before = after
         return kept or raw
 
-    def _stolen(self) -> list[float]:
+    def stolen(self) -> list[float]:
         """Seconds by core that went to other machines; a GPU is not shared like that."""
         return stolen() if self.is_shared else []
 
-    def _reference(self, tokens: int) -> float:
+    def reference(self, tokens: int) -> float:
         """Seconds of a reference over its usual ones; a GPU has a speed of its own."""
         if not self.is_shared:
             return 1.0
@@ -220,10 +220,10 @@ class MeasuredCostModel:
         while len(turns) < FEWEST_TURNS or (
             len(turns) < MOST_TURNS and time.perf_counter() - start < ALTERNATED
         ):
-            step, lost = (1 if len(turns) % 2 else -1), self._stolen()
+            step, lost = (1 if len(turns) % 2 else -1), self.stolen()
             turns.append([run_once(self.executor, own).busy for own in placed[::step]][::step])
             # The first warms up; of one that is nothing all of the time was another's.
-            if len(turns) > 1 and self._stolen() == lost and all(turns[-1]):
+            if len(turns) > 1 and self.stolen() == lost and all(turns[-1]):
                 whole.append(turns[-1])
         return np.array(whole or turns[1:])
 

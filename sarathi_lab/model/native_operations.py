@@ -119,7 +119,7 @@ class NativeOperations(Operations):
         _pack_all(model)
         self._kept: list[object] = []  # what the structures point at
         if is_whole:
-            self._decoder = library.Decoder(self._model_struct(model), self._kept)
+            self.decoder = library.Decoder(self._model_struct(model), self._kept)
         self._cache: Callable[[], KVCache | None] = lambda: None  # the last one seen
         self._tables = rotary_tables(torch.arange(0), self._inverse_frequencies, torch.float32)
 
@@ -139,7 +139,7 @@ class NativeOperations(Operations):
         rows = (inputs.token_ids, inputs.positions, inputs.slots, inputs.emit_rows)
         tables = self._tables_up_to(int(inputs.positions.max()) + 1)
         record = self.recorder()
-        return self._decoder.forward(*rows, inputs.attention, keys, values, tables, record)
+        return self.decoder.forward(*rows, inputs.attention, keys, values, tables, record)
 
     def _tables_up_to(self, num_positions: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of all positions so far and as many again, to be made seldom."""

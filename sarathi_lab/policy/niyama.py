@@ -18,7 +18,7 @@ TIERS = "give the seconds to the first token of each tier, such as [2.0,20.0]"
 
 
 @dataclass
-class _Throughput:
+class Throughput:
     """Prompt tokens a second, and those of the iteration that began at `time`."""
 
     rate: float = 0.0
@@ -75,9 +75,9 @@ class Niyama(SloBudget):
         state = self._throughput(scheduler)
         state.tokens, state.time = batch.num_prefill_tokens, scheduler.now
 
-    def _throughput(self, scheduler: Scheduler) -> _Throughput:
+    def _throughput(self, scheduler: Scheduler) -> Throughput:
         """With what the last iteration of prompts served, which counts once."""
-        state, most = scheduler.state(_Throughput), self.max_num_batched_tokens
+        state, most = scheduler.state(Throughput), self.max_num_batched_tokens
         if not state.rate:
             state.rate = most / self.predicted(make_batch(prefill_tokens=most))
         elif state.tokens and scheduler.now > state.time:

@@ -63,13 +63,13 @@ def _main(options: argparse.Namespace) -> int:
     with environment({"WANDB_SILENT": "true"}):
         require_login("a dashboard is written to W&B", "or use --dry-run")
         entity, claims = find_project(options.entity, project), verdicts()
-        _log_claims(claims, entity, project)
+        log_claims(claims, entity, project)
         _save(workspace(entity, project, chosen))
         _save(report(entity, project, claims, chosen))
     return 0
 
 
-def _log_claims(claims: pd.DataFrame, entity: str, project: str) -> None:
+def log_claims(claims: pd.DataFrame, entity: str, project: str) -> None:
     """Send the verdicts as a run, whose table the panel of claims shows."""
     with tempfile.TemporaryDirectory() as name, environment({"WANDB_ENTITY": entity}):
         folder, config = Path(name), {"task": CLAIMS}

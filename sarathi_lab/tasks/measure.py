@@ -102,7 +102,7 @@ class Measure(Task):
                     f"executor.tensor_parallel={degree} has no effect: the paper's models have as "
                     "many devices as there; choose a model, too, such as model=yi-34b"
                 )
-            for model, platform in self._platforms(cfg, backend):
+            for model, platform in self.platforms(cfg, backend):
                 spec = load_option("model", model)
                 platform.check(spec, least_room(own, spec, self._sizes(backend)))
             return None
@@ -127,7 +127,7 @@ class Measure(Task):
             return replace(found, tables={**found.tables, **tables}, float_format="%.6g")
         sizes = self._sizes(backend)
         if own.kind == "rounds":
-            platforms, make_policy = self._platforms(cfg, backend), partial(_policy, cfg)
+            platforms, make_policy = self.platforms(cfg, backend), partial(policy_of, cfg)
             tables = served(own, platforms, make_policy, int(cfg.seed), sizes, self.processes)
         else:
             tables = computed(own, self._specs(cfg, backend), sizes, self.processes)
@@ -177,7 +177,7 @@ class Measure(Task):
                 sizes,
                 seconds=(self.seconds or own.seconds) / len(specs),
                 max_spread=own.max_spread if self.max_spread is None else self.max_spread,
-                make_policy=partial(_policy, cfg),
+                make_policy=partial(policy_of, cfg),
                 seed=int(cfg.seed),
                 is_cut=self._setup(backend) == "paper",
             )
@@ -235,7 +235,7 @@ class Measure(Task):
             path = load.save(table, self.experiment, device, Path(str(self.record)), stem)
             print_place("record", path)
 
-    def _platforms(
+    def platforms(
         self, cfg: DictConfig, backend: SimulatedBackend
     ) -> list[tuple[str, SimulatedBackend]]:
         """The chosen model on the chosen device; where none was chosen those of the paper, each on
@@ -261,7 +261,7 @@ class Measure(Task):
     ) -> list[tuple[ModelSpec, SimulatedBackend]]:
         """The same for batches: where there are no platforms, the chosen or usual model."""
         if _is_papers_model(cfg) and self._own.papers:
-            own = self._platforms(cfg, backend)
+            own = self.platforms(cfg, backend)
             return [(load_option("model", model), platform) for model, platform in own]
         return [(resolve_model(cfg, backend)[0], backend)]
 
@@ -290,7 +290,7 @@ def _is_papers_model(cfg: DictConfig) -> bool:
     return "AutoModel" in str(cfg.model["_target_"])
 
 
-def _policy(cfg: DictConfig, name: str, budget: int) -> Policy | None:
+def policy_of(cfg: DictConfig, name: str, budget: int) -> Policy | None:
     """The policy of `conf/policy/`, if there is one, with a token budget where it reads one."""
     path = CONF / "policy" / f"{name}.yaml"
     known = path.is_file()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from composed import config_of, run_of
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from sarathi_lab.config.effects import check_job
 from sarathi_lab.config.errors import UserError
@@ -50,21 +50,20 @@ BASES = (
 ELSEWHERE = ("model", "hydra")  # tests/model has what a spec refuses
 
 
-def paths_of(node: DictConfig, above: str = "") -> Iterator[str]:
+def paths_of(node: dict[str, object], above: str = "") -> Iterator[str]:
     for key in node:
         path = f"{above}{key}"
         if path not in ELSEWHERE:
             yield path
-            below = node._get_node(key)
-            if isinstance(below, DictConfig):
-                yield from paths_of(below, f"{path}.")
+            if isinstance(node[key], dict):
+                yield from paths_of(node[key], f"{path}.")
 
 
 def cases() -> list[tuple[tuple[str, ...], str, object]]:
     found = [
         (settings, path, value)
         for settings, group in BASES
-        for path in paths_of(config_of(*settings))
+        for path in paths_of(OmegaConf.to_container(config_of(*settings)))
         if path.startswith(group)
         for value in VALUES
     ]

@@ -120,8 +120,8 @@ def test_the_files_of_settings_describe_each_of_them_for_help(group):
     for path in CONF.glob(f"{group}/*.yaml") if group else [CONF / "config.yaml"]:
         text = path.read_text()
         assert text.startswith("# "), path
-        described = explain._comments(path)
-        for line, name in explain._names(text.partition("\nhydra:")[0]):
+        described = explain.comments_of(path)
+        for line, name in explain.named_lines(text.partition("\nhydra:")[0]):
             is_own = not re.search(r"\$\{|\b(_target_|defaults|cache):", line)
             assert not is_own or not name or name in described, (path, name)
 

@@ -17,7 +17,7 @@ from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.experiment.simulate import computed, jobs_of, predict_all, served
 from sarathi_lab.experiment.trials import likely
-from sarathi_lab.tasks.measure import _policy
+from sarathi_lab.tasks.measure import policy_of
 
 
 def made() -> dict[str, int]:
@@ -87,7 +87,7 @@ def test_rounds_units_and_figures_are_the_same():
     mine: list[list[pd.DataFrame]] = []
     for number in (1, 2):
         model = load_option("model", "llama3-8b")
-        tables = served(stalls, [(model.name, backend)], partial(_policy, cfg), 0, dry[0], number)
+        tables = served(stalls, [(model.name, backend)], partial(policy_of, cfg), 0, dry[0], number)
         tables |= {"units": computed(reread, [(model, backend)], dry[1], number).popitem()[1]}
         figures = predict_all(jobs_of("table2"), 1, None, number)
         mine.append([*tables.values(), *figures])

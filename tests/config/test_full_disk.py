@@ -99,7 +99,7 @@ def test_locks_of_cores_are_kept_nowhere_else(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(cores.tempfile, "gettempdir", lambda: str(tmp_path))
     user = cores.os.getuid()
     folder = tmp_path / f"sarathi-lab-cores-{user}"
-    own = cores._own_folder()
+    own = cores.own_folder()
     assert own == folder
     if kind == "others":
         monkeypatch.setattr(cores.os, "getuid", lambda: user + 1)
@@ -109,5 +109,5 @@ def test_locks_of_cores_are_kept_nowhere_else(kind, tmp_path, monkeypatch):
     else:
         folder.rmdir()
         folder.touch() if kind == "file" else folder.symlink_to(tmp_path)
-    assert cores._own_folder() is None
+    assert cores.own_folder() is None
     assert cores.pin_process.__wrapped__(1) == ()

@@ -25,7 +25,7 @@ def look(clock: SimpleNamespace, capsys, seconds: float) -> list[str]:
     """The lines that are printed in the next `seconds`, by a look each second."""
     for _ in range(round(seconds)):
         clock.now += 1
-        console._print_if_due()
+        console.print_if_due()
     return capsys.readouterr().out.splitlines()
 
 
@@ -54,7 +54,7 @@ def test_the_innermost_phase_speaks_and_short_ones_do_not_put_off_the_next_line(
 def test_a_thread_looks_while_a_step_takes_long(monkeypatch):
     looked = threading.Event()
     monkeypatch.setattr(console, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(console, "_print_if_due", looked.set)
+    monkeypatch.setattr(console, "print_if_due", looked.set)
     with lines_of(Progress("a run")):
         assert looked.wait(60)
 
@@ -65,7 +65,7 @@ def test_a_terminal_gets_a_bar_and_no_lines(clock, capsys, monkeypatch):
     with lines_of(Progress("a run")), progress_of("serving", 40, "tokens") as advance:
         clock.now += 60
         advance(10)
-        console._print_if_due()
+        console.print_if_due()
     out = capsys.readouterr().out
     assert "10/40" in out
     assert "━" in out

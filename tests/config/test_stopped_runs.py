@@ -6,21 +6,13 @@ import json
 
 import pandas as pd
 import pytest
+from commands import SMALL
 
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.model.operations import Operations
 from sarathi_lab.run import main
 
-SMALL = [
-    "model=tiny",
-    "tracking=none",
-    "seq_len=48",
-    "pd_ratio=5",
-    "batch=2",
-    "workload.num_requests=3",
-    "device=cpu",
-    "executor.kernels=torch",
-]
+ON_TORCH = [*SMALL, "executor.kernels=torch"]
 
 
 @pytest.fixture
@@ -50,7 +42,7 @@ def refusing(monkeypatch):
 def test_the_sweep_goes_on_and_ends_with_2(tmp_path, capfd, refusing):
     refusing(of_tokens=16, after=6)  # four in the warm-up
     args = [
-        *SMALL,
+        *ON_TORCH,
         "baselines=[]",
         f"output={tmp_path}",
         f"hydra.sweep.dir={tmp_path}/s",
@@ -77,7 +69,7 @@ def test_the_sweep_goes_on_and_ends_with_2(tmp_path, capfd, refusing):
 def test_a_stopped_baseline_leaves_the_run(tmp_path, capfd, refusing):
     refusing(of_tokens=80, after=0)  # both whole prompts at once, which only the baseline runs
     args = [
-        *SMALL,
+        *ON_TORCH,
         "baselines=[request_level]",
         f"output={tmp_path}",
         f"hydra.run.dir={tmp_path}/r",
@@ -92,7 +84,7 @@ def test_a_stopped_baseline_leaves_the_run(tmp_path, capfd, refusing):
 def test_a_baseline_that_stopped_is_not_run_again_in_its_sweep(tmp_path, capfd, refusing):
     refusing(of_tokens=80, after=0)
     args = [
-        *SMALL,
+        *ON_TORCH,
         "baselines=[request_level]",
         f"output={tmp_path}",
         f"hydra.sweep.dir={tmp_path}/s",

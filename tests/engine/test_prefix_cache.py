@@ -294,10 +294,10 @@ def test_making_batches_ahead_changes_no_schedule(policy, requests, num_blocks):
 class BlockByBlock(PrefixCache):
     """Keeps a run for every block: nothing is ever cut, continued or compared."""
 
-    def _add(self, sequence: SequenceState, keys: list[int], start: int, end: int) -> None:
+    def add(self, sequence: SequenceState, keys: list[int], start: int, end: int) -> None:
         for at in range(start, end):
             run = CachedRun([sequence], [keys[at]], [sequence.block_ids[at]])
-            self._runs[keys[at]] = run
+            self.runs[keys[at]] = run
             sequence.cached_runs.append(run)
 
 
@@ -315,7 +315,7 @@ def test_runs_of_blocks_give_the_schedules_of_single_ones(policy, requests, num_
 
 def test_a_prompt_is_one_run_until_part_of_it_is_shared():
     executor = serve([request(0, tokens((1, 40)))], scheduler := sharing(SarathiServe(chunk=8)))
-    runs = scheduler.blocks.prefix._runs
+    runs = scheduler.blocks.prefix.runs
     assert [len(run.keys) for run in runs.values()] == [10]
     serve([request(1, tokens((1, 20), (2, 9)))], scheduler, executor)
     assert sorted(len(run.keys) for run in runs.values()) == [5, 7]

@@ -43,7 +43,7 @@ def four_cores(monkeypatch):
     """
     before = torch.get_num_threads()
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
-    monkeypatch.setattr(devices, "_last", None)
+    monkeypatch.setattr(devices, "last_threads", None)
     monkeypatch.setattr(TorchExecutor, "warm_up", lambda *_, **__: None)
     torch.set_num_threads(2)
     yield
@@ -88,11 +88,11 @@ def test_the_cpp_starts_as_many(monkeypatch):
 
 def test_peaks_are_those_of_as_many_threads(monkeypatch):
     measured = []
-    monkeypatch.setattr(devices, "_best_peaks", {})
+    monkeypatch.setattr(devices, "best_peaks", {})
     monkeypatch.setattr(
-        devices, "_flops_per_second", lambda *_: measured.append(torch.get_num_threads()) or 1e9
+        devices, "product_speed", lambda *_: measured.append(torch.get_num_threads()) or 1e9
     )
-    monkeypatch.setattr(devices, "_bytes_per_second", lambda *_: 1e9 * torch.get_num_threads())
+    monkeypatch.setattr(devices, "stream_speed", lambda *_: 1e9 * torch.get_num_threads())
     found = [
         TorchBackend(device="cpu", threads=threads).peaks().bytes_per_second
         for threads in (4, 1, None)
@@ -130,7 +130,8 @@ def test_whatever_there_are_cores_for_is_taken():
 
 
 def test_a_gpu_has_none(monkeypatch):
-    monkeypatch.setattr(TorchBackend, "_device", torch.device("cuda", 0))
+    monkeypatch.setattr(devices, "resolve_device", lambda name: torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     assert TorchBackend().num_threads is None
     with pytest.raises(

@@ -26,7 +26,8 @@ from sarathi_lab.executor.torch import backend, executor
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.graphs import NoGraphs
-from sarathi_lab.executor.torch.shapes import PaddedShapes, Shape
+from sarathi_lab.executor.torch.packing import Packer
+from sarathi_lab.executor.torch.shapes import Shape
 from sarathi_lab.model import operations
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.policy import Orca, PrefillFirst, Sarathi, SarathiServe
@@ -156,8 +157,7 @@ def tokens_in_series(llama):
 
 def test_every_policy_replays_all_its_iterations(llama, tokens_in_series):
     """Chunks, their tails and whole prompts: else one policy would gain by launches alone."""
-    made = on_kernels(llama)
-    made._graphs = graphs = Closures()
+    made = on_kernels(llama, graphs=(graphs := Closures()))
     made.warm_up(batch_size=3, chunk_tokens=16, longest=20, max_tokens=20)
     for policy in (Orca(), SarathiServe(chunk=16)):
         tokens, iterations, _ = served(llama, made, policy, requests_with_tokens(LENGTHS))
@@ -168,17 +168,19 @@ def test_every_policy_replays_all_its_iterations(llama, tokens_in_series):
 
 
 def test_what_other_runs_recorded_is_forgotten_when_it_is_too_much(llama, monkeypatch):
-    made = on_kernels(llama)
-    shapes = PaddedShapes(made._limits, batch_size=3, max_tokens=64, longest=20)
-    made._graphs = graphs = Closures()
-    for shape in shapes.all:
-        made._recorded[shape] = None
-        graphs.capture(shape, lambda: None)
-    made._forget_beyond(shapes.all[:1])
-    assert len(graphs.recorded) == len(shapes.all)
-    monkeypatch.setattr(executor, "MOST_RECORDED", len(shapes.all) - 1)
-    made._forget_beyond(shapes.all[:1])
-    assert list(graphs.recorded) == list(made._recorded) == shapes.all[:1]
+    made = on_kernels(llama, graphs=(graphs := Closures()))
+    many, few = ({"batch_size": size, "longest": 20, "max_tokens": size} for size in (3, 1))
+    made.prepare(**few)
+    wanted = set(graphs.recorded)
+    made.prepare(**many)
+    made.prepare(**few)
+    everything = set(graphs.recorded)
+    assert wanted < everything
+    monkeypatch.setattr(executor, "MOST_RECORDED", len(everything) - 1)
+    made.prepare(**few)
+    assert set(graphs.recorded) == wanted
+    made.prepare(**many)
+    assert everything - wanted <= set(graphs.recorded), "what is forgotten is recorded anew"
 
 
 @pytest.mark.parametrize("hybrid", ["streams", "unified", "fused"])
@@ -258,28 +260,27 @@ def one_decode(executor: TorchExecutor) -> Batch:
 
 def test_a_shape_can_be_recorded_for_a_while(llama):
     """For measurements of compositions that no run pads to."""
-    executor = on_kernels(llama)
+    executor = on_kernels(llama, graphs=DEVICE.type == "cuda" or Closures())
     batch = one_decode(executor)
     tokens = []
     with executor.recorded(batch):
         executor.submit(batch)
         result = executor.collect()
         tokens.append(result.token_ids)
-        assert result.is_replayed == (DEVICE.type == "cuda")
+        assert result.is_replayed
     executor.submit(batch)
     result = executor.collect()
     assert not result.is_replayed
     assert [*tokens, result.token_ids] == [tokens[0]] * 2
-    assert not executor._recorded
 
 
 def test_every_kernel_that_a_batch_may_need_is_compiled_before(llama, monkeypatch):
     executor = on_kernels(llama)
     shapes = []
-    send = executor._packer.send
-    monkeypatch.setattr(executor._packer, "send", lambda shape: shapes.append(shape) or send(shape))
+    send = Packer.send
+    monkeypatch.setattr(Packer, "send", lambda own, shape: shapes.append(shape) or send(own, shape))
     with torch.inference_mode():
-        executor._compile(longest=1500)
+        executor.compile_kernels(longest=1500)
     assert {(shape.tile_rows, shape.num_reductions) for shape in shapes} == {
         (rows, split) for rows in (64, 128) for split in (0, 1)
     }

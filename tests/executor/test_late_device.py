@@ -258,8 +258,8 @@ def inputs_that_graphs_do_not_read(patch: pytest.MonkeyPatch) -> None:
     start = TorchExecutor.start
 
     def moved(executor: TorchExecutor) -> None:
-        for shape, (buffer, inputs) in executor._recorded.items():
-            executor._recorded[shape] = buffer.clone(), inputs
+        for shape, (buffer, inputs) in executor.recordings.items():
+            executor.recordings[shape] = buffer.clone(), inputs
         start(executor)
 
     patch.setattr(TorchExecutor, "start", moved)
@@ -275,7 +275,7 @@ def swapped_by_one_index(patch: pytest.MonkeyPatch) -> None:
         pinned[0][: len(blocks)] = torch.tensor(blocks)
         return pinned[0][: len(blocks)].to(device, non_blocking=True)
 
-    patch.setattr(host_pool, "_index", index)
+    patch.setattr(host_pool, "index_of", index)
     patch.setattr(host_pool, "STAGED_BYTES", 1)  # block by block
 
 

@@ -117,4 +117,4 @@ def test_what_was_halfway_is_kept_for_nobody_who_gave_way(model):
     sizes = {"batch_size": 2, "num_blocks": 3, "block_size": SIZE}
     table = serve(requests_with_tokens([(3, 6), (8, 1)]), policy, executor, **sizes).requests()
     assert table.num_preemptions.tolist() == [0, 1]
-    assert not executor._passes._halfway
+    assert not executor.passes.halfway

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoints import FAMILIES, make_checkpoint
+from checkpoints import FAMILIES, greedy_tokens, make_checkpoint
 from helpers import scheduler_for
 from native_library import needs_library
 
@@ -214,19 +214,7 @@ def native_model(spec, directory, dtype=torch.float32, *, is_whole=True):
 def test_greedy_tokens_equal_generate(checkpoint, is_whole):
     (spec, directory), theirs = checkpoint
     model = native_model(spec, directory, is_whole=is_whole)
-    greedy = {}
-    for wish in requests():
-        prompt = torch.from_numpy(wish.prompt_token_ids.astype(np.int64))[None]
-        out = theirs.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            do_sample=False,
-            max_new_tokens=wish.output_len,
-            min_new_tokens=wish.output_len,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        greedy[wish.request_id] = out[0, wish.prompt_len :].tolist()
+    greedy = greedy_tokens(theirs, requests())
     for policy in (
         RequestLevel(),
         Orca(),
@@ -323,7 +311,7 @@ def called(model, **changes) -> torch.Tensor:
         "values": torch.zeros(shape),
         "tables": (torch.ones(6, 1, spec.head_size // 2), torch.zeros(6, 1, spec.head_size // 2)),
     }
-    return model.operations._decoder.forward(**{**arguments, **changes})
+    return model.operations.decoder.forward(**{**arguments, **changes})
 
 
 @needs_library
@@ -384,7 +372,7 @@ def test_heads_are_not_rotated_beyond_their_end(fraction):
 @pytest.mark.parametrize("name", ["qkv", "out", "up", "down", "query_norm", "ffn_norm"])
 def test_weights_of_other_sizes_are_refused_by_name(name):
     model = native_model(replace(SPEC, qk_norm=True), None)  # which the decoder points into
-    struct = model.operations._decoder._struct
+    struct = model.operations.decoder.struct
     check_model(struct)
     field = getattr(struct.layers[1], name)
     setattr(field, "size" if "norm" in name else "in_features", 13)
@@ -445,11 +433,11 @@ def test_any_model_is_either_refused_or_computed_as_torch_does():
 def unbuilt(monkeypatch, tmp_path):
     """Nothing compiled so far, and a cache folder of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    library._open.cache_clear()
-    backend._why_not_built.cache_clear()
+    library.opened.cache_clear()
+    backend.why_not_built.cache_clear()
     yield tmp_path
-    library._open.cache_clear()
-    backend._why_not_built.cache_clear()
+    library.opened.cache_clear()
+    backend.why_not_built.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -515,7 +503,7 @@ def compiled(unbuilt, monkeypatch) -> list[Path]:
             made[-1].write_bytes(b"a library" * 100)
         return "version 1"
 
-    monkeypatch.setattr(build, "_run", run)
+    monkeypatch.setattr(build, "run_compiler", run)
     return made
 
 

@@ -131,7 +131,7 @@ def test_a_buffer_is_not_filled_while_a_batch_in_flight_may_read_it(mixed):
     filled = []
     for _ in range(3):
         packer.fill(batch, shape, newest)
-        filled.append(packer._hosts[packer._filled].sized(1).data_ptr())
+        filled.append(packer.host.sized(1).data_ptr())
     assert filled[0] != filled[1]
     assert filled[0] == filled[2]
 

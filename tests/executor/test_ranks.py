@@ -209,7 +209,7 @@ def test_stages_are_busy_or_idle_and_bubbles_say_which():
         assert busy + idle == pytest.approx(spans.end.max() - spans.start.min())
     for _, chain in stages.groupby("iteration"):
         assert (chain.start.to_numpy()[1:] >= chain.end.to_numpy()[:-1]).all()
-    assert np.abs(executor._clock_offsets).max() == 0.0  # one machine
+    assert np.abs(executor.clock_offsets).max() == 0.0  # one machine
 
 
 def test_a_gap_without_requests_is_nobodys_bubble():
@@ -246,7 +246,7 @@ def test_a_task_that_looks_into_a_device_wants_one(tmp_path, capsys):
 
 def test_a_rank_that_dies_is_named_and_the_next_run_goes_on(tmp_path, capsys, expected):
     executor = built(2, 2)
-    victim = groups._current._processes[3]
+    victim = executor.group.processes[3]
     os.kill(victim.pid, signal.SIGKILL)
     begun = time.monotonic()
     words = r"rank 3 \(stage 1 of 2, part 1 of 2 of its layers\) was killed by signal 9; the other"
@@ -262,10 +262,10 @@ def test_a_rank_that_dies_is_named_and_the_next_run_goes_on(tmp_path, capsys, ex
 
 def test_a_rank_that_hangs_is_named():
     executor = built(1, 2, timeout=77)
-    group = groups._current
+    group = executor.group
     assert group.signs.timeout == 77
     group.signs.timeout = 2
-    os.kill(group._processes[1].pid, signal.SIGSTOP)
+    os.kill(group.processes[1].pid, signal.SIGSTOP)
     words = r"rank 1 \(stage 1 of 2\) has given no sign of life for 2 s; .* executor.rank_timeout=2"
     with pytest.raises(RunError, match=words):
         tokens(executor, Orca())

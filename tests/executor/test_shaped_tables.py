@@ -81,8 +81,10 @@ def test_uneven_prompts_are_taken_for_equal_ones_of_as_many_tokens_and_pairs(chu
         assert number == 1
 
 
-def kept(gpu: str, model: str = "llama3-8b", tensor: int = 1) -> ProfiledOperations:
-    tables, hardware = read_tables(str(KEPT / gpu)), load_option("hardware", gpu)
+def kept(
+    gpu: str, model: str = "llama3-8b", tensor: int = 1, tables: OperationTables | None = None
+) -> ProfiledOperations:
+    tables, hardware = tables or read_tables(str(KEPT / gpu)), load_option("hardware", gpu)
     return ProfiledOperations(tables, load_option("model", model), 2, hardware, Parallel(tensor))
 
 
@@ -106,9 +108,7 @@ def test_kept_tables_tell_shapes_that_are_taken_out_of_them(gpu):
     attention = of.tables.frames["attention"]
     is_own = (attention[list(SHAPE)] == [32, 8, 128]).all(axis=1)
     thinner["attention"] = attention[~is_own]
-    without = ProfiledOperations(
-        OperationTables("", thinner), load_option("model", "llama3-8b"), 2, of._formula.hardware
-    )
+    without = kept(gpu, tables=OperationTables("", thinner))
     assert without.products is not None
     errors = [
         without.products.curve(row.in_features, row.out_features)(row.tokens) * 1e6 / row.time_us

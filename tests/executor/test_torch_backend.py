@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from commands import SMALL
 from hydra import compose, initialize_config_dir
 
 from sarathi_kernels.cpu import library
@@ -25,15 +26,6 @@ from sarathi_lab.run import main
 from sarathi_lab.tasks.plan import Plan, make_plan
 
 CPU = torch.device("cpu")
-SMALL = [
-    "model=tiny",
-    "tracking=none",
-    "seq_len=48",
-    "pd_ratio=5",
-    "batch=2",
-    "workload.num_requests=3",
-    "device=cpu",
-]
 
 
 def plan_of(*overrides: str) -> Plan:
@@ -67,7 +59,7 @@ def test_a_triton_that_cannot_compile_is_said_in_one_line(monkeypatch):
     def fail(device):
         raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
 
-    monkeypatch.setattr(support, "_doubled", fail)
+    monkeypatch.setattr(support, "doubled", fail)
     with pytest.raises(
         ValueError, match=r"^Triton can't compile .* \(RuntimeError: Failed to find C compiler\)$"
     ):
@@ -201,7 +193,7 @@ def test_a_slow_cpu_works_and_says_so_once_a_sweep(monkeypatch, tmp_path, capsys
         raise NotBuilt("this CPU has no AVX512 (avx512f is missing)")
 
     monkeypatch.setattr(library, "load", fail)
-    backend._why_not_built.cache_clear()
+    backend.why_not_built.cache_clear()
     monkeypatch.setattr("sarathi_lab.executor.torch.backend.has_fast_path", lambda dtype: False)
     monkeypatch.setattr(
         "sarathi_lab.executor.torch.backend.measure_peaks", lambda *_: Peaks(1e12, 1e10, "given")
@@ -223,7 +215,7 @@ def test_a_slow_cpu_works_and_says_so_once_a_sweep(monkeypatch, tmp_path, capsys
             == 0
         )
     finally:
-        backend._why_not_built.cache_clear()
+        backend.why_not_built.cache_clear()
         use_threads(None)
     printed = capsys.readouterr().out
     assert printed.count("plain torch computes this, not C++: this CPU has no AVX512") == 1

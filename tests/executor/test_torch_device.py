@@ -95,11 +95,11 @@ def test_the_default_gpu_model_is_as_large_as_assumed():
 
 
 def test_peaks_are_plausible_and_only_rise(monkeypatch):
-    monkeypatch.setattr(devices, "_best_peaks", {})
+    monkeypatch.setattr(devices, "best_peaks", {})
     monkeypatch.setitem(devices.PRODUCT_SIZE, "cpu", 1024)  # as users have it
     monkeypatch.setitem(devices.STREAM_BYTES, "cpu", 192 << 20)
     peaks = devices.measure_peaks(CPU, torch.float32)
-    monkeypatch.setattr(devices, "_flops_per_second", lambda device, dtype: 1.0)
+    monkeypatch.setattr(devices, "product_speed", lambda device, dtype: 1.0)
     again = devices.measure_peaks(CPU, torch.float32)
     assert again.flops_per_second == peaks.flops_per_second
     assert again.bytes_per_second >= peaks.bytes_per_second

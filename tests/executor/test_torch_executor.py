@@ -4,10 +4,9 @@ schedule.
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from checkpoints import DEVICE, FAMILIES, make_checkpoint
+from checkpoints import DEVICE, FAMILIES, greedy_tokens, make_checkpoint
 from helpers import ScriptedExecutor, scheduler_for
 from integrity import check_integrity
 from toy_executors import requests_with_tokens
@@ -80,19 +79,7 @@ def family(request, tmp_path_factory):
     """(our model, the greedy tokens of transformers' generate for every request) of one family."""
     directory = tmp_path_factory.mktemp("checkpoint")
     theirs = make_checkpoint(request.param, directory)
-    greedy = {}
-    for wish in requests_with_tokens():
-        prompt = torch.from_numpy(wish.prompt_token_ids.astype(np.int64))[None]
-        out = theirs.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            do_sample=False,
-            max_new_tokens=wish.output_len,
-            min_new_tokens=wish.output_len,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        greedy[wish.request_id] = out[0, wish.prompt_len :].tolist()
+    greedy = greedy_tokens(theirs, requests_with_tokens())
     spec, found = AutoModel(str(directory)).resolve("unused")
     return load_model(spec, found, DEVICE, torch.float32, seed=0), greedy
 

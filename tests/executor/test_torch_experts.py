@@ -10,7 +10,7 @@ from itertools import cycle
 import numpy as np
 import pytest
 import torch
-from checkpoints import DEVICE, MIXTURES, make_checkpoint
+from checkpoints import DEVICE, MIXTURES, greedy_tokens, make_checkpoint
 from every_policy import POLICIES
 from helpers import scheduler_for
 from torch import Tensor
@@ -130,14 +130,6 @@ def requests() -> list[Request]:
     ]
 
 
-def greedy(theirs: torch.nn.Module, wish: Request) -> list[int]:
-    prompt = torch.from_numpy(wish.prompt_token_ids.astype(np.int64))[None]
-    lengths = {"max_new_tokens": wish.output_len, "min_new_tokens": wish.output_len}
-    ends = {"attention_mask": torch.ones_like(prompt), "eos_token_id": None, "pad_token_id": 0}
-    out = theirs.generate(prompt, do_sample=False, **ends, **lengths)
-    return out[0, wish.prompt_len :].tolist()
-
-
 @pytest.fixture(scope="module")
 def mixtures(tmp_path_factory):
     """(our model, transformers' greedy tokens of every request) of each family."""
@@ -147,7 +139,7 @@ def mixtures(tmp_path_factory):
         theirs = make_checkpoint(family, directory)
         spec, found = AutoModel(str(directory)).resolve("unused")
         ours = load_model(spec, found, DEVICE, torch.float32, seed=0)
-        pairs.append((ours, {wish.request_id: greedy(theirs, wish) for wish in requests()}))
+        pairs.append((ours, greedy_tokens(theirs, requests())))
     return pairs
 
 

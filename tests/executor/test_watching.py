@@ -8,21 +8,13 @@ import json
 
 import pandas as pd
 import pytest
+from commands import SMALL
 from native_library import needs_library
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.run import main
 
-SMALL = [
-    "model=tiny",
-    "tracking=none",
-    "seq_len=48",
-    "pd_ratio=5",
-    "batch=2",
-    "workload.num_requests=3",
-    "device=cpu",
-]
 OPERATIONS = {
     "embedding",
     "elementwise",

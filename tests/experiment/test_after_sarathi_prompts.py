@@ -12,7 +12,7 @@ from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.experiment.capacity import Engine
 from sarathi_lab.experiment.figures import FIGURES
-from sarathi_lab.experiment.long_prompts import _one_by_one
+from sarathi_lab.experiment.long_prompts import one_by_one
 from sarathi_lab.experiment.serving import ServingBench
 from sarathi_lab.policy import DynamicChunks, Ranked, SarathiServe, VllmV1
 from sarathi_lab.results.serving_metrics import jain_index
@@ -62,8 +62,8 @@ def test_a_pipeline_is_as_fast_as_its_stages_where_chunks_follow_one_another():
     executor = PipelineExecutor(2, lambda batch: [1.0 * batch.num_tokens] * 2)
     bench, requests = bench_of({}, executor, 2), [Request(0, 0.0, 16, 3)]
     alike = DynamicChunks(4, smooth_factor=0.0)
-    assert _one_by_one(bench, alike, requests) == (20.0, 32 / 20)
-    assert _one_by_one(bench, SarathiServe(chunk=4), requests) == (32.0, 1.0)
+    assert one_by_one(bench, alike, requests) == (20.0, 32 / 20)
+    assert one_by_one(bench, SarathiServe(chunk=4), requests) == (32.0, 1.0)
     halved = replace(alike, chunk=2, smooth_factor=0.0)
     small = replace(bench, engine=replace(bench.engine, batch_size=2))
-    assert _one_by_one(small, halved, requests)[0] == pytest.approx(18.0)
+    assert one_by_one(small, halved, requests)[0] == pytest.approx(18.0)

@@ -126,8 +126,9 @@ def cost(executor):
 
 
 def test_a_composition_is_measured_once_and_its_operations_sum_to_the_iteration(cost, monkeypatch):
-    monkeypatch.setattr(cost, "_reference", lambda tokens: 1.0)  # however busy the machine is
-    monkeypatch.setattr(cost, "_stolen", list)
+    monkeypatch.setattr(cost, "reference", lambda tokens: 1.0)  # however busy the machine is
+    monkeypatch.setattr(cost, "stolen", list)
+    monkeypatch.setattr(measured_cost, "ENOUGH", math.inf)
     batch = make_batch(prefill_tokens=24, start=16, num_decodes=2, context=20)
     first = cost.operation_times(batch)
     again = make_batch(prefill_tokens=24, start=16, num_decodes=2, context=20)
@@ -231,9 +232,10 @@ def test_summaries_have_a_median_and_quantiles_and_one_sample_shows_no_spread():
 )
 def test_a_timing_counts_as_its_references_show(cost, monkeypatch, references, stolen, kept):
     told, lost = iter(references), np.repeat(np.cumsum([0, *stolen]), 2)[1:-1].tolist()
-    monkeypatch.setattr(cost, "_reference", lambda tokens: next(told))
-    monkeypatch.setattr(cost, "_stolen", partial(next, iter(lost)))
-    found = cost._timed(1, lambda tokens: {"a": 7.0}, most=3)
+    monkeypatch.setattr(cost, "reference", lambda tokens: next(told))
+    monkeypatch.setattr(cost, "stolen", partial(next, iter(lost)))
+    monkeypatch.setattr(measured_cost, "ENOUGH", math.inf)
+    found = cost.timed(1, lambda tokens: {"a": 7.0}, most=3)
     assert [times["a"] for times in found] == pytest.approx(kept)
 
 
@@ -241,7 +243,7 @@ def test_a_reference_of_which_nothing_is_left_is_taken_again(executor, monkeypat
     cost = MeasuredCostModel(executor)
     told = iter([0.0, *[2.0] * 8, 0.0, 0.0, 3.0, 0.0, 4.0])
     monkeypatch.setattr(cost.probe, "reference", lambda tokens: next(told))
-    assert [cost._reference(1), cost._reference(1)] == [1.5, 2.0]
+    assert [cost.reference(1), cost.reference(1)] == [1.5, 2.0]
 
 
 def test_what_decodes_add_is_a_difference_of_neighbours(executor, monkeypatch):
@@ -257,7 +259,7 @@ def test_what_decodes_add_is_a_difference_of_neighbours(executor, monkeypatch):
     monkeypatch.setattr(measured_cost, "run_once", slower_and_slower)
     monkeypatch.setattr(measured_cost, "ALTERNATED", 0.0)
     clock = DeviceClock(executor)
-    monkeypatch.setattr(clock.cost, "_stolen", list)
+    monkeypatch.setattr(clock.cost, "stolen", list)
     assert clock.saving(alone, both, without).value == pytest.approx(8.0)
     assert ran == [16, 24, 2, 2, 24, 16, 16, 24, 2]
     assert math.isnan(clock.saving(alone, make_batch(prefill_tokens=193), without).value)

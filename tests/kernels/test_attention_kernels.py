@@ -61,11 +61,10 @@ def attend(
 ) -> Tensor:
     """What the kernels write into an output of NaN."""
     out = poisoned(*inputs.query.shape, device=DEVICE, dtype=inputs.query.dtype)
-    arguments = (inputs.query, inputs.key_cache, inputs.value_cache, inputs.plan, inputs.scale)
     if prefill:
-        prefill_attention(*arguments, sliding_window=case.sliding_window, out=out)
+        prefill_attention(*inputs.arguments, sliding_window=case.sliding_window, out=out)
     if decode:
-        decode_attention(*arguments, sliding_window=case.sliding_window, out=out)
+        decode_attention(*inputs.arguments, sliding_window=case.sliding_window, out=out)
     return out
 
 
@@ -108,15 +107,7 @@ def test_decodes_as_tiles_of_one_query_give_the_same() -> None:
     case = AWKWARD["hybrid"]
     inputs = inputs_of(case)
     out = poisoned(*inputs.query.shape, device=DEVICE, dtype=torch.float32)
-    prefill_attention(
-        inputs.query,
-        inputs.key_cache,
-        inputs.value_cache,
-        inputs.plan,
-        inputs.scale,
-        out=out,
-        with_decodes=True,
-    )
+    prefill_attention(*inputs.arguments, out=out, with_decodes=True)
     assert relative_error(out, reference(case, inputs)) < 1e-5
 
 
@@ -198,14 +189,7 @@ def test_tensor_descriptors_give_the_same(dtype: torch.dtype, sliding_window: in
     inputs = inputs_of(case, dtype)
     out = poisoned(*inputs.query.shape, device=DEVICE, dtype=dtype)
     prefill_attention(
-        inputs.query,
-        inputs.key_cache,
-        inputs.value_cache,
-        inputs.plan,
-        inputs.scale,
-        sliding_window=sliding_window,
-        out=out,
-        tensor_descriptors=True,
+        *inputs.arguments, sliding_window=sliding_window, out=out, tensor_descriptors=True
     )
     assert relative_error(out, reference(case, inputs)) < MAX_ERROR[dtype]
 
@@ -217,11 +201,7 @@ def test_a_tile_may_be_worked_on_in_parts(block_m: int) -> None:
     assert inputs.plan.tile_rows == TILE_ROWS[-1]
     out = attend(case, inputs, prefill=False)
     prefill_attention(
-        inputs.query,
-        inputs.key_cache,
-        inputs.value_cache,
-        inputs.plan,
-        inputs.scale,
+        *inputs.arguments,
         out=out,
         config=PrefillConfig(block_m, block_n=32, num_warps=4, num_stages=1),
     )
@@ -234,11 +214,7 @@ def test_scores_may_be_computed_ahead_of_the_softmax(name: str) -> None:
     inputs = inputs_of(case)
     out = attend(case, inputs, prefill=False)
     prefill_attention(
-        inputs.query,
-        inputs.key_cache,
-        inputs.value_cache,
-        inputs.plan,
-        inputs.scale,
+        *inputs.arguments,
         sliding_window=case.sliding_window,
         out=out,
         config=PrefillConfig(64, block_n=32, num_warps=4, num_stages=1, ahead=True),
@@ -297,15 +273,7 @@ def test_scratch_may_be_reused() -> None:
     scratch.log_sums.fill_(float("nan"))
     out = poisoned(*inputs.query.shape, device=DEVICE, dtype=torch.float32)
     for _ in range(2):
-        decode_attention(
-            inputs.query,
-            inputs.key_cache,
-            inputs.value_cache,
-            inputs.plan,
-            inputs.scale,
-            out=out,
-            scratch=scratch,
-        )
+        decode_attention(*inputs.arguments, out=out, scratch=scratch)
         assert torch.equal(out, expected)
 
 

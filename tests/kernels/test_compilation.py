@@ -310,10 +310,10 @@ def test_a_change_makes_only_the_rows_of_kernels_that_use_it_out_of_date(
 ) -> None:
     kernels = ("decode_kernel", "rotate_and_store_kernel", "add_norm_kernel", "order_kernel")
     before = {kernel: source_hash.__wrapped__(kernel) for kernel in kernels}
-    changed = table._modules() | {f"sarathi_kernels.{module}": ast.parse("x = 1")}
+    changed = table.modules() | {f"sarathi_kernels.{module}": ast.parse("x = 1")}
     if module == "elementwise.norm":  # which must still define the kernel
         changed[f"sarathi_kernels.{module}"] = ast.parse("def add_norm_kernel(): pass")
-    monkeypatch.setattr(table, "_modules", lambda: changed)
+    monkeypatch.setattr(table, "modules", lambda: changed)
     after = {kernel: source_hash.__wrapped__(kernel) for kernel in kernels}
     assert {kernel for kernel in kernels if after[kernel] != before[kernel]} == changes
 
@@ -330,7 +330,7 @@ def test_what_is_recorded_is_not_compiled_again(
         )
         for text in ("as before", "complained of", "new")
     ]
-    rows = [replace(table._failed(unit, ""), complaint="") for unit in units]
+    rows = [replace(table.failed_row(unit, ""), complaint="") for unit in units]
     other = replace(rows[0], triton="3.6.0")
     path = tmp_path / "compiled.csv"
     table.write_table(

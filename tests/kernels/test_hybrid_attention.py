@@ -32,19 +32,13 @@ def test_all_variants_give_the_same(name: str, part_tokens: int) -> None:
     case = AWKWARD[name]
     inputs = make_inputs(case, device=DEVICE, dtype=torch.float16, num_sms=2)
     plan = with_parts_of(inputs.plan, part_tokens, case.sliding_window)
+    inputs = replace(inputs, plan=plan)
     expected = reference(case, inputs)
     for variant in VARIANTS:
         out = poisoned(*inputs.query.shape, device=DEVICE, dtype=torch.float16)
         with assumed(SMALL_CHIP):
             hybrid_attention(
-                inputs.query,
-                inputs.key_cache,
-                inputs.value_cache,
-                plan,
-                inputs.scale,
-                variant=variant,
-                sliding_window=case.sliding_window,
-                out=out,
+                *inputs.arguments, variant=variant, sliding_window=case.sliding_window, out=out
             )
         assert relative_error(out, expected) < 2e-3, variant
 
@@ -70,7 +64,7 @@ def test_padding_of_the_plan_changes_nothing(variant: Variant) -> None:
 def test_an_unknown_variant_is_refused() -> None:
     case = AWKWARD["decodes"]
     inputs = make_inputs(case, device=DEVICE, dtype=torch.float16, num_sms=4)
-    arguments = (inputs.query, inputs.key_cache, inputs.value_cache, inputs.plan, inputs.scale)
+    arguments = inputs.arguments
     with pytest.raises(ValueError, match=r"unknown variant 'both'.*fused"):
         hybrid_attention(*arguments, variant="both", out=torch.empty_like(inputs.query))  # type: ignore[arg-type]
 
@@ -143,7 +137,7 @@ def test_variants_are_right_for_a_13b_model_and_inside_a_graph(variant: Variant)
     sequences = ((512, 1024), *((1, 1024 + i) for i in range(17)))
     case = AttentionCase(sequences, 40, 40, head_size=128)
     inputs = make_inputs(case, device=DEVICE, dtype=torch.bfloat16, num_sms=132)
-    arguments = (inputs.query, inputs.key_cache, inputs.value_cache, inputs.plan, inputs.scale)
+    arguments = inputs.arguments
     out = torch.empty_like(inputs.query)
     hybrid_attention(*arguments, variant=variant, out=out)  # compiles
     graph = torch.cuda.CUDAGraph()

@@ -42,7 +42,7 @@ class Driver:
         self.model = model
         self.blocks, self.tokens = BlockManager(num_blocks, BLOCK_SIZE), Tokens(BLOCK_SIZE)
         if block_order is not None:
-            self.blocks._free = block_order
+            self.blocks.empty = block_order
         self.cache = KVCache(model.spec, num_blocks, BLOCK_SIZE, DEVICE, model.dtype)
         self.cache.keys.fill_(float("nan"))  # whoever reads what was never written shows it
         self.cache.values.fill_(float("nan"))

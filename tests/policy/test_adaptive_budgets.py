@@ -13,6 +13,7 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.policy import Lprs, Niyama, PPas, SlidingServe, SloBudget
+from sarathi_lab.policy.niyama import Throughput
 
 TOKEN = 0.125  # seconds
 # Of 1 to 8 tokens, each of which takes an eighth of a second, as predicted.
@@ -119,8 +120,7 @@ def test_niyama_follows_the_throughput():
     scheduler = scheduler_for(policy)
     serve(requests_of((8, 1), (8, 1)), scheduler, ScriptedExecutor(lambda batch: 2.0))
     # 8 a second as predicted, then 8 in two seconds, once: the last iteration is never looked at.
-    (state,) = scheduler._states.values()
-    assert state.rate == pytest.approx(0.995 * 8 + 0.005 * 4)
+    assert scheduler.state(Throughput).rate == pytest.approx(0.995 * 8 + 0.005 * 4)
 
 
 # -- SlidingServe ----------------------------------------------------------------------------------

@@ -196,7 +196,7 @@ class Api:
 def test_what_the_server_refuses_is_one_line(args, error, monkeypatch, capsys):
     monkeypatch.setattr("wandb.Api", Api)
     monkeypatch.setattr(dashboard, "require_login", lambda what, mend: None)
-    monkeypatch.setattr(dashboard, "_log_claims", lambda claims, entity, project: None)
+    monkeypatch.setattr(dashboard, "log_claims", lambda claims, entity, project: None)
 
     def refuse(self) -> None:
         raise PermissionError("permission denied")

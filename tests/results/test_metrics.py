@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 from helpers import ScriptedExecutor, requests_of, scheduler_for
+from simulated import TWO_LAYERS
 
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
@@ -25,34 +26,19 @@ from sarathi_lab.results.metrics import (
     summarise,
 )
 
-# 2 layers, hidden 4, 2 heads of 2, plain FFN of 16: per layer 4*12 + 4*4 + 4*16 + 16*4 = 192 = 12
-# H^2 parameters.
-SPEC = ModelSpec(
-    "toy",
-    2,
-    4,
-    2,
-    2,
-    16,
-    vocab_size=10,
-    head_size=2,
-    gated_ffn=False,
-    norm="layer",
-    activation="gelu",
-)
 PEAKS = Peaks(flops_per_second=1000.0, bytes_per_second=100.0, source="by hand")
 
 
 def run(policy, requests, executor=None, **kwargs):
     ledger = Ledger()
     run_engine(requests, scheduler_for(policy, **kwargs), executor or ScriptedExecutor(), ledger)
-    return add_costs(ledger.iterations(), SPEC, 2, PEAKS), ledger.requests()
+    return add_costs(ledger.iterations(), TWO_LAYERS, 2, PEAKS), ledger.requests()
 
 
 def test_spec_formulas_by_hand():
-    assert SPEC.num_linear_params == 2 * 12 * 4**2
-    assert SPEC.kv_bytes_per_token(2) == 2 * 2 * 4 * 2
-    assert SPEC.num_params == 384 + 2 * 40
+    assert TWO_LAYERS.num_linear_params == 2 * 12 * 4**2
+    assert TWO_LAYERS.kv_bytes_per_token(2) == 2 * 2 * 4 * 2
+    assert TWO_LAYERS.num_params == 384 + 2 * 40
     # One chunk of 3 tokens from 0: pairs 1+2+3 = 6, reads 3 tokens of KV, emits one token.
     row = pd.DataFrame(
         [[3, 0, 3, 0, 6, 1]],
@@ -65,11 +51,11 @@ def test_spec_formulas_by_hand():
             "num_emits",
         ],
     ).iloc[0]
-    assert SPEC.linear_flops(row) == 2 * 384 * 3 + 2 * 40
-    assert SPEC.attention_flops(row) == 4 * 2 * 4 * 6
-    assert SPEC.weight_read_bytes(row, 2) == (384 + 40) * 2
-    assert SPEC.min_bytes(row, 2) == 848 + 3 * 32 + 3 * 32
-    assert roofline_time(SPEC, row, 2, PEAKS) == pytest.approx(
+    assert TWO_LAYERS.linear_flops(row) == 2 * 384 * 3 + 2 * 40
+    assert TWO_LAYERS.attention_flops(row) == 4 * 2 * 4 * 6
+    assert TWO_LAYERS.weight_read_bytes(row, 2) == (384 + 40) * 2
+    assert TWO_LAYERS.min_bytes(row, 2) == 848 + 3 * 32 + 3 * 32
+    assert roofline_time(TWO_LAYERS, row, 2, PEAKS) == pytest.approx(
         max((2304 + 80 + 192) / 1000, 1040 / 100)
     )
 
@@ -207,7 +193,7 @@ def test_tile_efficiency_counts_padding_as_computed_only():
     ledger = Ledger()
     run_engine(requests_of((100, 2)), scheduler_for(RequestLevel()), ScriptedExecutor(), ledger)
     padded = ledger.iterations().assign(num_padding_tokens=[30, 0])
-    iterations = add_costs(padded, SPEC, 2, PEAKS)
+    iterations = add_costs(padded, TWO_LAYERS, 2, PEAKS)
     assert iterations.useful_tiles.tolist() == [100 / 128, 1 / 128]
     assert iterations.computed_tiles.tolist() == [2, 1]
     summary = summarise(iterations, ledger.requests(), PEAKS, None)

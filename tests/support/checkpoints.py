@@ -4,9 +4,13 @@ supports.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+
+from sarathi_lab.engine.request import Request
 
 # Tests of model and executor run on the GPU where there is one: the same code, the other device.
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -101,3 +105,15 @@ def make_checkpoint(
         directory, max_shard_size=max_shard_size, save_original_format=not is_fused
     )
     return model
+
+
+def greedy_tokens(model: torch.nn.Module, requests: Sequence[Request]) -> dict[int, list[int]]:
+    """What `generate` of transformers answers, by request."""
+    greedy = {}
+    for wish in requests:
+        prompt = torch.from_numpy(wish.prompt_token_ids.astype(np.int64))[None]
+        lengths = {"max_new_tokens": wish.output_len, "min_new_tokens": wish.output_len}
+        ends = {"attention_mask": torch.ones_like(prompt), "eos_token_id": None, "pad_token_id": 0}
+        out = model.generate(prompt, do_sample=False, **ends, **lengths)
+        greedy[wish.request_id] = out[0, wish.prompt_len :].tolist()
+    return greedy

@@ -11,6 +11,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+# Three short requests on a CPU.
+SMALL = (
+    *("model=tiny", "tracking=none", "seq_len=48", "pd_ratio=5", "batch=2"),
+    *("workload.num_requests=3", "device=cpu"),
+)
 _LIBC = ctypes.CDLL(None)
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 

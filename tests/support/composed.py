@@ -6,10 +6,12 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.run_context import RunContext
@@ -45,6 +47,14 @@ def checked(*settings: str) -> None:
     """Make and check the task; raises UserError as a command line does."""
     cfg = config_of(*settings)
     build(cfg.task).check(cfg)
+
+
+def refusal_of(*settings: str) -> str:
+    """The one line in which the task refuses the settings."""
+    with pytest.raises(UserError) as raised:
+        checked(*settings)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
 
 
 def run(folder: Path, *settings: str) -> Result:

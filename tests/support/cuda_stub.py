@@ -136,7 +136,7 @@ def stubbed(device: LateDevice) -> Iterator[LateDevice]:
         patch.setattr(torch.cuda.graph, "default_capture_stream", None)
         patch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
         patch.setattr(torch, "Generator", Generator)
-        patch.setattr(devices, "_best_peaks", {})
+        patch.setattr(devices, "best_peaks", {})
         patch.setitem(devices.PRODUCT_SIZE, "cuda", 64)
         patch.setitem(devices.STREAM_BYTES, "cuda", 1 << 16)
         hybrid._side_stream.cache_clear()

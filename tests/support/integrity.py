@@ -16,9 +16,9 @@ def check_integrity(
 ) -> None:
     """Raise AssertionError unless every block is free, held by one of these, or shared."""
     on_host = [block for sequence in swapped for block in sequence.host_block_ids]
-    if sorted(on_host + blocks._free_host) != list(range(blocks.num_host_blocks)):
+    if sorted(on_host + blocks.empty_on_host) != list(range(blocks.num_host_blocks)):
         raise AssertionError(
-            f"{len(on_host)} + {len(blocks._free_host)} are not {blocks.num_host_blocks} host "
+            f"{len(on_host)} + {len(blocks.empty_on_host)} are not {blocks.num_host_blocks} host "
             "blocks"
         )
     sequences = list(sequences)
@@ -40,7 +40,7 @@ def check_integrity(
 
 def _unused_blocks(prefix: PrefixCache, held: Iterable[int]) -> list[int]:
     """Raise AssertionError unless `held` fits the runs' holders; returns the unused blocks."""
-    counts, runs = Counter(held), prefix._runs.values()
+    counts, runs = Counter(held), prefix.runs.values()
     holders = {block: len(run.holders) for run in runs for block in run.block_ids}
     for block in counts.keys() | holders.keys():
         expected = holders.get(block, 1)
@@ -49,11 +49,11 @@ def _unused_blocks(prefix: PrefixCache, held: Iterable[int]) -> list[int]:
     keys = [key for run in runs for key in run.keys]
     if len(set(keys)) != len(keys) or len(keys) != len(holders):
         raise AssertionError("keys and blocks do not tell the same")
-    if any(run.keys[0] != first for first, run in prefix._runs.items()):
+    if any(run.keys[0] != first for first, run in prefix.runs.items()):
         raise AssertionError("a run is not found by its first key")
     if any(run not in one.cached_runs for run in runs for one in run.holders):
         raise AssertionError("a run has a holder that does not know of it")
-    unused = [block for run in prefix._unused for block in run.block_ids]
+    unused = [block for run in prefix.unused for block in run.block_ids]
     if sorted(unused) != sorted(block for block, number in holders.items() if not number):
         raise AssertionError("what nobody holds is not what is unused")
     if len(unused) != prefix.num_unused:

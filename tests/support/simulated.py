@@ -30,6 +30,18 @@ SPEC = ModelSpec(
     vocab_size=10,
     gated_ffn=False,
 )
+# 2 layers, hidden 4, 2 heads of 2, plain FFN of 16: per layer 4*12 + 4*4 + 4*16 + 16*4 = 192 = 12
+# H^2 parameters.
+TWO_LAYERS = replace(
+    SPEC,
+    num_layers=2,
+    hidden_size=4,
+    num_heads=2,
+    num_kv_heads=2,
+    ffn_size=16,
+    norm="layer",
+    activation="gelu",
+)
 # 4 SMs of 1e9 FLOP/s in products, 1e9 bytes/s of streaming and 5e8 of reading the cache. One second
 # for each launch.
 TOY = Hardware(

@@ -91,10 +91,12 @@ def load_family(family: str, directory: Path) -> Transformer:
 
 
 def on_kernels(
-    model: Transformer, *, capacity: int = 2, num_blocks: int = 40, graphs: bool = True
+    model: Transformer, *, capacity: int = 2, num_blocks: int = 40, graphs: bool | NoGraphs = True
 ) -> TorchExecutor:
-    """An executor as the torch backend makes it for a GPU."""
+    """An executor as the torch backend makes it for a GPU, or with `graphs` of its own."""
     is_cuda = DEVICE.type == "cuda"
+    if isinstance(graphs, bool):
+        graphs = CudaGraphs() if graphs and is_cuda else NoGraphs()
     return TorchExecutor(
         model,
         num_blocks=num_blocks,
@@ -102,5 +104,5 @@ def on_kernels(
         timeline=CudaTimeline(DEVICE) if is_cuda else HostTimeline(),
         limits=Limits(model.spec, BLOCK_SIZE, chip_of(DEVICE).num_sms),
         capacity=capacity,
-        graphs=CudaGraphs() if graphs and is_cuda else NoGraphs(),
+        graphs=graphs,
     )

@@ -291,9 +291,5 @@ def test_what_makes_no_search_is_one_line(args, words):
     assert "\n" not in str(raised.value)
 
 
-def test_baselines_are_not_searched_for(tmp_path, capsys):
-    assert main([*SIMULATED, "baselines=[orca]", f"output={tmp_path}/o"]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert "task=capacity does not read baselines" in err
-    assert not (tmp_path / "o").exists()
+def test_baselines_are_not_searched_for(refused):
+    assert "task=capacity does not read baselines" in refused(*SIMULATED, "baselines=[orca]")

@@ -74,7 +74,7 @@ def timer(device, monkeypatch) -> LateDevice:
         get_empty_cache_for_benchmark=lambda: torch.empty(1, device=DEVICE),
         clear_cache=lambda cache: cache.zero_(),
     )
-    monkeypatch.setattr("triton.runtime.driver._active", driver)
+    monkeypatch.setattr("triton.runtime.driver", SimpleNamespace(active=driver))
     return device
 
 

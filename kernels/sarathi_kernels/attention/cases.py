@@ -94,6 +94,11 @@ class AttentionInputs:
     scale: float
     blocks: list[list[int]]  # of each sequence, in order
 
+    @property
+    def arguments(self) -> tuple[Tensor, Tensor, Tensor, AttentionPlan, float]:
+        """What every kernel takes first."""
+        return self.query, self.key_cache, self.value_cache, self.plan, self.scale
+
 
 def make_inputs(
     case: AttentionCase, *, device: torch.device, dtype: torch.dtype, num_sms: int, seed: int = 0

@@ -108,7 +108,7 @@ def _prefill(
     inputs = _inputs(case, device, dtype)
     label = f"{name} chunk {chunk} at {offset}"
     out = torch.empty_like(inputs.query)
-    arguments = (inputs.query, inputs.key_cache, inputs.value_cache, inputs.plan, inputs.scale)
+    arguments = inputs.arguments
 
     def paged() -> None:
         prefill_attention(*arguments, out=out)
@@ -156,7 +156,7 @@ def _hybrid(
     case = _case(name, ((chunk, context), *((1, context),) * count), quick)
     inputs = _inputs(case, device, dtype)
     out = torch.empty_like(inputs.query)
-    arguments = (inputs.query, inputs.key_cache, inputs.value_cache, inputs.plan, inputs.scale)
+    arguments = inputs.arguments
     ways: dict[str, Callable[[], None]] = {
         variant: partial(hybrid_attention, *arguments, variant=variant, out=out)
         for variant in get_args(Variant)
@@ -241,14 +241,7 @@ def _tiles(device: torch.device, dtype: torch.dtype, quick: bool) -> Iterator[Be
             descriptors: bool = descriptors,
         ) -> None:
             prefill_attention(
-                inputs.query,
-                inputs.key_cache,
-                inputs.value_cache,
-                inputs.plan,
-                inputs.scale,
-                out=out,
-                config=config,
-                tensor_descriptors=descriptors,
+                *inputs.arguments, out=out, config=config, tensor_descriptors=descriptors
             )
 
         if works_here(attend):

@@ -92,7 +92,7 @@ def source_hash(kernel: str) -> str:
     configurations that it is compiled in. Layout, comments,
     docstrings, imports and the files' names do not count.
     """
-    trees = _modules()
+    trees = modules()
     ahead = [name for name in trees if _defines(trees[name], kernel)]
     is_experts = any(name.startswith(EXPERTS) for name in ahead)
     reached = {EXPERT_CONFIGURATIONS if is_experts else CONFIGURATIONS}
@@ -105,7 +105,7 @@ def source_hash(kernel: str) -> str:
 
 
 @cache
-def _modules() -> dict[str, ast.Module]:
+def modules() -> dict[str, ast.Module]:
     """The package's modules by name."""
     return {
         ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): ast.parse(
@@ -199,9 +199,9 @@ def row_of(unit: Unit) -> Row:
         passed = hot_pass(unit.launch, compiled) if unit.batch else None
     except Exception as error:  # of Triton's many kinds none may lose the other rows
         lines = str(error).strip().splitlines() or ["no message"]
-        return _failed(unit, f"{type(error).__name__}: {lines[-1].strip()}")
+        return failed_row(unit, f"{type(error).__name__}: {lines[-1].strip()}")
     row = replace(
-        _failed(unit, ""),
+        failed_row(unit, ""),
         registers=compiled.registers,
         spill_bytes=compiled.spill_bytes,
         shared_memory=compiled.shared_memory,
@@ -234,7 +234,8 @@ def _with_loop(row: Row, unit: Unit, passed: Pass) -> Row:
     )
 
 
-def _failed(unit: Unit, reason: str) -> Row:
+def failed_row(unit: Unit, reason: str) -> Row:
+    """The row of a `unit` that does not compile."""
     return Row(
         kernel=unit.source.source.name,
         capability=unit.chip.capability,
@@ -273,7 +274,7 @@ def compile_units(
             try:
                 _compile_into(rows, [index], 1, on_row)
             except BrokenProcessPool:
-                rows[index] = _failed(units[index], "the compiler crashed")
+                rows[index] = failed_row(units[index], "the compiler crashed")
                 on_row(rows[index])
     return [rows[index] for index in range(len(units))]
 
@@ -304,7 +305,7 @@ def identity(row: Mapping[str, str]) -> tuple[str, ...]:
 
 def identity_of(unit: Unit) -> tuple[str, ...]:
     """The identity of the row that `unit` will have."""
-    return identity(as_text(_failed(unit, "")))
+    return identity(as_text(failed_row(unit, "")))
 
 
 def write_table(path: Path, rows: Sequence[dict[str, str]]) -> None:

@@ -80,7 +80,7 @@ def cache_folder() -> Path:
 def _key(command: list[str]) -> str:
     """Of all that the result depends on."""
     sources = [*sorted(SOURCE.parent.glob("*.h")), SOURCE]
-    version = _run([command[0], "--version"])
+    version = run_compiler([command[0], "--version"])
     parts = [
         *(path.read_text() for path in sources),
         version,
@@ -115,7 +115,7 @@ def _compile(command: list[str], library: Path) -> None:
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             aside = Path(folder) / library.name
-            _run([*command, str(SOURCE), "-o", str(aside)])
+            run_compiler([*command, str(SOURCE), "-o", str(aside)])
             _hash_file(aside).write_text(_hash(aside))
             aside.replace(library)
             _hash_file(aside).replace(_hash_file(library))
@@ -123,7 +123,8 @@ def _compile(command: list[str], library: Path) -> None:
         raise NotBuilt(f"the compiled library can't be kept: {error}") from None
 
 
-def _run(command: list[str]) -> str:
+def run_compiler(command: list[str]) -> str:
+    """What `command` prints; raises NotBuilt where it does not run or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

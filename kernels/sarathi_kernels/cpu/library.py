@@ -62,11 +62,12 @@ def load(isa: str | None = None) -> ctypes.CDLL:
     """The library for `isa` (see `build`), or for the one that was started last; compiled now
     unless it was before. Raises NotBuilt.
     """
-    return _open(isa or _started_isa)
+    return opened(isa or _started_isa)
 
 
 @cache
-def _open(isa: str) -> ctypes.CDLL:
+def opened(isa: str) -> ctypes.CDLL:
+    """The library for `isa`, compiled and opened once. Raises NotBuilt."""
     path = build(isa)
     try:
         library = ctypes.CDLL(str(path))
@@ -145,7 +146,7 @@ class Decoder:
 
     def __init__(self, struct: ModelStruct, kept: Sequence[object]) -> None:
         check_model(struct)
-        self._struct, self._kept, self._library = struct, kept, load()
+        self.struct, self._kept, self._library = struct, kept, load()
         self._made = self._library.sarathi_make_decoder(byref(struct))
         weakref.finalize(self, self._library.sarathi_free_decoder, self._made)
 
@@ -168,7 +169,7 @@ class Decoder:
 
         Raises ValueError for tensors of other kinds, and for numbers beyond what they point into.
         """
-        model = self._struct
+        model = self.struct
         own = DTYPES[model.is_bf16]
         cached = _cache_parts(keys, values, (own,), model.num_kv_heads, model.head_size)
         num_layers, num_blocks, block_size = keys.shape[:-2]

@@ -34,7 +34,7 @@ def probe(device: torch.device) -> None:
     compiler or headers, a GPU that this Triton does not know; torch.OutOfMemoryError for no memory.
     """
     try:
-        result = _doubled(device)
+        result = doubled(device)
     except torch.OutOfMemoryError:
         raise
     # what Triton raises is not documented, and none of it may reach the user as a trace
@@ -46,7 +46,8 @@ def probe(device: torch.device) -> None:
         raise ValueError(f"Triton's kernel on {device} gave {result:g} for {2 * PROBED:g}")
 
 
-def _doubled(device: torch.device) -> float:
+def doubled(device: torch.device) -> float:
+    """Twice `PROBED`, by a kernel."""
     from sarathi_kernels.runtime.probe_kernel import (
         double,  # here, as this file must import without Triton
     )

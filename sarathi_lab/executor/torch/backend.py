@@ -19,7 +19,6 @@ from sarathi_lab.executor.torch import device as devices
 from sarathi_lab.executor.torch.computing import (
     FIX,
     INT8,
-    _why_not_built,
     built_isa,
     check_int8,
     check_of_kernels,
@@ -28,6 +27,7 @@ from sarathi_lab.executor.torch.computing import (
     require_supported,
     use_native,
     use_triton,
+    why_not_built,
 )
 from sarathi_lab.executor.torch.device import has_fast_path, measure_peaks, num_threads
 from sarathi_lab.executor.torch.executor import TorchExecutor
@@ -147,7 +147,7 @@ class TorchBackend:
             return None
         if self.weights == "fp8":
             return "its products in 8 bits are those of dtype=int8"
-        return native_operations.why_not(spec, self._dtype[1]) or _why_not_built(self.isa)
+        return native_operations.why_not(spec, self._dtype[1]) or why_not_built(self.isa)
 
     @cached_property
     def _device(self) -> torch.device:
@@ -228,7 +228,7 @@ class TorchBackend:
         threads, count = self.num_threads, self.num_devices
         devices.use_threads(threads if count == 1 or threads is None else None)  # of all ranks here
         with faults_explained(self._device, "the measurement of its peaks"):
-            in_int8 = self.dtype == INT8 and self._wants_native and not _why_not_built(self.isa)
+            in_int8 = self.dtype == INT8 and self._wants_native and not why_not_built(self.isa)
             found = measure_peaks(self._device, torch.int8 if in_int8 else self._dtype[1], self.isa)
         devices.use_threads(threads)
         if threads is not None or count == 1:

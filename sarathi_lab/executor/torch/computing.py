@@ -113,11 +113,12 @@ def require_isa(isa: str, *, is_wanted: bool) -> None:
 
 def built_isa(isa: str) -> str | None:
     """Of which instructions the compiled C++ is; None without it."""
-    return instruction_set(isa) if _why_not_built(isa) is None else None
+    return instruction_set(isa) if why_not_built(isa) is None else None
 
 
 @cache
-def _why_not_built(isa: str) -> str | None:
+def why_not_built(isa: str) -> str | None:
+    """Why there is no C++ of the instructions `isa`, found out once; None where there is."""
     try:
         library.load(isa)
     except NotBuilt as error:

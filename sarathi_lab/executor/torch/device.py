@@ -178,7 +178,7 @@ def device_size(device: torch.device, num_threads: int) -> tuple[int, int]:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), num_threads
 
 
-_best_peaks: dict[tuple[torch.device, torch.dtype, int], Peaks] = {}
+best_peaks: dict[tuple[torch.device, torch.dtype, int], Peaks] = {}
 
 
 def measure_peaks(device: torch.device, dtype: torch.dtype, isa: str = "auto") -> Peaks:
@@ -189,29 +189,29 @@ def measure_peaks(device: torch.device, dtype: torch.dtype, isa: str = "auto") -
     instructions `isa`, whichever are faster (in int8 there are no others): either may reach half of
     what the CPU does. The first call takes a second or two, later ones less.
     """
-    ways = [] if dtype == torch.int8 else [_flops_per_second]
+    ways = [] if dtype == torch.int8 else [product_speed]
     if device.type == "cpu" and dtype in (torch.int8, *PACKED_DTYPES):
         with suppress(NotBuilt) if ways else nullcontext():
             library.start(torch.get_num_threads(), isa=isa)
-            ways.append(_own_flops_per_second)
+            ways.append(own_product_speed)
     kind = (device, dtype, torch.get_num_threads())
-    seen = _best_peaks.get(kind)
+    seen = best_peaks.get(kind)
     flops, num_bytes = (seen.flops_per_second, seen.bytes_per_second) if seen else (0.0, 0.0)
     with torch.inference_mode():
         try:
             for _ in range(1 if seen else FIRST_ROUNDS):
                 flops = max(flops, *(way(device, dtype) for way in ways))
-                num_bytes = max(num_bytes, _bytes_per_second(device))
+                num_bytes = max(num_bytes, stream_speed(device))
         except torch.OutOfMemoryError:
             if seen is None:
                 raise
             return seen  # beside a cache that fills the memory nothing can be measured
-    _best_peaks[kind] = Peaks(flops, num_bytes, "measured")
-    return _best_peaks[kind]
+    best_peaks[kind] = Peaks(flops, num_bytes, "measured")
+    return best_peaks[kind]
 
 
-def _own_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
-    """Of C++'s products on a CPU."""
+def own_product_speed(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of C++'s products on a CPU."""
     columns, inputs = OWN_SIZE
     scales = torch.ones(columns) if dtype == torch.int8 else None
     weight = pack_linear(torch.ones(OWN_SIZE, dtype=dtype), None, scales)
@@ -219,14 +219,16 @@ def _own_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
     return 2.0 * OWN_ROWS * columns * inputs / _best_time(lambda: library.linear(x, weight), device)
 
 
-def _flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
+def product_speed(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of a large product by torch."""
     size = PRODUCT_SIZE[device.type]
     left, right = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(left)
     return 2.0 * size**3 / _best_time(lambda: torch.matmul(left, right, out=out), device)
 
 
-def _bytes_per_second(device: torch.device) -> float:
+def stream_speed(device: torch.device) -> float:
+    """Bytes/s of a large copy or sum, whichever is faster."""
     num_bytes = STREAM_BYTES[device.type]
     source = torch.ones(num_bytes // 4, device=device)
     target = torch.empty_like(source).zero_()
@@ -255,7 +257,9 @@ def require_threads(name: str, value: object) -> int | None:
     return threads
 
 
-_last: tuple[int, int] | None = None  # threads that torch took by itself, and those it was told
+last_threads: tuple[int, int] | None = (
+    None  # threads that torch took by itself, and those it was told
+)
 
 
 def num_threads(setting: int | None) -> int:
@@ -265,14 +269,14 @@ def num_threads(setting: int | None) -> int:
     if setting is not None:
         return setting
     current = torch.get_num_threads()
-    own, told = _last or (current, current)
+    own, told = last_threads or (current, current)
     own = own if told == current else current
     return min(own, most_threads() or own)
 
 
 def use_threads(setting: int | None) -> None:
     """Let torch compute on `num_threads(setting)` threads from now on."""
-    global _last
-    _last = num_threads(None), num_threads(setting)
-    if _last[1] != torch.get_num_threads():
-        torch.set_num_threads(_last[1])
+    global last_threads
+    last_threads = num_threads(None), num_threads(setting)
+    if last_threads[1] != torch.get_num_threads():
+        torch.set_num_threads(last_threads[1])

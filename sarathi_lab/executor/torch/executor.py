@@ -78,11 +78,11 @@ class TorchExecutor:
         if limits is not None:
             self._packer = Packer(limits, model.device)
             self._outside = Packer(limits, model.device)  # of decodes without prompts, unpadded
-        self._passes = Passes(model, self.cache)
+        self.passes = Passes(model, self.cache)
         self._tokens = Tokens(block_size)  # of batches packed for torch
         self._shapes: PaddedShapes | None = None
         # Where recorded work reads its inputs, and these; `_kept`: of measurements, to come again.
-        self._recorded: dict[Shape, tuple[Tensor, PackedInputs]] = {}
+        self.recordings: dict[Shape, tuple[Tensor, PackedInputs]] = {}
         self._kept: dict[Shape, tuple[Tensor, PackedInputs]] = {}
         self._in_flight: deque[InFlight] = deque()
         self._rehearse: Callable[[], float] = lambda: math.nan  # until it is warmed up
@@ -102,7 +102,7 @@ class TorchExecutor:
     def start(self) -> None:
         self._in_flight.clear()  # of a run that stopped half-way
         self._newest = ()
-        self._passes.start()
+        self.passes.start()
         self.timeline.reset()
         self._watch.start()
 
@@ -170,7 +170,7 @@ class TorchExecutor:
 
     def _compute(self, shape: Shape) -> bool:
         """Compute what was filled; returns whether a graph was replayed."""
-        recorded = self._recorded.get(shape)
+        recorded = self.recordings.get(shape)
         if recorded is not None:
             buffer, inputs = recorded
             self._packer.copy(buffer)
@@ -219,7 +219,7 @@ class TorchExecutor:
         self._sampled[: len(token_ids)].copy_(token_ids)
 
     def _sample(self, inputs: PackedInputs) -> Tensor:
-        logits = self._passes(inputs)
+        logits = self.passes(inputs)
         with self._watch.range("sampling"):
             return self.model.operations.greedy(logits)
 
@@ -274,7 +274,7 @@ class TorchExecutor:
             with faults_explained(self.model.device, "the recording of CUDA graphs"):
                 self._record(self._shapes.all)
                 if self.model.device.type == "cuda":
-                    self._compile(longest)
+                    self.compile_kernels(longest)
         if self._host_pool is not None:
             with faults_explained(self.model.device, "the first swap"):
                 self._host_pool.warm_up()
@@ -287,7 +287,7 @@ class TorchExecutor:
         self._packer.fill(Batch(), shape, ())
         self._run(self._packer.send(shape))
 
-    def _compile(self, longest: int) -> None:
+    def compile_kernels(self, longest: int) -> None:
         """Run every kernel that a batch may need, so that none is compiled in the middle of a run:
         which they are depends on the rows of a tile and on whether contexts are split alone.
         """
@@ -309,18 +309,18 @@ class TorchExecutor:
         """Within, batches of the shape of `batch` are replayed, as those of padded shapes are. What
         was recorded is kept for the next time, for the `KEPT` newest shapes. RunError: no memory.
         """
-        if self._limits is None or (shape := self._limits.exact(batch)) in self._recorded:
+        if self._limits is None or (shape := self._limits.exact(batch)) in self.recordings:
             yield
             return
         if shape in self._kept:
-            self._recorded[shape] = self._kept.pop(shape)
+            self.recordings[shape] = self._kept.pop(shape)
         else:
             with faults_explained(self.model.device, "the recording of CUDA graphs"):
                 self._record([shape])
         try:
             yield
         finally:
-            self._kept[shape] = self._recorded.pop(shape)
+            self._kept[shape] = self.recordings.pop(shape)
             if len(self._kept) > KEPT:
                 oldest = next(iter(self._kept))
                 del self._kept[oldest]
@@ -328,16 +328,16 @@ class TorchExecutor:
 
     def _forget_beyond(self, wanted: Collection[Shape]) -> None:
         """Forget all shapes recorded before but those `wanted`, if there would be too many."""
-        if len(self._recorded.keys() | set(wanted)) > MOST_RECORDED:
-            for shape in self._recorded.keys() - set(wanted):
-                del self._recorded[shape]
+        if len(self.recordings.keys() | set(wanted)) > MOST_RECORDED:
+            for shape in self.recordings.keys() - set(wanted):
+                del self.recordings[shape]
                 self._graphs.drop(shape)
 
     @torch.inference_mode()
     def _record(self, shapes: Iterable[Shape]) -> None:
         """Run every shape on padding alone, and record it, unless that was done before."""
         for shape in shapes:
-            if shape in self._recorded:
+            if shape in self.recordings:
                 continue
             self._kept.pop(shape, None)
             buffer = torch.empty(fields_of(shape).size, dtype=torch.int32, device=self.model.device)
@@ -347,4 +347,4 @@ class TorchExecutor:
             # The host's buffer is filled anew for the next shape.
             self.timeline.wait(self.timeline.mark())
             self._graphs.capture(shape, partial(self._run, inputs))
-            self._recorded[shape] = buffer, inputs
+            self.recordings[shape] = buffer, inputs

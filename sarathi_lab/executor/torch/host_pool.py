@@ -53,7 +53,7 @@ class HostPool:
         neighbours = _neighbours([copy.host_block for copy in copies])
         for on_device, on_host in self._tensors:
             blocks = on_device.transpose(0, 1)  # as on the host
-            index = _index([copy.device_block for copy in copies], on_device.device)
+            index = index_of([copy.device_block for copy in copies], on_device.device)
             if is_out:
                 staged = blocks.index_select(0, index)
             else:
@@ -82,7 +82,8 @@ def _on_host(tensor: Tensor, num_blocks: int) -> Tensor:
     return made
 
 
-def _index(blocks: list[int], device: torch.device) -> Tensor:
+def index_of(blocks: list[int], device: torch.device) -> Tensor:
+    """The numbers of `blocks` on `device`, int64; of a GPU from pinned memory of their own."""
     index = torch.tensor(blocks)
     return index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index
 

@@ -41,10 +41,10 @@ class Passes:
     def __init__(self, model: Transformer, cache: KVCache) -> None:
         self.model = model
         self.cache = cache
-        self._halfway: dict[SequenceState, tuple[Tensor, Tensor]] = {}
+        self.halfway: dict[SequenceState, tuple[Tensor, Tensor]] = {}
 
     def start(self) -> None:
-        self._halfway.clear()
+        self.halfway.clear()
 
     def __call__(self, inputs: PackedInputs) -> Tensor:
         """The logits of all that emit, [num_emits, vocab_size]."""
@@ -62,7 +62,7 @@ class Passes:
         lengths = [batch.num_decode_tokens, *(chunk.num_tokens for chunk in prompts)]
         (hidden, *states), (update, *updates) = hidden.split(lengths), update.split(lengths)
         kept = zip(states, updates, strict=True)
-        self._halfway |= zip((chunk.sequence for chunk in prompts), kept, strict=True)
+        self.halfway |= zip((chunk.sequence for chunk in prompts), kept, strict=True)
         if inputs.outside is None:
             return hidden.new_empty(0, model.spec.vocab_size)
         after = range(layers.stop, layers.num)
@@ -73,14 +73,14 @@ class Passes:
         """Hidden states and updates of all tokens in front of layer `start`."""
         model, batch = self.model, inputs.batch
         # The others were preempted since, and begin anew.
-        self._halfway = {one: kept for one, kept in self._halfway.items() if one.layers_passed}
+        self.halfway = {one: kept for one, kept in self.halfway.items() if one.layers_passed}
         num_entering = batch.num_decode_tokens if start else None
         with model.operations.range("embedding"):
             hidden = model.embedding(inputs.token_ids[:num_entering])
         if start == 0:
             return hidden, None
         prompts = batch.chunks[batch.num_decodes :]
-        both = [self._halfway.pop(chunk.sequence) for chunk in prompts]
+        both = [self.halfway.pop(chunk.sequence) for chunk in prompts]
         if inputs.outside is not None:
             before = range(start)
             update = model.pass_layers(hidden, None, inputs.outside, self.cache, before)

@@ -241,7 +241,7 @@ class Packer:
         """
         self._filled = (self._filled + 1) % len(self._hosts)
         made, starts = self._tokens.take(batch)
-        views = self._hosts[self._filled].views(made, shape)
+        views = self.host.views(made, shape)
         kv_lens = self._tokens.fill(views, made, starts, newest)
         views["kv_lens"][: len(kv_lens)] = kv_lens
         self._tokens.table.fill(views["block_table"][: len(kv_lens)], made.rows)
@@ -250,14 +250,19 @@ class Packer:
         _put(views["reductions"], reductions, padding=PADDING)
         return made.emitting
 
+    @property
+    def host(self) -> _HostBuffer:
+        """The buffer that was filled last."""
+        return self._hosts[self._filled]
+
     def filled(self, shape: Shape) -> Tensor:
         """A copy of what was filled, for other ranks to `take`."""
-        return self._hosts[self._filled].sized(fields_of(shape).size).clone()
+        return self.host.sized(fields_of(shape).size).clone()
 
     def take(self, buffer: Tensor) -> None:
         """Take what another rank has filled."""
         self._filled = (self._filled + 1) % len(self._hosts)
-        self._hosts[self._filled].overwrite(buffer)
+        self.host.overwrite(buffer)
 
     def send(self, shape: Shape, into: Tensor | None = None) -> PackedInputs:
         """Copy what was filled to `into`, or a buffer that the next call overwrites, unawaited."""
@@ -273,7 +278,7 @@ class Packer:
 
     def copy(self, into: Tensor) -> None:
         """Copy what was filled, for whoever has the inputs of that buffer already."""
-        into.copy_(self._hosts[self._filled].sized(into.numel()), non_blocking=True)
+        into.copy_(self.host.sized(into.numel()), non_blocking=True)
 
 
 class _Buffer:

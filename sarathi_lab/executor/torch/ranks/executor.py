@@ -116,7 +116,7 @@ class Driver(RankExecutor):
         super().__init__(*args, **own)
         self._expected: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._reports: queue.SimpleQueue[list[Tensor] | Lost] = queue.SimpleQueue()
-        self._clock_offsets = [0.0] * self.num_stages
+        self.clock_offsets = [0.0] * self.num_stages
         self._forget()
 
     def listen(self) -> None:
@@ -245,7 +245,7 @@ class Driver(RankExecutor):
         if isinstance(reports, Lost):
             raise self.group.broken()
         zero = time.perf_counter() - self.timeline.now
-        for report, offset in zip(reports, self._clock_offsets[1:], strict=True):
+        for report, offset in zip(reports, self.clock_offsets[1:], strict=True):
             start, end = (report[:2] - zero - offset).tolist()
             # A clock that was read over a network is not exact: no stage begins before the last.
             start = max(start, spans[-1][1])
@@ -285,7 +285,7 @@ class Driver(RankExecutor):
         own = self.group.store.get("host/0")
         for stage in range(1, self.num_stages):
             host = self.group.store.get(f"host/{self.model.part.ranks.leader(stage)}")
-            self._clock_offsets[stage] = 0.0 if host == own else min(answers[stage])[1]
+            self.clock_offsets[stage] = 0.0 if host == own else min(answers[stage])[1]
 
     def close(self) -> None:
         """Let go of the thread that listens."""

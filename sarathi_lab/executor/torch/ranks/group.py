@@ -79,7 +79,7 @@ class Group:
         self.ranks: Ranks | None = None
         self.signs = Signs(store, rank, size, self._end_hung)
         self._hung = ""  # words on the rank that does
-        self._processes = processes or {}
+        self.processes = processes or {}
         self._sent: deque[tuple[Any, Tensor]] = deque()
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=FOREVER)
@@ -164,7 +164,7 @@ class Group:
         if by_torchrun():  # whose processes may be on other machines; it ends them
             print(f"error: {self._hung}", file=sys.stderr, flush=True)
             os._exit(EXIT_USER_ERROR)
-        for number, process in self._processes.items():
+        for number, process in self.processes.items():
             if rank in (None, number):
                 process.kill()
 
@@ -191,7 +191,7 @@ class Group:
         if len(silent) != 1:
             return f"one of the ranks {', '.join(map(str, silent or others))} is gone"
         (rank,) = silent
-        process = self._processes.get(rank)
+        process = self.processes.get(rank)
         with suppress(subprocess.TimeoutExpired):
             if process is not None and (code := process.wait(ENDED_IN)):
                 how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
@@ -204,7 +204,7 @@ class Group:
         return False
 
     def _has_ended(self, rank: int) -> bool:
-        process = self._processes.get(rank)
+        process = self.processes.get(rank)
         return process is not None and process.poll() is not None
 
     def _named(self, rank: int) -> str:
@@ -218,7 +218,7 @@ class Group:
         with suppress(Exception):
             self.tell(Kind.STOP)
         end = time.monotonic() + ENDED_IN
-        for process in self._processes.values():
+        for process in self.processes.values():
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, end - time.monotonic()))
             process.kill()
