@@ -257,9 +257,8 @@ def require_threads(name: str, value: object) -> int | None:
     return threads
 
 
-last_threads: tuple[int, int] | None = (
-    None  # threads that torch took by itself, and those it was told
-)
+# Threads that torch took by itself, and those it was told.
+last_threads: tuple[int, int] | None = None
 
 
 def num_threads(setting: int | None) -> int:
