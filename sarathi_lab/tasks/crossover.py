@@ -18,7 +18,7 @@ from sarathi_lab.config.checked import listed, one_of, refuse_unread, whole
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError, require_int, require_number
 from sarathi_lab.config.instantiate import build
-from sarathi_lab.config.paths import make_folder
+from sarathi_lab.config.paths import make_folder, readable
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.hardware import kv_capacity
@@ -203,14 +203,12 @@ def _labels(backend: Any, spec: ModelSpec) -> dict[str, str]:
 
 def _read(name: str, path: str, column: str) -> pd.DataFrame:
     """An earlier map with a further `column`. Raises UserError where the file is none."""
-    try:
+    measured = " with executor=torch" if column == "samples" else ""
+    fix = f"name a crossover.csv of this task{measured}"
+    with readable(f"task.{name}={path}", fix, KeyError):
         table = pd.read_csv(Path(path))
-        return table[[*CELL, column, *table.columns.difference([*CELL, column])]]
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            f"task.{name}={path} can't be read ({error}); name a crossover.csv of this task"
-            + (" with executor=torch" if column == "samples" else "")
-        ) from None
+        needed = table[[*CELL, column]]
+    return needed.join(table[table.columns.difference(needed.columns)])
 
 
 def _apart(table: pd.DataFrame) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
-from sarathi_lab.config.checked import flag, listed, number, whole
+from sarathi_lab.config.checked import flag, listed, number, one_of, whole
 from sarathi_lab.config.console import console, progress_of
 from sarathi_lab.config.errors import RunError, UserError, require_int, require_one_of
 from sarathi_lab.config.instantiate import build, load_option
@@ -64,7 +64,7 @@ class Peers(Task):
     workloads: Sequence[str] = _some("workloads", ["A", "B"], SCENARIOS)
     repetitions: int = whole(3, minimum=1, fix="use a small number such as 3")
     threads: int | None = None
-    isa: str = "auto"
+    isa: str = one_of("auto", valid=("auto", "avx2"))
     timeout: float = number(900.0, above=0, fix="use seconds such as 900")
     checkpoints: str | None = None
     random_weights: bool = flag(False)
@@ -80,7 +80,6 @@ class Peers(Task):
                     "this one"
                 )
         devices.require_threads("task.threads", self.threads)
-        require_one_of("task.isa", self.isa, ("auto", "avx2"))
 
     def check(self, cfg: DictConfig) -> None:
         """Refuse models, policies and executors that can't be compared."""
