@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -53,7 +54,7 @@ class KnowsPrefillCost(Policy):
     seconds_per_token: float | None = number(None, above=0, fix="use seconds such as 3e-5")
     seconds_per_squared_token: float = number(0.0, minimum=0, fix="use seconds such as 1e-10")
 
-    @property
+    @cached_property  # asked of every prompt that is ranked
     def prefill_cost(self) -> PrefillCost:
         """In seconds, or in tokens where nobody said."""
         return PrefillCost(self.seconds_per_squared_token, self.seconds_per_token or 1.0)

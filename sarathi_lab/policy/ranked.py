@@ -18,6 +18,8 @@ Order = Literal["fcfs", "response_ratio", "shortest", "slack", "preflow", "short
 # Parameters that not every order reads, and which do.
 READ = {"patience": ("shortest", "slack", "preflow", "short_first"), "deadline_factor": ("slack",)}
 
+PAIRS = PrefillCost(0.5, 0.5)  # of query and key
+
 
 @dataclass(frozen=True)
 class Ranked(KnowsPrefillCost):
@@ -87,19 +89,19 @@ class Ranked(KnowsPrefillCost):
 
     def rank(self, sequence: SequenceState, now: float) -> float:
         """The lower is served first; `now` in seconds."""
-        age, known = now - sequence.request.arrival_time, sequence.num_known
-        cost = PrefillCost(0.5, 0.5) if self.order == "preflow" else self.prefill_cost
-        whole_time, rest = cost(known), cost(sequence.num_pending, sequence.num_computed)
+        age = now - sequence.request.arrival_time
+        if self.order == "fcfs":
+            return 0.0
+        if self.order == "short_first":
+            return -1.0 if age > self.patience else float(sequence.num_known > self.short_len)
+        cost = PAIRS if self.order == "preflow" else self.prefill_cost
+        rest = cost(sequence.num_pending, sequence.num_computed)
         match self.order:
             case "response_ratio":
                 return -age / rest
             case "shortest":
                 return log2(rest) - age / self.patience
             case "slack":
-                deadline = max(self.patience, self.deadline_factor * whole_time)
+                deadline = max(self.patience, self.deadline_factor * cost(sequence.num_known))
                 return (deadline - age - rest) / deadline
-            case "preflow":
-                return log2(whole_time) + log2(rest) - age / self.patience
-            case "short_first":
-                return -1.0 if age > self.patience else float(known > self.short_len)
-        return 0.0
+        return log2(cost(sequence.num_known)) + log2(rest) - age / self.patience
