@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -131,12 +132,13 @@ class _Part:
     """
 
     def __init__(
-        self, rows: pd.DataFrame, columns: tuple[str, str], features: Callable[..., Floats]
+        self, rows: pd.DataFrame, columns: tuple[str, str], features: Callable[..., tuple[Any, ...]]
     ) -> None:
         rows = rows.sort_values(list(columns))
         self._features = features
         sizes = [rows[column].to_numpy(float) for column in columns]
-        self._table = features(*sizes), sizes[0], rows.seconds.to_numpy(float)
+        columns_of = np.broadcast_arrays(*features(*sizes))
+        self._table = np.stack(columns_of, axis=-1), sizes[0], rows.seconds.to_numpy(float)
         self.costs = Costs(*self._table)
         self.grid = grid_of(rows, columns)
 
@@ -145,20 +147,18 @@ class _Part:
         return self.grid.error if self.grid else costs_error(*self._table)
 
     def fitted(self, size: float, cached: float) -> float:
-        return self.costs.time(size, *self._features(size, cached).tolist())
+        return self.costs.time(size, *self._features(size, cached))
 
 
-def _prefill_features(tokens: Floats, before: Floats) -> Floats:
-    """Of prefills [rows, 4]: one, tokens, query-key pairs and cached tokens read."""
-    pairs = tokens * before + tokens * (tokens + 1) / 2
-    return np.stack([np.ones_like(tokens), tokens, pairs, before + tokens], axis=-1)
+def _prefill_features(tokens: Any, before: Any) -> tuple[Any, ...]:
+    """Of prefills, arrays or plain numbers: one, tokens, query-key pairs and cached tokens read."""
+    return 1.0, tokens, tokens * before + tokens * (tokens + 1) / 2, before + tokens
 
 
-def _decode_features(decodes: Floats, context: Floats) -> Floats:
-    """Of decodes [rows, 4]: cached tokens read, their mean, decodes, and one.
+def _decode_features(decodes: Any, context: Any) -> tuple[Any, ...]:
+    """Of decodes, arrays or plain numbers: cached tokens read, their mean, decodes, and one.
 
     Where all decodes of a table see the same context, what does not grow with their number is taken
     for the latency of walking along it: launching overlaps with the operations before.
     """
-    kv = decodes * context
-    return np.stack([kv, context, decodes, np.ones_like(decodes)], axis=-1)
+    return decodes * context, context, decodes, 1.0
