@@ -158,8 +158,9 @@ def test_it_is_measured_and_recorded_on_a_device(name, tmp_path):
         f"hydra.run.dir={tmp_path}/run",
         f"task.record={tmp_path}/records",
     ]
+    rate = "task.sizes.dry.rates={any:{tiny:400.0}}"  # else it waits for arrivals for 3 s
     small = ["model=tiny", "device=cpu", "task.setup=dry", "task.seconds=0.1", "task.max_spread=50"]
-    assert main([f"experiment={name}", *small, *places, "tracking=none"]) == 0
+    assert main([f"experiment={name}", rate, *small, *places, "tracking=none"]) == 0
     table = load.load(name, tmp_path / "records")
     assert set(load.COLUMNS) <= set(table.columns)
     assert set(table.device) == {"cpu"}
