@@ -301,7 +301,7 @@ def test_who_hangs_is_told_from_who_is_slow_or_waits():
 def test_torchrun_starts_the_ranks(tmp_path):
     settings = ["model=tiny", "batch=3", "seq_len=32", "pd_ratio=7", "device=cpu", "baselines=[]"]
     settings += ["workload.num_requests=6", "tracking=none", f"output={tmp_path}", "chunk=8"]
-    torchrun = ("torch.distributed.run", "--nproc-per-node", "2", "-m", "sarathi_lab.run")
+    torchrun = ("torch.distributed.run", "--nproc-per-node", "2", "-m", "quickened_run")
     with running(*settings, "executor.tensor_parallel=2", module=torchrun) as process:
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
