@@ -137,7 +137,7 @@ def run_single(command_line: CommandLine) -> None:
         run_here(run_task, cfg, (), job, command=command, host=platform.node())
 
     try:
-        job.run(work, command_line.loader)
+        job.run(work, command_line.composer.loader)
     except UserError as error:
         raise UserError(str(error)) from None  # anew, as its traceback holds the run's memory
 

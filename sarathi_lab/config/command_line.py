@@ -17,9 +17,9 @@ from omegaconf import DictConfig
 from sarathi_lab.config.arguments import Arguments, read_arguments
 from sarathi_lab.config.combinations import (
     ROUND,
+    Composer,
     collapsed,
     combinations,
-    compose_job,
     make_job,
     num_rounds_of,
     repeated,
@@ -45,8 +45,7 @@ from sarathi_lab.config.sweep_search import OptunaSearch
 class CommandLine:
     """Every job, composed once, and where the results will go."""
 
-    loader: ConfigLoader
-    master: DictConfig  # of the sweep; of a single run its own
+    composer: Composer
     jobs: list[Job]  # of a search: those at the ends of its space
     results_dir: Path
     is_sweep: bool
@@ -54,6 +53,11 @@ class CommandLine:
     settings: tuple[Override, ...] = ()  # what decides a sweep's jobs, its experiment's included
     search: OptunaSearch | None = None  # chooses the jobs as it goes
     notes: tuple[str, ...] = ()  # on jobs that are run once for several values
+
+    @property
+    def master(self) -> DictConfig:
+        """What a sweep's jobs share; of a single run its own."""
+        return self.composer.master
 
     @property
     def swept(self) -> tuple[str, ...]:
@@ -83,7 +87,7 @@ class CommandLine:
     def job(self, settings: Sequence[str]) -> Job:
         """The job of these settings: the checked one if there is one, else composed now."""
         same = (job for job in self.jobs if job.settings == tuple(settings) and job.is_checked)
-        return next(same, None) or compose_job(settings, self.master, self.loader)
+        return next(same, None) or self.composer.job(settings)
 
 
 def read_command_line(args: Sequence[str]) -> CommandLine:
@@ -100,7 +104,7 @@ def read_command_line(args: Sequence[str]) -> CommandLine:
         job = make_job(arguments.settings, master)
     check_job(job.cfg, job.settings, (), loader)
     folder = Path(str(master.hydra.run.dir))
-    return CommandLine(loader, master, [job], folder, False, tuple(arguments.of_run))
+    return CommandLine(Composer(master, loader), [job], folder, False, tuple(arguments.of_run))
 
 
 def _compose_master(
@@ -122,6 +126,7 @@ def _compose_master(
 def _sweep(
     arguments: Arguments, parsed: Sequence[Override], master: DictConfig, loader: ConfigLoader
 ) -> CommandLine:
+    composer = Composer(master, loader)
     params = [f"{key}={value}" for key, value in (master.hydra.sweeper.get("params") or {}).items()]
     settings = [*OverridesParser.create(loader).parse_overrides(params), *parsed]
     settings = [override for override in settings if not override.is_hydra_override()]
@@ -131,14 +136,14 @@ def _sweep(
     check_varied(varied)
     notes: dict[str, None] = {}  # as an ordered set
     if search is not None:
-        jobs = [compose_job(job, master, loader) for job in search.extremes(settings)]
+        jobs = [composer.job(job) for job in search.extremes(settings)]
     else:
-        kept = without_lacking(combinations(settings), varied, master, loader, notes)
-        jobs = [compose_job(job, master, loader) for job in kept]
+        kept = without_lacking(combinations(settings), varied, composer, notes)
+        jobs = [composer.job(job) for job in kept]
     read = {name for name in READ_BY if any(reads(job.cfg, name) for job in jobs)}
     if search is None:
         names = [name for name in READ_BY if name in varied & read]
-        jobs = collapsed(jobs, names, master, loader, notes)
+        jobs = collapsed(jobs, names, composer, notes)
     for job in jobs:
         check_job(job.cfg, job.settings, read, loader)
     num_rounds = [num_rounds_of(job, varied, notes, is_search=search is not None) for job in jobs]
@@ -146,8 +151,7 @@ def _sweep(
         jobs = repeated(jobs, num_rounds)
         settings.append(OverridesParser.create(loader).parse_override(f"{ROUND}=range({most})"))
     return CommandLine(
-        loader,
-        master,
+        composer,
         jobs=jobs,
         results_dir=Path(str(master.hydra.sweep.dir)),
         is_sweep=True,

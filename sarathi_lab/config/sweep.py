@@ -154,7 +154,7 @@ class Sweep:
                 job.place(self.record.folder, number)
                 recorded = RecordedJob(self._work, self.record, command_line.swept, job=job)
                 try:
-                    job.run(recorded, command_line.loader)
+                    job.run(recorded, command_line.composer.loader)
                 except OSError as error:  # of the files that Hydra writes
                     if (told := no_room(error)) is None:
                         raise
@@ -180,7 +180,7 @@ class Sweep:
             num_processes = joblib.effective_n_jobs(num_jobs)
         prepare(command_line.launcher, command_line.master.hydra.launcher)
         launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context(command_line.loader, command_line.master),
+            hydra_context=hydra_context(command_line.composer.loader, command_line.master),
             task_function=RecordedJob(self._work, self.record, command_line.swept, num_processes),
             config=command_line.master,
         )

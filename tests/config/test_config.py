@@ -9,8 +9,11 @@ from itertools import zip_longest
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from sarathi_lab.config.combinations import Composer, combinations
 from sarathi_lab.config.command_line import read_command_line
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.explain import GROUPS, options
@@ -161,6 +164,22 @@ def test_a_field_of_one_of_the_swept_policies_is_left_out_of_the_others():
     )
     with pytest.raises(UserError, match=r"policy\.min_decods is not a parameter"):
         read_command_line(["policy=orca,sarathi", "policy.min_decods=1,2", "-m"])
+
+
+def test_jobs_that_are_copied_are_those_that_hydra_composes():
+    """Changed, added, deleted, of options and of experiments, one inside another."""
+    swept = ["plot={x:seq_len},{y:[tpot]}", "policy.min_decodes='1',null"]
+    keys = ["plot.hue=seed", "+plot.mine=[1,'a b']", "~prompt_classes", "window.warmup=10%"]
+    of_hydra = ["hydra.job.config.override_dirname.exclude_keys=[output]", "output='a=b,c'"]
+    line = [*swept, *keys, *of_hydra, "policy=sarathi", "experiment=batch_size,chunk_size"]
+    loader, overrides = make_loader(), OverridesParser.create().parse_overrides(line)
+    mode = RunMode.MULTIRUN
+    master = loader.load_configuration("config", line, mode, validate_sweep_overrides=False)
+    composer = Composer(master, loader)
+    for settings in combinations([one for one in overrides if not one.is_hydra_override()]):
+        composed = composer.job(settings).composed
+        anew = loader.load_sweep_config(master, settings)
+        assert OmegaConf.to_container(composed) == OmegaConf.to_container(anew)
 
 
 def test_measured_sweeps_are_repeated_round_after_round():
