@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sarathi_lab.config.console import amount
 from sarathi_lab.model.spec import Linear, ModelSpec, Work
+
+if TYPE_CHECKING:  # else every rank takes half a second longer to start
+    import pandas as pd
 
 TILE = 128  # tokens of a tile of a GPU's large matrix products (SARATHI, section 4.4)
 
@@ -98,7 +100,7 @@ def request_roofline(
     single ones.
     """
     prompt, output = requests.prompt_len.astype(float), requests.output_len.astype(float)
-    idle = pd.DataFrame(0.0, index=requests.index, columns=list(Work.__annotations__))
+    idle = requests[[]].assign(**dict.fromkeys(Work.__annotations__, 0.0))
     prefill = idle.assign(
         num_prefill_tokens=prompt,
         prefill_kv_tokens=prompt,
