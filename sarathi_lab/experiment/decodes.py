@@ -162,7 +162,9 @@ def _kinds_of_batch(num_tokens: int, num_decodes: int, clock: Clock) -> Iterator
 
 
 @figure(
-    question="What does one attention call over prefills and decodes together cost?", seconds=30
+    question="What does one attention call over prefills and decodes together cost?",
+    seconds=30,
+    look=Look(x="decodes", y="ratio"),
 )
 def hybrid_attention(
     spec: ModelSpec, *, chunks: Ints, decodes: Ints, contexts: Ints

@@ -72,14 +72,20 @@ def _measured(name: str) -> pd.DataFrame:
     return found[[*COLUMNS, *LABELS, "low", "high"]]
 
 
+def recorded_points(name: str) -> pd.DataFrame:
+    """All that is recorded of a figure, simulated or measured (`source`), by device and model."""
+    table = load.load(name)
+    source = table.is_simulated.map({True: "simulated", False: "measured"})
+    return table.assign(source=source, device=table.device + ", " + table.model.astype(str))
+
+
 def serving_points(name: str) -> pd.DataFrame:
     """The recorded points of an experiment of serving, and the paper's where it has some."""
     if name not in SERVING:
         raise UserError(f"{name} is no experiment of serving; use one of {', '.join(SERVING)}")
-    table = load.load(name)
-    device = table.device + ", " + table.model.astype(str)
+    points = recorded_points(name)
     # Reading leaves columns out that are empty everywhere, as where no objective is.
-    points = table.assign(device=device, source="recorded", slo=table.get("slo", ""))
+    points = points.assign(source="recorded", slo=points.get("slo", ""))
     papers = EXPERIMENTS / load.group_of(name) / name / "paper.csv"
     if not papers.is_file():
         return points

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -146,10 +146,13 @@ FIGURES: dict[str, Figure] = {}
 
 def figure(**declared: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as the figure of its name; `declared` are fields of `Figure`. The paper's
-    figures are of an A6000 unless they say otherwise.
+    figures are of an A6000 unless they say otherwise; a picture without a title has the question's.
     """
     if "columns" in declared:
         declared.setdefault("papers", [A6000])
+    if declared.get("kind") != "rounds":  # those are drawn alike
+        look = declared.get("look", Look())
+        declared["look"] = replace(look, title=look.title or declared["question"])
 
     def register(make: Callable[..., Any]) -> Callable[..., Any]:
         FIGURES[make.__name__] = Figure(make.__name__, make, **declared)

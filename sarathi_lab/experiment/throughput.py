@@ -243,7 +243,11 @@ def _over(
     return one(panel, series, x, lambda clock: clock.over(scenario, versus, quantity))
 
 
-@figure(question="Is the best P:D of a chunk C near C/(B-1)?", seconds=45)
+@figure(
+    question="Is the best P:D of a chunk C near C/(B-1)?",
+    seconds=45,
+    look=Look(x="P:D in C/(B-1)", y="throughput gain", log_x=True, prefix="P + D = "),
+)
 def chunk_optimum(spec: ModelSpec, *, seq_len: int, batch: int, chunks: Ints) -> Iterator[Unit]:
     """Throughput against P:D, counted in C/(B-1)."""
     for chunk in chunks:
@@ -253,14 +257,22 @@ def chunk_optimum(spec: ModelSpec, *, seq_len: int, batch: int, chunks: Ints) ->
             yield _over(f"{seq_len} B={batch}", f"C={chunk}", share, own.baseline, own)
 
 
-@figure(question="What do longer sequences leave of the gain?", seconds=25)
+@figure(
+    question="What do longer sequences leave of the gain?",
+    seconds=25,
+    look=Look(x="P + D [tokens]", y="gain", log_x=True),
+)
 def sequence_length(spec: ModelSpec, *, lengths: Ints, batch: int, chunk: int) -> Iterator[Unit]:
     """Decode speed-up and throughput gain against length at one batch."""
     sizes = [(length, length, batch) for length in lengths]
     yield from _speedups_and_gains(f"B={batch} C={chunk}", sizes, chunk)
 
 
-@figure(question="What do larger batches leave of the gain?", seconds=25)
+@figure(
+    question="What do larger batches leave of the gain?",
+    seconds=25,
+    look=Look(x="batch", y="gain", prefix="P + D = "),
+)
 def batch_size(spec: ModelSpec, *, seq_len: int, batches: Ints, chunk: int) -> Iterator[Unit]:
     """Decode speed-up and throughput gain against batch at one length."""
     sizes = [(batch, seq_len, batch) for batch in batches]
@@ -278,7 +290,17 @@ def _speedups_and_gains(
         yield _over(panel, "throughput_gain", x, own.baseline, own)
 
 
-@figure(question="What does the token budget do to waiting?", seconds=20)
+@figure(
+    question="What does the token budget do to waiting?",
+    seconds=20,
+    look=Look(
+        x="tokens of a batch",
+        y="over the largest budget",
+        log_x=True,
+        prefix="P + D = ",
+        names={"tbt_p99": "TBT P99", "ttft_p50": "TTFT P50", THROUGHPUT: "time per request"},
+    ),
+)
 def token_budget(spec: ModelSpec, *, seq_len: int, batch: int, budgets: Ints) -> Iterator[Unit]:
     """Time to the first token and between tokens by token budget, over those of the largest."""
     size = (*whole_lengths(seq_len, 4.0), batch)

@@ -21,7 +21,7 @@ from sarathi_lab.config.paths import CONF, OUTPUTS, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.experiment import figures as registered
 from sarathi_lab.experiment.claims import in_words, load_claims, verdicts
-from sarathi_lab.experiment.figures import FIGURES, PAPERS, SERVING, SIMULATED
+from sarathi_lab.experiment.figures import FIGURES, PAPERS, SIMULATED
 from sarathi_lab.experiment.registry import Sizes
 from sarathi_lab.experiment.simulate import Job, check_fits, jobs_of, predict_all
 from sarathi_lab.results import load
@@ -54,7 +54,7 @@ def main(args: Sequence[str]) -> int:
         description="Draw the paper's figures as PNG and PDF: its points, simulated, and "
         "measured where recorded.",
     )
-    text = f"one of {', '.join([*PAPERS, *SERVING, POLICIES])}"
+    text = f"one of {', '.join([*FIGURES, POLICIES])}"
     parser.add_argument("--only", action="append", metavar="FIGURE", help=text)
     parser.add_argument("--out", type=Path, default=OUTPUTS / "figures", help="where they go")
     text = "simulate anew, and record it, before drawing"
@@ -67,7 +67,8 @@ def main(args: Sequence[str]) -> int:
 
 def _main(options: argparse.Namespace) -> int:
     recorded = load.recorded()
-    known = (*PAPERS, *(name for name in (*SERVING, POLICIES) if name in recorded))
+    others = sorted(FIGURES.keys() - set(PAPERS), key=list(FIGURES).index)
+    known = (*PAPERS, *(name for name in (*others, POLICIES) if name in recorded))
     chosen = options.only or known
     for name in chosen:
         require_one_of("--only", name, known)
@@ -97,13 +98,14 @@ def _main(options: argparse.Namespace) -> int:
 
 
 def draw(name: str, *, is_all: bool = False) -> Picture:
-    """A figure of the paper, or an experiment of serving, from what is recorded of it; `is_all`
-    draws every simulated line of the paper's figures.
+    """A figure from what is recorded of it, beside the paper's where it is one of those; `is_all`
+    draws every simulated line.
     """
     figure = FIGURES[name]
     if figure.look is None:
         return serving_plots.draw(name, figure.question, registered.serving_points(name))
-    return plots.draw(figure.look, registered.points_of(name), is_all=is_all)
+    points_of = registered.points_of if figure.has_paper else registered.recorded_points
+    return plots.draw(figure.look, points_of(name), is_all=is_all)
 
 
 def _some(name: str, known: Sequence[str]) -> Any:

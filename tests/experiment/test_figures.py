@@ -4,18 +4,23 @@ is recorded.
 
 from __future__ import annotations
 
+import re
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import pytest
 
+from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.experiment.claims import COLUMNS as CLAIM_COLUMNS
 from sarathi_lab.experiment.claims import load_claims, verdict
 from sarathi_lab.experiment.figures import COLUMNS, FIGURES, PAPERS, SERVING, points_of
-from sarathi_lab.experiment.registry import KEYS
+from sarathi_lab.experiment.registry import KEYS, figure
 from sarathi_lab.experiment.simulate import jobs_of, predict_all
 from sarathi_lab.results import load
 from sarathi_lab.results.plots.figures import draw
 from sarathi_lab.results.plots.serving import LOOKS
+from sarathi_lab.run import main as run
 from sarathi_lab.tasks import figures
 from sarathi_lab.tasks.figures import main
 
@@ -30,13 +35,46 @@ def points() -> pd.DataFrame:
 
 
 def test_it_writes_png_and_pdf_and_the_verdicts(tmp_path, capsys):
-    assert main(["--only", "fig08", "--only", "table2", "--out", str(tmp_path / "new")]) == 0
+    names = ("fig08", "table2", "batch_size")
+    chosen = [word for name in names for word in ("--only", name)]
+    assert main([*chosen, "--out", str(tmp_path / "new")]) == 0
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "new").iterdir()}
-    assert set(sizes) == {"fig08.png", "fig08.pdf", "table2.png", "table2.pdf"}
+    assert set(sizes) == {f"{name}.{ending}" for name in names for ending in ("png", "pdf")}
     assert min(sizes.values()) > 10_000
     said = capsys.readouterr().out
     assert "up to 10 times cheaper than alone (at least 10): simulated-a6000-profiled 9.26" in said
     assert "(holds)" in said
+
+
+def test_the_figure_of_the_tour_is_simulated_recorded_and_drawn(tmp_path, monkeypatch):
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    (overlay,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
+    monkeypatch.setitem(FIGURES, "chunk_gain", None)  # and goes again
+    exec(code, {})
+    path = tmp_path / "experiment" / "chunk_gain.yaml"
+    path.parent.mkdir()
+    path.write_text(overlay.replace("paper:", "real:").replace("dry:", "paper:"))
+    places = [f"--config-dir={tmp_path}", f"task.record={tmp_path}", f"hydra.run.dir={tmp_path}"]
+    chosen = ["experiment=chunk_gain", "executor=simulated", "model=tiny", "tracking=none"]
+    assert run([*chosen, *places]) == 0
+    assert (tmp_path / "chunk_gain.png").stat().st_size > 10_000
+    monkeypatch.setattr(load, "load", partial(load.load, root=tmp_path))
+    (ax,) = figures.draw("chunk_gain").axes
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("chunk", "gain")
+    assert list(ax.lines[0].get_xdata()) == [8, 16]
+
+
+def test_what_has_no_look_of_its_own_is_drawn_with_its_question_and_unit():
+    plain = figure(question="How much?", seconds=1)(lambda spec: iter(()))
+    try:
+        look = FIGURES[plain.__name__].look
+    finally:
+        del FIGURES[plain.__name__]
+    points = load.load("token_budget").assign(source="measured", unit="parts")
+    canvas = draw(look, points)
+    assert canvas.get_suptitle() == "How much?"
+    assert {ax.get_ylabel() for ax in canvas.axes if ax.has_data()} == {"parts"}
 
 
 @pytest.mark.parametrize("name", SERVING)

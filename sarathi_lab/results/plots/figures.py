@@ -89,7 +89,7 @@ def draw(look: Look, points: pd.DataFrame, *, is_all: bool = False) -> Figure:
         titles = [title if len(rows) > 1 else "", look.panel(panel)]
         ax.set_title("\n".join(filter(None, titles)))
         ax.set_xlabel(look.xs.get(panel, look.x))
-        ax.set_ylabel(look.units.get(panel, look.y))
+        ax.set_ylabel(look.units.get(panel, look.y or chosen.unit.iloc[0]))
     canvas.suptitle(look.title)
     sources = _source_bars(shown) if look.is_bars else _source_lines(shown, lines)
     keys: list[Artist] = [
@@ -161,7 +161,8 @@ def _rows(points: pd.DataFrame) -> dict[str, pd.DataFrame]:
     panels and sizes are its own, gets a row for itself.
     """
     is_own = points.source == "measured"
-    rows = {"paper and simulated": points[~is_own]} if (~is_own).any() else {}
+    simulated = "paper and simulated" if (points.source == "paper").any() else "simulated"
+    rows = {simulated: points[~is_own]} if (~is_own).any() else {}
     for device, own in points[is_own].groupby("device", sort=False):
         rows["\n".join(textwrap.wrap(f"measured on {device}", 30))] = own
     return rows

@@ -47,14 +47,15 @@ class Look:
     """How one figure is drawn.
 
     `panels` names panels for people, others have `prefix` before them; `xs` and `units` are the
-    axes' labels of panels that differ from `x` and `y`. `series` are the only ones drawn, if any
-    are given; `left_out` panels are not drawn. `is_swapped` panels hold quantiles by share, which
-    people read the other way round. `names` are series called otherwise than in `SERIES`.
+    axes' labels of panels that differ from `x` and `y`, in place of which the points' unit stands
+    where there is none. `series` are the only ones drawn, if any are given; `left_out` panels are
+    not drawn. `is_swapped` panels hold quantiles by share, which people read the other way round.
+    `names` are series called otherwise than in `SERIES`.
     """
 
-    title: str
-    x: str
-    y: str
+    title: str = ""
+    x: str = ""
+    y: str = ""
     log_x: bool = False
     log_y: bool = False
     is_bars: bool = False
