@@ -12,7 +12,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, read_write
 
-from sarathi_lab.config.effects import READ_BY, reads
+from sarathi_lab.config.effects import READ_BY, chosen, reads
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.explain import explained
 from sarathi_lab.config.instantiate import class_of, copied, resolved
@@ -118,7 +118,7 @@ def collapsed(
         kept = tuple(one for one in job.settings if _name(one) not in aside)
         if kept not in found:
             found[kept] = compose_job(kept, master, loader) if aside else job
-        readers = {name: class_of(job.cfg, READ_BY[name][0]).__name__ for name in aside}
+        readers = {name: chosen(job.composed, READ_BY[name][0]) for name in aside}
         notes |= dict.fromkeys(_run_once(reader, name) for name, reader in readers.items())
     return list(found.values())
 
