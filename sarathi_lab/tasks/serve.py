@@ -307,7 +307,7 @@ def print_plan(plan: Plan, context: RunContext) -> None:
 
 
 def print_advice(advice: Advice) -> None:
-    """Print the chunk that chunk=auto stands for, and the predictions it was chosen by."""
+    """Print whether to chunk, the chunk that chunk=auto stands for, and what it was chosen by."""
     columns = [name for name in ADVICE_COLUMNS if name in advice.table]
     rows = [
         {
@@ -317,7 +317,9 @@ def print_advice(advice: Advice) -> None:
         }
         for row in advice.table.to_dict("records")
     ]
-    title = f"  chunk=auto is {advice.chunk}, for {advice.objective}, by these predictions"
-    show([f"{title} (* within 1 % of the best)", Shown(rows)])
+    chunk = "chunk=auto"
     if advice.do_not_chunk:
         show([f"  do not chunk here: {advice.do_not_chunk}"])
+        chunk = "the best of chunks, chunk=auto,"
+    title = f"  {chunk} is {advice.chunk}, for {advice.objective}, by these predictions"
+    show([f"{title} (* within 1 % of the best)", Shown(rows)])
