@@ -86,6 +86,11 @@ def test_the_readme_is_short():
     assert len(text.encode()) <= 9000
 
 
+def test_the_page_of_settings_names_every_model():
+    text = (CONF / "README.md").read_text()
+    assert not [one.stem for one in CONF.glob("model/*.yaml") if f"`{one.stem}`" not in text]
+
+
 def test_every_make_target_exists():
     targets = set(
         re.findall(r"^([a-z]+):", (REPOSITORY / "Makefile").read_text(), flags=re.MULTILINE)
