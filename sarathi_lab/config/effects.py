@@ -75,9 +75,7 @@ def check_job(
     read_by_others: Collection[str],
     loader: ConfigLoader,
 ) -> None:
-    """Refuse `settings` without a meaning for the job of `cfg`, nor for a sweep's other jobs;
-    `composed` is the job's with Hydra's own node.
-    """
+    """Refuse `settings` that mean nothing to the job (`composed`: with Hydra's node) nor others."""
     parsed = OverridesParser.create().parse_overrides(list(settings))
     _check_top_level(cfg)
     # Hydra passes over an overlay that is not there, because having none is fine.

@@ -186,9 +186,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> Shown:
         f"medians of {most}": most > 1,
         "*: baseline": runs.is_baseline.any(),
         "^ more, v less is better": True,
-        f"~: not told apart from {base}'s": any(
-            "~" in cell for row in rows for cell in row.values()
-        ),
+        f"~: not told apart from {base}'s": any("~" in str(list(row.values())) for row in rows),
         f"{APART}: replayed shares differ": base is not None and runs.replays_apart.any(),
     }
     said = ", ".join(sign for sign, is_there in signs.items() if is_there)

@@ -176,9 +176,8 @@ def noise(runs: pd.DataFrame, name: str = "throughput") -> float:
     known = runs.dropna(subset=["schedule", name])
     keys = [name for name in same_work(runs) if name not in SAMPLES]
     groups = known[name].groupby(place(known, ["schedule", *keys]))
-    several = (part for _, part in groups if len(part) > 1)
-    # A difference of times can come out negative, which no ratio says anything of.
-    ratios = [part.max() / part.min() if part.min() > 0 else math.inf for part in several]
+    ends = [(part.min(), part.max()) for _, part in groups if len(part) > 1]
+    ratios = [most / least if least > 0 else math.inf for least, most in ends]  # of differences
     return float(max(ratios, default=math.nan))
 
 
