@@ -12,6 +12,8 @@ from omegaconf import OmegaConf
 
 from sarathi_lab.config.command_line import read_command_line
 from sarathi_lab.config.paths import CONF, EXPERIMENTS, REPOSITORY
+from sarathi_lab.results.load import load_runs
+from sarathi_lab.run import main
 
 DOCUMENTS = [
     *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "conf/README.md")),
@@ -45,6 +47,14 @@ def test_every_command_passes_its_checks(command, monkeypatch):
     command_line.check()
 
 
+def test_the_readme_s_example_against_chunking_gives_its_number(tmp_path):
+    said = r"\((\S+) times request-level batching: `python -m sarathi_lab\.run (.+?)`"
+    (shown,) = re.findall(said, (REPOSITORY / "README.md").read_text())
+    assert main([*shown[1].split(), "baselines=[request_level]", f"output={tmp_path}"]) == 0
+    runs = load_runs(tmp_path)
+    assert f"{runs[~runs.is_baseline].throughput_vs_request_level.item():.2f}" == shown[0]
+
+
 def _cells(row: dict[str, object]) -> str:
     """Mean (largest) error as the tables show it: bold where the aim is missed."""
     found = f"{row['mean']:.2%} ({row['largest']:.1%})"
@@ -74,6 +84,11 @@ def test_the_readme_is_short():
     text = (REPOSITORY / "README.md").read_text()
     assert len(text.splitlines()) <= 130
     assert len(text.encode()) <= 9000
+
+
+def test_the_page_of_settings_names_every_model():
+    text = (CONF / "README.md").read_text()
+    assert not [one.stem for one in CONF.glob("model/*.yaml") if f"`{one.stem}`" not in text]
 
 
 def test_every_make_target_exists():

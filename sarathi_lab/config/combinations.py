@@ -16,7 +16,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from sarathi_lab.config.effects import READ_BY, reads
+from sarathi_lab.config.effects import READ_BY, chosen, reads
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.explain import explained
 from sarathi_lab.config.instantiate import class_of, copied, resolved
@@ -120,7 +120,7 @@ def collapsed(
         kept = tuple(one for one in job.settings if _name(one) not in aside)
         if kept not in found:
             found[kept] = composer.job(kept) if aside else job
-        readers = {name: class_of(job.cfg, READ_BY[name][0]).__name__ for name in aside}
+        readers = {name: chosen(job.composed, READ_BY[name][0]) for name in aside}
         notes |= dict.fromkeys(_run_once(reader, name) for name, reader in readers.items())
     return list(found.values())
 

@@ -102,7 +102,7 @@ def read_command_line(args: Sequence[str]) -> CommandLine:
             return _sweep(arguments, parsed, master, loader)
         check_single(arguments.settings)
         job = make_job(arguments.settings, master)
-    check_job(job.cfg, job.settings, (), loader)
+    check_job(job.composed, job.cfg, job.settings, (), loader)
     folder = Path(str(master.hydra.run.dir))
     return CommandLine(Composer(master, loader), [job], folder, False, tuple(arguments.of_run))
 
@@ -145,7 +145,7 @@ def _sweep(
         names = [name for name in READ_BY if name in varied & read]
         jobs = collapsed(jobs, names, composer, notes)
     for job in jobs:
-        check_job(job.cfg, job.settings, read, loader)
+        check_job(job.composed, job.cfg, job.settings, read, loader)
     num_rounds = [num_rounds_of(job, varied, notes, is_search=search is not None) for job in jobs]
     if (most := max(num_rounds, default=1)) > 1:
         jobs = repeated(jobs, num_rounds)

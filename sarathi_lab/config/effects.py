@@ -69,9 +69,13 @@ def check_varied(names: Collection[str]) -> None:
 
 
 def check_job(
-    cfg: DictConfig, settings: Sequence[str], read_by_others: Collection[str], loader: ConfigLoader
+    composed: DictConfig,
+    cfg: DictConfig,
+    settings: Sequence[str],
+    read_by_others: Collection[str],
+    loader: ConfigLoader,
 ) -> None:
-    """Refuse `settings` without a meaning for the job of `cfg`, nor for a sweep's other jobs."""
+    """Refuse `settings` that mean nothing to the job (`composed`: with Hydra's node) nor others."""
     parsed = OverridesParser.create().parse_overrides(list(settings))
     _check_top_level(cfg)
     # Hydra passes over an overlay that is not there, because having none is fine.
@@ -82,7 +86,7 @@ def check_job(
             raise unknown_option("experiment", str(name), valid)
     fit_targets(cfg, settings)
     for override in parsed:
-        _check_is_read(cfg, override, read_by_others)
+        _check_is_read(composed, cfg, override, read_by_others)
 
 
 def _check_top_level(cfg: DictConfig) -> None:
@@ -153,21 +157,36 @@ def reads(cfg: DictConfig, name: str) -> bool:
     return any(f"${{{name}}}" in text for text in texts)
 
 
-def _check_is_read(cfg: DictConfig, override: Override, read_by_others: Collection[str]) -> None:
+def chosen(composed: DictConfig, group: str) -> str:
+    """GROUP=OPTION as chosen, or GROUP=CLASS where `GROUP._target_=...` has exchanged the class."""
+    typed = [one.lstrip("+") for one in composed.hydra.overrides.task]
+    if any(one.startswith(f"{group}._target_=") for one in typed):
+        return f"{group}={class_of(composed, group).__name__}"
+    return f"{group}={composed.hydra.runtime.choices[group]}"
+
+
+def _check_is_read(
+    composed: DictConfig, cfg: DictConfig, override: Override, read_by_others: Collection[str]
+) -> None:
     """Refuse what the task does not read, and a short name that no chosen option reads."""
     name, task = override.key_or_group.partition(".")[0], class_of(cfg, "task")
     own: Collection[str] | None = getattr(task, "reads", None)
     by_all = (*READ_BY_ALL_TASKS, *(OF_RUNS if getattr(task, "has_runs", False) else ()))
+    fix = "drop it"
     if own is not None and name not in (*own, *by_all):
-        targets = f"task={task.__name__.lower()}"
+        targets = chosen(composed, "task")
         readable = sorted([*parameter_names(cfg, "task"), *own])
     elif name in READ_BY and name not in read_by_others and not reads(cfg, name):
         groups = READ_BY[name]
-        targets = " and ".join(f"{group}={class_of(cfg, group).__name__}" for group in groups)
+        targets = " and ".join(chosen(composed, group) for group in groups)
         readable = [parameter for group in groups for parameter in parameter_names(cfg, group)]
+        paths = [path for group in groups for path in CONF.glob(f"{group}/*.yaml")]
+        readers = [path for path in paths if f"${{{name}}}" in path.read_text()]
+        if len(readers) == 1:
+            fix = f"add {readers[0].parent.name}={readers[0].stem}, or drop it"
     else:
         return
     raise UserError(
-        f"{override.input_line} has no effect: {targets} does not read {name}; drop it "
-        f"(it reads {', '.join(readable) or 'nothing'})"
+        f"{override.input_line} has no effect: {targets} does not read {name}; {fix} "
+        f"({targets} reads {', '.join(readable) or 'nothing'})"
     )

@@ -121,6 +121,7 @@ def run_here(
     is_sweep = settings.mode == RunMode.MULTIRUN
     root = Path(settings.sweep.dir) if is_sweep else run_dir
     choices = settings.runtime.choices
+    is_own = any(one.lstrip("+").startswith("policy._target_=") for one in settings.overrides.task)
     context = RunContext(
         run_dir=run_dir,
         baselines_dir=root / "baselines",
@@ -130,6 +131,7 @@ def run_here(
         varied=_varied(settings.overrides.task, swept) if is_sweep else {},
         experiment=choices.get("experiment"),
         task=str(choices["task"]),
+        policy=None if is_own else str(choices["policy"]),
         prepared=prepared,
         command=command,
         is_verbose=settings.verbose is True,

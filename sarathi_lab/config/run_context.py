@@ -21,6 +21,7 @@ class RunContext:
     varied: Mapping[str, object] = field(default_factory=dict)
     experiment: str | None = None  # the overlay of conf/experiment, if one was asked for
     task: str = "serve"  # the option of conf/task
+    policy: str | None = None  # the option of conf/policy; None for a class of one's own
     prepared: Any = None
     command: str = ""  # as typed
     is_verbose: bool = False  # whether to print all of it

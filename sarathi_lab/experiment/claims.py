@@ -135,7 +135,7 @@ def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) ->
 
     `expected` is in words, `note` the reason why nothing was measured or nothing can be decided,
     else the claim's caveat, and whether the policies differ in what was replayed; `mark` is
-    `FITTED` where the value is no prediction.
+    `FITTED` where the value is no prediction. `attrs["names"]` are the machines that were measured.
     """
     tables = {name: _by_device(load.load(name, root)) for name in load.recorded(root)}
     parts = [part for table in tables.values() for part in table.items()]
@@ -159,7 +159,13 @@ def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) ->
             own_words = {name: getattr(claim, name) for name in OWN}
             mark = {"mark": FITTED if is_fitted else ""}
             rows.append({**own_words, **words, **found._asdict(), **mark, **judged})
-    return pd.DataFrame(rows, columns=COLUMNS)
+    names: dict[str, dict[str, None]] = {device: {} for device in measured}
+    for device, own in parts:
+        if device in names and "device_name" in own:
+            names[device] |= dict.fromkeys(own.device_name.dropna().map(str))
+    found_all = pd.DataFrame(rows, columns=COLUMNS)
+    found_all.attrs["names"] = {device: "; ".join(own) for device, own in names.items()}
+    return found_all
 
 
 def replay_remark(serving: pd.DataFrame) -> list[str]:

@@ -7,7 +7,7 @@ their rules are listed in servers.yaml.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -39,6 +39,7 @@ class Server:
     minimum: tuple[str | int, ...]
     unit: str | int = 1
     maximum: str | int | None = None
+    whole: tuple[str, ...] = ()  # with chunked prefill off; none where no such switch is known
 
     def settings(self, wanted: int, tokens: Mapping[str, int]) -> ServerFlag:
         """The least budget from `wanted` tokens on that the rule allows, or the most it allows;
@@ -69,9 +70,15 @@ def read_servers() -> tuple[Server, ...]:
 
 
 def flags(
-    budget: int, *, batch_size: int, max_model_len: int, page_size: int = 64
+    budget: int,
+    *,
+    batch_size: int,
+    max_model_len: int,
+    page_size: int = 64,
+    is_whole: bool = False,
 ) -> list[ServerFlag]:
-    """The settings of every server for iterations of `budget` tokens, decodes included.
+    """The settings of every server for iterations of `budget` tokens, decodes included; with
+    `is_whole` of those that can be told to cut no prompt, which must then fit.
 
     `page_size` is that of servers that let one choose it. Raises UserError for what no budget
     suits.
@@ -97,4 +104,9 @@ def flags(
         "all_tokens": batch_size * max_model_len,
         "page_beside_decodes": page_size + num_decodes,
     }
-    return [server.settings(budget, tokens) for server in read_servers()]
+    servers = read_servers()
+    if is_whole:
+        remark = "chunked prefill is off, so it cuts no prompt"
+        whole = (server for server in servers if server.whole)
+        servers = tuple(replace(one, flags=one.whole, unit=1, remark=remark) for one in whole)
+    return [server.settings(budget, tokens) for server in servers]

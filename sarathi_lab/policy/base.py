@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from typing import ClassVar, Literal, cast, get_args
 
 from sarathi_lab.config.checked import check_fields
@@ -61,6 +62,17 @@ class Policy(ABC):
     def most_prompt_tokens(self) -> int | None:
         """The most tokens of prompts in a batch that is not `is_capped`; None: any number."""
         return None
+
+    def describe(self) -> str:
+        """The budget, and what else is not as the class has it: " (chunk=512, reserve=chunk)"."""
+        names: list[str] = [one.name for one in fields(self)] if is_dataclass(self) else []
+        shown = []
+        for name in names:
+            value = getattr(self, name)
+            is_own = name == self.budget_field or value != getattr(type(self), name, None)
+            if is_own and isinstance(value, int | float | str):  # no object that was fitted
+                shown.append(f"{name}={f'{value:.4g}' if isinstance(value, float) else value}")
+        return f" ({', '.join(shown)})" if shown else ""
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         """Raise UserError for parameters that cannot work with this batch size and model length."""

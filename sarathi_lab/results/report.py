@@ -20,9 +20,10 @@ from sarathi_lab.results.columns import HEADINGS, MILLISECONDS, factor
 from sarathi_lab.results.load import load_runs
 from sarathi_lab.results.result import Shown, show
 
+MARGINAL = "decode_time_marginal"
 SWEEP_COLUMNS = {
     "capacity": "capacity\n[req/s]",
-    "decode_time_marginal": "decode\nadds",
+    MARGINAL: "decode\nadds",
     "kv_reread_factor": "KV\nread",
     "ttft_p50": "TTFT\nP50",
     "tbt_p99": "TBT\nP99",
@@ -34,7 +35,7 @@ MAIN = (  # of a run; the rest is for who asks
     *("longest_gap", "acceptance_rate", "tokens_per_decode"),
     *("slo_attainment", "goodput", "capacity", "bubble_fraction", "time_over_roofline"),
 )
-BETTER = dict.fromkeys(("decode_time_marginal", "kv_reread_factor", "ttft_p50", "tbt_p99"), "v")
+BETTER = dict.fromkeys((MARGINAL, "kv_reread_factor", "ttft_p50", "tbt_p99"), "v")
 APART = "#"  # marks a ratio of runs that CUDA graphs had a different share in
 UNSEEN = ("sweep", "status")  # of the runs' labels, in sweep.csv
 _cautioned: set[tuple[str, str]] = set()  # by sweep
@@ -143,7 +144,8 @@ def sweep_table(runs: pd.DataFrame, title: str) -> Shown:
     base = swept.reference(runs)
     quantities = {"throughput": "tokens/s", **SWEEP_COLUMNS}
     if base is not None:
-        runs = swept.relative(runs, "throughput", base)
+        for name in ("throughput", MARGINAL):
+            runs = swept.relative(runs, name, base)
         runs = runs.assign(replays_apart=swept.replays_apart(runs, base))
         quantities = {
             "throughput": "tokens/s",
@@ -154,10 +156,16 @@ def sweep_table(runs: pd.DataFrame, title: str) -> Shown:
     level, rows = swept.noise(runs), []
     known = {name: words for name, words in quantities.items() if name in runs}
     if len(by) > 3:  # settings take the room
-        known.pop("decode_time_marginal", None)
+        known.pop(MARGINAL, None)
     units = {name: _unit(name, runs[name]) for name in known}
     tables = {name: swept.medians(runs, by, name) for name in known}
     places = {name: swept.place(table, by) for name, table in tables.items()}
+    is_unsure: dict[Any, bool] = {}
+    if base is not None and f"{MARGINAL}_vs_{base}" in runs:
+        ratios = swept.medians(runs[runs.policy != base], by, f"{MARGINAL}_vs_{base}")
+        own_level = swept.noise(runs, MARGINAL)
+        for (_, ratio), place in zip(ratios.iterrows(), swept.place(ratios, by), strict=True):
+            is_unsure[place] = not swept.is_decided(ratio, own_level)
     whole, groups = runs.drop_duplicates(by), swept.place(runs, by)
     for (_, run), place in zip(whole.iterrows(), swept.place(whole, by), strict=True):
         row = {_heading(name): swept.text(run[name]) for name in by if name != "is_baseline"}
@@ -169,6 +177,8 @@ def sweep_table(runs: pd.DataFrame, title: str) -> Shown:
             unit, scale = units[name]
             heading = f"{words}{unit}\n{BETTER.get(name, '^')}"
             row[heading] = _median(name, found.iloc[0], scale, level) if len(found) else "-"
+            if name == MARGINAL and is_unsure.get(place) and row[heading] not in ("-", "noise"):
+                row[heading] = f"~{row[heading]}"
             row[heading] += APART if is_apart and "_vs_" in name and len(found) else ""
         rows.append(row)
     most = max(int(table["number"].max()) for table in tables.values())
@@ -176,7 +186,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> Shown:
         f"medians of {most}": most > 1,
         "*: baseline": runs.is_baseline.any(),
         "^ more, v less is better": True,
-        "~: not told apart from 1": any("~" in cell for row in rows for cell in row.values()),
+        f"~: not told apart from {base}'s": any("~" in str(list(row.values())) for row in rows),
         f"{APART}: replayed shares differ": base is not None and runs.replays_apart.any(),
     }
     said = ", ".join(sign for sign, is_there in signs.items() if is_there)
@@ -199,7 +209,7 @@ def _median(name: str, row: pd.Series, scale: float, noise: float) -> str:
         is_base = name.endswith(f"_vs_{row['policy']}")
         mark = "" if is_base or swept.is_decided(row, noise) else "~"
         return f"{mark}{row['median']:.2f}"
-    if name == "decode_time_marginal" and row["median"] <= 0:
+    if name == MARGINAL and row["median"] <= 0:
         return "noise"
     return amount(row["median"] * scale)
 
@@ -235,7 +245,7 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
         why = why or "the interval includes 1"
         words += f", which is undecided: {why}"
     elif best["median"] < 1:
-        words += ", the most of all: nothing here gains"
+        words += f": none of the swept runs gains on {base}"
     if swept.replays_apart(runs, base)[runs.policy == best["policy"]].any():
         words += f"; what was replayed as CUDA graphs differs from {base}'s share"
     return [f"\n{words}."]
@@ -247,7 +257,7 @@ def cell(name: str, value: float) -> str:
         return "-"
     if "_vs_" in name:
         return _ratio(value)
-    if name == "decode_time_marginal" and value <= 0:
+    if name == MARGINAL and value <= 0:
         return "noise"  # a difference of two times that are equal within the noise
     number, how = value * factor(name), HEADINGS[name][2]
     return amount(number) if how.endswith("g") else format(number, how)

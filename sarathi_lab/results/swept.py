@@ -164,19 +164,20 @@ def medians(runs: pd.DataFrame, by: Sequence[str], name: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*by, "median", "low", "high", "confidence", "number"])
 
 
-def noise(runs: pd.DataFrame) -> float:
-    """How many times as long equal work took at most: the largest ratio between the throughputs of
-    two runs with the same iterations (`schedule`), be they repetitions or policies that must be
+def noise(runs: pd.DataFrame, name: str = "throughput") -> float:
+    """How many times as long equal work took at most: the largest ratio between the quantity `name`
+    of two runs with the same iterations (`schedule`), be they repetitions or policies that must be
     equal. Not a number where no two runs did the same; 1 in simulation, which repeats itself.
     """
     if "executor" in runs and (runs.executor == "simulated").all():
         return 1.0
-    if "schedule" not in runs or "throughput" not in runs:
+    if "schedule" not in runs or name not in runs:
         return math.nan
-    known = runs.dropna(subset=["schedule", "throughput"])
+    known = runs.dropna(subset=["schedule", name])
     keys = [name for name in same_work(runs) if name not in SAMPLES]
-    groups = known.throughput.groupby(place(known, ["schedule", *keys]))
-    ratios = [part.max() / part.min() for _, part in groups if len(part) > 1]
+    groups = known[name].groupby(place(known, ["schedule", *keys]))
+    ends = [(part.min(), part.max()) for _, part in groups if len(part) > 1]
+    ratios = [most / least if least > 0 else math.inf for least, most in ends]  # of differences
     return float(max(ratios, default=math.nan))
 
 

@@ -46,7 +46,9 @@ def print_verdicts(table: pd.DataFrame) -> None:
             measured=[in_words(row) for row in rows.to_dict("records")],
             verdict="[" + rows.verdict.map(STYLES) + "]" + rows.verdict + "[/]",
         )[columns].to_dict("records")
-        title = f"On {device}, in brackets the interval and its level"
+        machines = table.attrs.get("names", {}).get(device)
+        where = f"Recorded on {machines}" if machines else f"On {device}"
+        title = f"{where}, in brackets the interval and its level"
         if str(device).startswith(SIMULATED):
             title += " over seeds, else the cost model's own error"
         counts = rows.verdict.value_counts().items()

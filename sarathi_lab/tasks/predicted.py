@@ -127,7 +127,8 @@ class Advise(Task):
         by_cause = by_cause[["chunk", *columns, "loss"]].rename(columns=columns)
         formats = dict.fromkeys(columns.values(), ".1f") | {"loss": "+.1%"}
         table = Shown(by_cause.to_dict("records"), formats=formats)
-        shown = ["  as settings of servers"]  # each on a line of its own, so that it can be copied
+        cut = " that leave prompts whole, where they have any" if advice.do_not_chunk else ""
+        shown = [f"  as settings of servers{cut}"]  # each on its own line, so that it can be copied
         for server in servers:
             shown.append(f"  {server.server}, {server.effective_budget} tokens: {server.note}")
             shown.append(f"    {' '.join(server.flags)}")
@@ -149,11 +150,11 @@ class Advise(Task):
     def _flags(self, plan: Plan) -> list[ServerFlag]:
         assert plan.advice is not None
         sizes = {"batch_size": plan.batch_size, "max_model_len": plan.max_model_len}
-        chunk = plan.advice.chunk
-        if plan.advice.do_not_chunk:  # servers leave a prompt whole that fits their budget
-            longest = max(request.prompt_len for request in plan.load.requests)
-            chunk = max(chunk, longest + plan.batch_size - 1)
-        return flags(chunk, **sizes, page_size=self.page_size)
+        is_whole = plan.advice.do_not_chunk is not None
+        # Any prompt beside all decodes, as one that does not fit would wait for them.
+        longest = plan.max_model_len + plan.batch_size - 1
+        budget = longest if is_whole else plan.advice.chunk
+        return flags(budget, **sizes, page_size=self.page_size, is_whole=is_whole)
 
 
 def flags_table(rows: Sequence[ServerFlag]) -> pd.DataFrame:

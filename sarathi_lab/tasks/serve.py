@@ -119,7 +119,7 @@ def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext
             if key.partition(".")[0] != "policy" and (has_chunk or key != "chunk")
         }
         named = ["baseline", name, *(f"{key}={value}" for key, value in varied.items())]
-        own = replace(context, run_dir=aside, name=" ".join(named), varied=varied)
+        own = replace(context, run_dir=aside, name=" ".join(named), varied=varied, policy=name)
         try:
             conclude(lambda: _executed(plan, own, {}, is_baseline=True), cfg, own, is_run=True)
             _move_unless_there(aside, run_dir)
@@ -183,7 +183,9 @@ def _executed(
         cautions += metrics.replay_caution(summary, baseline, name)
     shown: list[Shown | str] = [summary_line(summary)]
     if context.is_verbose or not is_baseline:
-        shown = summary_table(plan.policy.name, summary, summaries, is_whole=context.is_verbose)
+        shown = summary_table(
+            context.policy or plan.policy.name, summary, summaries, is_whole=context.is_verbose
+        )
     labels["schedule"] = schedule_of(tables[ITERATIONS])
     if "operations" in tables:
         shown.append(shown_operations(tables["operations"]))
@@ -297,7 +299,8 @@ def labels_of(plan: Plan, name: str) -> dict[str, Any]:
 
 
 def print_plan(plan: Plan, context: RunContext) -> None:
-    print_device(context, plan.spec, plan.backend, str(plan.policy))
+    policy = f"{context.policy or plan.policy.name}{plan.policy.describe()}"
+    print_device(context, plan.spec, plan.backend, policy)
     cache = f"cache {plan.num_blocks} x {plan.block_size} tokens"
     console().print(f"  {plan.load.describe()}, batch {plan.batch_size}, {cache}")
     if words := plan.cluster.describe():
@@ -307,7 +310,7 @@ def print_plan(plan: Plan, context: RunContext) -> None:
 
 
 def print_advice(advice: Advice) -> None:
-    """Print the chunk that chunk=auto stands for, and the predictions it was chosen by."""
+    """Print whether to chunk, the chunk that chunk=auto stands for, and what it was chosen by."""
     columns = [name for name in ADVICE_COLUMNS if name in advice.table]
     rows = [
         {
@@ -317,7 +320,9 @@ def print_advice(advice: Advice) -> None:
         }
         for row in advice.table.to_dict("records")
     ]
-    title = f"  chunk=auto is {advice.chunk}, for {advice.objective}, by these predictions"
-    show([f"{title} (* within 1 % of the best)", Shown(rows)])
+    chunk = "chunk=auto"
     if advice.do_not_chunk:
         show([f"  do not chunk here: {advice.do_not_chunk}"])
+        chunk = "the best of chunks, chunk=auto,"
+    title = f"  {chunk} is {advice.chunk}, for {advice.objective}, by these predictions"
+    show([f"{title} (* within 1 % of the best)", Shown(rows)])

@@ -78,7 +78,7 @@ def test_it_runs_or_one_line_says_why_not(tmp_path, monkeypatch, capsys):
         OmegaConf.update(cfg, path, value, merge=False)
         OmegaConf.set_struct(cfg, True)
         try:
-            check_job(cfg, [], (), loader)
+            check_job(cfg, cfg, [], (), loader)
             resolved(cfg)
             build(cfg.tracking).check()
             if "task=endpoint" in settings:

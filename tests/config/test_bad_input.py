@@ -53,10 +53,17 @@ MISTAKES = [
     (["policy=orca", "policy.min_decodes=2"], ["policy.min_decodes", "policy.max_prefills"]),
     (
         ["policy=orca", "chunk=256"],
-        ["chunk=256 has no effect", "Orca does not read chunk", "policy.max_prefills"],
+        ["chunk=256 has no effect", "policy=orca does not read chunk", "policy.max_prefills"],
     ),
-    (["device=cpu"], ["device=cpu has no effect", "hardware"]),
-    (["workload=uniform", "seq_len=512"], ["seq_len=512 has no effect"]),
+    (["device=cpu"], ["device=cpu has no effect", "add executor=torch, or drop it", "hardware"]),
+    (
+        ["executor=torch", "hardware=h100"],
+        ["executor=torch does not read hardware; add executor=simulated, or drop it (executor"],
+    ),
+    (
+        ["workload=uniform", "seq_len=512"],
+        ["seq_len=512 has no effect", "add workload=paper_grid, or drop it"],
+    ),
     (["chunk=256,512"], ["chunk=256,512", "add -m"]),
     (["baselines=[orca,nobody]"], ["nobody is not a policy", "request_level"]),
     (["dtype=float12"], ["dtype=float12 is unknown"]),

@@ -148,7 +148,7 @@ def test_in_a_sweep_what_a_job_does_not_read_collapses():
     line = read_command_line(["policy=orca,sarathi", "chunk=128,512", "executor=simulated", "-m"])
     kept = [" ".join(one for one in job.settings if "executor" not in one) for job in line.jobs]
     assert kept == ["policy=orca", "policy=sarathi chunk=128", "policy=sarathi chunk=512"]
-    assert line.notes == ("Orca does not read chunk: run once for all its values",)
+    assert line.notes == ("policy=orca does not read chunk: run once for all its values",)
     with pytest.raises(UserError, match="chunk=128 has no effect"):
         read_command_line(["policy=orca,request_level", "chunk=128,512", "-m"])
 

@@ -160,6 +160,15 @@ def test_the_sweep_prints_one_table_and_the_path_of_its_picture(sweep):
     assert "predicted roofline" not in text  # it takes as long as the run
 
 
+def test_a_policy_is_called_by_its_option_with_what_differs_from_its_class(tmp_path, capsys):
+    assert main(["policy=lars", "chunk=128", *SIMULATED, f"output={tmp_path}"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"policy lars \(seconds_per_token=\d\S+, .*chunk=128, order=slack, ", text)
+    assert "policy orca\n" in text
+    assert re.search(r"^ +lars +/ request_level +/ orca", text, flags=re.MULTILINE)
+    assert not re.search(r"ranked|short_len", text.partition("results ")[0], re.IGNORECASE)
+
+
 def test_sarathi_with_one_chunk_a_prompt_is_orca_in_simulation(sweep):
     """A chunk that holds the longest prompt makes SARATHI and "Orca best" the same schedule."""
     folder, _ = sweep
@@ -208,7 +217,7 @@ def test_a_single_run_on_the_torch_executor(tmp_path, capsys):
         "tiny",
         "float32",
         "cpu",
-        "Sarathi(chunk=16",
+        "policy sarathi (chunk=16)",
         "predicted roofline",
         "throughput [tokens/s]",
         *kinds,

@@ -59,7 +59,7 @@ def built(**settings) -> TorchBackend:
 def test_an_executor_computes_on_as_many_as_were_asked_for():
     backend = built(threads=1, kernels="torch")
     assert torch.get_num_threads() == backend.num_threads == backend.size()[1] == 1
-    assert backend.device_name.endswith(", 1 threads)")
+    assert backend.device_name.endswith(", 1 thread)")
 
 
 def test_none_takes_torchs_own_number_again_after_another_was_set():
@@ -156,7 +156,7 @@ def test_a_sweep_over_threads_records_each_runs_own(monkeypatch, tmp_path, capsy
     assert main([*args, f"output={tmp_path}"]) == 0
     labels = [json.loads(path.read_text()) for path in sorted(tmp_path.rglob("run.json"))]
     assert [run["threads"] for run in labels] == [1, 2]
-    assert [run["device"].rpartition(", ")[2] for run in labels] == ["1 threads)", "2 threads)"]
+    assert [run["device"].rpartition(", ")[2] for run in labels] == ["1 thread)", "2 threads)"]
 
 
 @pytest.mark.parametrize(

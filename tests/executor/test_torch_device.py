@@ -120,4 +120,6 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_loaded(monkeypatch):
 
 
 def test_description_names_the_processor_and_its_threads():
-    assert f"{torch.get_num_threads()} threads" in devices.device_description(CPU)
+    assert f", {torch.get_num_threads()} thread" in devices.device_description(CPU)
+    assert devices.device_description(CPU, 1).endswith(", 1 thread)")
+    assert devices.device_description(CPU, 2).endswith(", 2 threads)")

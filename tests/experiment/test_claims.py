@@ -390,6 +390,10 @@ def test_claims_are_printed_by_device(tmp_path, capsys):
     assert "On cpu, in brackets the interval and its level" in out
     assert "1.4 (1.3 to 1.5, 96 %)" in out
     assert "not measured" in out
+    named = table(1.4).assign(device_name="cpu (a processor, 2 threads)")
+    load.save(named, "fig08", "cpu", tmp_path)
+    assert main(["claims", "--results", str(tmp_path)]) == 0
+    assert "Recorded on cpu (a processor, 2 threads), in brackets" in capsys.readouterr().out
 
 
 def test_a_run_measures_first(tmp_path, capsys, monkeypatch):

@@ -130,6 +130,7 @@ def test_every_figure_draws_a_line_for_each_series(points, figure):
     assert [ax.get_title() for ax in canvas.axes if ax.has_data()] == [
         look.panel(name) for name in panels
     ]
+    assert not any(re.search(r"[^,=] C=", ax.get_title()) for ax in canvas.axes)
     for ax, panel in zip(canvas.axes, panels, strict=False):
         own = shown[(shown.panel == panel) & (shown.series.isin(look.series) | (not look.series))]
         lines = own.drop_duplicates(["series", "device"])

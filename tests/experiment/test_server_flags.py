@@ -121,6 +121,19 @@ def test_a_block_fits_beside_the_decodes_where_prompts_are_cut_at_blocks():
     assert rows["SGLang, unmixed"].effective_budget == rows["FastDeploy"].effective_budget == 64
 
 
+def test_prompts_are_left_whole_only_where_chunked_prefill_is_off():
+    load = {"batch_size": 32, "max_model_len": 1024}
+    rows = {row.server: row for row in flags(1055, **load, is_whole=True)}
+    assert {name: row.flags[:2] for name, row in rows.items()} == {
+        "vLLM": ("--no-enable-chunked-prefill", "--max-num-batched-tokens 1055"),
+        "SGLang": ("--chunked-prefill-size -1", "--max-prefill-tokens 1055"),
+        "TensorRT-LLM": ("--max_num_tokens 1055", "--max_batch_size 32"),
+    }
+    assert all(row.effective_budget == 1055 for row in rows.values())
+    assert {row.note for row in rows.values()} == {"chunked prefill is off, so it cuts no prompt"}
+    assert not any("enable_chunked_prefill" in flag for row in rows.values() for flag in row.flags)
+
+
 @pytest.mark.parametrize(
     ("load", "words"),
     [

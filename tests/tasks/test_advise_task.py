@@ -55,6 +55,15 @@ def test_the_tables_are_the_advice_the_loss_and_the_flags(tmp_path, capsys):
     assert OmegaConf.load(config).policy.chunk == advice.chunk
 
 
+def test_where_chunks_do_not_pay_it_says_so_first_and_no_flag_cuts_a_prompt(tmp_path, capsys):
+    assert main([*SMALL, "hardware=h100", "model=llama3-8b", f"output={tmp_path}"]) == 0
+    text = capsys.readouterr().out
+    assert text.index("do not chunk here: ") < text.index("the best of chunks, chunk=auto, is 512")
+    assert "as settings of servers that leave prompts whole, where they have any\n" in text
+    assert "--no-enable-chunked-prefill --max-num-batched-tokens 1029 " in text  # 1024 + 5 decodes
+    assert not re.search(r"(?<!no)[-_]enable[-_](chunked[-_]prefill|mixed-chunk)", text)
+
+
 def test_every_setting_that_it_reads_has_an_effect(tmp_path):
     plain = advised(tmp_path / "plain")
     others = (

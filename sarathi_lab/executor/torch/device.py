@@ -136,7 +136,8 @@ def device_description(
     """
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    threads = f"{num_threads or torch.get_num_threads()} threads"
+    number = num_threads or torch.get_num_threads()
+    threads = f"{number} thread{'s' * (number > 1)}"
     return f"cpu ({_cpu_name()}, {threads}{f', {isa}' if isa else ''})"
 
 

@@ -71,7 +71,7 @@ class Look:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def panel(self, name: str) -> str:
-        return self.panels.get(name, self.prefix + name)
+        return self.panels.get(name, self.prefix + re.sub(r" (?=[A-Z]=)", ", ", name))
 
     def series_name(self, series: str) -> str:
         """What people call a series; one without a name of its own keeps the table's."""

@@ -125,7 +125,7 @@ class Peers(Task):
         }
         out, threads = console(), given["threads"]
         isa = None if self.isa == "auto" else f"all limited to {self.isa}"
-        where = f"on the CPU with {threads} threads" if device.type == "cpu" else f"on {device}"
+        where = f"on the CPU, threads: {threads}" if device.type == "cpu" else f"on {device}"
         sizes = f"at most {cfg.batch} requests at a time, iterations of {cfg.chunk} tokens"
         turns = f"medians of {self.repetitions} repetitions in turns"
         out.print(f"\n{context.name}", style="bold")
