@@ -89,7 +89,7 @@ def serving_points(name: str) -> pd.DataFrame:
     papers = EXPERIMENTS / load.group_of(name) / name / "paper.csv"
     if not papers.is_file():
         return points
-    own = pd.read_csv(papers).assign(source="paper")
+    own = pd.read_csv(papers).assign(source="paper", hardware=FIGURES[name].papers[0].hardware)
     return pd.concat([points, own], ignore_index=True)
 
 

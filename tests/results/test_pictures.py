@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from sarathi_lab.config.paths import CONF
-from sarathi_lab.experiment.figures import FIGURES, points_of
+from sarathi_lab.experiment.figures import FIGURES, points_of, serving_points
 from sarathi_lab.results.plots import figures, serving, sweeps, tasks
-from sarathi_lab.results.plots.style import POLICIES, colours
+from sarathi_lab.results.plots.style import POLICIES, colours, finished, panels
 
 PAGE = 830  # pixels to which a page shrinks a picture
 SMALLEST = 8.0  # pixels of a font's height, there
@@ -103,6 +103,25 @@ def test_no_name_or_number_lies_over_another_with_27_policies(pictures, name):
             assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
     titles = [ax.xaxis.label.get_window_extent() for ax in inner]
     assert not any(a.overlaps(b) for a, b in pairwise(titles))
+
+
+def test_titles_lie_within_the_picture():
+    figure, _ = panels(1, 1, (5.0, 3.0))
+    finished(figure, "30m on a cpu\nmedians of 3 repetitions; hollow: not told apart from 1 at all")
+    name = "sarathi_serve_ablation"
+    for one in (figure, serving.draw(name, "Which half?", serving_points(name))):
+        one.draw_without_rendering()
+        titles = [*one.texts, *(ax.title for ax in one.axes)]
+        boxes = [title.get_window_extent() for title in titles if title.get_text()]
+        assert min(box.x0 for box in boxes) >= 0
+        assert max(box.x1 for box in boxes) <= one.bbox.x1
+
+
+def test_the_papers_marks_stand_beside_its_own_hardware():
+    name = "sarathi_serve_ablation"
+    axes = serving.draw(name, "Which half?", serving_points(name)).axes
+    marked = {ax.get_title().partition(",")[0] for ax in axes if ax.get_lines()}
+    assert marked == {"simulated-a100"}
 
 
 def test_every_policy_is_a_point_within_the_axes_in_its_own_colour(pictures, runs):

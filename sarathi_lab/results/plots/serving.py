@@ -30,7 +30,7 @@ def draw(name: str, title: str, points: pd.DataFrame) -> Figure:
     quantity.
 
     `points` has the columns of recorded results (`load.COLUMNS`), dataset, slo and quantity,
-    `device` in words, and `source`, "paper" for marks at the bars.
+    `device` in words, and `source`, "paper" for marks at the bars of its own `hardware`.
     """
     look = LOOKS[name]
     is_shown = points.y.notna() & points.quantity.isin(look.quantities)
@@ -38,7 +38,8 @@ def draw(name: str, title: str, points: pd.DataFrame) -> Figure:
         is_shown &= points.unit == look.unit
     shown = points[is_shown].fillna({"slo": ""})
     keys = zip(shown.dataset, shown.slo, shown.quantity, strict=True)
-    shown = shown.assign(place=[look.place(*key) for key in keys])
+    places_of = [look.place(*key) for key in keys]
+    shown = shown.assign(place=places_of, hardware=shown.get("hardware"))
     own, papers = shown[shown.source != PAPER], shown[shown.source == PAPER]
     if not look.is_split:  # a point has a coordinate of each quantity
         num_quantities = own.groupby(["device", "place", "series", "x"]).quantity
@@ -52,9 +53,11 @@ def draw(name: str, title: str, points: pd.DataFrame) -> Figure:
     for ax in axes[len(places) :]:
         ax.set_axis_off()
     for ax, (device, place) in zip(axes, places, strict=False):
-        look.panel(own[(own.device == device) & (own.place == place)], ax)
-        _paper_marks(papers[papers.place == place], ax)
-        titles = textwrap.wrap(str(device), 30) + textwrap.wrap(place, 30)
+        chosen = own[(own.device == device) & (own.place == place)]
+        look.panel(chosen, ax)
+        is_same = papers.hardware.isin(chosen.hardware.dropna())
+        _paper_marks(papers[(papers.place == place) & is_same], ax)
+        titles = textwrap.wrap(str(device), 26) + textwrap.wrap(place, 26)
         ax.set_title("\n".join(titles), fontsize=9)
     if look.is_legend_below and places:
         handles, labels = axes[0].get_legend_handles_labels()
@@ -62,8 +65,7 @@ def draw(name: str, title: str, points: pd.DataFrame) -> Figure:
             if (legend := ax.get_legend()) is not None:
                 legend.remove()
         figure.legend(handles, labels, fontsize=8, ncols=3, loc="outside lower center")
-    width = int(10 * size[0])
-    return finished(figure, "\n".join(textwrap.wrap(title, width, break_on_hyphens=False)))
+    return finished(figure, title)
 
 
 def stalls(points: pd.DataFrame, ax: Axes) -> Axes:
@@ -74,8 +76,6 @@ def stalls(points: pd.DataFrame, ax: Axes) -> Axes:
         style: dict[str, Any] = {"color": colour[str(series)], "markersize": 3, "alpha": 0.8}
         ax.plot(line.x, line.y, marker(i), label=str(series), **style)
     ax.set(xlabel="time [s]", ylabel="longest gap [ms]", yscale="log")
-    ax.set_ylim(top=points.y.max() * 30)  # room for the legend
-    ax.legend(fontsize=8, loc="upper right")
     return ax
 
 
@@ -122,8 +122,6 @@ def tradeoff(points: pd.DataFrame, ax: Axes) -> Axes:
         ax.plot(both[x][series], both[y][series], marker(i), label=str(series), **style)
     ax.set(xlabel=f"{x} [s]", ylabel=f"{y} [s]", yscale="log")
     ax.margins(0.1)
-    ax.set_ylim(top=both[y].max() * 300)  # room for the legend
-    ax.legend(fontsize=6, loc="upper right", labelspacing=0.2)
     return ax
 
 
@@ -160,13 +158,13 @@ class ServingLook:
 
 
 LOOKS: Mapping[str, ServingLook] = {
-    "sarathi_serve_stalls": ServingLook(stalls, (GAPS,), "ms"),
+    "sarathi_serve_stalls": ServingLook(stalls, (GAPS,), "ms", is_legend_below=True),
     "sarathi_serve_ablation": ServingLook(bars, (TTFT, TBT), is_split=True),
     "sarathi_serve_capacity": ServingLook(bars, (CAPACITY,)),
     "sarathi_serve_budget": ServingLook(budgets, (TTFT, TBT)),
     "disaggregation": ServingLook(bars, ("goodput per GPU",)),
-    "long_prompts": ServingLook(tradeoff, ("TTFT P99, short", "TTFT, long")),
-    "dynamic_chunks": ServingLook(lines, ("throughput / one stage's",)),
+    "long_prompts": ServingLook(tradeoff, ("TTFT P99, short", "TTFT, long"), is_legend_below=True),
+    "dynamic_chunks": ServingLook(lines, ("throughput / one stage's",), is_legend_below=True),
     "layered_prefill": ServingLook(partial(lines, x="load [of saturation]"), ("TTFT mean",)),
     "adaptive_budgets": ServingLook(bars, (CAPACITY,)),
     "p_pas_gain": ServingLook(

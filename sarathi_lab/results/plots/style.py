@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -113,6 +114,8 @@ def tick_in_steps(axis: Axis) -> None:
 def finished(figure: Figure, title: str = "") -> Figure:
     """The figure, closed: callers hold it, and a notebook would draw an open one once more."""
     if title:
-        figure.suptitle(title)
+        width = int(10 * figure.get_figwidth())  # characters
+        lines = [textwrap.fill(one, width, break_on_hyphens=False) for one in title.split("\n")]
+        figure.suptitle("\n".join(lines))
     plt.close(figure)
     return figure
