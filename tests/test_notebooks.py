@@ -65,7 +65,7 @@ def in_kernel(
     notebooks = {name: nbformat.read(path, as_version=4) for name, path in paths.items()}
     for notebook in notebooks.values():
         nbformat.validate(notebook)
-    forget = (nbformat.v4.new_code_cell("%reset -f") for _ in notebooks)
+    forget = (nbformat.v4.new_code_cell("%reset -sf") for _ in notebooks)
     cells = [cell for notebook in notebooks.values() for cell in (*notebook.cells, next(forget))]
     for i, cell in enumerate(cells):
         cell.id = f"cell-{i}"  # each notebook has numbered its own

@@ -249,7 +249,8 @@ def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
 
 def _query(claim: Claim, where: str, rows: pd.DataFrame) -> pd.DataFrame:
     try:
-        is_chosen: Any = rows.eval(where)
+        named = {str(name): rows[name] for name in rows if str(name) in where}
+        is_chosen: Any = pd.eval(where, resolvers=[named])  # rows.eval would prepare all columns
         return rows.loc[is_chosen, [*dict.fromkeys([*READ, *claim.match])]]
     except Exception as error:  # pandas passes on whatever the expression raises
         raise UserError(

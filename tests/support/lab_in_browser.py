@@ -24,6 +24,8 @@ from playwright.sync_api import Page, sync_playwright
 from sarathi_lab.config.paths import REPOSITORY
 
 SECONDS = 300  # for a notebook's cells
+# As `python -m jupyterlab`, without seconds of a grammar of IRIs, as conftest leaves it out.
+LAB = "import sys; sys.modules['rfc3987_syntax'] = None; from jupyterlab.labapp import main; main()"
 START = 90  # seconds, for JupyterLab and its page
 # Every cell has its number, or one failed and no other waits (a star).
 HAS_RUN = """() => {
@@ -108,9 +110,7 @@ def _lab(folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
         "allow_root": True,
     }
     command = [
-        sys.executable,
-        "-m",
-        "jupyterlab",
+        *(sys.executable, "-c", LAB),
         *(f"--ServerApp.{key}={value}" for key, value in settings.items()),
     ]
     command += ["--IdentityProvider.token=", "--LabApp.collaborative=False"]

@@ -76,6 +76,7 @@ def stalls(points: pd.DataFrame, ax: Axes) -> Axes:
         style: dict[str, Any] = {"color": colour[str(series)], "markersize": 3, "alpha": 0.8}
         ax.plot(line.x, line.y, marker(i), label=str(series), **style)
     ax.set(xlabel="time [s]", ylabel="longest gap [ms]", yscale="log")
+    ax.minorticks_off()
     return ax
 
 
@@ -121,6 +122,7 @@ def tradeoff(points: pd.DataFrame, ax: Axes) -> Axes:
         style["fillstyle"] = "none" if i >= 10 else "full"  # colours and markers begin anew
         ax.plot(both[x][series], both[y][series], marker(i), label=str(series), **style)
     ax.set(xlabel=f"{x} [s]", ylabel=f"{y} [s]", yscale="log")
+    ax.minorticks_off()
     ax.margins(0.1)
     return ax
 

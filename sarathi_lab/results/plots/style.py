@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullLocator
 
 AXIS_NAMES = {
     "chunk": "chunk size [tokens]",
@@ -73,6 +73,10 @@ def panels(
     figure, axes = plt.subplots(
         rows, columns, figsize=size, layout="constrained", squeeze=False, **options
     )
+    for (
+        ax
+    ) in axes.flat:  # spines end where axes do: asked, they would place all ticks anew to say so
+        ax.spines[:].set_in_layout(False)
     return figure, list(axes.flat)
 
 
@@ -108,7 +112,7 @@ def tick_in_steps(axis: Axis) -> None:
     subs = (1.0, 2.0, 5.0) if wide < 50 else (1.0, 3.0) if wide < 500 else (1.0,)
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())  # of no size and without names, but each is laid out
 
 
 def finished(figure: Figure, title: str = "") -> Figure:
