@@ -166,12 +166,16 @@ def test_a_field_of_one_of_the_swept_policies_is_left_out_of_the_others():
         read_command_line(["policy=orca,sarathi", "policy.min_decods=1,2", "-m"])
 
 
-def test_jobs_that_are_copied_are_those_that_hydra_composes():
+@pytest.mark.parametrize(
+    "added", [[], ["+plot.mine=[1,'a b']", "~prompt_classes"], ["++window={warmup:0.2}"]]
+)
+def test_jobs_that_are_copied_are_those_that_hydra_composes(added):
     """Changed, added, deleted, of options and of experiments, one inside another."""
     swept = ["plot={x:seq_len},{y:[tpot]}", "policy.min_decodes='1',null"]
-    keys = ["plot.hue=seed", "+plot.mine=[1,'a b']", "~prompt_classes", "window.warmup=10%"]
+    keys = ["plot.hue=seed", "window.warmup=10%"]
     of_hydra = ["hydra.job.config.override_dirname.exclude_keys=[output]", "output='a=b,c'"]
     line = [*swept, *keys, *of_hydra, "policy=sarathi", "experiment=batch_size,chunk_size"]
+    line += added
     loader, overrides = make_loader(), OverridesParser.create().parse_overrides(line)
     mode = RunMode.MULTIRUN
     master = loader.load_configuration("config", line, mode, validate_sweep_overrides=False)

@@ -225,12 +225,12 @@ def test_a_picture_has_a_panel_per_device_and_data_set(name):
 def test_the_papers_values_are_marked_at_their_bars():
     columns = ["device", "source", "dataset", "series", "y"]
     points = [
-        ("cpu, tiny", "recorded", "a", series, 1.0)
+        ("a100, tiny", "recorded", "a", series, 1.0)
         for series in ("hybrid only", "hybrid and chunked")
     ]
     papers = [("paper", "paper", name, "hybrid only", y) for name, y in (("a", 0.5), ("b", 9.0))]
     table = pd.DataFrame([*points, *papers], columns=columns)
-    table = table.assign(unit="s", x=0.0, slo="", quantity="TTFT P50")
+    table = table.assign(unit="s", x=0.0, slo="", quantity="TTFT P50", hardware="a100")
     (ax,) = serving.draw("sarathi_serve_ablation", "A title", table).axes
     assert [line.get_ydata().tolist() for line in ax.get_lines()] == [[0.5]]
     assert [line.get_xdata().tolist() for line in ax.get_lines()] == [[0]]

@@ -105,14 +105,15 @@ def test_no_name_or_number_lies_over_another_with_27_policies(pictures, name):
     assert not any(a.overlaps(b) for a, b in pairwise(titles))
 
 
-def test_titles_lie_within_the_picture():
+def test_titles_and_legends_lie_within_the_picture():
     figure, _ = panels(1, 1, (5.0, 3.0))
     finished(figure, "30m on a cpu\nmedians of 3 repetitions; hollow: not told apart from 1 at all")
-    name = "sarathi_serve_ablation"
-    for one in (figure, serving.draw(name, "Which half?", serving_points(name))):
+    names = ("sarathi_serve_ablation", "long_prompts")
+    for one in (figure, *(serving.draw(name, "Which?", serving_points(name)) for name in names)):
         one.draw_without_rendering()
         titles = [*one.texts, *(ax.title for ax in one.axes)]
         boxes = [title.get_window_extent() for title in titles if title.get_text()]
+        boxes += [legend.get_window_extent() for legend in one.legends]
         assert min(box.x0 for box in boxes) >= 0
         assert max(box.x1 for box in boxes) <= one.bbox.x1
 

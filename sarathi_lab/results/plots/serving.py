@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -60,11 +61,15 @@ def draw(name: str, title: str, points: pd.DataFrame) -> Figure:
         titles = textwrap.wrap(str(device), 26) + textwrap.wrap(place, 26)
         ax.set_title("\n".join(titles), fontsize=9)
     if look.is_legend_below and places:
-        handles, labels = axes[0].get_legend_handles_labels()
+        handles: dict[str, Artist] = {}
         for ax in axes[: len(places)]:
+            own_handles, labels = ax.get_legend_handles_labels()
+            handles = dict(zip(labels, own_handles, strict=True)) | handles
             if (legend := ax.get_legend()) is not None:
                 legend.remove()
-        figure.legend(handles, labels, fontsize=8, ncols=3, loc="outside lower center")
+        letters = 14 * size[0] / max(map(len, handles), default=1)  # that a row has room for
+        options = {"fontsize": 8, "ncols": min(3, max(1, int(letters)))}
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", **options)
     return finished(figure, title)
 
 
@@ -138,6 +143,7 @@ def lines(points: pd.DataFrame, ax: Axes, x: str = "chunk [tokens]") -> Axes:
     ax.set(xlabel=x, ylabel="\n".join(textwrap.wrap(quantity, 24)))
     if x.endswith("[tokens]"):
         ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_formatter("{x:g}")
     ax.legend(fontsize=8, loc="best")
     return ax
 
@@ -145,7 +151,7 @@ def lines(points: pd.DataFrame, ax: Axes, x: str = "chunk [tokens]") -> Axes:
 @dataclass(frozen=True)
 class ServingLook:
     """A panel a data set, objective and, with `is_split`, quantity; one legend for all of them if
-    `is_legend_below`, where they have the same series.
+    `is_legend_below`, where a series looks the same in all of them.
     """
 
     panel: Callable[[pd.DataFrame, Axes], Axes]
@@ -167,7 +173,9 @@ LOOKS: Mapping[str, ServingLook] = {
     "disaggregation": ServingLook(bars, ("goodput per GPU",)),
     "long_prompts": ServingLook(tradeoff, ("TTFT P99, short", "TTFT, long"), is_legend_below=True),
     "dynamic_chunks": ServingLook(lines, ("throughput / one stage's",), is_legend_below=True),
-    "layered_prefill": ServingLook(partial(lines, x="load [of saturation]"), ("TTFT mean",)),
+    "layered_prefill": ServingLook(
+        partial(lines, x="load [of saturation]"), ("TTFT mean",), is_legend_below=True
+    ),
     "adaptive_budgets": ServingLook(bars, (CAPACITY,)),
     "p_pas_gain": ServingLook(
         bars, ("mean latency, low load", "mean latency, high load"), is_split=True

@@ -73,10 +73,8 @@ def panels(
     figure, axes = plt.subplots(
         rows, columns, figsize=size, layout="constrained", squeeze=False, **options
     )
-    for (
-        ax
-    ) in axes.flat:  # spines end where axes do: asked, they would place all ticks anew to say so
-        ax.spines[:].set_in_layout(False)
+    for ax in axes.flat:
+        ax.spines[:].set_in_layout(False)  # they end where axes do; to say so takes placing ticks
     return figure, list(axes.flat)
 
 
