@@ -76,7 +76,9 @@ def recorded_points(name: str) -> pd.DataFrame:
     """All that is recorded of a figure, simulated or measured (`source`), by device and model."""
     table = load.load(name)
     source = table.is_simulated.map({True: "simulated", False: "measured"})
-    return table.assign(source=source, device=table.device + ", " + table.model.astype(str))
+    is_said = "series" in table and table.model.equals(table.series)
+    device = table.device if is_said else table.device + ", " + table.model.astype(str)
+    return table.assign(source=source, device=device)
 
 
 def serving_points(name: str) -> pd.DataFrame:

@@ -173,7 +173,7 @@ def test_rates_are_at_their_values_with_a_series_a_policy():
     ax = sweeps.draw_sweep(runs, y="throughput").axes[0]
     assert points_of(ax) == [(1, 100), (2, 101), (4, 102), (1, 103), (2, 104), (4, 105)]
     assert lines_of(ax).keys() >= {"orca", "sarathi"}
-    assert (ax.get_xlabel(), ax.get_xscale()) == ("workload.rate", "log")
+    assert (ax.get_xlabel(), ax.get_xscale()) == ("request rate [1/s]", "log")
     assert sweeps.choose_axes(runs, x="rate").x == "workload.rate"
     assert sweeps.choose_axes(runs, x="policy").hue == "workload.rate"
 
@@ -186,6 +186,7 @@ def test_two_settings_are_an_axis_and_panels_and_baselines_lines_across(sweep):
     assert points_of(left) == [(128, 100), (512, 101)]
     assert lines_of(left)["orca"] == [75.0, 75.0]
     assert lines_of(right)["request_level"] == [100.0, 100.0]
+    assert left.get_ylim() == right.get_ylim()
 
 
 def test_more_settings_than_axes_are_told_apart_and_never_averaged():

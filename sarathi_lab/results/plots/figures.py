@@ -9,6 +9,7 @@ filled with their interval, in a row of panels per device.
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -73,7 +74,8 @@ def draw(look: Look, points: pd.DataFrame, *, is_all: bool = False) -> Figure:
     num_lines = len(places) // columns
     width = min(WIDTH, max(COLUMN * columns, 6.4))
     canvas, axes = panels(num_lines, columns, (width, PANEL * num_lines + 1.1))
-    styles = _styles(list(dict.fromkeys(shown.series)))
+    series = list(dict.fromkeys(shown.series))
+    styles = _styles(sorted(series, key=int) if all(map(str.isdigit, series)) else series)
     # By device: profiled, analytic, counted instead of served.
     devices = map(str, shown.device[shown.source == "simulated"].unique())
     lines = dict(zip(devices, cycle(SIMULATED), strict=False))
@@ -98,7 +100,7 @@ def draw(look: Look, points: pd.DataFrame, *, is_all: bool = False) -> Figure:
     ]
     notes = [*textwrap.wrap(left_out, int(11 * width)), *([look.legend] if keys else [])]
     widest = max(len(str(key.get_label())) for key in keys + sources)
-    columns = max(1, int(width / (0.7 + 0.075 * widest)))
+    columns = max(1, int(width / (0.6 + 0.065 * widest)))
     title = "\n".join(filter(None, notes))
     canvas.legend(handles=keys + sources, loc="outside lower center", ncols=columns, title=title)
     return finished(canvas)
@@ -124,7 +126,14 @@ def _shown(points: pd.DataFrame, look: Look) -> pd.DataFrame:
     if look.series:
         shown = shown[shown.series.isin(look.series)]
     swapped = shown.panel.isin(look.is_swapped)
-    return shown.assign(x=shown.x.where(~swapped, shown.y), y=shown.y.where(~swapped, shown.x))
+    x, y = shown.x.where(~swapped, shown.y), shown.y.where(~swapped, shown.x)
+    return shown.assign(x=x, y=y, series=shown.series.map(_in_tokens))
+
+
+def _in_tokens(name: str) -> str:
+    """The paper's lengths, such as 1K, as those that are measured are written."""
+    found = re.fullmatch(r"(\d+)K", name)
+    return str(1024 * int(found[1])) if found else name
 
 
 def _is_sparse(points: pd.DataFrame) -> pd.Series:

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 AXIS_NAMES = {
     "chunk": "chunk size [tokens]",
@@ -20,6 +20,11 @@ AXIS_NAMES = {
     "seq_len": "sequence length P + D [tokens]",
     "batch": "batch size",
     "threads": "threads of the CPU",
+    "workload.rate": "request rate [1/s]",
+    "workload.num_requests": "requests",
+    "cache.num_blocks": "blocks of the KV cache",
+    "executor.pipeline_parallel": "pipeline stages",
+    "executor.tensor_parallel": "tensor-parallel devices",
 }
 # All policies of the lab, each with the colour of its place in `PALETTE`.
 POLICIES = (
@@ -102,13 +107,14 @@ def shades(colour: str, number: int) -> list[str]:
 
 
 def tick_in_steps(axis: Axis) -> None:
-    """Name 1, 2 and 5 of every decade on a logarithmic axis, 1 and 3 from two decades on, or 1
-    alone where there are many.
+    """Name round numbers of a logarithmic axis that is less than a decade, else 1, 2 and 5 of every
+    decade, 1 and 3 from two decades on, or 1 alone where there are many.
     """
     low, high = axis.get_view_interval()
     wide = high / low
     subs = (1.0, 2.0, 5.0) if wide < 50 else (1.0, 3.0) if wide < 500 else (1.0,)
-    axis.set_major_locator(LogLocator(subs=subs))
+    rounded = MaxNLocator(5, steps=[1, 2, 5, 10])
+    axis.set_major_locator(rounded if wide < 10 else LogLocator(subs=subs))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_locator(NullLocator())  # of no size and without names, but each is laid out
 

@@ -46,7 +46,8 @@ class SweepPanel:
     is_listed: bool  # names, in rows
     sorted_by: str
 
-    def draw(self, shown: pd.DataFrame) -> None:
+    def draw(self, shown: pd.DataFrame) -> pd.DataFrame:
+        """Draw the runs `shown`; returns their medians, by which `name_axes` sets the limits."""
         by = [one for one in (self.axis.x, self.axis.hue, *self.axis.others) if one]
         by = list(dict.fromkeys([*by, "policy"]))
         table = swept.medians(shown, by, self.name)
@@ -57,6 +58,10 @@ class SweepPanel:
         columns = [one for one in by if one != self.axis.x]
         names = self._labels(table[columns])
         self._across(table, names, dict.fromkeys(self._labels(self.runs[columns])))
+        return table
+
+    def name_axes(self, table: pd.DataFrame) -> None:
+        """Fit the axes to the medians of `table`, of all panels beside this, and name them."""
         self._limits(table)
         self._name_axes()
 

@@ -80,14 +80,19 @@ def draw_sweep(
         height * rows + 0.9,
     )
     figure, axes = panels(rows, columns, size, sharey="row" if is_listed and number > 8 else False)
-    grid = [(name, value) for name in names for value in facets]
-    for ax, (name, value) in zip(axes, grid, strict=False):
-        own = runs[axis.facet] if axis.facet else pd.Series(None, runs.index)
-        shown = runs[own.isna() | (own.map(text) == value)]  # without the setting: in all panels
-        SweepPanel(ax, runs, axis, name, is_listed, names[0]).draw(shown)
-        if value is not None and name == names[0]:
-            ax.set_title(f"{short_name(str(axis.facet))} = {value}")
-    for ax in axes[len(grid) :]:
+    own = runs[axis.facet] if axis.facet else pd.Series(None, runs.index)
+    free = iter(axes)
+    for name in names:
+        row = [SweepPanel(next(free), runs, axis, name, is_listed, names[0]) for _ in facets]
+        drawn = []
+        for panel, value in zip(row, facets, strict=True):
+            if value is not None and name == names[0]:
+                panel.ax.set_title(f"{short_name(str(axis.facet))} = {value}")
+            # what is without the setting: in all panels
+            drawn.append(panel.draw(runs[own.isna() | (own.map(text) == value)]))
+        for panel in row:
+            panel.name_axes(pd.concat(drawn))
+    for ax in free:
         ax.set_axis_off()
     return _described(figure, axes, runs, names)
 

@@ -92,10 +92,10 @@ def _bounded_quantile(table: pd.DataFrame, column: str, bound: float, ax: Axes) 
         ax.plot(met.rate, 1e3 * met[column], label=f"seed {seed}", **style)
         ax.plot(failed.rate, 1e3 * failed[column], fillstyle="none", **style)
     ax.axhline(bound, color="black", linestyle="--", linewidth=0.9, label="bound")
-    ax.set(xscale="log", yscale="log" if table[column].gt(0).all() else "linear")
-    ax.xaxis.set_major_formatter("{x:.3g}")
-    ax.xaxis.set_minor_formatter("{x:.3g}")
-    ax.tick_params(axis="x", which="both", labelsize=8)
+    is_logarithmic = table[column].gt(0).all()
+    ax.set(xscale="log", yscale="log" if is_logarithmic else "linear")
+    for axis in (ax.xaxis, ax.yaxis) if is_logarithmic else (ax.xaxis,):
+        tick_in_steps(axis)
 
 
 def crossover_map(
