@@ -29,15 +29,23 @@ COMMANDS = {
     "dashboard": ("sarathi_lab.tasks.dashboard", "a W&B workspace that shows the lab's runs"),
     "completion": ("sarathi_lab.__main__", 'tab completion: eval "$(sarathi-lab completion bash)"'),
 }
-# Hydra completes the settings of `run`; it wants a line that begins with the command's name.
+# Hydra completes the settings of `run`; it wants a line that begins with the command's name, and of
+# several values the last alone. Other commands' options are those of their help.
 COMPLETION = """_sarathi_lab() {
-    local word=${COMP_WORDS[COMP_CWORD]} found
+    local word=${COMP_WORDS[COMP_CWORD]} line=${COMP_LINE#* run} found
+    local name=${word%%%%=*}=
     if ((COMP_CWORD == 1)); then
         COMPREPLY=($(compgen -W "%s" -- "$word"))
         compopt +o nospace
     elif [[ ${COMP_WORDS[1]} == run ]]; then
-        found=$(COMP_LINE="run ${COMP_LINE#* run}" ${COMP_WORDS[0]} run -sc query=bash 2>/dev/null)
+        [[ $word == *=*,* ]] && line=${line%%"$word"}$name${word##*,}
+        found=$(COMP_LINE="run $line" ${COMP_WORDS[0]} run -sc query=bash 2>/dev/null)
+        [[ $word == *=*,* ]] && found=${found//$name/${word%%,*},}
         COMPREPLY=($(compgen -o default -W "$found" -- "$word"))
+    elif [[ $word == -* ]]; then
+        found=$(${COMP_WORDS[0]} ${COMP_WORDS[1]} --help 2>/dev/null)
+        found=$(grep -oE -- "--[a-z-]+" <<< "$found" | sort -u)
+        COMPREPLY=($(compgen -W "$found" -- "$word"))
     fi
 }
 COMP_WORDBREAKS=${COMP_WORDBREAKS//=}

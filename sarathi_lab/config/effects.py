@@ -12,14 +12,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from sarathi_lab.config.errors import UserError, require_number, require_text
-from sarathi_lab.config.explain import (
-    GROUPS,
-    options,
-    parameter_names,
-    unknown_name,
-    unknown_option,
-)
+from sarathi_lab.config.errors import UserError, require_number, require_one_of, require_text
+from sarathi_lab.config.explain import GROUPS, options, parameter_names, unknown_name
 from sarathi_lab.config.instantiate import class_of, parameters_of
 from sarathi_lab.config.paths import CONF
 
@@ -82,8 +76,8 @@ def check_job(
     asked = [one.value() for one in parsed if one.key_or_group == "experiment"]
     valid = options("experiment", settings, loader) if asked else []
     for name in asked:
-        if name is not None and name not in valid:
-            raise unknown_option("experiment", str(name), valid)
+        if name is not None:
+            require_one_of("experiment", str(name), valid)
     fit_targets(cfg, settings)
     for override in parsed:
         _check_is_read(composed, cfg, override, read_by_others)

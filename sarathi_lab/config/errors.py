@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import sys
@@ -76,7 +77,19 @@ def require_text(name: str, value: object, fix: str) -> None:
 def require_one_of(name: str, value: object, valid: Iterable[str]) -> None:
     """Raise `UserError` unless `value` is one of `valid`."""
     if value not in (options := tuple(valid)):
-        raise UserError(f"{name}={value} is unknown; use one of {', '.join(options)}")
+        raise unknown_option(name, str(value), options)
+
+
+def unknown_option(name: str, option: str, valid: Sequence[str]) -> UserError:
+    """For an option that is none of `valid`."""
+    close = suggestion(option, valid)
+    return UserError(f"{name}={option} is unknown{close}; use one of {', '.join(valid)}")
+
+
+def suggestion(word: str, words: Sequence[str]) -> str:
+    """Which of `words` may be meant; empty where none is like `word`."""
+    close = difflib.get_close_matches(word, words, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def require_list(

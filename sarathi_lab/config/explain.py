@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from sarathi_lab.config.arguments import is_searchpath, searchpath
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.errors import UserError, suggestion, unknown_option
 from sarathi_lab.config.instantiate import class_of, parameters_of
 from sarathi_lab.config.paths import CONF
 
@@ -167,21 +167,10 @@ def named_lines(text: str) -> Iterator[tuple[str, str]]:
         yield line, ".".join(name for _, name in parents)
 
 
-def unknown_option(group: str, option: str, valid: Sequence[str]) -> UserError:
-    """For an option that the group does not have."""
-    close = _suggest(option, valid)
-    return UserError(f"{group}={option} is unknown{close}; use one of {', '.join(valid)}")
-
-
 def unknown_name(key: str, valid: Sequence[str], what: str) -> UserError:
     """For a key that is not `what`."""
     fix = f"use one of {', '.join(sorted(valid))}" if valid else "it has none; drop it"
-    return UserError(f"{key} is not {what}{_suggest(key, valid)}; {fix}")
-
-
-def _suggest(word: str, words: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, words, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    return UserError(f"{key} is not {what}{suggestion(key, valid)}; {fix}")
 
 
 def _unknown_key(key: str, settings: Sequence[str], loader: ConfigLoader) -> UserError:

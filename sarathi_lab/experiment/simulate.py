@@ -123,10 +123,14 @@ def fill(
     """
     crew = Crew(partial(_listed, makers), processes)
     numbers = [len(crew.own(job)) for job in range(len(makers))]
-    items = [(job, part) for job, number in enumerate(numbers) for part in range(number)]
+    # Few parts are large ones: at both ends, where a crew begins, lest one is waited for alone.
+    largest = sorted(range(len(makers)), key=numbers.__getitem__)
+    order = largest[::2] + largest[1::2][::-1]
+    items = [(job, part) for job in order for part in range(numbers[job])]
     with progress_of(what, len(items), unit) as advance:
         found = iter(crew.map(_points, items, advance))
-    return [list(islice(found, number)) for number in numbers]
+    by_job = {job: list(islice(found, numbers[job])) for job in order}
+    return [by_job[job] for job in range(len(makers))]
 
 
 def _listed(makers: Sequence[Callable[[], Sequence[Part]]]) -> Callable[[int], Sequence[Part]]:

@@ -108,6 +108,8 @@ def write(result: Result, context: RunContext, tracker: Tracker, *, is_run: bool
         labels["status"] = "finished"
         write_json(folder / "run.json", labels)
     show(result.shown)
+    for name in result.figures:
+        print_place("figure", folder / f"{name}.png")
     # A run's is printed once it has ended.
     places = ({} if is_run else {"results": folder}) if result.places is None else result.places
     for what, where in places.items():

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from omegaconf import OmegaConf
 
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.errors import UserError, suggestion
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.results.intervals import FEWEST_PAIRS, ends_of_median
 
@@ -89,8 +89,9 @@ def column(runs: pd.DataFrame, name: str) -> str:
         return ends[0]
     found = [*varying_settings(runs), *(one for one in SAMPLES if one in runs)]
     known = ", ".join([*found, "throughput", "ttft_p50", "tbt_p99"])
+    close = suggestion(name, [*map(str, runs)])
     what = f"is one of {', '.join(ends)}" if ends else "is no setting or quantity of these runs"
-    raise UserError(f"{name} {what}; use such as {known}")
+    raise UserError(f"{name} {what}{close}; use such as {known}")
 
 
 def relative(runs: pd.DataFrame, name: str, to: str) -> pd.DataFrame:

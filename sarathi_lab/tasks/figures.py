@@ -195,12 +195,12 @@ def _shown_errors(errors: pd.DataFrame) -> Shown:
             "error": _error(row["mean"], row["largest"], 2, 1),
             "aim": _error(row["aim_mean"], row["aim_largest"], 0, 0),
             "stated": f"{row['stated']:.0%}",
-            " ": row["verdict"],
+            "verdict": row["verdict"],
         }
         for row in errors.to_dict("records")
     ]
     title = "Error against the paper's points: mean (largest)"
-    return Shown(rows, left=("", "device", " "), title=title)
+    return Shown(rows, left=("", "device", "verdict"), title=title)
 
 
 def _error(mean: float, largest: float, digits: int, digits_largest: int) -> str:

@@ -67,8 +67,10 @@ class Measure(Task):
     sizes: Mapping[str, Any] | None = None
     processes: int | None = crew_size()
 
-    def check(self, cfg: DictConfig) -> None:
-        """Refuse a model that does not fit the device, and settings that nothing would read."""
+    def check(self, cfg: DictConfig) -> float | None:
+        """Refuse a model that does not fit the device, and settings that nothing would read. The
+        seconds of measuring are returned, None where it is computed.
+        """
         backend, own = build(cfg.executor), self._own
         if isinstance(backend, TorchBackend):
             if own.is_simulated:
@@ -77,14 +79,15 @@ class Measure(Task):
             self._refuse("every", "is for the recomputed figures of executor=simulated")
             self._refuse("processes", "is for executor=simulated, and a measurement is alone")
             if own.kind == "stages":
-                return self._check_stages(cfg, backend)
+                self._check_stages(cfg, backend)
+                return own.seconds
             if resolve_model(cfg, backend)[1] is not None:
                 raise UserError(
                     f"task=measure takes random weights; drop model.path={cfg.model.path}"
                 )
             for spec in self._measured_specs(cfg, backend):
                 backend.check(spec, least_room(own, spec, self._sizes(backend)))
-            return None
+            return self.seconds or own.seconds
         if own.kind == "stages":
             raise UserError(
                 f"{own.name} is of real stages, and has the simulated ones beside; use "
@@ -93,7 +96,8 @@ class Measure(Task):
         for name in ("seconds", "max_spread"):
             self._refuse(name, "is for measuring, and executor=simulated computes")
         if own.has_paper:
-            return self._check_papers(cfg, backend)
+            self._check_papers(cfg, backend)
+            return None
         self._refuse("every", f"is for the paper's curves, and {self.experiment} is none")
         if own.kind == "rounds":
             self._refuse("setup", "is for measuring: what is simulated has the paper's own sizes")
@@ -132,6 +136,10 @@ class Measure(Task):
         else:
             tables = computed(own, self._specs(cfg, backend), sizes, self.processes)
         return self._result(tables, "simulated", context, {})
+
+    def estimate(self, prepared: float | None, shared: set[str]) -> tuple[float, str] | None:
+        """By the seconds that it is given, beside the compiling of kernels and warming up."""
+        return None if prepared is None else (prepared, "the time to measure in: at least")
 
     @property
     def _own(self) -> Figure:
@@ -218,14 +226,11 @@ class Measure(Task):
             shown = [paper(own.name)] if own.name in PAPERS else []
             shown.append(points.assign(uncertainty=math.nan))
             pictures[own.name] = plots.draw(own.look, pd.concat(shown, ignore_index=True))
-        places = {"points": context.run_dir / POINTS}
-        if pictures:
-            places["figure"] = context.run_dir / f"{own.name}.png"
         return Result(
             tables={POINTS: points, **kept},
             figures=pictures,
             shown=[_lines(device, table) for device, table in tables.items()],
-            places=places,
+            places={"points": context.run_dir / POINTS},
             tags=[own.name, *tables],
             float_format="%.6g",
         )

@@ -16,6 +16,7 @@ from sarathi_lab.__main__ import COMMANDS, main
 from sarathi_lab.config import explain
 from sarathi_lab.config.instantiate import make_loader
 from sarathi_lab.config.paths import CONF
+from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.run import main as run
 
 SLOW = ("torch", "pandas", "seaborn", "matplotlib", "wandb", "scipy", "transformers", "optuna")
@@ -96,6 +97,7 @@ def test_bash_completes_commands_and_settings(tmp_path, capsys):
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m sarathi_lab "$@"\n')
     command.chmod(0o755)
     lines = ["sarathi-lab cl", "sarathi-lab run policy=sarathi_serve_", "sarathi-lab run chu"]
+    lines += ["sarathi-lab run chunk=1 policy=orca,vllm_v0_", "sarathi-lab figures --on"]
     script = completion + "".join(
         f"COMP_LINE='{line}'; COMP_WORDS=($COMP_LINE); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n"
         "_sarathi_lab 2>/dev/null; echo ${COMPREPLY[@]}\n"
@@ -109,7 +111,10 @@ def test_bash_completes_commands_and_settings(tmp_path, capsys):
         check=True,
         env={"PATH": path, "PYTHONPATH": ":".join(sys.path)},
     )
-    assert done.stdout.splitlines() == ["claims", "policy=sarathi_serve_dynamic", "chunk="]
+    assert done.stdout.splitlines() == [
+        *("claims", "policy=sarathi_serve_dynamic", "chunk="),
+        *("policy=orca,vllm_v0_chunked", "--only"),
+    ]
     assert done.stderr == ""
     assert main(["completion", "tcsh"]) == 2
     assert "tcsh is not supported; use sarathi-lab completion bash" in capsys.readouterr().err
@@ -171,4 +176,7 @@ def test_a_dry_run_takes_the_time_of_the_newest_run_of_its_kind_and_says_where_t
     assert re.search(r"  run \S+/1$", line.rstrip())
     assert total.endswith("about 20 min in all, one after the other")
     assert run(["experiment=fig13", "--dry-run", output]) == 0
+    declared = f"about {FIGURES['fig13'].seconds:g} s in all, one after the other"
+    assert capsys.readouterr().out.splitlines()[-1].endswith(declared)
+    assert run(["experiment=fig13", "executor=simulated", "--dry-run", output]) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith("how long it takes is unknown")

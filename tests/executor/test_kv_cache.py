@@ -277,7 +277,9 @@ def test_bytes_of_a_token():
         assert dataclasses.replace(spec, kv_dtype=kv_dtype).kv_bytes_per_token(2) == 2 * 40 * 40 * (
             128 + 4
         )
-    with pytest.raises(UserError, match="kv_dtype=int4 is unknown; use one of auto, int8, fp8"):
+    with pytest.raises(
+        UserError, match=r"kv_dtype=int4 is unknown \(did you mean int8\?\); use one of auto, int8"
+    ):
         dataclasses.replace(spec, kv_dtype="int4")
 
 
@@ -354,7 +356,10 @@ def test_the_setting_reaches_the_run(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (["cache.dtype=int4"], "cache.dtype=int4 is unknown; use one of auto, int8, fp8"),
+        (
+            ["cache.dtype=int4"],
+            "cache.dtype=int4 is unknown (did you mean int8?); use one of auto, int8, fp8",
+        ),
         (
             ["+model.kv_dtype=int8", "model=13b"],
             "model.kv_dtype=int8 is set by the cache; use cache.dtype=int8 instead",

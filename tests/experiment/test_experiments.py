@@ -243,7 +243,10 @@ def test_another_gpu_is_simulated(tmp_path):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["task.experiment=fig99"], "task.experiment=fig99 is unknown; use one of"),
+        (
+            ["task.experiment=fig99"],
+            "task.experiment=fig99 is unknown (did you mean fig09?); use one of",
+        ),
         (["task.setup=huge"], "task.setup=huge is unknown; use one of auto, paper, small, dry"),
         (["task.seconds=0"], "task.seconds=0 must be a finite number above 0"),
         (["task.max_spread=-1"], "task.max_spread=-1 must be a finite number above 0"),

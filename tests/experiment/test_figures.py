@@ -91,7 +91,10 @@ def test_what_is_recorded_of_serving_is_drawn_for_every_device(name):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--only", "fig99"], "--only=fig99 is unknown; use one of fig03, fig04"),
+        (
+            ["--only", "fig99"],
+            "--only=fig99 is unknown (did you mean fig09?); use one of fig03, fig04",
+        ),
         (["--only", "fig08", "--out", "/dev/null/x"], "--out=/dev/null/x can't be written"),
     ],
 )

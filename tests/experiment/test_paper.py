@@ -293,12 +293,18 @@ def test_other_gpus_are_predicted_beside_the_paper(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["task.figures=[fig99]"], r"task\.figures=fig99 is unknown; use one of fig03"),
+        (
+            ["task.figures=[fig99]"],
+            r"task\.figures=fig99 is unknown \(did you mean fig09\?\); use one of fig03",
+        ),
         (
             ["task.figures=fig09"],
             r"task\.figures=fig09 is not a list; write task\.figures=\[fig03\]",
         ),
-        (["task.gpus=[v100]"], "task.gpus=v100 is unknown; use one of a100"),
+        (
+            ["task.gpus=[v100]"],
+            r"task.gpus=v100 is unknown \(did you mean h100\?\); use one of a100",
+        ),
         (["task.gpus=[]"], r"task\.gpus=\[\] is not a list"),
         (["task.every=0"], "task.every=0 is below 1"),
         (["chunk=256"], "chunk=256 has no effect: task=figures does not read chunk"),

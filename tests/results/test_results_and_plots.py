@@ -271,8 +271,9 @@ def test_every_sweep_has_a_picture_in_both_formats(sweep, query, tmp_path):
 def test_a_finished_sweep_is_drawn_again_by_other_axes(sweep, capsys):
     assert plot.main([str(sweep / "s"), "x=pd_ratio", "y=tbt_p99,throughput"]) == 0
     assert str(sweep / "s" / "sweep.png") in capsys.readouterr().out
-    assert plot.main([str(sweep / "s"), "x=nothing"]) == 2
-    assert "nothing is no setting or quantity of these runs" in capsys.readouterr().err
+    assert plot.main([str(sweep / "s"), "x=chnk"]) == 2
+    said = "chnk is no setting or quantity of these runs (did you mean chunk?); use such as chunk"
+    assert said in capsys.readouterr().err
 
 
 def test_a_sweeps_table_fits_80_columns(monkeypatch, capsys):

@@ -43,7 +43,7 @@ def test_what_failed_is_run_again_and_what_finished_is_not(tmp_path, monkeypatch
 
 def test_an_unknown_claim_is_one_line_and_code_2(capsys):
     assert main(["artifact", "--only", "fig99"]) == 2
-    assert "--only=fig99 is unknown; use one of " in capsys.readouterr().err
+    assert "--only=fig99 is unknown (did you mean fig13?); use one of " in capsys.readouterr().err
 
 
 def test_the_image_is_built_of_what_is_there():

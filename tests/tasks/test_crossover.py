@@ -212,6 +212,7 @@ def test_the_task_writes_table_and_map_and_says_what_it_found(tmp_path, capsys):
     (path,) = tmp_path.rglob("crossover.csv")
     assert path.with_name("crossover.png").stat().st_size > 10_000
     assert path.with_name("config.yaml").is_file()
+    assert f"figure  {path.with_name('crossover.png')}" in text
     table = pd.read_csv(path)
     cost = make_cost_model(
         "analytic", load_option("model", "llama3-8b"), load_option("hardware", "h100"), 2

@@ -228,11 +228,11 @@ def test_the_command_leaves_and_records_the_matrix(checkpoint, tmp_path, capsys)
         (["PATH", "task.text=/nowhere.txt"], "task.text=/nowhere.txt can't be read"),
         (
             ["PATH", "task.kv_dtypes=[int4]"],
-            "task.kv_dtypes=int4 is unknown; use one of auto, int8, fp8",
+            "task.kv_dtypes=int4 is unknown (did you mean int8?); use one of auto, int8, fp8",
         ),
         (
             ["PATH", "task.more_dtypes=[int4]"],
-            "task.more_dtypes=int4 is unknown; use one of float32",
+            "task.more_dtypes=int4 is unknown (did you mean int8?); use one of float32",
         ),
         (["PATH", "task.chunks=[]"], "task.chunks=[] is not a list of values"),
         (["PATH", "executor=simulated"], "executor=simulated is none; use executor=torch"),

@@ -406,7 +406,10 @@ def test_the_campaigns_part_records_its_table(fake, engines, tmp_path):
 @pytest.mark.parametrize(
     ("setting", "reason"),
     [
-        ("task.peers=[vlm]", "task.peers=vlm is unknown; use one of openvino_genai"),
+        (
+            "task.peers=[vlm]",
+            "task.peers=vlm is unknown (did you mean vllm?); use one of openvino_genai",
+        ),
         ("task.peers=vllm", "task.peers=vllm is not a list of names"),
         ("task.models=[]", "task.models=[] is not a list of names"),
         ("task.models=[30m,30m]", "names one twice"),
