@@ -17,7 +17,7 @@ from matplotlib.text import Text
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.experiment.figures import FIGURES, points_of, serving_points
 from sarathi_lab.results.plots import figures, serving, sweeps, tasks
-from sarathi_lab.results.plots.style import POLICIES, colours, finished, panels
+from sarathi_lab.results.plots.style import POLICIES, colours, finished, panels, tick_in_steps
 
 PAGE = 830  # pixels to which a page shrinks a picture
 SMALLEST = 8.0  # pixels of a font's height, there
@@ -259,3 +259,19 @@ def test_chunks_are_at_their_values():
     for ax in walkthrough.chunk_choice(table.assign(kv_reread_factor=1.0)).axes:
         assert ax.get_xscale() == "log"
         assert list(ax.get_lines()[0].get_xdata()) == [64, 128, 512]
+
+
+@pytest.mark.parametrize("wide", [1.2, 2.9, 3.1, 6.0, 9.9])
+@pytest.mark.parametrize("low", [0.0101, 1.01, 2.01, 5.8, 7.01])
+def test_a_logarithmic_axis_within_a_decade_has_three_ticks_and_not_too_many(low, wide):
+    ax = Figure((3.2, 2.5)).subplots()
+    ax.set(yscale="log", ylim=(low, low * wide))
+    tick_in_steps(ax.yaxis)
+    assert 3 <= sum(low <= tick <= low * wide for tick in ax.get_yticks()) <= 8
+
+
+def test_legends_have_the_order_of_numbers():
+    look = FIGURES["fig13"].look
+    assert look is not None
+    names = [text.get_text() for text in figures.draw(look, points_of("fig13")).legends[0].texts]
+    assert [name for name in names if name[0].isdecimal()] == ["256", "512", "1024", "2048", "3072"]

@@ -26,7 +26,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from sarathi_lab.results.plots.look import Look, policy_of
+from sarathi_lab.results.plots.look import Look, in_tokens, policy_of
 from sarathi_lab.results.plots.style import (
     LINES,
     WIDTH,
@@ -74,8 +74,7 @@ def draw(look: Look, points: pd.DataFrame, *, is_all: bool = False) -> Figure:
     num_lines = len(places) // columns
     width = min(WIDTH, max(COLUMN * columns, 6.4))
     canvas, axes = panels(num_lines, columns, (width, PANEL * num_lines + 1.1))
-    series = list(dict.fromkeys(shown.series))
-    styles = _styles(sorted(series, key=int) if all(map(str.isdigit, series)) else series)
+    styles = _styles(sorted(dict.fromkeys(shown.series), key=_number))
     # By device: profiled, analytic, counted instead of served.
     devices = map(str, shown.device[shown.source == "simulated"].unique())
     lines = dict(zip(devices, cycle(SIMULATED), strict=False))
@@ -99,11 +98,25 @@ def draw(look: Look, points: pd.DataFrame, *, is_all: bool = False) -> Figure:
         for name, (colour, marker) in ({} if look.is_bars else styles).items()
     ]
     notes = [*textwrap.wrap(left_out, int(11 * width)), *([look.legend] if keys else [])]
-    widest = max(len(str(key.get_label())) for key in keys + sources)
-    columns = max(1, int(width / (0.6 + 0.065 * widest)))
+    columns = _legend_columns([str(key.get_label()) for key in keys + sources], width)
     title = "\n".join(filter(None, notes))
     canvas.legend(handles=keys + sources, loc="outside lower center", ncols=columns, title=title)
     return finished(canvas)
+
+
+def _legend_columns(labels: Sequence[str], width: float) -> int:
+    """The most columns in which labels, listed column by column, are no wider than `width`."""
+    for number in range(len(labels), 1, -1):
+        parts = np.array_split([len(label) for label in labels], number)
+        if sum(0.62 + 0.07 * max(part) for part in parts) <= width:  # of a key and of a letter
+            return number
+    return 1
+
+
+def _number(series: str) -> float:
+    """What numbers and chunks are ordered by, before names, which stay as they come."""
+    found = re.fullmatch(r"(?:C=|sarathi)?(\d+)", series)
+    return float(found[1]) if found else math.inf
 
 
 def _styles(series: Sequence[str]) -> dict[str, tuple[Any, str]]:
@@ -127,13 +140,7 @@ def _shown(points: pd.DataFrame, look: Look) -> pd.DataFrame:
         shown = shown[shown.series.isin(look.series)]
     swapped = shown.panel.isin(look.is_swapped)
     x, y = shown.x.where(~swapped, shown.y), shown.y.where(~swapped, shown.x)
-    return shown.assign(x=x, y=y, series=shown.series.map(_in_tokens))
-
-
-def _in_tokens(name: str) -> str:
-    """The paper's lengths, such as 1K, as those that are measured are written."""
-    found = re.fullmatch(r"(\d+)K", name)
-    return str(1024 * int(found[1])) if found else name
+    return shown.assign(x=x, y=y, series=shown.series.map(in_tokens))
 
 
 def _is_sparse(points: pd.DataFrame) -> pd.Series:

@@ -42,6 +42,11 @@ def policy_of(series: str) -> str | None:
     return next((own for start, own in POLICY_OF.items() if series.startswith(start)), None)
 
 
+def in_tokens(name: str) -> str:
+    """A name with the paper's "1K" as the tokens that it means."""
+    return re.sub(r"\b(\d+)K\b", lambda found: str(1024 * int(found[1])), name)
+
+
 @dataclass(frozen=True)
 class Look:
     """How one figure is drawn.
@@ -71,7 +76,7 @@ class Look:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def panel(self, name: str) -> str:
-        return self.panels.get(name, self.prefix + re.sub(r" (?=[A-Z]=)", ", ", name))
+        return self.panels.get(name, self.prefix + re.sub(r" (?=[A-Z]=)", ", ", in_tokens(name)))
 
     def series_name(self, series: str) -> str:
         """What people call a series; one without a name of its own keeps the table's."""

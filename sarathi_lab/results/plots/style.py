@@ -107,14 +107,15 @@ def shades(colour: str, number: int) -> list[str]:
 
 
 def tick_in_steps(axis: Axis) -> None:
-    """Name round numbers of a logarithmic axis that is less than a decade, else 1, 2 and 5 of every
-    decade, 1 and 3 from two decades on, or 1 alone where there are many.
+    """Name 1, 2 and 5 of every decade on a logarithmic axis, more within one, 1 and 3 from two
+    decades on, or 1 alone where there are many; equal steps where it is as good as linear.
     """
     low, high = axis.get_view_interval()
     wide = high / low
-    subs = (1.0, 2.0, 5.0) if wide < 50 else (1.0, 3.0) if wide < 500 else (1.0,)
-    rounded = MaxNLocator(5, steps=[1, 2, 5, 10])
-    axis.set_major_locator(rounded if wide < 10 else LogLocator(subs=subs))
+    subs: tuple[float, ...] = (1.0, 2.0, 5.0) if wide < 50 else (1.0, 3.0) if wide < 500 else (1.0,)
+    subs = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0) if wide < 10 else subs
+    steps = MaxNLocator(4, steps=[1, 2, 5, 10], min_n_ticks=3)
+    axis.set_major_locator(LogLocator(subs=subs) if wide > 3 else steps)
     axis.set_major_formatter("{x:g}")
     axis.set_minor_locator(NullLocator())  # of no size and without names, but each is laid out
 
