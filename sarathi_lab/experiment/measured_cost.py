@@ -151,7 +151,7 @@ class MeasuredCostModel:
         name = "prefill_attention" if batch.num_prefills else "decode_attention"
         most = MOST if self.is_shared else 1
         if tokens not in self._products:
-            products = _lower(self.timed(tokens, self.probe.products, most))
+            products = _lower(self.timed(tokens, lambda _: self.probe.products(batch), most))
             self._products[tokens] = products, self.probe.timing
         products, timing = self._products[tokens]
         attention = self.timed(tokens, lambda _: {name: self.probe.attention(batch)}, most)

@@ -35,6 +35,7 @@ from sarathi_lab.executor.table_files import read_tables
 from sarathi_lab.executor.tables import ATTENTION, OperationTables, frames_of
 from sarathi_lab.executor.torch import profiling
 from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch.operation_probe import OperationProbe
 from sarathi_lab.executor.torch.own_time import undisturbed
 from sarathi_lab.executor.torch.profiling import (
     COLUMNS,
@@ -174,6 +175,24 @@ def test_the_simulation_of_this_machine_is_near_a_run_on_it(measured, monkeypatc
         rows = (table.kv_tokens == 0) | attention
         real = table[rows & (table.num_tokens == shape.total_tokens)].seconds.sum()
         assert 1 / 4 < cost.iteration_time(batch) / real < 4
+
+
+def test_iterations_in_cpp_tell_their_operations_and_none_is_computed_beside_torch():
+    executor = TorchBackend("cpu", dtype="float32", kernels="native").build(
+        load_option("model", "tiny"), None, Sizes(64, 16, batch_size=4)
+    )
+    calls: list[str] = []
+    for layer in executor.model.layers:
+        layer.qkv_proj.register_forward_hook(lambda *_: calls.append("alone"))
+    probe = OperationProbe(executor)
+    for shape in (Shape(3, 1, 40), Shape(1, 20, 30)):
+        batch = profiling.batch_of(executor, shape)
+        times = {**probe.products(batch), "attention": probe.attention(batch)}
+        assert set(times) == {"qkv_proj", "out_proj", "ffn", "elementwise", "attention"}
+        assert all(times.values())
+    assert probe.logits(3) > 0
+    assert not calls
+    assert executor.model.operations.recorder() is None
 
 
 def test_the_settings_change_what_is_measured():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from sarathi_kernels.attention.plan import AttentionPlan
 from sarathi_kernels.attention.reference import make_segment
-from sarathi_lab.engine.compositions import run_once
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.compositions import make_batch, run_once
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.watching import durations
@@ -26,6 +27,10 @@ CUDA_REPETITIONS = 3  # replays whose mean is a measurement; one of LONG tokens 
 LONG = 2048
 REFERENCE = 64  # tokens
 KEPT = 64  # graphs: each takes some of the device's memory
+# Operations as an iteration in C++ tells them (`structures.OPERATIONS`), by the probe's names.
+TOLD = {"attention_prefill": "attention", "attention_decode": "attention", "lm_head": "logits"}
+TOLD |= dict.fromkeys(("experts", "ffn_up", "ffn_down"), "ffn")
+PRODUCTS = ("qkv_proj", "out_proj", "ffn", "elementwise")
 
 Timing = Literal["graph", "calls", "host"]  # replayed, launched one by one, of a CPU
 
@@ -36,6 +41,8 @@ class OperationProbe:
 
     Times are seconds over all layers of one iteration; on a GPU the device's own, of replayed CUDA
     graphs, and the mean of several where they are short. `timing` says how the newest was taken.
+    An iteration in C++ tells those of its operations itself: alone, each would wait for threads of
+    torch, which spin on the same cores, and take up to several times as long.
     """
 
     def __init__(self, executor: TorchExecutor) -> None:
@@ -53,6 +60,8 @@ class OperationProbe:
     @torch.inference_mode()
     def attention(self, batch: Batch) -> float:
         """Seconds of the attention of `batch`."""
+        if self.model.whole_pass is not None:
+            return self._told(batch)["attention"]
         spec = self.model.spec
         inputs = self.executor.packed(batch)
         query = self._random(batch.num_tokens, spec.num_heads, spec.head_size)
@@ -83,8 +92,12 @@ class OperationProbe:
         return float((1 / shares.float().mean(dim=(1, 2))).sum())
 
     @torch.inference_mode()
-    def products(self, num_tokens: int) -> dict[str, float]:
-        """Seconds by operation of what depends on the number of tokens alone."""
+    def products(self, batch: Batch) -> dict[str, float]:
+        """Seconds by operation of what depends on the number of tokens of `batch` alone."""
+        if self.model.whole_pass is not None:
+            told = self._told(batch)
+            return {name: told[name] for name in PRODUCTS}
+        num_tokens = batch.num_tokens
         hidden = self._random(num_tokens, self.model.spec.hidden_size)
         attended = self._random(num_tokens, self.model.spec.q_size)
         residual, operations = hidden.clone(), self.model.operations
@@ -123,7 +136,13 @@ class OperationProbe:
 
     @torch.inference_mode()
     def logits(self, num_rows: int) -> float:
-        """Seconds of the output head and sampling for `num_rows` emitted tokens."""
+        """Seconds of the output head and sampling for `num_rows` emitted tokens; in C++, where the
+        cache has a block for each of them, without the sampling.
+        """
+        if self.model.whole_pass is not None and num_rows <= self.executor.num_blocks:
+            blocks = BlockManager(self.executor.num_blocks, self.executor.block_size)
+            each = make_batch(prefill_tokens=1, num_prefills=num_rows, emits=True, blocks=blocks)
+            return self._told(each)["logits"]
         model, rows = self.model, self._random(num_rows, self.model.spec.hidden_size)
         return self._time(
             "logits",
@@ -144,6 +163,20 @@ class OperationProbe:
         if self._replays:
             self.timing = "graph" if result.is_replayed else "calls"
         return result.busy
+
+    def _told(self, batch: Batch) -> dict[str, float]:
+        """Seconds by operation of one iteration of `batch` in C++."""
+        seconds, operations = defaultdict[str, float](float), self.model.operations
+
+        def record(name: str, spent: float) -> None:
+            seconds[TOLD.get(name, name)] += spent
+
+        before, operations.recorder = operations.recorder, lambda: record
+        try:
+            run_once(self.executor, batch)
+        finally:
+            operations.recorder = before
+        return seconds
 
     def _drawn(self, *sizes: int) -> Tensor:
         return torch.randn(sizes, device=self.model.device, dtype=self.model.dtype)

@@ -198,7 +198,7 @@ def _measure(probe: OperationProbe, shape: Shape) -> dict[str, tuple[float, Timi
     times = {shape.attention: (probe.attention(batch), probe.timing)}
     if not shape.is_whole:
         return times
-    products = probe.products(shape.total_tokens)
+    products = probe.products(batch)
     times |= {name: (seconds, probe.timing) for name, seconds in products.items()}
     parts = sum(seconds for seconds, _ in times.values()) + probe.logits(batch.num_emits)
     times["others"] = (probe.iteration(batch) - parts, probe.timing)
