@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from sarathi_lab.config.console import console
+from sarathi_lab.config.paths import replaced
 from sarathi_lab.config.sweep_record import RECORD
 
 
@@ -40,14 +40,9 @@ class Archive(Callback):
 
     def _write(self, sweep: Path) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        aside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        try:
-            with tarfile.open(aside, "w:gz") as archive:
-                for path, name in self._files(sweep):
-                    archive.add(path, name, recursive=False)
-            aside.replace(self._path)
-        finally:
-            aside.unlink(missing_ok=True)
+        with replaced(self._path) as aside, tarfile.open(aside, "w:gz") as archive:
+            for path, name in self._files(sweep):
+                archive.add(path, name, recursive=False)
 
     def _files(self, sweep: Path) -> Iterator[tuple[Path, str]]:
         """Each file, and what it is called in the archive."""

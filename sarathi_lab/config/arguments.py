@@ -91,6 +91,11 @@ def _unknown(option: str) -> UserError:
     )
 
 
+def name_of(setting: str) -> str:
+    """What it sets, such as "policy" of "+policy=orca"."""
+    return setting.partition("=")[0].lstrip("+")
+
+
 def is_searchpath(setting: str) -> bool:
     """Whether it says where more options are."""
     return setting.lstrip("+").startswith("hydra.searchpath=")

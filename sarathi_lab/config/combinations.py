@@ -16,6 +16,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from sarathi_lab.config.arguments import name_of
 from sarathi_lab.config.effects import READ_BY, chosen, reads
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.explain import explained
@@ -62,7 +63,7 @@ def without_lacking(
     """The jobs without fields of a swept option, such as `policy.watermark`, that their own option
     lacks and another one has; those that are equal then once, with a note.
     """
-    names = dict.fromkeys(_name(setting) for job in jobs for setting in job)
+    names = dict.fromkeys(name_of(setting) for job in jobs for setting in job)
     fields = [name for name in names if "." in name and name.partition(".")[0] in varied]
     if not fields:
         return list(jobs)
@@ -70,14 +71,14 @@ def without_lacking(
     lacking: dict[tuple[str, ...], set[str]] = {}
     for job in jobs:
         if (chosen := _of(job, groups)) not in lacking:
-            left = [setting for setting in job if _name(setting) not in fields]
+            left = [setting for setting in job if name_of(setting) not in fields]
             cfg = composer.job(left).cfg
             lacking[chosen] = {name for name in fields if not _has(cfg, name)}
     nowhere = set.intersection(*lacking.values())  # a mistake, which composing them tells
     found: dict[tuple[str, ...], None] = {}
     for job in jobs:
         aside = lacking[_of(job, groups)] - nowhere
-        found[tuple(setting for setting in job if _name(setting) not in aside)] = None
+        found[tuple(setting for setting in job if name_of(setting) not in aside)] = None
         notes |= dict.fromkeys(
             _run_once(" ".join(_of(job, {name.partition(".")[0]})), name)
             for name in aside.intersection(varied)
@@ -86,11 +87,7 @@ def without_lacking(
 
 
 def _of(job: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
-    return tuple(setting for setting in job if _name(setting) in names)
-
-
-def _name(setting: str) -> str:
-    return setting.partition("=")[0].lstrip("+")
+    return tuple(setting for setting in job if name_of(setting) in names)
 
 
 def _has(cfg: DictConfig, name: str) -> bool:
@@ -117,7 +114,7 @@ def collapsed(
     found: dict[tuple[str, ...], Job] = {}
     for job in jobs:
         aside = [name for name in names if not reads(job.cfg, name)]
-        kept = tuple(one for one in job.settings if _name(one) not in aside)
+        kept = tuple(one for one in job.settings if name_of(one) not in aside)
         if kept not in found:
             found[kept] = composer.job(kept) if aside else job
         readers = {name: chosen(job.composed, READ_BY[name][0]) for name in aside}

@@ -14,6 +14,11 @@ from sarathi_lab.config.paths import try_lock
 _claims: list[TextIO] = []  # open files that keep other processes from this one's cores
 
 
+def allowed_cores() -> list[int]:
+    """The numbers of the cores that this process may use; none where the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
 @cache
 def pin_process(num_processes: int) -> tuple[int, ...]:
     """Bind this process, once, to the `num_processes`-th part of the cores it may use; returns

@@ -15,6 +15,7 @@ from multiprocessing.connection import wait
 from typing import Any, Generic, Protocol, TypeVar
 
 from sarathi_lab.config.checked import whole
+from sarathi_lab.config.cores import allowed_cores
 from sarathi_lab.config.other_process import OtherProcess
 
 LOOK_SECONDS = 0.01  # between two looks for what a process that has nothing to do could do
@@ -28,8 +29,8 @@ Told = TypeVar("Told", contravariant=True)
 def usable_cores() -> int:
     """The cores that this process may use: its share of a sweep's, or those of its Slurm job."""
     given = os.environ.get("SLURM_CPUS_ON_NODE", "")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(cores or 1, int(given)) if given.isdecimal() else cores or 1
+    cores = len(allowed_cores()) or os.cpu_count() or 1
+    return min(cores, int(given)) if given.isdecimal() else cores
 
 
 def crew_size() -> Any:

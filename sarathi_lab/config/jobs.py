@@ -22,6 +22,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, open_dict, read_write
 
 from sarathi_lab.config.apart import call_apart
+from sarathi_lab.config.arguments import name_of
 from sarathi_lab.config.console import console
 from sarathi_lab.config.cores import pin_process
 from sarathi_lab.config.effects import fit_targets
@@ -121,7 +122,7 @@ def run_here(
     is_sweep = settings.mode == RunMode.MULTIRUN
     root = Path(settings.sweep.dir) if is_sweep else run_dir
     choices = settings.runtime.choices
-    is_own = any(one.lstrip("+").startswith("policy._target_=") for one in settings.overrides.task)
+    is_own = "policy._target_" in map(name_of, settings.overrides.task)
     context = RunContext(
         run_dir=run_dir,
         baselines_dir=root / "baselines",
@@ -215,7 +216,7 @@ def group_of(root: Path, choices: Mapping[str, Any], swept: Sequence[str], host:
 
 def run_name(policy: str, settings: Sequence[str], swept: Sequence[str] | None) -> str:
     """The policy and what its sweep varies, or what a single run was told of its work."""
-    told = [(setting.partition("=")[0].lstrip("+"), setting) for setting in settings]
+    told = [(name_of(setting), setting) for setting in settings]
     own = [setting for key, setting in told if key == "policy._target_"]
     policy = own[-1].rpartition(".")[2] if own else policy
     if swept is None:

@@ -72,14 +72,21 @@ def json_object(text: str, where: str, fix: str = "write one object a line") -> 
     return row
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `path` in one step: nobody reads half of it, whenever this process ends."""
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Yields the file to write in place of `path`, whose name it gets at the end of the block."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        aside.write_text(json.dumps(content, indent=2) + "\n")
+        yield aside
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write `path` in one step: nobody reads half of it, whenever this process ends."""
+    with replaced(path) as aside:
+        aside.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def try_lock(path: Path, *, shared: bool = False) -> TextIO | None:

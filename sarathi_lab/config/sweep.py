@@ -18,7 +18,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf import open_dict
 
-from sarathi_lab.config.arguments import quoted
+from sarathi_lab.config.arguments import name_of, quoted
 from sarathi_lab.config.command_line import CommandLine
 from sarathi_lab.config.console import console, duration, print_place, progress_of, repeated
 from sarathi_lab.config.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError, no_room
@@ -217,7 +217,7 @@ class Sweep:
 
     def _name(self, number: int, job: Sequence[str]) -> str:
         swept = self._command_line.swept
-        own = [setting for setting in job if setting.partition("=")[0].lstrip("+") in swept]
+        own = [setting for setting in job if name_of(setting) in swept]
         return " ".join(own) or f"run {number}"
 
 

@@ -41,6 +41,14 @@ class SweepRecord:
         """Raises OSError or ValueError where there is none."""
         return cls(folder=folder, **json.loads((folder / RECORD).read_text()))
 
+    @classmethod
+    def find(cls, folder: Path) -> Self | None:
+        """The same; None where there is none, or one of another program or version."""
+        try:
+            return cls.read(folder)
+        except (OSError, ValueError, TypeError):
+            return None
+
     def write(self) -> None:
         """Leave it in the folder, which is made if it is missing."""
         self.folder.mkdir(parents=True, exist_ok=True)

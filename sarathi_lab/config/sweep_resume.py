@@ -51,19 +51,12 @@ def _is_hydras(override: str) -> bool:
 
 
 def _read(folder: Path) -> SweepRecord:
-    if record := _find(folder.absolute()):
+    if record := SweepRecord.find(folder.absolute()):
         return record
     raise UserError(
         f"resume={folder} is not the folder of a sweep: it has no readable {RECORD}; "
         "name one such as outputs/DATE/TIME, or use resume=true"
     )
-
-
-def _find(folder: Path) -> SweepRecord | None:
-    try:
-        return SweepRecord.read(folder)
-    except (OSError, ValueError, TypeError):  # another program's, or none
-        return None
 
 
 def fingerprint(command_line: CommandLine) -> str:
@@ -91,7 +84,7 @@ def find_sweep(resume: str, command_line: CommandLine) -> SweepRecord:
     output = Path(str(command_line.jobs[0].cfg.output))
     mark = fingerprint(command_line)
     paths = {path.absolute() for path in [*output.rglob(RECORD), command_line.results_dir / RECORD]}
-    records = [record for path in paths if (record := _find(path.parent))]
+    records = [record for path in paths if (record := SweepRecord.find(path.parent))]
     same = [record for record in records if record.fingerprint == mark]
     same.sort(key=lambda record: record.started_at)
     unfinished = [record for record in same if not record.is_complete()]

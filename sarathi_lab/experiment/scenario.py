@@ -114,8 +114,7 @@ def serve(
     if scenario.blocks(block_size) > num_blocks:
         return None
     batch_size, steady = scenario.batch_size, scenario.is_steady
-    size = (scenario.prompt_len, scenario.num_decodes, batch_size)
-    made = _requests(*size, 2 if steady else 1, is_steady=steady, vocab_size=vocab_size)
+    made = _requests(scenario, 2 if steady else 1, vocab_size)
     engine = Engine(executor, batch_size, scenario.longest, num_blocks, block_size)
     ledger = engine.serve(made, scenario.make_policy())
     iterations, requests = ledger.iterations(), ledger.requests()
@@ -140,48 +139,25 @@ def serve(
 
 
 def request_times(cost: OperationTimes, scenario: Scenario) -> Times:
-    """Seconds by operation and request, in the way of the scenario's kind."""
-    run = steady if scenario.is_steady else together
-    size = (scenario.prompt_len, scenario.num_decodes, scenario.batch_size)
-    return run(cost, scenario.make_policy(), *size)
-
-
-def together(
-    cost: OperationTimes, policy: Policy, prompt_len: int, num_decodes: int, batch_size: int
-) -> Times:
-    """Seconds by operation and request, if `batch_size` equal ones start and end together."""
-    spent = _spent(cost, policy, _requests(prompt_len, num_decodes, batch_size), batch_size)
-    return {name: seconds / batch_size for name, seconds in spent.items()}
-
-
-def steady(
-    cost: OperationTimes, policy: Policy, prompt_len: int, num_decodes: int, batch_size: int
-) -> Times:
-    """Seconds by operation and request, once as many come as go: filling and draining cancel."""
-    size = (prompt_len, num_decodes, batch_size)
-    fewer, more = (
-        _spent(cost, policy, _requests(*size, number, is_steady=True), batch_size)
-        for number in (FEWER, MORE)
-    )
-    count = (MORE - FEWER) * batch_size
+    """Seconds by operation and request: of a batch that starts and ends together, or, once as many
+    come as go, of the batches between FEWER and MORE, so that filling and draining cancel.
+    """
+    if not scenario.is_steady:
+        spent = _spent(cost, scenario, 1)
+        return {name: seconds / scenario.batch_size for name, seconds in spent.items()}
+    fewer, more = (_spent(cost, scenario, number) for number in (FEWER, MORE))
+    count = (MORE - FEWER) * scenario.batch_size
     return {name: (seconds - fewer[name]) / count for name, seconds in more.items()}
 
 
-def _requests(
-    prompt_len: int,
-    num_decodes: int,
-    batch_size: int,
-    num_batches: int = 1,
-    *,
-    is_steady: bool = False,
-    vocab_size: int | None = None,
-) -> list[Request]:
+def _requests(scenario: Scenario, num_batches: int, vocab_size: int | None = None) -> list[Request]:
     """Equal requests, for the steady state behind B - 1 with evenly spread outputs: a closed batch
     of equal ones would decode in step for long, of which the paper's counting knows nothing.
     """
-    shorter = batch_size - 1 if is_steady else 0
+    prompt_len, num_decodes = scenario.prompt_len, scenario.num_decodes
+    shorter = scenario.batch_size - 1 if scenario.is_steady else 0
     outputs = [1 + max(1, round(num_decodes * (i + 1) / shorter)) for i in range(shorter)]
-    outputs += [num_decodes + 1] * batch_size * num_batches
+    outputs += [num_decodes + 1] * scenario.batch_size * num_batches
     return [
         Request(i, 0.0, prompt_len, output_len, random_prompt(i, prompt_len, vocab_size, 0))
         for i, output_len in enumerate(outputs)
@@ -194,8 +170,9 @@ class _Unrecorded:
     def record(self, result: StepResult, finished: list[SequenceState]) -> None: ...
 
 
-def _spent(cost: OperationTimes, policy: Policy, requests: list[Request], batch_size: int) -> Times:
+def _spent(cost: OperationTimes, scenario: Scenario, num_batches: int) -> Times:
     """Seconds by operation of serving all, with a cache that holds a batch of the longest."""
+    policy, requests = scenario.make_policy(), _requests(scenario, num_batches)
     spent: Times = defaultdict(float)
 
     def iteration_time(batch: Batch) -> float:
@@ -208,8 +185,8 @@ def _spent(cost: OperationTimes, policy: Policy, requests: list[Request], batch_
         requests,
         policy,
         SimulatedExecutor(iteration_time),
-        batch_size=batch_size,
-        num_blocks=math.ceil(batch_size / (1 - policy.watermark)),
+        batch_size=scenario.batch_size,
+        num_blocks=math.ceil(scenario.batch_size / (1 - policy.watermark)),
         block_size=max(request.total_len for request in requests),
         recorder=_Unrecorded(),
     )

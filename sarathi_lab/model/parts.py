@@ -65,7 +65,7 @@ class Ranks(Degrees):
             return
         name = f"of model {spec.name}"
         if spec.num_layers % self.pipeline:
-            raise _uneven("pipeline", self.pipeline, spec.num_layers, f"layers {name}")
+            raise uneven("pipeline", self.pipeline, spec.num_layers, f"layers {name}")
         shares = {
             "heads": spec.num_heads,
             "columns of an expert" if spec.num_experts else "columns of the FFN": spec.ffn_size,
@@ -73,13 +73,14 @@ class Ranks(Degrees):
         }
         for what, number in shares.items():
             if number % self.tensor:
-                raise _uneven("tensor", self.tensor, number, f"{what} {name}")
+                raise uneven("tensor", self.tensor, number, f"{what} {name}")
         if self.tensor > 1 and self.tensor % spec.num_kv_heads and spec.num_kv_heads % self.tensor:
-            raise _uneven("tensor", self.tensor, spec.num_kv_heads, f"KV heads {name}")
+            raise uneven("tensor", self.tensor, spec.num_kv_heads, f"KV heads {name}")
 
 
-def _uneven(kind: str, degree: int, number: int, what: str) -> UserError:
-    valid = ", ".join(str(n) for n in range(1, min(number, 64) + 1) if number % n == 0)
+def uneven(kind: str, degree: int, number: int, what: str, most: int = 64) -> UserError:
+    """That a degree does not divide `number`; what does is named up to `most`."""
+    valid = ", ".join(str(n) for n in range(1, min(number, most) + 1) if number % n == 0)
     return UserError(
         f"executor.{kind}_parallel={degree} does not divide the {number} {what}; use one of {valid}"
     )

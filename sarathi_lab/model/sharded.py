@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from sarathi_lab.model.checkpoint import stored_tensors
@@ -16,7 +15,7 @@ from sarathi_lab.model.parts import Interval, Part
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.tensor_names import Source, parameter_sources
 from sarathi_lab.model.transformer import KVCache, Transformer
-from sarathi_lab.model.weights import in_8_bits, random_deviation, untied
+from sarathi_lab.model.weights import by_projection, draw, in_8_bits, opened, untied
 
 
 class Exchange(Protocol):
@@ -153,12 +152,8 @@ def _fill_at_random(model: ShardedTransformer, spec: ModelSpec, seed: int) -> No
     generator = torch.Generator(model.device).manual_seed(seed)
     whole = Transformer(spec, torch.device("meta"), model.dtype)
     for name, parameter in whole.named_parameters():
-        deviation = random_deviation(name, parameter.shape, spec)
         full = torch.empty(parameter.shape, device=model.device, dtype=model.dtype)
-        if deviation is None:
-            full.fill_(0.0 if name.endswith("bias") else 1.0)
-        else:
-            full.normal_(0.0, deviation, generator=generator)
+        draw(full, name, spec, generator)
         for own in model.part.names(name, spec):
             cuts = model.part.cuts(name, spec)
             target = model.get_parameter(own)
@@ -173,11 +168,10 @@ def _cut(full: Tensor, dim: int, intervals: Sequence[Interval]) -> Tensor:
 
 def _fill_from(model: ShardedTransformer, spec: ModelSpec, directory: Path) -> None:
     stored = stored_tensors(directory)
-    # Each file opened once: an expert is a tensor, and a header is read at every opening.
-    files = {one.file: safe_open(one.file, framework="pt") for one in stored.values()}
+    files = opened(stored)
 
     def view(tensor: str) -> Any:
-        return files[stored[tensor].file].get_slice(tensor)
+        return files[tensor].get_slice(tensor)
 
     for name, sources in parameter_sources(directory, spec, stored):
         head = sources[0]
@@ -219,8 +213,7 @@ def _slices(
         if source.interleaved:  # (q, k, v) of each head
             share, rows = part.ranks.tensor, source.shape[0]
             tensor = stored[rows * part.tensor // share : rows * (part.tensor + 1) // share]
-            by_head = tensor.view(spec.num_heads // share, 3, -1, *tensor.shape[1:])
-            yield by_head.transpose(0, 1).reshape(tensor.shape)
+            yield by_projection(tensor, spec.num_heads // share)
         elif cuts is None:
             yield stored[:]
         else:

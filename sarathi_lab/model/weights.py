@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -10,7 +10,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.model.checkpoint import stored_tensors
+from sarathi_lab.model.checkpoint import Stored, stored_tensors
 from sarathi_lab.model.fp8 import Fp8Linear
 from sarathi_lab.model.int8 import Int8Linear
 from sarathi_lab.model.spec import ModelSpec
@@ -53,21 +53,19 @@ def fill_at_random(model: Transformer, seed: int) -> None:
     """Activations stay of order one at any width and depth (GPT-2's residual scaling)."""
     generator = torch.Generator(model.device).manual_seed(seed)
     for name, parameter in model.named_parameters():
-        deviation = random_deviation(name, parameter.shape, model.spec)
-        if deviation is None:
-            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-        else:
-            parameter.normal_(0.0, deviation, generator=generator)
+        draw(parameter, name, model.spec, generator)
 
 
-def random_deviation(name: str, shape: Sequence[int], spec: ModelSpec) -> float | None:
-    """The standard deviation of a parameter's random values; None for biases, 0, and norms, 1."""
-    if len(shape) == 1:
-        return None
+def draw(parameter: Tensor, name: str, spec: ModelSpec, generator: torch.Generator) -> None:
+    """Fill the parameter `name` of the whole model: at random, but biases with 0, norms with 1."""
+    if parameter.ndim == 1:
+        parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+        return
     is_looked_up = name == "embedding.weight" and not spec.tie_embeddings
-    deviation = 1.0 if is_looked_up else shape[-1] ** -0.5
+    deviation = 1.0 if is_looked_up else parameter.shape[-1] ** -0.5
     is_residual = "out_proj" in name or "down" in name
-    return deviation * ((2 * spec.num_layers) ** -0.5 if is_residual else 1.0)
+    deviation *= (2 * spec.num_layers) ** -0.5 if is_residual else 1.0
+    parameter.normal_(0.0, deviation, generator=generator)
 
 
 def fill_from(model: Transformer, directory: Path) -> None:
@@ -75,8 +73,7 @@ def fill_from(model: Transformer, directory: Path) -> None:
     Raises UserError for an output head that is told to equal the embedding, and does not.
     """
     stored = stored_tensors(directory)
-    # Each file opened once: an expert is a tensor, and a header is read at every opening.
-    files = {one.file: safe_open(one.file, framework="pt") for one in stored.values()}
+    files = opened(stored)
     for name, sources in parameter_sources(directory, model.spec, stored):
         # the weights of all experts are one parameter, their rows one after the other
         parameter = model.get_parameter(name).view(-1, *sources[0].shape[1:])
@@ -84,7 +81,7 @@ def fill_from(model: Transformer, directory: Path) -> None:
         for source, target in zip(sources, rows, strict=True):
             if source.tied and source.tensor not in stored:
                 continue
-            tensor = _read(source, files[stored[source.tensor].file], model.spec)
+            tensor = _read(source, files[source.tensor], model.spec.num_heads)
             if not source.tied:
                 target.copy_(tensor)
             elif not torch.equal(tensor.to(target), target):
@@ -98,11 +95,22 @@ def untied(tensor: str, directory: Path) -> UserError:
     )
 
 
-def _read(source: Source, tensors: safe_open, spec: ModelSpec) -> Tensor:
+def opened(stored: dict[str, Stored]) -> dict[str, safe_open]:
+    """The file of each tensor, opened once: an expert is a tensor, and a header is read at every
+    opening.
+    """
+    files = {one.file for one in stored.values()}
+    open_files = {file: safe_open(file, framework="pt") for file in files}
+    return {tensor: open_files[one.file] for tensor, one in stored.items()}
+
+
+def _read(source: Source, file: safe_open, num_heads: int) -> Tensor:
     """The rows of a parameter that `source` is of."""
-    tensor = tensors.get_tensor(source.tensor)
-    if not source.interleaved:
-        return tensor
-    # From (q, k, v) of each head to all q, all k, all v.
-    by_head = tensor.view(spec.num_heads, 3, -1, *tensor.shape[1:])
+    tensor: Tensor = file.get_tensor(source.tensor)
+    return by_projection(tensor, num_heads) if source.interleaved else tensor
+
+
+def by_projection(tensor: Tensor, num_heads: int) -> Tensor:
+    """Rows of (q, k, v) of each head as all q, all k, all v."""
+    by_head = tensor.view(num_heads, 3, -1, *tensor.shape[1:])
     return by_head.transpose(0, 1).reshape(tensor.shape)

@@ -45,9 +45,7 @@ def find_sweeps(root: Path | str = OUTPUTS) -> dict[str, list[Path]]:
     numbers = Counter(map(_sweep_of, own))
     sweeps: list[tuple[str, Path]] = []
     for folder, number in numbers.items():
-        try:
-            record = SweepRecord.read(folder)
-        except (OSError, ValueError, TypeError):  # none, or one of another version
+        if (record := SweepRecord.find(folder)) is None:
             continue
         started = record.started_at[:19].replace("T", " ")
         what = " ".join(_varied(record.arguments))

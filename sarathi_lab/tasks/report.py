@@ -100,13 +100,11 @@ def _of_sweep(place: Path, runs: pd.DataFrame, folder: Path) -> Section:
 def _facts(place: Path, own: pd.DataFrame) -> dict[str, str]:
     """What was run, where and with which versions, by the runs' labels and the sweep's record."""
     facts = {"runs": str(len(own))}
-    try:
-        record = SweepRecord.read(place)
+    if (record := SweepRecord.find(place)) is not None:
         facts = {"command": record.command, "host": record.host}
         facts["runs"] = f"{len(own)} of {record.num_jobs} finished"
-    except (OSError, ValueError, TypeError):  # a single run
-        if (typed := place / ".hydra" / "overrides.yaml").is_file():
-            facts["command"] = as_command(yaml.safe_load(typed.read_text()))
+    elif (typed := place / ".hydra" / "overrides.yaml").is_file():  # a single run
+        facts["command"] = as_command(yaml.safe_load(typed.read_text()))
     facts |= {name: _all_of(own, name) for name in ("device", "model", "dtype", "executor")}
     started = own.started_at.dropna().map(datetime.fromisoformat)
     facts["started"] = f"{started.min():%Y-%m-%d %H:%M} UTC" if len(started) else ""

@@ -24,7 +24,7 @@ from sarathi_lab.experiment.figures import (
     paper,
 )
 from sarathi_lab.experiment.registry import KEYS
-from sarathi_lab.experiment.scenario import lengths, steady, together
+from sarathi_lab.experiment.scenario import Scenario, lengths, request_times
 from sarathi_lab.experiment.simulate import Job, jobs_of, predict_all
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi
 from sarathi_lab.results.plots.figures import draw
@@ -200,9 +200,8 @@ def test_lengths_are_whole_chunks_with_the_ratio_kept():
 
 def test_together_counts_iterations():
     cost = ToyCost().operation_times
-    spent = together(
-        cost, RequestLevel(), 8, 5, 4
-    )  # one prefill and five decode iterations for four requests
+    # One prefill and five decode iterations for four requests.
+    spent = request_times(cost, Scenario(RequestLevel(), 8, 5, 4))
     assert spent["qkv_proj"] == pytest.approx(6 / 4)
     assert spent["decode_attention"] == pytest.approx(5 / 4)
 
@@ -210,7 +209,8 @@ def test_together_counts_iterations():
 def test_steady_state_below_the_optimum_is_bound_by_decodes():
     # 2 chunks of 4 prompt tokens carry 3 decodes each, which leaves 12 - 2 * 3 of 12 for
     # decode-only batches of four.
-    spent = steady(ToyCost().operation_times, Sarathi(chunk=7, min_decodes=3), 8, 12, 4)
+    scenario = Scenario(Sarathi(chunk=7, min_decodes=3), 8, 12, 4)
+    spent = request_times(ToyCost().operation_times, scenario)
     assert spent["qkv_proj"] == pytest.approx(2 + (12 - 2 * 3) / 4, rel=0.1)
 
 
@@ -221,13 +221,13 @@ def test_steady_state_past_the_optimum_rides_in_full_batches_only():
         batches.append((batch.num_prefill_tokens, batch.num_decode_tokens))
         return {"qkv_proj": 1.0}
 
-    steady(cost, Sarathi(chunk=7, min_decodes=3), 40, 6, 4)
+    request_times(cost, Scenario(Sarathi(chunk=7, min_decodes=3), 40, 6, 4))
     hybrid = {decodes for prefill, decodes in batches if prefill and decodes}
     assert hybrid == {3}
 
 
 def test_steady_orca_takes_one_iteration_a_prompt():
-    spent = steady(ToyCost().operation_times, Orca(), 8, 12, 4)
+    spent = request_times(ToyCost().operation_times, Scenario(Orca(), 8, 12, 4))
     assert spent["qkv_proj"] == pytest.approx(1 + (12 - 3) / 4, rel=0.1)
 
 

@@ -29,7 +29,7 @@ from sarathi_lab.experiment.advisor import (
     over_rounds,
     rounds_of,
 )
-from sarathi_lab.experiment.scenario import Scenario, request_times, serve, steady, together
+from sarathi_lab.experiment.scenario import Scenario, request_times, serve
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.results.plots.tasks import crossover_map
 from sarathi_lab.run import main
@@ -49,9 +49,15 @@ def steady_throughput(policy, prompt_len, num_decodes, batch_size):
 
 
 def test_request_level_batches_start_together_and_others_keep_the_batch_full():
-    for policy, times in ((RequestLevel(), together), (Orca(), steady), (Sarathi(256), steady)):
-        spent = sum(times(TIMES, policy, 500, 50, 4).values())
-        assert steady_throughput(policy, 500, 50, 4) == pytest.approx(550 / spent)
+    for policy, is_kept_full in ((RequestLevel(), False), (Orca(), True), (Sarathi(256), True)):
+        decodes = set()
+
+        def cost(batch, decodes=decodes):
+            decodes.add(batch.num_decode_tokens)
+            return {"all": 1.0}
+
+        request_times(cost, Scenario(policy, 500, 50, 4))
+        assert decodes == ({0, 1, 2, 3, 4} if is_kept_full else {0, 4})
 
 
 @pytest.mark.parametrize(

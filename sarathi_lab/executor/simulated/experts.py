@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import pandas as pd
 
 from sarathi_lab.executor.simulated.hardware import Hardware
-from sarathi_lab.executor.simulated.interpolation import RatioGrid
+from sarathi_lab.executor.simulated.interpolation import RatioGrid, apart
 from sarathi_lab.executor.simulated.matmul import overlapped
 from sarathi_lab.executor.tables import EXPERT_SHAPE, MICROSECOND, TIME
 from sarathi_lab.model.spec import ModelSpec
@@ -45,9 +45,6 @@ class Shape(NamedTuple):
     expert_size: int
     num_experts: int
     top_k: int
-
-    def distance(self, other: Shape) -> float:
-        return sum(abs(math.log(a / b)) for a, b in zip(self, other, strict=True))
 
 
 class Experts:
@@ -142,7 +139,7 @@ class Experts:
         base, gated = self.shape, self.spec.gated_ffn
         if EXPERT_SHAPE[0] in rows:
             shapes = [Shape(*map(int, row)) for row in rows[list(EXPERT_SHAPE)].to_numpy()]
-            base = min(shapes, key=self.shape.distance)
+            base = min(shapes, key=partial(apart, self.shape))
             rows, gated = rows[[shape == base for shape in shapes]], True
         pairs, chosen = rows.tokens * base.top_k, rows.activated_experts
         computed = [self._formula(base, *of, gated) for of in zip(pairs, chosen, strict=True)]

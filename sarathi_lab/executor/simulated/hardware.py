@@ -10,7 +10,7 @@ from typing import Any
 
 from sarathi_lab.config.checked import check_fields, checked, flag, number, whole
 from sarathi_lab.config.errors import UserError, require_number
-from sarathi_lab.model.parts import Degrees
+from sarathi_lab.model.parts import Degrees, uneven
 from sarathi_lab.model.power import PowerModel
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 
@@ -223,20 +223,16 @@ class Parallel(Degrees):
         return not any(size % degree for _, degree, _, size in self._parts(spec))
 
     def check(self, spec: ModelSpec) -> None:
-        for name, degree, what, size in self._parts(spec):
+        for kind, degree, what, size in self._parts(spec):
             if size % degree:
-                valid = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
-                raise UserError(
-                    f"executor.{name}={degree} does not divide the {size} {what} of model "
-                    f"{spec.name}; use one of {valid}"
-                )
+                raise uneven(kind, degree, size, f"{what} of model {spec.name}", most=size)
 
     def _parts(self, spec: ModelSpec) -> tuple[tuple[str, int, str, int], ...]:
-        """Setting, degree, and the name and number of what it has to divide."""
+        """Kind, degree, and the name and number of what it has to divide."""
         return (
-            ("pipeline_parallel", self.pipeline, "layers", spec.num_layers),
-            ("tensor_parallel", self.tensor, "heads", spec.num_heads),
-            ("tensor_parallel", self.tensor, "KV heads", spec.num_kv_heads),
+            ("pipeline", self.pipeline, "layers", spec.num_layers),
+            ("tensor", self.tensor, "heads", spec.num_heads),
+            ("tensor", self.tensor, "KV heads", spec.num_kv_heads),
         )
 
 

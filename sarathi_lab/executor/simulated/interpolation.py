@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from operator import mul
 
@@ -13,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]  # their numbers
 HELD_OUT_BLOCKS = 10  # of neighbours left out together, as a table is often dense where times step
 
 
@@ -39,12 +40,18 @@ def curve_error(sizes: Floats, seconds: Floats) -> float:
     """Mean relative error of rows left out in blocks and interpolated from the others; the first
     and the last row are not left out: a table is not made to be extended.
     """
-    inner = np.arange(1, len(sizes) - 1)
+    return _held_out_error(
+        seconds, lambda kept, block: np.interp(sizes[block], sizes[kept], seconds[kept])
+    )
+
+
+def _held_out_error(seconds: Floats, predicted: Callable[[Rows, Rows], Floats]) -> float:
+    """That of what is `predicted` of blocks of inner rows by those that are kept."""
+    inner = np.arange(1, len(seconds) - 1)
     errors: list[float] = []
     for block in np.array_split(inner, min(HELD_OUT_BLOCKS, len(inner))):
-        kept = np.delete(np.arange(len(sizes)), block)
-        predicted = np.interp(sizes[block], sizes[kept], seconds[kept])
-        errors += np.abs(predicted / seconds[block] - 1).tolist()
+        kept = np.delete(np.arange(len(seconds)), block)
+        errors += np.abs(predicted(kept, block) / seconds[block] - 1).tolist()
     return float(np.mean(errors)) if errors else 0.0
 
 
@@ -57,7 +64,8 @@ class Grid:
         self._axes = [axis.tolist() for axis in axes]
         self._strides = [int(np.prod(seconds.shape[i + 1 :])) for i in range(seconds.ndim)]
         self._flat = seconds.ravel().tolist()
-        self.error = _grid_error(axes, seconds)
+        lines = ((axis, np.moveaxis(seconds, i, -1)) for i, axis in enumerate(axes))
+        self.error = neighbours_error(lines)
 
     def inside(self, point: Sequence[float]) -> list[float]:
         return [min(max(x, axis[0]), axis[-1]) for x, axis in zip(point, self._axes, strict=True)]
@@ -138,16 +146,21 @@ def _place(axis: Sequence[float], x: float) -> tuple[int, float]:
     return i, min(max((x - axis[i]) / (axis[i + 1] - axis[i]), 0.0), 1.0)
 
 
-def _grid_error(axes: Sequence[Floats], seconds: Floats) -> float:
-    """Mean relative error of inner rows interpolated from their neighbours along one axis."""
+def apart(one: Sequence[int], other: Sequence[int]) -> float:
+    """The distance of two shapes: the logarithms of their sizes' ratios, summed."""
+    return sum(abs(math.log(a / b)) for a, b in zip(one, other, strict=True))
+
+
+def neighbours_error(lines: Iterable[tuple[Floats, Floats]]) -> float:
+    """Mean relative error of inner seconds [..., n] interpolated from their neighbours along an
+    axis [n], of all lines with some.
+    """
     errors = []
-    for number, axis in enumerate(axes):
-        if len(axis) < 3:
-            continue
-        along = np.moveaxis(seconds, number, -1)
-        weight = (axis[1:-1] - axis[:-2]) / (axis[2:] - axis[:-2])
-        predicted = along[..., :-2] * (1 - weight) + along[..., 2:] * weight
-        errors.append(np.abs(predicted / along[..., 1:-1] - 1).ravel())
+    for axis, along in lines:
+        if len(axis) > 2:
+            weight = (axis[1:-1] - axis[:-2]) / (axis[2:] - axis[:-2])
+            predicted = along[..., :-2] * (1 - weight) + along[..., 2:] * weight
+            errors.append(np.abs(predicted / along[..., 1:-1] - 1).ravel())
     return float(np.concatenate(errors).mean()) if errors else 0.0
 
 
@@ -175,14 +188,12 @@ class Costs:
 
 def costs_error(features: Floats, sizes: Floats, seconds: Floats) -> float:
     """As `curve_error`, of `Costs`."""
-    inner = np.arange(1, len(sizes) - 1)
-    errors: list[float] = []
-    for block in np.array_split(inner, min(HELD_OUT_BLOCKS, len(inner))):
-        kept = np.delete(np.arange(len(sizes)), block)
+
+    def predicted(kept: Rows, block: Rows) -> Floats:
         costs = Costs(features[kept], sizes[kept], seconds[kept])
-        predicted = [costs.time(sizes[i], *features[i].tolist()) for i in block]
-        errors += np.abs(np.array(predicted) / seconds[block] - 1).tolist()
-    return float(np.mean(errors)) if errors else 0.0
+        return np.array([costs.time(sizes[i], *features[i].tolist()) for i in block])
+
+    return _held_out_error(seconds, predicted)
 
 
 def _fitted(features: Floats, seconds: Floats) -> list[float]:

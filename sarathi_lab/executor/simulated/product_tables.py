@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sarathi_lab.executor.simulated.interpolation import full_grid
+from sarathi_lab.executor.simulated.interpolation import apart, full_grid, neighbours_error
 
 Floats = NDArray[np.float64]
 SHAPE = ["in_features", "out_features"]
@@ -37,7 +37,7 @@ class ProductTable:
             self._curves[shape] = own.tokens.to_numpy(float), own.seconds.to_numpy(float)
         grid = full_grid(rows[SHAPE].drop_duplicates(), SHAPE)
         self._axes = [sorted(set(grid[column].astype(int))) for column in SHAPE]
-        self.error = _error(self._curves.values())
+        self.error = neighbours_error(self._curves.values())
 
     def has(self, in_features: int, out_features: int) -> bool:
         """Whether the table has this very shape."""
@@ -73,7 +73,7 @@ class ProductTable:
         if len(self._axes[0]) > 1 and len(self._axes[1]) > 1:
             near = (edge[0], edge[1])
         else:
-            near = min(self._curves, key=lambda other: _distance(other, shape))
+            near = min(self._curves, key=partial(apart, shape))
         at_near = self.curve(*near)
 
         @cache
@@ -92,17 +92,6 @@ class ProductTable:
         return time * self._formula(tokens, *shape) / self._formula(inside, *shape)
 
 
-def _error(curves: Iterable[tuple[Floats, Floats]]) -> float:
-    """Mean relative error of rows interpolated from their neighbours in tokens, of one shape."""
-    errors: list[float] = []
-    for sizes, seconds in curves:
-        if len(sizes) > 2:
-            weight = (sizes[1:-1] - sizes[:-2]) / (sizes[2:] - sizes[:-2])
-            predicted = seconds[:-2] * (1 - weight) + seconds[2:] * weight
-            errors += np.abs(predicted / seconds[1:-1] - 1).tolist()
-    return float(np.mean(errors)) if errors else 0.0
-
-
 def _sides(axis: Sequence[int], size: int) -> dict[int, float]:
     """The two neighbours of `size` on an axis with their shares by logarithm; none outside."""
     if size in axis:
@@ -113,7 +102,3 @@ def _sides(axis: Sequence[int], size: int) -> dict[int, float]:
     low, high = list(pairwise(axis))[i - 1]
     upper = math.log(size / low) / math.log(high / low)
     return {low: 1 - upper, high: upper}
-
-
-def _distance(one: tuple[int, int], other: tuple[int, int]) -> float:
-    return sum(abs(math.log(a / b)) for a, b in zip(one, other, strict=True))

@@ -18,6 +18,7 @@ from sarathi_kernels.cpu import library
 from sarathi_kernels.cpu.build import NotBuilt
 from sarathi_kernels.cpu.packing import DTYPES as PACKED_DTYPES
 from sarathi_kernels.cpu.packing import pack_linear
+from sarathi_lab.config.cores import allowed_cores
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.executor.torch.memory import free_memory_bytes
 from sarathi_lab.executor.torch.placement import most_threads
@@ -246,9 +247,7 @@ def require_threads(name: str, value: object) -> int | None:
     """`value`, None or a number of threads; UserError for more than this process has cores."""
     if value is None:
         return None
-    # The cores that this process may use; all of them on a system that does not say.
-    has_affinity = hasattr(os, "sched_getaffinity")
-    num_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    num_cores = len(allowed_cores()) or os.cpu_count() or 1
     fix = f"use a number from 1 to {num_cores}, or null for as many as torch takes"
     threads = require_int(name, value, 1, fix)
     if threads > num_cores:

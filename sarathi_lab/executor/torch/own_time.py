@@ -8,18 +8,19 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 
+from sarathi_lab.config.cores import allowed_cores
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.watching import HostTimeline
 
 TASKS = Path("/proc/self/task")  # Linux; elsewhere nothing is known of other processes
 STAT = Path("/proc/stat")
 TICKS = 100  # a second, in which it counts
-CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+CORES = allowed_cores()
 
 
 def stolen() -> list[float]:
@@ -100,20 +101,21 @@ def cores_of_their_own() -> Iterator[None]:
     none can be chosen.
     """
     before: dict[int, set[int]] = {}
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    cores = allowed_cores()
     if 1 < len(cores) <= torch.get_num_threads():
         own = os.getpid()
         others = sorted({int(path.name) for path in _tasks()} - {own})
         places = {own: cores[0]}
         places |= {thread: cores[1:][i % (len(cores) - 1)] for i, thread in enumerate(others)}
-        before = {thread: os.sched_getaffinity(thread) for thread in places}
         for thread, core in places.items():
-            os.sched_setaffinity(thread, {core})
+            with suppress(ProcessLookupError):  # it has ended
+                before[thread] = os.sched_getaffinity(thread)
+                os.sched_setaffinity(thread, {core})
     try:
         yield
     finally:
         for thread, allowed in before.items():
-            if (TASKS / str(thread)).exists():
+            with suppress(ProcessLookupError):
                 os.sched_setaffinity(thread, allowed)
 
 

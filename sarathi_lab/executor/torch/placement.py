@@ -4,11 +4,12 @@ node by node of the memory (Linux; elsewhere the system decides).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+
+from sarathi_lab.config.cores import allowed_cores
 
 SYSTEM = Path("/sys/devices")
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -75,9 +76,8 @@ def most_threads() -> int | None:
 
 def physical_cores() -> list[Core]:
     """Those that this process may use, by what Linux says of them; none elsewhere."""
-    if not hasattr(os, "sched_getaffinity"):
+    if not (allowed := set(allowed_cores())):
         return []
-    allowed = os.sched_getaffinity(0)
     firsts = sorted({min(_siblings(number) & allowed, default=number) for number in allowed})
     slow = _numbers(SYSTEM / "cpu_atom" / "cpus")  # Intel's efficiency cores
     speeds, nodes = _speeds(firsts), _nodes()

@@ -145,11 +145,8 @@ class Driver(RankExecutor):
         """Send `batch` to all ranks, and compute its first stage. RunError: a rank is gone, or
         hangs.
         """
-        try:
-            with self._expecting():
-                super().submit(batch)
-        except Lost:
-            raise self.group.broken() from None
+        with self.group.ending_all(), self._expecting():
+            super().submit(batch)
         self._starved.append(self._num_starved > 0)
         self._num_starved = max(0, self._num_starved - 1)
         if self.num_stages > 1:
@@ -158,7 +155,8 @@ class Driver(RankExecutor):
     def collect(self) -> StepResult:
         self._num_starved = self.capacity - self.num_in_flight
         if not self._in_flight or self.num_stages == 1:
-            return self._of_tensor_ranks()
+            with self.group.ending_all(), self._expecting():
+                return super().collect()
         done, spans, token_ids = self._collected()
         if NAN_TOKEN in token_ids:
             raise _not_numbers()
@@ -170,13 +168,6 @@ class Driver(RankExecutor):
         end = spans[-1][1]
         self._watch.collected()
         return StepResult(done.batch, spans[0][0], end, token_ids, spans, bubbles, **done.known)
-
-    def _of_tensor_ranks(self) -> StepResult:
-        try:
-            with self._expecting():
-                return super().collect()
-        except Lost:
-            raise self.group.broken() from None
 
     @property
     def next_end(self) -> float:
@@ -228,10 +219,8 @@ class Driver(RankExecutor):
         return self.group.signs.expecting(counts_cpu=self.model.device.type == "cpu")
 
     def _tell(self, kind: Kind, payload: Any = None) -> None:
-        try:
+        with self.group.ending_all():
             self.group.tell(kind, payload)
-        except Lost:
-            raise self.group.broken() from None
 
     def _collected(self) -> tuple[InFlight, Sequence[Span], list[int]]:
         """The oldest batch, when each stage worked on it, and its tokens."""

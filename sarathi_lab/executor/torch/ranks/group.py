@@ -116,6 +116,14 @@ class Group:
         except RuntimeError as error:
             raise Lost(str(error)) from None
 
+    @contextmanager
+    def ending_all(self) -> Iterator[None]:
+        """End all ranks where one is lost; raises RunError, which says which."""
+        try:
+            yield
+        except Lost:
+            raise self.broken() from None
+
     # -- messages ----------------------------------------------------------------------------------
 
     def tell(self, kind: Kind, payload: Any = None) -> None:
