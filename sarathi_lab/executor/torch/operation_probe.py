@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -60,8 +60,8 @@ class OperationProbe:
     @torch.inference_mode()
     def attention(self, batch: Batch) -> float:
         """Seconds of the attention of `batch`."""
-        if self.model.whole_pass is not None:
-            return self._told(batch)["attention"]
+        if told := self.told(batch):
+            return told["attention"]
         spec = self.model.spec
         inputs = self.executor.packed(batch)
         query = self._random(batch.num_tokens, spec.num_heads, spec.head_size)
@@ -94,8 +94,7 @@ class OperationProbe:
     @torch.inference_mode()
     def products(self, batch: Batch) -> dict[str, float]:
         """Seconds by operation of what depends on the number of tokens of `batch` alone."""
-        if self.model.whole_pass is not None:
-            told = self._told(batch)
+        if told := self.told(batch):
             return {name: told[name] for name in PRODUCTS}
         num_tokens = batch.num_tokens
         hidden = self._random(num_tokens, self.model.spec.hidden_size)
@@ -142,7 +141,7 @@ class OperationProbe:
         if self.model.whole_pass is not None and num_rows <= self.executor.num_blocks:
             blocks = BlockManager(self.executor.num_blocks, self.executor.block_size)
             each = make_batch(prefill_tokens=1, num_prefills=num_rows, emits=True, blocks=blocks)
-            return self._told(each)["logits"]
+            return self.told(each)["logits"]
         model, rows = self.model, self._random(num_rows, self.model.spec.hidden_size)
         return self._time(
             "logits",
@@ -164,19 +163,25 @@ class OperationProbe:
             self.timing = "graph" if result.is_replayed else "calls"
         return result.busy
 
-    def _told(self, batch: Batch) -> dict[str, float]:
-        """Seconds by operation of one iteration of `batch` in C++."""
-        seconds, operations = defaultdict[str, float](float), self.model.operations
+    def told(self, batch: Batch) -> dict[str, float]:
+        """Seconds by operation of one iteration of `batch` in C++, "others" those of all else; none
+        where it is not in C++.
+        """
+        operations = self.model.operations
+        if self.model.whole_pass is None:
+            return {}
+        seconds = dict.fromkeys((*PRODUCTS, "attention", "logits"), 0.0)
 
         def record(name: str, spent: float) -> None:
-            seconds[TOLD.get(name, name)] += spent
+            if (part := TOLD.get(name, name)) in seconds:
+                seconds[part] += spent
 
         before, operations.recorder = operations.recorder, lambda: record
         try:
-            run_once(self.executor, batch)
+            whole = run_once(self.executor, batch).busy
         finally:
             operations.recorder = before
-        return seconds
+        return {**seconds, "others": whole - sum(seconds.values())}
 
     def _drawn(self, *sizes: int) -> Tensor:
         return torch.randn(sizes, device=self.model.device, dtype=self.model.dtype)

@@ -15,7 +15,7 @@ from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.tables import OperationTables, frames_of
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.operation_probe import OperationProbe, Timing
+from sarathi_lab.executor.torch.operation_probe import PRODUCTS, OperationProbe, Timing
 from sarathi_lab.model.spec import ModelSpec
 
 # Tokens of one iteration. A tile of tokens ends at a multiple of 128: its step is what two
@@ -198,10 +198,14 @@ def _measure(probe: OperationProbe, shape: Shape) -> dict[str, tuple[float, Timi
     times = {shape.attention: (probe.attention(batch), probe.timing)}
     if not shape.is_whole:
         return times
-    products = probe.products(batch)
-    times |= {name: (seconds, probe.timing) for name, seconds in products.items()}
-    parts = sum(seconds for seconds, _ in times.values()) + probe.logits(batch.num_emits)
-    times["others"] = (probe.iteration(batch) - parts, probe.timing)
+    if told := probe.told(batch):  # all of one iteration, behind one of its own shape
+        times = {name: (told[name], probe.timing) for name in (*PRODUCTS, "others")}
+        times[shape.attention] = told["attention"], probe.timing
+    else:
+        products = probe.products(batch)
+        times |= {name: (seconds, probe.timing) for name, seconds in products.items()}
+        parts = sum(seconds for seconds, _ in times.values()) + probe.logits(batch.num_emits)
+        times["others"] = (probe.iteration(batch) - parts, probe.timing)
     if shape.total_tokens <= MAX_EMITS:
         times["logits"] = (probe.logits(shape.total_tokens), probe.timing)
     return times
