@@ -71,10 +71,10 @@ class Measurement(NamedTuple):
 class MeasuredCostModel:
     """`IterationTimes` that are measured when they are first asked for.
 
-    Operations are timed alone, over all layers; `others` is the rest of the whole iteration, so
-    that their sum is what the iteration took. Each is the `LOWER` quantile of its timings. Where
-    the operations alone take longer than the whole they are scaled to it. A batch that the device
-    can't hold has the time "not a number"; `reason` says why the last one was left out.
+    An iteration in C++ tells its operations itself; else they are timed alone, over all layers, and
+    `others` is the rest of the whole. Each is the `LOWER` quantile of its timings; where these do
+    not sum to what the iteration took they are scaled to it. A batch that the device can't hold has
+    the time "not a number"; `reason` says why the last one was left out.
     """
 
     def __init__(self, executor: TorchExecutor, seed: int = 0) -> None:
@@ -149,6 +149,8 @@ class MeasuredCostModel:
         """Operations first: whatever is compiled or allocated at first use is so by then."""
         tokens = batch.num_tokens
         name = "prefill_attention" if batch.num_prefills else "decode_attention"
+        if self.executor.model.whole_pass is not None:
+            return self._told(batch, name)
         most = MOST if self.is_shared else 1
         if tokens not in self._products:
             products = _lower(self.timed(tokens, lambda _: self.probe.products(batch), most))
@@ -169,6 +171,24 @@ class MeasuredCostModel:
         rest = max(0.0, whole - parts)
         seconds = [found[""] for found in wholes]
         return Measurement(batch, seconds, {**operations, "others": rest}, timings)
+
+    def _told(self, batch: Batch, attention: str) -> Measurement:
+        """All of the same iterations: between operations and a whole that are timed apart lies also
+        what the speed of the machine did meanwhile, which `others` would be taken for.
+        """
+
+        def told(_: int) -> Times:
+            times = self.probe.told(batch)
+            times["others"] += times.pop("logits")
+            return {attention: times.pop("attention"), **times}
+
+        run_once(self.executor, batch)  # what is allocated at first use
+        passes = self.timed(batch.num_tokens, told)
+        seconds, operations = [sum(times.values()) for times in passes], _lower(passes)
+        share = float(np.quantile(seconds, LOWER)) / sum(operations.values())
+        operations = {name: share * value for name, value in operations.items()}
+        timings = dict.fromkeys(("iteration", *operations), self.probe.timing)
+        return Measurement(batch, seconds, operations, timings)
 
     def timed(self, tokens: int, work: Callable[[int], Times], most: int = MOST) -> list[Times]:
         """Timings of `work`, each between two references and, where these were slower than usual,

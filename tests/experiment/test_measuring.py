@@ -125,7 +125,13 @@ def cost(executor):
     return MeasuredCostModel(executor)
 
 
-def test_a_composition_is_measured_once_and_its_operations_sum_to_the_iteration(cost, monkeypatch):
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_composition_is_measured_once_and_its_operations_sum_to_the_iteration(
+    executor, is_told, monkeypatch
+):
+    cost = MeasuredCostModel(executor)
+    if not is_told:
+        monkeypatch.setattr(executor.model, "whole_pass", None)
     monkeypatch.setattr(cost, "reference", lambda tokens: 1.0)  # however busy the machine is
     monkeypatch.setattr(cost, "stolen", list)
     monkeypatch.setattr(measured_cost, "ENOUGH", math.inf)
@@ -138,6 +144,26 @@ def test_a_composition_is_measured_once_and_its_operations_sum_to_the_iteration(
     assert {"qkv_proj", "out_proj", "ffn", "prefill_attention", "others"} <= set(first)
     assert describe(batch) == "2 decodes at 20 + 24 at 16"
     assert cost.uncertainty["matmul"] >= 0
+
+
+def test_operations_are_of_the_iterations_whose_whole_counts(executor, monkeypatch):
+    """A machine that is slower from one to the next changes no operation's share."""
+    cost = MeasuredCostModel(executor)
+    monkeypatch.setattr(cost, "reference", lambda tokens: 1.0)
+    monkeypatch.setattr(cost, "stolen", list)
+    monkeypatch.setattr(measured_cost, "ENOUGH", math.inf)
+    own = {"qkv_proj": 1.0, "ffn": 4.0, "attention": 2.0, "logits": 1.0, "others": 2.0}
+    slower = iter(range(1, 9))
+
+    def told(batch):
+        now = next(slower)
+        return {name: now * seconds for name, seconds in own.items()}
+
+    monkeypatch.setattr(cost.probe, "told", told)
+    found = cost.operation_times(make_batch(num_decodes=2, context=20))
+    assert sum(found.values()) == pytest.approx(10 * 2.75)
+    shares = {"qkv_proj": 0.1, "ffn": 0.4, "decode_attention": 0.2, "others": 0.3}
+    assert {name: seconds / 27.5 for name, seconds in found.items()} == pytest.approx(shares)
 
 
 def test_a_batch_that_does_not_fit_has_no_time_and_gives_no_point(cost):
