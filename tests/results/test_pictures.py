@@ -57,10 +57,11 @@ def cells() -> pd.DataFrame:
 @pytest.fixture(scope="module")
 def pictures(runs, cells) -> dict[str, Figure]:
     rates = pd.concat([runs.assign(**{"workload.rate": rate}) for rate in (1, 2)])
+    twice = [runs.assign(name=runs.name + f" repetition={i}", repetition=i) for i in (0, 1)]
     look = FIGURES["fig11"].look
     assert look is not None
     return {
-        "policies": tasks.policies(runs),
+        "policies": tasks.policies(pd.concat(twice)),
         "sweep of policies": sweeps.draw_sweep(runs),
         "rates": sweeps.draw_sweep(rates[rates.policy.isin(["orca", "sarathi"])]),
         "crossover": tasks.crossover_map(cells, "13b", baseline="orca"),
@@ -128,9 +129,11 @@ def test_the_papers_marks_stand_beside_its_own_hardware():
 def test_every_policy_is_a_point_within_the_axes_in_its_own_colour(pictures, runs):
     figure = pictures["policies"]
     own = colours(list(POLICIES))
+    listed = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert runs.set_index("policy").tbt_p99[listed].is_monotonic_increasing
     for ax in figure.axes:
         dots = [(*at, to_hex(face)) for part in ax.collections for at, face in points_in(part)]
-        names = [runs.sort_values("tbt_p99").name.iloc[int(row)] for _, row, _ in dots]
+        names = [listed[int(row)] for _, row, _ in dots]
         assert sorted(names) == sorted(POLICIES)
         assert all(own[name] == face for name, (*_, face) in zip(names, dots, strict=True))
         low, high = ax.get_xlim()

@@ -113,7 +113,8 @@ def tick_in_steps(axis: Axis) -> None:
     low, high = axis.get_view_interval()
     wide = high / low
     subs: tuple[float, ...] = (1.0, 2.0, 5.0) if wide < 50 else (1.0, 3.0) if wide < 500 else (1.0,)
-    subs = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0) if wide < 10 else subs
+    subs = (1.0, 2.0, 3.0, 5.0, 7.0) if wide < 10 else subs
+    subs = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0) if wide < 5 else subs
     steps = MaxNLocator(4, steps=[1, 2, 5, 10], min_n_ticks=3)
     axis.set_major_locator(LogLocator(subs=subs) if wide > 3 else steps)
     axis.set_major_formatter("{x:g}")

@@ -29,6 +29,7 @@ from sarathi_lab.results.plots.style import (
 from sarathi_lab.results.real_run import RealRun
 from sarathi_lab.results.serving_metrics import waits
 from sarathi_lab.results.slo import Slo
+from sarathi_lab.results.swept import SAMPLES
 
 # By bound: the column of capacity.parquet that it is for, and its name.
 BOUNDED = {
@@ -188,21 +189,24 @@ def kind_of(run: pd.Series) -> str:
 
 
 def policies(runs: pd.DataFrame) -> Figure:
-    """Latency and throughput of a device's policies (`name`), by the gaps between tokens; those of
-    Orca are lines, and a marker says what a policy mixes.
+    """Latency and throughput of a device's policies (`name`), medians of seeds and repetitions, by
+    the gaps between tokens; those of Orca are lines, and a marker says what a policy mixes.
     """
-    runs = runs.assign(kind=runs.apply(kind_of, axis="columns")).sort_values("tbt_p99")
-    figure, axes = panels(1, len(PANELS), (WIDTH, 0.21 * len(runs) + 1.8), sharey=True)
-    rows = pd.Series(range(len(runs)), runs.index)
-    colour = colours(list(runs.name))
+    quantities = [*(column for column, *_ in PANELS), "decode_time_marginal", "kv_reread_factor"]
+    samples = runs.name.str.replace(rf" ({'|'.join(SAMPLES)})=\S+", "", regex=True)
+    each = runs.groupby(samples)[quantities].median().sort_values("tbt_p99")
+    each = each.assign(kind=each.apply(kind_of, axis="columns"))
+    figure, axes = panels(1, len(PANELS), (WIDTH, 0.21 * len(each) + 1.8), sharey=True)
+    rows = pd.Series(range(len(each)), each.index)
+    colour = colours(list(each.index))
     shapes = dict(zip(MIXES, map(marker, range(len(MIXES))), strict=True))
     for ax, (column, factor, heading) in zip(axes, PANELS, strict=True):
-        shown = factor * runs[column]
-        for kind, own in runs.groupby("kind"):
-            dots: dict[str, Any] = {"marker": shapes[str(kind)], "c": own.name.map(colour)}
+        shown = factor * each[column]
+        for kind, own in each.groupby("kind"):
+            dots: dict[str, Any] = {"marker": shapes[str(kind)], "c": own.index.map(colour)}
             ax.scatter(shown[own.index], rows[own.index], s=36, zorder=3, **dots)
-        for at in shown[runs.name == REFERENCE]:
-            ax.axvline(at, color=colour[REFERENCE], linestyle="--", linewidth=1.0)
+        if REFERENCE in shown:
+            ax.axvline(shown[REFERENCE], color=colour[REFERENCE], linestyle="--", linewidth=1.0)
         if shown.max() > 4 * shown.min():
             ax.set_xscale("log")
             tick_in_steps(ax.xaxis)
@@ -210,13 +214,13 @@ def policies(runs: pd.DataFrame) -> Figure:
             ax.xaxis.set_major_locator(MaxNLocator(3))
         ax.margins(x=0.1)
         ax.set_xlabel(heading)
-    axes[0].set_yticks(rows, runs.name)
-    axes[0].set_ylim(len(runs) - 0.4, -0.6)
+    axes[0].set_yticks(rows, each.index)
+    axes[0].set_ylim(len(each) - 0.4, -0.6)
     keys = [Line2D([], [], color="0.3", marker=shapes[one], ls="", label=one) for one in MIXES]
     keys.append(Line2D([], [], color=colours([REFERENCE])[REFERENCE], ls="--", label=REFERENCE))
     figure.legend(handles=keys, loc="outside lower center", ncols=len(keys))
     where = " or ".join(runs.device.unique()) if "device" in runs else ""
-    return finished(figure, f"{len(runs)} policies on the same requests, {where}".rstrip(", "))
+    return finished(figure, f"{len(each)} policies on the same requests, {where}".rstrip(", "))
 
 
 def validation(run: RealRun, requests: pd.DataFrame, both: pd.DataFrame, where: str) -> Figure:
