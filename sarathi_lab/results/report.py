@@ -139,7 +139,8 @@ def save_picture(folder: Path, runs: pd.DataFrame, **axes: Any) -> Path:
 
 def sweep_table(runs: pd.DataFrame, title: str) -> Shown:
     """What tells the runs of a sweep apart, in 80 columns: a row for all seeds and repetitions of
-    the same settings, medians. Arrows show which direction is better; all else is in sweep.csv.
+    the same settings, medians; a baseline that equals an own run is left out. Arrows show which
+    direction is better; all else is in sweep.csv.
     """
     base = swept.reference(runs)
     quantities = {"throughput": "tokens/s", **SWEEP_COLUMNS}
@@ -166,7 +167,8 @@ def sweep_table(runs: pd.DataFrame, title: str) -> Shown:
         own_level = swept.noise(runs, MARGINAL)
         for (_, ratio), place in zip(ratios.iterrows(), swept.place(ratios, by), strict=True):
             is_unsure[place] = not swept.is_decided(ratio, own_level)
-    whole, groups = runs.drop_duplicates(by), swept.place(runs, by)
+    once = swept.without_repeated(runs, known)
+    whole, groups = once.drop_duplicates(by), swept.place(runs, by)
     for (_, run), place in zip(whole.iterrows(), swept.place(whole, by), strict=True):
         row = {_heading(name): swept.text(run[name]) for name in by if name != "is_baseline"}
         is_apart = base is not None and bool(runs.replays_apart[groups == place].any())
@@ -184,7 +186,8 @@ def sweep_table(runs: pd.DataFrame, title: str) -> Shown:
     most = max(int(table["number"].max()) for table in tables.values())
     signs = {
         f"medians of {most}": most > 1,
-        "*: baseline": runs.is_baseline.any(),
+        "*: baseline": once.is_baseline.any(),
+        "equal runs once": len(once) < len(runs),
         "^ more, v less is better": True,
         f"~: not told apart from {base}'s": any("~" in str(list(row.values())) for row in rows),
         f"{APART}: replayed shares differ": base is not None and runs.replays_apart.any(),

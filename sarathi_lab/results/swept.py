@@ -51,6 +51,19 @@ def own_runs(runs: pd.DataFrame) -> pd.DataFrame:
     return runs[~runs.is_baseline.astype(bool)]
 
 
+def without_repeated(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame:
+    """Without baselines that have the same quantities `names` as an own run of their policy, as in
+    simulation; where they were measured they differ, and both stay.
+    """
+    if "is_baseline" not in runs or runs.is_baseline.all():
+        return runs
+    is_baseline = runs.is_baseline.astype(bool)
+    settings = [one for one in varying_settings(runs) if one != "chunk"]
+    keys = list(dict.fromkeys(["policy", *settings, *(n for n in names if "_vs_" not in n)]))
+    places = place(runs, keys)
+    return runs[~(is_baseline & places.isin(places[~is_baseline]))]
+
+
 def varying_settings(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
     """The settings in which the runs, baselines aside, differ, without those that begin or end as
     named in `leaving`; none that others before it settle, such as the name of a device by its

@@ -261,6 +261,17 @@ def test_ratios_of_runs_that_were_replayed_to_other_shares_are_marked():
         assert ("replayed" in conclusion(own)[0]) == bool(marked)
 
 
+@pytest.mark.parametrize("measured", [100.0, 103.0])
+def test_a_baseline_that_equals_a_swept_run_is_listed_once(measured):
+    runs = runs_of(policy=["orca", "sarathi"])
+    swept_too = runs[runs.policy == "orca"].assign(is_baseline=True, throughput=measured)
+    runs = pd.concat([swept_too, runs.assign(is_baseline=False, throughput=[100.0, 120.0])])
+    shown = sweep_table(runs, "All")
+    own = ["orca", "sarathi"]
+    assert [row["policy"] for row in shown.rows] == (own if measured == 100 else ["orca *", *own])
+    assert ("equal runs once" in shown.title) == (measured == 100)
+
+
 @pytest.mark.parametrize("query", ["chunk != 512", "index == index", "name == '0'"])
 def test_every_sweep_has_a_picture_in_both_formats(sweep, query, tmp_path):
     save_picture(tmp_path, load_runs(sweep).query(query))

@@ -67,7 +67,7 @@ def draw_sweep(
     number = len(values_of(runs, axis.x)) if is_listed else 0
     most = MOST_ROWS if axis.facet else 4 if number > 8 else MOST_PANELS
     names = names or _quantities(runs, base, most)
-    runs = _without_repeated(runs, names)
+    runs = swept.without_repeated(runs, names)
     if axis.facet:
         columns = len(facets)
     else:
@@ -126,20 +126,6 @@ def _quantities(runs: pd.DataFrame, base: str | None, most: int) -> list[str]:
     known = [name for name in names if name in runs and runs[name].notna().any()]
     telling = [name for name in known if runs[name].max() - runs[name].min() > 0]
     return (telling or known)[:most]
-
-
-def _without_repeated(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Without baselines that are the same as an own run of their policy, as they are in simulation;
-    where they were measured they may differ, and are called baselines.
-    """
-    if "is_baseline" not in runs or runs.is_baseline.all():
-        return runs
-    is_baseline = runs.is_baseline.astype(bool)
-    settings = [one for one in swept.varying_settings(runs) if one != "chunk"]
-    columns = list(dict.fromkeys(["policy", *settings, *(n for n in names if "_vs_" not in n)]))
-    own = set(runs.loc[~is_baseline, columns].map(text).itertuples(index=False, name=None))
-    is_same = [row in own for row in runs[columns].map(text).itertuples(index=False, name=None)]
-    return runs[~(is_baseline & pd.Series(is_same, runs.index))]
 
 
 def _described(
