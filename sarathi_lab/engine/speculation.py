@@ -12,15 +12,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sarathi_lab.config.checked import check_fields, require_order, whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import NO_TOKEN, StepResult
-from sarathi_lab.engine.request import Batch, SequenceState
-
-if TYPE_CHECKING:
-    from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.engine.request import SequenceState
 
 TOKENS = "use a few drafts of a decode, such as 4, or speculation=none"
 NGRAM = "use the tokens that must be equal, such as 3"
@@ -161,31 +158,6 @@ class LookupDrafter(Drafter):
                     text.follows[tuple(known[at - size : at])] = at
         text.num_indexed = len(known)
         return text
-
-
-def add_drafts(scheduler: Scheduler, batch: Batch, first: int) -> None:
-    """Let the decodes of `batch` from the chunk `first` on carry drafts: each is a token of the
-    batch, as in vLLM, so that less is left of the budget for a prompt.
-
-    They leave a token of the budget to everybody who may still join the batch, go no further than
-    the request's last token, and make nobody give way.
-    """
-    drafter, blocks, policy = scheduler.drafter, scheduler.blocks, scheduler.policy
-    assert drafter is not None, "a scheduler that speculates has one"
-    budget = None if getattr(policy, "decodes_on_top", False) else getattr(policy, "budget", None)
-    num_others = len(scheduler.running) + len(scheduler.waiting) + len(scheduler.swapped)
-    reserved = max(0, min(scheduler.batch_size, num_others) - len(batch))
-    for place in range(first, len(batch)):
-        sequence, num_computed, _, is_decode, _ = batch.chunks[place]
-        if not is_decode:
-            continue
-        most = sequence.request.output_len - len(sequence.output_token_ids) - 1
-        most = min(most, drafter.tokens, blocks.num_slots(sequence) - 1)
-        if budget is not None:
-            most = min(most, budget - batch.num_tokens - reserved)
-        drafts = drafter.propose(sequence, most) if most > 0 else ()
-        if drafts and blocks.grow(sequence, num_computed + 1 + len(drafts)):
-            batch.add_drafts(place, drafts)
 
 
 def verify(drafter: Drafter, result: StepResult) -> list[int]:
