@@ -209,9 +209,10 @@ def _parts(cfg: DictConfig) -> Plan:
         cluster=build(cfg.cluster),
         speculation=build(cfg.speculation, Speculation),
     )
-    check_cluster(plan)
-    check_layers(plan)
-    check_speculation(plan)
+    cluster, shares_prefixes = plan.cluster, plan.shares_prefixes
+    check_cluster(cluster, policy, backend, spec, shares_prefixes=shares_prefixes)
+    check_layers(policy, cluster, backend)
+    check_speculation(plan.speculation, backend)
     plan.window.check(load)
     plan.saturation_limits.check(load)
     if plan.queue_order == "priority" and len({one.priority for one in load.requests}) < 2:
