@@ -21,8 +21,8 @@ from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch.checks import require_one_device
 from sarathi_lab.executor.torch.device import resolve_device
-from sarathi_lab.executor.torch.ranks.checks import require_one_device
 from sarathi_lab.experiment.figures import FIGURES, PAPERS, Figure, paper
 from sarathi_lab.experiment.measure import Measured, least_room, measure, room_of
 from sarathi_lab.experiment.real_pipeline import check_stages

@@ -297,6 +297,6 @@ def test_what_the_lab_says_without_triton_is_what_the_kernels_say():
     """Names that are written twice, as neither side may import the other's: Triton is not
     everywhere.
     """
-    assert get_args(hybrid_attention.Variant) == backend.HYBRIDS
+    assert get_args(hybrid_attention.Variant) == get_args(operations.Hybrid)
     assert operations.NAN_TOKEN == sampling.NAN_TOKEN
     assert TorchBackend.hybrid == hybrid_attention.DEFAULT_VARIANT

@@ -9,6 +9,7 @@ by one moves one by 0.28.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.executor.torch import backend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.shapes import Limits
+from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
@@ -140,7 +142,7 @@ def test_kernels_keep_the_likelihood_in_float16(reference, chunk):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("hybrid", backend.HYBRIDS)
+@pytest.mark.parametrize("hybrid", get_args(Hybrid))
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 def test_kernels_keep_the_likelihood(reference, dtype, chunk, hybrid):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.maker import Maker
 from sarathi_lab.executor.torch.ranks.exchange import RankExchange
 from sarathi_lab.executor.torch.ranks.executor import Driver, Follower
@@ -18,10 +19,24 @@ from sarathi_lab.model.sharded import ShardedTransformer, load_part
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import Transformer
 
-if TYPE_CHECKING:
-    from sarathi_lab.executor.torch.backend import TorchBackend
-
 _driver: Driver | None = None  # whom the other ranks follow
+
+
+class RankedBackend(Protocol):
+    """What ranks need of a backend to build their parts of it."""
+
+    @property
+    def ranks(self) -> Ranks: ...
+    @property
+    def num_devices(self) -> int: ...
+    @property
+    def rank_timeout(self) -> int: ...
+
+    def on_rank(self, local_rank: int) -> RankedBackend: ...
+    def built(
+        self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes, maker: Maker
+    ) -> TorchExecutor: ...
+    def warm_up(self, executor: TorchExecutor, sizes: Sizes) -> None: ...
 
 
 class PartMaker(Maker):
@@ -57,7 +72,7 @@ class PartMaker(Maker):
         return make(model, self._group, self.exchange, **settings)
 
 
-def build(backend: TorchBackend, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Driver:
+def build(backend: RankedBackend, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Driver:
     """A warmed-up executor over all ranks, which leave the last one. Raises RunError."""
     global _driver
     if _driver is not None:
@@ -82,7 +97,7 @@ def build(backend: TorchBackend, spec: ModelSpec, checkpoint: Path | None, sizes
 
 
 def build_part(
-    backend: TorchBackend, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes, group: Group
+    backend: RankedBackend, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes, group: Group
 ) -> Driver | Follower | None:
     """The executor of this rank, not warmed up; None where there are more ranks than parts."""
     group.arrange(backend.ranks)
