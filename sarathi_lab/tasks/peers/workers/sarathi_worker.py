@@ -10,7 +10,6 @@ import torch
 from omegaconf import OmegaConf
 from worker_protocol import serve as answer
 
-from sarathi_lab import __name__ as lab
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.engine.loop import serve
@@ -43,7 +42,7 @@ class Sarathi:
         spec, checkpoint = read_spec(directory), directory if has_weights else None
         self.executor = backend.build(spec, checkpoint, sizes)
         found = provenance()
-        return f"{lab} {found['git_commit']}, torch {found['versions']['torch']}"
+        return f"sarathi_lab {found['git_commit']}, torch {found['versions']['torch']}"
 
     def generate(self, prompts: list[list[int]], output_len: int) -> list[list[int]]:
         requests = [Request(i, 0.0, len(ids), output_len, ids) for i, ids in enumerate(prompts)]
