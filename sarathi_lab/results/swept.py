@@ -58,7 +58,7 @@ def without_repeated(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame
     if "is_baseline" not in runs or runs.is_baseline.all():
         return runs
     is_baseline = runs.is_baseline.astype(bool)
-    settings = [one for one in varying_settings(runs) if one != "chunk"]
+    settings = [one for one in varying_settings(runs) if one != "chunk"]  # baselines have none
     keys = list(dict.fromkeys(["policy", *settings, *(n for n in names if "_vs_" not in n)]))
     places = place(runs, keys)
     return runs[~(is_baseline & places.isin(places[~is_baseline]))]

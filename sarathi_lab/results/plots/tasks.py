@@ -29,7 +29,6 @@ from sarathi_lab.results.plots.style import (
 from sarathi_lab.results.real_run import RealRun
 from sarathi_lab.results.serving_metrics import waits
 from sarathi_lab.results.slo import Slo
-from sarathi_lab.results.swept import SAMPLES
 
 # By bound: the column of capacity.parquet that it is for, and its name.
 BOUNDED = {
@@ -189,12 +188,11 @@ def kind_of(run: pd.Series) -> str:
 
 
 def policies(runs: pd.DataFrame) -> Figure:
-    """Latency and throughput of a device's policies (`name`), medians of seeds and repetitions, by
+    """Latency and throughput of a device's policies, medians of seeds and repetitions, by
     the gaps between tokens; those of Orca are lines, and a marker says what a policy mixes.
     """
     quantities = [*(column for column, *_ in PANELS), "decode_time_marginal", "kv_reread_factor"]
-    samples = runs.name.str.replace(rf" ({'|'.join(SAMPLES)})=\S+", "", regex=True)
-    each = runs.groupby(samples)[quantities].median().sort_values("tbt_p99")
+    each = runs.groupby("policy")[quantities].median().sort_values("tbt_p99")
     each = each.assign(kind=each.apply(kind_of, axis="columns"))
     figure, axes = panels(1, len(PANELS), (WIDTH, 0.21 * len(each) + 1.8), sharey=True)
     rows = pd.Series(range(len(each)), each.index)
