@@ -13,6 +13,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import OUTPUTS
 from sarathi_lab.results import load as files
 from sarathi_lab.results import swept, wandb_runs
+from sarathi_lab.results.bench_files import Benchmark, is_benchmark_file, read_benchmarks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -181,7 +182,8 @@ class Results:
 
 def load(*places: str | Path) -> Results:
     """Runs that are there already: below folders (`outputs` if nothing is named), in W&B's files
-    (`.wandb`) and projects ("entity/project"), or recorded of an experiment, such as "orca".
+    (`.wandb`) and projects ("entity/project"), recorded of an experiment, such as "orca", or
+    measured of a server by a benchmark client (`results.bench_files`).
 
     What is recorded has a row a point or a run and no tables of requests. Raises UserError for a
     place without runs.
@@ -202,6 +204,8 @@ def load(*places: str | Path) -> Results:
 
 def _load(place: str | Path) -> Results:
     path = Path(place)
+    if is_benchmark_file(path):
+        return _of_benchmarks(read_benchmarks(path))
     if files.find_runs(path):
         runs = files.load_runs(path)
         if runs.empty:
@@ -218,4 +222,11 @@ def _load(place: str | Path) -> Results:
     rows = [{"name": run.name, **run.settings, **run.summary} for run in found]
     settings = ["name", *(name for run in found for name in run.settings)]
     tables = {"iterations": [partial(getattr, run, "iterations") for run in found]}
+    return Results(pd.DataFrame(rows), settings, tables)
+
+
+def _of_benchmarks(benchmarks: Sequence[Benchmark]) -> Results:
+    settings = dict.fromkeys(name for one in benchmarks for name in one.settings)
+    rows = [{**one.settings, **one.summary} for one in benchmarks]
+    tables = {"requests": [partial(getattr, one, "requests") for one in benchmarks]}
     return Results(pd.DataFrame(rows), settings, tables)

@@ -8,6 +8,9 @@ The folder has what LLMServingSim keeps of a vLLM run (github.com/casys-kaist/LL
   engine's;
 - `config.json`, if there is one: which `hardware`, and how its devices are linked;
 - `timeseries.csv`, if there is one: `t`, `running`, `waiting`, `kv_cache_pct` once in a while.
+
+In place of the folder, a file of a benchmark client (`bench_files`) may be named, with
+`meta.json` beside it: its times are the client's.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import json_object, readable
+from sarathi_lab.results.bench_files import is_benchmark_file, read_benchmarks
 
 BLOCK_SIZE = 16  # vLLM's default
 NULL_BLOCKS = 1  # of vLLM's blocks, which it never hands out
@@ -40,7 +44,7 @@ OF_LEDGER = {
 }
 SERIES = ("t", "running", "waiting", "kv_cache_pct")
 AGAIN = "record the run again"
-FIX = "name the folder of a run, with meta.json and requests.jsonl"
+FIX = "name the folder of a run, with meta.json and requests.jsonl, or a benchmark client's file"
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,11 @@ class RealRun:
 def read_run(folder: str | Path) -> RealRun:
     """The run in `folder`. Raises UserError that names the file and what is wrong in it."""
     place = Path(folder).expanduser()
-    if not place.is_dir():
+    if is_benchmark_file(place):
+        requests, place = _of_benchmark(place), place.parent
+    elif place.is_dir():
+        requests = _requests(place / "requests.jsonl")
+    else:
         raise UserError(f"task.run={folder} is no folder; {FIX}")
     meta = _json(place / "meta.json")
     config = _json(place / "config.json") if (place / "config.json").is_file() else {}
@@ -138,9 +146,16 @@ def read_run(folder: str | Path) -> RealRun:
         enable_expert_parallel=bool(named("enable_expert_parallel", default=False)),
         graph_tokens=_graph_tokens(bool(engine.get("enforce_eager")), max_num_seqs, resolved),
         link=_link(config),
-        requests=_requests(place / "requests.jsonl"),
+        requests=requests,
         timeline=_timeline(place / "timeseries.csv"),
     )
+
+
+def _of_benchmark(path: Path) -> pd.DataFrame:
+    benchmarks = read_benchmarks(path)
+    if len(benchmarks) > 1:
+        raise UserError(f"{path} has {len(benchmarks)} benchmarks; record one in a file")
+    return benchmarks[0].requests
 
 
 def _requests(path: Path) -> pd.DataFrame:

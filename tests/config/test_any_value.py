@@ -45,7 +45,6 @@ BASES = (
     ((*SMALL, "preemption=swap"), "cache"),
     ((*SMALL, "speculation=assumed"), "speculation"),
     *(((*SMALL, f"policy={name}"), "policy") for name in ("orca", "sglang", "vllm_v1", "trtllm")),
-    (("task=endpoint", "task.base_url=http://127.0.0.1:9/v1", "tracking=none"), "task"),
 )
 ELSEWHERE = ("model", "hydra")  # tests/model has what a spec refuses
 
@@ -81,10 +80,7 @@ def test_it_runs_or_one_line_says_why_not(tmp_path, monkeypatch, capsys):
             check_job(cfg, cfg, [], (), loader)
             resolved(cfg)
             build(cfg.tracking).check()
-            if "task=endpoint" in settings:
-                build(cfg.task).check(cfg)
-            else:
-                run_of(tmp_path, cfg)
+            run_of(tmp_path, cfg)
         except UserError as error:
             if len(str(error).splitlines()) != 1:
                 pytest.fail(f"{path}={value!r} of {settings}: {error}")

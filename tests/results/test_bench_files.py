@@ -1,0 +1,150 @@
+"""Files of benchmark clients: read alike, loaded, replayed, and refused in one line if damaged."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from composed import checked, run
+
+import sarathi_lab as lab
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.results.bench_files import read_benchmarks
+
+# The same two requests as each client records them: sent 0.5 s apart, tokens at 0.2, 0.3, 0.5 s
+# and at 0.1, 0.15 s after; one more failed.
+VLLM = {
+    "backend": "vllm",
+    "model_id": "meta-llama/Llama-3.1-8B",
+    "request_rate": 2.0,
+    "max_concurrency": None,
+    "completed": 2,
+    "input_lens": [100, 50, 70],
+    "output_lens": [3, 2, 0],
+    "start_times": [1000.0, 1000.5, 1001.0],
+    "ttfts": [0.2, 0.1, 0.0],
+    "itls": [[0.1, 0.2], [0.05], []],
+    "errors": ["", "", "Bad Gateway"],
+}
+
+
+def guidellm(**changes):
+    requests = [
+        {
+            "prompt_tokens": prompt_len,
+            "output_tokens": output_len,
+            "request_start_time": sent,
+            "time_to_first_token_ms": 1e3 * ttft,
+            "request_latency": latency,
+            **changes,
+        }
+        for prompt_len, output_len, sent, ttft, latency in (
+            (100, 3, 1000.0, 0.2, 0.5),
+            (50, 2, 1000.5, 0.1, 0.15),
+        )
+    ]
+    statuses = {"successful": requests, "errored": [{}], "incomplete": []}
+    strategy = {"type_": "constant", "rate": 2.0}
+    return {"benchmarks": [{"config": {"strategy": strategy}, "requests": statuses}]}
+
+
+def aiperf_record(sent, prompt_len, times):
+    values = {
+        "input_sequence_length": (prompt_len, "tokens"),
+        "output_sequence_length": (len(times), "tokens"),
+        "time_to_first_token": (1e3 * times[0], "ms"),
+        "inter_chunk_latency": ((1e3 * np.diff(times)).tolist(), "ms"),
+        "request_latency": (1e3 * times[-1], "ms"),
+    }
+    metadata = {"benchmark_phase": "profiling", "request_start_ns": int(sent * 1e9)}
+    metrics = {name: {"value": value, "unit": unit} for name, (value, unit) in values.items()}
+    return {"metadata": metadata, "metrics": metrics, "error": None}
+
+
+AIPERF = [
+    aiperf_record(1000.0, 100, [0.2, 0.3, 0.5]),
+    aiperf_record(1000.5, 50, [0.1, 0.15]),
+    {
+        "metadata": {"benchmark_phase": "profiling", "request_start_ns": 1},
+        "metrics": {},
+        "error": {"code": 499},
+    },
+]
+FILES = {
+    "result.json": json.dumps(VLLM),
+    "benchmarks.json": json.dumps(guidellm(), indent=2),
+    "profile_export.jsonl": "\n".join(map(json.dumps, AIPERF)),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_client_gives_the_same_requests(name, tmp_path):
+    path = tmp_path / name
+    path.write_text(FILES[name])
+    (found,) = read_benchmarks(path)
+    requests = found.requests
+    assert requests[["prompt_len", "output_len"]].to_numpy().tolist() == [[100, 3], [50, 2]]
+    for column, times in (
+        ("arrival_time", [0.0, 0.5]),
+        ("first_token_time", [0.2, 0.6]),
+        ("finish_time", [0.5, 0.65]),
+    ):
+        assert requests[column].to_numpy() == pytest.approx(times)
+    if name != "benchmarks.json":
+        assert requests.token_times[0] == pytest.approx([0.2, 0.3, 0.5])
+    loaded = lab.load(path)
+    assert len(loaded.requests) == 2
+    run = loaded.runs.iloc[0]
+    assert (run.num_failed, run.num_output_tokens, run.executor) == (1, 5, "server")
+    assert run.ttft_mean == pytest.approx(0.15)
+    assert run.throughput == pytest.approx(155 / 0.65)
+
+
+def test_appended_results_are_a_run_each(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text("\n".join(json.dumps({**VLLM, "request_rate": rate}) for rate in (1.0, 2.0)))
+    assert lab.load(path).varying == ["workload.rate"]
+
+
+def test_a_file_is_replayed_with_the_servers_arguments_beside_it(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(VLLM))
+    settings = ["task=validate", f"task.run={path}", "hardware=a100", "model=llama3.1-8b"]
+    with pytest.raises(UserError, match=r"meta\.json can't be read"):
+        checked(*settings)
+    engine = {"model": "x", "max_num_seqs": 8, "max_num_batched_tokens": 512}
+    (tmp_path / "meta.json").write_text(json.dumps({"engine_kwargs": engine}))
+    errors = run(tmp_path, *settings).summary
+    assert set(errors) == {"error/ttft", "error/tpot", "error/latency"}
+    path.write_text(json.dumps({"benchmarks": 2 * guidellm()["benchmarks"]}))
+    with pytest.raises(UserError, match="has 2 benchmarks"):
+        checked(*settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has no benchmark"),
+        ("{", "line 1 is not JSON"),
+        ("[1]", "none of the known clients"),
+        ('{"a": 1}', "none of the known clients"),
+        ('{"benchmarks": []}', "has no benchmark"),
+        ('{"benchmarks": [{}]}', "lacks 'requests'"),
+        (json.dumps(guidellm(request_latency=None)), "latency=None"),
+        (json.dumps(guidellm(prompt_tokens=0)), "prompt_len=0"),
+        (json.dumps({**VLLM, "errors": 3 * ["timeout"]}), "all 3 requests failed"),
+        (json.dumps({**VLLM, "ttfts": [0.1]}), "is damaged"),
+        (json.dumps({**VLLM, "ttfts": [float("nan"), 0.1, 0.1]}), "ttft=nan"),
+        (json.dumps({"backend": "vllm", "completed": 2}), "--save-detailed"),
+        (json.dumps({**AIPERF[0], "metrics": {}}), "lacks 'input_sequence_length'"),
+    ],
+)
+def test_other_files_are_refused_in_one_line(text, words, tmp_path):
+    path = tmp_path / "file.json"
+    path.write_text(text)
+    with pytest.raises(UserError) as error:
+        lab.load(path)
+    assert words in str(error.value)
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
