@@ -18,6 +18,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine import loop
 from sarathi_lab.engine.compositions import make_batch, run_once
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Sizes, StepResult
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Batch, Request, SequenceState
@@ -158,15 +159,13 @@ def serve(
     batch_size = BATCH_SIZE * num_stages
     num_blocks = (batch_size + 1) * (max(r.total_len for r in requests) / BLOCK_SIZE + 1)
     schedule = Schedule()
+    num_blocks = math.ceil(num_blocks / (1 - policy.watermark))
+    engine = EngineConfig(policy, batch_size, num_blocks, BLOCK_SIZE, num_micro_batches=num_stages)
     loop.serve(
         requests,
-        policy,
+        engine,
         PipelineExecutor(num_stages, lambda b: [iteration_time(b) / num_stages] * num_stages),
-        batch_size=batch_size,
-        num_blocks=math.ceil(num_blocks / (1 - policy.watermark)),
-        block_size=BLOCK_SIZE,
-        num_micro_batches=num_stages,
-        recorder=schedule,
+        schedule,
     )
     return schedule
 

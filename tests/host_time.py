@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
@@ -98,7 +99,7 @@ def serve_stubbed(batch_size: int) -> None:
         for i in range(batch_size)
     ]
     sizes = {"batch_size": batch_size, "num_blocks": num_blocks, "block_size": BLOCK_SIZE}
-    serve(requests, SarathiServe(chunk=512), executor, **sizes)
+    serve(requests, EngineConfig(SarathiServe(chunk=512), **sizes), executor)
 
 
 if __name__ == "__main__":

@@ -63,8 +63,8 @@ class Playground:
         if (key := fingerprint(plan)) not in self._known:
             if len(self._known) >= MOST_KNOWN:
                 del self._known[next(iter(self._known))]
-            executor, ledger = plan.executor(), Ledger()
-            run_engine(plan.load.arrivals(), plan.scheduler(executor), executor, ledger)
+            ledger, (scheduler, executor) = Ledger(), plan.build()
+            run_engine(plan.load.arrivals(), scheduler, executor, ledger)
             self._known[key] = ledger
         return self._known[key]
 

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.engine.admission import SchedulingPolicy
 from sarathi_lab.engine.arrivals import Arrivals, as_arrivals
-from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.books import Preemption
-from sarathi_lab.engine.cluster import Cluster
+from sarathi_lab.engine.config import AnyScheduler, EngineConfig
 from sarathi_lab.engine.executor import Executor, StepResult
 from sarathi_lab.engine.ledger import Ledger
-from sarathi_lab.engine.queues import QueueOrder
-from sarathi_lab.engine.replicas import LockstepReplicas
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation
-from sarathi_lab.engine.topology import SINGLE, Topology
-
-AnyScheduler = Scheduler | LockstepReplicas | Cluster
 
 
 class Recorder(Protocol):
@@ -32,57 +24,26 @@ class Recorder(Protocol):
 
 def serve(
     requests: Iterable[Request] | Arrivals,
-    policy: SchedulingPolicy[Scheduler],
+    engine: EngineConfig,
     executor: Executor,
-    *,
-    batch_size: int,
-    num_blocks: int,
-    block_size: int,
-    max_model_len: int | None = None,
-    num_micro_batches: int = 1,
-    num_host_blocks: int = 0,
-    shares_prefixes: bool = False,
-    queue_order: QueueOrder = "fcfs",
-    preemption: Preemption = "recompute",
-    num_replicas: int = 1,
-    cluster: Topology = SINGLE,
-    speculation: Speculation = NO_SPECULATION,
     recorder: Recorder | None = None,
 ) -> Ledger:
-    """Serve `requests` with an empty cache; the rest is as in `Scheduler` and `BlockManager`.
+    """Serve `requests` with an empty cache on `executor`, which `engine` or the caller has built.
 
-    `max_model_len` is the longest request's if None. `num_replicas` engines of these sizes run in
-    lockstep, for an executor that knows of a batch's `parts`. A `cluster` has instances of these
-    sizes, for the `Instances` that it makes. `recorder` sees the iterations in place of the ledger,
-    which is then returned empty unless it is that. Raises UserError for what can never be served.
+    `recorder` sees the iterations in place of the ledger, which is then returned empty unless it is
+    that. Raises UserError for what can never be served.
     """
     arrivals = as_arrivals(requests)
-    if speculation.tokens and (executor.feeds_tokens or num_replicas > 1):
+    if engine.speculation.tokens and (executor.feeds_tokens or engine.num_replicas > 1):
         raise UserError(
             "drafts are judged before the next batch is made, by each engine for itself; use an "
             "executor without overlap, and one replica"
         )
-    if max_model_len is None:
-        max_model_len = max((request.total_len for request in arrivals.requests), default=1)
-
-    def make(own: SchedulingPolicy[Scheduler]) -> Scheduler:
-        return Scheduler(
-            own,
-            BlockManager(num_blocks, block_size, num_host_blocks, shares_prefixes=shares_prefixes),
-            batch_size=batch_size,
-            max_model_len=max_model_len,
-            num_micro_batches=num_micro_batches,
-            queue_order=queue_order,
-            preemption=preemption,
-            speculation=speculation,
-        )
-
-    if num_replicas > 1:
-        scheduler: AnyScheduler = LockstepReplicas([make(policy) for _ in range(num_replicas)])
-    else:
-        scheduler = cluster.scheduler(policy, make, executor)
+    if engine.max_model_len is None:
+        longest = max((request.total_len for request in arrivals.requests), default=1)
+        engine = replace(engine, max_model_len=longest)
     ledger = recorder if isinstance(recorder, Ledger) else Ledger()
-    run_engine(arrivals, scheduler, executor, recorder or ledger)
+    run_engine(arrivals, engine.make_scheduler(executor), executor, recorder or ledger)
     return ledger
 
 

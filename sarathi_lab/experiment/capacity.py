@@ -12,6 +12,7 @@ import numpy as np
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.arrivals import Arrivals
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
@@ -48,10 +49,8 @@ class Engine:
     def serve(self, requests: Sequence[Request] | Arrivals, policy: Policy) -> Ledger:
         ledger = Ledger()
         ledger.on_iteration = self.on_iteration
-        serve(
-            requests,
+        engine = EngineConfig(
             policy,
-            self.executor,
             batch_size=self.batch_size,
             num_blocks=self.num_blocks,
             block_size=self.block_size,
@@ -60,8 +59,8 @@ class Engine:
             cluster=self.cluster,
             shares_prefixes=self.shares_prefixes,
             speculation=self.speculation,
-            recorder=ledger,
         )
+        serve(requests, engine, self.executor, ledger)
         self.replayed[policy.name].append(ledger.replayed_share)
         return ledger
 

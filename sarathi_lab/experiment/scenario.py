@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sarathi_lab.engine import loop
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Executor, StepResult
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.executor.simulated.cost_model import OperationTimes
@@ -181,13 +182,8 @@ def _spent(cost: OperationTimes, scenario: Scenario, num_batches: int) -> Times:
             spent[name] += seconds
         return sum(times.values())
 
-    loop.serve(
-        requests,
-        policy,
-        SimulatedExecutor(iteration_time),
-        batch_size=scenario.batch_size,
-        num_blocks=math.ceil(scenario.batch_size / (1 - policy.watermark)),
-        block_size=max(request.total_len for request in requests),
-        recorder=_Unrecorded(),
-    )
+    num_blocks = math.ceil(scenario.batch_size / (1 - policy.watermark))
+    longest = max(request.total_len for request in requests)
+    engine = EngineConfig(policy, scenario.batch_size, num_blocks, block_size=longest)
+    loop.serve(requests, engine, SimulatedExecutor(iteration_time), _Unrecorded())
     return spent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -163,9 +163,8 @@ class Capacity(Task):
     ) -> tuple[Trials, Slo, float, search.Capacities]:
         """The runs, the objective in seconds, the saturation rate and what was found."""
         plan = plans[0]
-        executor = plan.executor()
-        if plan.fills_memory and executor.num_blocks:
-            plan = replace(plan, num_blocks=executor.num_blocks)
+        executor = plan.build()[1]
+        plan = plan.with_cache_of(executor)
         slo = plan.targets.slo.resolved(slo_reference(plan, executor))
         tokens = sum(request.total_len - 1 for request in plan.load.requests[: 2 * lengths[0]])
         expected = tokens * (1 + FIRST_TRIALS + LATER_TRIALS * (len(plans) - 1))
@@ -211,11 +210,11 @@ def _trials(
     progress: Callable[[float], None] = lambda num_tokens: None,
 ) -> Trials:
     """Runs of the plans' requests, by seed, on `executor` or one of their own."""
-    plan = plans[0]
-    cache = (plan.num_blocks, plan.block_size)
-    sizes = (plan.batch_size, plan.max_model_len, *cache, plan.backend.num_stages)
-    executor = executor or plan.executor()
-    engine = search.Engine(executor, *sizes, plan.cluster, progress, speculation=plan.speculation)
+    plan, own = plans[0], plans[0].engine
+    cache = (own.num_blocks, own.block_size)
+    sizes = (own.batch_size, plan.max_model_len, *cache, plan.backend.num_stages)
+    executor = executor or plan.build()[1]
+    engine = search.Engine(executor, *sizes, own.cluster, progress, speculation=own.speculation)
     loads = {int(own.config["seed"]): own.load.requests for own in plans}
     return Trials(engine, plan.policy, loads, grid)
 

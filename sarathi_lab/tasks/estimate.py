@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 
 from sarathi_lab.config.console import progress_of
+from sarathi_lab.engine.config import AnyScheduler
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
@@ -26,10 +27,10 @@ def predict_roofline(plan: Plan, peaks: Peaks) -> float:
     """Seconds that the plan takes if every iteration meets its roofline time: the same loop on a
     virtual clock. On a pipeline the roofline is that of each stage's share of work and devices.
     """
-    ledger, executor = Ledger(), _roofline(plan, peaks)
+    ledger, (scheduler, executor) = Ledger(), _on_roofline(plan, peaks)
     with progress_of("predicting the roofline", num_tokens(plan), "tokens") as advance:
         ledger.on_iteration = advance
-        run_engine(plan.load.arrivals(), plan.scheduler(executor), executor, ledger)
+        run_engine(plan.load.arrivals(), scheduler, executor, ledger)
     return float(ledger.iterations().end.max())
 
 
@@ -37,7 +38,8 @@ def tried_loop(plan: Plan) -> tuple[float, float]:
     """Seconds that the loop takes on a virtual clock, by this machine's clock and by that one, from
     its first `TRIED_SECONDS`.
     """
-    executor, ledger, start = _roofline(plan, plan.backend.peaks()), Ledger(), time.monotonic()
+    scheduler, executor = _on_roofline(plan, plan.backend.peaks())
+    ledger, start = Ledger(), time.monotonic()
     done, total = 0, num_tokens(plan)
 
     def advance(num_tokens: int) -> None:
@@ -48,12 +50,12 @@ def tried_loop(plan: Plan) -> tuple[float, float]:
 
     ledger.on_iteration = advance
     with suppress(TimeoutError):
-        run_engine(plan.load.arrivals(), plan.scheduler(executor), executor, ledger)
+        run_engine(plan.load.arrivals(), scheduler, executor, ledger)
     scale = total / max(1, done)
     return scale * (time.monotonic() - start), scale * float(ledger.iterations().end.max())
 
 
-def _roofline(plan: Plan, peaks: Peaks) -> Executor:
+def _on_roofline(plan: Plan, peaks: Peaks) -> tuple[AnyScheduler, Executor]:
     num_stages = plan.backend.num_stages
 
     def times(batch: Batch) -> list[float]:
@@ -61,4 +63,4 @@ def _roofline(plan: Plan, peaks: Peaks) -> Executor:
         return [roofline] * num_stages
 
     num_layers = plan.spec.num_layers
-    return plan.executor(lambda: PipelineExecutor(num_stages, times, num_layers=num_layers))
+    return plan.build(lambda: PipelineExecutor(num_stages, times, num_layers=num_layers))

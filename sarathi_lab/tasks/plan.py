@@ -12,15 +12,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.errors import UserError, require_bool, require_int, require_one_of
 from sarathi_lab.config.instantiate import build, copied, option_files, read_option, resolved
-from sarathi_lab.engine.admission import SchedulingPolicy
-from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.books import Preemption
+from sarathi_lab.engine.config import AnyScheduler, EngineConfig
 from sarathi_lab.engine.executor import Backend, Executor, Sizes
-from sarathi_lab.engine.loop import AnyScheduler
 from sarathi_lab.engine.queues import QueueOrder
-from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation
-from sarathi_lab.engine.topology import SINGLE, Topology
+from sarathi_lab.engine.speculation import Speculation
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.advisor import BASELINES, Advice, Prediction, advise
@@ -52,81 +48,51 @@ class Plan:
     """
 
     config: dict[str, Any]
-    policy: Policy
+    engine: EngineConfig
     backend: Backend
     spec: ModelSpec
     checkpoint: Path | None
     load: LoadedRequests
-    batch_size: int
-    max_model_len: int
-    block_size: int
-    num_blocks: int
-    fills_memory: bool  # the cache takes what the memory holds; num_blocks is then an estimate
-    queue_order: QueueOrder
-    preemption: Preemption
-    num_host_blocks: int  # of the cache in host memory, for what is swapped out
-    shares_prefixes: bool  # between sequences whose tokens begin alike
     window: Window
     saturation_limits: SaturationLimits
     writes_trace: bool
     targets: Targets = field(default_factory=Targets)
     advice: Advice | None = None
-    cluster: Topology = SINGLE  # of engines of these sizes
-    speculation: Speculation = NO_SPECULATION
+
+    @property
+    def policy(self) -> Policy:
+        policy = self.engine.policy
+        assert isinstance(policy, Policy)
+        return policy
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens of a sequence."""
+        assert self.engine.max_model_len is not None
+        return self.engine.max_model_len
 
     @property
     def num_devices(self) -> int:
         """GPUs of all instances."""
-        return self.cluster.num_instances * self.backend.num_devices
+        return self.engine.cluster.num_instances * self.backend.num_devices
 
     @property
     def sizes(self) -> Sizes:
-        policy, batch_size = self.policy, self.batch_size
-        most_decoded = batch_size * (1 + self.speculation.tokens)
-        if policy.is_capped:
-            on_top = most_decoded * policy.decodes_on_top
-            most_tokens = max(policy.budget or 0, batch_size) + on_top
-        else:  # the longest prompts whole, beside as many decodes as there may be
-            longest = sorted((request.total_len for request in self.load.requests), reverse=True)
-            whole = sum(longest[: policy.most_prefills or batch_size])
-            most_tokens = min(whole, policy.most_prompt_tokens or whole) + most_decoded
-        return Sizes(
-            num_blocks=self.num_blocks,
-            block_size=self.block_size,
-            batch_size=self.batch_size,
-            max_model_len=self.max_model_len,
-            max_batch_tokens=most_tokens,
-            chunk=policy.budget,
-            fills_memory=self.fills_memory,
-            num_host_blocks=self.num_host_blocks,
-            num_drafts=self.speculation.tokens,
-        )
+        return self.engine.sizes(self.load.requests)
 
-    def executor(self, make: Callable[[], Executor] | None = None) -> Executor:
-        """The warmed-up executor of the run, of what `make` gives in place of the backend's."""
+    def build(self, make: Callable[[], Executor] | None = None) -> tuple[AnyScheduler, Executor]:
+        """Build the scheduler and the warmed-up executor, that of `make` in place of the
+        backend's.
+        """
         make = make or (lambda: self.backend.build(self.spec, self.checkpoint, self.sizes))
+        link = None
         if isinstance(self.backend, SimulatedBackend):
-            return self.cluster.executor(make, self.backend.link(self.spec, self.cluster))
-        return make()
+            link = self.backend.link(self.spec, self.engine.cluster)
+        return self.engine.build(make, link)
 
-    def scheduler(self, executor: Executor) -> AnyScheduler:
-        """The one for `executor`, which this plan has made."""
-        scheduler: AnyScheduler = self.cluster.scheduler(self.policy, self.engine, executor)
-        return scheduler
-
-    def engine(self, policy: SchedulingPolicy[Scheduler]) -> Scheduler:
-        """The scheduler of one engine."""
-        sizes = (self.num_blocks, self.block_size, self.num_host_blocks)
-        return Scheduler(
-            policy,
-            BlockManager(*sizes, shares_prefixes=self.shares_prefixes),
-            batch_size=self.batch_size,
-            max_model_len=self.max_model_len,
-            num_micro_batches=self.backend.num_stages,
-            queue_order=self.queue_order,
-            preemption=self.preemption,
-            speculation=self.speculation,
-        )
+    def with_cache_of(self, executor: Executor) -> Plan:
+        """Take over the size of the cache that `executor` has filled the device's memory with."""
+        return replace(self, engine=self.engine.with_cache_of(executor))
 
 
 def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
@@ -140,7 +106,8 @@ def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
         policy = build(own.policy)
         if policy != run.policy:  # a run is not its own baseline
             config = {**run.config, "policy": OmegaConf.to_container(own.policy, resolve=True)}
-            baselines[name] = _fitted(replace(run, policy=policy, config=config))
+            engine = replace(run.engine, policy=policy)
+            baselines[name] = _fitted(replace(run, engine=engine, config=config))
     return plan, baselines
 
 
@@ -190,32 +157,36 @@ def _parts(cfg: DictConfig) -> Plan:
         fix = "use fewer, or a larger cache.block_size"
         require_int(f"cache.{name}", cache[name], 0, fix, maximum=MOST_BLOCKS)
     config = resolved(cfg)
+    engine = EngineConfig(
+        policy=policy,
+        batch_size=batch_size,
+        max_model_len=max_model_len,
+        num_micro_batches=backend.num_stages,
+        queue_order=cfg.queue_order,
+        preemption=cfg.preemption,
+        cluster=build(cfg.cluster),
+        speculation=build(cfg.speculation, Speculation),
+        **cache,
+    )
     plan = Plan(
         config=config,
-        policy=policy,
+        engine=engine,
         backend=backend,
         spec=spec,
         checkpoint=checkpoint,
         load=load,
-        batch_size=batch_size,
-        max_model_len=max_model_len,
-        queue_order=cfg.queue_order,
-        preemption=cfg.preemption,
-        **cache,
         window=build(cfg.window),
         saturation_limits=build(cfg.stop_when_saturated),
         writes_trace=require_bool("trace", cfg.trace, "use true to write trace.json, else false"),
         targets=Targets(build(cfg.slo), cfg.stall, config["prompt_classes"]),
-        cluster=build(cfg.cluster),
-        speculation=build(cfg.speculation, Speculation),
     )
-    cluster, shares_prefixes = plan.cluster, plan.shares_prefixes
+    cluster, shares_prefixes = engine.cluster, engine.shares_prefixes
     check_cluster(cluster, policy, backend, spec, shares_prefixes=shares_prefixes)
     check_layers(policy, cluster, backend)
-    check_speculation(plan.speculation, backend)
+    check_speculation(engine.speculation, backend)
     plan.window.check(load)
     plan.saturation_limits.check(load)
-    if plan.queue_order == "priority" and len({one.priority for one in load.requests}) < 2:
+    if engine.queue_order == "priority" and len({one.priority for one in load.requests}) < 2:
         raise UserError(
             "queue_order=priority has no effect: all requests have the same priority; drop it, or "
             "add workload.priorities=[0,1] (for workload=prompts: priority in the file's rows)"
@@ -258,25 +229,19 @@ def _cache(
 
 def _fitted(plan: Plan, chunks: Sequence[int] | None = None) -> Plan:
     """`plan` with a policy that knows its device and has a chunk. Refuses what does not fit."""
-    sizes = (plan.batch_size, plan.max_model_len)
+    sizes = (plan.engine.batch_size, plan.max_model_len)
     policy = plan.policy.on_device(lambda: plan.backend.predictor(plan.spec), *sizes)
-    plan = replace(plan, policy=policy)
+    plan = replace(plan, engine=replace(plan.engine, policy=policy))
     if policy.budget == AUTO:
         advice = _advice(plan, chunks)
         settings = {**plan.config["policy"], policy.budget_field: advice.chunk}
         plan = replace(
             plan,
             config={**plan.config, "policy": settings},
-            policy=with_budget(policy, advice.chunk),
+            engine=replace(plan.engine, policy=with_budget(policy, advice.chunk)),
             advice=advice,
         )
-    checked: list[SchedulingPolicy[Scheduler]] = []
-    for own in plan.cluster.policies(plan.policy):
-        if own not in checked:
-            checked.append(own)
-            scheduler = plan.engine(own)
-            for request in plan.load.requests:
-                scheduler.check_fits(request)
+    plan.engine.check(plan.load.requests)
     return plan
 
 
@@ -287,10 +252,10 @@ def _advice(plan: Plan, chunks: Sequence[int] | None) -> Advice:
             f"chunk={AUTO} is for one batch at a time, not for the {plan.backend.num_stages} of a "
             "pipeline; name a number such as chunk=256, or use executor.pipeline_parallel=1"
         )
-    if plan.cluster.num_instances > 1:
+    if plan.engine.cluster.num_instances > 1:
         raise UserError(
-            f"chunk={AUTO} is for one engine, not for {plan.cluster.describe()}; name a number "
-            "such as chunk=256, or use cluster=single"
+            f"chunk={AUTO} is for one engine, not for {plan.engine.cluster.describe()}; name a "
+            "number such as chunk=256, or use cluster=single"
         )
     if plan.load.waits_for_answers:
         by = f"workload={plan.load.name}" if plan.load.sessions else "workload.arrivals=users"
@@ -298,7 +263,7 @@ def _advice(plan: Plan, chunks: Sequence[int] | None) -> Advice:
             f"chunk={AUTO} is chosen by when requests arrive, which {by} leaves to the answers; "
             "name a number such as chunk=256"
         )
-    if words := plan.speculation.describe():
+    if words := plan.engine.speculation.describe():
         raise UserError(
             f"chunk={AUTO} is chosen without drafts, not for {words}; name a number such as "
             "chunk=256"
@@ -311,9 +276,10 @@ def _advice(plan: Plan, chunks: Sequence[int] | None) -> Advice:
         )
     # Baselines that the run does not have need not fit the cache.
     baselines = tuple(name for name in BASELINES if name in plan.config["baselines"])
-    cache = (plan.max_model_len, plan.num_blocks, plan.block_size)
+    engine = plan.engine
+    cache = (plan.max_model_len, engine.num_blocks, engine.block_size)
     slo = plan.targets.slo.resolved(slo_reference(plan, SimulatedExecutor(predictor)))
-    prediction = Prediction(plan.load.requests, plan.batch_size, predictor, *cache, baselines)
+    prediction = Prediction(plan.load.requests, engine.batch_size, predictor, *cache, baselines)
     prediction = replace(prediction, slo=slo if slo.bounds else None)
     policy = plan.policy
     return advise(prediction, TILE, policy=lambda c: with_budget(policy, c), chunks=chunks)
@@ -326,6 +292,7 @@ def slo_reference(plan: Plan, executor: Executor) -> float | None:
     slo = plan.targets.slo
     if not slo.is_relative:
         return None
-    size = (min(slo.decode_batch, plan.batch_size), min(slo.decode_context, plan.max_model_len))
-    cache = {"num_blocks": plan.num_blocks, "block_size": plan.block_size}
+    engine, longest = plan.engine, plan.max_model_len
+    size = (min(slo.decode_batch, engine.batch_size), min(slo.decode_context, longest))
+    cache = {"num_blocks": engine.num_blocks, "block_size": engine.block_size}
     return decode_iteration(executor, *size, **cache)

@@ -149,10 +149,10 @@ class Advise(Task):
 
     def _flags(self, plan: Plan) -> list[ServerFlag]:
         assert plan.advice is not None
-        sizes = {"batch_size": plan.batch_size, "max_model_len": plan.max_model_len}
+        sizes = {"batch_size": plan.engine.batch_size, "max_model_len": plan.max_model_len}
         is_whole = plan.advice.do_not_chunk is not None
         # Any prompt beside all decodes, as one that does not fit would wait for them.
-        longest = plan.max_model_len + plan.batch_size - 1
+        longest = plan.max_model_len + plan.engine.batch_size - 1
         budget = longest if is_whole else plan.advice.chunk
         return flags(budget, **sizes, page_size=self.page_size, is_whole=is_whole)
 

@@ -159,7 +159,7 @@ def _executed(
     print_plan(plan, context)
     predicted = {}
     # A simulated run takes no longer than its prediction; which drafts will be right is not known.
-    if plan.backend.computes_tokens and not plan.speculation.tokens:
+    if plan.backend.computes_tokens and not plan.engine.speculation.tokens:
         predicted["predicted_roofline"] = roofline = predict_roofline(plan, peaks)
         console().print(f"  predicted roofline {roofline:.2f} s")
     console().print(f"  peaks {peaks.describe()}")
@@ -206,17 +206,15 @@ def _measured(
     the metrics of the part that counts (RunError if none does), and cautions.
     """
     backend = plan.backend
-    executor = plan.executor()
-    if plan.fills_memory and executor.num_blocks is not None:
-        plan = replace(plan, num_blocks=executor.num_blocks)
-    scheduler = plan.scheduler(executor)
+    scheduler, executor = plan.build()
+    plan = plan.with_cache_of(executor)
     recorder = plan.saturation_limits.guard(ledger, plan.load)
     with progress_of("serving", num_tokens(plan), "tokens") as advance:
         ledger.on_iteration = advance
         run_engine(plan.load.arrivals(), scheduler, executor, recorder)
     peaks = backend.peaks()  # anew: a busy machine may have freed up since they were announced
     iterations = metrics.add_costs(ledger.iterations(), plan.spec, backend.dtype_bytes, peaks)
-    sizes = (plan.num_devices, plan.cluster.num_instances)
+    sizes = (plan.num_devices, plan.engine.cluster.num_instances)
     if backend.power is not None:
         iterations = metrics.add_energy(iterations, backend.power, sizes[0] // sizes[1])
     requests, bubbles = ledger.requests(), ledger.bubbles()
@@ -228,7 +226,7 @@ def _measured(
         tables["operations"] = operation_table(times, iterations, spec, backend.dtype_bytes, peaks)
     decode_cost = None
     if (composition := fullest_hybrid(iterations)) is not None:
-        cache = {"num_blocks": plan.num_blocks, "block_size": plan.block_size}
+        cache = {"num_blocks": plan.engine.num_blocks, "block_size": plan.engine.block_size}
         decode_cost = measure_decode_cost(executor, composition, **cache)
     if (reference := slo_reference(plan, executor)) is not None:
         profile["slo_decode_time"] = reference
@@ -250,7 +248,7 @@ def _measured(
         summary |= metrics.energy_metrics(iterations, summary, backend.power, *sizes)
     if "num_draft_tokens" in iterations:
         summary |= metrics.speculation_metrics(iterations)
-    if plan.shares_prefixes:
+    if plan.engine.shares_prefixes:
         summary |= metrics.prefix_metrics(requests)
     if backend.num_stages > 1:
         tables["bubbles.parquet"] = ledger.bubbles()
@@ -301,11 +299,12 @@ def labels_of(plan: Plan, name: str) -> dict[str, Any]:
 def print_plan(plan: Plan, context: RunContext) -> None:
     policy = f"{context.policy or plan.policy.name}{plan.policy.describe()}"
     print_device(context, plan.spec, plan.backend, policy)
-    cache = f"cache {plan.num_blocks} x {plan.block_size} tokens"
-    console().print(f"  {plan.load.describe()}, batch {plan.batch_size}, {cache}")
-    if words := plan.cluster.describe():
+    engine = plan.engine
+    cache = f"cache {engine.num_blocks} x {engine.block_size} tokens"
+    console().print(f"  {plan.load.describe()}, batch {engine.batch_size}, {cache}")
+    if words := engine.cluster.describe():
         console().print(f"  {words}; batch and cache are those of each")
-    if words := plan.speculation.describe():
+    if words := engine.speculation.describe():
         console().print(f"  {words}")
 
 

@@ -12,7 +12,7 @@ from sarathi_lab.config.console import console, progress_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build, option_files, read_option
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
@@ -54,20 +54,17 @@ class Replay:
     def serve(self, ledger: Ledger) -> None:
         """Serve the run's requests, and record them in `ledger`."""
         run, spec = self.run, self.spec
-        sizes = Sizes(self.num_blocks, run.block_size, run.max_num_seqs)
-        executor = self.backend.build(spec, None, sizes)
-        serve(
-            self.requests,
+        engine = EngineConfig(
             self.policy,
-            executor,
             batch_size=run.max_num_seqs,
             num_blocks=self.num_blocks,
             block_size=run.block_size,
             max_model_len=run.max_model_len,
             shares_prefixes=self.shares_prefixes,
             num_replicas=self.backend.sharing.replicas,
-            recorder=ledger,
         )
+        executor = self.backend.build(spec, None, engine.sizes())
+        serve(self.requests, engine, executor, ledger)
 
     def describe(self) -> list[str]:
         """What was taken from the run, a line each."""

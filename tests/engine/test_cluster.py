@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.cluster import Cluster, Link
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine, serve
 from sarathi_lab.engine.request import Request
@@ -118,9 +119,8 @@ def test_requests_that_move_by_slack_are_served_once_and_their_caches_add_up(wis
 @settings(max_examples=40)
 @given(LENGTHS, st.sampled_from(list(POLICIES)))
 def test_one_replica_gives_what_one_engine_gives(wished, policy):
-    alone = serve(
-        requests_at(wished), POLICIES[policy], SimulatedExecutor(seconds), max_model_len=40, **SIZES
-    )
+    engine = EngineConfig(POLICIES[policy], max_model_len=40, **SIZES)
+    alone = serve(requests_at(wished), engine, SimulatedExecutor(seconds))
     ledger, _ = ran(requests_at(wished), Replicas(num=1), POLICIES[policy])
     pd.testing.assert_frame_equal(ledger.iterations(), alone.iterations(), check_exact=True)
     pd.testing.assert_frame_equal(ledger.requests(), alone.requests(), check_exact=True)

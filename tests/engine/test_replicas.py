@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from simulated import LINKED, SPEC, batch_of
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
@@ -29,10 +30,8 @@ def test_every_request_is_served_once_and_no_token_twice(lengths, replicas, over
     executor = SimulatedExecutor(lambda batch: 1.0, Host("h", 0.0, overlaps=overlaps))
     ledger = serve(
         requests_of(*lengths),
-        VllmV1(max_num_batched_tokens=16),
+        EngineConfig(VllmV1(max_num_batched_tokens=16), num_replicas=replicas, **SIZES),
         executor,
-        num_replicas=replicas,
-        **SIZES,
     )
     requests, iterations = ledger.requests(), ledger.iterations()
     assert list(requests.request_id) == list(range(len(lengths)))
@@ -45,7 +44,8 @@ def test_every_request_is_served_once_and_no_token_twice(lengths, replicas, over
 def test_a_host_ahead_of_its_device_hides_what_is_shorter():
     def duration(device: float, host: Host) -> float:
         executor = SimulatedExecutor(lambda batch: device, host)
-        ledger = serve(requests_of((4, 10)), VllmV1(max_num_batched_tokens=16), executor, **SIZES)
+        engine = EngineConfig(VllmV1(max_num_batched_tokens=16), **SIZES)
+        ledger = serve(requests_of((4, 10)), engine, executor)
         return float(ledger.iterations().end.max())
 
     serial = Host("serial", iteration=0.25, sequence=0.25)

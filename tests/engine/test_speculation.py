@@ -13,6 +13,7 @@ from shadow import Telling
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine import loop
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.speculation import PromptLookup
@@ -77,9 +78,8 @@ def test_no_token_is_emitted_beyond_the_last():
 
 
 def test_without_drafts_the_record_has_no_columns_of_them():
-    ledger = loop.serve(
-        requests_of((3, 3)), Orca(), ScriptedExecutor(), batch_size=1, num_blocks=9, block_size=4
-    )
+    engine = EngineConfig(Orca(), batch_size=1, num_blocks=9, block_size=4)
+    ledger = loop.serve(requests_of((3, 3)), engine, ScriptedExecutor())
     assert not [name for name in ledger.iterations() if "draft" in name or "accepted" in name]
 
 
@@ -87,8 +87,9 @@ def test_without_drafts_the_record_has_no_columns_of_them():
 def test_what_makes_batches_ahead_takes_no_drafts(settings):
     sizes = {"batch_size": 1, "num_blocks": 9, "block_size": 4, "speculation": Assumed()}
     replicas = {} if settings else {"num_replicas": 2}
+    engine = EngineConfig(Orca(), **sizes, **replicas)
     with pytest.raises(UserError, match="without overlap, and one replica"):
-        loop.serve(requests_of((3, 3)), Orca(), ScriptedExecutor(**settings), **sizes, **replicas)
+        loop.serve(requests_of((3, 3)), engine, ScriptedExecutor(**settings))
 
 
 def test_lookups_of_no_ngram_are_refused():

@@ -23,6 +23,7 @@ from toy_executors import requests_with_tokens
 
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
@@ -71,7 +72,9 @@ def served(batch_size: int = 2, **settings: Any) -> Ledger:
     backend.peaks()
     sizes = {"num_blocks": 10, "block_size": 16, "num_host_blocks": 2, "batch_size": batch_size}
     executor = backend.build(SPEC, None, Sizes(chunk=16, max_model_len=32, **sizes))
-    return serve(requests_with_tokens(LENGTHS), SarathiServe(chunk=16), executor, **sizes)
+    return serve(
+        requests_with_tokens(LENGTHS), EngineConfig(SarathiServe(chunk=16), **sizes), executor
+    )
 
 
 def run(tmp_path: Path, *args: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from toy_executors import requests_with_tokens
 
 from sarathi_kernels.attention import hybrid as hybrid_attention
 from sarathi_lab.config.errors import RunError
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
@@ -77,7 +78,7 @@ def served(
     executor: TorchExecutor, policy: Any, wishes: Sequence[Request] | None = None, **given: Any
 ) -> tuple[list[list[int]], Ledger]:
     sizes = {**SIZES, "num_blocks": NUM_BLOCKS, **given}
-    ledger = serve(wishes or requests(), policy, executor, **sizes)
+    ledger = serve(wishes or requests(), EngineConfig(policy, **sizes), executor)
     return ledger.requests().sort_values("request_id").output_token_ids.tolist(), ledger
 
 

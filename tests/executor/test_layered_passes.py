@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from native_library import needs_library
 from toy_executors import BLOCK_SIZE, SPEC, executor_of, on_kernels, requests_with_tokens
 
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
@@ -53,9 +54,8 @@ def served(
     executor = executor_of(model, "torch", num_blocks, num_host_blocks, SIZE)
     for tensor in executor.cache.tensors:
         tensor.fill_(float("nan"))  # whoever reads what was never written shows it
-    return serve(
-        requests, policy, executor, batch_size=3, num_blocks=num_blocks, block_size=SIZE, **sizes
-    )
+    engine = EngineConfig(policy, batch_size=3, num_blocks=num_blocks, block_size=SIZE, **sizes)
+    return serve(requests, engine, executor)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -97,12 +97,11 @@ def test_kernels_give_them_with_two_batches_in_flight():
     requests = requests_with_tokens([(2, 4), (17, 2)])
     sizes = {"batch_size": 2, "num_blocks": 8, "block_size": BLOCK_SIZE}
     plain = TorchExecutor(model_of("torch", 3), num_blocks=8, block_size=BLOCK_SIZE)
-    expected = serve(requests, Orca(max_prefills=None), plain, **sizes).requests()
+    expected = serve(requests, EngineConfig(Orca(max_prefills=None), **sizes), plain).requests()
     ledger = serve(
         requests,
-        LayeredPrefill(chunk=4, max_num_batched_tokens=9),
+        EngineConfig(LayeredPrefill(chunk=4, max_num_batched_tokens=9), **sizes),
         on_kernels(model_of("triton", 3), num_blocks=8),
-        **sizes,
     )
     assert ledger.requests().output_token_ids.tolist() == expected.output_token_ids.tolist()
     iterations = ledger.iterations()
@@ -115,6 +114,7 @@ def test_what_was_halfway_is_kept_for_nobody_who_gave_way(model):
     executor = executor_of(model, "torch", 3, 0, SIZE)
     policy = LayeredPrefill(max_num_batched_tokens=3, groups=5, watermark=0.0)
     sizes = {"batch_size": 2, "num_blocks": 3, "block_size": SIZE}
-    table = serve(requests_with_tokens([(3, 6), (8, 1)]), policy, executor, **sizes).requests()
+    requests = requests_with_tokens([(3, 6), (8, 1)])
+    table = serve(requests, EngineConfig(policy, **sizes), executor).requests()
     assert table.num_preemptions.tolist() == [0, 1]
     assert not executor.passes.halfway

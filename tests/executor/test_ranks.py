@@ -24,6 +24,7 @@ from toy_executors import requests_with_tokens
 
 from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
@@ -68,12 +69,14 @@ def built(tensor=1, pipeline=1, spec=SPEC, checkpoint=None, timeout=300, **sizes
 def served(executor, policy, lengths=LENGTHS, *, vocab_size=256, arrivals=None, **kwargs) -> Ledger:
     return serve(
         requests_with_tokens(lengths, vocab_size=vocab_size, arrivals=arrivals),
-        policy,
+        EngineConfig(
+            policy,
+            num_blocks=executor.num_blocks,
+            num_micro_batches=getattr(executor, "num_stages", 1),
+            **CACHE,
+            **kwargs,
+        ),
         executor,
-        num_blocks=executor.num_blocks,
-        num_micro_batches=getattr(executor, "num_stages", 1),
-        **CACHE,
-        **kwargs,
     )
 
 

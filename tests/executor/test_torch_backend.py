@@ -149,7 +149,7 @@ def test_a_cache_of_all_memory(monkeypatch, tmp_path):
     spec = spec_of("tiny")
     plan = plan_of(*SMALL, "cache.num_blocks=auto", "chunk=16")
     block = 16 * spec.kv_bytes_per_token(4)
-    assert plan.num_blocks == int((20_000_000 - spec.weight_bytes(4)) // block)
+    assert plan.engine.num_blocks == int((20_000_000 - spec.weight_bytes(4)) // block)
     assert (
         main([*SMALL, "cache.num_blocks=auto", "chunk=16", f"output={tmp_path}", "baselines=[]"])
         == 0

@@ -35,17 +35,4 @@ def plan_of(policy: str, *overrides: str, changes: dict[str, Any] | None = None)
 
 def serve_plan(plan: Plan, executor: Executor | None = None) -> Ledger:
     """Serve it on `executor`, or the plan's own."""
-    return serve(
-        plan.load.arrivals(),
-        plan.policy,
-        executor or plan.backend.build(plan.spec, plan.checkpoint, plan.sizes),
-        batch_size=plan.batch_size,
-        num_blocks=plan.num_blocks,
-        block_size=plan.block_size,
-        max_model_len=plan.max_model_len,
-        num_micro_batches=plan.backend.num_stages,
-        num_host_blocks=plan.num_host_blocks,
-        shares_prefixes=plan.shares_prefixes,
-        queue_order=plan.queue_order,
-        preemption=plan.preemption,
-    )
+    return serve(plan.load.arrivals(), plan.engine, executor or plan.build()[1])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.torch.executor import TorchExecutor
@@ -34,12 +35,9 @@ def served(load, executor=None, **own):
     arrivals, sent = load.arrivals(), {}
     pop = arrivals.pop
     arrivals.pop = lambda: sent.setdefault((request := pop()).request_id, request)
-    ledger = serve(
-        arrivals,
-        SarathiServe(chunk=16),
-        executor or SimulatedExecutor(lambda batch: 0.01),
-        **{"batch_size": 4, "num_blocks": 200, "block_size": BLOCK, "shares_prefixes": True} | own,
-    )
+    sizes = {"batch_size": 4, "num_blocks": 200, "block_size": BLOCK, "shares_prefixes": True}
+    engine = EngineConfig(SarathiServe(chunk=16), **sizes | own)
+    ledger = serve(arrivals, engine, executor or SimulatedExecutor(lambda batch: 0.01))
     return ledger.requests().set_index("request_id"), sent
 
 

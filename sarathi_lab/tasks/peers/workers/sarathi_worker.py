@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from worker_protocol import serve as answer
 
 from sarathi_lab.config.instantiate import build
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
@@ -46,7 +47,7 @@ class Sarathi:
 
     def generate(self, prompts: list[list[int]], output_len: int) -> list[list[int]]:
         requests = [Request(i, 0.0, len(ids), output_len, ids) for i, ids in enumerate(prompts)]
-        found = serve(requests, self.policy, self.executor, **self.sizes).requests()
+        found = serve(requests, EngineConfig(self.policy, **self.sizes), self.executor).requests()
         return [[int(token) for token in tokens] for tokens in found.output_token_ids]
 
 

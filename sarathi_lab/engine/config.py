@@ -1,0 +1,123 @@
+"""The one place that puts an engine together: a scheduler with its cache, and its executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from sarathi_lab.engine.admission import SchedulingPolicy
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.books import Preemption
+from sarathi_lab.engine.cluster import Cluster, Link
+from sarathi_lab.engine.executor import Executor, Sizes
+from sarathi_lab.engine.queues import QueueOrder
+from sarathi_lab.engine.replicas import LockstepReplicas
+from sarathi_lab.engine.request import Request
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation
+from sarathi_lab.engine.topology import SINGLE, Topology
+
+AnyPolicy = SchedulingPolicy[Scheduler]
+AnyScheduler = Scheduler | LockstepReplicas | Cluster
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Settings of an engine, from which its scheduler and its executor are built.
+
+    A batch has at most `batch_size` sequences; sequences have at most `max_model_len` tokens (None:
+    the longest request served). The cache has `num_blocks` blocks of `block_size` tokens, and
+    `num_host_blocks` in host memory for what is swapped out. With `fills_memory` it takes what the
+    device holds, and `num_blocks` is an estimate. `num_replicas` engines of these sizes run in
+    lockstep; a `cluster` has instances of these sizes.
+    """
+
+    policy: AnyPolicy
+    batch_size: int
+    num_blocks: int
+    block_size: int
+    max_model_len: int | None = None
+    num_micro_batches: int = 1
+    num_host_blocks: int = 0
+    fills_memory: bool = False
+    shares_prefixes: bool = False
+    queue_order: QueueOrder = "fcfs"
+    preemption: Preemption = "recompute"
+    num_replicas: int = 1
+    cluster: Topology = SINGLE
+    speculation: Speculation = NO_SPECULATION
+
+    def sizes(self, requests: Sequence[Request] = ()) -> Sizes:
+        """Return what an executor that serves `requests` must have room for."""
+        return Sizes(
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            batch_size=self.batch_size,
+            max_model_len=self.max_model_len,
+            max_batch_tokens=self._max_batch_tokens(requests) if requests else None,
+            chunk=self.policy.budget,
+            fills_memory=self.fills_memory,
+            num_host_blocks=self.num_host_blocks,
+            num_drafts=self.speculation.tokens,
+        )
+
+    def _max_batch_tokens(self, requests: Sequence[Request]) -> int:
+        policy, batch_size = self.policy, self.batch_size
+        most_decoded = batch_size * (1 + self.speculation.tokens)
+        if policy.is_capped:
+            on_top = most_decoded * policy.decodes_on_top
+            return max(policy.budget or 0, batch_size) + on_top
+        # The longest prompts whole, beside as many decodes as there may be.
+        longest = sorted((request.total_len for request in requests), reverse=True)
+        whole = sum(longest[: policy.most_prefills or batch_size])
+        return min(whole, policy.most_prompt_tokens or whole) + most_decoded
+
+    def with_cache_of(self, executor: Executor) -> EngineConfig:
+        """Take over the size of the cache that `executor` has filled the device's memory with."""
+        if not self.fills_memory or executor.num_blocks is None:
+            return self
+        return replace(self, num_blocks=executor.num_blocks)
+
+    def build(
+        self, make_executor: Callable[[], Executor], link: Link | None = None
+    ) -> tuple[AnyScheduler, Executor]:
+        """Build an engine with an empty cache: `make_executor` makes an instance's executor, `link`
+        moves the cache between the instances of a cluster.
+        """
+        executor = self.cluster.executor(make_executor, link)
+        return self.with_cache_of(executor).make_scheduler(executor), executor
+
+    def make_scheduler(self, executor: Executor) -> AnyScheduler:
+        """Build the scheduler, with an empty cache, for an executor that `build` returned."""
+        if self.num_replicas > 1:
+            replicas = [self.make_engine(self.policy) for _ in range(self.num_replicas)]
+            return LockstepReplicas(replicas)
+        scheduler: AnyScheduler = self.cluster.scheduler(self.policy, self.make_engine, executor)
+        return scheduler
+
+    def make_engine(self, policy: AnyPolicy) -> Scheduler:
+        """Build the scheduler of one instance. Raises UserError for sizes that `policy` refuses."""
+        assert self.max_model_len is not None, "name it, or serve requests"
+        cache = (self.num_blocks, self.block_size, self.num_host_blocks)
+        return Scheduler(
+            policy,
+            BlockManager(*cache, shares_prefixes=self.shares_prefixes),
+            batch_size=self.batch_size,
+            max_model_len=self.max_model_len,
+            num_micro_batches=self.num_micro_batches,
+            queue_order=self.queue_order,
+            preemption=self.preemption,
+            speculation=self.speculation,
+        )
+
+    def check(self, requests: Sequence[Request]) -> None:
+        """Raise UserError for a policy that these sizes do not suit, or a request that can never be
+        served.
+        """
+        checked: list[AnyPolicy] = []
+        for policy in self.cluster.policies(self.policy):
+            if policy not in checked:
+                checked.append(policy)
+                scheduler = self.make_engine(policy)
+                for request in requests:
+                    scheduler.check_fits(request)
