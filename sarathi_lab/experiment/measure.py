@@ -21,13 +21,13 @@ from sarathi_lab.executor.simulated.cost_model import CostModel
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.own_time import undisturbed
 from sarathi_lab.executor.torch.profiling import (
     Shape,
     blocks_needed,
     calibration_shapes,
     measure_profile,
 )
+from sarathi_lab.executor.torch.steal_corrected_clock import exclude_stolen_time
 from sarathi_lab.experiment import serving
 from sarathi_lab.experiment.capacity import Engine
 from sarathi_lab.experiment.clock import BLOCK_SIZE, Clock, Unit
@@ -162,7 +162,7 @@ def measure(
     executor = load_executor(backend, spec, room)
     compositions = scenarios = pd.DataFrame()
     what = f"measuring {figure.name} with {spec.name}"
-    with progress_of(what, seconds, "s") as advance, undisturbed(executor):
+    with progress_of(what, seconds, "s") as advance, exclude_stolen_time(executor):
         if figure.kind == "pipeline":
             found = measure_profile(executor, _shapes(sizes), seconds, advance)
             operations = ProfiledOperations(found.tables(spec), spec, backend.dtype_bytes)

@@ -18,7 +18,7 @@ from sarathi_lab.engine.compositions import make_sequence, run_once
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.operation_probe import LONG, REFERENCE, OperationProbe, Timing
-from sarathi_lab.executor.torch.own_time import stolen
+from sarathi_lab.executor.torch.steal_corrected_clock import stolen
 from sarathi_lab.experiment.scenario import Times
 from sarathi_lab.results.intervals import spread, summary
 

@@ -43,16 +43,16 @@ class PackedInputs:
     feed_rows: Tensor | None = None  # [num_tokens]
 
 
-_UNWATCHED = nullcontext()
+_NO_RANGE = nullcontext()
 
 
-def unwatched(name: str) -> AbstractContextManager[object]:
-    """Around an operation that nobody watches."""
-    return _UNWATCHED
+def no_range(name: str) -> AbstractContextManager[object]:
+    """Enclose the work of an operation without recording it."""
+    return _NO_RANGE
 
 
-def unrecorded() -> None:
-    """No `Record`: nobody wants to know."""
+def no_recorder() -> None:
+    """Return no `Record`."""
 
 
 class Operations:
@@ -72,8 +72,8 @@ class Operations:
         self, spec: ModelSpec, inverse_frequencies: Tensor, rotary_dtype: torch.dtype
     ) -> None:
         self.spec = spec
-        self.range: Range = unwatched
-        self.recorder: Callable[[], Record | None] = unrecorded
+        self.range: Range = no_range
+        self.recorder: Callable[[], Record | None] = no_recorder
         self._scale = spec.head_size**-0.5
         self._inverse_frequencies = inverse_frequencies
         self._rotary_dtype = rotary_dtype

@@ -24,7 +24,7 @@ from sarathi_lab.executor.tables import write_tables
 from sarathi_lab.executor.torch import profiling
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.own_time import undisturbed
+from sarathi_lab.executor.torch.steal_corrected_clock import exclude_stolen_time
 from sarathi_lab.results.provenance import slug_of
 from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import Result, Shown
@@ -149,7 +149,7 @@ class Calibrate(Task):
         for attempt in range(1, ATTEMPTS + 1):
             with (
                 progress_of("measuring", self.seconds, "s") as progress,
-                undisturbed(executor) as clock,
+                exclude_stolen_time(executor) as clock,
             ):
                 start = time.perf_counter()
                 measured = profiling.measure_profile(executor, shapes, self.seconds, progress)

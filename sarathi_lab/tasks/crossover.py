@@ -152,7 +152,7 @@ class Crossover(Task):
         self, cfg: DictConfig, backend: Any, spec: ModelSpec, kv_tokens: int, cells: Cells
     ) -> Iterator[list[pd.DataFrame]]:
         """The rounds so far, after each: those before, and those that are measured now."""
-        from sarathi_lab.executor.torch.own_time import undisturbed
+        from sarathi_lab.executor.torch.steal_corrected_clock import exclude_stolen_time
         from sarathi_lab.experiment.measure import Room, load_executor
         from sarathi_lab.experiment.measured_clock import DeviceClock
         from sarathi_lab.tasks.subjects import BLOCK_SIZE
@@ -174,7 +174,7 @@ class Crossover(Task):
             found = clock.served(scenario)
             return math.nan if found is None else found.seconds_per_request
 
-        with undisturbed(clock.executor):
+        with exclude_stolen_time(clock.executor):
             for _ in range(self.rounds):
                 clock.start_round()
                 rounds.append(cells(request_seconds))

@@ -99,8 +99,11 @@ def test_a_baseline_that_stopped_is_not_run_again_in_its_sweep(tmp_path, capfd, 
 
 
 def test_other_errors_are_not_mistaken_for_memory(refusing, monkeypatch):
-    from sarathi_lab.executor.torch.faults import faults_explained
+    from sarathi_lab.executor.torch.device_errors import explain_device_errors
 
-    with pytest.raises(RuntimeError, match="something else") as caught, faults_explained(None, "x"):
+    with (
+        pytest.raises(RuntimeError, match="something else") as caught,
+        explain_device_errors(None, "x"),
+    ):
         raise RuntimeError("something else")
     assert not isinstance(caught.value, RunError)

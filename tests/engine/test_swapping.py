@@ -29,7 +29,7 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import Parallel
-from sarathi_lab.executor.torch import host_pool
+from sarathi_lab.executor.torch import memory
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import ModelSpec
@@ -124,7 +124,7 @@ def test_copies_are_made_in_their_order(moves):
         copies.append(Copy(is_out, device_block, host_block))
     cache, expected = filled_cache(6), filled_cache(6)
     on_host = [torch.zeros(SPEC.num_layers, 4, *tensor.shape[2:]) for tensor in expected.tensors]
-    host_pool.HostPool(cache, 4).make(copies)
+    memory.HostPool(cache, 4).make(copies)
     for is_out, device_block, host_block in copies:
         for tensor, host in zip(expected.tensors, on_host, strict=True):
             if is_out:
@@ -138,7 +138,7 @@ def test_copies_are_made_in_their_order(moves):
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_blocks_of_eight_bits_come_back(kind):
     cache, expected = (filled_cache(3, replace(SPEC, kv_dtype=kind)) for _ in range(2))
-    pool = host_pool.HostPool(cache, 3)
+    pool = memory.HostPool(cache, 3)
     pool.make([Copy(True, block, 2 - block) for block in range(3)])
     for tensor in cache.tensors:
         tensor.zero_()
@@ -149,10 +149,10 @@ def test_blocks_of_eight_bits_come_back(kind):
 
 def test_many_blocks_pass_in_parts(monkeypatch):
     monkeypatch.setattr(
-        host_pool, "STAGED_BYTES", 3 * SPEC.num_layers * 4 * 64 * 4
+        memory, "STAGED_BYTES", 3 * SPEC.num_layers * 4 * 64 * 4
     )  # three blocks of keys
     cache, expected = filled_cache(10), filled_cache(10)
-    pool = host_pool.HostPool(cache, 10)
+    pool = memory.HostPool(cache, 10)
     there = [Copy(True, block, 9 - block) for block in range(10)]
     pool.make(there)
     cache.keys.zero_()

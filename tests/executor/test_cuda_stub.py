@@ -28,8 +28,7 @@ from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.executor.torch import executor as executors
-from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.executor.torch.memory import SPARE_BYTES
+from sarathi_lab.executor.torch.backend import SPARE_BYTES, TorchBackend
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
 from sarathi_lab.executor.torch.profiling import Shape, batch_of
 from sarathi_lab.experiment.figures import FIGURES
@@ -194,7 +193,7 @@ def test_each_composition_is_captured_once(probe, monkeypatch):
 
 
 def test_recorded_shapes_are_few(probe, monkeypatch):
-    monkeypatch.setattr(executors, "KEPT", 2)
+    monkeypatch.setattr(executors, "MAX_KEPT", 2)
     seen = captures(monkeypatch)
     for num_tokens, number in ((20, 1), (21, 2), (20, 2), (22, 3), (21, 4), (20, 5)):
         probe.iteration(batch_of(probe.executor, Shape(1, num_tokens, 0)))

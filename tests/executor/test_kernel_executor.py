@@ -141,11 +141,11 @@ def test_graphs_change_no_token(llama):
 def test_preemption_while_the_newest_token_is_on_the_device(llama):
     requests = requests_with_tokens([(14, 4), (15, 4)])
     policy = SarathiServe(chunk=16, watermark=0.0)
-    roomy, _, undisturbed = served(llama, on_kernels(llama), policy, requests)
+    roomy, _, unlimited = served(llama, on_kernels(llama), policy, requests)
     tight, _, pressed = served(
         llama, on_kernels(llama, num_blocks=3), policy, requests, num_blocks=3
     )
-    assert undisturbed.num_preemptions == 0
+    assert unlimited.num_preemptions == 0
     assert pressed.num_preemptions > 0
     assert tight == roomy
 
@@ -176,7 +176,7 @@ def test_what_other_runs_recorded_is_forgotten_when_it_is_too_much(llama, monkey
     made.prepare(**few)
     everything = set(graphs.recorded)
     assert wanted < everything
-    monkeypatch.setattr(executor, "MOST_RECORDED", len(everything) - 1)
+    monkeypatch.setattr(executor, "MAX_RECORDED", len(everything) - 1)
     made.prepare(**few)
     assert set(graphs.recorded) == wanted
     made.prepare(**many)

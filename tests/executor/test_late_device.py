@@ -26,11 +26,11 @@ from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
-from sarathi_lab.executor.torch import backend, host_pool, packing
+from sarathi_lab.executor.torch import backend, memory, packing
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
 from sarathi_lab.executor.torch.shapes import Limits
-from sarathi_lab.executor.torch.watching import CudaTimeline
+from sarathi_lab.executor.torch.timeline import CudaTimeline
 from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import Transformer
@@ -276,8 +276,8 @@ def swapped_by_one_index(patch: pytest.MonkeyPatch) -> None:
         pinned[0][: len(blocks)] = torch.tensor(blocks)
         return pinned[0][: len(blocks)].to(device, non_blocking=True)
 
-    patch.setattr(host_pool, "index_of", index)
-    patch.setattr(host_pool, "STAGED_BYTES", 1)  # block by block
+    patch.setattr(memory, "index_of", index)
+    patch.setattr(memory, "STAGED_BYTES", 1)  # block by block
 
 
 SABOTAGES = [

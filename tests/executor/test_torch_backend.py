@@ -18,8 +18,8 @@ from sarathi_lab.config.paths import CONF
 from sarathi_lab.executor.torch import backend
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.device import use_threads
-from sarathi_lab.executor.torch.faults import faults_explained
-from sarathi_lab.executor.torch.memory import Room
+from sarathi_lab.executor.torch.device_errors import explain_device_errors
+from sarathi_lab.executor.torch.memory import KvBudget
 from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.run import main
@@ -73,7 +73,7 @@ def test_a_kernel_that_cannot_be_launched_is_said_in_one_line():
             RunError,
             match=r"^Triton can't compile .* during x \(OutOfResources: shared memory\); use exec",
         ),
-        faults_explained(CPU, "x"),
+        explain_device_errors(CPU, "x"),
     ):
         raise OutOfResources("\nshared memory\nRequired: 300000")
 
@@ -82,7 +82,10 @@ def test_a_kernel_that_cannot_be_launched_is_said_in_one_line():
     "words", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"]
 )
 def test_memory_that_the_driver_or_a_library_refuses_is_said_so(words):
-    with pytest.raises(RunError, match=r"^out of memory during x "), faults_explained(CPU, "x"):
+    with (
+        pytest.raises(RunError, match=r"^out of memory during x "),
+        explain_device_errors(CPU, "x"),
+    ):
         raise RuntimeError(words)
 
 
@@ -104,16 +107,16 @@ def test_every_chip_that_is_compiled_for_is_supported():
 
 
 def test_a_pool_beyond_what_a_real_iteration_leaves_is_refused():
-    room = Room(free=100 * 10**9, block=10**9, activations=3 * 10**9, num_tokens=18432)
-    assert room.checked(None) == 100
-    assert room.checked(100) == 100
+    room = KvBudget(free=100 * 10**9, block=10**9, activations=3 * 10**9, num_tokens=18432)
+    assert room.fit(None) == 100
+    assert room.fit(100) == 100
     with pytest.raises(
         RunError,
         match=r"KV cache of 101 blocks needs 101\.0 GB.*3\.0 GB for an iteration of 18432.*",
     ):
-        room.checked(101)
+        room.fit(101)
     with pytest.raises(RunError, match="room for 0 blocks"):
-        replace(room, free=10**8).checked(None)
+        replace(room, free=10**8).fit(None)
 
 
 @pytest.mark.parametrize(

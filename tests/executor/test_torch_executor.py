@@ -17,7 +17,7 @@ from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.watching import HostTimeline
+from sarathi_lab.executor.torch.timeline import HostTimeline
 from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
@@ -141,9 +141,9 @@ def test_preemption_by_recompute_loses_no_token(tiny, policy):
         )
         return generated(requests, scheduler, tiny, num_blocks=num_blocks, block_size=4), scheduler
 
-    roomy, undisturbed = serve(30)
+    roomy, unlimited = serve(30)
     tight, pressed = serve(12)
-    assert undisturbed.num_preemptions == 0
+    assert unlimited.num_preemptions == 0
     assert pressed.num_preemptions > 0
     assert tight == roomy
     check_integrity(pressed.blocks, [])

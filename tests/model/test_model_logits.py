@@ -57,7 +57,7 @@ class Driver:
         for sequence, num_tokens in parts:
             assert self.blocks.grow(sequence, sequence.num_computed + num_tokens)
             batch.add(sequence, num_tokens)
-        inputs = pack(batch, self.tokens, self.model.spec.sliding_window, DEVICE, self.model.dtype)
+        inputs = pack(batch, self.tokens, self.model)
         every_end = [segment.start + segment.num_queries - 1 for segment in inputs.attention]
         logits = self.model(
             dataclasses.replace(inputs, emit_rows=torch.tensor(every_end, device=DEVICE)),

@@ -17,7 +17,7 @@ from sarathi_lab.executor.torch import backend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
 from sarathi_lab.executor.torch.shapes import Limits
-from sarathi_lab.executor.torch.watching import CudaTimeline, HostTimeline
+from sarathi_lab.executor.torch.timeline import CudaTimeline, HostTimeline
 from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import Transformer

@@ -36,7 +36,6 @@ from sarathi_lab.executor.tables import ATTENTION, OperationTables, frames_of
 from sarathi_lab.executor.torch import profiling
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
-from sarathi_lab.executor.torch.own_time import undisturbed
 from sarathi_lab.executor.torch.profiling import (
     COLUMNS,
     Shape,
@@ -44,6 +43,7 @@ from sarathi_lab.executor.torch.profiling import (
     calibration_shapes,
     measure_profile,
 )
+from sarathi_lab.executor.torch.steal_corrected_clock import exclude_stolen_time
 from sarathi_lab.run import main
 from sarathi_lab.tasks import calibrate
 
@@ -166,7 +166,7 @@ def test_the_simulation_of_this_machine_is_near_a_run_on_it(measured, monkeypatc
     )
     few = [*shapes, *calibration_shapes(4, 64)[:20]]
     monkeypatch.setattr(profiling, "MAX_ROUNDS", 3)  # the fewest, whatever else the machine does
-    with undisturbed(executor):
+    with exclude_stolen_time(executor):
         table = measure_profile(executor, few, 60.0, lambda seconds: None).table
     for shape, batch in zip(
         shapes, (batch_of(chunk=512), batch_of(decodes=4, context=128)), strict=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,29 +15,32 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch import device as devices
 from sarathi_lab.executor.torch.checks import check_settings, check_split, in_weights
-from sarathi_lab.executor.torch.computing import (
+from sarathi_lab.executor.torch.device import has_fast_path, measure_peaks, num_threads
+from sarathi_lab.executor.torch.device_errors import explain_device_errors
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
+from sarathi_lab.executor.torch.kernel_selection import (
     FIX,
     require_supported,
     use_native,
     use_triton,
     why_not_built,
 )
-from sarathi_lab.executor.torch.device import has_fast_path, measure_peaks, num_threads
-from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.faults import faults_explained
-from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
 from sarathi_lab.executor.torch.maker import Maker
-from sarathi_lab.executor.torch.memory import Memory, kv_blocks_beside
+from sarathi_lab.executor.torch.memory import KvBudget, Memory, free_memory_bytes
+from sarathi_lab.executor.torch.profiler import make_profiler
 from sarathi_lab.executor.torch.ranks.build import build as build_on_ranks
 from sarathi_lab.executor.torch.settings import INT8, TorchSettings
-from sarathi_lab.executor.torch.shapes import Limits
-from sarathi_lab.executor.torch.watching import make_watch, timeline_of
+from sarathi_lab.executor.torch.shapes import LARGEST_HYBRID, Limits
+from sarathi_lab.executor.torch.timeline import timeline_of
 from sarathi_lab.model import native_operations
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import Transformer
 
 WARM_UP_TOKENS = 256
+SPARE = 0.02  # of the memory: CUDA graphs, fragments, what libraries take at first use
+SPARE_BYTES = 1 << 30
 WHOLE = ("none", "operations")  # profiles that C++ has of an iteration in one call
 
 
@@ -65,7 +69,7 @@ class TorchBackend(TorchSettings):
         spec = in_weights(self, spec)
         check_split(self, spec)
         if self.uses_kernels:
-            with faults_explained(self.torch_device, "the run of a first kernel"):
+            with explain_device_errors(self.torch_device, "the run of a first kernel"):
                 require_supported(spec, self.torch_device, self.torch_dtype)
         is_forced = self.kernels == "native" or self.isa != "auto"
         if is_forced and (reason := self._why_not_native(spec)):
@@ -88,7 +92,7 @@ class TorchBackend(TorchSettings):
         """Measured on this device; the best so far."""
         threads, count = self.num_threads, self.num_devices
         devices.use_threads(threads if count == 1 or threads is None else None)  # of all ranks here
-        with faults_explained(self.torch_device, "the measurement of its peaks"):
+        with explain_device_errors(self.torch_device, "the measurement of its peaks"):
             in_int8 = self.dtype == INT8 and self.wants_native and not why_not_built(self.isa)
             dtype = torch.int8 if in_int8 else self.torch_dtype
             found = measure_peaks(self.torch_device, dtype, self.isa)
@@ -141,7 +145,7 @@ class TorchBackend(TorchSettings):
         spec = in_weights(self, spec)
         devices.use_threads(self.num_threads)
         devices.prepare_memory(self.torch_device)
-        with faults_explained(self.torch_device, f"the loading of {spec.name}"):
+        with explain_device_errors(self.torch_device, f"the loading of {spec.name}"):
             model = maker.load(spec, checkpoint, self.torch_device, self.torch_dtype, self.seed)
             if self.uses_kernels:
                 use_triton(model, self.hybrid)
@@ -166,8 +170,8 @@ class TorchBackend(TorchSettings):
             return sizes.num_blocks
         probe = make(1, sizes.block_size)
         num_emits = sizes.batch_size * (1 + sizes.num_drafts)
-        most = kv_blocks_beside(probe, sizes.max_batch_tokens or WARM_UP_TOKENS, num_emits)
-        return most.checked(None if sizes.fills_memory else sizes.num_blocks)
+        budget = measure_kv_budget(probe, sizes.max_batch_tokens or WARM_UP_TOKENS, num_emits)
+        return budget.fit(None if sizes.fills_memory else sizes.num_blocks)
 
     def _executor(
         self,
@@ -191,8 +195,28 @@ class TorchBackend(TorchSettings):
             block_size=block_size,
             num_host_blocks=num_host_blocks,
             timeline=timeline,
-            watch=make_watch(self.profile, timeline),
+            profiler=make_profiler(self.profile, timeline),
             limits=limits,
             capacity=2 if uses_kernels and self.overlap else 1,
             graphs=CudaGraphs() if uses_graphs else NoGraphs(),
         )
+
+
+def measure_kv_budget(probe: TorchExecutor, num_tokens: int, num_emits: int) -> KvBudget:
+    """Measure the memory that `probe`, of one block, leaves beside an iteration of such sizes."""
+    device = probe.model.device
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    probe.compute_padding(num_tokens, num_emits)
+    torch.cuda.synchronize(device)
+    activations = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(device).total_memory
+    # Graphs keep those of the largest of them, beside what fits none.
+    kept = int(activations * min(1.0, LARGEST_HYBRID / num_tokens))
+    free = free_memory_bytes(device) - activations - kept - max(SPARE_BYTES, int(SPARE * total))
+    model = probe.model
+    block = model.spec.kv_bytes_per_token(model.dtype.itemsize) * probe.block_size
+    return KvBudget(max(0, free), block, activations, num_tokens)

@@ -10,7 +10,7 @@ import torch
 from sarathi_lab.config.checked import check_fields
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.executor.torch import device as devices
-from sarathi_lab.executor.torch.computing import FIX, require_isa
+from sarathi_lab.executor.torch.kernel_selection import FIX, require_isa
 from sarathi_lab.executor.torch.ranks.launched import by_torchrun, check_size
 from sarathi_lab.executor.torch.settings import INT8, TorchSettings
 from sarathi_lab.model import fp8

@@ -22,7 +22,7 @@ from sarathi_lab.config.cores import allowed_cores
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.executor.torch.memory import free_memory_bytes
 from sarathi_lab.executor.torch.placement import most_threads
-from sarathi_lab.executor.torch.watching import durations, timeline_of
+from sarathi_lab.executor.torch.timeline import durations, timeline_of
 from sarathi_lab.model.roofline import Peaks
 
 DTYPES = {

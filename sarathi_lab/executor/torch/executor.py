@@ -1,17 +1,17 @@
-"""Runs batches on a real device through torch; on a GPU the next is made while one runs."""
+"""Executor of batches on a CPU or GPU through torch; on a GPU two batches are in flight."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,29 +21,46 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_sequence
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.request import Batch, SequenceState
-from sarathi_lab.executor.torch.faults import faults_explained, in_words, nan_error
+from sarathi_lab.executor.torch.device_errors import (
+    describe_batch,
+    explain_device_errors,
+    nan_error,
+)
 from sarathi_lab.executor.torch.graphs import NoGraphs, rehearse
-from sarathi_lab.executor.torch.host_pool import HostPool
-from sarathi_lab.executor.torch.in_flight import InFlight
 from sarathi_lab.executor.torch.layered import Passes, packed_apart
+from sarathi_lab.executor.torch.memory import HostPool
 from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer, Tokens, fields_of, pack
+from sarathi_lab.executor.torch.profiler import NullProfiler
 from sarathi_lab.executor.torch.shapes import Limits, PaddedShapes, Shape
-from sarathi_lab.executor.torch.watching import HostTimeline, Nothing
+from sarathi_lab.executor.torch.timeline import HostTimeline, Mark
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.transformer import KVCache, Transformer
 
 MAX_EMITS = 1 << 16  # tokens sampled in one iteration
-MOST_RECORDED = 256  # shapes: those of an experiment's few settings, which take turns
-KEPT = 64  # recorded shapes of measurements: each takes some of the device's memory
+MAX_RECORDED = 256  # shapes: those of an experiment's few settings, which take turns
+MAX_KEPT = 64  # recorded shapes of measurements: each takes some of the device's memory
+
+
+class InFlight(NamedTuple):
+    """Submitted batch: its marks, the time its launch took until, its tokens on their way to the
+    host, and further fields of its `StepResult`.
+    """
+
+    batch: Batch
+    start: Mark
+    end: Mark
+    launched: float
+    token_ids: Tensor
+    fields: Mapping[str, Any]
 
 
 class TorchExecutor:
-    """An `Executor` for one CPU or GPU; samples greedily.
+    """`Executor` of one CPU or GPU with greedy sampling.
 
-    With `capacity` 2 the host packs and launches a batch while the one before runs, and tokens go
+    With `capacity` 2 the host packs and launches a batch while the one before runs; tokens pass
     from one to the next on the device. With `limits` inputs are packed for kernels, else for plain
-    torch, which needs capacity 1. `num_host_blocks` in host memory take what is swapped out; a
-    batch's copies count as part of it.
+    torch, which needs capacity 1. `num_host_blocks` in host memory hold swapped blocks; a batch's
+    copies count as part of it.
     """
 
     def __init__(
@@ -58,10 +75,10 @@ class TorchExecutor:
         limits: Limits | None = None,
         capacity: int = 1,
         graphs: NoGraphs | None = None,
-        watch: Nothing | None = None,
+        profiler: NullProfiler | None = None,
     ) -> None:
         if capacity > 1 and limits is None:
-            raise ValueError("tokens are fed on the device only with inputs packed for kernels")
+            raise ValueError("capacity 2 needs inputs packed for kernels; pass `limits`")
         self.model = model
         self.cache = KVCache(model.spec, num_blocks, block_size, model.device, model.dtype)
         self._host_pool = HostPool(self.cache, num_host_blocks) if num_host_blocks else None
@@ -73,19 +90,20 @@ class TorchExecutor:
         self._sleep = sleep
         self._limits = limits
         self._graphs = graphs or NoGraphs()
-        self._watch = watch or Nothing()
-        model.operations.range, model.operations.recorder = self._watch.range, self._watch.recorder
+        self._profiler = profiler or NullProfiler()
+        model.operations.range = self._profiler.range
+        model.operations.recorder = self._profiler.recorder
         if limits is not None:
             self._packer = Packer(limits, model.device)
-            self._outside = Packer(limits, model.device)  # of decodes without prompts, unpadded
+            self._decode_packer = Packer(limits, model.device)  # of batches without prompts
         self.passes = Passes(model, self.cache)
         self._tokens = Tokens(block_size)  # of batches packed for torch
         self._shapes: PaddedShapes | None = None
-        # Where recorded work reads its inputs, and these; `_kept`: of measurements, to come again.
+        # Buffer and inputs of recorded work by shape; `_kept` are those of measurements.
         self.recordings: dict[Shape, tuple[Tensor, PackedInputs]] = {}
         self._kept: dict[Shape, tuple[Tensor, PackedInputs]] = {}
         self._in_flight: deque[InFlight] = deque()
-        self._rehearse: Callable[[], float] = lambda: math.nan  # until it is warmed up
+        self._rehearse: Callable[[], float] = lambda: math.nan  # set by `warm_up`
         self._newest: Sequence[SequenceState] = ()  # whose tokens are the rows of `_sampled`
         self._sampled = torch.zeros(MAX_EMITS, dtype=torch.int32, device=model.device)
         on_host: dict[str, Any] = {"dtype": torch.int32, "pin_memory": model.device.type == "cuda"}
@@ -104,36 +122,36 @@ class TorchExecutor:
         self._newest = ()
         self.passes.start()
         self.timeline.reset()
-        self._watch.start()
+        self._profiler.start()
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> None:
-        """Launch `batch`; on a CPU it is finished when this returns. RunError: no memory."""
+        """Launch `batch`; on a CPU it has ended on return. Raises RunError without memory."""
         if len(self._in_flight) >= self.capacity:
             raise RuntimeError(f"{self.capacity} batches are in flight; collect one first")
         begun = time.perf_counter()
-        with faults_explained(self.model.device, in_words(batch)):
+        with explain_device_errors(self.model.device, describe_batch(batch)):
             self._in_flight.append(self._launch(batch, begun))
-        self._watch.submitted()
+        self._profiler.submitted()
 
     def collect(self) -> StepResult:
-        """Wait for the oldest batch in flight. Raises UserError if its logits are not numbers."""
+        """Wait for the oldest batch in flight. Raises RunError for logits that are not numbers."""
         if not self._in_flight:
             raise RuntimeError("nothing is in flight; submit a batch first")
         done = self._in_flight.popleft()
         start, end = self.timeline.wait(done.start), self.timeline.wait(done.end)
         launching_time = max(0.0, min(end, done.launched) - start)
-        self._watch.collected()
+        self._profiler.collected()
         token_ids = done.token_ids.tolist()
         if NAN_TOKEN in token_ids:
             raise nan_error(self.model, done.batch, token_ids, self._run_again)
         return StepResult(
-            done.batch, start, end, token_ids, launching_time=launching_time, **done.known
+            done.batch, start, end, token_ids, launching_time=launching_time, **done.fields
         )
 
     @property
     def next_end(self) -> float:
-        """Not known before `collect`: `now`, so that nobody waits for an arrival instead."""
+        """`now`, as the end is unknown before `collect`: the engine collects instead of waiting."""
         return self.now
 
     def wait_until(self, time: float) -> None:
@@ -141,8 +159,7 @@ class TorchExecutor:
             self._sleep(remaining)
 
     def write_profile(self, directory: Path) -> dict[str, float]:
-        """Leave what was watched in `directory`; returns what it cost, if operations were timed."""
-        return self._watch.write(directory, self._rehearse)
+        return self._profiler.write(directory, self._rehearse)
 
     # -- one iteration -----------------------------------------------------------------------------
 
@@ -158,31 +175,31 @@ class TorchExecutor:
         self._newest = emitting
         token_ids = self._fetch(self._sampled[: batch.num_emits])
         end = self.timeline.mark()
-        known = {
+        fields = {
             "host_time": time.perf_counter() - begun,
             "num_padding_tokens": shape.num_tokens - batch.num_tokens,
             "is_replayed": is_replayed,
         }
-        return InFlight(batch, start, end, self.timeline.launched, token_ids, known)
+        return InFlight(batch, start, end, self.timeline.launched, token_ids, fields)
 
     def _share(self, batch: Batch, shape: Shape) -> None:
-        """Hand what was filled to other ranks, if there are any."""
+        """Send the filled inputs to other devices; overridden where there are any."""
 
     def _compute(self, shape: Shape) -> bool:
-        """Compute what was filled; returns whether a graph was replayed."""
+        """Compute the filled inputs; return whether a graph was replayed."""
         recorded = self.recordings.get(shape)
-        if recorded is not None:
-            buffer, inputs = recorded
-            self._packer.copy(buffer)
-        else:
-            inputs = self._packer.send(shape)
-        may_replay = recorded is not None and not self._watch.is_apart
-        if not (is_replayed := may_replay and self._graphs.replay(shape)):
-            self._run(inputs)
-        return is_replayed
+        if recorded is None:
+            self._run(self._packer.send(shape))
+            return False
+        buffer, inputs = recorded
+        self._packer.copy(buffer)
+        if not self._profiler.is_eager and self._graphs.replay(shape):
+            return True
+        self._run(inputs)
+        return False
 
     def _launch_unpadded(self, batch: Batch, begun: float) -> InFlight:
-        """Launch what no graph is recorded of: plain torch's, and prompts in groups of layers."""
+        """Launch a batch without a graph: plain torch's, or prompts in groups of layers."""
         start = self.timeline.mark()
         inputs = self.packed(batch, self._newest)
         host_time = time.perf_counter() - begun
@@ -197,22 +214,20 @@ class TorchExecutor:
         return InFlight(batch, start, end, launched, token_ids, {"host_time": host_time})
 
     def _fetch(self, token_ids: Tensor) -> Tensor:
-        """A copy on the host that is complete when the work behind it is; on a CPU, at once. It
-        holds until the batch after next.
-        """
+        """Copy to the host, complete when the preceding work is; valid for two more batches."""
         return next(self._on_host)[: len(token_ids)].copy_(token_ids, non_blocking=True)
 
     def _swap(self, batch: Batch) -> None:
         if batch.copies:
-            assert self._host_pool is not None, "blocks are swapped only where there is room"
-            with self._watch.range("swap"):
+            assert self._host_pool is not None, "blocks are swapped only with num_host_blocks"
+            with self._profiler.range("swap"):
                 self._host_pool.make(batch.copies)
 
     def _run(self, inputs: PackedInputs) -> None:
-        """Sample into `_sampled`, having taken from there what tokens the host did not know."""
+        """Sample into `_sampled`, and read the tokens unknown to the host from there."""
         feed = inputs.feed_rows
-        assert feed is not None, "inputs packed for kernels say what to feed"
-        # Not below 0: NAN_TOKEN is none that can be looked up.
+        assert feed is not None, "inputs packed for kernels have feed_rows"
+        # Not below 0: NAN_TOKEN can't be looked up.
         fed = self._sampled.index_select(0, feed.clamp(min=0)).clamp_(min=0)
         inputs = replace(inputs, token_ids=torch.where(feed < 0, inputs.token_ids, fed))
         token_ids = self._sample(inputs)
@@ -220,30 +235,28 @@ class TorchExecutor:
 
     def _sample(self, inputs: PackedInputs) -> Tensor:
         logits = self.passes(inputs)
-        with self._watch.range("sampling"):
+        with self._profiler.range("sampling"):
             return self.model.operations.greedy(logits)
 
     @torch.inference_mode()
     def _run_again(self, batch: Batch) -> None:
-        """Compute a batch of known tokens once more, for whoever has hooks in the model."""
-        whole_pass, self.model.whole_pass = self.model.whole_pass, None  # it would call no layer
+        """Compute a batch of known tokens once more, layer by layer, for hooks in the model."""
+        whole_pass, self.model.whole_pass = self.model.whole_pass, None
         try:
             self.model(self.packed(batch), self.cache)
         finally:
             self.model.whole_pass = whole_pass
 
     def packed(self, batch: Batch, newest: Sequence[SequenceState] = ()) -> PackedInputs:
-        """The unpadded inputs of a batch, which hold until the next one. Its tokens are known, but
-        for those sampled last, of `newest`.
+        """Pack a batch without padding; valid until the next one. Its tokens are known, except
+        those sampled last, of `newest`.
         """
         if batch.layers is not None:
             return packed_apart(batch, partial(self.packed, newest=newest))
         if self._limits is None:
-            model, window = self.model, self.model.spec.sliding_window
-            masks = model.operations.wants_masks
-            return pack(batch, self._tokens, window, model.device, model.dtype, with_masks=masks)
+            return pack(batch, self._tokens, self.model)
         shape = self._limits.exact(batch)
-        packer = self._packer if batch.num_prefills else self._outside
+        packer = self._packer if batch.num_prefills else self._decode_packer
         packer.fill(batch, shape, newest)
         return packer.send(shape)
 
@@ -252,9 +265,9 @@ class TorchExecutor:
     def warm_up(
         self, *, batch_size: int, chunk_tokens: int, longest: int, max_tokens: int | None = None
     ) -> None:
-        """Run throw-away iterations (`rehearse`): the first measured one shall be like the others.
+        """Run throw-away iterations (`rehearse`), so that the first measured one is like the rest.
 
-        Records all padded shapes for sequences of up to `longest` tokens, and batches of up to
+        Record all padded shapes for sequences of up to `longest` tokens, and batches of up to
         `max_tokens`, decodes included (None: `chunk_tokens`).
         """
         self.prepare(batch_size, longest, max_tokens or chunk_tokens)
@@ -265,31 +278,31 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def prepare(self, batch_size: int, longest: int, max_tokens: int) -> None:
-        """The part of a warm-up that every rank does by itself."""
+        """Do the part of a warm-up that each device does alone."""
         if self._limits is not None:
             self._shapes = PaddedShapes(
                 self._limits, batch_size=batch_size, max_tokens=max_tokens, longest=longest
             )
-            self._forget_beyond(self._shapes.all)
-            with faults_explained(self.model.device, "the recording of CUDA graphs"):
+            self._drop_beyond(self._shapes.all)
+            with explain_device_errors(self.model.device, "the recording of CUDA graphs"):
                 self._record(self._shapes.all)
                 if self.model.device.type == "cuda":
                     self.compile_kernels(longest)
         if self._host_pool is not None:
-            with faults_explained(self.model.device, "the first swap"):
+            with explain_device_errors(self.model.device, "the first swap"):
                 self._host_pool.warm_up()
 
     @torch.inference_mode()
     def compute_padding(self, num_tokens: int, num_emits: int) -> None:
-        """Run an iteration of padding: it takes the memory of a real one and touches no cache."""
-        assert self._limits is not None, "inputs packed for kernels can be padding"
+        """Run an iteration of padding: it takes a real one's memory and touches no cache."""
+        assert self._limits is not None, "only inputs packed for kernels can be padding"
         shape = self._limits.empty(num_tokens, num_emits)
         self._packer.fill(Batch(), shape, ())
         self._run(self._packer.send(shape))
 
     def compile_kernels(self, longest: int) -> None:
-        """Run every kernel that a batch may need, so that none is compiled in the middle of a run:
-        which they are depends on the rows of a tile and on whether contexts are split alone.
+        """Compile every kernel that a batch may need by running it: they depend on the rows of a
+        tile and on whether contexts are split.
         """
         assert self._limits is not None
         blocks = BlockManager(self.num_blocks, self.block_size)
@@ -306,8 +319,8 @@ class TorchExecutor:
 
     @contextmanager
     def recorded(self, batch: Batch) -> Iterator[None]:
-        """Within, batches of the shape of `batch` are replayed, as those of padded shapes are. What
-        was recorded is kept for the next time, for the `KEPT` newest shapes. RunError: no memory.
+        """Replay batches of the shape of `batch` within; keep the record of the `MAX_KEPT` newest
+        shapes for the next time. Raises RunError without memory.
         """
         if self._limits is None or (shape := self._limits.exact(batch)) in self.recordings:
             yield
@@ -315,27 +328,27 @@ class TorchExecutor:
         if shape in self._kept:
             self.recordings[shape] = self._kept.pop(shape)
         else:
-            with faults_explained(self.model.device, "the recording of CUDA graphs"):
+            with explain_device_errors(self.model.device, "the recording of CUDA graphs"):
                 self._record([shape])
         try:
             yield
         finally:
             self._kept[shape] = self.recordings.pop(shape)
-            if len(self._kept) > KEPT:
+            if len(self._kept) > MAX_KEPT:
                 oldest = next(iter(self._kept))
                 del self._kept[oldest]
                 self._graphs.drop(oldest)
 
-    def _forget_beyond(self, wanted: Collection[Shape]) -> None:
-        """Forget all shapes recorded before but those `wanted`, if there would be too many."""
-        if len(self.recordings.keys() | set(wanted)) > MOST_RECORDED:
+    def _drop_beyond(self, wanted: Collection[Shape]) -> None:
+        """Drop all recorded shapes but those `wanted`, if there would be too many."""
+        if len(self.recordings.keys() | set(wanted)) > MAX_RECORDED:
             for shape in self.recordings.keys() - set(wanted):
                 del self.recordings[shape]
                 self._graphs.drop(shape)
 
     @torch.inference_mode()
     def _record(self, shapes: Iterable[Shape]) -> None:
-        """Run every shape on padding alone, and record it, unless that was done before."""
+        """Run every shape not yet recorded on padding alone, and record it."""
         for shape in shapes:
             if shape in self.recordings:
                 continue
@@ -344,7 +357,7 @@ class TorchExecutor:
             self._packer.fill(Batch(), shape, ())
             inputs = self._packer.send(shape, buffer)
             self._run(inputs)
-            # The host's buffer is filled anew for the next shape.
+            # The host's buffer is filled again for the next shape.
             self.timeline.wait(self.timeline.mark())
             self._graphs.capture(shape, partial(self._run, inputs))
             self.recordings[shape] = buffer, inputs

@@ -1,4 +1,4 @@
-"""Iterations recorded once and replayed, and those that are thrown away to warm up."""
+"""CUDA graphs of iterations, and throw-away iterations that warm up an executor."""
 
 from __future__ import annotations
 
@@ -14,25 +14,21 @@ from sarathi_lab.executor.torch.shapes import Shape
 
 
 class NoGraphs:
-    """Everything is launched anew, operation by operation.
-
-    Subclasses record work that is the same for every batch of a shape, as it reads its inputs from
-    fixed places: what a launch costs the host is paid once per shape.
-    """
+    """Launches of each operation by itself; the base of recorders of work by shape."""
 
     def capture(self, shape: Shape, work: Callable[[], None]) -> None:
         """Record `work`, which must have run once before."""
 
     def replay(self, shape: Shape) -> bool:
-        """Do what was recorded for `shape`; False if nothing was."""
+        """Replay the work of `shape`; return False if none is recorded."""
         return False
 
     def drop(self, shape: Shape) -> None:
-        """Forget what was recorded for `shape`, if anything."""
+        """Discard the record of `shape`, if any."""
 
 
 class CudaGraphs(NoGraphs):
-    """CUDA graphs, whose intermediate results share one pool of memory: only one runs at a time."""
+    """CUDA graphs; intermediate results share one memory pool, so only one runs at a time."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -40,7 +36,7 @@ class CudaGraphs(NoGraphs):
 
     def capture(self, shape: Shape, work: Callable[[], None]) -> None:
         graph = torch.cuda.CUDAGraph()
-        # The outer one, as torch leaves its own stream the current one where a capture ends badly.
+        # The outer context: torch keeps its own stream current where a capture fails.
         current = torch.cuda.stream(torch.cuda.current_stream())
         with current, torch.cuda.graph(graph, pool=self._pool):
             work()
@@ -60,8 +56,8 @@ class CudaGraphs(NoGraphs):
 def rehearse(
     executor: Executor, num_blocks: int, block_size: int, batch_size: int, chunk_tokens: int
 ) -> float:
-    """Run a chunk at the start of a prompt, one at an offset and `batch_size` single tokens, cut to
-    what the cache holds; their seconds.
+    """Run a chunk at the start of a prompt, one at an offset and `batch_size` single tokens, as
+    far as the cache holds them; return their seconds.
     """
     half = max(1, min(chunk_tokens, num_blocks * block_size // 2))
     blocks = BlockManager(num_blocks, block_size)

@@ -1,31 +1,35 @@
-"""The memory of a device: what a model and its cache may take of it."""
+"""Memory of a device and its host: what a model and its cache may take, and swapped blocks."""
 
 from __future__ import annotations
 
-import gc
 import os
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from sarathi_lab.config.errors import RunError, UserError
-from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.shapes import LARGEST_HYBRID
+from sarathi_lab.engine.request import Copy
 from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.model.transformer import KVCache
 
 CPU = torch.device("cpu")
 USABLE = 0.9  # share of the free memory; the rest is for activations and logits
-# For a cache as large as there is room: a CPU has other tasks, too.
+# For a cache of all free memory: a CPU has other tasks, too.
 USABLE_WHEN_FILLED = {"cuda": 0.9, "cpu": 0.5}
-SPARE = 0.02  # of the memory: CUDA graphs, fragments, what libraries take when they first need it
-SPARE_BYTES = 1 << 30
+# Bytes of device memory, at most, that swapped blocks are gathered in (or one block).
+STAGED_BYTES = 64 << 20
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Memory that a model and its cache may take now."""
+    """Return the bytes that a model and its cache may take now."""
     if device.type == "cuda":
-        # What torch keeps of earlier runs is free for the next, though taken for the driver.
+        # torch keeps memory of earlier runs, free for the next though taken for the driver.
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept
     try:
@@ -38,7 +42,7 @@ def free_memory_bytes(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of `device` before `spec` is loaded to it in elements of `dtype_bytes`."""
+    """Memory of `device` before `spec` is loaded in elements of `dtype_bytes`."""
 
     device: torch.device
     device_name: str
@@ -54,26 +58,26 @@ class Memory:
         return self.spec.kv_bytes_per_token(self.dtype_bytes)
 
     def check(self, kv_tokens: int, host_kv_tokens: int) -> None:
-        """Raise UserError if weights and caches, on the device and swapped, exceed what is free."""
+        """Raise UserError if weights, cache and swapped blocks exceed the free memory."""
         cache = kv_tokens * self.token_bytes
         free = free_memory_bytes(self.device)
         if self.weights + cache > USABLE * free:
             raise UserError(
                 f"model {self.spec.name} needs {self.weights / 1e9:.1f} GB for weights and "
                 f"{cache / 1e9:.1f} GB for KV, {self.device_name} has {free / 1e9:.1f} GB free, "
-                f"of which a tenth stays for activations; {self._what_fits(free)}"
+                f"of which a tenth stays for activations; {self._fix(free)}"
             )
         taken = self.weights + cache if self.device == CPU else 0
         left = max(0.0, USABLE * free_memory_bytes(CPU) - taken)
         if (swapped := host_kv_tokens * self.token_bytes) > left:
             raise UserError(
-                f"cache.num_host_blocks: what is swapped out needs {swapped / 1e9:.1f} GB of "
+                f"cache.num_host_blocks: swapped blocks need {swapped / 1e9:.1f} GB of "
                 f"host memory, of which {left / 1e9:.1f} GB are left; lower it, or use "
                 "preemption=recompute"
             )
 
-    def _what_fits(self, free: int) -> str:
-        """What to do about a model or cache that is too large."""
+    def _fix(self, free: int) -> str:
+        """Return what to change about a model or cache that is too large."""
         tokens = int((USABLE * free - self.weights) // self.token_bytes)
         if tokens > 0:
             return (
@@ -85,7 +89,7 @@ class Memory:
         return f"its weights alone do not fit: {fix}"
 
     def kv_blocks(self, block_size: int) -> int:
-        """Blocks that fit beside the weights. Raises UserError for none."""
+        """Return the blocks that fit beside the weights. Raises UserError for none."""
         free = USABLE_WHEN_FILLED[self.device.type] * free_memory_bytes(self.device)
         num_blocks = int((free - self.weights) // (self.token_bytes * block_size))
         if num_blocks < 1:
@@ -98,7 +102,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Room:
+class KvBudget:
     """Bytes for KV beside weights and the activations of an iteration of `num_tokens`."""
 
     free: int
@@ -106,8 +110,8 @@ class Room:
     activations: int
     num_tokens: int
 
-    def checked(self, num_blocks: int | None) -> int:
-        """`num_blocks` if they fit, or as many as do if None. Raises RunError if they do not."""
+    def fit(self, num_blocks: int | None) -> int:
+        """Return `num_blocks` (None: all that fit). Raises RunError if they do not fit."""
         most = self.free // self.block
         if most < 1 or (num_blocks or 0) > most:
             wanted = f"{num_blocks} blocks" if num_blocks else "one block"
@@ -120,21 +124,75 @@ class Room:
         return num_blocks or most
 
 
-def kv_blocks_beside(probe: TorchExecutor, num_tokens: int, num_emits: int) -> Room:
-    """The room that `probe`, of one block, leaves while it computes so many tokens and logits."""
-    device = probe.model.device
-    gc.collect()
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    probe.compute_padding(num_tokens, num_emits)
-    torch.cuda.synchronize(device)
-    activations = torch.cuda.max_memory_allocated(device) - before
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(device).total_memory
-    # Graphs keep those of the largest of them, beside what fits none.
-    kept = int(activations * min(1.0, LARGEST_HYBRID / num_tokens))
-    free = free_memory_bytes(device) - activations - kept - max(SPARE_BYTES, int(SPARE * total))
-    model = probe.model
-    block = model.spec.kv_bytes_per_token(model.dtype.itemsize) * probe.block_size
-    return Room(max(0, free), block, activations, num_tokens)
+class HostPool:
+    """Host memory for `num_blocks` swapped blocks of `cache`, [num_blocks, num_layers, ...] each.
+
+    Blocks are gathered on the device, so that neighbours move in one copy. On a GPU the pages are
+    locked and copies are queued between kernels; the host does not wait.
+    """
+
+    def __init__(self, cache: KVCache, num_blocks: int) -> None:
+        # 8 bits as uint8: torch can't index every 8-bit type.
+        tensors = [
+            tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+            for tensor in cache.tensors
+        ]
+        self._tensors = [(tensor, _allocate_on_host(tensor, num_blocks)) for tensor in tensors]
+        largest = max(tensor.nbytes // tensor.shape[1] for tensor in cache.tensors)
+        self._max_staged = max(1, STAGED_BYTES // largest)
+
+    @torch.inference_mode()
+    def make(self, copies: Sequence[Copy]) -> None:
+        """Make `copies` in their order; successive ones of one direction move together."""
+        for is_out, group in groupby(copies, key=lambda copy: copy.is_out):
+            row = list(group)
+            for first in range(0, len(row), self._max_staged):
+                self._move(is_out, row[first : first + self._max_staged])
+
+    def warm_up(self) -> None:
+        """Copy a block out and back in, to load what the first measured copy needs."""
+        self.make([Copy(True, 0, 0), Copy(False, 0, 0)])
+
+    def _move(self, is_out: bool, copies: Sequence[Copy]) -> None:
+        runs = _find_runs([copy.host_block for copy in copies])
+        for on_device, on_host in self._tensors:
+            blocks = on_device.transpose(0, 1)  # as on the host
+            index = index_of([copy.device_block for copy in copies], on_device.device)
+            if is_out:
+                staged = blocks.index_select(0, index)
+            else:
+                staged = blocks.new_empty((len(copies), *blocks.shape[1:]))
+            for place, first, length in runs:
+                host, device = on_host[first : first + length], staged[place : place + length]
+                (host if is_out else device).copy_(device if is_out else host, non_blocking=True)
+            if not is_out:
+                blocks.index_copy_(0, index, staged)
+
+
+def _allocate_on_host(tensor: Tensor, num_blocks: int) -> Tensor:
+    """Return zeros for blocks of `tensor` [num_layers, num_blocks, ...]; locked for a GPU."""
+    num_layers, _, *sizes = tensor.shape
+    pool = torch.zeros((num_blocks, num_layers, *sizes), dtype=tensor.dtype)
+    if tensor.device.type == "cuda" and num_blocks:
+        # Not pin_memory=True: it takes the next power of two for the life of the process.
+        runtime, address = torch.cuda.cudart(), pool.data_ptr()
+        if runtime.cudaHostRegister(address, pool.nbytes, 0) != runtime.cudaError.success:
+            raise RunError(
+                f"{pool.nbytes / 1e9:.1f} GB of host memory can't be locked for swapped blocks; "
+                "lower cache.num_host_blocks, or raise the limit of locked memory (ulimit -l)"
+            )
+        weakref.finalize(pool, runtime.cudaHostUnregister, address).atexit = False
+    return pool
+
+
+def index_of(blocks: list[int], device: torch.device) -> Tensor:
+    """Return the numbers of `blocks` on `device`, int64; sent to a GPU from pinned memory."""
+    index = torch.tensor(blocks)
+    return index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index
+
+
+def _find_runs(blocks: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Find runs of `blocks` that count up by one: their position, first block and length."""
+    begins = [0, *(np.flatnonzero(np.diff(blocks) != 1) + 1).tolist()]
+    ends = [*begins[1:], len(blocks)]
+    return [(begin, blocks[begin], end - begin) for begin, end in zip(begins, ends, strict=True)]

@@ -19,7 +19,7 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch, run_once
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.watching import durations
+from sarathi_lab.executor.torch.timeline import durations
 from sarathi_lab.model.operations import PackedInputs
 from sarathi_lab.model.transformer import Layer
 

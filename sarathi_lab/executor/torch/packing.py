@@ -1,9 +1,10 @@
-"""From a batch to the tensors that the model reads; for kernels one buffer, copied at once."""
+"""Packing of a batch into the tensors that the model reads; for kernels one buffer."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import compress
 from operator import getitem
@@ -18,9 +19,9 @@ from sarathi_kernels.attention.plan import PADDING, AttentionPlan, tiles_of
 from sarathi_kernels.attention.reference import Segment, make_segment
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import Batch, Chunk, SequenceState
-from sarathi_lab.executor.torch.block_table import BlockTable
 from sarathi_lab.executor.torch.shapes import Limits, Parts, Shape
 from sarathi_lab.model.operations import PackedInputs
+from sarathi_lab.model.transformer import Transformer
 
 Views = dict[str, NDArray[Any]]
 BY_TOKEN = ("token_ids", "positions", "slots", "feed_rows")
@@ -32,21 +33,14 @@ NUM_BUFFERS = 2  # batches in flight at most: a buffer is filled again when its 
 
 
 def pack(
-    batch: Batch,
-    tokens: Tokens,
-    sliding_window: int | None,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    with_masks: bool = True,
+    batch: Batch, tokens: Tokens, model: Transformer, *, with_masks: bool = True
 ) -> PackedInputs:
-    """The chunks of `batch` one after the other, int64; `dtype` is that of attention masks."""
-    block_size = tokens.table.block_size
+    """Pack the chunks of `batch` one after the other, int64, for the operations of `model`."""
+    device, block_size = model.device, tokens.table.block_size
     fields = {name: np.empty(batch.num_tokens, dtype=np.int64) for name in BY_TOKEN}
     tokens.fill(fields, *tokens.take(batch), ())
-    del fields["feed_rows"]  # the host knows all tokens
+    del fields["feed_rows"]  # the host has all tokens
     tensors = {name: torch.from_numpy(field).to(device) for name, field in fields.items()}
-    with_mask = partial(make_segment, sliding_window=sliding_window, device=device, dtype=dtype)
     segments, row = [], 0
     emit_rows: list[int] = []
     for chunk in batch.chunks:
@@ -56,15 +50,29 @@ def pack(
         blocks: slice | Tensor = slice(held[0], held[0] + -(-end // block_size))
         if not chunk.sequence.blocks_are_neighbours:
             blocks = torch.tensor(held[: -(-end // block_size)], device=device)
-        if with_masks:
-            segments.append(with_mask(row, chunk.num_tokens, end, blocks))
-        else:
-            segments.append(Segment(row, chunk.num_tokens, end, blocks, first_key=0, mask=None))
+        segments.append(Segment(row, chunk.num_tokens, end, blocks, first_key=0, mask=None))
         row += chunk.num_tokens
         if chunk.emits_token:
             emit_rows += range(row - chunk.num_rows, row)
     emits = torch.tensor(emit_rows, dtype=torch.int64, device=device)
-    return PackedInputs(**tensors, emit_rows=emits, attention=segments)
+    inputs = PackedInputs(**tensors, emit_rows=emits, attention=segments)
+    return add_masks(inputs, model) if with_masks else inputs
+
+
+def add_masks(inputs: PackedInputs, model: Transformer) -> PackedInputs:
+    """Add the attention masks to inputs of plain torch, where `model` needs them."""
+    if not model.operations.wants_masks:
+        return inputs
+    make = partial(
+        make_segment,
+        sliding_window=model.spec.sliding_window,
+        device=model.device,
+        dtype=model.dtype,
+    )
+    segments = [
+        make(one.start, one.num_queries, one.kv_len, one.blocks) for one in inputs.attention
+    ]
+    return replace(inputs, attention=segments)
 
 
 def token_ids_of(sequence: SequenceState, start: int, end: int) -> NDArray[np.int64]:
@@ -82,6 +90,83 @@ def token_ids_of(sequence: SequenceState, start: int, end: int) -> NDArray[np.in
     known = [np.asarray(prompt, dtype=np.int64), np.asarray(output, dtype=np.int64)]
     drafts = sequence.draft_token_ids[: max(0, end - sequence.num_known)]
     return np.concatenate([*known, np.asarray(drafts, dtype=np.int64)] if drafts else known)
+
+
+class BlockTable:
+    """A row for every sequence that was in a batch, while it runs. A sequence only takes blocks, or
+    is preempted and loses all: so what came since its last batch is written, and no more.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self._row_of: dict[SequenceState, int] = {}
+        self._free: list[int] = []  # rows
+        self._ids = np.zeros((0, 0), dtype=np.int32)
+        self._num_written = np.zeros(0, dtype=np.int64)
+        self._num_preemptions = np.zeros(0, dtype=np.int64)  # of the sequence, when it was written
+
+    def rows_of(
+        self, sequences: Sequence[SequenceState], preemptions: Sequence[int]
+    ) -> NDArray[np.int64]:
+        """The rows of `sequences`, which were preempted so many times; they hold until other
+        sequences are asked for, or one of these is preempted.
+        """
+        if missing := [one for one in sequences if one not in self._row_of]:
+            self._give_rows(missing, set(sequences))
+        rows = np.array([self._row_of[one] for one in sequences], dtype=np.int64)
+        lost = rows[self._num_preemptions[rows] != preemptions]
+        self._ids[lost], self._num_written[lost] = 0, 0
+        self._num_preemptions[rows] = preemptions
+        return rows
+
+    def extend(
+        self,
+        rows: NDArray[np.int64],
+        sequences: Sequence[SequenceState],
+        kv_lens: NDArray[np.int64],
+    ) -> None:
+        """Write the blocks of `sequences` to their `rows`, where so many tokens need more."""
+        lacking = (self._num_written[rows] * self.block_size < kv_lens).nonzero()[0]
+        for i, row in zip(lacking.tolist(), rows[lacking].tolist(), strict=True):
+            self._write(row, sequences[i].block_ids)
+
+    def slots(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where in the cache the tokens at `positions` of the sequences in `rows` are."""
+        blocks = positions // self.block_size
+        return (self._ids[rows, blocks] - blocks) * self.block_size + positions
+
+    def fill(self, view: NDArray[np.int32], rows: NDArray[np.int64]) -> None:
+        """Write the blocks in `rows` to `view`; what it has no columns for is left out."""
+        num_columns = min(view.shape[1], self._ids.shape[1])
+        view[:, :num_columns] = self._ids[rows, :num_columns]
+        view[:, num_columns:] = 0
+
+    def _give_rows(self, missing: Sequence[SequenceState], here: set[SequenceState]) -> None:
+        """Give free rows to `missing`: those of sequences that neither run nor are `here`, and then
+        new ones.
+        """
+        gone = [one for one in self._row_of if not one.is_running and one not in here]
+        self._free += [self._row_of.pop(one) for one in gone]
+        if (lacking := len(missing) - len(self._free)) > 0:
+            num_rows = len(self._ids)
+            self._resize(num_rows + max(num_rows, lacking), self._ids.shape[1])
+            self._free += range(num_rows, len(self._ids))
+        for sequence in missing:
+            row = self._row_of[sequence] = self._free.pop()
+            self._ids[row], self._num_written[row] = 0, 0
+
+    def _write(self, row: int, block_ids: list[int]) -> None:
+        first, last = int(self._num_written[row]), len(block_ids)
+        if last > self._ids.shape[1]:
+            self._resize(len(self._ids), 2 * last)
+        self._ids[row, first:last] = block_ids[first:]
+        self._num_written[row] = last
+
+    def _resize(self, num_rows: int, num_columns: int) -> None:
+        more = num_rows - len(self._ids)
+        self._ids = np.pad(self._ids, ((0, more), (0, num_columns - self._ids.shape[1])))
+        self._num_written = np.pad(self._num_written, (0, more))
+        self._num_preemptions = np.pad(self._num_preemptions, (0, more))
 
 
 class Fields:

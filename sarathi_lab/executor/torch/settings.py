@@ -10,9 +10,9 @@ import torch
 
 from sarathi_lab.config.checked import flag, one_of, whole
 from sarathi_lab.executor.torch import device as devices
-from sarathi_lab.executor.torch.computing import built_isa
+from sarathi_lab.executor.torch.kernel_selection import built_isa
 from sarathi_lab.executor.torch.placement import place
-from sarathi_lab.executor.torch.watching import ProfileKind
+from sarathi_lab.executor.torch.profiler import ProfileKind
 from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.parts import Ranks
 from sarathi_lab.model.spec import WEIGHT_DTYPES, WeightDtype

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.torch.device import resolve_dtype
-from sarathi_lab.executor.torch.watching import durations, timeline_of
+from sarathi_lab.executor.torch.timeline import durations, timeline_of
 from sarathi_lab.results.intervals import coarse_to_fine, summary
 from sarathi_lab.tasks.gpu.part import Part, Work
 

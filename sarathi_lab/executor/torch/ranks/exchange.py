@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sarathi_lab.executor.torch.ranks.group import HIDDEN, Group
-from sarathi_lab.executor.torch.watching import HostTimeline, Mark
+from sarathi_lab.executor.torch.timeline import HostTimeline, Mark
 from sarathi_lab.model.parts import Part
 
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.executor import Span, StepResult, bubbles_between
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.in_flight import InFlight
+from sarathi_lab.executor.torch.executor import InFlight, TorchExecutor
 from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer
 from sarathi_lab.executor.torch.ranks import wire
 from sarathi_lab.executor.torch.ranks.exchange import RankExchange
@@ -166,8 +165,8 @@ class Driver(RankExecutor):
         is_starved = self._starved.pop(0)
         bubbles = bubbles_between(before, done.batch, free_at, spans, is_starved, number)
         end = spans[-1][1]
-        self._watch.collected()
-        return StepResult(done.batch, spans[0][0], end, token_ids, spans, bubbles, **done.known)
+        self._profiler.collected()
+        return StepResult(done.batch, spans[0][0], end, token_ids, spans, bubbles, **done.fields)
 
     @property
     def next_end(self) -> float:

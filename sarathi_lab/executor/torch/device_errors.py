@@ -25,7 +25,7 @@ REFUSALS = (
 
 
 @contextmanager
-def faults_explained(device: torch.device, what: str) -> Iterator[None]:
+def explain_device_errors(device: torch.device, what: str) -> Iterator[None]:
     """Turn what a device refuses while doing `what`, memory or a kernel, into a RunError."""
     try:
         yield
@@ -46,7 +46,7 @@ def faults_explained(device: torch.device, what: str) -> Iterator[None]:
         raise
 
 
-def in_words(batch: Batch) -> str:
+def describe_batch(batch: Batch) -> str:
     return (
         f"an iteration of {batch.num_prefill_tokens} prompt tokens and "
         f"{batch.num_decode_tokens} decodes"

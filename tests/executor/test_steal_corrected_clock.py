@@ -10,19 +10,23 @@ import torch
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.compositions import make_batch, run_once
 from sarathi_lab.engine.executor import Sizes
-from sarathi_lab.executor.torch import own_time
+from sarathi_lab.executor.torch import steal_corrected_clock
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.executor.torch.own_time import OwnClock, cores_of_their_own, undisturbed
+from sarathi_lab.executor.torch.steal_corrected_clock import (
+    StealCorrectedClock,
+    exclude_stolen_time,
+    pin_threads,
+)
 from sarathi_lab.experiment.measured_cost import MeasuredCostModel
 
 
 @pytest.fixture
 def tasks(tmp_path, monkeypatch):
     """A machine told by hand: `wait(by thread)`; in seconds `now`, and what this thread `ran`."""
-    monkeypatch.setattr(own_time, "TASKS", tmp_path)
+    monkeypatch.setattr(steal_corrected_clock, "TASKS", tmp_path)
     now, ran = [0.0], [0.0]
-    monkeypatch.setattr(own_time.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(own_time.time, "thread_time", lambda: ran[0])
+    monkeypatch.setattr(steal_corrected_clock.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(steal_corrected_clock.time, "thread_time", lambda: ran[0])
 
     def wait(**seconds: float) -> None:
         for thread, value in seconds.items():
@@ -47,7 +51,7 @@ def tasks(tmp_path, monkeypatch):
 )
 def test_the_clock_stands_still_while_a_thread_waits_for_its_core(tasks, waits, computed, lost):
     wait, now, ran = tasks
-    clock = OwnClock()
+    clock = StealCorrectedClock()
     wait(t1=5.0 + waits[0], t2=7.0 + waits[1])
     now[0], ran[0] = 1.0, computed
     assert clock() == pytest.approx(1.0 - lost)
@@ -56,29 +60,29 @@ def test_the_clock_stands_still_while_a_thread_waits_for_its_core(tasks, waits, 
 
 
 def test_what_other_machines_took_is_that_of_the_cores_of_this_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(own_time, "STAT", tmp_path / "stat")
-    monkeypatch.setattr(own_time, "CORES", [1])
-    assert own_time.stolen() == []
+    monkeypatch.setattr(steal_corrected_clock, "STAT", tmp_path / "stat")
+    monkeypatch.setattr(steal_corrected_clock, "CORES", [1])
+    assert steal_corrected_clock.stolen() == []
     cores = "cpu0 1 2 3 4 5 6 7 50 0\ncpu1 1 2 3 4 5 6 7 350 0\n"
     (tmp_path / "stat").write_text(f"cpu 2 4 6 8 10 12 14 400 0\n{cores}intr 5 5 5 5 5 5 5 5 5\n")
-    assert own_time.stolen() == [3.5]
+    assert steal_corrected_clock.stolen() == [3.5]
 
 
 def test_without_linux_the_clock_is_the_machine_s(tmp_path, monkeypatch):
-    monkeypatch.setattr(own_time, "TASKS", tmp_path / "none")
-    monkeypatch.setattr(own_time.time, "perf_counter", lambda: 4.0)
-    assert OwnClock()() == 4.0
+    monkeypatch.setattr(steal_corrected_clock, "TASKS", tmp_path / "none")
+    monkeypatch.setattr(steal_corrected_clock.time, "perf_counter", lambda: 4.0)
+    assert StealCorrectedClock()() == 4.0
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="cores can't be chosen here")
 def test_threads_have_cores_of_their_own_and_get_all_back(monkeypatch):
     allowed = os.sched_getaffinity(0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: len(allowed))
-    with cores_of_their_own():
+    with pin_threads():
         assert len(os.sched_getaffinity(0)) == 1
     assert os.sched_getaffinity(0) == allowed
     monkeypatch.setattr(torch, "get_num_threads", lambda: len(allowed) - 1)
-    with cores_of_their_own():  # there are cores to spare
+    with pin_threads():  # there are cores to spare
         assert os.sched_getaffinity(0) == allowed
 
 
@@ -86,7 +90,7 @@ def test_an_executor_tells_its_own_time_while_it_is_measured():
     backend = TorchBackend(device="cpu", dtype="float32", threads=1)
     executor = backend.build(load_option("model", "tiny"), None, Sizes(8, 16, batch_size=1))
     usual, batch = executor.timeline, make_batch(num_decodes=1, context=5)
-    with undisturbed(executor) as clock:
+    with exclude_stolen_time(executor) as clock:
         assert executor.timeline is not usual
         placed = MeasuredCostModel(executor).placed(batch)
         assert placed is not None

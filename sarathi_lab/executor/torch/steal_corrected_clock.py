@@ -1,0 +1,114 @@
+"""A clock for shared CPUs: it excludes the time in which another process held this one's cores."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+
+from sarathi_lab.config.cores import allowed_cores
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.timeline import HostTimeline
+
+TASKS = Path("/proc/self/task")  # of Linux
+STAT = Path("/proc/stat")
+TICKS = 100  # per second, the unit of /proc/stat
+CORES = allowed_cores()
+
+
+def stolen() -> list[float]:
+    """Seconds that other virtual machines held each core of this process, in steps of 1/100 s (the
+    eighth number of a line of /proc/stat); empty where unknown. Too coarse to correct an iteration.
+    """
+    if not STAT.exists():
+        return []
+    lines = (line.split() for line in STAT.read_text().splitlines() if line.startswith("cpu"))
+    by_core = {line[0]: int(line[8]) / TICKS for line in lines if len(line) > 8}
+    return [by_core[name] for core in CORES if (name := f"cpu{core}") in by_core]
+
+
+class StealCorrectedClock:
+    """Seconds without those in which a thread of this process waited for a core (the second number
+    of /proc/PID/task/TID/schedstat, in nanoseconds).
+
+    Threads share each phase of an iteration, so one that waits delays the others. Waits are taken
+    as independent: with shares a and b of the time, 1 - (1 - a)(1 - b) of it is lost, but never
+    what the calling thread computed. Effects on caches and memory stay in the time.
+    """
+
+    def __init__(self) -> None:
+        files = (path / "schedstat" for path in _thread_folders())
+        self._files = [file.open("rb", buffering=0) for file in files if file.exists()]
+        self._waits = [0.0] * len(self._files)
+        self._waits, self._ran = self._read_waits(), time.thread_time()
+        self._last, self.lost = time.perf_counter(), 0.0
+
+    def __call__(self) -> float:
+        now, waits, ran = time.perf_counter(), self._read_waits(), time.thread_time()
+        elapsed = now - self._last
+        shares = (
+            min(1.0, (new - old) / elapsed) for old, new in zip(self._waits, waits, strict=True)
+        )
+        lost = elapsed * (1 - math.prod(1 - share for share in shares))
+        self.lost += max(0.0, min(lost, elapsed - (ran - self._ran)))
+        self._last, self._waits, self._ran = now, waits, ran
+        return now - self.lost
+
+    def _read_waits(self) -> list[float]:
+        """Seconds by thread; those of a thread that has ended do not change."""
+        waits = list(self._waits)
+        for i, file in enumerate(self._files):
+            with suppress(OSError):
+                file.seek(0)
+                waits[i] = 1e-9 * int(file.read().split()[1])
+        return waits
+
+
+@contextmanager
+def exclude_stolen_time(executor: TorchExecutor) -> Iterator[StealCorrectedClock]:
+    """Give a CPU's executor a `StealCorrectedClock` and pin its threads; leave a GPU's as it is."""
+    clock, before = StealCorrectedClock(), executor.timeline
+    if executor.model.device.type != "cpu":
+        yield clock
+        return
+    with pin_threads():
+        executor.timeline = HostTimeline(clock)
+        try:
+            yield clock
+        finally:
+            executor.timeline = before
+
+
+@contextmanager
+def pin_threads() -> Iterator[None]:
+    """Pin this thread to its first core and the process's other threads to the next ones in turn.
+
+    Beside another process the system may leave two threads on one core for seconds, which doubles
+    their time. Does nothing where cores are left over or can't be chosen.
+    """
+    before: dict[int, set[int]] = {}
+    cores = allowed_cores()
+    if 1 < len(cores) <= torch.get_num_threads():
+        main = os.getpid()
+        others = sorted({int(path.name) for path in _thread_folders()} - {main})
+        targets = {main: cores[0]}
+        targets |= {thread: cores[1:][i % (len(cores) - 1)] for i, thread in enumerate(others)}
+        for thread, core in targets.items():
+            with suppress(ProcessLookupError):  # it has ended
+                before[thread] = os.sched_getaffinity(thread)
+                os.sched_setaffinity(thread, {core})
+    try:
+        yield
+    finally:
+        for thread, allowed in before.items():
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, allowed)
+
+
+def _thread_folders() -> list[Path]:
+    return sorted(TASKS.iterdir()) if TASKS.is_dir() else []
