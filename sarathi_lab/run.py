@@ -89,7 +89,7 @@ def _read(args: Sequence[str]) -> tuple[CommandLine, bool]:
     if resume is not None:
         command_line.results_dir = find_sweep(resume, command_line).folder
     if command_line.search is not None:
-        from sarathi_lab.results.columns import HEADINGS
+        from sarathi_lab.results.table import HEADINGS
 
         command_line.search.check_objective(HEADINGS)
     if resume is None and command_line.is_sweep:

@@ -12,7 +12,7 @@ import pandas as pd
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import OUTPUTS
 from sarathi_lab.results import load as files
-from sarathi_lab.results import swept, wandb_runs
+from sarathi_lab.results import sweep_analysis, wandb_runs
 from sarathi_lab.results.bench_files import Benchmark, is_benchmark_file, read_benchmarks
 
 if TYPE_CHECKING:
@@ -42,7 +42,10 @@ class Results:
         self._tables = tables or {}
 
     def __repr__(self) -> str:
-        own, varied = len(swept.own_runs(self.runs)), ", ".join(self.varying) or "nothing"
+        own, varied = (
+            len(sweep_analysis.without_baselines(self.runs)),
+            ", ".join(self.varying) or "nothing",
+        )
         return f"Results({own} runs and {len(self.runs) - own} baselines; varying: {varied})"
 
     def _repr_html_(self) -> str | None:
@@ -71,7 +74,7 @@ class Results:
         """The settings in which the runs, baselines aside, differ, seeds included; none that others
         before it settle.
         """
-        return swept.varying_settings(self.runs, leaving=())
+        return sweep_analysis.varied(self.runs, leaving=())
 
     @cached_property
     def names(self) -> list[str]:
@@ -80,7 +83,7 @@ class Results:
         short = [one.rpartition(".")[2] for one in settings]
         found: list[str] = []
         for policy, *values in self.runs[["policy", *settings]].itertuples(index=False, name=None):
-            told = zip(short, map(swept.text, values), strict=True)
+            told = zip(short, map(sweep_analysis.text, values), strict=True)
             name = ", ".join([policy, *(f"{key} {value}" for key, value in told if value != "-")])
             number = sum(one.partition(" (")[0] == name for one in found)
             found.append(f"{name} ({number + 1})" if number else name)
@@ -97,10 +100,10 @@ class Results:
         """
         wanted = {"policy": to} if isinstance(to, str) else dict(to)
         name = "_".join(map(str, wanted.values()))
-        keys = [one for one in swept.same_work(self.runs) if one not in wanted]
-        base, own = self._matching(wanted), swept.own_runs(self.runs)
+        keys = [one for one in sweep_analysis.same_work(self.runs) if one not in wanted]
+        base, own = self._matching(wanted), sweep_analysis.without_baselines(self.runs)
         shown = [one for one in metrics if one in self.runs]
-        places = swept.place(base, keys)
+        places = sweep_analysis.group_keys(base, keys)
         if not (twice := places[places.duplicated()]).empty:
             same = base[places == twice.iloc[0]]
             differ = [one for one in self.varying if same[one].map(str).nunique() > 1]
@@ -108,7 +111,7 @@ class Results:
                 f"to={to} is {len(same)} runs that differ in {', '.join(differ) or 'nothing'}; "
                 f'name one, as in to={{"policy": ..., "chunk": 256}}'
             )
-        ratios = swept.ratios(own, base, shown, keys)
+        ratios = sweep_analysis.ratios(own, base, shown, keys)
         first = dict.fromkeys(["policy", *self.varying])
         return own[[*first, *shown]].join(ratios.add_suffix(f"_vs_{name}"))
 
@@ -142,8 +145,8 @@ class Results:
     def _foremost(self) -> list[int]:
         """Where the runs are that serve most, the best of each policy first, and the reference."""
         runs = self.runs.reset_index(drop=True).sort_values("throughput", ascending=False)
-        is_base = runs["policy"] == swept.reference(runs)
-        own = swept.own_runs(runs[~is_base])
+        is_base = runs["policy"] == sweep_analysis.reference(runs)
+        own = sweep_analysis.without_baselines(runs[~is_base])
         first = own.drop_duplicates("policy").index
         places = [*first, *own.index.difference(first, sort=False)][: MOST_CURVES - 1]
         return [*places, *runs[is_base].index[:1]]
@@ -153,7 +156,7 @@ class Results:
         for name in wanted:
             if name not in self.runs:
                 raise UserError(f"{name} is no setting of these runs; use some of {self.varying}")
-        for runs in (swept.own_runs(self.runs), self.runs):
+        for runs in (sweep_analysis.without_baselines(self.runs), self.runs):
             is_one = pd.Series(True, runs.index)
             for name, value in wanted.items():
                 is_one &= runs[name].eq(value)
@@ -217,7 +220,7 @@ def _load(place: str | Path) -> Results:
         return Results(runs, runs.attrs["settings"], tables)
     if not path.exists() and str(place) in files.recorded():
         table = files.load(str(place))
-        return Results(table, [name for name in map(str, table) if swept.is_setting(name)])
+        return Results(table, [name for name in map(str, table) if sweep_analysis.is_setting(name)])
     found = wandb_runs.load(place)
     rows = [{"name": run.name, **run.settings, **run.summary} for run in found]
     settings = ["name", *(name for run in found for name in run.settings)]

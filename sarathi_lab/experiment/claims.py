@@ -19,7 +19,7 @@ from sarathi_lab.config.errors import UserError, require_number, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS, readable
 from sarathi_lab.results import load
 from sarathi_lab.results.intervals import LEVEL, Ends, ends_of_median
-from sarathi_lab.results.swept import REPLAYS_APART
+from sarathi_lab.results.metrics import REPLAY_TOLERANCE
 
 CLAIMS = EXPERIMENTS / "claims.yaml"
 DIRECTIONS = ("at least", "at most", "near")
@@ -170,7 +170,7 @@ def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) ->
 
 def replay_remark(serving: pd.DataFrame) -> list[str]:
     """That policies served the same requests with shares of CUDA graphs further apart than
-    `REPLAYS_APART`, if they did; `serving` is `load.load_serving`'s table.
+    `REPLAY_TOLERANCE`, if they did; `serving` is `load.load_serving`'s table.
     """
     rows = serving[serving.quantity == load.REPLAYED]
     if rows.empty:
@@ -178,7 +178,7 @@ def replay_remark(serving: pd.DataFrame) -> list[str]:
     same = [name for name in SAME_REQUESTS if name in rows]
     shares = rows.groupby(same, dropna=False).value
     apart = float((shares.max() - shares.min()).max())
-    if apart <= REPLAYS_APART:
+    if apart <= REPLAY_TOLERANCE:
         return []
     return [
         f"policies differ by {apart:.0%} of their iterations in what was replayed as CUDA graphs: "

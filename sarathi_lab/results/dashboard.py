@@ -14,7 +14,7 @@ from wandb_workspaces import expr
 from wandb_workspaces.reports.v2.interface import BlockTypes, PanelTypes
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.results.columns import MILLISECONDS, factor, heading
+from sarathi_lab.results.table import MILLISECONDS, factor, heading
 
 COLUMNS = 3
 TIMEOUT = 60  # seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import yaml
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import EXPERIMENTS, OUTPUTS, make_folder, read_object, readable
 from sarathi_lab.config.sweep_record import SweepRecord
+from sarathi_lab.results.table import COLUMNS, RESULTS, rows_of_run
 
 POINTS = "figure.parquet"  # the figures of the paper, recomputed: see `paper.task`
 LABELS = "run.json"  # written last, so its presence says that the run is complete
@@ -27,7 +29,7 @@ AGAIN = "leave it out or run it again"
 # point are the cost model's own error.
 POINT = ["figure", "panel", "series", "x", "y", "low", "high", "num_pairs", "unit", "reason"]
 # Of measured points, the level of the interval and the samples, in the order they were taken.
-COLUMNS = [*POINT, "confidence", "samples", "model", "dtype", "device_name"]
+POINT_COLUMNS = [*POINT, "confidence", "samples", "model", "dtype", "device_name"]
 
 
 def find_runs(*roots: Path) -> list[Path]:
@@ -153,7 +155,31 @@ def _as_typed(value: object) -> str:
     return "null" if value is None else str(value)
 
 
+def load_rows(*roots: Path | str) -> pd.DataFrame:
+    """Return the long table (`table.COLUMNS`) of all runs below `roots`, with their `path`.
+
+    Folders that cannot be read are left out.
+    """
+    tables = []
+    for path in find_runs(*map(Path, roots)):
+        with suppress(UserError):
+            tables.append(_rows_of(path).assign(path=str(path)))
+    empty = pd.DataFrame(columns=[*COLUMNS, "path"])
+    return pd.concat(tables or [empty], ignore_index=True)
+
+
+def _rows_of(path: Path) -> pd.DataFrame:
+    """Return the rows of the run in `path`, of an older one from summary.json and run.json."""
+    if (path / RESULTS).is_file():
+        return _parquet(path / RESULTS)
+    return rows_of_run(load_summary(path), read_object(path / LABELS, AGAIN))
+
+
 def load_summary(path: Path | str) -> dict[str, float]:
+    """Return the quantities of the run in `path` by name."""
+    if (file := Path(path) / RESULTS).is_file():
+        rows = _parquet(file)
+        return dict(zip(rows["quantity"], rows["value"], strict=True))
     summary = read_object(Path(path) / "summary.json", AGAIN)
     return {new_name(name): value for name, value in summary.items()}
 
@@ -218,7 +244,7 @@ def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
         raise UserError(f"experiment {experiment} has no recorded results; use one of {known}")
     table = pd.concat(tables, ignore_index=True)
     # Points have all columns, also those that are empty everywhere.
-    missing = [name for name in COLUMNS if name not in table] if "figure" in table else []
+    missing = [name for name in POINT_COLUMNS if name not in table] if "figure" in table else []
     table = table.assign(**dict.fromkeys(missing))
     return table.astype({"confidence": float}) if "confidence" in table else table
 

@@ -15,10 +15,10 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.results import swept
-from sarathi_lab.results.columns import HEADINGS, MILLISECONDS, factor
+from sarathi_lab.results import sweep_analysis
 from sarathi_lab.results.load import load_runs
 from sarathi_lab.results.result import Shown, show
+from sarathi_lab.results.table import HEADINGS, MILLISECONDS, factor
 
 MARGINAL = "decode_time_marginal"
 SWEEP_COLUMNS = {
@@ -100,7 +100,7 @@ def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None
     if runs.empty:
         console().print(f"no finished runs in {sweep_dir}")
         return
-    order = ["policy", *swept.varying_settings(runs)]
+    order = ["policy", *sweep_analysis.varied(runs)]
     baselines = runs[runs.is_baseline].sort_values(list(dict.fromkeys(order)), kind="stable")
     runs = pd.concat([baselines, runs[~runs.is_baseline]])
     which = f"All {len(runs)} runs"
@@ -142,35 +142,39 @@ def sweep_table(runs: pd.DataFrame, title: str) -> Shown:
     the same settings, medians; a baseline that equals an own run is left out. Arrows show which
     direction is better; all else is in sweep.csv.
     """
-    base = swept.reference(runs)
+    base = sweep_analysis.reference(runs)
     quantities = {"throughput": "tokens/s", **SWEEP_COLUMNS}
     if base is not None:
         for name in ("throughput", MARGINAL):
-            runs = swept.relative(runs, name, base)
-        runs = runs.assign(replays_apart=swept.replays_apart(runs, base))
+            runs = sweep_analysis.relative(runs, name, base)
+        runs = runs.assign(replays_apart=sweep_analysis.replays_differ(runs, base))
         quantities = {
             "throughput": "tokens/s",
             f"throughput_vs_{base}": f"x {base}",
             **SWEEP_COLUMNS,
         }
-    by = list(dict.fromkeys(["policy", *swept.varying_settings(runs), "is_baseline"]))
-    level, rows = swept.noise(runs), []
+    by = list(dict.fromkeys(["policy", *sweep_analysis.varied(runs), "is_baseline"]))
+    level, rows = sweep_analysis.noise(runs), []
     known = {name: words for name, words in quantities.items() if name in runs}
     if len(by) > 3:  # settings take the room
         known.pop(MARGINAL, None)
     units = {name: _unit(name, runs[name]) for name in known}
-    tables = {name: swept.medians(runs, by, name) for name in known}
-    places = {name: swept.place(table, by) for name, table in tables.items()}
+    tables = {name: sweep_analysis.medians(runs, by, name) for name in known}
+    places = {name: sweep_analysis.group_keys(table, by) for name, table in tables.items()}
     is_unsure: dict[Any, bool] = {}
     if base is not None and f"{MARGINAL}_vs_{base}" in runs:
-        ratios = swept.medians(runs[runs.policy != base], by, f"{MARGINAL}_vs_{base}")
-        own_level = swept.noise(runs, MARGINAL)
-        for (_, ratio), place in zip(ratios.iterrows(), swept.place(ratios, by), strict=True):
-            is_unsure[place] = not swept.is_decided(ratio, own_level)
-    once = swept.without_repeated(runs, known)
-    whole, groups = once.drop_duplicates(by), swept.place(runs, by)
-    for (_, run), place in zip(whole.iterrows(), swept.place(whole, by), strict=True):
-        row = {_heading(name): swept.text(run[name]) for name in by if name != "is_baseline"}
+        ratios = sweep_analysis.medians(runs[runs.policy != base], by, f"{MARGINAL}_vs_{base}")
+        own_level = sweep_analysis.noise(runs, MARGINAL)
+        for (_, ratio), place in zip(
+            ratios.iterrows(), sweep_analysis.group_keys(ratios, by), strict=True
+        ):
+            is_unsure[place] = not sweep_analysis.is_decided(ratio, own_level)
+    once = sweep_analysis.without_repeated(runs, known)
+    whole, groups = once.drop_duplicates(by), sweep_analysis.group_keys(runs, by)
+    for (_, run), place in zip(whole.iterrows(), sweep_analysis.group_keys(whole, by), strict=True):
+        row = {
+            _heading(name): sweep_analysis.text(run[name]) for name in by if name != "is_baseline"
+        }
         is_apart = base is not None and bool(runs.replays_apart[groups == place].any())
         if run["is_baseline"]:
             row["policy"] += " *"
@@ -183,7 +187,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> Shown:
                 row[heading] = f"~{row[heading]}"
             row[heading] += APART if is_apart and "_vs_" in name and len(found) else ""
         rows.append(row)
-    most = max(int(table["number"].max()) for table in tables.values())
+    most = max(int(table["num_samples"].max()) for table in tables.values())
     signs = {
         f"medians of {most}": most > 1,
         "*: baseline": once.is_baseline.any(),
@@ -210,46 +214,48 @@ def _unit(name: str, values: pd.Series) -> tuple[str, float]:
 def _median(name: str, row: pd.Series, scale: float, noise: float) -> str:
     if "_vs_" in name:
         is_base = name.endswith(f"_vs_{row['policy']}")
-        mark = "" if is_base or swept.is_decided(row, noise) else "~"
-        return f"{mark}{row['median']:.2f}"
-    if name == MARGINAL and row["median"] <= 0:
+        mark = "" if is_base or sweep_analysis.is_decided(row, noise) else "~"
+        return f"{mark}{row['value']:.2f}"
+    if name == MARGINAL and row["value"] <= 0:
         return "noise"
-    return amount(row["median"] * scale)
+    return amount(row["value"] * scale)
 
 
 def conclusion(runs: pd.DataFrame) -> list[str]:
     """What a sweep says, in one sentence: the run that gains most over the reference, with its
     interval, or that this machine's noise hides it. Empty where there is nothing to compare.
     """
-    base = swept.reference(runs)
+    base = sweep_analysis.reference(runs)
     if base is None or "throughput" not in runs:
         return []
-    runs = swept.relative(runs, "throughput", base)
-    own = swept.own_runs(runs)
+    runs = sweep_analysis.relative(runs, "throughput", base)
+    own = sweep_analysis.without_baselines(runs)
     own = own[own.policy != base]
-    by = list(dict.fromkeys(["policy", *swept.varying_settings(runs)]))
-    ratios = swept.medians(own, by, f"throughput_vs_{base}")
+    by = list(dict.fromkeys(["policy", *sweep_analysis.varied(runs)]))
+    ratios = sweep_analysis.medians(own, by, f"throughput_vs_{base}")
     if ratios.empty:
         return []
-    level = swept.noise(runs)
-    best = ratios.iloc[int(ratios["median"].argmax())]
+    level = sweep_analysis.noise(runs)
+    best = ratios.iloc[int(ratios["value"].argmax())]
     settings = [
-        f"{name}={swept.text(best[name])}" for name in by[1:] if swept.text(best[name]) != "-"
+        f"{name}={sweep_analysis.text(best[name])}"
+        for name in by[1:]
+        if sweep_analysis.text(best[name]) != "-"
     ]
     words = (
-        f"{' '.join([best['policy'], *settings])} serves {best['median']:.2f} times {base}'s tokens"
+        f"{' '.join([best['policy'], *settings])} serves {best['value']:.2f} times {base}'s tokens"
     )
-    if best["number"] > 1:
-        interval = f"{best['low']:.2f} to {best['high']:.2f} in {best['number']} samples"
+    if best["num_samples"] > 1:
+        interval = f"{best['low']:.2f} to {best['high']:.2f} in {best['num_samples']} samples"
         words += f" ({interval}, {best['confidence']:.0%})"
-    if not swept.is_decided(best, level):
+    if not sweep_analysis.is_decided(best, level):
         why = "one run each does not tell its noise" if math.isnan(level) else ""
         why = why or (f"equal work differed by up to {level:.2f} times" if level > 1 else "")
         why = why or "the interval includes 1"
         words += f", which is undecided: {why}"
-    elif best["median"] < 1:
+    elif best["value"] < 1:
         words += f": none of the swept runs gains on {base}"
-    if swept.replays_apart(runs, base)[runs.policy == best["policy"]].any():
+    if sweep_analysis.replays_differ(runs, base)[runs.policy == best["policy"]].any():
         words += f"; what was replayed as CUDA graphs differs from {base}'s share"
     return [f"\n{words}."]
 

@@ -21,7 +21,7 @@ import pandas as pd
 from sarathi_lab.config.checked import check_fields, number, text
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import make_folder
-from sarathi_lab.results.columns import MILLISECONDS, factor
+from sarathi_lab.results.table import MILLISECONDS, factor
 from sarathi_lab.results.wandb_process import AGENT_VARIABLES, environment, of_agent, send
 
 if TYPE_CHECKING:

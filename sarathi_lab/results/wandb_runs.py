@@ -68,7 +68,7 @@ def load(place: str | Path) -> list[WandbRun]:
 
 def _offline(path: Path) -> WandbRun:
     """A run from its `.wandb` file, by W&B's own reader: a record in JSON a line."""
-    command = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", str(path)]
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     if done.returncode:
         reason = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no reason given"]

@@ -16,12 +16,12 @@ from sarathi_lab.config.paths import CONF, EXPERIMENTS, OUTPUTS, make_folder, re
 from sarathi_lab.config.sweep_record import SweepRecord, as_command
 from sarathi_lab.experiment.claims import in_words, verdicts
 from sarathi_lab.experiment.figures import FIGURES, PAPERS, SERVING
-from sarathi_lab.results import load, swept
-from sarathi_lab.results.columns import HEADINGS, heading
+from sarathi_lab.results import load, sweep_analysis
 from sarathi_lab.results.page import Section, png, write_page
 from sarathi_lab.results.provenance import last_commit
 from sarathi_lab.results.report import cell, conclusion, sweep_table
 from sarathi_lab.results.result import Shown
+from sarathi_lab.results.table import HEADINGS, heading
 from sarathi_lab.tasks.figures import draw
 
 PAGE = "report.html"
@@ -77,7 +77,7 @@ def _of_sweep(place: Path, runs: pd.DataFrame, folder: Path) -> Section:
     """A sweep, or a single run with its baselines; `folder` is what was asked for."""
     runs = runs.dropna(axis="columns", how="all")
     runs = runs.sort_values("is_baseline", ascending=False, kind="stable")
-    varying, own = swept.varying_settings(runs), swept.own_runs(runs)
+    varying, own = sweep_analysis.varied(runs), sweep_analysis.without_baselines(runs)
     title = f"Sweep of {', '.join(varying)}" if varying else str(own.name.iloc[0])
     drawn = place / "sweep.png"  # maybe by axes that the user chose
     if drawn.is_file() and folder.resolve() in (place.resolve(), *place.resolve().parents):
@@ -133,7 +133,7 @@ def _quantities(runs: pd.DataFrame, varying: Sequence[str]) -> Shown:
     rows = [
         {
             "run": run["name"],
-            **{name: swept.text(run[name]) for name in varying},
+            **{name: sweep_analysis.text(run[name]) for name in varying},
             **{heading(name): cell(name, run[name]) for name in known},
         }
         for _, run in runs.iterrows()
@@ -142,9 +142,9 @@ def _quantities(runs: pd.DataFrame, varying: Sequence[str]) -> Shown:
 
 
 def _settings(own: pd.DataFrame, settings: Sequence[str]) -> Shown:
-    known = [name for name in settings if name in own and swept.is_setting(name)]
+    known = [name for name in settings if name in own and sweep_analysis.is_setting(name)]
     rows = [
-        {"setting": name, "value": swept.text(own[name].iloc[0])}
+        {"setting": name, "value": sweep_analysis.text(own[name].iloc[0])}
         for name in known
         if own[name].map(str).nunique() == 1
     ]
@@ -215,7 +215,7 @@ def _points(path: Path, table: pd.DataFrame) -> Shown:
     first = "" if len(table) <= LONGEST else f"the first {LONGEST} of "
     title = f"{path.parent.name}/{path.name}: {first}{len(table):,} rows"
     rows = [
-        {name: swept.text(value) for name, value in row.items()}
+        {name: sweep_analysis.text(value) for name, value in row.items()}
         for row in table.head(LONGEST).to_dict("records")
     ]
     texts = [str(name) for name in table if not pd.api.types.is_numeric_dtype(table[name])]

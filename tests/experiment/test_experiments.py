@@ -203,7 +203,7 @@ def test_a_measured_experiment_is_recorded(name, tmp_path, capsys, monkeypatch):
     assert set(table.model) == {"tiny"}
     assert (table.num_pairs >= FEWEST_PAIRS).all()
     assert table.samples.str.split().map(len).eq(table.num_pairs).all()
-    assert set(load.COLUMNS) <= set(table.columns)
+    assert set(load.POINT_COLUMNS) <= set(table.columns)
     points = pd.read_parquet(tmp_path / "run" / "figure.parquet")
     assert set(points.source) == {"simulated" if name == "fig12" else "measured"}
     if name == "fig12":

@@ -162,7 +162,7 @@ def test_it_is_measured_and_recorded_on_a_device(name, tmp_path):
     small = ["model=tiny", "device=cpu", "task.setup=dry", "task.seconds=0.1", "task.max_spread=50"]
     assert main([f"experiment={name}", rate, *small, *places, "tracking=none"]) == 0
     table = load.load(name, tmp_path / "records")
-    assert set(load.COLUMNS) <= set(table.columns)
+    assert set(load.POINT_COLUMNS) <= set(table.columns)
     assert set(table.device) == {"cpu"}
     assert table.y.notna().all()
     assert set(table.unit[table.quantity == "TBT P99"]) == {"s"}

@@ -10,7 +10,7 @@ import pytest
 
 import sarathi_lab as lab
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.results import swept, wandb_runs
+from sarathi_lab.results import sweep_analysis, wandb_runs
 from sarathi_lab.run import main
 
 
@@ -47,8 +47,8 @@ def test_an_offline_wandb_run_reads_as_its_folder_does(output, local):
     assert sorted(offline.names) == sorted(local.names)
     both = (found.runs.set_index("chunk").sort_index() for found in (offline, local))
     own, folder = both
-    same = [name for name in folder if swept.is_setting(name)]
-    assert own[same].map(swept.text).equals(folder[same].map(swept.text))
+    same = [name for name in folder if sweep_analysis.is_setting(name)]
+    assert own[same].map(sweep_analysis.text).equals(folder[same].map(sweep_analysis.text))
     numbers = folder.select_dtypes("number").columns.difference(same)
     assert len(numbers) > 50
     assert own[numbers].to_numpy() == pytest.approx(folder[numbers].to_numpy(), nan_ok=True)

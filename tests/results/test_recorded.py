@@ -34,7 +34,7 @@ def test_what_is_saved_is_loaded_with_its_device(tmp_path):
         "cpu": False,
         "simulated-a6000": True,
     }
-    assert set(load.COLUMNS) <= set(table.columns)
+    assert set(load.POINT_COLUMNS) <= set(table.columns)
     assert list(table.y) == [2.0, 7.0]
     assert load.recorded(tmp_path) == ["fig08"]
 

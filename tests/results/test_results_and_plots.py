@@ -12,18 +12,19 @@ from matplotlib.axes import Axes
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import EXPERIMENTS
-from sarathi_lab.results import swept
-from sarathi_lab.results.columns import factor, heading
+from sarathi_lab.results import sweep_analysis
 from sarathi_lab.results.load import (
     find_runs,
     load_iterations,
     load_paper,
     load_requests,
+    load_rows,
     load_runs,
 )
 from sarathi_lab.results.plots import sweeps
 from sarathi_lab.results.report import conclusion, save_picture, sweep_table
 from sarathi_lab.results.result import show
+from sarathi_lab.results.table import COLUMNS, append, factor, heading, rows_of_run, wide
 from sarathi_lab.tasks import plot
 
 LABELS = {
@@ -41,13 +42,14 @@ LABELS |= {
     "pd_ratio": 31,
     "chunk": None,
 }
+SWEPT = ["chunk", "pd_ratio"]
 SUMMARY = {"num_prompt_tokens": 992.0 * 4, "num_requests": 4.0, "kv_reread_factor": 1.0}
 
 
 def write_run(path: Path, summary: dict[str, float], **labels: object) -> None:
     path.mkdir(parents=True)
     (path / "summary.json").write_text(json.dumps(SUMMARY | summary))
-    name = {"name": path.name, "started_at": "2026-01-01T00:00:00"}
+    name = {"name": path.name, "started_at": "2026-01-01T00:00:00", "swept": SWEPT}
     (path / "run.json").write_text(json.dumps({**LABELS, **name, **labels}))
 
 
@@ -139,7 +141,7 @@ def test_an_unknown_figure_is_refused():
 
 
 def test_ratios_are_taken_on_the_same_requests(sweep):
-    runs = swept.relative(load_runs(sweep), "throughput", to="request_level")
+    runs = sweep_analysis.relative(load_runs(sweep), "throughput", to="request_level")
     ratio = runs.set_index(["policy", "pd_ratio", runs.chunk.fillna(0)]).throughput_vs_request_level
     assert ratio["sarathi", 8, 128] == 2.0
     assert ratio["sarathi", 32, 512] == pytest.approx(1.03)
@@ -147,11 +149,25 @@ def test_ratios_are_taken_on_the_same_requests(sweep):
     assert ratio["request_level", 8, 0] == 1.0
 
 
-def test_a_device_that_differs_by_its_threads_only_is_one_setting(sweep):
-    runs = load_runs(sweep).query("chunk == 128").assign(pd_ratio=8, threads=[1, 2])
-    runs["device"] = [f"cpu (x, {number} threads)" for number in runs.threads]
-    assert swept.varying_settings(runs) == ["threads"]
-    assert swept.varying_settings(runs.assign(threads=1)) == ["device"]
+def test_a_sweep_varies_what_the_sweeper_stored_and_runs_put_together_vary_in_what_differs(sweep):
+    runs = load_runs(sweep).query("chunk == 128").assign(threads=[1, 2])
+    assert runs.swept.unique().tolist() == ["[chunk,pd_ratio]"]
+    assert sweep_analysis.varied(runs) == ["pd_ratio"]
+    assert sweep_analysis.varied(runs.drop(columns="swept").assign(pd_ratio=8)) == ["threads"]
+
+
+def test_rows_of_runs_are_long_and_older_runs_are_read_from_their_summary(tmp_path):
+    write_run(tmp_path / "old", {"throughput": 10.0, "ttft_p50_floor": 0.5}, executor="simulated")
+    write_run(tmp_path / "new", {"throughput": 20.0})
+    new = rows_of_run({"throughput": 30.0}, {**LABELS, "name": "new", "git_commit": "abc"})
+    append(tmp_path / "new", rows_of_run({"throughput": 25.0, "mfu": 0.1}, {"name": "new"}))
+    append(tmp_path / "new", new)
+    rows = load_rows(tmp_path)
+    assert list(rows) == [*COLUMNS, "path"]
+    shown = rows[["case", "quantity", "value", "unit", "level", "commit"]].to_numpy().tolist()
+    assert ["new", "throughput", 30.0, "tokens/s", "measured", "abc"] in shown
+    assert ["old", "ttft_p50_roofline", 0.5, "", "simulated", ""] in shown
+    assert wide(rows).loc["new", ["throughput", "mfu"]].tolist() == [30.0, 0.1]
 
 
 def runs_of(**values: list[object]) -> pd.DataFrame:
@@ -223,7 +239,7 @@ def test_what_equal_work_differs_by_is_undecided():
     runs = runs_of(policy=["orca", "sarathi"], repetition=[1, 2, 3])
     runs = runs.assign(executor="torch", throughput=[100, 130, 100, 120, 140, 115])
     runs["schedule"] = ["x"] * 3 + ["y"] * 3
-    assert swept.noise(runs) == 1.3
+    assert sweep_analysis.noise(runs) == 1.3
     (sentence,) = conclusion(runs)
     assert "serves 1.15 times orca's tokens (1.08 to 1.20 in 3 samples, 75%)" in sentence
     assert "undecided: equal work differed by up to 1.30 times" in sentence

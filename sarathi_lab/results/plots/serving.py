@@ -30,7 +30,7 @@ def draw(name: str, title: str, points: pd.DataFrame) -> Figure:
     """The picture of an experiment from its points: a row of panels a device, a panel a data set or
     quantity.
 
-    `points` has the columns of recorded results (`load.COLUMNS`), dataset, slo and quantity,
+    `points` has the columns of recorded results (`load.POINT_COLUMNS`), dataset, slo and quantity,
     `device` in words, and `source`, "paper" for marks at the bars of its own `hardware`.
     """
     look = LOOKS[name]

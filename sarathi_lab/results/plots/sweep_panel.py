@@ -13,10 +13,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, NullLocator
 
-from sarathi_lab.results import swept
-from sarathi_lab.results.columns import MILLISECONDS, factor, heading
+from sarathi_lab.results import sweep_analysis
 from sarathi_lab.results.plots.style import AXIS_NAMES, LINES, colours, marker, tick_in_steps
-from sarathi_lab.results.swept import text
+from sarathi_lab.results.sweep_analysis import text
+from sarathi_lab.results.table import MILLISECONDS, factor, heading
 
 MOST_TICKS = 10
 LONG = 10.0  # seconds from which a time is shown in seconds
@@ -50,11 +50,11 @@ class SweepPanel:
         """Draw the runs `shown`; returns their medians, by which `name_axes` sets the limits."""
         by = [one for one in (self.axis.x, self.axis.hue, *self.axis.others) if one]
         by = list(dict.fromkeys([*by, "policy"]))
-        table = swept.medians(shown, by, self.name)
-        ends = ["median", "low", "high"]
+        table = sweep_analysis.medians(shown, by, self.name)
+        ends = ["value", "low", "high"]
         table[ends] *= 1.0 if self._is_long else factor(self.name)
         if self.name == "decode_time_marginal":  # a difference of times that may be equal
-            table.loc[table["median"] <= 0, ends] = math.nan
+            table.loc[table["value"] <= 0, ends] = math.nan
         columns = [one for one in by if one != self.axis.x]
         names = self._labels(table[columns])
         self._across(table, names, dict.fromkeys(self._labels(self.runs[columns])))
@@ -86,7 +86,7 @@ class SweepPanel:
         marker of its place among all `known`, whichever have this quantity.
         """
         colour = colours(values_of(self.runs, self.axis.hue or self.axis.x))
-        noise = swept.noise(self.runs)
+        noise = sweep_analysis.noise(self.runs)
         labels = list(dict.fromkeys([*known, *names]))
         shapes: dict[object, str] = {}  # by device or what else is neither colour nor axis
         for i, label in enumerate(labels):
@@ -100,20 +100,20 @@ class SweepPanel:
             own = text(rows[self.axis.hue].iloc[0]) if self.axis.hue else None
             for (_, row), place in zip(rows.iterrows(), places, strict=True):
                 hue = colour.get(own or text(row[self.axis.x]), "C0")
-                if math.isnan(row["median"]):
+                if math.isnan(row["value"]):
                     continue
                 if math.isnan(place):
                     self._level(row, hue, line, label)
                     continue
                 is_ratio = "_vs_" in self.name and not self.name.endswith(f"_vs_{row['policy']}")
-                is_open = is_ratio and not swept.is_decided(row, noise)
+                is_open = is_ratio and not sweep_analysis.is_decided(row, noise)
                 shift = 0.6 * ((i + 0.5) / len(labels) - 0.5) if self.is_listed else 0.0
                 self._point(row, place + shift, hue, shape, is_open=is_open)
             if not self.is_listed:
-                ends = rows.assign(_x=places).dropna(subset=["_x", "median"]).sort_values("_x")
+                ends = rows.assign(_x=places).dropna(subset=["_x", "value"]).sort_values("_x")
                 style: dict[str, Any] = {"color": colour.get(own or "", "C0"), "linestyle": line}
                 if not ends.empty:
-                    self.ax.plot(ends["_x"], ends["median"], **style)
+                    self.ax.plot(ends["_x"], ends["value"], **style)
                     self.ax.plot([], [], marker=shape, label=label or None, **style)
             elif own is not None:
                 self.ax.plot([], [], shape, color=colour.get(own, "C0"), label=label)
@@ -143,17 +143,17 @@ class SweepPanel:
     def _point(
         self, row: pd.Series, place: float, colour: str, shape: str, *, is_open: bool
     ) -> None:
-        bars = [[max(0.0, row["median"] - row["low"])], [max(0.0, row["high"] - row["median"])]]
-        x, y = (row["median"], place) if self.is_listed else (place, row["median"])
+        bars = [[max(0.0, row["value"] - row["low"])], [max(0.0, row["high"] - row["value"])]]
+        x, y = (row["value"], place) if self.is_listed else (place, row["value"])
         style: dict[str, Any] = {"fmt": shape, "color": colour, "capsize": 2, "zorder": 3}
         style["mfc"] = "white" if is_open else colour
-        if row["number"] > 1:
+        if row["num_samples"] > 1:
             style["xerr" if self.is_listed else "yerr"] = bars
         self.ax.errorbar(x, y, **style)
 
     def _level(self, row: pd.Series, colour: str, line: Any, label: str) -> None:
-        self._line(row["median"], color=colour, linestyle=line, label=label)
-        if row["number"] > 1:
+        self._line(row["value"], color=colour, linestyle=line, label=label)
+        if row["num_samples"] > 1:
             self.ax.axhspan(row["low"], row["high"], color=colour, alpha=0.12, linewidth=0)
 
     def _line(self, at: float, **style: Any) -> None:
@@ -163,11 +163,11 @@ class SweepPanel:
         """Axes fit the medians: intervals show as far as twice their range, so that noise does not
         stretch it; from zero where medians differ by more than a factor of two.
         """
-        known = table.dropna(subset=["median"])
+        known = table.dropna(subset=["value"])
         if known.empty:
             self.ax.text(0.5, 0.5, "below the noise", ha="center", transform=self.ax.transAxes)
             return
-        middle = [*known["median"], *([1.0] if "_vs_" in self.name else [])]
+        middle = [*known["value"], *([1.0] if "_vs_" in self.name else [])]
         low, high = min(middle), max(middle)
         span = max(high - low, 0.02 * abs(high))
         bottom = max(low - span, min(low, float(known["low"].min())))

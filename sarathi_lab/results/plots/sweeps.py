@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sarathi_lab.results import swept
+from sarathi_lab.results import sweep_analysis
 from sarathi_lab.results.plots.style import WIDTH, finished, marker, panels
 from sarathi_lab.results.plots.sweep_panel import (
     Axis,
@@ -20,7 +20,7 @@ from sarathi_lab.results.plots.sweep_panel import (
     short_name,
     values_of,
 )
-from sarathi_lab.results.swept import text
+from sarathi_lab.results.sweep_analysis import text
 
 LINES = ("-", "--", "-.", ":")
 # Column of the iterations, factor and y label.
@@ -55,19 +55,19 @@ def draw_sweep(
     Raises UserError for a name that the runs don't have.
     """
     runs = runs.reset_index(drop=True)  # of tables put together rows may share a label
-    base = swept.reference(runs)
+    base = sweep_analysis.reference(runs)
     named = [y] if isinstance(y, str) else list(y or [])
     for ratio in (f"throughput_vs_{base}", *named):
         quantity, is_ratio, to = ratio.partition("_vs_")
-        runs = swept.relative(runs, quantity, to) if is_ratio else runs
+        runs = sweep_analysis.relative(runs, quantity, to) if is_ratio else runs
     axis = choose_axes(runs, x=x, hue=hue, facet=facet)
     facets = values_of(runs, axis.facet) if axis.facet else [None]
-    names = [swept.column(runs, name) for name in named]
+    names = [sweep_analysis.find_column(runs, name) for name in named]
     is_listed = not is_numeric(runs, axis.x)
     number = len(values_of(runs, axis.x)) if is_listed else 0
     most = MOST_ROWS if axis.facet else 4 if number > 8 else MOST_PANELS
     names = names or _quantities(runs, base, most)
-    runs = swept.without_repeated(runs, names)
+    runs = sweep_analysis.without_repeated(runs, names)
     if axis.facet:
         columns = len(facets)
     else:
@@ -104,13 +104,15 @@ def choose_axes(
     policy, baselines included, or else the next by colour; then a panel a value. Raises UserError
     for a name that the runs don't have.
     """
-    x, hue, facet = (swept.column(runs, one) if one else None for one in (x, hue, facet))
-    varying = swept.varying_settings(runs)
+    x, hue, facet = (
+        sweep_analysis.find_column(runs, one) if one else None for one in (x, hue, facet)
+    )
+    varying = sweep_analysis.varied(runs)
     if "policy" not in varying and runs.policy.nunique() > 1:
         varying.insert(0, "policy")
     left = [one for one in varying if one not in (x, hue, facet)]
     if x is None:
-        own = swept.own_runs(runs)
+        own = sweep_analysis.without_baselines(runs)
         numbers = [one for one in left if is_numeric(own, one)]
         x = max(numbers or left or ["policy"], key=lambda one: own[one].nunique())
     left = [one for one in left if one != x]
@@ -132,7 +134,7 @@ def _described(
     figure: Figure, axes: Sequence[Axes], runs: pd.DataFrame, names: Sequence[str]
 ) -> Figure:
     """Which model and device, what points and bars are, and one legend for all panels."""
-    own = swept.own_runs(runs)
+    own = sweep_analysis.without_baselines(runs)
     parts = [
         sorted({text(value) for value in own[name]})
         for name in ("model", "dtype", "device")
@@ -142,10 +144,10 @@ def _described(
     title = ", ".join(said[:-1]) + f" on {said[-1]}" if len(said) > 1 else " ".join(said)
     if note := sampling(runs):
         title += f"\n{note}"
-    if any("_vs_" in name for name in names) and (level := swept.noise(runs)) > 1:
+    if any("_vs_" in name for name in names) and (level := sweep_analysis.noise(runs)) > 1:
         title += f"; hollow: not told apart from 1 (equal work differed by up to {level:.2f} times)"
-    base = swept.reference(runs)
-    if base is not None and swept.replays_apart(runs, base).any():
+    base = sweep_analysis.reference(runs)
+    if base is not None and sweep_analysis.replays_differ(runs, base).any():
         title += f"\nCUDA graphs had different shares in the iterations of {base} and of others"
     handles: dict[str, Any] = {}
     for ax in axes:
@@ -159,12 +161,12 @@ def _described(
 
 def sampling(runs: pd.DataFrame) -> str:
     """What a point and its bar are; nothing where every point is one run."""
-    own = swept.own_runs(runs)
-    over = [name for name in swept.SAMPLES if name in own and own[name].nunique() > 1]
+    own = sweep_analysis.without_baselines(runs)
+    over = [name for name in sweep_analysis.SAMPLES if name in own and own[name].nunique() > 1]
     if not over:
         return ""
-    table = swept.medians(own, ["policy", *swept.varying_settings(own)], "throughput")
-    number, confidence = int(table["number"].min()), table["confidence"].min()
+    table = sweep_analysis.medians(own, ["policy", *sweep_analysis.varied(own)], "throughput")
+    number, confidence = int(table["num_samples"].min()), table["confidence"].min()
     words = " and ".join(f"{name}s" for name in over)
     return f"medians of {number} {words} with their {confidence:.0%} interval"
 

@@ -1,0 +1,210 @@
+"""Analysis of a sweep: medians over repetitions with intervals, ratios to a reference, noise.
+
+A table of runs has a row per run and flat columns: settings as they are typed (`chunk`,
+`workload.rate`), quantities as in METRICS.md. What a sweep varied is in its column `swept`, which
+the sweeper fills.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from functools import cache
+from typing import Any
+
+import pandas as pd
+from omegaconf import OmegaConf
+
+from sarathi_lab.config.errors import UserError, suggestion
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.results.intervals import FEWEST_PAIRS, ends_of_median
+from sarathi_lab.results.metrics import REPLAY_TOLERANCE
+
+SAMPLES = ("repetition", "seed")  # further samples of the same case
+REFERENCES = ("orca", "request_level")  # the first one present is what runs are compared with
+NOT_WORK = ("baselines", "output", "resume", "limit", "trace", "tracking", "repeat", "plot")
+
+
+@cache
+def _top_level() -> frozenset[str]:
+    """Return the names at the top of conf/config.yaml, groups included."""
+    config: Any = OmegaConf.to_container(OmegaConf.load(CONF / "config.yaml"))
+    groups = {key for one in config.pop("defaults") if isinstance(one, dict) for key in one}
+    return frozenset({*config, *groups, "threads"} - {*NOT_WORK, "hydra", "task"})
+
+
+def is_setting(name: str) -> bool:
+    """Return whether a column of runs is a setting, not a quantity."""
+    return name.partition(".")[0] in _top_level()
+
+
+def without_baselines(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs that are no baselines; all where there are only baselines."""
+    if "is_baseline" not in runs or runs.is_baseline.all():
+        return runs
+    return runs[~runs.is_baseline.astype(bool)]
+
+
+def without_repeated(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame:
+    """Leave out baselines that equal a swept run of their policy in the quantities `names`, as in
+    simulation; where they were measured they differ, and both stay.
+    """
+    if "is_baseline" not in runs or runs.is_baseline.all():
+        return runs
+    is_baseline = runs.is_baseline.astype(bool)
+    settings = [one for one in varied(runs) if one != "chunk"]  # baselines have none
+    keys = list(dict.fromkeys(["policy", *settings, *(n for n in names if "_vs_" not in n)]))
+    groups = group_keys(runs, keys)
+    return runs[~(is_baseline & groups.isin(groups[~is_baseline]))]
+
+
+def varied(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
+    """Return the settings in which the runs differ, without those in `leaving` (baselines are not
+    considered): of one sweep those that the sweeper stored; of runs put together all that differ,
+    without those determined by others before them.
+    """
+    own = without_baselines(runs)
+    stored: list[object] = list(own.swept.unique()) if "swept" in own else []
+    if len(stored) == 1 and isinstance(stored[0], str):
+        names = [name for name in stored[0].strip("[]").split(",") if name in own]
+        names = [name for name in names if own[name].map(text).nunique() > 1]
+        return [name for name in names if not _is_one_of(name, leaving)]
+    found: list[str] = []
+    names = [name for name in map(str, own) if is_setting(name) and not _is_one_of(name, leaving)]
+    for name in sorted(names, key=lambda name: "." in name):
+        if own[name].map(text).nunique() > 1 and _is_finer(own, found, name):
+            found.append(name)
+    return found
+
+
+def _is_one_of(name: str, leaving: Collection[str]) -> bool:
+    """Return whether the first or last part of a name is in `leaving`, as that of workload.seed."""
+    return not {name.partition(".")[0], name.rpartition(".")[2]}.isdisjoint(leaving)
+
+
+def _is_finer(runs: pd.DataFrame, names: Sequence[str], name: str) -> bool:
+    return group_keys(runs, [*names, name]).nunique() > group_keys(runs, names).nunique()
+
+
+def find_column(runs: pd.DataFrame, name: str) -> str:
+    """Return the column that `name` is or ends, as `rate` ends `workload.rate`."""
+    if name in runs:
+        return name
+    ends = [str(one) for one in runs if str(one).endswith(f".{name}")]
+    if len(ends) == 1:
+        return ends[0]
+    found = [*varied(runs), *(one for one in SAMPLES if one in runs)]
+    known = ", ".join([*found, "throughput", "ttft_p50", "tbt_p99"])
+    close = suggestion(name, [*map(str, runs)])
+    what = f"is one of {', '.join(ends)}" if ends else "is no setting or quantity of these runs"
+    raise UserError(f"{name} {what}{close}; use such as {known}")
+
+
+def relative(runs: pd.DataFrame, name: str, to: str) -> pd.DataFrame:
+    """Return `runs` with `<name>_vs_<to>` filled in: divided by the run of the policy `to` on the
+    same requests, a baseline or not; 1 for those runs. Unchanged if there is none.
+    """
+    ratio, base = f"{name}_vs_{to}", runs[runs.policy == to]
+    if base.empty or name not in runs:
+        return runs
+    known = runs[ratio] if ratio in runs else pd.Series(math.nan, runs.index)
+    return runs.assign(**{ratio: known.fillna(ratios(runs, base, [name], same_work(runs))[name])})
+
+
+def same_work(runs: pd.DataFrame) -> list[str]:
+    """Return the columns in which runs on the same requests and device agree."""
+    settings = varied(runs, leaving=(*SAMPLES, "policy", "chunk"))
+    return [*settings, *(one for one in SAMPLES if one in runs)]
+
+
+def ratios(
+    runs: pd.DataFrame, base: pd.DataFrame, names: Sequence[str], keys: Sequence[str]
+) -> pd.DataFrame:
+    """Divide the quantities `names` of each run by those of the run of `base` that agrees in
+    `keys`: the median of several, NaN without one.
+    """
+    groups, others = group_keys(runs, keys), group_keys(base, keys)
+    divisors = {name: groups.map(base[name].groupby(others).median()) for name in names}
+    return runs[list(names)] / pd.DataFrame(divisors, runs.index)
+
+
+def group_keys(runs: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
+    """Return equal texts for runs that agree in `keys`."""
+    parts = [runs[key].map(text) for key in keys]
+    return pd.Series(list(zip(*parts, strict=True)) if parts else "", index=runs.index)
+
+
+def replays_differ(runs: pd.DataFrame, to: str) -> pd.Series:
+    """Return for each run whether its share of replayed iterations differs by more than
+    `REPLAY_TOLERANCE` from that of the run of the policy `to` on the same requests.
+    """
+    name = "replayed_fraction"
+    if name not in runs:
+        return pd.Series(False, runs.index)
+    keys, base = same_work(runs), runs[runs.policy == to]
+    others = group_keys(runs, keys).map(base[name].groupby(group_keys(base, keys)).median())
+    return (runs[name] - others.astype(float)).abs() > REPLAY_TOLERANCE
+
+
+def reference(runs: pd.DataFrame) -> str | None:
+    """Return the policy that the runs are compared with: the first of `REFERENCES` among them, else
+    another baseline.
+    """
+    marks = runs.is_baseline.astype(bool) if "is_baseline" in runs else runs.policy.isna()
+    present = [*(one for one in REFERENCES if (runs.policy == one).any()), *runs.policy[marks]]
+    return next(iter(present), None) if runs.policy.nunique() > 1 else None
+
+
+def medians(runs: pd.DataFrame, by: Sequence[str], *names: str) -> pd.DataFrame:
+    """Return the long table of a sweep: for each of the quantities `names` a row per combination of
+    `by`, in the order of the runs, with those settings, the `quantity`, the median over seeds and
+    repetitions as `value`, `low`, `high` and `confidence` of its interval, and `num_samples`.
+    """
+    rows: list[dict[Any, Any]] = []
+    for name in names:
+        known = runs.dropna(subset=[name])
+        for _, group in known.groupby(group_keys(known, by), sort=False):
+            samples = group[name].astype(float)
+            ends = ends_of_median(list(samples), is_series=False)._asdict()
+            row = {**group[list(by)].iloc[0], "quantity": name, "value": samples.median()}
+            rows.append({**row, **ends, "num_samples": len(samples)})
+    columns = [*by, "quantity", "value", "low", "high", "confidence", "num_samples"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def noise(runs: pd.DataFrame, name: str = "throughput") -> float:
+    """Return the largest ratio between the quantity `name` of two runs with the same iterations
+    (`schedule`): repetitions, or policies that must be equal. NaN where no two runs did the same;
+    1 in simulation, which is deterministic.
+    """
+    if "executor" in runs and (runs.executor == "simulated").all():
+        return 1.0
+    if "schedule" not in runs or name not in runs:
+        return math.nan
+    known = runs.dropna(subset=["schedule", name])
+    keys = [name for name in same_work(runs) if name not in SAMPLES]
+    groups = known[name].groupby(group_keys(known, ["schedule", *keys]))
+    ends = [(part.min(), part.max()) for _, part in groups if len(part) > 1]
+    ratios = [most / least if least > 0 else math.inf for least, most in ends]  # of differences
+    return float(max(ratios, default=math.nan))
+
+
+def is_decided(ratio: Any, noise: float) -> bool:
+    """Return whether a ratio (a row of `medians`) differs from 1: its interval excludes 1, and with
+    too few samples for 95 % the ratio exceeds the noise.
+    """
+    if ratio["num_samples"] == 1 and math.isnan(noise):
+        return False  # one sample does not show the noise
+    if ratio["low"] <= 1 <= ratio["high"]:
+        return False
+    is_beyond = max(ratio["value"], 1 / ratio["value"]) > (1 if math.isnan(noise) else noise)
+    return bool(ratio["num_samples"] >= FEWEST_PAIRS or is_beyond)
+
+
+def text(value: object) -> str:
+    """Return a setting's value as people write it; "-" where a run has none."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:g}"
+    return str(value)

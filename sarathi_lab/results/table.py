@@ -1,0 +1,118 @@
+"""The long table of results: a row per case and quantity, in SI units.
+
+`COLUMNS` come first, in this order; the settings of the case may follow by the names that they are
+typed by (`chunk`, `workload.rate`), so that nothing is parsed out of a case's name.
+
+| column | meaning |
+| --- | --- |
+| case | identifier of what was run, unique within its table |
+| quantity | name as in METRICS.md |
+| value, low, high | SI value and the ends of its interval, NaN without one |
+| unit | SI unit of the value |
+| device | name of the device |
+| level | how it came about: "measured", "simulated" ("profiled", "analytic") or "paper" |
+| seed | of the workload, empty where there is none |
+| commit | of the program, "" outside git |
+
+A run keeps its rows in `results.parquet`, beside the wide tables of its iterations and requests.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+COLUMNS = ["case", "quantity", "value", "low", "high", "unit", "device", "level", "seed", "commit"]
+RESULTS = "results.parquet"
+MEASURED, SIMULATED, PAPER = "measured", "simulated", "paper"
+MILLISECONDS = 1e3  # factor of times that are displayed in milliseconds
+
+# Display of quantities, in the order of tables: heading with unit, factor from SI, format.
+with Path(__file__).with_name("headings.csv").open(newline="") as file:
+    ROWS = list(csv.DictReader(file))
+HEADINGS = {row["name"]: (row["heading"], float(row["factor"]), row["format"]) for row in ROWS}
+UNITS = {row["name"]: row["unit"] for row in ROWS}
+
+
+def heading(name: str) -> str:
+    """Return the heading of a quantity or of its ratio to a baseline; unknown names stay."""
+    quantity, is_ratio, baseline = name.partition("_vs_")
+    words = HEADINGS.get(quantity, (quantity, 1, ""))[0]
+    return f"{words.split(' [')[0]} / {baseline}" if is_ratio else words
+
+
+def factor(name: str) -> float:
+    """Return the factor from SI to the displayed value; 1 for ratios to a baseline."""
+    return HEADINGS.get(name, (name, 1, ""))[1]
+
+
+def rows_of(
+    quantities: Mapping[str, float],
+    *,
+    case: str,
+    device: str = "",
+    level: str = MEASURED,
+    seed: Any = None,
+    commit: str | None = None,
+) -> pd.DataFrame:
+    """Return the rows of one case from its quantities by name."""
+    table = pd.DataFrame({"quantity": list(quantities), "value": list(quantities.values())})
+    table = table.astype({"quantity": str, "value": float})
+    table["unit"] = table.quantity.map(UNITS).fillna("")
+    labels = {"case": case, "device": device, "level": level, "commit": commit or ""}
+    return table.assign(**labels, low=float("nan"), high=float("nan"), seed=seed)[COLUMNS]
+
+
+def rows_of_run(quantities: Mapping[str, float], labels: Mapping[str, Any]) -> pd.DataFrame:
+    """Return the rows of a run from its quantities and its labels (run.json)."""
+    return rows_of(
+        quantities,
+        case=str(labels.get("name", "")),
+        device=str(labels.get("device", "")),
+        level=SIMULATED if labels.get("executor") == SIMULATED else MEASURED,
+        seed=labels.get("seed"),
+        commit=labels.get("git_commit"),
+    )
+
+
+def rows_of_points(points: pd.DataFrame) -> pd.DataFrame:
+    """Return recorded points (a `y` per row, see `load.POINT`) as rows; their other columns, such
+    as panel, series and x, follow as settings.
+    """
+    keys = [name for name in ("panel", "dataset", "slo", "series", "x") if name in points]
+    texts = (points[name].map("{:g}".format if name == "x" else str) for name in keys)
+    source = points.get("source", pd.Series(MEASURED, points.index))
+    level = points.get("level", pd.Series("", points.index)).fillna("")
+    blank = {name: float("nan") for name in ("low", "high", "seed") if name not in points}
+    columns = {
+        "case": [", ".join(filter(None, parts)) for parts in zip(*texts, strict=True)],
+        "quantity": points.get("quantity", points.get("figure", "")),
+        "level": level.where(level != "", source),
+        "device": points.get("device", points.get("device_name", "")),
+        "commit": "",
+        **blank,
+    }
+    table = points.rename(columns={"y": "value"}).assign(**columns)
+    return table[[*COLUMNS, *(name for name in table if name not in COLUMNS)]]
+
+
+def append(folder: Path, rows: pd.DataFrame) -> Path:
+    """Append rows to the table in `folder`, in place of those of the same case and quantity, and
+    return its path.
+    """
+    path = folder / RESULTS
+    if path.is_file():
+        rows = pd.concat([pd.read_parquet(path), rows], ignore_index=True)
+        rows = rows.drop_duplicates(["case", "quantity"], keep="last")
+    rows.to_parquet(path, index=False)
+    return path
+
+
+def wide(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per case with its quantities as columns, both in the order of the rows."""
+    table = rows.pivot(index="case", columns="quantity", values="value")
+    return table.loc[rows["case"].unique(), rows["quantity"].unique()].rename_axis(columns=None)
