@@ -23,7 +23,7 @@ from sarathi_lab.engine.topology import (
     Topology,
 )
 from sarathi_lab.experiment.capacity import at_rate
-from sarathi_lab.experiment.clock import Point
+from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import Platform
 from sarathi_lab.experiment.serving import (
     ServingBench,

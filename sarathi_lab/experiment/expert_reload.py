@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
-from sarathi_lab.engine.compositions import chunks_of, make_batch
-from sarathi_lab.experiment.clock import EVERYTHING, Clock, Point, Unit, weighted
+from sarathi_lab.experiment.cases import Case, Group, Seconds, one
 from sarathi_lab.experiment.registry import PROFILED, Ints, Platform, figure
+from sarathi_lab.experiment.work import WorkSum, batch, chunked
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.look import Look
 
@@ -50,42 +49,28 @@ def expert_reload(
     decodes: Ints,
     context: int,
     models: Sequence[str] = (),
-) -> Iterator[Unit]:
+) -> Iterator[Group]:
     """A prompt in chunks over the same at once, in the FFN and as a whole; with decodes of
     `context` tokens riding on every chunk over the whole prompt and as many iterations of them
     after it; and the longest iteration that the most decodes ride on, over the whole prompt. The
     task measures `models` one after the other, unless one was chosen.
     """
+    whole = Seconds(chunked(prompt_len, prompt_len))
     for chunk in chunks:
-        yield partial(_alone, spec.name, prompt_len, chunk)
+        yield _alone(spec.name, prompt_len, chunk)
         for number in decodes:
-            yield partial(_with_decodes, spec.name, prompt_len, chunk, number, context)
-        yield partial(_longest, spec.name, prompt_len, chunk, max(decodes), context)
+            riding = chunked(prompt_len, chunk, num_decodes=number, context=context)
+            decoding = len(riding.parts) * batch(num_decodes=number, context=context)
+            separate = Seconds(chunked(prompt_len, prompt_len) + decoding)
+            yield one(BESIDE.format(number), spec.name, chunk, Seconds(riding) / separate)
+        # The last full chunk; no decode rides with the whole prompt.
+        most = chunked(prompt_len, chunk, num_decodes=max(decodes), context=context)
+        last = WorkSum((most.parts[prompt_len // chunk - 1],))
+        yield one(LONGEST, spec.name, chunk, Seconds(last) / whole)
 
 
-def _alone(model: str, prompt_len: int, chunk: int, clock: Clock) -> Iterator[Point]:
-    whole, cut = (clock.batch(*chunks_of(prompt_len, tokens)) for tokens in (prompt_len, chunk))
-    for panel, kinds in ((FFN, ("ffn",)), (PREFILL, EVERYTHING)):
-        ratio = clock.seconds(cut, kinds).over(clock.seconds(whole, kinds))
-        yield Point(panel, model, chunk, ratio)
-
-
-def _with_decodes(
-    model: str, prompt_len: int, chunk: int, number: int, context: int, clock: Clock
-) -> Iterator[Point]:
-    riding = chunks_of(prompt_len, chunk, num_decodes=number, context=context)
-    alone = clock.batch(make_batch(num_decodes=number, context=context))
-    whole = clock.batch(*chunks_of(prompt_len, prompt_len))
-    apart = clock.seconds(weighted((1.0, whole), (float(len(riding)), alone)))
-    yield Point(BESIDE.format(number), model, chunk, clock.duration(*riding).over(apart))
-
-
-def _longest(
-    model: str, prompt_len: int, chunk: int, number: int, context: int, clock: Clock
-) -> Iterator[Point]:
-    """Of the last full chunk, over the whole prompt, with which no decode rides."""
-    last = chunks_of(prompt_len, chunk, num_decodes=number, context=context)[
-        prompt_len // chunk - 1
-    ]
-    whole = clock.duration(*chunks_of(prompt_len, prompt_len))
-    yield Point(LONGEST, model, chunk, clock.duration(last).over(whole))
+def _alone(model: str, prompt_len: int, chunk: int) -> Group:
+    whole, cut = chunked(prompt_len, prompt_len), chunked(prompt_len, chunk)
+    ffn = Seconds(cut, ("ffn",)) / Seconds(whole, ("ffn",))
+    prefill = Seconds(cut) / Seconds(whole)
+    return Group((Case(FFN, model, chunk, ffn), Case(PREFILL, model, chunk, prefill)))

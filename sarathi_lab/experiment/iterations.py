@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import pandas as pd
 
-from sarathi_lab.engine.compositions import chunks_of, make_batch
-from sarathi_lab.engine.request import Batch
-from sarathi_lab.experiment.clock import (
-    COMPUTE,
-    EVERYTHING,
-    FOUR,
-    Clock,
-    Estimate,
-    Point,
-    Unit,
+from sarathi_lab.experiment.cases import (
+    Case,
+    ChunkingOverhead,
+    Constant,
+    Group,
+    KeysRead,
+    Quantity,
+    Seconds,
     one,
 )
-from sarathi_lab.experiment.loss import chunking_loss
+from sarathi_lab.experiment.clock import COMPUTE, EVERYTHING, FOUR
 from sarathi_lab.experiment.registry import KEYS, Aims, ErrorRow, Ints, figure
+from sarathi_lab.experiment.work import WorkSum, batch, chunked
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.look import Look
 
@@ -50,23 +48,22 @@ def _fig03_paper(points: pd.DataFrame) -> pd.DataFrame:
         units={"ratio": "ratio"},
     ),
 )
-def fig03(spec: ModelSpec, *, batches: Ints, seq_len: int) -> Iterator[Unit]:
+def fig03(spec: ModelSpec, *, batches: Ints, seq_len: int) -> Iterator[Group]:
     """Milliseconds per token by operation of prefills and decodes alone, and their ratio (3.1)."""
-    yield from (partial(_token_costs, batch, seq_len) for batch in batches)
+    yield from (Group(tuple(_token_costs(number, seq_len))) for number in batches)
 
 
-def _token_costs(batch: int, seq_len: int, clock: Clock) -> Iterator[Point]:
-    prefills = make_batch(prefill_tokens=seq_len, num_prefills=batch)
-    decodes = make_batch(num_decodes=batch, context=seq_len)
+def _token_costs(number: int, seq_len: int) -> Iterator[Case]:
+    prefills = batch(prefill_tokens=seq_len, num_prefills=number)
+    decodes = batch(num_decodes=number, context=seq_len)
     series = {**OPERATIONS, "others": ("elementwise", "others"), "total": EVERYTHING}
     for panel, phase in (("prefill", prefills), ("decode", decodes)):
-        times = clock.batch(phase)
         for name, kinds in series.items():
-            y = clock.seconds(times, kinds).times(1e3 / phase.num_tokens)
-            yield Point(panel, name, batch, y, "ms/token")
-    prefilled = clock.duration(prefills).times(1 / prefills.num_tokens)
-    decoded = clock.duration(decodes).times(1 / batch)
-    yield Point("ratio", "decode / prefill", batch, decoded.over(prefilled))
+            y = Seconds(phase, kinds) * (1e3 / phase.num_tokens)
+            yield Case(panel, name, number, y, "ms/token")
+    prefilled = Seconds(prefills) * (1 / prefills.num_tokens)
+    decoded = Seconds(decodes) * (1 / number)
+    yield Case("ratio", "decode / prefill", number, decoded / prefilled)
 
 
 def _fig04_paper(speed: pd.DataFrame, intensity: pd.DataFrame) -> pd.DataFrame:
@@ -115,39 +112,38 @@ def fig04(
     batches: Ints,
     layers: Sequence[tuple[str, int, int]] = (),
     products: Sequence[tuple[str, str, int]] = (),
-) -> Iterator[Unit]:
+) -> Iterator[Group]:
     """Tokens per millisecond of one layer by length and batch, and FLOPs per byte of its products.
 
     `layers` (phase, length, batch) and `products` (phase, operation, batch) are single points, in
     place of all of `lengths` and `batches`.
     """
     phases = ("prefill", "decode")
-    grid = [(phase, length, batch) for phase in phases for length in lengths for batch in batches]
-    for phase, length, batch in layers or grid:
-        rate = partial(_layer_rate, spec, phase, length, batch)
-        yield one(phase, str(length), batch, rate, "tokens/ms")
-    for phase, operation, batch in products:
-        intensity = partial(_intensity, spec, phase, operation, batch)
-        yield one(f"{phase} intensity", operation, batch, intensity, "FLOP/B")
+    grid = [(phase, length, number) for phase in phases for length in lengths for number in batches]
+    for phase, length, number in layers or grid:
+        rate = _layer_rate(spec, phase, length, number)
+        yield one(phase, str(length), number, rate, "tokens/ms")
+    for phase, operation, number in products:
+        intensity = Constant(_intensity(spec, phase, operation, number))
+        yield one(f"{phase} intensity", operation, number, intensity, "FLOP/B")
 
 
-def _layer_rate(spec: ModelSpec, phase: str, length: int, batch: int, clock: Clock) -> Estimate:
-    prefills = make_batch(prefill_tokens=length, num_prefills=batch)
-    own = prefills if phase == "prefill" else make_batch(num_decodes=batch, context=length)
-    layer = clock.duration(own, kinds=COMPUTE).times(1e3 / spec.num_layers)
-    return Estimate(1.0).over(layer).times(own.num_tokens)
+def _layer_rate(spec: ModelSpec, phase: str, length: int, number: int) -> Quantity:
+    prefills = batch(prefill_tokens=length, num_prefills=number)
+    work = prefills if phase == "prefill" else batch(num_decodes=number, context=length)
+    return Constant(work.num_tokens) / (Seconds(work, COMPUTE) * (1e3 / spec.num_layers))
 
 
-def _intensity(spec: ModelSpec, phase: str, operation: str, batch: int, clock: Clock) -> Estimate:
-    """FLOPs per element of [rows, k] x [k, n] at length 1024, in the paper's whole numbers."""
-    rows, hidden = batch * (1024 if phase == "prefill" else 1), spec.hidden_size
+def _intensity(spec: ModelSpec, phase: str, operation: str, number: int) -> float:
+    """Return FLOPs per element of [rows, k] x [k, n] at length 1024, in whole numbers."""
+    rows, hidden = number * (1024 if phase == "prefill" else 1), spec.hidden_size
     shapes = {
         "preproj": (hidden, spec.q_size + 2 * spec.kv_size),
         "postproj": (spec.q_size, hidden),
         "ffn": (hidden, spec.ffn_size),
     }
     k, n = shapes[operation]
-    return Estimate(max(1.0, math.floor(1 / (1 / rows + 1 / k + 1 / n))))
+    return max(1.0, math.floor(1 / (1 / rows + 1 / k + 1 / n)))
 
 
 # The analytic model is fitted to the odd tiles of 128 tokens (experiments/lab/cost_model/fit.py).
@@ -176,49 +172,44 @@ EVEN_TILES = "series == 'total' and (x - 1) // 128 % 2 == 1"
         xs={"step": "tokens that fill tiles"},
     ),
 )
-def fig07(spec: ModelSpec, *, tokens: Ints, tiles: Ints) -> Iterator[Unit]:
+def fig07(spec: ModelSpec, *, tokens: Ints, tiles: Ints) -> Iterator[Group]:
     """Milliseconds of a prefill by operation and tokens; and of one token more than fills its
     tiles, over that of full tiles (section 4.4).
     """
-    yield from (partial(_iteration, num_tokens) for num_tokens in tokens)
+    operations = {**{name: (name,) for name in ("preproj", "postproj", "ffn")}, "total": COMPUTE}
+    for num_tokens in tokens:
+        prefill = batch(prefill_tokens=num_tokens)
+        yield Group(
+            tuple(
+                Case("", name, num_tokens, Seconds(prefill, kinds) * 1e3, "ms")
+                for name, kinds in operations.items()
+            )
+        )
     for num_tokens in tiles:
-        yield one("step", "one token more", num_tokens, partial(_tile_step, num_tokens))
-
-
-def _iteration(num_tokens: int, clock: Clock) -> Iterator[Point]:
-    times = clock.batch(make_batch(prefill_tokens=num_tokens))
-    for name in ("preproj", "postproj", "ffn", "total"):
-        kinds = COMPUTE if name == "total" else (name,)
-        yield Point("", name, num_tokens, clock.seconds(times, kinds).times(1e3), "ms")
-
-
-def _tile_step(num_tokens: int, clock: Clock) -> Estimate:
-    full, more = (
-        clock.duration(make_batch(prefill_tokens=n)) for n in (num_tokens, num_tokens + 1)
-    )
-    return more.over(full)
+        full, more = (Seconds(batch(prefill_tokens=n)) for n in (num_tokens, num_tokens + 1))
+        yield one("step", "one token more", num_tokens, more / full)
 
 
 @figure(question="Does the engine reach on a GPU what it should?", seconds=15)
 def gpu_targets(
     spec: ModelSpec, *, context: int, decodes: Ints, prefills: Ints, chunks: Ints, beside: int
-) -> Iterator[Unit]:
+) -> Iterator[Group]:
     """Milliseconds of the iterations that the targets are judged by."""
+    at = f"context {context}"
     for n in decodes:
-        alone = make_batch(num_decodes=n, context=context)
-        yield _whole("decodes", f"context {context}", n, alone)
+        yield _whole("decodes", at, n, batch(num_decodes=n, context=context))
     for n in prefills:
-        yield _whole("prefill", "alone", n, make_batch(prefill_tokens=n))
+        yield _whole("prefill", "alone", n, batch(prefill_tokens=n))
     for n in chunks:
-        both = make_batch(prefill_tokens=n - beside, num_decodes=beside, context=context)
+        both = batch(prefill_tokens=n - beside, num_decodes=beside, context=context)
         yield _whole("hybrid", f"{beside} decodes at {context}", n, both)
 
 
-def _whole(panel: str, series: str, x: int, batch: Batch) -> Unit:
-    return one(panel, series, x, lambda clock: clock.duration(batch).times(1e3), "ms")
+def _whole(panel: str, series: str, x: int, work: WorkSum) -> Group:
+    return one(panel, series, x, Seconds(work) * 1e3, "ms")
 
 
-CAUSES = ("re-read", "smaller products", "fixed cost")
+CAUSES = {"re-read": "attention", "smaller products": "matmul", "fixed cost": "fixed"}
 BEHIND = ("attention [ms]", "KV read [MB]")  # panels of one chunk behind cached tokens
 
 
@@ -247,44 +238,39 @@ BEHIND = ("attention [ms]", "KV read [MB]")  # panels of one chunk behind cached
         xs=dict.fromkeys(BEHIND, "cached tokens before the chunk"),
     ),
 )
-def kv_reread(spec: ModelSpec, *, prompts: Ints, chunks: Ints) -> Iterator[Unit]:
+def kv_reread(spec: ModelSpec, *, prompts: Ints, chunks: Ints) -> Iterator[Group]:
     """Prompts whole beside themselves in chunks; by chunk and context one chunk alone."""
     for prompt in prompts:
         for chunk in chunks:
             if chunk <= prompt:
-                yield partial(_prompt_in_chunks, prompt, chunk)
+                yield Group(tuple(_prompt_in_chunks(prompt, chunk)))
     longest = max(prompts)
     for chunk in chunks[:3]:
         for start in sorted({0, longest // 4, longest // 2, longest - chunk}):
-            yield partial(_chunk_at_context, spec, start, chunk)
+            yield Group(tuple(_chunk_at_context(spec, start, chunk)))
 
 
-def _prompt_in_chunks(prompt: int, chunk: int, clock: Clock) -> Iterator[Point]:
-    """Ratios of cut to whole, bytes and what the device's kernel read beside the N(N+1)/2 of
+def _prompt_in_chunks(prompt: int, chunk: int) -> Iterator[Case]:
+    """List ratios of cut to whole, bytes and the device's counted reads beside the N(N+1)/2 of
     section 4.2, and the price by cause as shares of the whole prompt's time.
     """
-    name, batches = str(prompt), chunks_of(prompt, chunk)
-    whole, cut = clock.batch(*chunks_of(prompt, prompt)), clock.batch(*batches)
-    loss = chunking_loss(prompt, chunk, clock.cost.operation_times)
-    formula = (len(batches) + 1) / 2
-    read = sum(batch.prefill_kv_tokens for batch in batches) / prompt
-    slower = clock.seconds(cut, ("attn",)).over(clock.seconds(whole, ("attn",)))
-    error = clock.seconds(whole).error
-    yield Point("KV bytes / whole", name, chunk, Estimate(read))
-    yield Point("N(N+1)/2 / N", name, chunk, Estimate(formula))
-    if (counted := clock.keys_read(*batches)) is not None:
-        yield Point("counted / N(N+1)/2", name, chunk, Estimate(counted / prompt / formula))
-    yield Point("attention time / whole", name, chunk, slower)
-    yield Point("prefill time / whole", name, chunk, Estimate(1 + loss.total / loss.whole, error))
-    for cause, seconds in zip(CAUSES, (loss.attention, loss.matmul, loss.fixed), strict=True):
-        share = Estimate(seconds / loss.whole, error)
-        yield Point(f"price: {cause}", name, chunk, share, kind="share")
+    name, whole, cut = str(prompt), chunked(prompt, prompt), chunked(prompt, chunk)
+    ends = [min(start + chunk, prompt) for start in range(0, prompt, chunk)]
+    formula = (len(ends) + 1) / 2
+    yield Case("KV bytes / whole", name, chunk, Constant(sum(ends) / prompt))
+    yield Case("N(N+1)/2 / N", name, chunk, Constant(formula))
+    yield Case("counted / N(N+1)/2", name, chunk, KeysRead(cut) * (1 / prompt / formula))
+    slower = Seconds(cut, ("attn",)) / Seconds(whole, ("attn",))
+    yield Case("attention time / whole", name, chunk, slower)
+    yield Case("prefill time / whole", name, chunk, ChunkingOverhead(prompt, chunk, offset=1.0))
+    for cause, field in CAUSES.items():
+        share = ChunkingOverhead(prompt, chunk, field)
+        yield Case(f"price: {cause}", name, chunk, share, kind="share")
 
 
-def _chunk_at_context(spec: ModelSpec, start: int, chunk: int, clock: Clock) -> Iterator[Point]:
-    """One chunk's attention behind `start` cached tokens, and the keys and values it reads."""
-    batch, series = make_batch(prefill_tokens=chunk, start=start), f"C={chunk}"
-    megabytes = Estimate(float(spec.kv_read_bytes(batch, KV_BYTES)) / 1e6)
-    attention = clock.duration(batch, kinds=("attn",)).times(1e3)
-    yield Point("attention [ms]", series, start, attention, "ms")
-    yield Point("KV read [MB]", series, start, megabytes, "MB")
+def _chunk_at_context(spec: ModelSpec, start: int, chunk: int) -> Iterator[Case]:
+    """List one chunk's attention behind `start` cached tokens, and the keys and values it reads."""
+    work, series = batch(prefill_tokens=chunk, start=start), f"C={chunk}"
+    megabytes = (start + chunk) * spec.kv_bytes_per_token(KV_BYTES) / 1e6
+    yield Case("attention [ms]", series, start, Seconds(work, ("attn",)) * 1e3, "ms")
+    yield Case("KV read [MB]", series, start, Constant(float(megabytes)), "MB")

@@ -15,7 +15,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.capacity import at_rate
-from sarathi_lab.experiment.clock import Point
+from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import PROFILED, Ints, Platform
 from sarathi_lab.experiment.serving import CHUNKING, ServingBench, compared, point, under_load
 from sarathi_lab.policy import Policy

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-import pandas as pd
-
-from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.executor.simulated.cost_model import KINDS, OperationTimes
 from sarathi_lab.executor.simulated.hardware import EXPERTS
+from sarathi_lab.experiment.work import chunked
 from sarathi_lab.model.spec import ModelSpec
 
 MATMUL = (*KINDS["preproj"], *KINDS["postproj"], *KINDS["ffn"], "lm_head")
@@ -17,11 +17,11 @@ ATTENTION = KINDS["attn"]
 
 @dataclass(frozen=True)
 class LossSplit:
-    """Seconds that a prompt in chunks takes more than `whole`, by cause; below zero is a gain.
+    """Extra seconds of a prompt in chunks over `whole`, by cause; a gain is below zero.
 
     `attention` is the cache read again by every chunk (and smaller kernels), `matmul` part-filled
-    tiles and waves and weights read once per chunk (a product overlaps the two), `fixed` what an
-    iteration costs whatever its size. Of `matmul`, `experts` is a mixture's.
+    tiles and waves and weights read once per chunk (a product overlaps the two), `fixed` the costs
+    of an iteration of any size. Of `matmul`, `experts` is a mixture's.
     """
 
     whole: float
@@ -30,37 +30,37 @@ class LossSplit:
     fixed: float
     experts: float = 0.0
 
+    @classmethod
+    def of(cls, whole: Mapping[str, float], cut: Mapping[str, float]) -> LossSplit:
+        """Split the difference of seconds by operation. The causes sum up to it: all but matrix
+        products and attention is `fixed`.
+        """
+        extra = {name: cut.get(name, 0.0) - whole.get(name, 0.0) for name in {**whole, **cut}}
+        attention = sum(extra.get(name, 0.0) for name in ATTENTION)
+        matmul = sum(extra.get(name, 0.0) for name in MATMUL)
+        fixed = sum(s for name, s in extra.items() if name not in (*ATTENTION, *MATMUL))
+        return cls(sum(whole.values()), attention, matmul, fixed, extra.get(EXPERTS, 0.0))
+
     @property
     def total(self) -> float:
         return self.attention + self.matmul + self.fixed
 
 
 def chunking_loss(prompt_len: int, chunk: int, operation_times: OperationTimes) -> LossSplit:
-    """The extra time of a prompt, prefilled alone in chunks (section 4.2, Fig 13).
+    """Return the extra time of a prompt, prefilled alone in chunks (section 4.2, Fig 13)."""
 
-    What is neither a matrix product nor attention counts as fixed, so that the parts add up.
-    """
+    def seconds_in(tokens: int) -> dict[str, float]:
+        total: defaultdict[str, float] = defaultdict(float)
+        for batch in chunked(prompt_len, tokens, emits=True).batches:
+            for name, seconds in operation_times(batch).items():
+                total[name] += seconds
+        return total
 
-    def seconds_in(tokens: int) -> pd.Series:
-        starts = range(0, prompt_len, tokens)
-        sizes = [(start, min(tokens, prompt_len - start)) for start in starts]
-        batches = [
-            make_batch(prefill_tokens=size, start=start, emits=start + size == prompt_len)
-            for start, size in sizes
-        ]
-        return pd.DataFrame(map(operation_times, batches)).sum()
-
-    whole = seconds_in(prompt_len)
-    extra = seconds_in(chunk).sub(whole, fill_value=0.0)
-    attention = float(extra[extra.index.isin(ATTENTION)].sum())
-    matmul = float(extra[extra.index.isin(MATMUL)].sum())
-    fixed = float(extra[~extra.index.isin((*ATTENTION, *MATMUL))].sum())
-    experts = float(extra.get(EXPERTS, 0.0))
-    return LossSplit(float(whole.sum()), attention, matmul, fixed, experts)
+    return LossSplit.of(seconds_in(prompt_len), seconds_in(chunk))
 
 
 def why_of_experts(spec: ModelSpec, prompt_len: int, chunk: int, loss: LossSplit) -> str:
-    """What a chunk loads again of the experts of a mixture `spec`, and what that takes."""
+    """Explain what a chunk loads again of the experts of a mixture `spec`, and its time."""
     reads = {tokens: float(spec.share_of_experts(tokens)) for tokens in (chunk, prompt_len)}
     each = {
         tokens: tokens * spec.experts_per_token / spec.num_experts / share

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,7 +16,6 @@ import torch
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.executor import Sizes
-from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import CostModel
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations
 from sarathi_lab.executor.torch.backend import TorchBackend
@@ -30,26 +29,18 @@ from sarathi_lab.executor.torch.profiling import (
 from sarathi_lab.executor.torch.steal_corrected_clock import exclude_stolen_time
 from sarathi_lab.experiment import serving
 from sarathi_lab.experiment.capacity import Engine
-from sarathi_lab.experiment.clock import BLOCK_SIZE, Clock, Unit
+from sarathi_lab.experiment.cases import Group
 from sarathi_lab.experiment.measured_clock import DeviceClock
 from sarathi_lab.experiment.real_pipeline import measure_stages, stage_name
 from sarathi_lab.experiment.registry import Figure
 from sarathi_lab.experiment.samples import Samples, are_narrow, keep, rounds, table_of
-from sarathi_lab.experiment.scenario import Scenario, Served
+from sarathi_lab.experiment.work import BLOCK_SIZE, Room
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results import load
 from sarathi_lab.results.intervals import FEWEST_PAIRS, coarse_to_fine, summary
 
 LEFT_OUT = "the time was over"
-MOST_OF_UNIT = 40  # rounds
-
-
-class Room(NamedTuple):
-    """What a figure asks of the device, in tokens, sequences and tokens of the longest one."""
-
-    kv_tokens: int
-    batch_size: int
-    longest: int
+MOST_OF_GROUP = 40  # rounds
 
 
 class Measured(NamedTuple):
@@ -58,35 +49,6 @@ class Measured(NamedTuple):
     table: pd.DataFrame
     compositions: pd.DataFrame
     serving: pd.DataFrame
-
-
-class _Needs(Clock):
-    """Measures nothing, and keeps what the batches and scenarios that it is asked for need."""
-
-    uncertainty: Mapping[str, float] = dict.fromkeys(("matmul", "attention"), 0.0)
-
-    def __init__(self) -> None:
-        super().__init__(self)
-        self.room = Room(BLOCK_SIZE, 1, 1)
-
-    def operation_times(self, batch: Batch) -> dict[str, float]:
-        ends = [chunk.start + chunk.num_tokens for chunk in batch.chunks]
-        self._note(sum(-(-end // BLOCK_SIZE) for end in ends), len(ends), max(ends))
-        return {"qkv_proj": 1.0, "prefill_attention": 1.0}
-
-    def iteration_time(self, batch: Batch) -> float:
-        return sum(self.operation_times(batch).values())
-
-    def served(self, scenario: Scenario) -> Served:
-        self._note(scenario.blocks(BLOCK_SIZE), scenario.batch_size, scenario.longest)
-        return Served(1.0, 0.0, 1, 1.0, 1.0)
-
-    def keys_read(self, *batches: Batch) -> float:
-        return 1.0
-
-    def _note(self, blocks: int, batch_size: int, longest: int) -> None:
-        wanted = ((blocks + 1) * BLOCK_SIZE, batch_size, longest + 1)
-        self.room = Room(*map(max, self.room, wanted))
 
 
 def room_of(figure: Figure, spec: ModelSpec, sizes: Mapping[str, Any]) -> Room:
@@ -101,10 +63,7 @@ def room_of(figure: Figure, spec: ModelSpec, sizes: Mapping[str, Any]) -> Room:
     if figure.kind == "stages":
         at_once = sizes["batch"] * max(sizes["stages"])
         return Room(at_once * (sizes["longest"] + BLOCK_SIZE), sizes["batch"], sizes["longest"])
-    needs = _Needs()
-    for unit in figure.units(spec, sizes):
-        list(unit(needs))
-    return needs.room
+    return Room.of(subject for group in figure.cases(spec, sizes) for subject in group.subjects)
 
 
 def least_room(figure: Figure, spec: ModelSpec, sizes: Mapping[str, Any]) -> int:
@@ -151,7 +110,7 @@ def measure(
 ) -> Measured:
     """Measure a figure for up to `seconds` without loading, at least `FEWEST_PAIRS` rounds.
 
-    With `is_cut` the units, ends and middles first, are as many as the time allows so many of.
+    With `is_cut` the groups, ends and middles first, are as many as the time allows so many of.
     """
     if figure.kind == "stages":
         return _of_stages(figure, backend, sizes, seed, max_spread)
@@ -184,8 +143,8 @@ def measure(
             samples = rounds(make, seconds=seconds, advance=advance)
             scenarios = _replayed(engine, spec.name)
         else:
-            clock, units = DeviceClock(executor), list(figure.units(spec, sizes))
-            samples = measure_units(clock, units, seconds, max_spread, advance, is_cut)
+            clock, groups = DeviceClock(executor), figure.cases(spec, sizes)
+            samples = measure_groups(clock, groups, seconds, max_spread, advance, is_cut)
             compositions = pd.DataFrame(clock.cost.rows(spec.name, backend.dtype_bytes))
             scenarios = pd.DataFrame(clock.serving_rows(spec.name))
             reason = clock.cost.reason
@@ -217,25 +176,25 @@ def _replayed(engine: Engine, model: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def measure_units(
+def measure_groups(
     clock: DeviceClock,
-    units: Sequence[Unit],
+    groups: Iterable[Group],
     seconds: float,
     max_spread: float,
     advance: Callable[[float], None] = lambda seconds: None,
     is_cut: bool = False,
 ) -> Samples:
-    """Samples of the points of all units, one a round; none of those that the time cut.
+    """Return samples of the points of all groups, one a round; none of those that the time cut.
 
-    After the fewest rounds a unit is left alone once the intervals of all its points are narrow
-    enough, so that what time is left goes to the others.
+    After the fewest rounds a group is left alone once the intervals of all its points are narrow
+    enough, so that the time that is left goes to the others.
     """
-    chosen = coarse_to_fine(units) if is_cut else list(units)
+    chosen = coarse_to_fine(list(groups)) if is_cut else list(groups)
     samples: Samples = {}
-    left, began = list[Unit](), time.monotonic()
-    for number in range(MOST_OF_UNIT):
+    left, began = list[Group](), time.monotonic()
+    for number in range(MOST_OF_GROUP):
         clock.start_round()
-        for place, unit in enumerate(list(chosen)):
+        for place, group in enumerate(list(chosen)):
             start = time.monotonic()
             if is_cut and number == 0 and place and start - began > seconds / FEWEST_PAIRS:
                 left = chosen[place:]
@@ -245,13 +204,12 @@ def measure_units(
                 chosen.clear()
                 break
             clock.cost.forget()
-            points = list(unit(clock))
+            points = group.points(clock)
             keep(samples, points)
             advance(time.monotonic() - start)
             if number + 1 >= FEWEST_PAIRS and are_narrow(samples, points, max_spread):
-                chosen.remove(unit)
-    needs = _Needs()
-    return samples | {point.place: [] for unit in left for point in unit(needs)}
+                chosen.remove(group)
+    return samples | {case.place: [] for group in left for case in group.cases}
 
 
 def _shapes(sizes: Mapping[str, Any]) -> list[Shape]:

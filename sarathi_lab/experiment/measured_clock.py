@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 
 from sarathi_lab.config.errors import RunError
-from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.torch.backend import WARM_UP_TOKENS
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.experiment.clock import Clock, Estimate
 from sarathi_lab.experiment.measured_cost import TOO_SMALL, MeasuredCostModel
 from sarathi_lab.experiment.scenario import Scenario, Served, Times, serve
+from sarathi_lab.experiment.work import WorkSum
 from sarathi_lab.results import load
 from sarathi_lab.results.intervals import summary
 
@@ -41,24 +41,25 @@ class DeviceClock(Clock):
         """Serve anew whatever is asked for from now on."""
         self._now.clear()
 
-    def batch(self, *batches: Batch) -> Times:
+    def times(self, work: WorkSum) -> Times:
         if not self._is_warm:
             self._is_warm = True
-            super().batch(*batches)
+            super().times(work)
             self.cost.forget()
-        return super().batch(*batches)
+        return super().times(work)
 
-    def saving(self, alone: Batch, both: Batch, without: Batch) -> Estimate:
+    def saving(self, alone: WorkSum, both: WorkSum, without: WorkSum) -> Estimate:
         """On a CPU the medians of turns: a difference of two times that were taken apart is what
         other processes did to one of them.
         """
         if not self.cost.is_shared:
             return super().saving(alone, both, without)
-        whole, more, less = self.cost.alternated([alone, both, without]).T
+        batches = [batch for work in (alone, both, without) for batch in work.batches]
+        whole, more, less = self.cost.alternated(batches).T
         return Estimate(float(np.median(whole))).over(Estimate(float(np.median(more - less))))
 
-    def keys_read(self, *batches: Batch) -> float:
-        placed = map(self.cost.placed, batches)
+    def keys_read(self, work: WorkSum) -> float:
+        placed = map(self.cost.placed, work.batches)
         return sum(math.nan if own is None else self.cost.probe.keys_read(own) for own in placed)
 
     def served(self, scenario: Scenario) -> Served | None:

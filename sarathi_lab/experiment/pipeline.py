@@ -18,7 +18,6 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Batch, Request
@@ -26,8 +25,10 @@ from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.simulated.hardware import Hardware, Parallel
 from sarathi_lab.experiment.capacity import Engine
-from sarathi_lab.experiment.clock import BLOCK_SIZE, CostClock, Estimate, Point
+from sarathi_lab.experiment.cases import Point
+from sarathi_lab.experiment.clock import CostClock, Estimate
 from sarathi_lab.experiment.registry import ErrorRow, Platform, figure
+from sarathi_lab.experiment.work import BLOCK_SIZE, batch
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Policy, Sarathi
 from sarathi_lab.results.plots.look import Look
@@ -236,8 +237,8 @@ def predicted(
     ledgers = {name: serve(name, spec, hardware, NUM_REQUESTS // every) for name in SYSTEMS}
     curves = at_points(curves_of(ledgers), paper[paper.panel != "ratios"])
     cost = make_cost_model("analytic", spec, hardware, dtype_bytes, SYSTEMS["sarathi"].parallel)
-    typical = make_batch(prefill_tokens=230, start=1000, num_decodes=26, context=2000)
-    error = CostClock(cost).duration(typical).error
+    typical = batch(prefill_tokens=230, start=1000, num_decodes=26, context=2000)
+    error = CostClock(cost).seconds(typical).error
     for panel, series, x, y in zip(curves.panel, curves.series, curves.x, curves.y, strict=True):
         yield Point(panel, series, x, Estimate(y, error), "s")
     for name, ratio in ratios(curves).items():

@@ -22,10 +22,12 @@ from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.experiment.capacity import Engine
-from sarathi_lab.experiment.clock import BLOCK_SIZE, Estimate, Point
+from sarathi_lab.experiment.cases import Point
+from sarathi_lab.experiment.clock import Estimate
 from sarathi_lab.experiment.pipeline import completion_time, workload
 from sarathi_lab.experiment.registry import Ints, figure
 from sarathi_lab.experiment.samples import Samples, rounds
+from sarathi_lab.experiment.work import BLOCK_SIZE
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Policy, Sarathi
 from sarathi_lab.results.plots.look import Look

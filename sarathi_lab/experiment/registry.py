@@ -1,13 +1,13 @@
 """What a figure declares: its points, sizes, paper's values, errors to stay within, and picture.
 
-A figure is a function that yields units of work, under the decorator `figure`; its keyword
+A figure is a function that lists groups of cases, under the decorator `figure`; its keyword
 arguments are the sizes that `conf/experiment/NAME.yaml` gives for each set-up.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import read_yaml
 from sarathi_lab.config.paths import CONF
-from sarathi_lab.experiment.clock import Unit
+from sarathi_lab.experiment.cases import Group
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.load import load_paper
 from sarathi_lab.results.plots.look import Look
@@ -67,7 +67,7 @@ class Figure:
     `seconds` is how long a CPU measures it; half an interval wider than `max_spread` of the median
     leaves no number. `papers` are the platforms of the paper's own figure; `paper` makes its points
     of `files` whose `columns` were renamed, `at` the sizes at which `executor=simulated` has all of
-    them. `kind` says what the function is: "units" yields units of work; "pipeline", "rounds" and
+    them. `kind` says what the function is: "units" lists groups of cases; "pipeline", "rounds" and
     "stages" are run by `pipeline`, `serving` and `real_pipeline`. Beside its keyword arguments
     there are sizes that it `needs` or `takes`.
     """
@@ -137,8 +137,8 @@ class Figure:
         at = {} if self.at is None else self.at(self.paper_points(every))
         return {**self.sizes("paper", own), **at}
 
-    def units(self, spec: ModelSpec, sizes: Sizes) -> Iterator[Unit]:
-        return self.make(spec, **sizes)
+    def cases(self, spec: ModelSpec, sizes: Sizes) -> list[Group]:
+        return list(self.make(spec, **sizes))
 
 
 FIGURES: dict[str, Figure] = {}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import pandas as pd
 
-from sarathi_lab.experiment.clock import Point
+from sarathi_lab.experiment.cases import Point
 from sarathi_lab.results.intervals import FEWEST_PAIRS, LEVEL, median_of
 from sarathi_lab.results.load import POINT
 

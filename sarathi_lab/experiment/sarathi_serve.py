@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.experiment.capacity import Grid, limits_around, run_lengths
-from sarathi_lab.experiment.clock import Point
+from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.serving import (
     CHUNKING,
     LOAD,

@@ -22,7 +22,8 @@ from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.topology import Topology
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment.capacity import Engine, Grid, at_rate
-from sarathi_lab.experiment.clock import Estimate, Point
+from sarathi_lab.experiment.cases import Point
+from sarathi_lab.experiment.clock import Estimate
 from sarathi_lab.experiment.registry import PROFILED, Platform, figure
 from sarathi_lab.experiment.trials import Trials
 from sarathi_lab.policy import Policy

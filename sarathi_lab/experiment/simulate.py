@@ -24,11 +24,13 @@ from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.executor.table_files import read_tables
 from sarathi_lab.experiment import pipeline
 from sarathi_lab.experiment.capacity import Engine
-from sarathi_lab.experiment.clock import BLOCK_SIZE, Clock, CostClock, CountingClock, Point, Unit
+from sarathi_lab.experiment.cases import Group, Point
+from sarathi_lab.experiment.clock import Clock, CostClock, CountingClock
 from sarathi_lab.experiment.figures import COLUMNS, FIGURES, LABELS
 from sarathi_lab.experiment.registry import KEYS, Figure
 from sarathi_lab.experiment.samples import Samples, keep, table_of
 from sarathi_lab.experiment.serving import MakePolicy, ServingBench, longest
+from sarathi_lab.experiment.work import BLOCK_SIZE
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.intervals import FEWEST_PAIRS
@@ -168,19 +170,17 @@ def _parts_of(job: Job, every: int, sizes: Mapping[str, Any] | None) -> list[Par
         return [partial(pipeline.predicted, spec, hardware, dtype_bytes, paper, every)]
     make_clock = CountingClock if job.method == COUNTED else CostClock
     cost = partial(make_cost_model, job.level, spec, hardware, dtype_bytes)
-    return _on(lambda: make_clock(cost()), figure.units(spec, figure.paper_sizes(every, sizes)))
+    return _on(lambda: make_clock(cost()), figure.cases(spec, figure.paper_sizes(every, sizes)))
 
 
-def _on(make_clock: Callable[[], Clock], units: Iterable[Unit]) -> list[Part]:
-    """Units on one clock, which takes a second where there are tables, so that only who needs it
-    makes it.
-    """
+def _on(make_clock: Callable[[], Clock], groups: Iterable[Group]) -> list[Part]:
+    """List groups of cases as parts on one clock, which takes a second to make with tables."""
     clock = cache(make_clock)
 
-    def timed(unit: Unit) -> Iterable[Point]:
-        return unit(clock())
+    def timed(group: Group) -> Iterable[Point]:
+        return group.points(clock())
 
-    return [partial(timed, unit) for unit in units]
+    return [partial(timed, group) for group in groups]
 
 
 def recorded_tables(points: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -214,7 +214,7 @@ def _units(
     name: str, spec: ModelSpec, backend: SimulatedBackend, sizes: Mapping[str, Any]
 ) -> list[Part]:
     on = (backend.cost_model, spec, backend.hardware, backend.dtype_bytes, backend.parallel)
-    return _on(lambda: CostClock(make_cost_model(*on)), FIGURES[name].units(spec, sizes))
+    return _on(lambda: CostClock(make_cost_model(*on)), FIGURES[name].cases(spec, sizes))
 
 
 def _table(parts: Iterable[Sequence[Point]]) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.speculation import NO_SPECULATION, PromptLookup, Speculation
 from sarathi_lab.experiment.capacity import at_rate
-from sarathi_lab.experiment.clock import Point
+from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import PROFILED, Ints, Platform
 from sarathi_lab.experiment.serving import ServingBench, Values, compared, point, under_load
 from sarathi_lab.results.metrics import speculation_metrics

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
 import pandas as pd
 
-from sarathi_lab.engine.compositions import chunks_of
-from sarathi_lab.experiment.clock import THROUGHPUT, Clock, Point, Unit, best_pd_ratio, one
+from sarathi_lab.experiment.cases import Case, Gain, Group, Seconds, ServedRatio, one
+from sarathi_lab.experiment.clock import THROUGHPUT
 from sarathi_lab.experiment.decodes import SPEEDUP, speedup
 from sarathi_lab.experiment.registry import A6000, Aims, ErrorRow, Ints, Platform, figure
 from sarathi_lab.experiment.scenario import Scenario
 from sarathi_lab.experiment.scenario import lengths as whole_lengths
+from sarathi_lab.experiment.work import best_pd_ratio, chunked
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.look import Look
 
@@ -23,10 +23,6 @@ WHOLE: Aims = {"profiled": (0.04, 0.10), "analytic": (0.08, 0.20)}  # of Fig 13,
 CHUNKED: Aims = {"profiled": (0.15, 0.40), "analytic": (0.15, 0.40)}  # of prefills in chunks
 PAPER_LENGTHS = {"1K": 1024, "2K": 2048, "3K": 3072}
 Lengths = Mapping[str, int]
-
-
-def _gain(panel: str, series: str, x: float, scenario: Scenario) -> Unit:
-    return one(panel, series, x, lambda clock: clock.gain(scenario))
 
 
 def _fig09_paper(points: pd.DataFrame) -> pd.DataFrame:
@@ -59,7 +55,7 @@ def fig09(
     chunks: Ints,
     pd_ratios: Sequence[float],
     points: Sequence[tuple[str, int, float]] = (),
-) -> Iterator[Unit]:
+) -> Iterator[Group]:
     """Throughput over the baseline against P:D: each chunk at its own C/(B-1), and at the first
     length the first two chunks at `pd_ratios`; or at `points` (length by name, chunk, P:D).
     """
@@ -73,7 +69,7 @@ def fig09(
     grid += [(first, chunk, ratio) for ratio in pd_ratios for chunk in chunks[:2]]
     for name, chunk, ratio in points or grid:
         own = Scenario.of("sarathi", seq_lens[name], ratio, batches[name], chunk)
-        yield _gain(name, f"C={chunk}", ratio, own)
+        yield one(name, f"C={chunk}", ratio, Gain(own))
 
 
 def _fig11_paper(by_length: pd.DataFrame, by_pd: pd.DataFrame) -> pd.DataFrame:
@@ -115,7 +111,7 @@ def fig11(
     chunks: Ints,
     pd_ratios: Sequence[float],
     by_pd: Sequence[tuple[int | None, float]] = (),
-) -> Iterator[Unit]:
+) -> Iterator[Group]:
     """Orca's best and worst case and SARATHI over the baseline: by length at the P:D that suits the
     first chunk, and by P:D at the first length, `by_pd` giving chunk (None: Orca) and P:D.
     """
@@ -124,13 +120,13 @@ def fig11(
         for policy in ("orca_worst", "orca_best", "sarathi"):
             chunk = chunks[0] if policy == "sarathi" else None
             own = Scenario.of(policy, seq_len, pd_ratio, batches[name], chunk)
-            yield _gain("a", policy, seq_len, own)
+            yield one("a", policy, seq_len, Gain(own))
     first = next(iter(seq_lens))
     grid = [(chunk, pd_ratio) for pd_ratio in pd_ratios for chunk in (*chunks[:2], None)]
     for chunk, pd_ratio in by_pd or grid:
         policy = "orca_best" if chunk is None else "sarathi"
         own = Scenario.of(policy, seq_lens[first], pd_ratio, batches[first], chunk)
-        yield _gain("b", f"{policy}{chunk or ''}", pd_ratio, own)
+        yield one("b", f"{policy}{chunk or ''}", pd_ratio, Gain(own))
 
 
 @figure(
@@ -158,25 +154,29 @@ def fig13(
     seq_lens: Lengths,
     batches: Lengths,
     chunks: Ints,
-) -> Iterator[Unit]:
+) -> Iterator[Group]:
     """Speed of a prefill in chunks over that of the whole, attention alone and all of it; and
     throughput over the baseline, each chunk at its own P:D = C/(B-1).
     """
     for name, length in prefill_lens.items():
         for chunk in prefill_chunks:
-            yield partial(_chunked_prefill, name, length, chunk)
+            yield _chunked_prefill(name, length, chunk)
     for name, length in seq_lens.items():
         for chunk in chunks:
             if chunk > (batch := batches[name]):
                 own = Scenario.of("sarathi", length, best_pd_ratio(chunk, batch), batch, chunk)
-                yield _gain("c_overall", name, chunk, own)
+                yield one("c_overall", name, chunk, Gain(own))
 
 
-def _chunked_prefill(name: str, length: int, chunk: int, clock: Clock) -> Iterator[Point]:
-    whole, cut = (clock.batch(*chunks_of(length, tokens)) for tokens in (length, chunk))
-    attention = clock.seconds(whole, ("attn",)).over(clock.seconds(cut, ("attn",)))
-    yield Point("a_attn", name, chunk, attention)
-    yield Point("b_prefill", name, chunk, clock.seconds(whole).over(clock.seconds(cut)))
+def _chunked_prefill(name: str, length: int, chunk: int) -> Group:
+    whole, cut = chunked(length, length), chunked(length, chunk)
+    attention = Seconds(whole, ("attn",)) / Seconds(cut, ("attn",))
+    return Group(
+        (
+            Case("a_attn", name, chunk, attention),
+            Case("b_prefill", name, chunk, Seconds(whole) / Seconds(cut)),
+        )
+    )
 
 
 def _table4_paper(table: pd.DataFrame) -> pd.DataFrame:
@@ -217,7 +217,7 @@ def table4(
     seq_lens: Lengths,
     chunk: int,
     settings: Mapping[str, Sequence[tuple[str, int, float]]],
-) -> Iterator[Unit]:
+) -> Iterator[Group]:
     """Decode speed-up and throughput gain; `settings` are length by name, batch and P:D by model,
     the first model's for all that are not there.
     """
@@ -226,21 +226,10 @@ def table4(
         length = seq_lens[name]
         yield speedup(spec.name, "decode_speedup", length, length, batch, chunk)
         whole = Scenario.of("sarathi", length, pd_ratio, batch, chunk)
-        yield _gain(spec.name, "throughput_gain", length, whole)
+        yield one(spec.name, "throughput_gain", length, Gain(whole))
 
 
 # -- beyond the paper's figures: served on the engine, also in simulation --------------------------
-
-
-def _over(
-    panel: str,
-    series: str,
-    x: float,
-    scenario: Scenario,
-    versus: Scenario,
-    quantity: str = THROUGHPUT,
-) -> Unit:
-    return one(panel, series, x, lambda clock: clock.over(scenario, versus, quantity))
 
 
 @figure(
@@ -248,13 +237,13 @@ def _over(
     seconds=45,
     look=Look(x="P:D in C/(B-1)", y="throughput gain", log_x=True, prefix="P + D = "),
 )
-def chunk_optimum(spec: ModelSpec, *, seq_len: int, batch: int, chunks: Ints) -> Iterator[Unit]:
+def chunk_optimum(spec: ModelSpec, *, seq_len: int, batch: int, chunks: Ints) -> Iterator[Group]:
     """Throughput against P:D, counted in C/(B-1)."""
     for chunk in chunks:
         for share in SHARES_OF_OPTIMUM:
             pd_ratio = share * best_pd_ratio(chunk, batch)
             own = Scenario.of("sarathi", seq_len, pd_ratio, batch, chunk)
-            yield _over(f"{seq_len} B={batch}", f"C={chunk}", share, own.baseline, own)
+            yield one(f"{seq_len} B={batch}", f"C={chunk}", share, ServedRatio(own.baseline, own))
 
 
 @figure(
@@ -262,7 +251,7 @@ def chunk_optimum(spec: ModelSpec, *, seq_len: int, batch: int, chunks: Ints) ->
     seconds=25,
     look=Look(x="P + D [tokens]", y="gain", log_x=True),
 )
-def sequence_length(spec: ModelSpec, *, lengths: Ints, batch: int, chunk: int) -> Iterator[Unit]:
+def sequence_length(spec: ModelSpec, *, lengths: Ints, batch: int, chunk: int) -> Iterator[Group]:
     """Decode speed-up and throughput gain against length at one batch."""
     sizes = [(length, length, batch) for length in lengths]
     yield from _speedups_and_gains(f"B={batch} C={chunk}", sizes, chunk)
@@ -273,7 +262,7 @@ def sequence_length(spec: ModelSpec, *, lengths: Ints, batch: int, chunk: int) -
     seconds=25,
     look=Look(x="batch", y="gain", prefix="P + D = "),
 )
-def batch_size(spec: ModelSpec, *, seq_len: int, batches: Ints, chunk: int) -> Iterator[Unit]:
+def batch_size(spec: ModelSpec, *, seq_len: int, batches: Ints, chunk: int) -> Iterator[Group]:
     """Decode speed-up and throughput gain against batch at one length."""
     sizes = [(batch, seq_len, batch) for batch in batches]
     yield from _speedups_and_gains(f"{seq_len} C={chunk}", sizes, chunk)
@@ -281,13 +270,13 @@ def batch_size(spec: ModelSpec, *, seq_len: int, batches: Ints, chunk: int) -> I
 
 def _speedups_and_gains(
     panel: str, sizes: Sequence[tuple[int, int, int]], chunk: int
-) -> Iterator[Unit]:
+) -> Iterator[Group]:
     """At sizes of x, length and batch."""
     for x, seq_len, batch in sizes:
         yield speedup(panel, "decode_speedup", x, seq_len, batch, chunk)
     for x, seq_len, batch in sizes:
         own = Scenario.of("sarathi", seq_len, best_pd_ratio(chunk, batch), batch, chunk)
-        yield _over(panel, "throughput_gain", x, own.baseline, own)
+        yield one(panel, "throughput_gain", x, ServedRatio(own.baseline, own))
 
 
 @figure(
@@ -301,11 +290,12 @@ def _speedups_and_gains(
         names={"tbt_p99": "TBT P99", "ttft_p50": "TTFT P50", THROUGHPUT: "time per request"},
     ),
 )
-def token_budget(spec: ModelSpec, *, seq_len: int, batch: int, budgets: Ints) -> Iterator[Unit]:
+def token_budget(spec: ModelSpec, *, seq_len: int, batch: int, budgets: Ints) -> Iterator[Group]:
     """Time to the first token and between tokens by token budget, over those of the largest."""
     size = (*whole_lengths(seq_len, 4.0), batch)
     largest = Scenario("sarathi_serve", *size, budgets[-1])
     for budget in budgets[:-1]:
         own = Scenario("sarathi_serve", *size, budget)
         for quantity in ("tbt_p99", "ttft_p50", THROUGHPUT):
-            yield _over(f"{seq_len} B={batch}", quantity, budget, own, largest, quantity)
+            ratio = ServedRatio(own, largest, quantity)
+            yield one(f"{seq_len} B={batch}", quantity, budget, ratio)

@@ -153,8 +153,9 @@ class Crossover(Task):
     ) -> Iterator[list[pd.DataFrame]]:
         """The rounds so far, after each: those before, and those that are measured now."""
         from sarathi_lab.executor.torch.steal_corrected_clock import exclude_stolen_time
-        from sarathi_lab.experiment.measure import Room, load_executor
+        from sarathi_lab.experiment.measure import load_executor
         from sarathi_lab.experiment.measured_clock import DeviceClock
+        from sarathi_lab.experiment.work import Room
         from sarathi_lab.tasks.subjects import BLOCK_SIZE
 
         rounds = []

@@ -32,9 +32,10 @@ from sarathi_lab.executor.torch.backend import SPARE_BYTES, TorchBackend
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
 from sarathi_lab.executor.torch.profiling import Shape, batch_of
 from sarathi_lab.experiment.figures import FIGURES
-from sarathi_lab.experiment.measure import Room, load_executor
+from sarathi_lab.experiment.measure import load_executor
 from sarathi_lab.experiment.measured_clock import DeviceClock
 from sarathi_lab.experiment.measured_cost import MeasuredCostModel
+from sarathi_lab.experiment.work import Room
 from sarathi_lab.policy import SarathiServe
 from sarathi_lab.run import main
 
@@ -234,12 +235,12 @@ def test_what_is_measured_says_how(probe, device):
 
 def test_rounds_of_a_figure_capture_nothing_again(probe, monkeypatch):
     clock, seen, numbers = DeviceClock(probe.executor), captures(monkeypatch), []
-    units = list(FIGURES["kv_reread"].units(SPEC, {"prompts": [24], "chunks": [8, 16]}))
+    groups = list(FIGURES["kv_reread"].cases(SPEC, {"prompts": [24], "chunks": [8, 16]}))
     for _ in range(2):
         clock.start_round()
-        for unit in units:
+        for group in groups:
             clock.cost.forget()
-            assert all(np.isfinite(point.y.value) for point in unit(clock))
+            assert all(np.isfinite(point.y.value) for point in group.points(clock))
         numbers.append(len(seen))
     assert numbers[0] == numbers[1] > 0
 

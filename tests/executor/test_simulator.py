@@ -15,7 +15,6 @@ from simulated import GPUS, SPEC, TOY, batch_of
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
@@ -24,6 +23,7 @@ from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import check_memory
 from sarathi_lab.executor.simulated.matmul import matmul_time
 from sarathi_lab.experiment.clock import CostClock
+from sarathi_lab.experiment.work import batch
 from sarathi_lab.policy import Sarathi
 
 SHAPES = {
@@ -268,9 +268,9 @@ def test_an_error_that_was_never_held_out_is_said_to_be_none():
     (said, *_) = backend.cautions(spec)
     assert said.endswith("matmul 10%, attention none stated")
     clock = CostClock(make_cost_model("analytic", spec, gpu, gpu.dtype_bytes))
-    batch = make_batch(prefill_tokens=8, num_decodes=2, context=8)
-    assert clock.duration(batch, kinds=["ffn"]).error == pytest.approx(0.1)
-    assert math.isnan(clock.duration(batch).error)
+    work = batch(prefill_tokens=8, num_decodes=2, context=8)
+    assert clock.seconds(work, ["ffn"]).error == pytest.approx(0.1)
+    assert math.isnan(clock.seconds(work).error)
 
 
 def test_simulation_does_not_import_torch(tmp_path):

@@ -14,19 +14,20 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.paths import EXPERIMENTS as FOLDERS
-from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.torch import profiling
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.experiment import measured_cost
-from sarathi_lab.experiment.clock import CostClock, Estimate, Point
+from sarathi_lab.experiment.cases import Point
+from sarathi_lab.experiment.clock import CostClock, Estimate
 from sarathi_lab.experiment.figures import FIGURES
-from sarathi_lab.experiment.measure import Room, load_executor, measure_units, room_of
+from sarathi_lab.experiment.measure import load_executor, measure_groups, room_of
 from sarathi_lab.experiment.measured_clock import DeviceClock
 from sarathi_lab.experiment.pipeline import BUBBLES, COMPLETION
 from sarathi_lab.experiment.registry import SETUPS
 from sarathi_lab.experiment.samples import rounds, table_of
 from sarathi_lab.experiment.scenario import Scenario, Served
+from sarathi_lab.experiment.work import Composition, Room
 from sarathi_lab.results import load
 from sarathi_lab.results.intervals import FEWEST_PAIRS
 from sarathi_lab.run import main
@@ -36,8 +37,8 @@ TINY = load_option("model", "tiny")
 MEASURABLE = [name for name, own in FIGURES.items() if own.kind == "units"]
 
 
-def dry_units(name: str) -> list:
-    return list(FIGURES[name].units(TINY, FIGURES[name].sizes("dry")))
+def dry_groups(name: str) -> list:
+    return FIGURES[name].cases(TINY, FIGURES[name].sizes("dry"))
 
 
 @pytest.fixture(autouse=True)
@@ -76,12 +77,14 @@ class HandCost:
 @pytest.mark.parametrize("name", MEASURABLE)
 def test_an_experiment_has_the_same_points_measured_and_simulated(name, executor, clock):
     passed: list[float] = []
-    samples = measure_units(DeviceClock(executor), dry_units(name), 0.0, 0.15, passed.append)
+    samples = measure_groups(DeviceClock(executor), dry_groups(name), 0.0, 0.15, passed.append)
     assert all(len(values) == FEWEST_PAIRS for values in samples.values()), (
         "the fewest rounds at least, however short the time"
     )
     assert sum(passed) > 0
-    simulated = {point.place: point.y for unit in dry_units(name) for point in unit(clock)}
+    simulated = {
+        point.place: point.y for group in dry_groups(name) for point in group.points(clock)
+    }
     counted = {place for place in samples if place.panel.startswith("counted")}
     assert set(samples) == set(simulated) | counted != set()
     of_counts = [samples[place] for place in counted]
@@ -92,9 +95,12 @@ def test_an_experiment_has_the_same_points_measured_and_simulated(name, executor
 
 
 def test_the_papers_grid_is_cut_to_the_time_and_the_rest_has_a_reason(executor):
-    units = dry_units("fig04")
-    samples = measure_units(DeviceClock(executor), units, 1e-9, 0.15, is_cut=True)
-    assert [len(values) for values in samples.values()] == [FEWEST_PAIRS, *([0] * (len(units) - 1))]
+    groups = dry_groups("fig04")
+    samples = measure_groups(DeviceClock(executor), groups, 1e-9, 0.15, is_cut=True)
+    assert [len(values) for values in samples.values()] == [
+        FEWEST_PAIRS,
+        *([0] * (len(groups) - 1)),
+    ]
 
 
 def test_what_does_not_fit_has_no_number_and_the_clock_knows_why(executor):
@@ -128,16 +134,16 @@ def test_ratios_by_hand():
             ("fig07", {"tokens": [], "tiles": [100]}),
             ("fig03", {"batches": [2], "seq_len": 50}),
         )
-        for unit in FIGURES[name].units(TINY, sizes)
-        for point in unit(clock)
+        for group in FIGURES[name].cases(TINY, sizes)
+        for point in group.points(clock)
     }
     assert found["step", 100] == pytest.approx(2.01 / 2.0)
     assert found["ratio", 2] == pytest.approx((1.2 / 2) / (2.0 / 100))
 
 
 def test_the_price_of_chunking_is_split_without_rest(clock):
-    units = FIGURES["kv_reread"].units(TINY, {"prompts": [64], "chunks": [16]})
-    all_points = [point for unit in units for point in unit(clock)]
+    groups = FIGURES["kv_reread"].cases(TINY, {"prompts": [64], "chunks": [16]})
+    all_points = [point for group in groups for point in group.points(clock)]
     points = {point.panel: point.y.value for point in all_points if point.series == "64"}
     assert points["KV bytes / whole"] == points["N(N+1)/2 / N"] == 2.5
     assert "counted / N(N+1)/2" not in points, "nothing is read"
@@ -145,7 +151,7 @@ def test_the_price_of_chunking_is_split_without_rest(clock):
     assert causes == pytest.approx(points["prefill time / whole"] - 1)
     found = {point.panel: point.y.value for point in all_points if point.x == 48}
     assert found["KV read [MB]"] == pytest.approx(64 * TINY.kv_bytes_per_token(2) / 1e6)
-    times = clock.cost.operation_times(make_batch(prefill_tokens=16, start=48))
+    times = clock.cost.operation_times(Composition(prefill_tokens=16, start=48).make())
     assert found["attention [ms]"] == pytest.approx(
         1e3 * (times["prefill_attention"] + times.get("kv_write", 0.0))
     )

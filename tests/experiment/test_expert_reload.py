@@ -28,8 +28,8 @@ class HandCost:
 
 
 def points(clock, sizes=SIZES, spec=TINY):
-    units = FIGURES["expert_reload"].units(spec, sizes)
-    return {(p.panel, p.x): p.y for unit in units for p in unit(clock)}
+    groups = FIGURES["expert_reload"].cases(spec, sizes)
+    return {(p.panel, p.x): p.y for group in groups for p in group.points(clock)}
 
 
 def test_ratios_by_hand():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,15 +13,16 @@ import pytest
 
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.engine.compositions import chunks_of, make_batch
+from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.torch.backend import Sizes, TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.experiment import measured_cost
-from sarathi_lab.experiment.clock import CostClock, Estimate, one
+from sarathi_lab.experiment.cases import Quantity, one
+from sarathi_lab.experiment.clock import CostClock, Estimate
 from sarathi_lab.experiment.figures import FIGURES
-from sarathi_lab.experiment.measure import MOST_OF_UNIT, measure_units
+from sarathi_lab.experiment.measure import MOST_OF_GROUP, measure_groups
 from sarathi_lab.experiment.measured_clock import DeviceClock
 from sarathi_lab.experiment.measured_cost import (
     LOWER,
@@ -30,6 +31,7 @@ from sarathi_lab.experiment.measured_cost import (
     describe,
 )
 from sarathi_lab.experiment.scenario import Scenario, serve
+from sarathi_lab.experiment.work import batch, chunked, request
 from sarathi_lab.results.intervals import FEWEST_PAIRS, coarse_to_fine, median_of, spread, summary
 from sarathi_lab.results.metrics import device_idle_fraction
 
@@ -49,7 +51,7 @@ def test_a_steady_window_takes_as_long_as_the_simulator_counts():
         executor = SimulatedExecutor(clock.cost.iteration_time)
         served = serve(executor, scenario, num_blocks=10_000, block_size=16, vocab_size=100)
         assert served is not None
-        expected = clock.seconds(clock.request(scenario)).value
+        expected = clock.seconds(request(scenario)).value
         assert served.seconds_per_request == pytest.approx(expected, rel=0.02)
         assert served.idle_share == 0
 
@@ -173,7 +175,7 @@ def test_a_batch_that_does_not_fit_has_no_time_and_gives_no_point(cost):
     assert cost.reason == "193 at 0: the cache is too small"
     clock = DeviceClock(cost.executor)
     sizes = {"lengths": [193], "batches": [1]}
-    ((point,), _) = ([*unit(clock)] for unit in FIGURES["fig04"].units(cost.spec, sizes))
+    ((point,), _) = (group.points(clock) for group in FIGURES["fig04"].cases(cost.spec, sizes))
     assert math.isnan(point.y.value)
 
 
@@ -187,9 +189,9 @@ def test_placed_sequences_hold_blocks_of_their_own_and_random_tokens(cost):
 def test_keys_are_counted_by_what_attention_returns(executor):
     """A hole in the inputs is a hole in the count: it is no formula of the batch."""
     clock = DeviceClock(executor)
-    chunks = chunks_of(96, 32)
-    assert clock.keys_read(*chunks) == pytest.approx(32 + 64 + 96, rel=1e-5)
-    mixed = make_batch(prefill_tokens=24, start=16, num_decodes=2, context=20)
+    chunks = chunked(96, 32)
+    assert clock.keys_read(chunks) == pytest.approx(32 + 64 + 96, rel=1e-5)
+    mixed = batch(prefill_tokens=24, start=16, num_decodes=2, context=20)
     assert clock.keys_read(mixed) == pytest.approx(40 + 2 * 20, rel=1e-5)
     packed = executor.packed
 
@@ -205,8 +207,8 @@ def test_keys_are_counted_by_what_attention_returns(executor):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(executor, "packed", blind)
-        assert clock.keys_read(chunks[2]) == pytest.approx(80, rel=1e-5)
-    assert math.isnan(clock.keys_read(make_batch(prefill_tokens=193)))
+        assert clock.keys_read(batch(start=64, prefill_tokens=32)) == pytest.approx(80, rel=1e-5)
+    assert math.isnan(clock.keys_read(batch(prefill_tokens=193)))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 30])
@@ -223,10 +225,9 @@ def test_coarse_to_fine_keeps_all_and_begins_with_the_ends(count):
 
 def test_what_was_measured_anew_stays_in_the_table_of_compositions(executor):
     clock = DeviceClock(executor)
-    batches = [make_batch(prefill_tokens=n) for n in (8, 16)]
-    for batch in batches:
+    for tokens in (8, 16):
         clock.cost.forget()
-        clock.batch(batch)
+        clock.times(batch(prefill_tokens=tokens))
     rows = pd.DataFrame(clock.cost.rows("tiny", 4))
     assert set(rows.prefill_tokens) == {8, 16}
     assert "iteration" in set(rows.operation)
@@ -274,8 +275,8 @@ def test_a_reference_of_which_nothing_is_left_is_taken_again(executor, monkeypat
 
 def test_what_decodes_add_is_a_difference_of_neighbours(executor, monkeypatch):
     """A machine that is slower from turn to turn slows all three of a turn alike."""
-    alone = make_batch(num_decodes=2, context=20)
-    both, without = make_batch(prefill_tokens=24), make_batch(prefill_tokens=16)
+    alone = batch(num_decodes=2, context=20)
+    both, without = batch(prefill_tokens=24), batch(prefill_tokens=16)
     seconds, ran = {alone.num_tokens: 8.0, both.num_tokens: 21.0, without.num_tokens: 20.0}, []
 
     def slower_and_slower(executor, batch):
@@ -288,30 +289,37 @@ def test_what_decodes_add_is_a_difference_of_neighbours(executor, monkeypatch):
     monkeypatch.setattr(clock.cost, "stolen", list)
     assert clock.saving(alone, both, without).value == pytest.approx(8.0)
     assert ran == [16, 24, 2, 2, 24, 16, 16, 24, 2]
-    assert math.isnan(clock.saving(alone, make_batch(prefill_tokens=193), without).value)
+    assert math.isnan(clock.saving(alone, batch(prefill_tokens=193), without).value)
     assert clock.cost.reason == "193 at 0: the cache is too small"
 
 
-def noisy_units(spreads, random):
-    """A unit for each spread, whose values scatter by so much about 1."""
+@dataclass(frozen=True)
+class Noise(Quantity):
+    """Values that scatter by `spread` about 1."""
 
-    def scattered(spread, clock):
-        return Estimate(float(np.exp(spread * random.standard_normal())))
+    spread: float
+    random: np.random.Generator
+    subjects = ()
 
-    return [one("", "line", x, partial(scattered, own)) for x, own in enumerate(spreads)]
+    def on(self, clock):
+        return Estimate(float(np.exp(self.spread * self.random.standard_normal())))
+
+
+def noisy_groups(spreads, random):
+    return [one("", "line", x, Noise(own, random)) for x, own in enumerate(spreads)]
 
 
 def test_a_point_is_measured_until_its_interval_is_narrow_or_the_rounds_are_over(executor):
-    units = noisy_units([0.0, 0.2, 5.0], np.random.default_rng(1))
-    samples = measure_units(DeviceClock(executor), units, math.inf, 0.15)
+    groups = noisy_groups([0.0, 0.2, 5.0], np.random.default_rng(1))
+    samples = measure_groups(DeviceClock(executor), groups, math.inf, 0.15)
     counts = [len(values) for values in samples.values()]
-    assert counts[0] == FEWEST_PAIRS < counts[1] < counts[2] == MOST_OF_UNIT
+    assert counts[0] == FEWEST_PAIRS < counts[1] < counts[2] == MOST_OF_GROUP
 
 
 def test_intervals_of_points_that_stop_when_narrow_enclose_the_truth_as_often_as_they_say(executor):
     """The looks at the interval in between cost it little, where a fifth of the value is noise."""
-    units = noisy_units([0.05, 0.1, 0.2] * 60, np.random.default_rng(2))
-    samples = measure_units(DeviceClock(executor), units, math.inf, 0.15)
+    groups = noisy_groups([0.05, 0.1, 0.2] * 60, np.random.default_rng(2))
+    samples = measure_groups(DeviceClock(executor), groups, math.inf, 0.15)
     found = [median_of(values, 0.15) for values in samples.values()]
     known = [own for own in found if own.reason is None]
     assert len(known) >= 0.9 * len(found)

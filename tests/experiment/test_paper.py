@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from sarathi_lab.config.paths import CONF
-from sarathi_lab.engine.compositions import chunks_of, make_batch
+from sarathi_lab.engine.compositions import chunks_of
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.experiment.clock import CostClock, Estimate, weighted
+from sarathi_lab.experiment.clock import CostClock, Estimate
 from sarathi_lab.experiment.figures import (
     COLUMNS,
     FIGURES,
@@ -26,6 +26,7 @@ from sarathi_lab.experiment.figures import (
 from sarathi_lab.experiment.registry import KEYS
 from sarathi_lab.experiment.scenario import Scenario, lengths, request_times
 from sarathi_lab.experiment.simulate import Job, jobs_of, predict_all
+from sarathi_lab.experiment.work import batch
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi
 from sarathi_lab.results.plots.figures import draw
 from sarathi_lab.run import main
@@ -182,11 +183,12 @@ class ToyCost:
 
 def test_the_error_of_a_time_is_that_of_its_operations():
     clock = CostClock(ToyCost())
-    alone = clock.batch(make_batch(num_decodes=1, context=5))
+    alone = batch(num_decodes=1, context=5)
     assert clock.seconds(alone) == pytest.approx((4.0, 0.2))  # 0.1 + 0.5 + 2 x 0.1 of 4 s
     assert clock.seconds(alone, ["preproj"]) == pytest.approx((1.0, 0.1))
-    added = weighted((1.0, alone), (-1.0, clock.batch(make_batch(prefill_tokens=3))))
-    assert clock.seconds(added) == pytest.approx((1.0, 0.5))  # only the attention differs
+    assert clock.seconds(alone - batch(prefill_tokens=3)) == pytest.approx(
+        (1.0, 0.5)
+    )  # only the attention differs
 
 
 # -- the steady state ------------------------------------------------------------------------------
