@@ -21,7 +21,6 @@ from sarathi_lab.executor.torch.device import require_threads
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.run import main
-from sarathi_lab.tasks.peers.task import Peers
 
 CPU = torch.device("cpu")
 SIZES = Sizes(num_blocks=20, block_size=16, batch_size=2)
@@ -112,16 +111,10 @@ def test_peaks_are_those_of_as_many_threads(monkeypatch):
         (True, "=True is not a whole number"),
     ],
 )
-@pytest.mark.parametrize(
-    ("name", "make"),
-    [("executor.threads", TorchBackend), ("task.threads", Peers)],
-    ids=["executor", "peers"],
-)
-def test_one_rule_for_the_executor_and_for_peers(name, make, threads, reason):
-    arguments = {"device": "cpu"} if make is TorchBackend else {}
+def test_other_numbers_are_refused(threads, reason):
     with pytest.raises(UserError) as caught:
-        make(**arguments, threads=threads)
-    assert str(caught.value).startswith(name + reason)
+        TorchBackend(device="cpu", threads=threads)
+    assert str(caught.value).startswith("executor.threads" + reason)
     assert "\n" not in str(caught.value)
 
 
@@ -159,10 +152,8 @@ def test_a_sweep_over_threads_records_each_runs_own(monkeypatch, tmp_path, capsy
     assert [run["device"].rpartition(", ")[2] for run in labels] == ["1 thread)", "2 threads)"]
 
 
-@pytest.mark.parametrize(
-    "args", [["executor=simulated"], ["task=peers", "task.peers=[]"]], ids=["simulated", "peers"]
-)
-def test_refused_where_it_would_have_no_effect(args, tmp_path, capsys):
-    assert main([*args, "executor.threads=2", "tracking=none", f"output={tmp_path / 'x'}"]) == 2
+def test_refused_where_it_would_have_no_effect(tmp_path, capsys):
+    args = ["executor=simulated", "executor.threads=2", "tracking=none"]
+    assert main([*args, f"output={tmp_path / 'x'}"]) == 2
     assert "executor.threads" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()

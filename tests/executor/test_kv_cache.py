@@ -369,7 +369,6 @@ def test_the_setting_reaches_the_run(tmp_path):
             "cache.dtype=int8; use",
         ),
         (["task=crossover", "cache.dtype=int8"], "cache.dtype=int8 has no effect"),
-        (["task=peers", "executor=torch", "cache.dtype=int8"], "cache.dtype=int8 has no effect"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

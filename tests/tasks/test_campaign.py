@@ -45,7 +45,6 @@ def test_the_campaign_is_a_sweep_over_its_parts_that_judges_last():
         "KernelBenchmarks",
         "GpuCalibration",
         *["GpuExperiments"] * 3,
-        "GpuPeers",
         "Targets",
     ]
     assert {job.task.record for job in jobs} == {"experiments"}

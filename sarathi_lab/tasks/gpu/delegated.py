@@ -25,7 +25,6 @@ from sarathi_lab.tasks.base import Task, conclude
 from sarathi_lab.tasks.calibrate import Calibrate
 from sarathi_lab.tasks.gpu.part import GpuTask, Part, Work, current_device
 from sarathi_lab.tasks.measure import Measure
-from sarathi_lab.tasks.peers.task import Peers
 from sarathi_lab.tasks.plan import changed
 
 MODELS = sorted(path.stem for path in CONF.glob("model/*.yaml"))
@@ -138,21 +137,6 @@ def _naming(made: Path, folder: Path) -> str:
     hardware.tables = str(tables)
     title = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
     return title + OmegaConf.to_yaml(hardware)
-
-
-@dataclass(frozen=True)
-class GpuPeers(Delegated):
-    """Leaves peers.csv: the lab and others on the same requests and shape, one at a time."""
-
-    home, tables = "lab/peers", ("peers",)
-    PEERS: ClassVar[tuple[str, ...]] = ("transformers_generate", "transformers_cb", "vllm")
-
-    def delegated(self, cfg: DictConfig) -> tuple[Task, DictConfig]:
-        paper, dry = ("llama3-8b", "bfloat16", "gpu", 32, 512), ("tiny", "float32", "dry", 2, 16)
-        model, dtype, load, batch, chunk = dry if self.is_dry else paper
-        policy = _option("policy", "sarathi_serve")
-        task = Peers(self.PEERS, {}, [model], [dtype], [load], random_weights=True)
-        return task, changed(cfg, policy=policy, batch=batch, chunk=chunk)
 
 
 def _option(group: str, name: str) -> DictConfig:
