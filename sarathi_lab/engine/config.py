@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sarathi_lab.engine.admission import SchedulingPolicy
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.books import Preemption
-from sarathi_lab.engine.cluster import Cluster, Link
 from sarathi_lab.engine.executor import Executor, Sizes
 from sarathi_lab.engine.queues import QueueOrder
-from sarathi_lab.engine.replicas import LockstepReplicas
+from sarathi_lab.engine.replicas import LockstepReplicas, Schedulers
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.engine.scheduler_state import Preemption
 from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation
 from sarathi_lab.engine.topology import SINGLE, Topology
 
 AnyPolicy = SchedulingPolicy[Scheduler]
-AnyScheduler = Scheduler | LockstepReplicas | Cluster
+AnyScheduler = Scheduler | Schedulers
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class EngineConfig:
         return replace(self, num_blocks=executor.num_blocks)
 
     def build(
-        self, make_executor: Callable[[], Executor], link: Link | None = None
+        self, make_executor: Callable[[], Executor], link: Any = None
     ) -> tuple[AnyScheduler, Executor]:
         """Build an engine with an empty cache: `make_executor` makes an instance's executor, `link`
         moves the cache between the instances of a cluster.

@@ -156,12 +156,12 @@ class RunningSequences(list[SequenceState]):
         self.remove(sequence)
         sequence.is_running = False
 
-    def rest(self, sequences: list[SequenceState]) -> None:
+    def requeue(self, sequences: list[SequenceState]) -> None:
         """Take `sequences` back from a batch that has ended."""
         self.at_rest += sequences
         self.at_rest.sort(key=attrgetter("position"))
 
-    def settle(self, chunks: Iterable[Chunk]) -> list[SequenceState]:
+    def commit(self, chunks: Iterable[Chunk]) -> list[SequenceState]:
         """Let `chunks` count as computed, with their next tokens yet to be known, and take their
         sequences back, but those that have all they asked for, which are returned.
         """
@@ -176,7 +176,7 @@ class RunningSequences(list[SequenceState]):
                     finished.append(sequence)
                     continue
             resting.append(sequence)
-        self.rest(resting)
+        self.requeue(resting)
         return finished
 
     def tidy(self) -> None:

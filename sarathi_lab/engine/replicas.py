@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.request import Batch, Queues, Request, SequenceState
-from sarathi_lab.engine.routers import least_loaded
 from sarathi_lab.engine.scheduler import Scheduler
 
+WAITING_WEIGHT = 4  # of a waiting request beside a running one, as in vLLM's front end
 
-class Schedulers:
-    """What several schedulers have together."""
+
+def load_of(scheduler: Scheduler) -> int:
+    """Count the requests of an instance, those without a place in its cache four times."""
+    num_waiting = len(scheduler.waiting) + len(scheduler.swapped)
+    return WAITING_WEIGHT * num_waiting + len(scheduler.running)
+
+
+def least_loaded(schedulers: Sequence[Scheduler], request: Request) -> int:
+    """The first of those with the least load (vLLM's data-parallel front end)."""
+    loads = [load_of(one) for one in schedulers]
+    return loads.index(min(loads))
+
+
+class Schedulers(ABC):
+    """Several schedulers as the one that the loop drives."""
 
     def __init__(self, schedulers: Sequence[Scheduler]) -> None:
         self.schedulers = schedulers
@@ -36,6 +50,22 @@ class Schedulers:
         """Raise UserError if model or cache of one are too small for `request`, even alone."""
         for scheduler in {type(one.policy): one for one in self.schedulers}.values():
             scheduler.check_fits(request)
+
+    @abstractmethod
+    def add(self, request: Request) -> SequenceState:
+        """Queue a request. Raises UserError for one that could never finish."""
+
+    @abstractmethod
+    def schedule(self, now: float) -> Batch | None:
+        """The next batch at time `now` (seconds), or None if there is none."""
+
+    @abstractmethod
+    def advance(self, batch: Batch) -> None:
+        """Record what is known of a batch before it ran."""
+
+    @abstractmethod
+    def update(self, result: StepResult) -> list[SequenceState]:
+        """Record a finished batch; returns the sequences that it finished."""
 
 
 class LockstepReplicas(Schedulers):

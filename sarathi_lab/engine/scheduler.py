@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sarathi_lab.engine.admission import Size, tokens_to_take
-from sarathi_lab.engine.books import Books
 from sarathi_lab.engine.queues import Test, by_priority, candidates, is_idle
 from sarathi_lab.engine.request import Batch, SequenceState
+from sarathi_lab.engine.scheduler_state import SchedulerState
 
 
-class Scheduler(Books):
+class Scheduler(SchedulerState):
     """Turns requests into batches; a policy decides the order of the moves, this class makes them
     and keeps the books.
 
@@ -37,7 +37,7 @@ class Scheduler(Books):
             batch.copies, self.copies = self.copies, []
             batch.num_swapped_tokens = len(batch.copies) * self.blocks.block_size
         if self.policy.follows_up:
-            self.settle([chunk for chunk in batch.chunks if not chunk.emits_token])
+            self.commit([chunk for chunk in batch.chunks if not chunk.emits_token])
         return batch
 
     def add_decodes(self, batch: Batch, token_budget: int | None = None) -> None:
@@ -61,8 +61,7 @@ class Scheduler(Books):
                 sequence.in_flight = True  # making room for a later one can't evict it
                 decodes.append(sequence)
         batch.add_decodes(decodes)
-        if self.drafter is not None:
-            self._add_drafts(batch, len(batch) - len(decodes))
+        self.drafter.add_drafts(batch, len(batch) - len(decodes), self)
 
     def continue_prefills(
         self,
@@ -111,8 +110,7 @@ class Scheduler(Books):
         if num_tokens <= 0 or not make_room(sequence, sequence.num_computed + num_tokens):
             return False
         batch.add(sequence, num_tokens)
-        if self.drafter is not None:
-            self._add_drafts(batch, len(batch) - 1)
+        self.drafter.add_drafts(batch, len(batch) - 1, self)
         return True
 
     def swap_in(
@@ -224,28 +222,3 @@ class Scheduler(Books):
     def _is_full(self, batch: Batch, max_prefills: int | None) -> bool:
         has_prefills = max_prefills is not None and batch.num_prefills >= max_prefills
         return has_prefills or len(batch) >= self.batch_size
-
-    def _add_drafts(self, batch: Batch, first: int) -> None:
-        """Let the decodes of `batch` from the chunk `first` on carry drafts: each is a token of the
-        batch, as in vLLM, so that less is left of the budget for a prompt.
-
-        They leave a token of the budget to everybody who may still join the batch, go no further
-        than the request's last token, and make nobody give way.
-        """
-        drafter, policy = self.drafter, self.policy
-        assert drafter is not None, "a scheduler that speculates has one"
-        is_on_top = getattr(policy, "decodes_on_top", False)
-        budget = None if is_on_top else getattr(policy, "budget", None)
-        num_others = len(self.running) + len(self.waiting) + len(self.swapped)
-        reserved = max(0, min(self.batch_size, num_others) - len(batch))
-        for place in range(first, len(batch)):
-            sequence, num_computed, _, is_decode, _ = batch.chunks[place]
-            if not is_decode:
-                continue
-            most = sequence.request.output_len - len(sequence.output_token_ids) - 1
-            most = min(most, drafter.tokens, self.blocks.num_slots(sequence) - 1)
-            if budget is not None:
-                most = min(most, budget - batch.num_tokens - reserved)
-            drafts = drafter.propose(sequence, most) if most > 0 else ()
-            if drafts and self.blocks.grow(sequence, num_computed + 1 + len(drafts)):
-                batch.add_drafts(place, drafts)

@@ -1,25 +1,19 @@
-"""What a cluster is made of (config group `cluster`): how many instances, and who moves where."""
+"""How many engines serve a run, and where requests go (config group `cluster`): here one engine;
+see `extensions.cluster`.
+"""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sarathi_lab.config.checked import check_fields, flag, number, one_of, whole
-from sarathi_lab.engine.admission import SchedulingPolicy, with_budget
-from sarathi_lab.engine.cluster import Cluster, Handover, Instances, Link
-from sarathi_lab.engine.executor import Executor
-from sarathi_lab.engine.routers import Routing
-from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.engine.taichi import TaiChi
+import pandas as pd
 
-INSTANCES = "use a number of engines such as 2"
-TOKENS = "use the tokens of an iteration such as 2048, or null for the policy's own"
-RATE = "use bytes per second, or null for the hardware's"
-OBJECTIVE = "name an objective with both bounds, such as slo=mlperf-llama3-8b, or seconds"
-SECONDS = "use seconds, or null for the hardware's"
+from sarathi_lab.engine.admission import SchedulingPolicy
+from sarathi_lab.engine.executor import Backend, Executor
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.model.spec import ModelSpec
+
 AnyPolicy = SchedulingPolicy[Scheduler]
 MakeScheduler = Callable[[AnyPolicy], Scheduler]
 
@@ -28,122 +22,38 @@ class Topology:
     """One engine, and the base of several. Sizes of batch and cache are those of an instance."""
 
     num_instances = 1
+    is_single = True  # one scheduler and one executor, without a router
 
     def describe(self) -> str:
-        """In words, such as "2 prefill and 2 decode instances"; empty for one engine."""
+        """Describe several engines, such as "2 prefill and 2 decode instances"."""
         return ""
 
-    def executor(self, make: Callable[[], Executor], link: Link | None) -> Executor:
-        """What runs the batches: of several instances their `Instances`."""
+    def check(
+        self, policy: Any, backend: Backend, spec: ModelSpec, *, shares_prefixes: bool
+    ) -> None:
+        """Raise UserError for parts of a run that do not fit, and settings that nothing reads."""
+
+    def link_between(self, backend: Backend, spec: ModelSpec) -> Any:
+        """What moves the cache of `spec` between instances on `backend`; None: nothing moves."""
+        return None
+
+    def executor(self, make: Callable[[], Executor], link: Any) -> Executor:
+        """Make what runs the batches, of instances that `make` makes."""
         return make()
 
     def scheduler(self, policy: AnyPolicy, make: MakeScheduler, executor: Executor) -> Any:
-        """The scheduler for `executor`, which this topology has made."""
+        """Make the scheduler for `executor`, which this topology has made."""
         return make(policy)
 
     def policies(self, policy: AnyPolicy) -> Sequence[AnyPolicy]:
-        """The policy of each instance."""
+        """List the policy of each instance."""
         return [policy]
+
+    def results(
+        self, scheduler: Any, summary: Mapping[str, float], num_devices: int
+    ) -> tuple[dict[str, pd.DataFrame], dict[str, float]]:
+        """Further tables and metrics of a run with `summary` on `num_devices`."""
+        return {}, {}
 
 
 SINGLE = Topology()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Several(Topology):
-    """Several engines. Raises UserError for settings that none could have."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "cluster.")
-        if isinstance(self, Routing):
-            self.check_routing()
-
-    @property
-    def budgets(self) -> Sequence[int | None]:
-        """Of each instance the tokens of an iteration; None: the policy's own."""
-        return [None] * self.num_instances
-
-    def executor(self, make: Callable[[], Executor], link: Link | None) -> Executor:
-        return Instances([make() for _ in range(self.num_instances)], link)
-
-    def scheduler(self, policy: AnyPolicy, make: MakeScheduler, executor: Executor) -> Cluster:
-        assert isinstance(executor, Instances), "it was made by this topology"
-        return self.cluster([make(own) for own in self.policies(policy)], executor)
-
-    def policies(self, policy: AnyPolicy) -> Sequence[AnyPolicy]:
-        """The policy of each instance; one that never cuts prompts has no budget to change."""
-        cuts = getattr(policy, "budget_field", None) is not None
-        return [with_budget(policy, own) if own and cuts else policy for own in self.budgets]
-
-    @abstractmethod
-    def cluster(self, schedulers: Sequence[Scheduler], instances: Instances) -> Cluster: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Replicas(Several, Routing):
-    """`num` engines, each with requests of its own from the first to the last token."""
-
-    num: int = whole(2, minimum=1, fix=INSTANCES)
-
-    @property
-    def num_instances(self) -> int:  # type: ignore[override]
-        return self.num
-
-    def describe(self) -> str:
-        return f"{self.num} replicas, {self.router}"
-
-    def cluster(self, schedulers: Sequence[Scheduler], instances: Instances) -> Cluster:
-        return Cluster(schedulers, instances, self.make_router())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Linked(Several):
-    """`prefill` engines and `decode` engines, between which sequences move.
-
-    The KV cache moves over `link`: "nvlink", the links within a node, or "network", those between
-    nodes, as the hardware file states both for a device, times the devices of an instance; or at
-    `bytes_per_second` for an instance, with `latency` seconds before each transfer. With `serial`
-    an instance sends or receives one cache at a time. `prefill_chunk` and `decode_chunk` are tokens
-    of an iteration in place of the policy's.
-    """
-
-    prefill: int = whole(1, minimum=1, fix=INSTANCES)
-    decode: int = whole(1, minimum=1, fix=INSTANCES)
-    prefill_chunk: int | None = whole(None, minimum=1, fix=TOKENS)
-    decode_chunk: int | None = whole(None, minimum=1, fix=TOKENS)
-    link: str = one_of("nvlink", valid=("nvlink", "network"))
-    bytes_per_second: float | None = number(None, above=0, fix=RATE)
-    latency: float | None = number(None, minimum=0, fix=SECONDS)
-    serial: bool = flag(True)
-
-    @property
-    def num_instances(self) -> int:  # type: ignore[override]
-        return self.prefill + self.decode
-
-    @property
-    def budgets(self) -> Sequence[int | None]:
-        return [self.prefill_chunk] * self.prefill + [self.decode_chunk] * self.decode
-
-    def describe(self) -> str:
-        return f"{self.prefill} prefill and {self.decode} decode instances over {self.link}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Disaggregated(Linked, Routing):
-    """Prompts on some engines, decodes on the others (`Handover`); `router` chooses the former."""
-
-    def cluster(self, schedulers: Sequence[Scheduler], instances: Instances) -> Cluster:
-        return Handover(schedulers, instances, self.make_router(), self.prefill)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrefillAndDecodeHeavy(Linked):
-    """`TaiChi`: prompts and decodes everywhere, in large chunks on `prefill` engines and in small
-    ones on the others; requests move by the slack of their objectives `ttft` and `tpot` (seconds).
-    """
-
-    ttft: float = number(above=0, fix=OBJECTIVE)
-    tpot: float = number(above=0, fix=OBJECTIVE)
-
-    def cluster(self, schedulers: Sequence[Scheduler], instances: Instances) -> Cluster:
-        return TaiChi(schedulers, instances, self.prefill, self.ttft, self.tpot)

@@ -25,7 +25,8 @@ from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import PROFILED, Platform
 from sarathi_lab.experiment.serving import ServingBench, compared, point, under_load
 from sarathi_lab.experiment.trials import Trials
-from sarathi_lab.policy import Lprs, Policy, SloBudget
+from sarathi_lab.extensions.after_sarathi import Lprs, SloBudget
+from sarathi_lab.policy import Policy
 from sarathi_lab.results.serving_metrics import is_good, waits
 from sarathi_lab.results.slo import Slo
 

@@ -14,14 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.engine.request import Request
-from sarathi_lab.engine.topology import (
-    SINGLE,
-    Disaggregated,
-    PrefillAndDecodeHeavy,
-    Replicas,
-    Several,
-    Topology,
-)
+from sarathi_lab.engine.topology import SINGLE, Topology
 from sarathi_lab.experiment.capacity import at_rate
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import Platform
@@ -35,6 +28,7 @@ from sarathi_lab.experiment.serving import (
     point,
     ratios,
 )
+from sarathi_lab.extensions.cluster import Disaggregated, PrefillAndDecodeHeavy, Replicas, Several
 from sarathi_lab.results.serving_metrics import gaps, is_good
 from sarathi_lab.results.slo import Slo
 from sarathi_lab.workload.agentic import Agentic

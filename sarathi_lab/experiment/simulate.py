@@ -289,7 +289,7 @@ def _bench(
     @cache  # a cost model with tables takes a second to make
     def engine(cluster: Topology) -> Engine:
         build = partial(backend.build, spec, None, Sizes(*blocks, batch))
-        executor = cluster.executor(build, backend.link(spec, cluster))
+        executor = cluster.executor(build, cluster.link_between(backend, spec))
         return Engine(executor, batch, longest_one, *blocks, backend.num_stages, cluster)
 
     @cache

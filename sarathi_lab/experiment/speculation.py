@@ -12,14 +12,14 @@ import numpy as np
 
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
-from sarathi_lab.engine.speculation import NO_SPECULATION, PromptLookup, Speculation
+from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation
 from sarathi_lab.experiment.capacity import at_rate
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import PROFILED, Ints, Platform
 from sarathi_lab.experiment.serving import ServingBench, Values, compared, point, under_load
+from sarathi_lab.extensions.speculation import Assumed, PromptLookup
 from sarathi_lab.results.metrics import speculation_metrics
 from sarathi_lab.results.serving_metrics import latency
-from sarathi_lab.workload.acceptance import Assumed
 
 NONE = "no drafts"
 WAITS = {"ttft_p50": "TTFT P50", "tpot_p50": "TPOT P50", "latency_p50": "latency P50"}

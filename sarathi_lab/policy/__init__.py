@@ -3,26 +3,19 @@ is what `conf/policy/` and others find.
 """
 
 from sarathi_lab.engine.admission import with_budget
-from sarathi_lab.policy.adaptive import SloBudget
 from sarathi_lab.policy.ascend import Ascend, AscendDynamic, AscendV09
 from sarathi_lab.policy.base import Policy, Reserve
 from sarathi_lab.policy.deepspeed import SplitFuse
-from sarathi_lab.policy.dynamic_chunks import DynamicChunks
 from sarathi_lab.policy.fastdeploy import FastDeploy
-from sarathi_lab.policy.layered import LayeredPrefill
 from sarathi_lab.policy.lightllm import LightLLM
 from sarathi_lab.policy.llama_cpp import LlamaCpp
 from sarathi_lab.policy.lmdeploy import LMDeploy, LMDeployPytorch
-from sarathi_lab.policy.lprs import Lprs
 from sarathi_lab.policy.nano_vllm import NanoVllm
-from sarathi_lab.policy.niyama import Niyama
 from sarathi_lab.policy.openvino import OpenVINO
 from sarathi_lab.policy.paper import Orca, RequestLevel, Sarathi
-from sarathi_lab.policy.ranked import Ranked
 from sarathi_lab.policy.sarathi_serve import ChunkedOnly, SarathiServe, SarathiServeDynamic
 from sarathi_lab.policy.sglang import SGLang
-from sarathi_lab.policy.sliding_serve import SlidingServe
 from sarathi_lab.policy.tgi import TGI
 from sarathi_lab.policy.transformers import TransformersFIFO, TransformersPrefillFirst
 from sarathi_lab.policy.trtllm import TensorRTLLM
-from sarathi_lab.policy.vllm import PPas, PrefillFirst, VllmV0Chunked, VllmV1
+from sarathi_lab.policy.vllm import PrefillFirst, VllmV0Chunked, VllmV1

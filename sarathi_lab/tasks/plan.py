@@ -12,12 +12,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.errors import UserError, require_bool, require_int, require_one_of
 from sarathi_lab.config.instantiate import build, copied, option_files, read_option, resolved
-from sarathi_lab.engine.books import Preemption
 from sarathi_lab.engine.config import AnyScheduler, EngineConfig
 from sarathi_lab.engine.executor import Backend, Executor, Sizes
 from sarathi_lab.engine.queues import QueueOrder
+from sarathi_lab.engine.scheduler_state import Preemption
 from sarathi_lab.engine.speculation import Speculation
-from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.advisor import BASELINES, Advice, Prediction, advise
 from sarathi_lab.model.checkpoint import resolve_model, text_encoder
@@ -28,7 +27,7 @@ from sarathi_lab.results.decode_cost import decode_iteration
 from sarathi_lab.results.saturation import SaturationLimits
 from sarathi_lab.results.slo import Targets
 from sarathi_lab.results.window import Window
-from sarathi_lab.tasks.plan_checks import check_cluster, check_layers, check_speculation
+from sarathi_lab.tasks.plan_checks import check_layers
 from sarathi_lab.workload import LoadedRequests, Workload
 from sarathi_lab.workload.traces import Trace
 
@@ -85,9 +84,7 @@ class Plan:
         backend's.
         """
         make = make or (lambda: self.backend.build(self.spec, self.checkpoint, self.sizes))
-        link = None
-        if isinstance(self.backend, SimulatedBackend):
-            link = self.backend.link(self.spec, self.engine.cluster)
+        link = self.engine.cluster.link_between(self.backend, self.spec)
         return self.engine.build(make, link)
 
     def with_cache_of(self, executor: Executor) -> Plan:
@@ -180,10 +177,9 @@ def _parts(cfg: DictConfig) -> Plan:
         writes_trace=require_bool("trace", cfg.trace, "use true to write trace.json, else false"),
         targets=Targets(build(cfg.slo), cfg.stall, config["prompt_classes"]),
     )
-    cluster, shares_prefixes = engine.cluster, engine.shares_prefixes
-    check_cluster(cluster, policy, backend, spec, shares_prefixes=shares_prefixes)
-    check_layers(policy, cluster, backend)
-    check_speculation(engine.speculation, backend)
+    engine.cluster.check(policy, backend, spec, shares_prefixes=engine.shares_prefixes)
+    check_layers(policy, engine.cluster, backend)
+    engine.speculation.check(backend)
     plan.window.check(load)
     plan.saturation_limits.check(load)
     if engine.queue_order == "priority" and len({one.priority for one in load.requests}) < 2:

@@ -19,7 +19,6 @@ from sarathi_lab.config.console import console, progress_of
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.paths import locked, read_object
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.engine.cluster import Cluster, Transfer
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.experiment.advisor import Advice
@@ -239,11 +238,9 @@ def _measured(
     summary = metrics.summarise(iterations, requests, peaks, decode_cost) | rates
     slo = plan.targets.slo.resolved(reference)
     summary |= serving_summary_of(plan, requests, summary["duration"], peaks, slo)
-    if isinstance(scheduler, Cluster):
-        moves = pd.DataFrame(scheduler.transfers, columns=list(Transfer._fields))
-        tables |= {"transfers.parquet": moves} if len(moves) else {}
-        summary |= metrics.transfer_metrics(moves)
-        summary |= metrics.cluster_metrics(summary, sizes[1], sizes[0])
+    further, cluster_summary = plan.engine.cluster.results(scheduler, summary, sizes[0])
+    tables |= further
+    summary |= cluster_summary
     if backend.power is not None:
         summary |= metrics.energy_metrics(iterations, summary, backend.power, *sizes)
     if "num_draft_tokens" in iterations:

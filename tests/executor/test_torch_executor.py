@@ -18,12 +18,12 @@ from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.timeline import HostTimeline
+from sarathi_lab.extensions.layered import LayeredPrefill
 from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
 from sarathi_lab.policy import (
     TGI,
-    LayeredPrefill,
     LightLLM,
     LlamaCpp,
     LMDeploy,

@@ -7,7 +7,8 @@ import pytest
 from helpers import requests_of
 
 from sarathi_lab.experiment.adaptive_budgets import aimed, longest_queue, phased, within
-from sarathi_lab.policy import Lprs, Niyama, SarathiServe
+from sarathi_lab.extensions.after_sarathi import Lprs, Niyama
+from sarathi_lab.policy import SarathiServe
 from sarathi_lab.results.slo import Slo
 
 SLO = Slo(name="two", ttft=1.0, tbt=0.5)

@@ -15,7 +15,6 @@ from helpers import ScriptedExecutor
 
 from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.config.paths import EXPERIMENTS as FOLDERS
-from sarathi_lab.engine.cluster import Link
 from sarathi_lab.engine.topology import Topology
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
@@ -24,7 +23,10 @@ from sarathi_lab.experiment.figures import FIGURES, SERVING
 from sarathi_lab.experiment.samples import rounds, table_of
 from sarathi_lab.experiment.sarathi_serve import longest_gaps
 from sarathi_lab.experiment.serving import ServingBench, datasets, longest
-from sarathi_lab.policy import LayeredPrefill, Orca, PPas, PrefillFirst, SarathiServe
+from sarathi_lab.extensions.after_sarathi import PPas
+from sarathi_lab.extensions.cluster import Link
+from sarathi_lab.extensions.layered import LayeredPrefill
+from sarathi_lab.policy import Orca, PrefillFirst, SarathiServe
 from sarathi_lab.results import load
 from sarathi_lab.results.plots import serving
 from sarathi_lab.run import main

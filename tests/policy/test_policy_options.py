@@ -4,6 +4,7 @@ tokens.
 
 from __future__ import annotations
 
+import pydoc
 from dataclasses import MISSING, fields, replace
 from functools import cache
 
@@ -11,7 +12,6 @@ import pytest
 import yaml
 from plans import plan_of, serve_plan
 
-from sarathi_lab import policy
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.ledger import Ledger
@@ -50,7 +50,7 @@ SET = {
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_policy_made_in_python_is_that_of_its_file(option):
     told = yaml.safe_load((CONF / "policy" / f"{option}.yaml").read_text())
-    kind = getattr(policy, told.pop("_target_").rpartition(".")[2])
+    kind = pydoc.locate(told.pop("_target_"))
     own = {name: value for name, value in told.items() if "${" not in str(value)}
     defaults = {field.name: field.default for field in fields(kind) if field.default != MISSING}
     differs = {name for name in own.keys() & defaults if own[name] != defaults[name]}

@@ -11,6 +11,7 @@ from helpers import requests_of, scheduler_for, serve
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.engine.request import Request
+from sarathi_lab.extensions.after_sarathi import PPas
 from sarathi_lab.policy import (
     Ascend,
     AscendDynamic,
@@ -19,7 +20,6 @@ from sarathi_lab.policy import (
     FastDeploy,
     NanoVllm,
     Orca,
-    PPas,
     SarathiServeDynamic,
     SplitFuse,
     VllmV0Chunked,

@@ -11,7 +11,7 @@ from integrity import check_integrity
 from sarathi_lab.api import rules
 from sarathi_lab.engine.request import Batch, Chunk, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.workload.acceptance import Assumed, AssumedDrafter
+from sarathi_lab.extensions.speculation import Assumed, AssumedDrafter
 
 
 class Telling(Assumed):

@@ -44,7 +44,7 @@ def test_a_cache_moves_at_the_links_rate():
     plan = plan_of("sarathi_serve", *COMMON, *SMALL, "cluster=disaggregated")
     backend = plan.backend
     assert isinstance(backend, SimulatedBackend)
-    link, hardware = backend.link(plan.spec, plan.engine.cluster), backend.hardware
+    link, hardware = plan.engine.cluster.link_between(backend, plan.spec), backend.hardware
     assert link.bytes_per_second == hardware.link_rate
     assert link.bytes_per_token == 2 * 32 * 8 * 128 * 2
     own = plan_of(
@@ -56,7 +56,7 @@ def test_a_cache_moves_at_the_links_rate():
         "cluster.link=network",
         "cluster.latency=0.5",
     )
-    link = own.backend.link(own.spec, own.engine.cluster)
+    link = own.engine.cluster.link_between(own.backend, own.spec)
     assert (link.bytes_per_second, link.latency) == (2 * hardware.network_rate, 0.5)
 
 

@@ -20,12 +20,10 @@ from report import FOLDER
 from simulate import BLOCK_SIZE, COUNTED, GPUS, MIXTURES, MODELS, Enough, Point, SpreadUsers, Waits
 
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.cluster import Handover, Instances
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.engine.loop import run_engine
-from sarathi_lab.engine.routers import least_loaded
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.engine.topology import Disaggregated
+from sarathi_lab.extensions.cluster import Disaggregated, Handover, Instances, least_loaded
 
 WEIGHTS = {"fp8": "fp8", "fp8_block": "fp8"}
 
@@ -62,7 +60,7 @@ def simulate(row: dict[str, str]) -> dict[str, object]:
             cache, longest = BlockManager(blocks, BLOCK_SIZE), sum(lengths)
             sizes = {"batch_size": batch, "max_model_len": longest}
             schedulers.append(Scheduler(point.policy, cache, **sizes))
-    link = replace(point.device).link(spec, Disaggregated(link="network"))
+    link = Disaggregated(link="network").link_between(point.device, spec)
     instances = Instances(executors, link)
     cluster = Handover(schedulers, instances, least_loaded, number["prefill_num_workers"])
     waits = Waits(COUNTED * users)

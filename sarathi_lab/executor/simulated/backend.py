@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from sarathi_lab.config.errors import UserError, require_one_of
-from sarathi_lab.engine.cluster import Link
 from sarathi_lab.engine.executor import Executor, Predictor, Sizes
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.engine.topology import Linked, Topology
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
 from sarathi_lab.executor.simulated.experts import ALONE, Sharing
@@ -149,27 +147,6 @@ class SimulatedBackend:
                 "contexts is the fastest that it can be"
             )
         return cautions
-
-    def link(self, spec: ModelSpec, cluster: Topology) -> Link | None:
-        """What moves the KV cache of `spec` between instances on this backend's devices, each of
-        which sends its own part; None where nothing moves. Raises UserError for an unknown rate.
-        """
-        if not isinstance(cluster, Linked):
-            return None
-        hardware = self.hardware
-        name = {"nvlink": "link_bytes_per_second", "network": "network_bytes_per_second"}
-        stated = getattr(hardware, name[cluster.link])
-        if cluster.bytes_per_second is None and stated is None:
-            raise UserError(
-                f"hardware {hardware.name} has no {name[cluster.link]}, which "
-                f"cluster.link={cluster.link} needs; add cluster.bytes_per_second"
-            )
-        rate = cluster.bytes_per_second
-        if rate is None:
-            rate = self.parallel.num_devices * hardware.link_efficiency * stated
-        latency = hardware.link_latency if cluster.latency is None else cluster.latency
-        per_token = spec.kv_bytes_per_token(self.dtype_bytes)
-        return Link(rate, latency, per_token, cluster.serial)
 
     def predictor(self, spec: ModelSpec) -> Predictor:
         cost = self._cost(spec)

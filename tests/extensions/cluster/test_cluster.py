@@ -13,15 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.cluster import Cluster, Link
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine, serve
 from sarathi_lab.engine.request import Request
-from sarathi_lab.engine.routers import Routing, least_loaded, round_robin
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.engine.topology import Disaggregated, PrefillAndDecodeHeavy, Replicas, Several
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.extensions.cluster import (
+    Cluster,
+    Disaggregated,
+    Link,
+    PrefillAndDecodeHeavy,
+    Replicas,
+    Routing,
+    Several,
+    least_loaded,
+    round_robin,
+)
 from sarathi_lab.policy import Orca, SarathiServe, VllmV1
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 16

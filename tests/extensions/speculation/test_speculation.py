@@ -16,9 +16,8 @@ from sarathi_lab.engine import loop
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request, SequenceState
-from sarathi_lab.engine.speculation import PromptLookup
+from sarathi_lab.extensions.speculation import Assumed, PromptLookup
 from sarathi_lab.policy import Orca, Sarathi
-from sarathi_lab.workload.acceptance import Assumed
 
 
 class Scripted(Telling):

@@ -19,9 +19,10 @@ from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.torch import backend
 from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.extensions.layered import LayeredPrefill
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
-from sarathi_lab.policy import LayeredPrefill, Orca, Policy
+from sarathi_lab.policy import Orca, Policy
 
 SIZE = 4  # of a block
 TIGHT = 9  # blocks, where the longest request takes eight

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sarathi_lab.engine.executor import Executor, StepResult
-from sarathi_lab.engine.replicas import Schedulers
+from sarathi_lab.engine.replicas import Schedulers, load_of
 from sarathi_lab.engine.request import Batch, Request, SequenceState
-from sarathi_lab.engine.routers import Router, load_of
 from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.extensions.cluster.routers import Router
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ class Handover(Cluster):
         self._coming[target] -= after.num_known
         self._num_coming[target] -= 1
         self.schedulers[source].blocks.free(before)
-        self.schedulers[target].take_in(after)
+        self.schedulers[target].enqueue_transferred(after)
         self._refused[source] = self._refused[target] = math.nan
 
 

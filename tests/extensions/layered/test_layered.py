@@ -19,7 +19,7 @@ from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch, Layers
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
-from sarathi_lab.policy import LayeredPrefill
+from sarathi_lab.extensions.layered import LayeredPrefill
 from sarathi_lab.tasks.estimate import predict_roofline
 
 POLICY = LayeredPrefill(chunk=4, max_num_batched_tokens=16)

@@ -11,7 +11,7 @@ from sarathi_lab.config.errors import require_number
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.adaptive import Since, SloBudget
+from sarathi_lab.extensions.after_sarathi.adaptive import Since, SloBudget
 
 DECAY = 0.995  # of the moving average of the throughput, an iteration
 TIERS = "give the seconds to the first token of each tier, such as [2.0,20.0]"

@@ -8,24 +8,11 @@ from itertools import count
 
 from sarathi_lab.config.checked import number, one_of, refuse_unread, share, whole
 from sarathi_lab.engine.prefix_cache import num_found
+from sarathi_lab.engine.replicas import least_loaded
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 
-WAITING_WEIGHT = 4  # of a waiting request beside one that runs, as vLLM's front end counts them
-
 Router = Callable[[Sequence[Scheduler], Request], int]
-
-
-def load_of(scheduler: Scheduler) -> int:
-    """Requests at an instance, those without a place in its cache counted four times."""
-    num_waiting = len(scheduler.waiting) + len(scheduler.swapped)
-    return WAITING_WEIGHT * num_waiting + len(scheduler.running)
-
-
-def least_loaded(schedulers: Sequence[Scheduler], request: Request) -> int:
-    """The first of those with the least load (vLLM's data-parallel front end)."""
-    loads = [load_of(one) for one in schedulers]
-    return loads.index(min(loads))
 
 
 def round_robin() -> Router:

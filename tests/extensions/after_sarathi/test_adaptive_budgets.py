@@ -12,8 +12,8 @@ from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
-from sarathi_lab.policy import Lprs, Niyama, PPas, SlidingServe, SloBudget
-from sarathi_lab.policy.niyama import Throughput
+from sarathi_lab.extensions.after_sarathi import Lprs, Niyama, PPas, SlidingServe, SloBudget
+from sarathi_lab.extensions.after_sarathi.niyama import Throughput
 
 TOKEN = 0.125  # seconds
 # Of 1 to 8 tokens, each of which takes an eighth of a second, as predicted.

@@ -10,7 +10,7 @@ from functools import cache
 from sarathi_lab.config.checked import one_of, whole
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.adaptive import Since, SloBudget, last_within
+from sarathi_lab.extensions.after_sarathi.adaptive import Since, SloBudget, last_within
 
 
 @dataclass(frozen=True)

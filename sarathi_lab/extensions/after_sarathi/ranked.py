@@ -11,8 +11,8 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.queues import LOOKAHEAD
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.extensions.after_sarathi.prefill_cost import KnowsPrefillCost, PrefillCost
 from sarathi_lab.policy.base import Reserve
-from sarathi_lab.policy.prefill_cost import KnowsPrefillCost, PrefillCost
 
 Order = Literal["fcfs", "response_ratio", "shortest", "slack", "preflow", "short_first"]
 # Parameters that not every order reads, and which do.

@@ -10,7 +10,7 @@ from sarathi_lab.config.checked import number, whole
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.adaptive import AdaptiveBudget
+from sarathi_lab.extensions.after_sarathi.adaptive import AdaptiveBudget
 
 SHARE = 0.3  # of the prompt tokens that a second of waiting counts for
 WEIGHT = "use 0 to leave it out"

@@ -1,4 +1,4 @@
-"""What an engine knows of its requests: its queues, its cache, and what batches change of them."""
+"""Scheduler state: queues, cache, and the bookkeeping of batches."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from sarathi_lab.engine.queues import (
     make_queue,
 )
 from sarathi_lab.engine.request import Batch, Chunk, Copy, Layers, Queues, Request, SequenceState
-from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation, verify
+from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation
 
 Preemption = Literal["recompute", "swap"]
 State = TypeVar("State")
 
 
-class Books:
-    """The books of a `Scheduler`, whose policy and sizes it is made with: who waits, runs or is
-    swapped out, and what is known once a batch has begun and ended.
+class SchedulerState:
+    """State of a `Scheduler`: which sequences wait, run or are swapped out, and what changes of
+    them when a batch begins and ends.
     """
 
     next_time = float("inf")  # nothing happens to an engine by itself
@@ -110,7 +110,7 @@ class Books:
         self.waiting.append(sequence)
         return sequence
 
-    def take_in(self, sequence: SequenceState) -> None:
+    def enqueue_transferred(self, sequence: SequenceState) -> None:
         """Queue one whose cache another engine computed: it enters before those that wait."""
         sequence.order, self._num_added = self._num_added, self._num_added + 1
         self.swapped.append(sequence)
@@ -143,7 +143,7 @@ class Books:
             chunks = [chunk for chunk in chunks if chunk.emits_token]
         if batch.layers is not None:
             chunks = self._halfway(chunks, batch.layers)
-        batch.finished += self.settle(chunks)
+        batch.finished += self.commit(chunks)
         for sequence in batch.finished:
             self.blocks.free(sequence)
             self.running.leave(sequence)
@@ -152,9 +152,7 @@ class Books:
 
     def update(self, result: StepResult) -> list[SequenceState]:
         """Book a finished batch (and `advance`, if not done); returns the sequences it finished."""
-        token_ids = result.token_ids
-        if self.drafter is not None and result.batch.num_draft_tokens:
-            token_ids = verify(self.drafter, result)
+        token_ids = self.drafter.verify(result)
         if result.batch.queues is None:
             self.advance(result.batch)
         emitting, end = [chunk for chunk in result.batch.chunks if chunk.emits_token], result.end
@@ -167,8 +165,6 @@ class Books:
                 sequence.output_token_ids[at] = token_id
         if result.batch.num_prefills:
             self.last_prompt_latency = result.end - result.start
-        if self.drafter is not None:
-            self.drafter.forget(result.batch.finished)
         return result.batch.finished
 
     def _halfway(self, chunks: list[Chunk], layers: Layers) -> list[Chunk]:
@@ -181,11 +177,11 @@ class Books:
             sequence.in_flight = False
         if layers.is_last:
             return chunks
-        self.running.rest([chunk.sequence for chunk in prompts])
+        self.running.requeue([chunk.sequence for chunk in prompts])
         return [chunk for chunk in chunks if chunk.is_decode]
 
-    def settle(self, chunks: list[Chunk]) -> list[SequenceState]:
+    def commit(self, chunks: list[Chunk]) -> list[SequenceState]:
         """Book how far `chunks` bring their sequences; returns those that have all their tokens."""
-        finished = self.running.settle(chunks)
+        finished = self.running.commit(chunks)
         self.blocks.publish(chunks)
         return finished

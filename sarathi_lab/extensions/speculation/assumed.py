@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sarathi_lab.config.checked import check_fields, share, whole
+from sarathi_lab.config.checked import share, whole
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import Request, SequenceState
-from sarathi_lab.engine.speculation import TOKENS, Drafter, Speculation
+from sarathi_lab.extensions.speculation.prompt_lookup import Drafting, Proposer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assumed(Speculation):
+class Assumed(Drafting):
     """`tokens` drafts of each decode, of which every one is right with probability `acceptance`, if
     those before it are.
 
@@ -22,12 +22,9 @@ class Assumed(Speculation):
     it is the same under every policy and number of drafts. Making drafts takes no time.
     """
 
-    tokens: int = whole(4, minimum=1, fix=TOKENS)
+    reads_tokens = False
     acceptance: float = share(0.7, fix="use the share of drafts that are right, such as 0.7")
     seed: int = whole(0, minimum=0, fix="use a number such as 0", name="seed")
-
-    def __post_init__(self) -> None:
-        check_fields(self, "speculation.")
 
     def drafter(self) -> AssumedDrafter:
         return AssumedDrafter(self)
@@ -41,7 +38,7 @@ class Assumed(Speculation):
         return (dice.random(request.output_len) < self.acceptance).tolist()
 
 
-class AssumedDrafter(Drafter):
+class AssumedDrafter(Proposer):
     """The drafter of an `Assumed`: its drafts are no tokens."""
 
     def __init__(self, settings: Assumed) -> None:

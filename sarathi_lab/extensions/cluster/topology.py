@@ -1,0 +1,193 @@
+"""Clusters (config group `cluster`): how many instances, and which requests move where."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from sarathi_lab.config.checked import check_fields, flag, number, one_of, whole
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.admission import with_budget
+from sarathi_lab.engine.executor import Backend, Executor
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.engine.topology import AnyPolicy, MakeScheduler, Topology
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.extensions.cluster.cluster import Cluster, Handover, Instances, Link, Transfer
+from sarathi_lab.extensions.cluster.routers import Routing
+from sarathi_lab.extensions.cluster.taichi import TaiChi
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.results import metrics
+
+INSTANCES = "use a number of engines such as 2"
+TOKENS = "use the tokens of an iteration such as 2048, or null for the policy's own"
+RATE = "use bytes per second, or null for the hardware's"
+OBJECTIVE = "name an objective with both bounds, such as slo=mlperf-llama3-8b, or seconds"
+SECONDS = "use seconds, or null for the hardware's"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Several(Topology):
+    """Several simulated engines. Raises UserError for settings that none could have."""
+
+    is_single = False
+
+    def __post_init__(self) -> None:
+        check_fields(self, "cluster.")
+        if isinstance(self, Routing):
+            self.check_routing()
+
+    @property
+    def budgets(self) -> Sequence[int | None]:
+        """Of each instance the tokens of an iteration; None: the policy's own."""
+        return [None] * self.num_instances
+
+    def check(
+        self, policy: Any, backend: Backend, spec: ModelSpec, *, shares_prefixes: bool
+    ) -> None:
+        named, fix = f"a cluster of {self.describe()}", "or use cluster=single"
+        if not isinstance(backend, SimulatedBackend):
+            raise UserError(f"{named} is simulated only; add executor=simulated, {fix}")
+        if (stages := backend.num_stages) > 1:
+            raise UserError(
+                f"executor.pipeline_parallel={stages}: the instances of {named} are no pipelines; "
+                f"use executor.tensor_parallel, {fix}"
+            )
+        if getattr(self, "router", "") == "prefix_aware" and not shares_prefixes:
+            raise UserError(
+                "cluster.router=prefix_aware has no effect as nothing is cached; add "
+                "cache.prefix=true"
+            )
+
+    def executor(self, make: Callable[[], Executor], link: Link | None) -> Executor:
+        return Instances([make() for _ in range(self.num_instances)], link)
+
+    def results(
+        self, scheduler: Cluster, summary: Mapping[str, float], num_devices: int
+    ) -> tuple[dict[str, pd.DataFrame], dict[str, float]]:
+        moves = pd.DataFrame(scheduler.transfers, columns=list(Transfer._fields))
+        found = metrics.transfer_metrics(moves)
+        found |= metrics.cluster_metrics(summary, self.num_instances, num_devices)
+        return {"transfers.parquet": moves} if len(moves) else {}, found
+
+    def scheduler(self, policy: AnyPolicy, make: MakeScheduler, executor: Executor) -> Cluster:
+        assert isinstance(executor, Instances), "it was made by this topology"
+        return self.cluster([make(own) for own in self.policies(policy)], executor)
+
+    def policies(self, policy: AnyPolicy) -> Sequence[AnyPolicy]:
+        """The policy of each instance; one that never cuts prompts has no budget to change."""
+        cuts = getattr(policy, "budget_field", None) is not None
+        return [with_budget(policy, own) if own and cuts else policy for own in self.budgets]
+
+    @abstractmethod
+    def cluster(self, schedulers: Sequence[Scheduler], instances: Instances) -> Cluster: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replicas(Several, Routing):
+    """`num` engines, each with requests of its own from the first to the last token."""
+
+    num: int = whole(2, minimum=1, fix=INSTANCES)
+
+    @property
+    def num_instances(self) -> int:  # type: ignore[override]
+        return self.num
+
+    def describe(self) -> str:
+        return f"{self.num} replicas, {self.router}"
+
+    def cluster(self, schedulers: Sequence[Scheduler], instances: Instances) -> Cluster:
+        return Cluster(schedulers, instances, self.make_router())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linked(Several):
+    """`prefill` engines and `decode` engines, between which sequences move.
+
+    The KV cache moves over `link`: "nvlink", the links within a node, or "network", those between
+    nodes, as the hardware file states both for a device, times the devices of an instance; or at
+    `bytes_per_second` for an instance, with `latency` seconds before each transfer. With `serial`
+    an instance sends or receives one cache at a time. `prefill_chunk` and `decode_chunk` are tokens
+    of an iteration in place of the policy's.
+    """
+
+    prefill: int = whole(1, minimum=1, fix=INSTANCES)
+    decode: int = whole(1, minimum=1, fix=INSTANCES)
+    prefill_chunk: int | None = whole(None, minimum=1, fix=TOKENS)
+    decode_chunk: int | None = whole(None, minimum=1, fix=TOKENS)
+    link: str = one_of("nvlink", valid=("nvlink", "network"))
+    bytes_per_second: float | None = number(None, above=0, fix=RATE)
+    latency: float | None = number(None, minimum=0, fix=SECONDS)
+    serial: bool = flag(True)
+
+    @property
+    def num_instances(self) -> int:  # type: ignore[override]
+        return self.prefill + self.decode
+
+    @property
+    def budgets(self) -> Sequence[int | None]:
+        return [self.prefill_chunk] * self.prefill + [self.decode_chunk] * self.decode
+
+    def describe(self) -> str:
+        return f"{self.prefill} prefill and {self.decode} decode instances over {self.link}"
+
+    def check(
+        self, policy: Any, backend: Backend, spec: ModelSpec, *, shares_prefixes: bool
+    ) -> None:
+        super().check(policy, backend, spec, shares_prefixes=shares_prefixes)
+        assert isinstance(backend, SimulatedBackend), "others are refused"
+        if backend.host.overlaps:
+            raise UserError(
+                f"host={backend.host.name} schedules ahead, but sequences leave an engine at "
+                "their first token; use host=none or another one that does not"
+            )
+        for name in ("prefill_chunk", "decode_chunk"):
+            if (budget := getattr(self, name)) is not None and policy.budget_field is None:
+                raise UserError(
+                    f"cluster.{name}={budget} has no effect on policy {policy.name}, which never "
+                    "cuts prompts; drop it"
+                )
+        self.link_between(backend, spec)  # an unknown rate is refused at once
+
+    def link_between(self, backend: Backend, spec: ModelSpec) -> Link:
+        """The link of an instance on `backend`, each of whose devices sends its part of the KV
+        cache of `spec`. Raises UserError for an unknown rate.
+        """
+        assert isinstance(backend, SimulatedBackend), "others are refused"
+        hardware = backend.hardware
+        name = {"nvlink": "link_bytes_per_second", "network": "network_bytes_per_second"}
+        stated = getattr(hardware, name[self.link])
+        if self.bytes_per_second is None and stated is None:
+            raise UserError(
+                f"hardware {hardware.name} has no {name[self.link]}, which "
+                f"cluster.link={self.link} needs; add cluster.bytes_per_second"
+            )
+        rate = self.bytes_per_second
+        if rate is None:
+            rate = backend.num_devices * hardware.link_efficiency * stated
+        latency = hardware.link_latency if self.latency is None else self.latency
+        return Link(rate, latency, spec.kv_bytes_per_token(backend.dtype_bytes), self.serial)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disaggregated(Linked, Routing):
+    """Prompts on some engines, decodes on the others (`Handover`); `router` chooses the former."""
+
+    def cluster(self, schedulers: Sequence[Scheduler], instances: Instances) -> Cluster:
+        return Handover(schedulers, instances, self.make_router(), self.prefill)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillAndDecodeHeavy(Linked):
+    """`TaiChi`: prompts and decodes everywhere, in large chunks on `prefill` engines and in small
+    ones on the others; requests move by the slack of their objectives `ttft` and `tpot` (seconds).
+    """
+
+    ttft: float = number(above=0, fix=OBJECTIVE)
+    tpot: float = number(above=0, fix=OBJECTIVE)
+
+    def cluster(self, schedulers: Sequence[Scheduler], instances: Instances) -> Cluster:
+        return TaiChi(schedulers, instances, self.prefill, self.ttft, self.tpot)
