@@ -38,7 +38,7 @@ GPU_MARK = "mark.gpu"
 
 SLOWEST = {
     *("test_notebooks", "test_sweeps", "test_run", "test_paper", "test_kernel_executor"),
-    *("test_campaign", "test_wheel", "test_quality", "test_readme"),
+    *("test_campaign", "test_wheel", "test_readme"),
     *("test_bad_input", "test_config", "test_claims", "test_experiments"),
     *("test_ranks", "test_compilation", "test_kv_quality", "test_queue_load"),
 }

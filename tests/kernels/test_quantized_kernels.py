@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from kernel_inputs import DEVICE, DTYPES, ROTARY_CASES, RotaryCase, random, rotary_inputs
+from kv_quality import Cuts, teacher_forced_logits
 from torch import Tensor
 from toy_executors import load_family, on_kernels
 
@@ -27,7 +28,6 @@ from sarathi_kernels.runtime.chip import CHIPS, assumed, chip_of
 from sarathi_kernels.runtime.testing import poisoned, relative_error
 from sarathi_lab.executor.torch import backend
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.teacher_forced import Cuts, teacher_forced_logits
 
 MAX_ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 # A kernel divides and rotates in another order than torch does, so that an entry between two steps

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kv_quality import Cuts, teacher_forced_logits
 from native_library import is_missing, needs_library
 from torch import nn
 from toy_executors import SPEC as TOY
@@ -16,7 +17,6 @@ from sarathi_kernels.cpu.packing import MOST_BYTES, PANEL, pack_linear
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.executor.torch.teacher_forced import Cuts, teacher_forced_logits
 from sarathi_lab.model import native_operations
 from sarathi_lab.model.int8 import Int8Linear
 from sarathi_lab.model.roofline import Peaks, operation_rooflines
