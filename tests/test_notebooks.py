@@ -18,12 +18,13 @@ import pytest
 from helpers import drawing_once
 
 from sarathi_lab.config.paths import REPOSITORY
-from sarathi_lab.experiment.figures import PAPERS, SERVING
+from sarathi_lab.experiment.registry import FIGURES, PAPERS
 from sarathi_lab.results.load import group_of
 from sarathi_lab.tasks.claims import AFTER
 
 NOTEBOOKS = REPOSITORY / "notebooks"
 LARGEST = 4_000_000  # bytes
+SERVING = [name for name, figure in FIGURES.items() if figure.is_in_rounds]
 LATER = [name for name in SERVING if group_of(name) == AFTER]
 PICTURES = {
     "compare_runs": 2,

@@ -6,9 +6,9 @@ Cases can be printed, filtered and run alone: `group.points(clock)` evaluates th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from sarathi_lab.experiment.clock import EVERYTHING, THROUGHPUT, Clock, Estimate
 from sarathi_lab.experiment.loss import LossSplit
@@ -245,6 +245,19 @@ class Group:
     def subjects(self) -> Iterator[Subject]:
         for case in self.cases:
             yield from case.quantity.subjects
+
+
+@dataclass(frozen=True)
+class Round:
+    """One set of requests, drawn with `seed`, that all policies of an experiment serve."""
+
+    make: Callable[..., Iterable[Point]]  # of a bench and a seed, with sizes
+    seed: int
+    sizes: Mapping[str, Any]
+
+    def points(self, bench: Any) -> list[Point]:
+        """Serve the requests on a bench."""
+        return list(self.make(bench, self.seed, **self.sizes))
 
 
 def one(

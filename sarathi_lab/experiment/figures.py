@@ -1,4 +1,4 @@
-"""The registry of figures, filled by importing this; their points, and errors beside the paper."""
+"""Points of the paper's figures, recorded points, and errors beside the paper."""
 
 from __future__ import annotations
 
@@ -6,21 +6,7 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS
-from sarathi_lab.experiment import (
-    adaptive_budgets,
-    clusters,
-    decodes,
-    energy,
-    expert_reload,
-    iterations,
-    long_prompts,
-    pipeline,
-    real_pipeline,
-    sarathi_serve,
-    speculation,
-    throughput,
-)
-from sarathi_lab.experiment.registry import FIGURES, KEYS, ErrorRow, Figure
+from sarathi_lab.experiment.registry import FIGURES, KEYS, PAPERS, ErrorRow, Figure
 from sarathi_lab.results import load
 
 __all__ = ["FIGURES", "PAPERS", "Figure", "paper", "points_of", "serving_points"]
@@ -30,25 +16,19 @@ COLUMNS = ["figure", *KEYS, "y", "unit", "source", "device", "uncertainty"]
 LABELS = ["hardware", "level", "model", "method"]
 ERRORS = ["row", "device", "points", "mean", "largest", "stated"]
 ERRORS += ["aim_mean", "aim_largest", "verdict"]
-_ = (
-    *(adaptive_budgets, clusters, decodes, energy, expert_reload, iterations, long_prompts),
-    *(pipeline, real_pipeline, sarathi_serve, speculation, throughput),
-)
-PAPERS = tuple(sorted(name for name, figure in FIGURES.items() if figure.has_paper))
-SERVING = tuple(name for name, figure in FIGURES.items() if figure.kind == "rounds")
 SIMULATED = EXPERIMENTS / "sarathi" / "paper" / "results" / "simulated.csv"
 
 
 def paper(name: str) -> pd.DataFrame:
-    """The paper's own points of a figure in `COLUMNS` and `LABELS`."""
+    """Return the paper's points of a figure in `COLUMNS` and `LABELS`."""
     points = FIGURES[name].paper_points().astype({"x": float})[[*KEYS, "y", "unit"]]
     table = points.assign(figure=name, source="paper", device="paper", uncertainty=0.0)
     return table.assign(**dict.fromkeys(LABELS, ""))[[*COLUMNS, *LABELS]]
 
 
 def points_of(*names: str) -> pd.DataFrame:
-    """The points of figures (None: all the paper's), as in `figure.parquet`; measured ones have
-    `low` and `high`. Raises UserError for an unknown name.
+    """Return the points of figures (none named: all the paper's), as in `figure.parquet`; measured
+    ones have `low` and `high`. Raises UserError for an unknown name.
     """
     for name in names:
         require_one_of("figure", name, PAPERS)
@@ -61,7 +41,7 @@ def points_of(*names: str) -> pd.DataFrame:
 
 
 def _measured(name: str) -> pd.DataFrame:
-    """The recorded points of a figure by devices, without what a device's own simulation gave."""
+    """Return the points of a figure that devices measured."""
     table = load.load(name)
     table = table[~table.is_simulated].copy()
     text = ["panel", "series", "model"]
@@ -73,7 +53,7 @@ def _measured(name: str) -> pd.DataFrame:
 
 
 def recorded_points(name: str) -> pd.DataFrame:
-    """All that is recorded of a figure, simulated or measured (`source`), by device and model."""
+    """Return the recorded points of a figure, simulated or measured (`source`)."""
     table = load.load(name)
     source = table.is_simulated.map({True: "simulated", False: "measured"})
     is_said = "series" in table and table.model.equals(table.series)
@@ -82,9 +62,10 @@ def recorded_points(name: str) -> pd.DataFrame:
 
 
 def serving_points(name: str) -> pd.DataFrame:
-    """The recorded points of an experiment of serving, and the paper's where it has some."""
-    if name not in SERVING:
-        raise UserError(f"{name} is no experiment of serving; use one of {', '.join(SERVING)}")
+    """Return the recorded points of an experiment under load, and the paper's if there are any."""
+    if name not in FIGURES or not FIGURES[name].is_in_rounds:
+        known = ", ".join(one for one, figure in FIGURES.items() if figure.is_in_rounds)
+        raise UserError(f"{name} is no experiment of serving; use one of {known}")
     points = recorded_points(name)
     # Reading leaves columns out that are empty everywhere, as where no objective is.
     points = points.assign(source="recorded", slo=points.get("slo", ""))
@@ -96,9 +77,9 @@ def serving_points(name: str) -> pd.DataFrame:
 
 
 def compare(points: pd.DataFrame) -> pd.DataFrame:
-    """Predicted points beside the paper's y (`paper`), and their relative, signed `error`.
+    """Return predicted points beside the paper's y (`paper`), and their relative, signed `error`.
 
-    Left out is what the paper does not show, and other GPUs than its own: they need not agree.
+    Points that the paper does not show are left out, as are GPUs that it did not use.
     """
     own = points[points.source == "paper"].rename(columns={"y": "paper"})
     predicted = points[points.source == "simulated"]
@@ -109,7 +90,7 @@ def compare(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def error_table(points: pd.DataFrame) -> pd.DataFrame:
-    """A row per row of errors that figures declare and device: mean and largest absolute error.
+    """Return a row per declared error row and device: mean and largest absolute error.
 
     `stated` is the mean error that the cost model itself expects. `verdict` is "met", "missed", or
     "-" without an aim; "given" where the profile was made from some of the points, "formula" where

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -24,15 +25,20 @@ from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.simulated.hardware import Hardware, Parallel
+from sarathi_lab.executor.simulated.profiled import ProfiledOperations
 from sarathi_lab.experiment.capacity import Engine
-from sarathi_lab.experiment.cases import Point
+from sarathi_lab.experiment.cases import Point, Round
 from sarathi_lab.experiment.clock import CostClock, Estimate
-from sarathi_lab.experiment.registry import ErrorRow, Platform, figure
-from sarathi_lab.experiment.work import BLOCK_SIZE, batch
+from sarathi_lab.experiment.registry import ErrorRow, Figure, Platform, Sizes, figure
+from sarathi_lab.experiment.samples import rounds
+from sarathi_lab.experiment.work import BLOCK_SIZE, Room, batch
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Policy, Sarathi
 from sarathi_lab.results.plots.look import Look
 from sarathi_lab.workload.synthetic import Zipf
+
+if TYPE_CHECKING:
+    from sarathi_lab.experiment.measure import Measured, Session
 
 NUM_REQUESTS = 10_000
 COMPLETED = 0.9981  # the last of the paper's points is the 9,981st of 10,000 requests
@@ -161,14 +167,69 @@ def _paper(bubbles: pd.DataFrame, completion: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([curves, table])[[*ROWS, "unit"]]
 
 
+def predicted(
+    spec: ModelSpec, hardware: Hardware, dtype_bytes: int, paper: pd.DataFrame, every: int
+) -> Iterator[Point]:
+    """Predict Fig 12 by the cost model at the paper's points, with each n-th of its requests."""
+    ledgers = {name: serve(name, spec, hardware, NUM_REQUESTS // every) for name in SYSTEMS}
+    curves = at_points(curves_of(ledgers), paper[paper.panel != "ratios"])
+    cost = make_cost_model("analytic", spec, hardware, dtype_bytes, SYSTEMS["sarathi"].parallel)
+    typical = batch(prefill_tokens=230, start=1000, num_decodes=26, context=2000)
+    error = CostClock(cost).seconds(typical).error
+    for panel, series, x, y in zip(curves.panel, curves.series, curves.x, curves.y, strict=True):
+        yield Point(panel, series, x, Estimate(y, error), "s")
+    for name, ratio in ratios(curves).items():
+        yield Point("ratios", name, 0.0, Estimate(ratio, math.hypot(error, error)))
+
+
+@dataclass(frozen=True)
+class PipelineFigure(Figure):
+    """Pipelines simulated with iterations that a device measures by operation."""
+
+    def cases(self, spec: ModelSpec, sizes: Sizes, seed: int = 0) -> list[Round]:
+        return [Round(self.make, seed + number, sizes) for number in range(sizes["num_seeds"])]
+
+    def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
+        from sarathi_lab.executor.torch.profiling import blocks_needed  # torch takes seconds
+
+        shapes = _shapes(sizes)
+        tokens = blocks_needed(shapes, BLOCK_SIZE) * BLOCK_SIZE
+        return Room(tokens, max(shape.count for shape in shapes), sizes["longest"])
+
+    def measure(self, session: Session) -> Measured:
+        from sarathi_lab.executor.torch.profiling import measure_profile
+        from sarathi_lab.experiment.measure import Measured
+
+        sizes, spec, backend = session.sizes, session.spec, session.backend
+        with session.loaded(self.name, self.room(spec, sizes)) as (executor, advance):
+            found = measure_profile(executor, _shapes(sizes), session.seconds, advance)
+        operations = ProfiledOperations(found.tables(spec), spec, backend.dtype_bytes)
+        cost = CostModel(operations, spec, backend.dtype_bytes)
+        samples = rounds(self.cases(spec, sizes, session.seed), cost)
+        table = session.table(self.name, samples, is_series=False)
+        how = f"simulated pipeline of {sizes['stages']} stages, times measured on "
+        return Measured(table.assign(device_name=how + table.device_name), is_simulated=True)
+
+
+def _shapes(sizes: Sizes) -> list[Any]:
+    """List the iterations to measure: of up to the longest prompt."""
+    from sarathi_lab.executor.torch.profiling import calibration_shapes
+
+    shapes = calibration_shapes(sizes["batch"], sizes["longest"])
+    return [shape for shape in shapes if shape.total_tokens <= sizes["longest"]]
+
+
 @figure(
+    PipelineFigure,
     question="Do equal chunks close the bubbles of a pipeline?",
     seconds=25,
-    kind="pipeline",
     papers=[Platform("gpt3-175b", "a100_2023"), Platform("gpt3-175b", "a100_fig12")],
     files=("a", "b"),
     columns={"cdf": "x", "bubble_s": "y", "num_requests": "x", "time_s": "y"},
     paper=_paper,
+    predict=predicted,
+    layouts=[system.parallel for system in SYSTEMS.values()],
+    recorded_every=10,  # of a curve's thousand points; more than can be seen
     errors=[
         # Two of three completion times are fitted: of three ratios one is, and the others have the
         # residual of the third time. That and the bubbles chose among variants of the fit.
@@ -228,18 +289,3 @@ def fig12(
         found.append((float(np.median(table.bubble_time)), completion_time(table.finish_time)))
     for name, sarathi, orca in zip((BUBBLES, COMPLETION), *found, strict=True):
         yield Point("ratios", name, 0.0, Estimate(orca / sarathi))
-
-
-def predicted(
-    spec: ModelSpec, hardware: Hardware, dtype_bytes: int, paper: pd.DataFrame, every: int
-) -> Iterator[Point]:
-    """Fig 12 by the cost model at the paper's points, with each n-th of its requests."""
-    ledgers = {name: serve(name, spec, hardware, NUM_REQUESTS // every) for name in SYSTEMS}
-    curves = at_points(curves_of(ledgers), paper[paper.panel != "ratios"])
-    cost = make_cost_model("analytic", spec, hardware, dtype_bytes, SYSTEMS["sarathi"].parallel)
-    typical = batch(prefill_tokens=230, start=1000, num_decodes=26, context=2000)
-    error = CostClock(cost).seconds(typical).error
-    for panel, series, x, y in zip(curves.panel, curves.series, curves.x, curves.y, strict=True):
-        yield Point(panel, series, x, Estimate(y, error), "s")
-    for name, ratio in ratios(curves).items():
-        yield Point("ratios", name, 0.0, Estimate(ratio, math.hypot(error, error)))

@@ -5,13 +5,14 @@ with processes of this machine as stages.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
 
+from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.block_manager import BlockManager
@@ -22,12 +23,14 @@ from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.experiment.capacity import Engine
-from sarathi_lab.experiment.cases import Point
+from sarathi_lab.experiment.cases import Point, Round
 from sarathi_lab.experiment.clock import Estimate
+from sarathi_lab.experiment.measure import Measured, Session
 from sarathi_lab.experiment.pipeline import completion_time, workload
-from sarathi_lab.experiment.registry import Ints, figure
+from sarathi_lab.experiment.registry import Figure, Ints, figure
+from sarathi_lab.experiment.registry import Sizes as SizesOf
 from sarathi_lab.experiment.samples import Samples, rounds
-from sarathi_lab.experiment.work import BLOCK_SIZE
+from sarathi_lab.experiment.work import BLOCK_SIZE, Room
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Policy, Sarathi
 from sarathi_lab.results.plots.look import Look
@@ -175,10 +178,53 @@ class StageBench:
         return float((spans[self.stages :, 0, 0] - free).mean())
 
 
+@dataclass(frozen=True)
+class StageFigure(Figure):
+    """An experiment whose stages are processes, each of one thread on a CPU."""
+
+    is_measured_only = True
+
+    def cases(self, spec: ModelSpec, sizes: SizesOf, seed: int = 0) -> list[Round]:
+        return [Round(self.make, seed + number, sizes) for number in range(sizes["num_seeds"])]
+
+    def room(self, spec: ModelSpec, sizes: SizesOf) -> Room:
+        at_once = sizes["batch"] * max(sizes["stages"])
+        return Room(at_once * (sizes["longest"] + BLOCK_SIZE), sizes["batch"], sizes["longest"])
+
+    def check(self, backend: TorchBackend, sizes: SizesOf) -> None:
+        """Refuse models that do not fit, and settings of threads."""
+        if backend.threads is not None:
+            raise UserError(
+                f"executor.threads={backend.threads} has no effect: each stage has one thread; "
+                "drop it"
+            )
+        for stages in sizes["stages"]:
+            tokens = stages * sizes["batch"] * (sizes["longest"] + BLOCK_SIZE)
+            for name in sizes["models"]:
+                _pipelined(backend, stages).check(load_option("model", name), tokens)
+
+    def measure(self, session: Session) -> Measured:
+        samples: Samples = {}
+        with progress_of(f"measuring {self.name}", self.seconds, "s") as advance:
+            for stages in sorted(session.sizes["stages"], reverse=True):  # reuses the processes
+                backend = _pipelined(session.backend, stages)
+                bench = StageBench(backend, session.spec, stages, session.sizes)
+                cases = self.cases(session.spec, session.sizes, session.seed)
+                samples |= rounds(cases, bench, advance=advance)
+        table = session.table(self.name, samples, is_series=False)
+        device = f"{_pipelined(session.backend, 1).device_name} a stage"
+        return Measured(table.assign(device_name=device))
+
+
+def _pipelined(backend: TorchBackend, stages: int) -> TorchBackend:
+    threads: dict[str, Any] = {} if backend.uses_gpus else {"threads": 1}
+    return replace(backend, pipeline_parallel=stages, **threads)
+
+
 @figure(
+    StageFigure,
     question="Do equal chunks close the bubbles of a real pipeline?",
     seconds=430,
-    kind="stages",
     max_spread=0.3,
     look=Look(
         "Orca over SARATHI on stages that are processes of one machine",
@@ -238,47 +284,3 @@ def _point(bench: StageBench, panel: str, series: str, value: float, kind: str) 
     labels = (("model", name), ("how", kind))
     x, y = float(bench.stages), Estimate(value)
     return Point(panel, f"{name}, {series}", x, y, labels=labels)
-
-
-def check_stages(backend: TorchBackend, sizes: Mapping[str, Any]) -> None:
-    """Refuse models that do not fit or come apart, and threads that no stage would have."""
-    if backend.threads is not None:
-        raise UserError(
-            f"executor.threads={backend.threads} has no effect: each stage has one thread; drop it"
-        )
-    for stages in sizes["stages"]:
-        own = replace(backend, pipeline_parallel=stages, **_one_thread(backend))
-        tokens = stages * sizes["batch"] * (sizes["longest"] + BLOCK_SIZE)
-        for name in sizes["models"]:
-            own.check(load_option("model", name), tokens)
-
-
-def measure_stages(
-    backend: TorchBackend,
-    make: Callable[..., Iterator[Point]],
-    sizes: Mapping[str, Any],
-    seed: int,
-    advance: Callable[[float], None],
-) -> Samples:
-    """The samples of all models and numbers of stages, one thread a stage."""
-    samples: Samples = {}
-    num_seeds = sizes["num_seeds"]
-    for stages in sorted(sizes["stages"], reverse=True):  # fewer find their processes there
-        for name in sizes["models"]:
-            own = replace(backend, pipeline_parallel=stages, **_one_thread(backend))
-            bench = StageBench(own, load_option("model", name), stages, sizes)
-
-            def play(number: int, bench: StageBench = bench) -> Iterator[Point]:
-                return make(bench, seed + number, **sizes)
-
-            samples |= rounds(play, fewest=num_seeds, most=num_seeds, advance=advance)
-    return samples
-
-
-def stage_name(backend: TorchBackend) -> str:
-    """The device of one stage."""
-    return replace(backend, **_one_thread(backend)).device_name
-
-
-def _one_thread(backend: TorchBackend) -> dict[str, Any]:
-    return {} if backend.uses_gpus else {"threads": 1}

@@ -1,26 +1,38 @@
-"""What a figure declares: its points, sizes, paper's values, errors to stay within, and picture.
+"""Declarations of experiments: cases, sizes, the paper's points, errors to stay within, a picture.
 
-A figure is a function that lists groups of cases, under the decorator `figure`; its keyword
-arguments are the sizes that `conf/experiment/NAME.yaml` gives for each set-up.
+An experiment is a function under the decorator `figure`; its keyword arguments are the sizes that
+`conf/experiment/NAME.yaml` gives for each set-up, where `task.cases` names the function.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import pandas as pd
+import yaml
 from omegaconf import OmegaConf
 
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import read_yaml
-from sarathi_lab.config.paths import CONF
-from sarathi_lab.experiment.cases import Group
+from sarathi_lab.config.paths import CONF, EXPERIMENTS
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.executor.simulated.cost_model import make_cost_model
+from sarathi_lab.executor.simulated.hardware import Parallel
+from sarathi_lab.experiment.cases import Group, Point
+from sarathi_lab.experiment.clock import CostClock
+from sarathi_lab.experiment.work import Room
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.results.load import load_paper
+from sarathi_lab.results.load import POINT, load_paper
 from sarathi_lab.results.plots.look import Look
+
+if TYPE_CHECKING:
+    from sarathi_lab.executor.torch.backend import TorchBackend
+    from sarathi_lab.experiment.measure import Measured, Session
 
 KEYS = ["panel", "series", "x"]
 PROFILED = ("executor.cost_model=profiled",)  # by measured operation times
@@ -33,7 +45,7 @@ Aims = Mapping[str, tuple[float, float | None]]
 
 
 class Platform(NamedTuple):
-    """What the paper ran a figure on; `num_devices` share a layer."""
+    """Model and hardware of the paper's figure; `num_devices` share a layer."""
 
     model: str
     hardware: str
@@ -62,14 +74,13 @@ class ErrorRow:
 
 @dataclass(frozen=True)
 class Figure:
-    """One experiment that makes points.
+    """An experiment of batches and scenarios, whose function lists groups of cases.
 
-    `seconds` is how long a CPU measures it; half an interval wider than `max_spread` of the median
-    leaves no number. `papers` are the platforms of the paper's own figure; `paper` makes its points
-    of `files` whose `columns` were renamed, `at` the sizes at which `executor=simulated` has all of
-    them. `kind` says what the function is: "units" lists groups of cases; "pipeline", "rounds" and
-    "stages" are run by `pipeline`, `serving` and `real_pipeline`. Beside its keyword arguments
-    there are sizes that it `needs` or `takes`.
+    A CPU measures it in `seconds`; half an interval wider than `max_spread` of the median leaves no
+    number. `papers` are the platforms of the paper's figure; `paper` makes its points of `files`
+    whose `columns` were renamed, `at` the sizes at which `executor=simulated` has all of them, and
+    `predict` the points of a figure that no clock evaluates, of whose systems each runs on one of
+    `layouts`. Of its simulated points each `recorded_every`-th is recorded.
     """
 
     name: str
@@ -77,35 +88,36 @@ class Figure:
     question: str
     seconds: float
     look: Look | None = None
-    kind: str = "units"
     papers: Sequence[Platform] = ()
     files: Sequence[str] = ("",)
     columns: Mapping[str, str] = field(default_factory=dict)
     paper: Callable[..., pd.DataFrame] = lambda points: points
     at: Callable[[pd.DataFrame], Sizes] | None = None
+    predict: Callable[..., Iterable[Point]] | None = None
+    layouts: Sequence[Parallel] = (Parallel(),)
+    recorded_every: int = 1
     errors: Sequence[ErrorRow] = ()
     is_counted: bool = False  # simulated by counting batches, too
     is_simulated: bool = False  # never measured
-    is_chained: bool = False  # a round takes up what the one before found
     simulated: Sequence[str] = ()  # settings with which its simulation is recorded
     max_spread: float = 0.15
-    needs: Sequence[str] = ()
-    takes: Sequence[str] = ()
 
-    @property
-    def is_of_stages(self) -> bool:
-        """Whether it is of real processes, with their simulation beside, in sets of requests
-        however long these take: nothing to simulate apart.
-        """
-        return self.kind == "stages"
+    needs: ClassVar[Sequence[str]] = ()  # sizes beside the function's arguments
+    takes: ClassVar[Sequence[str]] = ()
+    is_measured_only: ClassVar[bool] = False  # of real processes, with their simulation beside
+    is_in_rounds: ClassVar[bool] = False  # each round serves other requests under all policies
+    is_chained: bool = False  # a round begins where the one before ended
+
+    def __reduce__(self) -> Any:
+        return load_figure, (f"{self.make.__module__}.{self.name}",)
 
     @property
     def has_paper(self) -> bool:
-        """Whether the paper's own points are there, beside which it is drawn."""
+        """Whether the paper's points are there, beside which it is drawn."""
         return bool(self.columns)
 
     def paper_points(self, every: int = 1) -> pd.DataFrame:
-        """The paper's points and what they were made with; of each line every n-th."""
+        """Return the paper's points and their settings; of each line every n-th."""
         files = (
             load_paper(self.name + suffix).rename(columns=self.columns) for suffix in self.files
         )
@@ -116,7 +128,7 @@ class Figure:
         return points[rank % every == 0]
 
     def sizes(self, setup: str, own: Sizes | None = None) -> dict[str, Any]:
-        """The sizes of a set-up, `own` or conf/experiment's. Raises UserError for others."""
+        """Return the sizes of a set-up, `own` or conf/experiment's. Raises UserError for others."""
         setups = sizes_of(self.name) if own is None else own
         require_one_of(f"task.sizes of {self.name}", setup, setups)
         sizes = dict(setups[setup])
@@ -133,29 +145,110 @@ class Figure:
         return sizes
 
     def paper_sizes(self, every: int = 1, own: Sizes | None = None) -> dict[str, Any]:
-        """The paper's sizes with all its points, each n-th of long curves."""
+        """Return the paper's sizes with all its points, each n-th of long curves."""
         at = {} if self.at is None else self.at(self.paper_points(every))
         return {**self.sizes("paper", own), **at}
 
-    def cases(self, spec: ModelSpec, sizes: Sizes) -> list[Group]:
-        return list(self.make(spec, **sizes))
+    def cases(self, spec: ModelSpec, sizes: Sizes, seed: int = 0) -> Sequence[Any]:
+        """List what is run: groups of cases, or rounds."""
+        groups: Iterable[Group] = self.make(spec, **sizes)
+        return list(groups)
+
+    def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
+        """Return the room that its largest case needs of a device."""
+        return Room.of(case for group in self.cases(spec, sizes) for case in group.subjects)
+
+    def least_room(self, spec: ModelSpec, sizes: Sizes) -> int:
+        """Return the tokens of cache without which nothing can be measured."""
+        return self.room(spec, sizes).kv_tokens
+
+    def models(self, sizes: Sizes) -> Sequence[str]:
+        """Return the models that it compares, if it does."""
+        return sizes.get("models", ())
+
+    def check(self, backend: TorchBackend, sizes: Sizes) -> None:
+        """Raise UserError for a real device that it can't be measured on."""
+
+    def measure(self, session: Session) -> Measured:
+        """Measure on a real device."""
+        from sarathi_lab.experiment.measure import measure_cases  # torch takes seconds
+
+        return measure_cases(self.name, self.cases(session.spec, session.sizes), session)
+
+    def bench(self, spec: ModelSpec, backend: SimulatedBackend, **settings: Any) -> Any:
+        """Return what evaluates its cases in simulation."""
+        on = (backend.cost_model, spec, backend.hardware, backend.dtype_bytes, backend.parallel)
+        return CostClock(make_cost_model(*on))
+
+    def table(self, found: Sequence[Sequence[Point]]) -> pd.DataFrame:
+        """Return recorded points of simulated ones; intervals are the cost model's stated error."""
+        return with_intervals(table_of_points(self.name, found))
 
 
-FIGURES: dict[str, Figure] = {}
+def table_of_points(figure: str, found: Iterable[Sequence[Point]]) -> pd.DataFrame:
+    points = (point for part in found for point in part)
+    rows = [(figure, p.panel, p.series, float(p.x), p.y.value, p.unit, p.y.error) for p in points]
+    return pd.DataFrame(rows, columns=["figure", *KEYS, "y", "unit", "uncertainty"])
 
 
-def figure(**declared: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as the figure of its name; `declared` are fields of `Figure`. The paper's
-    figures are of an A6000 unless they say otherwise; a picture without a title has the question's.
+def with_intervals(table: pd.DataFrame) -> pd.DataFrame:
+    off = table.y.abs() * table.uncertainty
+    table = table.assign(low=table.y - off, high=table.y + off, num_pairs=0, reason=None)
+    return table[POINT]
+
+
+class Experiments(Mapping[str, Figure]):
+    """The experiments of conf/experiment with cases, by name; one is imported when asked for."""
+
+    @cached_property
+    def paths(self) -> dict[str, str]:
+        """The functions, as module.function."""
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        files = sorted((CONF / "experiment").glob("*.yaml"))
+        tasks = {path.stem: yaml.load(path.read_text(), loader).get("task") for path in files}
+        return {n: t["cases"] for n, t in tasks.items() if isinstance(t, dict) and "cases" in t}
+
+    def __getitem__(self, name: str) -> Figure:
+        return load_figure(self.paths[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+FIGURES = Experiments()
+# Those of the paper, which has a file of points for each.
+PAPERS = tuple(sorted({p.stem.rstrip("ab") for p in EXPERIMENTS.glob("sarathi/paper/*.csv")}))
+
+
+def load_figure(path: str) -> Figure:
+    """Import an experiment by module.function. Raises UserError if there is none."""
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(import_module(module), name).figure
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"task.cases={path} can't be imported ({error}); name a function under "
+            "sarathi_lab.experiment.registry.figure as module.function"
+        ) from None
+    assert isinstance(found, Figure)
+    return found
+
+
+def figure(kind: type[Figure] = Figure, **declared: Any) -> Callable[[Any], Any]:
+    """Make a function the experiment of its name; `declared` are fields of `kind`. The paper's
+    figures are of an A6000 by default; a picture without a title has the question's.
     """
     if "columns" in declared:
         declared.setdefault("papers", [A6000])
-    if declared.get("kind") != "rounds":  # those are drawn alike
+    if not kind.is_in_rounds:  # those are drawn alike
         look = declared.get("look", Look())
         declared["look"] = replace(look, title=look.title or declared["question"])
 
-    def register(make: Callable[..., Any]) -> Callable[..., Any]:
-        FIGURES[make.__name__] = Figure(make.__name__, make, **declared)
+    def register(make: Any) -> Any:
+        make.figure = kind(make.__name__, make, **declared)
         return make
 
     return register

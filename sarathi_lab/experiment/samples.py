@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pandas as pd
 
-from sarathi_lab.experiment.cases import Point
+from sarathi_lab.experiment.cases import Point, Round
 from sarathi_lab.results.intervals import FEWEST_PAIRS, LEVEL, median_of
 from sarathi_lab.results.load import POINT
 
@@ -19,25 +20,22 @@ Samples = dict[Point, list[float]]  # by `Point.place`
 
 
 def rounds(
-    make: Callable[[int], Iterable[Point]],
+    cases: Sequence[Round],
+    bench: Any,
     *,
     seconds: float = math.inf,
-    fewest: int = FEWEST_PAIRS,
-    most: int = MOST_ROUNDS,
     advance: Callable[[float], None] = lambda seconds: None,
 ) -> Samples:
-    """Samples of every point, one a round: for `seconds`, but at least `fewest` and at most `most`
-    rounds.
-
-    `make` takes the number of the round; `advance` is called with the seconds that one took.
+    """Return samples of every point, one a round: for `seconds`, but of `FEWEST_PAIRS` of `cases`
+    at least. `advance` is called with the seconds that a round took.
     """
     samples: Samples = {}
     began, longest = time.monotonic(), 0.0
-    for number in range(most):
+    for number, case in enumerate(cases):
         start = time.monotonic()
-        if number >= fewest and start - began + longest > seconds:
+        if number >= FEWEST_PAIRS and start - began + longest > seconds:
             break
-        keep(samples, make(number))
+        keep(samples, case.points(bench))
         took = time.monotonic() - start
         longest = max(longest, took)
         advance(took)

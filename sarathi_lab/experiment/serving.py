@@ -6,31 +6,39 @@ has a seed of its own, and its values are samples of the points.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF
-from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.executor import Sizes as BuildSizes
 from sarathi_lab.engine.request import Request
-from sarathi_lab.engine.topology import Topology
+from sarathi_lab.engine.topology import SINGLE, Topology
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment.capacity import Engine, Grid, at_rate
-from sarathi_lab.experiment.cases import Point
+from sarathi_lab.experiment.cases import Point, Round
 from sarathi_lab.experiment.clock import Estimate
-from sarathi_lab.experiment.registry import PROFILED, Platform, figure
+from sarathi_lab.experiment.registry import PROFILED, Figure, Platform, Sizes, figure
+from sarathi_lab.experiment.samples import MOST_ROUNDS, Samples, keep, rounds, table_of
 from sarathi_lab.experiment.trials import Trials
+from sarathi_lab.experiment.work import BLOCK_SIZE, Room
+from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
-from sarathi_lab.results import metrics
+from sarathi_lab.results import load
 from sarathi_lab.results.decode_cost import decode_iteration
+from sarathi_lab.results.intervals import FEWEST_PAIRS, summary
 from sarathi_lab.results.slo import Slo
 from sarathi_lab.workload.lognormal import Lognormal
+
+if TYPE_CHECKING:
+    from sarathi_lab.experiment.measure import Measured, Session
 
 # Table 1; the paper's ablation, stalls and budgets are of Yi-34B.
 YI, MISTRAL = Platform("yi-34b", "a100", 2), Platform("mistral-7b", "a100", 1)
@@ -43,17 +51,116 @@ Values = Mapping[str, float]  # by quantity
 Register = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
+@dataclass(frozen=True)
+class LoadFigure(Figure):
+    """An experiment of requests that arrive over time, in rounds."""
+
+    max_spread: float = 0.5
+
+    needs: ClassVar[Sequence[str]] = ("datasets", "num_requests", "batch", "budget")
+    takes: ClassVar[Sequence[str]] = ("batches", "rates")
+    is_in_rounds = True
+
+    def cases(self, spec: ModelSpec, sizes: Sizes, seed: int = 0) -> list[Round]:
+        return [Round(self.make, number, sizes) for number in range(FEWEST_PAIRS)]
+
+    def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
+        batch, most = sizes["batch"], longest(sizes)
+        num_blocks = math.ceil(1.05 * batch * math.ceil(most / BLOCK_SIZE))  # with a watermark
+        return Room(num_blocks * BLOCK_SIZE, batch, most)
+
+    def least_room(self, spec: ModelSpec, sizes: Sizes) -> int:
+        return 2 * longest(sizes)  # requests may wait
+
+    def models(self, sizes: Sizes) -> Sequence[str]:
+        return ()
+
+    def measure(self, session: Session) -> Measured:
+        from sarathi_lab.experiment.measure import Measured  # torch takes seconds
+
+        spec, sizes, seed = session.spec, session.sizes, session.seed
+        held = BLOCK_SIZE * session.backend.kv_blocks(spec, BLOCK_SIZE)
+        room = self.room(spec, sizes)
+        room = room._replace(kv_tokens=min(room.kv_tokens, held))
+        with session.loaded(self.name, room) as (executor, advance):
+            cache = (executor.num_blocks, executor.block_size)
+            engine = Engine(executor, room.batch_size, room.longest, *cache)
+            makes = (session.make_policy, spec.vocab_size)
+            bench = ServingBench(sizes, spec.name, engine, *makes, seed)
+            for dataset in sizes["datasets"]:  # warms up
+                bench.saturation_rate(dataset)
+            cases = [Round(self.make, number, sizes) for number in range(MOST_ROUNDS)]
+            samples = rounds(cases, bench, seconds=session.seconds, advance=advance)
+        serving = _replayed(engine, spec.name)
+        return Measured(session.table(self.name, samples), serving=serving)
+
+    def bench(self, spec: ModelSpec, backend: SimulatedBackend, **settings: Any) -> ServingBench:
+        return _bench(spec, backend, **settings)
+
+    def table(self, found: Sequence[Sequence[Point]]) -> pd.DataFrame:
+        """An interval is that of the median over the rounds: it shows how far seeds differ."""
+        samples: Samples = {}
+        for points in found:
+            keep(samples, points)
+        return table_of(self.name, samples, math.inf, is_series=False)
+
+
+@dataclass(frozen=True)
+class SimulatedLoadFigure(LoadFigure):
+    """An experiment under load that needs more devices than there are, or a power model."""
+
+    simulated: Sequence[str] = PROFILED
+    is_simulated: bool = True
+
+    needs = ("datasets", "batch")
+    takes = ()
+
+
 def under_load(question: str, seconds: float, *papers: Platform, **declared: Any) -> Register:
-    """Register a figure of rounds, with what `ServingBench` reads of the sizes."""
-    needs, takes = ("datasets", "num_requests", "batch", "budget"), ("batches", "rates")
+    """Register an experiment under load, with what `ServingBench` reads of the sizes."""
     own = {"question": question, "seconds": seconds, "papers": papers or (YI,)}
-    return figure(kind="rounds", max_spread=0.5, needs=needs, takes=takes, **own, **declared)
+    return figure(LoadFigure, **own, **declared)
 
 
 def only_simulated(question: str, *papers: Platform) -> Register:
-    """Register a figure of rounds on what no device at hand is or tells."""
-    own = {"question": question, "papers": papers, "simulated": PROFILED, "seconds": 0}
-    return figure(kind="rounds", is_simulated=True, needs=("datasets", "batch"), **own)
+    """Register an experiment under load that is never measured."""
+    return figure(SimulatedLoadFigure, question=question, papers=papers, seconds=0)
+
+
+def _replayed(engine: Engine, model: str) -> pd.DataFrame:
+    """Return a row per policy: the share of its iterations that were replayed, if any were."""
+    if not any(map(any, engine.replayed.values())):
+        return pd.DataFrame()
+    labels = {"model": model, "quantity": load.REPLAYED}
+    rows = [{**labels, "policy": p, **summary(s, "ratio")} for p, s in engine.replayed.items()]
+    return pd.DataFrame(rows)
+
+
+def _bench(
+    spec: ModelSpec,
+    backend: SimulatedBackend,
+    *,
+    sizes: Mapping[str, Any],
+    make_policy: MakePolicy,
+    seed: int,
+) -> ServingBench:
+    batch, longest_one = sizes["batch"], longest(sizes)
+    blocks = (backend.kv_blocks(spec, BLOCK_SIZE), BLOCK_SIZE)
+    predictor = cache(partial(backend.predictor, spec))
+
+    @cache  # a cost model with tables takes a second to make
+    def engine(cluster: Topology) -> Engine:
+        build = partial(backend.build, spec, None, BuildSizes(*blocks, batch))
+        executor = cluster.executor(build, cluster.link_between(backend, spec))
+        return Engine(executor, batch, longest_one, *blocks, backend.num_stages, cluster)
+
+    @cache
+    def on_device(name: str, budget: int) -> Policy | None:
+        policy = make_policy(name, budget)
+        return policy and policy.on_device(predictor, batch, longest_one)
+
+    one = engine(SINGLE)
+    return ServingBench(sizes, spec.name, one, on_device, None, seed, engine, backend)
 
 
 @dataclass
@@ -138,24 +245,6 @@ class ServingBench:
         if self.clusters is None:
             raise UserError("several engines are simulated only; add executor=simulated")
         return self.clusters(topology)
-
-    def check_power(self, experiment: str, fix: str) -> None:
-        """Raise UserError if nothing says what the device draws."""
-        if self.backend is None or self.backend.power is None:
-            raise UserError(f"experiment={experiment} needs a power model; {fix}")
-
-    def energy(self, ledger: Ledger) -> tuple[pd.DataFrame, dict[str, float]]:
-        """The iterations with their costs, watts and joules, and the metrics of energy with the
-        counts of tokens.
-        """
-        backend, spec = self.backend, load_option("model", self.model)
-        assert backend is not None, "checked before"
-        assert backend.power is not None, "checked before"
-        devices, costs = backend.parallel.num_devices, (backend.dtype_bytes, backend.peaks())
-        table = metrics.add_costs(ledger.iterations(), spec, *costs)
-        table = metrics.add_energy(table, backend.power, devices)
-        counts = metrics.throughput(ledger.requests(), table.end.max())
-        return table, counts | metrics.energy_metrics(table, counts, backend.power, devices)
 
 
 def datasets(sizes: Mapping[str, Any]) -> dict[str, Lognormal]:

@@ -1,48 +1,39 @@
-"""Fills figures with cost models: the same batches, requests and policies on a virtual clock; and
-experiments of serving with rounds of requests under all their policies.
-"""
+"""Simulates experiments: the same cases on cost models, shared among processes."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import pandas as pd
+from joblib import Parallel as Workers
+from joblib import cpu_count, delayed
+from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from sarathi_lab.config.console import progress_of
-from sarathi_lab.config.crew import Crew
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.engine.executor import Sizes
-from sarathi_lab.engine.topology import SINGLE, Topology
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import Level, make_cost_model
-from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.executor.table_files import read_tables
-from sarathi_lab.experiment import pipeline
-from sarathi_lab.experiment.capacity import Engine
-from sarathi_lab.experiment.cases import Group, Point
-from sarathi_lab.experiment.clock import Clock, CostClock, CountingClock
-from sarathi_lab.experiment.figures import COLUMNS, FIGURES, LABELS
-from sarathi_lab.experiment.registry import KEYS, Figure
-from sarathi_lab.experiment.samples import Samples, keep, table_of
-from sarathi_lab.experiment.serving import MakePolicy, ServingBench, longest
-from sarathi_lab.experiment.work import BLOCK_SIZE
+from sarathi_lab.experiment.cases import Point
+from sarathi_lab.experiment.clock import CostClock, CountingClock
+from sarathi_lab.experiment.figures import COLUMNS, LABELS
+from sarathi_lab.experiment.registry import FIGURES, Figure, table_of_points, with_intervals
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
-from sarathi_lab.policy import Policy
-from sarathi_lab.results.intervals import FEWEST_PAIRS
-from sarathi_lab.results.load import POINT, SIMULATED
+from sarathi_lab.results.load import SIMULATED
 
 DTYPE = "float16"  # the paper does not say; 2 bytes an element fit all its figures
 COUNTED = "counted"  # the method of points that are counted instead of served
-Part = Callable[[], Iterable[Point]]  # of the points of a job
+Case = Any  # with `points(bench)`
 
 
 class Job(NamedTuple):
-    """A paper's figure, or what `model` gives of it on `hardware` at a level of its cost model."""
+    """A paper's figure to be predicted for `model` on `hardware` at a level of its cost model."""
 
     figure: str
     model: str
@@ -57,12 +48,12 @@ class Job(NamedTuple):
 
 
 def folder_of(hardware: str, level: str) -> str:
-    """The device of recorded results; the analytic level is the usual one."""
+    """Return the device of recorded results; the analytic level is the usual one."""
     return SIMULATED + hardware + ("" if level == "analytic" else f"-{level}")
 
 
 def by_folder(tables: Sequence[pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """The rows of labelled `tables` by the folder of their hardware and level."""
+    """Return the rows of labelled `tables` by the folder of their hardware and level."""
     rows = pd.concat(tables, ignore_index=True)
     return {
         folder_of(*map(str, labels)): own.reset_index(drop=True)
@@ -71,7 +62,7 @@ def by_folder(tables: Sequence[pd.DataFrame]) -> dict[str, pd.DataFrame]:
 
 
 def jobs_of(figure: str, gpus: Sequence[str] | None = None) -> list[Job]:
-    """The paper's GPUs, or each of `gpus`, at every level that its file has for the model."""
+    """List the paper's GPUs, or each of `gpus`, at every level that its file has for the model."""
     levels: tuple[Level, ...] = ("profiled", "analytic")
     jobs = [
         Job(figure, platform.model, gpu, level, method)
@@ -103,9 +94,7 @@ def check_fits(job: Job) -> None:
             f"{hardware.dtype_bytes}-byte elements, the paper's are {dtype_bytes} bytes; choose "
             "another"
         )
-    is_pipeline = FIGURES[job.figure].kind == "pipeline"
-    systems = pipeline.SYSTEMS.values() if is_pipeline else ()
-    for parallel in [system.parallel for system in systems] or [Parallel()]:
+    for parallel in FIGURES[job.figure].layouts:
         make_cost_model(job.level, spec, hardware, dtype_bytes, parallel)
         weights = spec.weight_bytes(dtype_bytes)
         memory = parallel.num_devices * hardware.memory_bytes
@@ -117,30 +106,68 @@ def check_fits(job: Job) -> None:
             )
 
 
-def fill(
-    what: str, unit: str, makers: Sequence[Callable[[], Sequence[Part]]], processes: int | None
+# -- cases on benches ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What evaluates cases in simulation, made in each process that has a case of it."""
+
+    key: tuple[Any, ...]
+    make: Callable[[], Any]
+
+    def points(self, case: Case) -> list[Point]:
+        if self.key not in _MADE:
+            if any(key[0] != self.key[0] for key in _MADE):
+                _MADE.clear()  # those of another call
+            _MADE[self.key] = self.make()
+        return list(case.points(_MADE[self.key]))
+
+
+_MADE: dict[tuple[Any, ...], Any] = {}
+
+
+def run_all(
+    what: str, unit: str, work: Sequence[tuple[Bench, Sequence[Case]]], processes: int | None
 ) -> list[list[list[Point]]]:
-    """The points of all parts that each of `makers` lists, by `processes`, each of which calls a
-    maker once if it has a part of it.
-    """
-    crew = Crew(partial(_listed, makers), processes)
-    numbers = [len(crew.own(job)) for job in range(len(makers))]
-    # Few parts are large ones: at both ends, where a crew begins, lest one is waited for alone.
-    largest = sorted(range(len(makers)), key=numbers.__getitem__)
-    order = largest[::2] + largest[1::2][::-1]
-    items = [(job, part) for job in order for part in range(numbers[job])]
+    """Return the points of all cases by bench. Few cases are large ones, which come first."""
+    order = sorted(range(len(work)), key=lambda i: len(work[i][1]))
+    items = [(work[i][0], case) for i in order for case in work[i][1]]
+    size = min(cpu_count() if processes is None else processes, len(items))
     with progress_of(what, len(items), unit) as advance:
-        found = iter(crew.map(_points, items, advance))
-    by_job = {job: list(islice(found, numbers[job])) for job in order}
-    return [by_job[job] for job in range(len(makers))]
+        calls = (delayed(Bench.points)(*item) for item in items)
+        points = []
+        try:
+            for one in Workers(n_jobs=size, return_as="generator")(calls):
+                points.append(one)
+                advance(1)
+        except TerminatedWorkerError:
+            raise RunError(
+                "a process of the simulation was killed; the system may have been out of memory: "
+                "use task.processes=1"
+            ) from None
+    left = iter(points)
+    by_bench = {i: list(islice(left, len(work[i][1]))) for i in order}
+    return [by_bench[i] for i in range(len(work))]
 
 
-def _listed(makers: Sequence[Callable[[], Sequence[Part]]]) -> Callable[[int], Sequence[Part]]:
-    return cache(lambda job: makers[job]())
+# -- figures of the paper --------------------------------------------------------------------------
 
 
-def _points(parts: Callable[[int], Sequence[Part]], place: tuple[int, int]) -> list[Point]:
-    return list(parts(place[0])[place[1]]())
+@dataclass(frozen=True)
+class Prediction:
+    """All points of a figure that predicts itself, at each n-th of the paper's."""
+
+    figure: str
+    every: int
+
+    def points(self, job: Job) -> list[Point]:
+        figure = FIGURES[self.figure]
+        on = load_option("model", job.model), load_option("hardware", job.hardware)
+        assert figure.predict is not None
+        return list(
+            figure.predict(*on, DTYPE_BYTES[DTYPE], figure.paper_points(), every=self.every)
+        )
 
 
 def predict_all(
@@ -149,152 +176,71 @@ def predict_all(
     sizes: Mapping[str, Any] | None = None,
     processes: int | None = None,
 ) -> list[pd.DataFrame]:
-    """The points of each job in the columns of `figure.parquet`, each n-th along the long axes, at
-    `sizes` in place of conf/experiment's; by `processes`. Raises UserError as `make_cost_model`
-    does.
+    """Return the points of each job in the columns of `figure.parquet`, each n-th along the long
+    axes, at `sizes` in place of conf/experiment's. Raises UserError as `make_cost_model` does.
     """
-    makers = [partial(_parts_of, job, every, sizes) for job in jobs]
+    work = [(_bench_of(job), _cases_of(job, every, sizes)) for job in jobs]
     tables = []
-    for job, found in zip(jobs, fill("predicting", "parts", makers, processes), strict=True):
+    for job, found in zip(jobs, run_all("predicting", "parts", work, processes), strict=True):
         labels = {**job._asdict(), "device": job.device, "source": "simulated"}
-        tables.append(_table(found).assign(**labels)[[*COLUMNS, *LABELS]])
+        table = table_of_points(job.figure, found)
+        tables.append(table.assign(**labels)[[*COLUMNS, *LABELS]])
     return tables
 
 
-def _parts_of(job: Job, every: int, sizes: Mapping[str, Any] | None) -> list[Part]:
-    """Units on a clock of their own, or a pipeline whole."""
-    figure, dtype_bytes = FIGURES[job.figure], DTYPE_BYTES[DTYPE]
+def _bench_of(job: Job) -> Bench:
+    if FIGURES[job.figure].predict is not None:
+        return Bench(job, partial(_same, job))
+    key = job._replace(figure="")
+    return Bench(key, partial(_clock, key))  # one for all figures
+
+
+def _same(job: Job) -> Job:
+    return job
+
+
+def _clock(job: Job) -> CostClock:
     spec, hardware = load_option("model", job.model), load_option("hardware", job.hardware)
-    if figure.kind == "pipeline":
-        paper = figure.paper_points()
-        return [partial(pipeline.predicted, spec, hardware, dtype_bytes, paper, every)]
-    make_clock = CountingClock if job.method == COUNTED else CostClock
-    cost = partial(make_cost_model, job.level, spec, hardware, dtype_bytes)
-    return _on(lambda: make_clock(cost()), figure.cases(spec, figure.paper_sizes(every, sizes)))
+    cost = make_cost_model(job.level, spec, hardware, DTYPE_BYTES[DTYPE])
+    return CountingClock(cost) if job.method == COUNTED else CostClock(cost)
 
 
-def _on(make_clock: Callable[[], Clock], groups: Iterable[Group]) -> list[Part]:
-    """List groups of cases as parts on one clock, which takes a second to make with tables."""
-    clock = cache(make_clock)
-
-    def timed(group: Group) -> Iterable[Point]:
-        return group.points(clock())
-
-    return [partial(timed, group) for group in groups]
+def _cases_of(job: Job, every: int, sizes: Mapping[str, Any] | None) -> Sequence[Case]:
+    figure = FIGURES[job.figure]
+    if figure.predict is not None:
+        return [Prediction(job.figure, every)]
+    return figure.cases(load_option("model", job.model), figure.paper_sizes(every, sizes))
 
 
 def recorded_tables(points: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The served points of `figure.parquet` by the device's folder, in the columns of `load`."""
+    """Return the served points of `figure.parquet` by the device's folder, as they are recorded."""
     own = points[(points.source == "simulated") & (points.method != COUNTED)]
-    table = _with_intervals(own).assign(**own[["hardware", "level", "model"]], dtype=DTYPE)
+    table = with_intervals(own).assign(**own[["hardware", "level", "model"]], dtype=DTYPE)
     return by_folder([table.assign(device_name=own.device)])
 
 
-def computed(
+# -- other experiments -----------------------------------------------------------------------------
+
+
+def simulate(
     figure: Figure,
     backends: Sequence[tuple[ModelSpec, SimulatedBackend]],
     sizes: Mapping[str, Any],
     processes: int | None = None,
+    **settings: Any,
 ) -> dict[str, pd.DataFrame]:
-    """The tables of an experiment that is none of the paper's figures by the devices' folders, for
-    models on backends; intervals are the error that the cost model states of itself.
+    """Return the tables of an experiment by the devices' folders, for models on backends; the
+    `settings` are those of its bench.
     """
-    makers = [partial(_units, figure.name, *on, sizes) for on in backends]
+    work, call = [], uuid4().hex
+    for number, (spec, backend) in enumerate(backends):
+        make = partial(figure.bench, spec, backend, sizes=sizes, **settings)
+        work.append((Bench((call, number), make), figure.cases(spec, sizes)))
     title = f"computing {figure.name} with {' and '.join(spec.name for spec, _ in backends)}"
+    found = run_all(title, "parts", work, 1 if figure.is_chained else processes)
     tables = []
-    for (spec, backend), found in zip(
-        backends, fill(title, "parts", makers, processes), strict=True
-    ):
-        table = _table(found).assign(figure=figure.name)
-        tables.append(labelled(_with_intervals(table), backend, spec.name))
+    for (spec, backend), points in zip(backends, found, strict=True):
+        labels = {"hardware": backend.hardware.name, "level": backend.cost_model}
+        labels |= {"model": spec.name, "dtype": backend.dtype_name}
+        tables.append(figure.table(points).assign(**labels, device_name=backend.device_name))
     return by_folder(tables)
-
-
-def _units(
-    name: str, spec: ModelSpec, backend: SimulatedBackend, sizes: Mapping[str, Any]
-) -> list[Part]:
-    on = (backend.cost_model, spec, backend.hardware, backend.dtype_bytes, backend.parallel)
-    return _on(lambda: CostClock(make_cost_model(*on)), FIGURES[name].cases(spec, sizes))
-
-
-def _table(parts: Iterable[Sequence[Point]]) -> pd.DataFrame:
-    points = (point for part in parts for point in part)
-    rows = [(p.panel, p.series, float(p.x), p.y.value, p.unit, p.y.error) for p in points]
-    return pd.DataFrame(rows, columns=[*KEYS, "y", "unit", "uncertainty"])
-
-
-def _with_intervals(table: pd.DataFrame) -> pd.DataFrame:
-    off = table.y.abs() * table.uncertainty
-    table = table.assign(low=table.y - off, high=table.y + off, num_pairs=0, reason=None)
-    return table[POINT]
-
-
-def labelled(table: pd.DataFrame, backend: SimulatedBackend, model: str) -> pd.DataFrame:
-    return table.assign(
-        hardware=backend.hardware.name,
-        level=backend.cost_model,
-        model=model,
-        dtype=backend.dtype_name,
-        device_name=backend.device_name,
-    )
-
-
-def served(
-    figure: Figure,
-    backends: Sequence[tuple[str, SimulatedBackend]],
-    make_policy: MakePolicy,
-    seed: int,
-    sizes: Mapping[str, Any],
-    processes: int | None = None,
-) -> dict[str, pd.DataFrame]:
-    """The tables of an experiment of serving by the devices' folders, for models on backends.
-
-    An interval is that of the median over the rounds: it says how far the seeds are apart.
-    """
-    benches = [partial(_bench, *on, make_policy, seed, sizes) for on in backends]
-    makers = [partial(_rounds, figure.name, make_bench) for make_bench in benches]
-    what = f"computing {figure.name} with {' and '.join(model for model, _ in backends)}"
-    rounds = fill(what, "rounds", makers, 1 if figure.is_chained else processes)
-    tables = []
-    for (model, backend), found in zip(backends, rounds, strict=True):
-        samples: Samples = {}
-        for points in found:
-            keep(samples, points)
-        table = table_of(figure.name, samples, math.inf, is_series=False)
-        tables.append(labelled(table, backend, model))
-    return by_folder(tables)
-
-
-def _rounds(name: str, make_bench: Callable[[], ServingBench]) -> list[Part]:
-    made = cache(make_bench)
-
-    def played(number: int) -> Iterable[Point]:
-        bench = made()
-        return FIGURES[name].make(bench, number, **bench.sizes)
-
-    return [partial(played, number) for number in range(FEWEST_PAIRS)]
-
-
-def _bench(
-    model: str,
-    backend: SimulatedBackend,
-    make_policy: MakePolicy,
-    seed: int,
-    sizes: Mapping[str, Any],
-) -> ServingBench:
-    spec, batch, longest_one = load_option("model", model), sizes["batch"], longest(sizes)
-    blocks = (backend.kv_blocks(spec, BLOCK_SIZE), BLOCK_SIZE)
-    predictor = cache(partial(backend.predictor, spec))
-
-    @cache  # a cost model with tables takes a second to make
-    def engine(cluster: Topology) -> Engine:
-        build = partial(backend.build, spec, None, Sizes(*blocks, batch))
-        executor = cluster.executor(build, cluster.link_between(backend, spec))
-        return Engine(executor, batch, longest_one, *blocks, backend.num_stages, cluster)
-
-    @cache
-    def on_device(name: str, budget: int) -> Policy | None:
-        policy = make_policy(name, budget)
-        return policy and policy.on_device(predictor, batch, longest_one)
-
-    return ServingBench(sizes, model, engine(SINGLE), on_device, None, seed, engine, backend)

@@ -91,7 +91,7 @@ def _main(options: argparse.Namespace) -> int:
 def _jobs(names: Iterable[str]) -> list[Job]:
     """What is run of experiments: not everything can be measured, or simulated apart."""
     both = ((name, how) for how in HOW for name in names)
-    lacks = {"simulated": "is_of_stages", "measured": "is_simulated"}
+    lacks = {"simulated": "is_measured_only", "measured": "is_simulated"}
     return [job for job in both if not getattr(FIGURES[job[0]], lacks[job[1]])]
 
 

@@ -212,7 +212,7 @@ def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[s
         jobs |= {
             (one, "simulated"): costs.get((one, "simulated"), SIMULATED_USUALLY)
             for one in names
-            if not FIGURES[one].is_of_stages
+            if not FIGURES[one].is_measured_only
         }
     with tempfile.TemporaryDirectory(prefix="sarathi-lab-") as folder:
 
@@ -222,7 +222,7 @@ def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[s
             own = ["executor=simulated", *FIGURES[name].simulated]
             if how == "measured":
                 own = list(options.settings)
-                own += [] if FIGURES[name].is_of_stages else [f"task.seconds={seconds[name]:g}"]
+                own += [] if FIGURES[name].is_measured_only else [f"task.seconds={seconds[name]:g}"]
             fixed = [f"experiment={name}", "tracking=none", f"task.record={results}"]
             return run([*fixed, f"output={aside}", f"hydra.run.dir={aside}/run", *own])
 

@@ -15,14 +15,13 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import listed, whole
 from sarathi_lab.config.console import console, print_place, progress_of
-from sarathi_lab.config.crew import crew_size
 from sarathi_lab.config.errors import exit_code, require_one_of
 from sarathi_lab.config.paths import CONF, OUTPUTS, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.experiment import figures as registered
 from sarathi_lab.experiment.claims import in_words, load_claims, verdicts
-from sarathi_lab.experiment.figures import FIGURES, PAPERS, SIMULATED
-from sarathi_lab.experiment.registry import Sizes
+from sarathi_lab.experiment.figures import SIMULATED
+from sarathi_lab.experiment.registry import FIGURES, PAPERS, Sizes
 from sarathi_lab.experiment.simulate import Job, check_fits, jobs_of, predict_all
 from sarathi_lab.results import load
 from sarathi_lab.results.load import POINTS
@@ -34,17 +33,16 @@ from sarathi_lab.tasks.base import Task
 
 GPUS = sorted(path.stem for path in CONF.glob("hardware/*.yaml") if path.stem != "auto")
 FORMATS = ("png", "pdf")
+PROCESSES = "use a number such as 2, or null for one a core"
 POLICIES = "policies"  # an experiment: a figure for each device that it was recorded on
-# each n-th of the thousand points of a pipeline's curves is recorded; more than can be seen apart
-DRAWN_CURVES = 10
 
 
 def simulate(names: Sequence[str] = PAPERS) -> pd.DataFrame:
     """All simulated points anew, about a minute; with progress."""
     points = pd.concat(predict_all(_jobs(names)), ignore_index=True)
     rank = points.groupby(["figure", "device", "panel", "series"]).cumcount()
-    is_curve = points.figure.map(lambda name: FIGURES[name].kind == "pipeline")
-    return points[~is_curve | (rank % DRAWN_CURVES == 0)]
+    every = points.figure.map(lambda name: FIGURES[name].recorded_every)
+    return points[rank % every == 0]
 
 
 def main(args: Sequence[str]) -> int:
@@ -122,7 +120,7 @@ class Figures(Task):
     figures: Sequence[str] | None = _some("figures", PAPERS)
     gpus: Sequence[str] | None = _some("gpus", GPUS)
     every: int = whole(1, minimum=1, fix="use 1 for all points")
-    processes: int | None = crew_size()
+    processes: int | None = whole(None, minimum=1, fix=PROCESSES)
 
     def check(self, cfg: DictConfig) -> None:
         for job in _jobs(self._names(), self.gpus):

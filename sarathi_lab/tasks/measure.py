@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.checked import number, one_of, refuse_unread, whole
 from sarathi_lab.config.console import print_place
-from sarathi_lab.config.crew import crew_size
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.run_context import RunContext
@@ -23,11 +22,10 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.checks import require_one_device
 from sarathi_lab.executor.torch.device import resolve_device
-from sarathi_lab.experiment.figures import FIGURES, PAPERS, Figure, paper
-from sarathi_lab.experiment.measure import Measured, least_room, measure, room_of
-from sarathi_lab.experiment.real_pipeline import check_stages
-from sarathi_lab.experiment.registry import SETUPS
-from sarathi_lab.experiment.simulate import computed, recorded_tables, served
+from sarathi_lab.experiment.figures import paper
+from sarathi_lab.experiment.measure import Session
+from sarathi_lab.experiment.registry import FIGURES, PAPERS, SETUPS, Figure, load_figure
+from sarathi_lab.experiment.simulate import recorded_tables, simulate
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
@@ -39,7 +37,7 @@ from sarathi_lab.results.plots import serving as serving_plots
 from sarathi_lab.results.provenance import device_folder
 from sarathi_lab.results.result import Result, Shown
 from sarathi_lab.tasks.base import Task
-from sarathi_lab.tasks.figures import Figures, recompute
+from sarathi_lab.tasks.figures import PROCESSES, Figures, recompute
 from sarathi_lab.tasks.plan import changed
 
 AUTO = "auto"
@@ -58,37 +56,33 @@ class Measure(Task):
     """
 
     reads = ("executor", "model", "hardware", "device", "dtype", "seed")
-    experiment: str = one_of(valid=FIGURES)
+    experiment: str
+    cases: str | None = None
     setup: str = one_of(AUTO, valid=(AUTO, *SETUPS))
     seconds: float | None = number(None, above=0, fix="use the seconds to measure for, such as 60")
     max_spread: float | None = number(None, above=0, fix=SPREAD)
     record: str | None = None
     every: int = whole(1, minimum=1, fix="use 1 for all points")
     sizes: Mapping[str, Any] | None = None
-    processes: int | None = crew_size()
+    processes: int | None = whole(None, minimum=1, fix=PROCESSES)
+
+    @cached_property
+    def figure(self) -> Figure:
+        """The experiment: one of conf/experiment, or that of `cases`."""
+        if self.experiment not in FIGURES and self.cases is not None:
+            return load_figure(self.cases)
+        require_one_of("task.experiment", self.experiment, FIGURES)
+        return FIGURES[self.experiment]
 
     def check(self, cfg: DictConfig) -> float | None:
-        """Refuse a model that does not fit the device, and settings that nothing would read. The
-        seconds of measuring are returned, None where it is computed.
+        """Refuse a model that does not fit the device, and settings without effect. Return the
+        seconds of measuring, None where it is simulated.
         """
-        backend, own = build(cfg.executor), self._own
+        backend = build(cfg.executor)
         if isinstance(backend, TorchBackend):
-            if own.is_simulated:
-                raise UserError(f"{own.name} is simulated only; add executor=simulated")
-            require_one_device(backend, "task=measure")
-            self._refuse("every", "is for the recomputed figures of executor=simulated")
-            self._refuse("processes", "is for executor=simulated, and a measurement is alone")
-            if own.kind == "stages":
-                self._check_stages(cfg, backend)
-                return own.seconds
-            if resolve_model(cfg, backend)[1] is not None:
-                raise UserError(
-                    f"task=measure takes random weights; drop model.path={cfg.model.path}"
-                )
-            for spec in self._measured_specs(cfg, backend):
-                backend.check(spec, least_room(own, spec, self._sizes(backend)))
-            return self.seconds or own.seconds
-        if own.kind == "stages":
+            return self._check_measured(cfg, backend)
+        own, sizes = self.figure, None
+        if own.is_measured_only:
             raise UserError(
                 f"{own.name} is of real stages, and has the simulated ones beside; use "
                 "executor=torch, or experiment=fig12"
@@ -99,29 +93,48 @@ class Measure(Task):
             self._check_papers(cfg, backend)
             return None
         self._refuse("every", f"is for the paper's curves, and {self.experiment} is none")
-        if own.kind == "rounds":
+        if own.is_in_rounds:
             self._refuse("setup", "is for measuring: what is simulated has the paper's own sizes")
-            if _is_papers_model(cfg) and (degree := backend.tensor_parallel) > 1:
+            if is_usual_model(cfg) and (degree := backend.tensor_parallel) > 1:
                 raise UserError(
                     f"executor.tensor_parallel={degree} has no effect: the paper's models have as "
                     "many devices as there; choose a model, too, such as model=yi-34b"
                 )
-            for model, platform in self.platforms(cfg, backend):
-                spec = load_option("model", model)
-                platform.check(spec, least_room(own, spec, self._sizes(backend)))
-            return None
-        for spec, platform in self._specs(cfg, backend):
-            platform.check(spec, room_of(own, spec, self._sizes(backend)).kv_tokens)
-        if backend.parallel.num_devices > 1:
+        elif backend.parallel.num_devices > 1:
             raise UserError(
                 f"task=measure simulates one device, not {backend.parallel.description}; leave "
                 "that out"
             )
+        sizes = self._sizes(backend)
+        for spec, platform in self.platforms(cfg, backend):
+            platform.check(spec, own.least_room(spec, sizes))
         return None
 
+    def _check_measured(self, cfg: DictConfig, backend: TorchBackend) -> float:
+        own = self.figure
+        if own.is_simulated:
+            raise UserError(f"{own.name} is simulated only; add executor=simulated")
+        require_one_device(backend, "task=measure")
+        self._refuse("every", "is for the recomputed figures of executor=simulated")
+        self._refuse("processes", "is for executor=simulated, and a measurement is alone")
+        sizes = self._sizes(backend)
+        if own.is_measured_only:
+            self._refuse("seconds", "measures sets of requests (task.sizes), however long")
+            if not is_usual_model(cfg):
+                raise UserError(
+                    f"model={cfg.model.name} has no effect: {self.experiment} has models of its "
+                    f"own; use task.sizes.{self._setup(backend)}.models=[{cfg.model.name}]"
+                )
+        elif resolve_model(cfg, backend)[1] is not None:
+            raise UserError(f"task=measure takes random weights; drop model.path={cfg.model.path}")
+        own.check(backend, sizes)
+        for spec in () if own.is_measured_only else self._measured_specs(cfg, backend):
+            backend.check(spec, own.least_room(spec, sizes))
+        return self.seconds or own.seconds
+
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
-        """figure.parquet, a CSV by device, also recorded, and a picture; the lines are printed."""
-        backend, own = build(cfg.executor), self._own
+        """Leave figure.parquet, a CSV by device, also recorded, and a picture."""
+        backend, own = build(cfg.executor), self.figure
         if isinstance(backend, TorchBackend):
             return self._measured(cfg, backend, context)
         if own.has_paper:  # with its errors and pictures
@@ -129,85 +142,65 @@ class Measure(Task):
             tables = recorded_tables(found.tables[POINTS])
             self._record(tables)
             return replace(found, tables={**found.tables, **tables}, float_format="%.6g")
-        sizes = self._sizes(backend)
-        if own.kind == "rounds":
-            platforms, make_policy = self.platforms(cfg, backend), partial(policy_of, cfg)
-            tables = served(own, platforms, make_policy, int(cfg.seed), sizes, self.processes)
-        else:
-            tables = computed(own, self._specs(cfg, backend), sizes, self.processes)
+        settings = {"make_policy": partial(policy_of, cfg), "seed": int(cfg.seed)}
+        on, sizes = self.platforms(cfg, backend), self._sizes(backend)
+        tables = simulate(own, on, sizes, self.processes, **settings)
         return self._result(tables, "simulated", context, {})
 
     def estimate(self, prepared: float | None, shared: set[str]) -> tuple[float, str] | None:
-        """By the seconds that it is given, beside the compiling of kernels and warming up."""
+        """Estimate by the given seconds, without the compiling of kernels and warming up."""
         return None if prepared is None else (prepared, "the time to measure in: at least")
-
-    @property
-    def _own(self) -> Figure:
-        return FIGURES[self.experiment]
 
     def _refuse(self, name: str, why: str) -> None:
         refuse_unread(self, [name], f": it {why}; drop it", "task.")
 
-    def _check_stages(self, cfg: DictConfig, backend: TorchBackend) -> None:
-        self._refuse("seconds", "measures sets of requests (task.sizes), however long they take")
-        if not _is_papers_model(cfg):
-            raise UserError(
-                f"model={cfg.model.name} has no effect: {self.experiment} has models of its own; "
-                f"use task.sizes.{self._setup(backend)}.models=[{cfg.model.name}]"
-            )
-        check_stages(backend, self._sizes(backend))
-
     def _setup(self, backend: Any) -> str:
-        """The sizes that were asked for, or those that suit the device."""
+        """Return the set-up that was chosen, or the one that suits the device."""
         if self.setup != AUTO:
             return self.setup
         is_cpu = isinstance(backend, TorchBackend) and resolve_device(backend.device).type == "cpu"
         return "small" if is_cpu else "paper"
 
     def _sizes(self, backend: Any) -> Mapping[str, Any]:
-        return self._own.sizes(self._setup(backend), self.sizes)
+        return self.figure.sizes(self._setup(backend), self.sizes)
 
     def _measured_specs(self, cfg: DictConfig, backend: TorchBackend) -> list[ModelSpec]:
-        """The chosen model, or those that the experiment compares, or the usual one."""
-        compared = self._sizes(backend).get("models", ()) if self._own.kind == "units" else ()
-        if compared and _is_papers_model(cfg):
+        """Return the chosen model, or those that the experiment compares, or the usual one."""
+        compared = self.figure.models(self._sizes(backend))
+        if compared and is_usual_model(cfg):
             return [load_option("model", name) for name in compared]
         return [resolve_model(cfg, backend)[0]]
 
     def _measured(self, cfg: DictConfig, backend: TorchBackend, context: RunContext) -> Result:
-        own, sizes = self._own, self._sizes(backend)
-        specs = self._measured_specs(cfg, backend)
-        each = [
-            measure(
-                own,
-                backend,
-                spec,
-                sizes,
-                seconds=(self.seconds or own.seconds) / len(specs),
-                max_spread=own.max_spread if self.max_spread is None else self.max_spread,
-                make_policy=partial(policy_of, cfg),
-                seed=int(cfg.seed),
-                is_cut=self._setup(backend) == "paper",
-            )
-            for spec in specs
-        ]
-        whole = [pd.concat(own, ignore_index=True) for own in zip(*each, strict=True)]
-        found = Measured(*whole)
+        own, setup, specs = self.figure, self._setup(backend), self._measured_specs(cfg, backend)
+        session = partial(
+            Session,
+            backend,
+            sizes=self._sizes(backend),
+            seconds=(self.seconds or own.seconds) / len(specs),
+            max_spread=own.max_spread if self.max_spread is None else self.max_spread,
+            make_policy=partial(policy_of, cfg),
+            seed=int(cfg.seed),
+            is_cut=setup == "paper",
+        )
+        each = [own.measure(session(spec)) for spec in specs]
+        table, *others = (
+            pd.concat([getattr(one, name) for one in each], ignore_index=True)
+            for name in ("table", "compositions", "serving")
+        )
         device = device_folder(resolve_device(backend.device).type, backend.device_name)
         usual = next((platform.model for platform in own.papers), backend.default_model)
         if device != "cpu" and specs[0].name != usual:  # on a GPU it has a folder of its own
             device += f"-{specs[0].name}"
-        table, source = found.table, "measured"
-        if own.kind == "pipeline":
-            stages, where = sizes["stages"], backend.device_name
-            name = f"simulated pipeline of {stages} stages, times measured on {where}"
-            table, device, source = table.assign(device_name=name), STAGES + device, "simulated"
-        others = {"compositions": found.compositions, "serving": found.serving}
-        return self._result({device: table}, source, context, others)
+        source = "measured"
+        if each[0].is_simulated:
+            device, source = STAGES + device, "simulated"
+        further = dict(zip(("compositions", "serving"), others, strict=True))
+        return self._result({device: table}, source, context, further)
 
     def _result(self, tables: Tables, source: str, context: RunContext, others: Tables) -> Result:
         """`others` are further tables of the one device that was measured."""
-        own, kept = self._own, dict(tables)
+        own, kept = self.figure, dict(tables)
         self._record(tables)
         for name, rows in others.items():
             if len(rows):
@@ -220,9 +213,9 @@ class Measure(Task):
             uncertainty=(points.high - points.low) / 2 / points.y.abs(),  # half the interval
         )
         pictures = {}
-        if own.kind == "rounds":
+        if own.look is None:
             pictures[own.name] = serving_plots.draw(own.name, own.question, points)
-        elif own.look is not None and points.y.notna().any():  # beside the paper's own points
+        elif points.y.notna().any():  # beside the paper's own points
             shown = [paper(own.name)] if own.name in PAPERS else []
             shown.append(points.assign(uncertainty=math.nan))
             pictures[own.name] = plots.draw(own.look, pd.concat(shown, ignore_index=True))
@@ -242,33 +235,19 @@ class Measure(Task):
 
     def platforms(
         self, cfg: DictConfig, backend: SimulatedBackend
-    ) -> list[tuple[str, SimulatedBackend]]:
-        """The chosen model on the chosen device; where none was chosen those of the paper, each on
-        as many devices as there, of the chosen kind or the paper's.
-        """
-        if not _is_papers_model(cfg):
-            return [(resolve_model(cfg, backend)[0].name, backend)]
-        is_chosen = _gpus(cfg) is not None
-        return [
-            (
-                model,
-                replace(
-                    backend,
-                    hardware=backend.hardware if is_chosen else load_option("hardware", gpu),
-                    tensor_parallel=num_devices,
-                ),
-            )
-            for model, gpu, num_devices in self._own.papers
-        ]
-
-    def _specs(
-        self, cfg: DictConfig, backend: SimulatedBackend
     ) -> list[tuple[ModelSpec, SimulatedBackend]]:
-        """The same for batches: where there are no platforms, the chosen or usual model."""
-        if _is_papers_model(cfg) and self._own.papers:
-            own = self.platforms(cfg, backend)
-            return [(load_option("model", model), platform) for model, platform in own]
-        return [(resolve_model(cfg, backend)[0], backend)]
+        """Return the chosen model on the chosen device; without a choice those of the paper, each
+        on as many devices as there, of the chosen kind or the paper's.
+        """
+        papers = self.figure.papers
+        if not is_usual_model(cfg) or not papers:
+            return [(resolve_model(cfg, backend)[0], backend)]
+        found = []
+        for model, gpu, num_devices in papers:
+            hardware = load_option("hardware", gpu) if _gpus(cfg) is None else backend.hardware
+            on = replace(backend, hardware=hardware, tensor_parallel=num_devices)
+            found.append((load_option("model", model), on))
+        return found
 
     def _check_papers(self, cfg: DictConfig, backend: SimulatedBackend) -> None:
         why = "is for measuring: the paper's figures are recomputed at its own sizes"
@@ -276,12 +255,12 @@ class Measure(Task):
         names = ("dtype", "cost_model", "tensor_parallel", "pipeline_parallel")
         why = f": {self.experiment} is recomputed as the paper has it, at both levels of the cost "
         refuse_unread(backend, names, f"{why}model; drop it", "executor.")
-        if not _is_papers_model(cfg):
+        if not is_usual_model(cfg):
             raise UserError(
                 f"model={cfg.model.name} has no effect: {self.experiment} is of the paper's "
                 "models; drop it"
             )
-        self._own.sizes("paper", self.sizes)
+        self.figure.sizes("paper", self.sizes)
         Figures([self.experiment], _gpus(cfg), self.every).check(cfg)
 
 
@@ -291,7 +270,7 @@ def _gpus(cfg: DictConfig) -> list[str] | None:
     return None if hardware == PAPERS_GPU else [hardware]
 
 
-def _is_papers_model(cfg: DictConfig) -> bool:
+def is_usual_model(cfg: DictConfig) -> bool:
     return "AutoModel" in str(cfg.model["_target_"])
 
 

@@ -15,7 +15,7 @@ from sarathi_lab.config.errors import UserError, exit_code
 from sarathi_lab.config.paths import CONF, EXPERIMENTS, OUTPUTS, make_folder, read_object
 from sarathi_lab.config.sweep_record import SweepRecord, as_command
 from sarathi_lab.experiment.claims import in_words, verdicts
-from sarathi_lab.experiment.figures import FIGURES, PAPERS, SERVING
+from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.results import load, sweep_analysis
 from sarathi_lab.results.page import Section, png, write_page
 from sarathi_lab.results.provenance import last_commit
@@ -190,7 +190,7 @@ def _of_experiment(folder: Path, root: Path, judged: pd.DataFrame) -> Section:
     }
     files = sorted(folder.rglob("*.png"))
     pictures = {str(path.relative_to(folder)): path.read_bytes() for path in files}
-    if is_lab and not pictures and name in (*PAPERS, *SERVING):
+    if is_lab and not pictures and name in FIGURES:
         pictures = {name: png(draw(name))}
     claimed = judged[judged.experiment == name]
     devices = {path: path.parent.name for path in swept_ones}

@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from functools import partial
 
 import pandas as pd
 import pytest
-from composed import config_of, run
+from composed import run
 
 from sarathi_lab.config.crew import Crew, usable_cores
 from sarathi_lab.config.errors import RunError, UserError
-from sarathi_lab.config.instantiate import build, load_option
-from sarathi_lab.experiment.figures import FIGURES
-from sarathi_lab.experiment.simulate import computed, jobs_of, predict_all, served
 from sarathi_lab.experiment.trials import likely
-from sarathi_lab.tasks.measure import policy_of
 
 
 def made() -> dict[str, int]:
@@ -77,23 +72,6 @@ def test_a_capacity_is_the_same_with_runs_ahead(tmp_path):
     pd.testing.assert_frame_equal(one.tables["capacity.parquet"], two.tables["capacity.parquet"])
     assert one.summary == two.summary
     assert one.summary["capacity_trials"] > 8
-
-
-def test_rounds_units_and_figures_are_the_same():
-    cfg = config_of("task=measure", *SIMULATED)
-    backend, stalls = build(cfg.executor), FIGURES["sarathi_serve_stalls"]
-    reread = FIGURES["kv_reread"]
-    dry = (stalls.sizes("dry"), reread.sizes("dry"))
-    mine: list[list[pd.DataFrame]] = []
-    for number in (1, 2):
-        model = load_option("model", "llama3-8b")
-        tables = served(stalls, [(model.name, backend)], partial(policy_of, cfg), 0, dry[0], number)
-        tables |= {"units": computed(reread, [(model, backend)], dry[1], number).popitem()[1]}
-        figures = predict_all(jobs_of("table2"), 1, None, number)
-        mine.append([*tables.values(), *figures])
-    for one, two in zip(*mine, strict=True):
-        pd.testing.assert_frame_equal(one, two, check_exact=True)
-        assert len(one)
 
 
 def test_a_guess_goes_by_the_same_requests_first_then_by_others():

@@ -18,13 +18,12 @@ from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.torch import profiling
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.experiment import measured_cost
-from sarathi_lab.experiment.cases import Point
+from sarathi_lab.experiment.cases import Point, Round
 from sarathi_lab.experiment.clock import CostClock, Estimate
-from sarathi_lab.experiment.figures import FIGURES
-from sarathi_lab.experiment.measure import load_executor, measure_groups, room_of
+from sarathi_lab.experiment.measure import load_executor, measure_groups
 from sarathi_lab.experiment.measured_clock import DeviceClock
 from sarathi_lab.experiment.pipeline import BUBBLES, COMPLETION
-from sarathi_lab.experiment.registry import SETUPS
+from sarathi_lab.experiment.registry import FIGURES, SETUPS, Figure
 from sarathi_lab.experiment.samples import rounds, table_of
 from sarathi_lab.experiment.scenario import Scenario, Served
 from sarathi_lab.experiment.work import Composition, Room
@@ -34,7 +33,7 @@ from sarathi_lab.run import main
 
 TINY = load_option("model", "tiny")
 # The stages of fig12 are measured another way, and requests that arrive over time too.
-MEASURABLE = [name for name, own in FIGURES.items() if own.kind == "units"]
+MEASURABLE = [name for name, own in FIGURES.items() if type(own) is Figure]
 
 
 def dry_groups(name: str) -> list:
@@ -50,7 +49,7 @@ def few_timings(monkeypatch):
 
 @pytest.fixture(scope="module")
 def executor():
-    rooms = [room_of(FIGURES[name], TINY, FIGURES[name].sizes("dry")) for name in MEASURABLE]
+    rooms = [FIGURES[name].room(TINY, FIGURES[name].sizes("dry")) for name in MEASURABLE]
     largest = Room(*map(max, *rooms))
     return load_executor(TorchBackend(device="cpu"), TINY, largest)
 
@@ -113,8 +112,9 @@ def test_what_does_not_fit_has_no_number_and_the_clock_knows_why(executor):
 @pytest.mark.parametrize("setup", SETUPS)
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_setup_says_what_room_it_needs(name, setup):
-    room = room_of(FIGURES[name], TINY, FIGURES[name].sizes(setup))
-    assert room.kv_tokens >= room.longest - 1 or FIGURES[name].kind == "rounds"
+    figure, sizes = FIGURES[name], FIGURES[name].sizes(setup)
+    room = figure.room(TINY, sizes)
+    assert room.kv_tokens >= figure.least_room(TINY, sizes) or figure.is_in_rounds
     assert room.batch_size >= 1
 
 
@@ -182,7 +182,8 @@ def test_what_is_too_wide_has_a_reason_instead_of_a_number():
     assert list(table.y.isna()) == [True, True, False]
     assert list(table.reason.dropna()) == ["spread 50%, more than 15%", "below the noise"]
     assert list(table.low[:1]) == [1.0], "the interval is kept"
-    noisy = rounds(lambda number: [Point("", "1K", 2, Estimate(-1.0))], most=3)
+    round_of = Round(lambda bench, seed: [Point("", "1K", 2, Estimate(-1.0))], 0, {})
+    noisy = rounds([round_of] * 3, None)
     assert list(noisy.values()) == [[math.inf] * 3], "a time below zero is below the noise"
 
 

@@ -5,7 +5,6 @@ is recorded.
 from __future__ import annotations
 
 import re
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -14,8 +13,8 @@ import pytest
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.experiment.claims import COLUMNS as CLAIM_COLUMNS
 from sarathi_lab.experiment.claims import load_claims, verdict
-from sarathi_lab.experiment.figures import COLUMNS, FIGURES, PAPERS, SERVING, points_of
-from sarathi_lab.experiment.registry import KEYS, figure
+from sarathi_lab.experiment.figures import COLUMNS, points_of
+from sarathi_lab.experiment.registry import FIGURES, KEYS, PAPERS, figure, load_figure
 from sarathi_lab.experiment.simulate import jobs_of, predict_all
 from sarathi_lab.results import load
 from sarathi_lab.results.plots.figures import draw
@@ -24,6 +23,7 @@ from sarathi_lab.run import main as run
 from sarathi_lab.tasks import figures
 from sarathi_lab.tasks.figures import main
 
+SERVING = [name for name, figure in FIGURES.items() if figure.is_in_rounds]
 QUICK = ("fig03", "fig08", "table2", "table4")  # to compute anew
 
 
@@ -50,27 +50,24 @@ def test_the_figure_of_the_tour_is_simulated_recorded_and_drawn(tmp_path, monkey
     text = (REPOSITORY / "CONTRIBUTING.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     (overlay,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
-    monkeypatch.setitem(FIGURES, "chunk_gain", None)  # and goes again
-    exec(code, {})
+    (tmp_path / "tour.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
     path = tmp_path / "experiment" / "chunk_gain.yaml"
     path.parent.mkdir()
-    path.write_text(overlay.replace("paper:", "real:").replace("dry:", "paper:"))
+    overlay = overlay.replace("paper:", "real:").replace("dry:", "paper:")
+    path.write_text(overlay.replace("sarathi_lab.experiment.chunk_gain.", "tour."))
     places = [f"--config-dir={tmp_path}", f"task.record={tmp_path}", f"hydra.run.dir={tmp_path}"]
     chosen = ["experiment=chunk_gain", "executor=simulated", "model=tiny", "tracking=none"]
     assert run([*chosen, *places]) == 0
     assert (tmp_path / "chunk_gain.png").stat().st_size > 10_000
-    monkeypatch.setattr(load, "load", partial(load.load, root=tmp_path))
-    (ax,) = figures.draw("chunk_gain").axes
+    points = load.load("chunk_gain", tmp_path).assign(source="simulated")
+    (ax,) = draw(load_figure("tour.chunk_gain").look, points.assign(device="a")).axes
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("chunk", "gain")
     assert list(ax.lines[0].get_xdata()) == [8, 16]
 
 
 def test_what_has_no_look_of_its_own_is_drawn_with_its_question_and_unit():
-    plain = figure(question="How much?", seconds=1)(lambda spec: iter(()))
-    try:
-        look = FIGURES[plain.__name__].look
-    finally:
-        del FIGURES[plain.__name__]
+    look = figure(question="How much?", seconds=1)(lambda spec: iter(())).figure.look
     points = load.load("token_budget").assign(source="measured", unit="parts")
     canvas = draw(look, points)
     assert canvas.get_suptitle() == "How much?"

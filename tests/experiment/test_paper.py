@@ -16,14 +16,12 @@ from sarathi_lab.engine.request import Batch
 from sarathi_lab.experiment.clock import CostClock, Estimate
 from sarathi_lab.experiment.figures import (
     COLUMNS,
-    FIGURES,
     LABELS,
-    PAPERS,
     compare,
     error_table,
     paper,
 )
-from sarathi_lab.experiment.registry import KEYS
+from sarathi_lab.experiment.registry import FIGURES, KEYS, PAPERS
 from sarathi_lab.experiment.scenario import Scenario, lengths, request_times
 from sarathi_lab.experiment.simulate import Job, jobs_of, predict_all
 from sarathi_lab.experiment.work import batch

@@ -19,7 +19,8 @@ from sarathi_lab.engine.topology import Topology
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.capacity import Engine, mean_rate
-from sarathi_lab.experiment.figures import FIGURES, SERVING
+from sarathi_lab.experiment.cases import Round
+from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.experiment.samples import rounds, table_of
 from sarathi_lab.experiment.sarathi_serve import longest_gaps
 from sarathi_lab.experiment.serving import ServingBench, datasets, longest
@@ -31,6 +32,7 @@ from sarathi_lab.results import load
 from sarathi_lab.results.plots import serving
 from sarathi_lab.run import main
 
+SERVING = [name for name, figure in FIGURES.items() if figure.is_in_rounds]
 COARSE = ("sarathi_serve_capacity", "disaggregation")
 LINK = Link(bytes_per_second=1e6, latency=1e-4, bytes_per_token=2)
 
@@ -177,7 +179,7 @@ def test_the_papers_models_are_served_on_its_gpus_or_as_many_of_the_chosen_kind(
     cfg = config_of("experiment=sarathi_serve_capacity", "executor=simulated", *chosen)
     platforms = build(cfg.task).platforms(cfg, build(cfg.executor))
     kind = "h200" if chosen else "a100"
-    found = [(model, own.hardware.name, own.tensor_parallel) for model, own in platforms]
+    found = [(model.name, own.hardware.name, own.tensor_parallel) for model, own in platforms]
     assert found == [("mistral-7b", kind, 1), ("yi-34b", kind, 2)]
 
 
@@ -210,7 +212,8 @@ def test_bad_input_is_one_line(args, words, refused):
 
 @pytest.mark.parametrize("name", SERVING)
 def test_a_picture_has_a_panel_per_device_and_data_set(name):
-    samples = rounds(lambda seed: make_points(name, seed), fewest=2, most=2)
+    cases = [Round(lambda bench, seed: make_points(name, seed), seed, {}) for seed in (0, 1)]
+    samples = rounds(cases, None)
     points = table_of(name, samples, np.inf).assign(source="recorded")
     points["y"] = points.low  # of two rounds, which say no number
     both = pd.concat([points.assign(device=f"cpu, {model}") for model in ("tiny", "30m")])

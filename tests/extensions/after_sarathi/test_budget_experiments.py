@@ -6,8 +6,13 @@ import pandas as pd
 import pytest
 from helpers import requests_of
 
-from sarathi_lab.experiment.adaptive_budgets import aimed, longest_queue, phased, within
 from sarathi_lab.extensions.after_sarathi import Lprs, Niyama
+from sarathi_lab.extensions.after_sarathi.adaptive_budgets import (
+    aimed,
+    longest_queue,
+    phased,
+    within,
+)
 from sarathi_lab.policy import SarathiServe
 from sarathi_lab.results.slo import Slo
 

@@ -1,0 +1,1 @@
+"""Energy by a GPU's power model."""
