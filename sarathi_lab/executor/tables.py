@@ -1,6 +1,7 @@
 """Tables of measured operation times: the folder of CSV files that cost models interpolate.
 
-Every file has a column `time_us`, microseconds of one device, and columns that say of what:
+Every file has a column `time_us` (microseconds on one device) and columns that identify the
+operation:
 
 | file | columns | a row is |
 | --- | --- | --- |
@@ -13,20 +14,20 @@ tokens behind `kv_prefill` cached ones, and `n_decode` decodes of `kv_decode` to
 | `moe.csv` | tokens, activated_experts | a layer's experts |
 
 `attention.csv` may add num_heads, num_kv_heads and head_size, and num_prefills (equal chunks in one
-call, else 1); `moe.csv` hidden_size, expert_size (of one device), num_experts and top_k, of experts
-with a gate. What has such columns holds for any model, interpolated between shapes, or by the
-nearest. The rest holds for the model and the degree of
-tensor parallelism that it was measured for: `meta.yaml`, in the folder or the one above, names the
-model, and a folder `tpN` the degree. `meta.yaml` further states the source, the size of the
-elements (`dtype`), over how many layers a row of dense.csv and attention.csv is summed (`layers`,
-else 1), and operations of the cost model that other rows contain (`included`).
+call, default 1); `moe.csv` hidden_size, expert_size (on one device), num_experts and top_k, for
+gated experts. Tables with such columns apply to any model: interpolated between shapes, or taken
+from the nearest. Other tables apply to the model and the tensor-parallel degree of the measurement:
+`meta.yaml`, in the folder or its parent, names the model, and a folder `tpN` the degree.
+`meta.yaml` also states the source, the element type (`dtype`), the number of layers that a row of
+dense.csv and attention.csv sums over (`layers`, default 1), and operations of the cost model that
+other rows contain (`included`).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +36,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 import yaml
 
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import REPOSITORY, readable
 from sarathi_lab.model.spec import ModelSpec
 
 TIME = "time_us"
@@ -44,21 +47,22 @@ SHAPE = ("num_heads", "num_kv_heads", "head_size")
 EXPERT_SHAPE = ("hidden_size", "expert_size", "num_experts", "top_k")
 ATTENTION = ("prefill_attention", "decode_attention")
 DTYPE_SIZES = {"float32": 4, "fp32": 4, "bfloat16": 2, "bf16": 2, "float16": 2, "fp16": 2, "fp8": 1}
+# Bounds of a file's median in microseconds: no kernel ends within 0.2 µs, none takes a minute.
+PLAUSIBLE_MEDIAN = (0.2, 6e7)
+OTHER_UNITS = re.compile(r"(?:time|latency|duration|seconds)?_?(?:s|ms|ns|seconds|millis\w*)?$")
 
 
 class Layer(NamedTuple):
-    """What a `layer` of a table is to the cost model: its `operation`, how many calls of it a layer
-    or an iteration makes, what it runs over, and the operations that it stands for besides.
-    """
+    """Meaning of a table's `layer` for the cost model."""
 
     operation: str
-    calls: int = 1
-    per: str = "layer"  # or "iteration", or "emit": once, over the tokens, or those that emit
-    replaces: tuple[str, ...] = ()
+    calls: int = 1  # per layer or iteration
+    per: str = "layer"  # or once: per "iteration" over all tokens, per "emit" over emitting rows
+    replaces: tuple[str, ...] = ()  # further operations whose time it includes
 
 
 LAYERS: Mapping[str, Layer] = {
-    # The lab's names; vLLM's modules that are the same come second.
+    # The lab's names; equal modules of vLLM follow.
     **dict.fromkeys(("qkv_proj",), Layer("qkv_proj")),
     **dict.fromkeys(("out_proj", "o_proj"), Layer("out_proj")),
     **dict.fromkeys(("ffn_up", "gate_up_proj"), Layer("ffn_up")),
@@ -71,8 +75,8 @@ LAYERS: Mapping[str, Layer] = {
     "final_layernorm": Layer("final_norm", per="iteration"),
     "lm_head": Layer("lm_head", per="emit"),
     **dict.fromkeys(("sampling", "sampler"), Layer("sampling", per="emit")),
-    # As the engine is calibrated: the whole FFN, norms with residuals, the head with sampling, and
-    # what an iteration takes beside these and attention.
+    # Granularity of task=calibrate: whole FFN, norms with residuals, output head with sampling, and
+    # the remainder of an iteration.
     "ffn": Layer("ffn", replaces=("ffn_up", "ffn_down", "activation")),
     "elementwise": Layer("elementwise", replaces=("norms",)),
     "logits": Layer("logits", per="emit", replaces=("lm_head", "sampling")),
@@ -81,11 +85,16 @@ LAYERS: Mapping[str, Layer] = {
 
 
 class File(NamedTuple):
-    """Columns of a file: names, counts with their least values, and others that it may have."""
+    """Columns of a file: names, counts with their minima, and optional counts."""
 
     names: tuple[str, ...]
     counts: Mapping[str, int]
     optional: tuple[str, ...] = ()
+
+    def counts_of(self, table: pd.DataFrame) -> dict[str, int]:
+        """Count columns of `table` with their minima."""
+        minima = {name: int(name != "num_prefills") for name in self.optional if name in table}
+        return {**self.counts, **minima}
 
 
 FILES: Mapping[str, File] = {
@@ -100,60 +109,62 @@ FILES: Mapping[str, File] = {
     "communication": File(("operation",), {"devices": 2, "bytes": 1}),
     "moe": File((), {"tokens": 1, "activated_experts": 1}, EXPERT_SHAPE),
 }
-OF_ONE_MODEL = ("dense", "per_sequence")  # files that never have shapes
+MODEL_SPECIFIC = ("dense", "per_sequence")  # files that never have shapes
 
 
 @dataclass(frozen=True)
 class OperationTables:
-    """The checked tables of a folder by file name (`FILES`), and what its `meta.yaml` says."""
+    """Checked tables of a folder by file name (`FILES`), and the content of its `meta.yaml`."""
 
     source: str
     frames: Mapping[str, pd.DataFrame]
     meta: Mapping[str, Any] = field(default_factory=dict)
-    tensor: int = 1  # devices that share a layer, of tables without shapes
+    tensor: int = 1  # tensor-parallel degree of tables without shapes
 
     @property
     def num_layers(self) -> int:
-        """Layers that a row of the layers' operations is summed over."""
+        """Layers that a row of dense.csv or attention.csv sums over."""
         return int(self.meta.get("layers", 1))
 
     @property
     def dtype_bytes(self) -> int | None:
-        """Size of the elements that were measured; None if not said."""
+        """Element size of the measurement in bytes; None if not stated."""
         name = str(self.meta.get("dtype", self.meta.get("variant", "")))
         return DTYPE_SIZES.get(name)
 
     def is_of(self, spec: ModelSpec) -> bool:
-        """Whether `meta.yaml` names this model, or its shapes as one of `tp_degrees` divides them
+        """Whether `meta.yaml` names this model, or has its shapes divided by one of `tp_degrees`
         (LLMServingSim's `hf_overrides`).
         """
         if _plain(str(self.meta.get("model", ""))).startswith(_plain(spec.name)):
-            return True  # maybe one that is tuned further
+            return True  # or a fine-tuned variant of it
         engine = self.meta.get("engine_effective")
         shapes = engine.get("hf_overrides") if isinstance(engine, Mapping) else None
         if not isinstance(shapes, Mapping):
             return False
-        own = {
+        expected = {
             "intermediate_size": spec.ffn_size,
             "num_attention_heads": spec.num_heads,
             "num_key_value_heads": spec.num_kv_heads,
             "vocab_size": spec.vocab_size,
         }
         return any(
-            all(shapes.get(name) == math.ceil(size / degree) for name, size in own.items())
+            all(shapes.get(name) == math.ceil(size / degree) for name, size in expected.items())
             for degree in self.meta.get("tp_degrees", [1])
         )
 
     @property
     def included(self) -> tuple[str, ...]:
-        """Operations of the cost model that other rows hold; vLLM's attention writes the cache."""
-        own = ("kv_write",) if "vllm_version" in self.meta else ()
-        return own + tuple(self.meta.get("included", ()))
+        """Operations of the cost model that other rows contain; vLLM's attention writes the KV
+        cache.
+        """
+        vllm = ("kv_write",) if "vllm_version" in self.meta else ()
+        return vllm + tuple(self.meta.get("included", ()))
 
     @cached_property
     def layers(self) -> Mapping[str, tuple[Layer, pd.DataFrame]]:
         """Rows of each named layer, with columns `size` (tokens or sequences) and `seconds`."""
-        found = {}
+        layers = {}
         for file, size in (("dense", "tokens"), ("per_sequence", "sequences")):
             if (frame := self.frames.get(file)) is None:
                 continue
@@ -162,27 +173,29 @@ class OperationTables:
                 divided = self.num_layers if layer.per == "layer" else 1
                 seconds = layer.calls * rows[TIME] * MICROSECOND / divided
                 rows = rows.assign(seconds=seconds).sort_values("size")
-                found[str(name)] = layer, rows[["size", "seconds"]]
-        return found
+                layers[str(name)] = layer, rows[["size", "seconds"]]
+        return layers
 
     @property
-    def has_own_model(self) -> bool:
-        """Whether a table has no shapes, so holds for the model that it was measured with."""
-        return any(name in self.frames for name in OF_ONE_MODEL) or any(
+    def is_model_specific(self) -> bool:
+        """Whether a table has no shapes and so applies only to the measured model."""
+        return any(name in self.frames for name in MODEL_SPECIFIC) or any(
             name in self.frames and column not in self.frames[name]
             for name, column in (("attention", SHAPE[0]), ("moe", EXPERT_SHAPE[0]))
         )
 
 
 def _plain(model: str) -> str:
-    """A model's name without its organisation, case and signs."""
+    """Strip organisation, case and punctuation from a model's name."""
     return re.sub(r"[^a-z0-9]", "", model.rsplit("/", 1)[-1].lower())
 
 
 def frames_of(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Tables of rows with the columns operation (of `LAYERS`, or `ATTENTION`), num_tokens (new
-    ones, or decodes), kv_tokens (that attention reads in all, else 0), seconds, and maybe
-    timing (how they were taken: graph, calls or host).
+    """Split measured rows into tables by file name.
+
+    `rows` has the columns operation (of `LAYERS` or `ATTENTION`), num_tokens (new tokens, or
+    decodes), kv_tokens (total that attention reads, else 0), seconds, and optionally timing (graph,
+    calls or host).
     """
     rows = rows.assign(**{TIME: rows.seconds / MICROSECOND})
     is_attention = rows.operation.isin(ATTENTION)
@@ -202,9 +215,9 @@ def frames_of(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
         "per_sequence": layers[per_emit].rename(columns={"num_tokens": "sequences"}),
         "attention": attention.assign(**sizes),
     }
-    how = [name for name in ("timing",) if name in rows]
+    timing = [name for name in ("timing",) if name in rows]
     return {
-        name: frame[[*FILES[name].names, *FILES[name].counts, TIME, *how]].reset_index(drop=True)
+        name: frame[[*FILES[name].names, *FILES[name].counts, TIME, *timing]].reset_index(drop=True)
         for name, frame in frames.items()
     }
 
@@ -212,8 +225,120 @@ def frames_of(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
 def write_tables(
     folder: Path, frames: Mapping[str, pd.DataFrame], meta: Mapping[str, Any], title: str = ""
 ) -> None:
-    """Write the files of `folder`, numbers with six digits."""
+    """Write the tables to `folder` with six significant digits, and `meta` under `title`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, frame in frames.items():
         frame.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
     (folder / META).write_text(title + yaml.safe_dump(dict(meta), sort_keys=False))
+
+
+def read_tables(folder: str, *, model: str = "", tensor: int = 1) -> OperationTables:
+    """Read the tables in `folder` (relative to the current folder or the repository, or absolute).
+
+    Subfolders named after `model` and `tpN` take precedence. Raises UserError for a folder without
+    tables, and for a file that can't be interpolated.
+    """
+    root = _existing(folder)
+    tops = [root / model, root] if model else [root]
+    places = [place for top in tops for place in (top / f"tp{tensor}", top)]
+    chosen = next((place for place in places if _files(place)), None)
+    if chosen is None:
+        raise UserError(f"hardware.tables={folder} has no tables of {_missing(root, model)}")
+    frames = {path.stem: _read(path) for path in _files(chosen)}
+    degree = re.fullmatch(r"tp(\d+)", chosen.name)
+    return OperationTables(str(chosen), frames, _read_meta(chosen), int(degree[1]) if degree else 1)
+
+
+def _existing(folder: str) -> Path:
+    given = Path(folder).expanduser()
+    for place in (given, REPOSITORY / given):
+        if place.is_dir():
+            return place
+    raise UserError(
+        f"hardware.tables={folder} is not a folder; use the path of one with operation tables, "
+        "relative to the current folder or the repository, or absolute"
+    )
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for name in FILES if (path := folder / f"{name}.csv").is_file()]
+
+
+def _missing(root: Path, model: str) -> str:
+    """Describe what a folder lacks, and the fix."""
+    others = sorted(place.name for place in root.iterdir() if place.is_dir() and _files(place))
+    if model and others:
+        return (
+            f"model {model} (available: {', '.join(others)}); measure it on the device with "
+            "task=calibrate, or use executor.cost_model=analytic"
+        )
+    files = ", ".join(f"{name}.csv" for name in FILES)
+    return f"operations: none of {files}; name a folder with some, or one of folders by model"
+
+
+def _read_meta(folder: Path) -> Mapping[str, Any]:
+    """Read `meta.yaml` in the folder or its parent; empty without one."""
+    for place in (folder, folder.parent):
+        if (path := place / META).is_file():
+            with readable(path, "correct it", yaml.YAMLError):
+                meta = yaml.safe_load(path.read_text())
+            if not isinstance(meta, Mapping):
+                raise UserError(f"{path} is not a mapping; write such as model: 13b")
+            return meta
+    return {}
+
+
+def _read(path: Path) -> pd.DataFrame:
+    with readable(path, "write comma-separated columns"):
+        try:
+            table = pd.read_csv(path, float_precision="round_trip")
+        except pd.errors.EmptyDataError:
+            raise UserError(f"{path} is empty; measure it again, or delete it") from None
+    return check_table(table, path.stem, str(path))
+
+
+def check_table(table: pd.DataFrame, name: str, source: str) -> pd.DataFrame:
+    """Return the numeric columns of the file `name`. Raises UserError naming `source`, the line,
+    the problem and the fix.
+    """
+    file = FILES[name]
+    for problem in _problems(table, file):
+        raise UserError(f"{source}{problem}")
+    numeric = [*file.counts_of(table), TIME]
+    table = table.assign(**{column: pd.to_numeric(table[column]) for column in numeric})
+    return table[[*file.names, *numeric]].reset_index(drop=True)
+
+
+def _problems(table: pd.DataFrame, file: File) -> Iterator[str]:
+    needed = (*file.names, *file.counts, TIME)
+    if missing := [name for name in needed if name not in table]:
+        others = [name for name in table if name not in needed and OTHER_UNITS.match(str(name))]
+        if missing == [TIME] and others:
+            yield f" has no column {TIME} but {others[0]}; convert it to microseconds, as {TIME}"
+        yield f" has no column {missing[0]} of {', '.join(needed)}; add it"
+    if table.empty:
+        yield " has no rows; measure some, or delete it"
+    counts = file.counts_of(table)
+    for column in (*counts, TIME):
+        values = pd.to_numeric(table[column], errors="coerce")
+        bad, problem = ~((values > 0) & (values < math.inf)), "not a time above 0"
+        if column != TIME:
+            minimum = counts[column]
+            bad = ~(values >= minimum) | (values % 1 != 0)
+            problem = f"not a whole number from {minimum}"
+        if bad.any():
+            line = int(bad.to_numpy().argmax())
+            value = f"{column}={table[column].iloc[line]}"
+            yield f" line {line + 2}: {value} is {problem}; correct it, or drop the line"
+    if "layer" in table and not (unknown := table[~table.layer.isin(list(LAYERS))]).empty:
+        where = f"line {unknown.index[0] + 2}: layer={unknown.layer.iloc[0]}"
+        yield f" {where} is unknown; use one of {', '.join(LAYERS)}"
+    keys = [*file.names, *counts]
+    if (again := table.duplicated(keys)).any():
+        line = int(again.to_numpy().argmax())
+        same = ", ".join(f"{key}={table[key].iloc[line]}" for key in keys)
+        yield f" line {line + 2} repeats {same}; keep one"
+    median, (low, high) = float(table[TIME].astype(float).median()), PLAUSIBLE_MEDIAN
+    if not low <= median <= high:
+        yield f": half of {TIME} is {'below' if median < low else 'above'} {median:g}, which is \
+not plausible in microseconds; convert it from its unit"

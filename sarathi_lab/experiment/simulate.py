@@ -19,7 +19,7 @@ from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import Level, make_cost_model
-from sarathi_lab.executor.table_files import read_tables
+from sarathi_lab.executor.tables import read_tables
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.clock import CostClock, CountingClock
 from sarathi_lab.experiment.figures import COLUMNS, LABELS
@@ -81,7 +81,7 @@ def _is_profiled(gpu: str, model: str) -> bool:
     if folder is None:
         return False
     tables = read_tables(folder, model=model)
-    return tables.has_own_model and tables.is_of(load_option("model", model))
+    return tables.is_model_specific and tables.is_of(load_option("model", model))
 
 
 def check_fits(job: Job) -> None:

@@ -128,7 +128,7 @@ MISTAKES = [
         ["num_host_blocks=999999999 is ab"],
     ),
     (["hardware.flops_per_second=1e-320"], ["hardware.flops_per_second=1e-320 is not from"]),
-    (["executor.host=5"], ["executor.host=5 is none; choose one by host=NAME"]),
+    (["executor.host=5"], ["executor.host=5 is not one; choose one by host=NAME"]),
     (["stop_when_saturated.num_waiting=0"], ["stop_when_saturated.num_waiting=0", "below 1"]),
 ]
 

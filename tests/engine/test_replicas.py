@@ -17,7 +17,7 @@ from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.experts import Sharing
-from sarathi_lab.executor.simulated.host import Host
+from sarathi_lab.executor.simulated.hardware import Host
 from sarathi_lab.policy import VllmV1
 
 EXPERTS = replace(SPEC, num_experts=8, experts_per_token=2)

@@ -12,15 +12,10 @@ import pytest
 from simulated import MEASURED, TOY, batch_of
 
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.executor.simulated.attention import (
-    decode_attention_time,
-    occupancy,
-    prefill_attention_time,
-)
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
+from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, occupancy
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_size": 8, "kv_head_bytes": 16}
-KV = {"num_heads": 4, "num_kv_heads": 2, "kv_head_bytes": 16}
 A100_SHARE = {"num_heads": 32, "num_kv_heads": 4, "head_size": 128, "kv_head_bytes": 256}
 
 
@@ -45,9 +40,9 @@ def test_prefill_attention_by_hand():
     # overlaps with the products
     fast = dataclasses.replace(TOY, bytes_per_second=1e15)
     compute = 128 * (6400 / 0.5 + 4096 / 0.25) / 8e9
-    assert prefill_attention_time([(100, 64)], hardware=fast, **HEADS) == pytest.approx(3 + compute)
+    assert AttentionTimes(fast, **HEADS).prefill([(100, 64)]) == pytest.approx(3 + compute)
     both = (compute**3 + 20.992e-6**3) ** (1 / 3)
-    assert prefill_attention_time([(100, 64)], hardware=TOY, **HEADS) - 3 == pytest.approx(both)
+    assert AttentionTimes(TOY, **HEADS).prefill([(100, 64)]) - 3 == pytest.approx(both)
 
 
 def test_one_query_past_the_tile_costs_a_tile():
@@ -59,35 +54,35 @@ def test_one_query_past_the_tile_costs_a_tile():
         "kv_head_bytes": 256,
         "hardware": gpu,
     }
-    at, past, full = (prefill_attention_time([(2000, n)], **shape) for n in (64, 65, 128))
+    at, past, full = (AttentionTimes(**shape).prefill([(2000, n)]) for n in (64, 65, 128))
     assert past > 1.7 * at
     assert full < 1.01 * past
 
 
 def test_several_chunks_share_a_call():
     shape = {**A100_SHARE, "hardware": load_option("hardware", "a100")}
-    together = prefill_attention_time([(0, 512), (512, 512)], **shape)
-    apart = prefill_attention_time([(0, 512)], **shape) + prefill_attention_time(
-        [(512, 512)], **shape
+    together = AttentionTimes(**shape).prefill([(0, 512), (512, 512)])
+    apart = AttentionTimes(**shape).prefill([(0, 512)]) + AttentionTimes(**shape).prefill(
+        [(512, 512)]
     )
     assert together < apart - 0.9 * load_option("hardware", "a100").attention_launch
-    assert prefill_attention_time([], **shape) == 0.0
+    assert AttentionTimes(**shape).prefill([]) == 0.0
 
 
 def test_decode_attention_by_hand():
     # 2 sequences of 2 KV heads fill 4 SMs: 1000 tokens of 64 bytes at 5e8 bytes/s
-    assert decode_attention_time(2, 1000, hardware=TOY, **KV) == pytest.approx(3 + 128e-6)
+    assert AttentionTimes(TOY, **HEADS).decode(2, 1000) == pytest.approx(3 + 128e-6)
     # 33 sequences: 66 blocks take 17 waves of 4, and no cut into up to 16 fills the last better
     # than 15/16 does
-    assert decode_attention_time(33, 1000, hardware=TOY, **KV) == pytest.approx(
+    assert AttentionTimes(TOY, **HEADS).decode(33, 1000) == pytest.approx(
         3 + 128e-6
     )  # in halves: 33 whole waves
-    assert decode_attention_time(0, 0, hardware=TOY, **KV) == 0.0
+    assert AttentionTimes(TOY, **HEADS).decode(0, 0) == 0.0
 
 
 def test_few_sequences_draw_less_bandwidth():
     big = dataclasses.replace(TOY, num_sms=100, attention_launch=0.0)
-    one, two = (decode_attention_time(n, 1000, hardware=big, **KV) for n in (1, 2))
+    one, two = (AttentionTimes(big, **HEADS).decode(n, 1000) for n in (1, 2))
     assert one == pytest.approx(100 / 32 * 128e-6)  # 2 heads in 16 parts keep 32 of 100 SMs busy
     assert two == pytest.approx(100 / 64 * 128e-6)
 
@@ -116,11 +111,10 @@ def test_a100_rows_that_the_fit_did_not_see():
     decode = table.query("phase == 'decode' and batch_size in (2, 8, 32, 80)")
     gpu = load_option("hardware", "a100_2023")
     chunks = zip(prefill.kv_cache_size, prefill.prefill_chunk_size, strict=True)
-    predicted = [prefill_attention_time([chunk], hardware=gpu, **A100_SHARE) for chunk in chunks]
-    kv = {name: A100_SHARE[name] for name in KV}
+    predicted = [AttentionTimes(gpu, **A100_SHARE).prefill([chunk]) for chunk in chunks]
     sequences = zip(decode.batch_size, decode.kv_cache_size, strict=True)
     predicted += [
-        decode_attention_time(batch, batch * context, hardware=gpu, **kv)
+        AttentionTimes(gpu, **A100_SHARE).decode(batch, batch * context)
         for batch, context in sequences
     ]
     errors = np.abs(np.array(predicted) * 1e3 / pd.concat([prefill.ms, decode.ms]).to_numpy() - 1)
@@ -136,8 +130,8 @@ FAST = dataclasses.replace(TOY, bytes_per_second=1e15)
 def test_each_tile_of_queries_starts_and_ends():
     ramped = dataclasses.replace(FAST, query_ramp=50.0)
     one, two = (
-        prefill_attention_time([(100, tokens)], hardware=ramped, **HEADS)
-        - prefill_attention_time([(100, tokens)], hardware=FAST, **HEADS)
+        AttentionTimes(ramped, **HEADS).prefill([(100, tokens)])
+        - AttentionTimes(FAST, **HEADS).prefill([(100, tokens)])
         for tokens in (64, 128)
     )
     assert one == pytest.approx(128 * 64 * 50 / 0.5 / 8e9)  # as 50 keys before the chunk
@@ -147,33 +141,31 @@ def test_each_tile_of_queries_starts_and_ends():
 def test_prompts_move_queries_and_outputs_too():
     slow = dataclasses.replace(TOY, flops_per_second=1e18, prompt_efficiency=0.1)
     num_bytes = 2 * 164 * 2 * 16 + 2 * 64 * 4 * 8 * 2
-    time = prefill_attention_time([(100, 64)], hardware=slow, **HEADS)
+    time = AttentionTimes(slow, **HEADS).prefill([(100, 64)])
     assert time == pytest.approx(3 + num_bytes / (0.1 * 2e9))
 
 
 def test_keys_of_a_chunk_are_cut_only_as_far_as_kernels_do():
     shape = {**HEADS, "num_heads": 1, "num_kv_heads": 1}
     whole = dataclasses.replace(FAST, chunk_splits=1)
-    one, cut = (
-        prefill_attention_time([(1000, 64)], hardware=gpu, **shape) for gpu in (whole, FAST)
-    )
+    one, cut = (AttentionTimes(gpu, **shape).prefill([(1000, 64)]) for gpu in (whole, FAST))
     assert one - 3 == pytest.approx(4 * (cut - 3))  # one of four SMs
 
 
 def test_a_sequence_keeps_a_multiprocessor_however_short():
     gpu = dataclasses.replace(FAST, decode_block_time=1e-3)
-    assert decode_attention_time(100, 100, hardware=gpu, **KV) - 3 == pytest.approx(
+    assert AttentionTimes(gpu, **HEADS).decode(100, 100) - 3 == pytest.approx(
         100 * 2 / 4 * 1e-3, rel=1e-6
     )
     slow = dataclasses.replace(TOY, decode_block_time=1e-9)  # hidden behind the memory
-    assert decode_attention_time(2, 10**6, hardware=slow, **KV) == pytest.approx(3 + 0.128)
+    assert AttentionTimes(slow, **HEADS).decode(2, 10**6) == pytest.approx(3 + 0.128)
 
 
 def test_decodes_need_keys_to_reach_their_rate():
     gpu = dataclasses.replace(TOY, decode_fill=1.0)
     none, half, full = (
-        decode_attention_time(2, tokens, hardware=gpu, **KV)
-        - decode_attention_time(2, tokens, hardware=TOY, **KV)
+        AttentionTimes(gpu, **HEADS).decode(2, tokens)
+        - AttentionTimes(TOY, **HEADS).decode(2, tokens)
         for tokens in (0, 256, 10**6)  # 2 heads on 4 SMs: 128 of 256 keys each, and more
     )
     assert (none, half, full) == pytest.approx((0, 0.5, 1.0))
@@ -181,9 +173,9 @@ def test_decodes_need_keys_to_reach_their_rate():
 
 def test_queries_of_grouped_heads_are_put_in_order():
     gpu = dataclasses.replace(TOY, regroup_time=0.5, decode_launch=7.0, ungrouped_splits=1)
-    grouped = decode_attention_time(2, 1000, hardware=gpu, **KV)
-    alone = decode_attention_time(1, 1000, hardware=gpu, **KV)
+    grouped = AttentionTimes(gpu, **HEADS).decode(2, 1000)
+    alone = AttentionTimes(gpu, **HEADS).decode(1, 1000)
     assert grouped - 7.5 == pytest.approx(alone - 7.0) == pytest.approx(128e-6)
     # A KV head for each of two heads: nothing to group, and one sequence occupies 2 of 4 SMs.
-    ungrouped = decode_attention_time(1, 1000, hardware=gpu, **{**KV, "num_heads": 2})
+    ungrouped = AttentionTimes(gpu, **{**HEADS, "num_heads": 2}).decode(1, 1000)
     assert ungrouped - 7.0 == pytest.approx(2 * 128e-6)

@@ -12,7 +12,7 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.experts import Experts, Sharing
 from sarathi_lab.executor.simulated.interpolation import RatioGrid
-from sarathi_lab.executor.table_files import read_tables
+from sarathi_lab.executor.tables import read_tables
 
 MIXTURE = replace(SPEC, num_experts=8, experts_per_token=2, gated_ffn=True)
 ROWS = pd.DataFrame(

@@ -65,7 +65,7 @@ def test_a_product_bound_by_compute_goes_by_its_own_peak():
 
 def test_hardware_without_such_a_peak_is_refused():
     backend = SimulatedBackend(TOY, weights="fp8")
-    with pytest.raises(UserError, match=r"no peak of products in 8 bits.*executor\.weights=auto"):
+    with pytest.raises(UserError, match=r"no fp8_flops_per_second.*executor\.weights=auto"):
         backend.check(SPEC, 0)
 
 

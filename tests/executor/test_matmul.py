@@ -14,7 +14,7 @@ from simulated import GPUS, MEASURED, TOY, batch_of
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.executor.simulated.matmul import matmul_time, num_waves, overlapped
+from sarathi_lab.executor.simulated.kernel_times import matmul_time, num_waves, overlapped
 from sarathi_lab.results.load import load_paper
 
 # Launches of a second and memory too fast to matter: what is left of 4 SMs of 1e9 FLOP/s is waves

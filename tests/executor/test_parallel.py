@@ -17,12 +17,10 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
-from sarathi_lab.executor.simulated.attention import decode_attention_time, prefill_attention_time
-from sarathi_lab.executor.simulated.communication import all_reduce_time
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.hardware import Parallel, check_memory
-from sarathi_lab.executor.simulated.matmul import matmul_time
+from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, all_reduce_time, matmul_time
 from sarathi_lab.model.parts import Ranks
 from sarathi_lab.run import main
 
@@ -45,10 +43,9 @@ def test_two_devices_a_layer_halve_columns_rows_and_heads():
         assert two[name] == pytest.approx(4 * matmul_time(3, *half[name], LINKED, 2))
         assert one[name] == pytest.approx(4 * matmul_time(3, *whole[name], LINKED, 2))
     assert two["lm_head"] == matmul_time(1, 2, 5, LINKED, 2)
-    device = {"num_heads": 1, "num_kv_heads": 1, "kv_head_bytes": 4, "hardware": LINKED}
-    prefill = prefill_attention_time([(1, 2)], head_size=2, **device)
-    assert two["prefill_attention"] == pytest.approx(4 * prefill)
-    assert two["decode_attention"] == pytest.approx(4 * decode_attention_time(1, 5, **device))
+    device = AttentionTimes(LINKED, 1, 1, head_size=2, kv_head_bytes=4)
+    assert two["prefill_attention"] == pytest.approx(4 * device.prefill([(1, 2)]))
+    assert two["decode_attention"] == pytest.approx(4 * device.decode(1, 5))
     launch = LINKED.kernel_launch
     for name, calls in {"activation": 4, "kv_write": 4, "sampling": 1}.items():
         assert two[name] - calls * launch == pytest.approx((one[name] - calls * launch) / 2)
@@ -62,7 +59,7 @@ def test_simulated_devices_have_what_real_ranks_have():
         operations = AnalyticOperations(spec, LINKED, 2, Parallel(2))
         real = Ranks(2).part(0).spec(spec)
         for whole, own in zip(spec.layer_linears, real.layer_linears, strict=True):
-            assert operations.share_of(whole) == (own.in_features, own.out_features)
+            assert operations.shard_shape(whole) == (own.in_features, own.out_features)
     assert Experts(mixture, LINKED, 2, tensor=2).shape.expert_size == real.ffn_size
 
 
@@ -198,7 +195,7 @@ def test_unknown_links_are_refused_only_where_they_are_needed():
     make_cost_model("analytic", SPLIT, TOY, 2)
     with pytest.raises(
         UserError,
-        match=r"hardware toy .* executor\.tensor_parallel above 1 .* link_bytes_per_second",
+        match=r"hardware toy has no link_bytes_per_second.* executor\.tensor_parallel above 1",
     ):
         make_cost_model("analytic", SPLIT, TOY, 2, Parallel(tensor=2))
     with pytest.raises(
@@ -212,7 +209,7 @@ def test_memory_is_that_of_all_devices_and_the_message_names_settings_that_fit()
     kv_tokens = 8 * 27 * 4096
     check_memory(spec, gpu, 2, kv_tokens, Parallel(8, 8))
     with pytest.raises(
-        UserError, match=r"needs 350\.4 GB for weights and .* 16 a100 have 1280 GB \((\d+) would"
+        UserError, match=r"needs 350\.4 GB for weights and .* 16 x a100 is 1280 GB \((\d+) would"
     ) as e:
         check_memory(spec, gpu, 2, kv_tokens, Parallel(2, 8))
     named = re.search(r"tensor_parallel=(\d+) executor\.pipeline_parallel=(\d+)", str(e.value))
@@ -308,7 +305,7 @@ def test_the_announcement_names_the_devices(tmp_path, capsys):
             [],
             [
                 "gpt3-175b needs 350.4 GB",
-                "one a100 has 80 GB",
+                "1 x a100 is 80 GB",
                 "would do: executor.tensor_parallel=",
             ],
         ),

@@ -15,16 +15,13 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
-from sarathi_lab.executor.simulated.attention import uneven
-from sarathi_lab.executor.simulated.attention_shapes import equivalent_prompts
-from sarathi_lab.executor.simulated.attention_tables import sums_of
+from sarathi_lab.executor.simulated.attention_tables import equivalent_prompts, uniform_batch
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.hardware import Parallel
-from sarathi_lab.executor.simulated.product_tables import ProductTable
-from sarathi_lab.executor.simulated.profiled import ProfiledOperations
-from sarathi_lab.executor.table_files import read_tables
-from sarathi_lab.executor.tables import SHAPE, OperationTables
+from sarathi_lab.executor.simulated.kernel_times import uneven
+from sarathi_lab.executor.simulated.profiled import ProductTable, ProfiledOperations
+from sarathi_lab.executor.tables import SHAPE, OperationTables, read_tables
 
 KEPT = EXPERIMENTS / "lab" / "cost_model" / "tables"
 GPUS = ("a100", "h100", "h200", "b200", "l40s", "rtx-pro-6000")
@@ -93,7 +90,7 @@ def test_kept_attention_is_what_was_measured_where_the_shape_is_kept():
     rows = of.tables.frames["attention"]
     own = rows[(rows[list(SHAPE)] == [32, 8, 128]).all(axis=1)]
     for row in own.iloc[::25].itertuples():
-        batch = sums_of(row.prefill_chunk, 0, row.n_decode, row.kv_decode, row.num_prefills)
+        batch = uniform_batch(row.prefill_chunk, 0, row.n_decode, row.kv_decode, row.num_prefills)
         assert 1e6 * sum(of.attention_times(batch)) == pytest.approx(row.time_us, rel=1e-6)
 
 
@@ -121,7 +118,9 @@ def test_kept_tables_tell_shapes_that_are_taken_out_of_them(gpu):
             1e6
             * sum(
                 without.attention_times(
-                    sums_of(row.prefill_chunk, 0, row.n_decode, row.kv_decode, row.num_prefills)
+                    uniform_batch(
+                        row.prefill_chunk, 0, row.n_decode, row.kv_decode, row.num_prefills
+                    )
                 )
             )
             / row.time_us

@@ -22,8 +22,15 @@ from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.from_profile import rows_of
 from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations
-from sarathi_lab.executor.table_files import checked, read_tables
-from sarathi_lab.executor.tables import ATTENTION, LAYERS, OperationTables, frames_of, write_tables
+from sarathi_lab.executor.tables import (
+    ATTENTION,
+    LAYERS,
+    OperationTables,
+    check_table,
+    frames_of,
+    read_tables,
+    write_tables,
+)
 from sarathi_lab.model.spec import ModelSpec
 
 ROW_OPERATIONS = ("qkv_proj", "out_proj", "ffn", "elementwise", "logits", "others")
@@ -286,14 +293,14 @@ def dense(**changes: object) -> pd.DataFrame:
 
 
 REFUSED = {
-    "a time below 0": (dense(time_us=-1.0), r"line 3: time_us=-1.0 is no time above 0; measure"),
+    "a time below 0": (dense(time_us=-1.0), r"line 3: time_us=-1.0 is not a time above 0; correct"),
     "no time": (dense(time_us=0), r"line 3: time_us=0"),
     "endless": (dense(time_us="inf"), r"line 3: time_us=inf"),
-    "no number": (dense(time_us="fast"), r"line 3: time_us=fast is no time"),
+    "no number": (dense(time_us="fast"), r"line 3: time_us=fast is not a time"),
     "missing": (dense(time_us=None), r"line 3: time_us=nan"),
-    "no tokens": (dense(tokens=0), r"line 3: tokens=0 is no whole number from 1"),
-    "half a token": (dense(tokens=1.5), r"line 3: tokens=1.5 is no whole number"),
-    "twice": (dense(tokens=1), r"line 3 is a second one of layer=ffn, tokens=1; keep one"),
+    "no tokens": (dense(tokens=0), r"line 3: tokens=0 is not a whole number from 1"),
+    "half a token": (dense(tokens=1.5), r"line 3: tokens=1.5 is not a whole number"),
+    "twice": (dense(tokens=1), r"line 3 repeats layer=ffn, tokens=1; keep one"),
     "a layer of another kind": (dense(layer="fn"), r"line 3: layer=fn is unknown; use one of qkv"),
     "no column": (
         dense().drop(columns="tokens"),
@@ -378,7 +385,7 @@ def test_what_has_no_rows_is_by_formula(tmp_path):
     ("tables", "message"),
     [
         (None, "names no operation tables; name a folder by hardware.tables.*task=calibrate"),
-        ("nowhere", "hardware.tables=nowhere is no folder"),
+        ("nowhere", "hardware.tables=nowhere is not a folder"),
         ("conf", "hardware.tables=conf has no tables of operations: none of dense.csv, "),
     ],
 )
@@ -389,7 +396,7 @@ def test_no_tables_are_one_line(tables, message):
 
 
 def test_columns_that_no_table_has_are_left_out():
-    made = checked(dense().assign(note="x"), "dense", "here")
+    made = check_table(dense().assign(note="x"), "dense", "here")
     assert list(made) == ["layer", "tokens", "time_us"]
 
 

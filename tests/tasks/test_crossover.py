@@ -325,7 +325,7 @@ def test_settings_that_name_nothing_to_map(settings, words):
         (["task.batches=[5000]"], ["exceed the cache of 27073 tokens"]),
         (["policy.min_decodes=9"], ["min_decodes=9 exceeds"]),
         (["model=33b"], ["model 33b needs 64.6 GB"]),
-        (["executor.cost_model=profiled", "model=7b"], ["no tables of model 7b (it has: 13b)"]),
+        (["executor.cost_model=profiled", "model=7b"], ["no tables of model 7b (available: 13b)"]),
     ],
     ids=lambda value: " ".join(value),
 )

@@ -31,13 +31,18 @@ from silicon import FOLDERS
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
-from sarathi_lab.executor.simulated.attention_shapes import Heads
-from sarathi_lab.executor.simulated.attention_tables import sums_of
+from sarathi_lab.executor.simulated.attention_tables import Heads, uniform_batch
 from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations
-from sarathi_lab.executor.table_files import read_tables
-from sarathi_lab.executor.tables import EXPERT_SHAPE, SHAPE, TIME, OperationTables, write_tables
+from sarathi_lab.executor.tables import (
+    EXPERT_SHAPE,
+    SHAPE,
+    TIME,
+    OperationTables,
+    read_tables,
+    write_tables,
+)
 from sarathi_lab.model.spec import ModelSpec
 
 MODEL = "llama3-8b"  # whose heads are replaced
@@ -153,7 +158,7 @@ def _errors(
     measured = ProfiledOperations(tables, spec, DTYPE_BYTES, hardware)
     formula = AnalyticOperations(spec, hardware, DTYPE_BYTES)
     for row in rows.itertuples():
-        batch = sums_of(row.prefill_chunk, 0, row.n_decode, row.kv_decode, row.num_prefills)
+        batch = uniform_batch(row.prefill_chunk, 0, row.n_decode, row.kv_decode, row.num_prefills)
         times = [1e6 * sum(way.attention_times(batch)) for way in (measured, formula)]
         one, other = (abs(time / row.time_us - 1) for time in times)
         yield "prompts" if row.prefill_chunk else "decodes", one, other

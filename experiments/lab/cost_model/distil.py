@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
-from sarathi_lab.executor.table_files import read_tables
-from sarathi_lab.executor.tables import EXPERT_SHAPE, LAYERS, SHAPE, TIME, write_tables
+from sarathi_lab.executor.tables import EXPERT_SHAPE, LAYERS, SHAPE, TIME, read_tables, write_tables
 
 Floats = NDArray[np.float64]
 TABLES = Path(__file__).parent / "tables"

@@ -24,12 +24,11 @@ import pandas as pd
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.engine.compositions import make_batch
-from sarathi_lab.executor.simulated import matmul
-from sarathi_lab.executor.simulated.attention import decode_attention_time, prefill_attention_time
+from sarathi_lab.executor.simulated import kernel_times
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.from_profile import Errors, Group, evenly, fit
 from sarathi_lab.executor.simulated.hardware import Hardware
-from sarathi_lab.executor.simulated.matmul import matmul_time
+from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, matmul_time
 
 START = {
     "matmul_efficiency": 0.9,
@@ -63,7 +62,7 @@ TABLE_HEADS = {
     "num_kv_heads": 4,
     "head_size": 128,
 }  # one GPU's share of 64 and 8 heads
-SHARED = [  # the constants of matmul.py, one change at a time
+SHARED = [  # the constants of kernel_times.py, one change at a time
     {},
     {"OPERAND_FLOPS": 10.0},
     {"OPERAND_FLOPS": 40.0},
@@ -232,6 +231,7 @@ def attention_errors(hardware: Hardware, table: pd.DataFrame) -> Errors:
     """Errors on rows of the A100 attention table, whose milliseconds are those of one layer."""
     seconds = []
     kv_head_bytes = TABLE_HEADS["head_size"] * hardware.dtype_bytes
+    times = AttentionTimes(hardware, **TABLE_HEADS, kv_head_bytes=kv_head_bytes)
     for row in table.itertuples():
         chunk, context, batch = (
             int(row.prefill_chunk_size),
@@ -239,16 +239,9 @@ def attention_errors(hardware: Hardware, table: pd.DataFrame) -> Errors:
             int(row.batch_size),
         )
         if row.phase == "prefill":
-            shape = {**TABLE_HEADS, "hardware": hardware, "kv_head_bytes": kv_head_bytes}
-            seconds.append(prefill_attention_time([(context, chunk)], **shape))
+            seconds.append(times.prefill([(context, chunk)]))
         else:
-            shape = {
-                "num_heads": TABLE_HEADS["num_heads"],
-                "num_kv_heads": TABLE_HEADS["num_kv_heads"],
-                "hardware": hardware,
-                "kv_head_bytes": kv_head_bytes,
-            }
-            seconds.append(decode_attention_time(batch, batch * context, **shape))
+            seconds.append(times.decode(batch, batch * context))
     return np.array(seconds) * 1e3 / table.ms.to_numpy() - 1
 
 
@@ -318,11 +311,13 @@ def show(hardware: Hardware, names: Sequence[str], heading: str) -> None:
 
 
 def compare_shared(fig7: pd.DataFrame, gemm: pd.DataFrame | None, fig3: pd.DataFrame) -> None:
-    """Errors on the *fitted* shapes with other constants of matmul.py: what they were chosen by."""
-    kept = {name: getattr(matmul, name) for change in SHARED for name in change}
+    """Errors on the *fitted* shapes with other constants of kernel_times.py, by which they were
+    chosen.
+    """
+    kept = {name: getattr(kernel_times, name) for change in SHARED for name in change}
     for change in SHARED:
         for name, value in {**kept, **change}.items():
-            setattr(matmul, name, value)
+            setattr(kernel_times, name, value)
         matmul_time.cache_clear()
         a6000 = fit_a6000(unfitted("a6000"), fig3, fig7)
         columns = fig7_errors(a6000, fig7[odd_tile(fig7)])[list(FIG7_LINEARS)]
@@ -359,7 +354,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--shared",
         action="store_true",
-        help="compare other constants of matmul.py instead (minutes)",
+        help="compare other constants of kernel_times.py instead (minutes)",
     )
     args = parser.parse_args()
     files = [args.paper / f"{name}.csv" for name in PAPER_TABLES] + [args.gemm, args.attention]

@@ -25,7 +25,7 @@ from scipy.optimize import root
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import CostModel
-from sarathi_lab.executor.simulated.matmul import overlapped
+from sarathi_lab.executor.simulated.kernel_times import overlapped
 from sarathi_lab.experiment.pipeline import SYSTEMS, StageTimes, completion_time, serve
 from sarathi_lab.results.load import load_paper
 

@@ -19,7 +19,7 @@ import silicon
 
 from sarathi_lab import load_option
 from sarathi_lab.executor.simulated.hardware import Hardware
-from sarathi_lab.executor.simulated.matmul import matmul_time
+from sarathi_lab.executor.simulated.kernel_times import matmul_time
 
 GPUS = ("h100", "h200", "b200", "l40s", "rtx-pro-6000")
 ENGINE = "vllm"  # whose products in 16 bits the rest was fitted to

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import silicon
 
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.executor.simulated.attention import decode_attention_time, prefill_attention_time
-from sarathi_lab.executor.simulated.communication import all_reduce_time
 from sarathi_lab.executor.simulated.from_profile import Errors, Group, evenly, fit
 from sarathi_lab.executor.simulated.hardware import Hardware
-from sarathi_lab.executor.simulated.matmul import matmul_time
+from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, all_reduce_time, matmul_time
 
 PRODUCTS = ("matmul_efficiency", "memory_efficiency", "kernel_launch")
 # Where the smallest weight takes ten times a launch, no product shows it: a norm of one token does,
@@ -67,30 +66,21 @@ def product_times(hardware: Hardware, rows: pd.DataFrame) -> list[float]:
 
 def prompt_times(hardware: Hardware, rows: pd.DataFrame) -> list[float]:
     return [
-        prefill_attention_time(
-            [(row.start, row.length)] * row.batch,
-            num_heads=row.heads,
-            num_kv_heads=row.kv_heads,
-            head_size=row.head_size,
-            kv_head_bytes=row.head_size * silicon.BYTES,
-            hardware=hardware,
-        )
+        _attention(hardware, row).prefill([(row.start, row.length)] * row.batch)
         for row in rows.itertuples()
     ]
 
 
 def decode_times(hardware: Hardware, rows: pd.DataFrame) -> list[float]:
     return [
-        decode_attention_time(
-            row.batch,
-            row.batch * row.length,
-            num_heads=row.heads,
-            num_kv_heads=row.kv_heads,
-            kv_head_bytes=row.head_size * silicon.BYTES,
-            hardware=hardware,
-        )
+        _attention(hardware, row).decode(row.batch, row.batch * row.length)
         for row in rows.itertuples()
     ]
+
+
+def _attention(hardware: Hardware, row: Any) -> AttentionTimes:
+    kv_head_bytes = row.head_size * silicon.BYTES
+    return AttentionTimes(hardware, row.heads, row.kv_heads, row.head_size, kv_head_bytes)
 
 
 def reduce_times(hardware: Hardware, rows: pd.DataFrame) -> list[float]:

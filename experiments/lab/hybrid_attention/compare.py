@@ -18,9 +18,8 @@ import pandas as pd
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
-from sarathi_lab.executor.simulated.attention_tables import sums_of
-from sarathi_lab.executor.table_files import read_tables
-from sarathi_lab.executor.tables import TIME
+from sarathi_lab.executor.simulated.attention_tables import uniform_batch
+from sarathi_lab.executor.tables import TIME, read_tables
 
 SERVERS = EXPERIMENTS / "lab" / "real_servers"
 RUNS = {
@@ -53,7 +52,7 @@ def mixed_calls(folder: Path, gpu: str, model: str) -> pd.DataFrame:
     two = alone["n_decode"].reindex(prompts).to_numpy()
     two = two + alone["prefill_chunk"].reindex(decodes).to_numpy()
     formula = AnalyticOperations(load_option("model", model), load_option("hardware", gpu), 2)
-    batches = [sums_of(*sizes) for sizes in calls[SIZES].to_numpy(int).tolist()]
+    batches = [uniform_batch(*sizes) for sizes in calls[SIZES].to_numpy(int).tolist()]
     return calls.assign(
         two=two,
         one_formula=[1e6 * formula.hybrid_attention(batch) for batch in batches],

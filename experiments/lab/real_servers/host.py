@@ -13,7 +13,7 @@ import pandas as pd
 from sarathi_lab.config.command_line import read_command_line
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.engine.ledger import Ledger
-from sarathi_lab.executor.simulated.host import Host
+from sarathi_lab.executor.simulated.hardware import Host
 from sarathi_lab.results.validation import mean_errors, validation_table
 
 HERE = Path(__file__).parent

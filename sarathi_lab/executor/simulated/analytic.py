@@ -5,32 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.simulated.attention import (
-    decode_attention_time,
-    hybrid_attention_time,
-    prefill_attention_time,
-)
-from sarathi_lab.executor.simulated.communication import all_reduce_time
 from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel
-from sarathi_lab.executor.simulated.matmul import matmul_time
+from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, all_reduce_time, matmul_time
 from sarathi_lab.model.spec import Linear, ModelSpec
 
 # Products whose partial sums are added over the devices (Megatron-LM).
 CUT_BY_ROWS = ("out_proj", "ffn_down", "shared_down")
-WHOLE = ("router", "shared_gate")  # on every device, which chooses the same experts
-ALL_REDUCES = 2  # a layer: a shared expert's sums are added to those of the others before
-NORMS = 2  # a layer
+REPLICATED = ("router", "shared_gate")  # on every device, which chooses the same experts
+ALL_REDUCES = 2  # per layer: a shared expert's sums are added to those of the others before
+NORMS = 2  # per layer
 
 
 class AnalyticOperations:
     """`Operations` of `spec`, in elements of `dtype_bytes`, on one device of `hardware`.
 
-    The devices of `parallel` that share a layer split heads, columns and rows as in Megatron-LM:
-    what follows is one device's share. Raises UserError for hardware of unknown links, or without
-    the peak of 8-bit products where the weights are such.
+    The devices of `parallel` that share a layer split heads, columns and rows as in Megatron-LM;
+    times are of one device's share. Raises UserError for unknown links, or an unknown peak of 8-bit
+    products where the weights are such.
     """
 
     def __init__(
@@ -46,20 +39,21 @@ class AnalyticOperations:
         self.parallel = parallel
         self.iteration_overhead = hardware.iteration_overhead
         if parallel.tensor > 1:
-            _ = hardware.link_rate  # unknown, it is refused at once
-        self._in_fp8: Hardware | None = None  # as products in 8 bits see it
+            _ = hardware.link_rate  # raises if unknown
+        self._fp8_hardware: Hardware | None = None  # with the peak of 8-bit products
         if spec.weight_dtype == "fp8":
-            self._in_fp8 = replace(
+            self._fp8_hardware = replace(
                 hardware,
                 flops_per_second=hardware.fp8_peak,
                 matmul_efficiency=hardware.fp8_efficiency,
             )
-        self._read: dict[str, Any] = {  # by attention
-            "num_heads": spec.num_heads // parallel.tensor,
-            "num_kv_heads": spec.num_kv_heads // parallel.tensor,
-            "kv_head_bytes": spec.kv_head_bytes(dtype_bytes),
-            "hardware": hardware,
-        }
+        num_heads, num_kv_heads = (
+            number // parallel.tensor for number in (spec.num_heads, spec.num_kv_heads)
+        )
+        kv_head_bytes = spec.kv_head_bytes(dtype_bytes)
+        self._attention = AttentionTimes(
+            hardware, num_heads, num_kv_heads, spec.head_size, kv_head_bytes
+        )
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
@@ -68,101 +62,89 @@ class AnalyticOperations:
     def token_times(self, num_tokens: int) -> Mapping[str, float]:
         spec, tensor, dtype_bytes = self.spec, self.parallel.tensor, self.dtype_bytes
         times = {
-            linear.name: self.layer_product_time(num_tokens, *self.share_of(linear))
+            linear.name: self.layer_product_time(num_tokens, *self.shard_shape(linear))
             for linear in spec.layer_linears
         }
         times["norms"] = NORMS * self._norm_time(num_tokens)
-        # Between the products of the FFN one row is read, or two with a gate, and one written.
+        # The activation reads one row, or two with a gate, and writes one.
         rows = 3 if spec.gated_ffn else 2
         width = spec.ffn_size
-        if spec.num_experts:  # whose activation is a part of them; the router's choice is not
-            times["router"] += self._moving_time(num_tokens * spec.num_experts * dtype_bytes)
+        if spec.num_experts:  # experts include their activation; the router adds its choice
+            times["router"] += self._streaming_time(num_tokens * spec.num_experts * dtype_bytes)
             width = spec.shared_expert_size
         if width:
             ffn_share = math.ceil(width / tensor)
-            times["activation"] = self._moving_time(num_tokens * rows * ffn_share * dtype_bytes)
-        # New keys and values are read as computed, and written as the cache holds them.
+            times["activation"] = self._streaming_time(num_tokens * rows * ffn_share * dtype_bytes)
+        # New keys and values are read as computed, and written in the cache's format.
         computed = 2 * spec.kv_size * dtype_bytes
         cached = 2 * spec.num_kv_heads * spec.kv_head_bytes(dtype_bytes)
-        times["kv_write"] = self._moving_time(num_tokens * (computed + cached) // tensor)
+        times["kv_write"] = self._streaming_time(num_tokens * (computed + cached) // tensor)
         if tensor > 1:
             num_bytes = num_tokens * spec.hidden_size * dtype_bytes
             times["all_reduce"] = ALL_REDUCES * all_reduce_time(num_bytes, tensor, self.hardware)
         return times
 
     def once_times(self, num_tokens: int) -> Mapping[str, float]:
-        """The norm before the output head."""
+        """Compute the norm before the output head."""
         return {"norms": self._norm_time(num_tokens)}
 
     def emit_times(self, num_emits: int) -> Mapping[str, float]:
-        """Each device in its share of the vocabulary."""
+        """Compute output head and sampling of each device's share of the vocabulary."""
         vocab = math.ceil(self.spec.vocab_size / self.parallel.tensor)
         return {
-            "lm_head": self.product_time(num_emits, *self.share_of(self.spec.lm_head)),
-            "sampling": self._moving_time(num_emits * vocab * self.dtype_bytes),
+            "lm_head": self.product_time(num_emits, *self.shard_shape(self.spec.lm_head)),
+            "sampling": self._streaming_time(num_emits * vocab * self.dtype_bytes),
         }
 
     def attention_times(self, batch: Batch) -> tuple[float, float]:
-        """In one call, what decodes add to the prefills' is theirs."""
+        """Compute prefills and decodes; in one call, decodes take what they add to prefills."""
         prefill, decode = self.separate_attention(batch)
         if self.hardware.hybrid_call and prefill and decode:
             return prefill, max(0.0, self.hybrid_attention(batch) - prefill)
         return prefill, decode
 
     def separate_attention(self, batch: Batch) -> tuple[float, float]:
-        """Seconds of one layer's calls over prefills and over decodes."""
-        prefill = 0.0
-        if batch.num_prefills:
-            prefill = prefill_attention_time(
-                _prefills(batch), head_size=self.spec.head_size, **self._read
-            )
-        decodes, kv_tokens = batch.num_decodes, batch.decode_kv_tokens
-        return prefill, decode_attention_time(decodes, kv_tokens, **self._read)
+        """Compute the seconds of one layer's calls over prefills and over decodes."""
+        prefill = self._attention.prefill(_prefills(batch)) if batch.num_prefills else 0.0
+        return prefill, self._attention.decode(batch.num_decodes, batch.decode_kv_tokens)
 
     def hybrid_attention(self, batch: Batch) -> float:
-        """Seconds of one layer's call over all of `batch`, which has decodes."""
-        return hybrid_attention_time(
-            _prefills(batch),
-            batch.num_decodes,
-            batch.decode_kv_tokens,
-            head_size=self.spec.head_size,
-            **self._read,
-        )
+        """Compute the seconds of one layer's call over all of `batch`, which has decodes."""
+        decodes = batch.num_decodes, batch.decode_kv_tokens
+        return self._attention.hybrid(_prefills(batch), *decodes)
 
-    def share_of(self, linear: Linear) -> tuple[int, int]:
-        """Rows and columns of a weight on one device: cut by those that save sends."""
+    def shard_shape(self, linear: Linear) -> tuple[int, int]:
+        """Rows and columns of a weight on one device, split along the axis that saves sends."""
         rows, columns = linear.in_features, linear.out_features
-        if linear.name in WHOLE:
+        if linear.name in REPLICATED:
             return rows, columns
         if linear.name in CUT_BY_ROWS:
             return math.ceil(rows / self.parallel.tensor), columns
         return rows, math.ceil(columns / self.parallel.tensor)
 
     def product_time(self, num_tokens: int, rows: int, columns: int) -> float:
-        """Seconds of one product [num_tokens, rows] x [rows, columns]."""
+        """Compute the seconds of one product [num_tokens, rows] x [rows, columns]."""
         return matmul_time(num_tokens, rows, columns, self.hardware, self.dtype_bytes)
 
     def layer_product_time(self, num_tokens: int, rows: int, columns: int) -> float:
-        """The same of a layer's weights: in 8 bits, after the activations are converted to these,
-        where the weights are such.
-        """
-        if self._in_fp8 is None:
+        """Compute a product with a layer's weights; in 8 bits, activations are converted first."""
+        if self._fp8_hardware is None:
             return self.product_time(num_tokens, rows, columns)
         converted = num_tokens * rows * (self.dtype_bytes + 1)  # read, and written in 8 bits
-        product = matmul_time(num_tokens, rows, columns, self._in_fp8, 1)
-        return product + self._moving_time(converted)
+        product = matmul_time(num_tokens, rows, columns, self._fp8_hardware, 1)
+        return product + self._streaming_time(converted)
 
     def _norm_time(self, num_tokens: int) -> float:
         """Fused with the residual before it: two rows read, two written, on every device."""
-        return self._moving_time(num_tokens * 4 * self.spec.hidden_size * self.dtype_bytes)
+        return self._streaming_time(num_tokens * 4 * self.spec.hidden_size * self.dtype_bytes)
 
-    def _moving_time(self, num_bytes: int) -> float:
-        """Seconds of a kernel that does little but move data; 0 if there is none to move."""
+    def _streaming_time(self, num_bytes: int) -> float:
+        """Compute the seconds of a kernel bound by moving `num_bytes`; 0 for none."""
         if num_bytes == 0:
             return 0.0
         return self.hardware.kernel_launch + num_bytes / self.hardware.memory_rate
 
 
 def _prefills(batch: Batch) -> Iterator[tuple[int, int]]:
-    """Start and tokens of each chunk that is no decode."""
+    """Start and tokens of each prefill chunk."""
     return ((chunk.start, chunk.num_tokens) for chunk in batch.chunks if not chunk.is_decode)

@@ -1,4 +1,4 @@
-"""A device that is only computed: hardware figures, a cost model and a virtual clock."""
+"""A simulated device: hardware figures, a cost model and a virtual clock."""
 
 from __future__ import annotations
 
@@ -8,36 +8,39 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from sarathi_lab.config.errors import UserError, require_one_of
+from sarathi_lab.config.checked import check_fields, one_of
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Executor, Predictor, Sizes
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
-from sarathi_lab.executor.simulated.experts import ALONE, Sharing
+from sarathi_lab.executor.simulated.experts import NOT_SHARED, Sharing
 from sarathi_lab.executor.simulated.hardware import (
+    NO_HOST,
     WEIGHTS,
     Hardware,
+    Host,
     Parallel,
     check_memory,
     kv_capacity,
 )
-from sarathi_lab.executor.simulated.host import NO_HOST, Host
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations
 from sarathi_lab.model.power import PowerModel
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, WEIGHT_DTYPES, ModelSpec, WeightDtype
 
-# What dtype=auto stands for, by the hardware file's size of elements; the paper's fit 2 bytes.
+# Meaning of dtype=auto, by the hardware file's element size.
 DEFAULT_DTYPES = {2: "float16", 4: "float32"}
 
 
 @dataclass(frozen=True)
 class SimulatedBackend:
-    """Predicts times of `hardware`; token ids are not computed. `tensor_parallel` devices share a
-    layer, `pipeline_parallel` stages the layers. A `host` that states its seconds takes them in
-    place of the hardware's `iteration_overhead`. `weights="fp8"` has the weights and activations of
-    a layer's products in 8 bits (W8A8). Replicas run in lockstep and share the experts of a mixture
-    (`engine.replicas`, `sharing`).
+    """Predicted times of `hardware`, without token ids.
+
+    `tensor_parallel` devices share a layer, `pipeline_parallel` stages the layers. A `host` with
+    stated seconds replaces the hardware's `iteration_overhead`. With `weights="fp8"` the weights
+    and activations of the layers' products have 8 bits (W8A8). Replicas in lockstep share the
+    experts of a mixture by `sharing` (`engine.replicas`).
     """
 
     name: ClassVar[str] = "simulated"
@@ -49,30 +52,27 @@ class SimulatedBackend:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     host: Host = NO_HOST
-    weights: WeightDtype = "auto"
-    sharing: Sharing = ALONE
+    weights: WeightDtype = one_of("auto", name=WEIGHTS, valid=WEIGHT_DTYPES)
+    sharing: Sharing = NOT_SHARED
 
     def __post_init__(self) -> None:
         for name, kind in (("hardware", Hardware), ("host", Host)):
             if not isinstance(value := getattr(self, name), kind):
-                raise UserError(f"executor.{name}={value} is none; choose one by {name}=NAME")
-        require_one_of(WEIGHTS, self.weights, WEIGHT_DTYPES)
-        _ = self.parallel  # degrees below 1 are refused at once
+                raise UserError(f"executor.{name}={value} is not one; choose one by {name}=NAME")
+        check_fields(self)
+        _ = self.parallel  # checks the degrees
         if self.host.is_stated and self.num_stages > 1:
             raise UserError(
-                f"host={self.host.name} is known for one batch at a time, not for a pipeline of "
+                f"host={self.host.name} applies to one batch at a time, not to a pipeline of "
                 f"{self.num_stages} stages; use host=none"
             )
-        held = self.hardware.dtype_bytes
-        valid = ["auto", *(name for name, size in DTYPE_BYTES.items() if size == held)]
+        size = self.hardware.dtype_bytes
+        valid = ["auto", *(name for name, number in DTYPE_BYTES.items() if number == size)]
         if self.dtype not in valid:
-            why = "is unknown"
-            if self.dtype in DTYPE_BYTES:
-                why = (
-                    f"can't be simulated, as hardware {self.hardware.name} holds the peaks of "
-                    f"{held}-byte elements"
-                )
-            raise UserError(f"dtype={self.dtype} {why}; use one of {', '.join(valid)}")
+            raise UserError(
+                f"dtype={self.dtype} is not an element type of {size} bytes, of which hardware "
+                f"{self.hardware.name} has the peaks; use one of {', '.join(valid)}"
+            )
 
     @property
     def device_name(self) -> str:
@@ -104,36 +104,35 @@ class SimulatedBackend:
         return DTYPE_BYTES[self.dtype_name]
 
     def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
-        """Raise UserError for a model that does not fit or come apart, or is not known of. Host
-        memory is taken to be as large as needed.
+        """Raise UserError for a model that does not fit, can't be split or has no cost model. Host
+        memory is unlimited.
         """
         self._cost(spec)
         if host_kv_tokens:
-            _ = self.hardware.host_rate  # unknown, it is refused at once
+            _ = self.hardware.host_rate  # raises if unknown
         held = self._held(spec)
         check_memory(held, self.hardware, self.dtype_bytes, kv_tokens, self.parallel)
 
     def peaks(self) -> Peaks:
-        """The peaks that the hardware file states, of all devices together."""
+        """Return the hardware file's peaks, of all devices together."""
         hardware, num_devices = self.hardware, self.parallel.num_devices
         source = f"of hardware {hardware.name}" + (f" x {num_devices}" if num_devices > 1 else "")
         flops = hardware.fp8_peak if self.weights == "fp8" else hardware.flops_per_second
         return Peaks(num_devices * flops, num_devices * hardware.bytes_per_second, source)
 
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
-        """The cost model's error on shapes not fitted to, and what of it favours chunks."""
+        """List the cost model's error on held-out shapes, and effects that favour chunks."""
         cost = self._cost(spec)
-        errors = cost.uncertainty
         stated = ", ".join(
             f"{kind} {'none stated' if math.isnan(error) else f'{error:.0%}'}"
-            for kind, error in errors.items()
+            for kind, error in cost.uncertainty.items()
         )
         cautions = [f"the cost model's mean error on held-out shapes: {stated}"]
         within, before = self.hardware.causal_efficiency, self.hardware.attention_efficiency
         if self.cost_model == "analytic" and within < before:
             cautions.append(
                 f"hardware {self.hardware.name} attends within a chunk at {within:.0%} of the "
-                f"peak, to tokens before it at {before:.0%}: so cutting a long prompt makes its "
+                f"peak, to tokens before it at {before:.0%}: cutting a long prompt makes its "
                 f"attention faster here; compare with hardware.causal_efficiency={before:g}"
             )
         if isinstance(cost.operations, ProfiledOperations):
@@ -142,9 +141,9 @@ class SimulatedBackend:
             cautions.append(cost.experts.caution)
         if spec.kv_dtype != "auto":
             cautions.append(
-                f"the cost model counts what cache.dtype={spec.kv_dtype} saves in bytes, and "
-                "charges nothing for the conversion, which no fit has seen: attention to long "
-                "contexts is the fastest that it can be"
+                f"the cost model counts the bytes that cache.dtype={spec.kv_dtype} saves, and no "
+                "time for conversion, for lack of measurements: attention to long contexts is a "
+                "lower bound"
             )
         return cautions
 
@@ -159,12 +158,12 @@ class SimulatedBackend:
         return Predictor(operation_times, spec.num_layers)
 
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
-        """What the hardware file's memory holds beside the weights."""
+        """Compute the blocks that fit beside the weights."""
         held = self._held(spec)
         return kv_capacity(held, self.hardware, self.dtype_bytes, self.parallel) // block_size
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
-        """The virtual clock over the cost model; cache and batch sizes cost nothing here."""
+        """Make the virtual clock over the cost model; no size costs time or memory here."""
         cost = self._cost(spec)
         if self.num_stages > 1:
             return PipelineExecutor(self.num_stages, cost.stage_times, cost.send_time)
@@ -175,21 +174,21 @@ class SimulatedBackend:
         hardware = self.hardware
         if self.host.is_stated:
             hardware = replace(hardware, iteration_overhead=0.0)
-        spec = self._in_weights(spec)
+        spec = self._with_weights(spec)
         return make_cost_model(
             self.cost_model, spec, hardware, self.dtype_bytes, self.parallel, self.sharing
         )
 
     def _held(self, spec: ModelSpec) -> ModelSpec:
-        """What one replica holds of `spec`."""
-        spec = self._in_weights(spec)
+        """Return the part of `spec` that one replica holds."""
+        spec = self._with_weights(spec)
         return replace(spec, num_experts=spec.num_experts // self.sharing.replicas)
 
-    def _in_weights(self, spec: ModelSpec) -> ModelSpec:
-        """`spec` with weights as they are here. Raises UserError for experts in 8 bits."""
+    def _with_weights(self, spec: ModelSpec) -> ModelSpec:
+        """Return `spec` with this backend's weights. Raises UserError for 8-bit experts."""
         if self.weights == "fp8" and spec.num_experts:
             raise UserError(
-                f"{WEIGHTS}=fp8 is not known of a mixture of experts such as model {spec.name}; "
-                f"use {WEIGHTS}=auto"
+                f"{WEIGHTS}=fp8 has no cost model for a mixture of experts such as model "
+                f"{spec.name}; use {WEIGHTS}=auto"
             )
         return replace(spec, weight_dtype=self.weights)

@@ -1,4 +1,4 @@
-"""Seconds of an iteration, composed of one layer's operations; two levels tell those."""
+"""Seconds of an iteration, composed of one layer's operations at one of two levels of detail."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Literal, Protocol, get_args
 from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
-from sarathi_lab.executor.simulated.experts import ALONE, Experts, Sharing
+from sarathi_lab.executor.simulated.experts import NOT_SHARED, Experts, Sharing
 from sarathi_lab.executor.simulated.hardware import EXPERTS, ONE_DEVICE, Hardware, Parallel
-from sarathi_lab.executor.simulated.matmul import overlapped
+from sarathi_lab.executor.simulated.kernel_times import overlapped
 from sarathi_lab.executor.simulated.profiled import profiled_operations
 from sarathi_lab.executor.tables import ATTENTION
 from sarathi_lab.model.spec import ModelSpec
@@ -21,7 +21,7 @@ Level = Literal["analytic", "profiled"]
 OperationTimes = Callable[[Batch], dict[str, float]]  # seconds by operation
 
 SHARED = ("shared_up", "shared_down", "shared_gate")  # a shared expert's products
-# Operations by kind, as the paper's figures call them. What is in none is overhead.
+# Operations by kind, as the paper's figures name them; any other is overhead.
 KINDS: Mapping[str, tuple[str, ...]] = {
     "preproj": ("qkv_proj",),
     "attn": ("prefill_attention", "decode_attention", "kv_write"),
@@ -34,40 +34,35 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 
 
 class Operations(Protocol):
-    """Seconds by operation of one layer, or of what an iteration does once, on one device: its
-    share where several devices share a layer.
-    """
+    """Seconds by operation on one device, of its share where several devices share a layer."""
 
     iteration_overhead: float  # seconds of an iteration beside its operations
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
-        """Mean relative error of "matmul" and "attention" on shapes of this device that nothing was
-        fitted to; NaN where there were none.
+        """Mean relative error of "matmul" and "attention" on held-out shapes of this device; NaN
+        where there were none.
         """
 
     def token_times(self, num_tokens: int) -> Mapping[str, float]:
-        """Of one layer: what depends on nothing but the number of tokens, all-reduces included."""
+        """One layer's operations that depend on the number of tokens only, with all-reduces."""
 
     def attention_times(self, batch: Batch) -> tuple[float, float]:
-        """Of one layer: attention of prefills, and of decodes."""
+        """One layer's attention of prefills, and of decodes."""
 
     def once_times(self, num_tokens: int) -> Mapping[str, float]:
-        """Of an iteration: what its tokens pass once, whatever the layers."""
+        """Operations over all tokens once per iteration, whatever the number of layers."""
 
     def emit_times(self, num_emits: int) -> Mapping[str, float]:
-        """Of an iteration: the output head and sampling."""
+        """Output head and sampling of an iteration."""
 
 
 class CostModel:
     """Seconds of an iteration of `spec`, in elements of `dtype_bytes`, by `operations` of a layer.
 
-    `parallel` spreads the model over devices of `hardware`, whose links carry what they send and
-    swap; without `hardware` it is one device that neither sends nor swaps. Raises UserError for a
-    model that does not come apart so, or hardware of unknown links; ValueError for elements of
-    another size than the hardware's figures are for.
-
-    `experts` are those of a mixture's layers.
+    `parallel` spreads the model over devices of `hardware`, whose links carry sends and swaps;
+    without `hardware` it is one device without either. `experts` are those of a mixture's layers.
+    Raises UserError for a model that can't be split so, or unknown links.
     """
 
     def __init__(
@@ -92,7 +87,7 @@ class CostModel:
             self._link_rate = hardware.link_rate if parallel.tensor > 1 else math.inf
         # Each device copies its share of a block over its own link.
         self._swapped_token_bytes = spec.kv_bytes_per_token(dtype_bytes) / parallel.num_devices
-        # Computed once for each number of tokens: a run meets few different ones.
+        # Cached by number of tokens: a run has few different ones.
         self._token_times = cache(operations.token_times)
         self._once_times = cache(operations.once_times)
         self._emit_times = cache(operations.emit_times)
@@ -102,12 +97,12 @@ class CostModel:
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
-        """As `Operations` has it; of experts where there are some."""
+        """As `Operations.uncertainty`, with experts if the model has some."""
         known = self.operations.uncertainty
         return {kind: known[kind] for kind in known if kind != EXPERTS or self.experts}
 
     def iteration_time(self, batch: Batch) -> float:
-        """Seconds of one iteration alone: its stages, one after the other, and the sends.
+        """Compute the seconds of one iteration: its stages in sequence, and the sends.
 
         Replicas in lockstep (`Batch.parts`) wait for the slowest, and for the experts that they
         share, over the tokens of all.
@@ -115,18 +110,18 @@ class CostModel:
         if batch.parts:
             assert self.experts is not None, "replicas share nothing else"
             tokens = [part.num_tokens for part in batch.parts]
-            own = max(
+            slowest = max(
                 self.iteration_time(part) - self._expert_time(number)
                 for part, number in zip(batch.parts, tokens, strict=True)
             )
-            return own + self._expert_time(*tokens)
+            return slowest + self._expert_time(*tokens)
         return sum(self.stage_times(batch)) + (self.parallel.pipeline - 1) * self.send_time(batch)
 
     def stage_times(self, batch: Batch) -> list[float]:
-        """Seconds of each pipeline stage, which hold equally many layers; sends apart.
+        """Compute the seconds of each pipeline stage, without sends.
 
-        The last one adds the output head, sampling and the iteration's overhead. What is swapped is
-        copied before a stage computes.
+        Stages have equally many layers; the last adds the output head, sampling and the iteration's
+        overhead. Swapped blocks are copied before a stage computes.
         """
         parts = self._passes(batch)
         layers_time = sum(layers * self.layer_time(part) for layers, part in parts)
@@ -138,8 +133,8 @@ class CostModel:
         return times
 
     def _passes(self, batch: Batch) -> list[tuple[int, Batch]]:
-        """How many layers of a stage pass what of `batch`, which passes the last layer in the end.
-        Where prompts pass some layers alone, only decodes pass the others.
+        """Split a stage's layers by the part of `batch` that passes them, the last layer's last:
+        where prompts pass only some layers, decodes pass the others alone.
         """
         layers = self.parallel.layers_per_stage(self.spec)
         if batch.layers is None:
@@ -150,7 +145,7 @@ class CostModel:
         return both[::-1] if batch.layers.is_last else both
 
     def layer_time(self, batch: Batch) -> float:
-        """Seconds of one layer, on the device and its host at the same time."""
+        """Compute the seconds of one layer, with its launches by the host overlapped."""
         device, host = self._layer_device_time(batch), self._layer_host_time
         return overlapped(device, host) if host else device
 
@@ -159,13 +154,13 @@ class CostModel:
         return seconds + self.experts.seconds((batch.num_tokens,)) if self.experts else seconds
 
     def _expert_time(self, *tokens: int) -> float:
-        """Seconds of all layers' experts, for replicas with so many tokens."""
+        """Compute the seconds of all layers' experts, by the tokens of each replica."""
         assert self.experts is not None
         return self.spec.num_layers * self.experts.seconds(tokens)
 
     def send_time(self, batch: Batch) -> float:
-        """Seconds from the end of a stage to the start of the next, on another node; 0 without one.
-        Each device sends its share of the hidden states, and gathers the others over its node.
+        """Compute the seconds from a stage to the next, on another node; 0 for one stage. Each
+        device sends its share of the hidden states, and gathers the others' over its node.
         """
         if self.parallel.pipeline == 1:
             return 0.0
@@ -177,25 +172,26 @@ class CostModel:
         return seconds
 
     def swap_time(self, batch: Batch) -> float:
-        """Seconds that a stage copies its part of the swapped blocks over the host's link."""
-        assert self.hardware is not None, "the host's link was asked for before the run"
+        """Compute the seconds in which a stage copies its part of the swapped blocks."""
+        assert self.hardware is not None, "swapping needs the host's link"
         return batch.num_swapped_tokens * self._swapped_token_bytes / self.hardware.host_rate
 
     def operation_times(self, batch: Batch) -> dict[str, float]:
-        """Seconds by operation, summed over layers and stages; they add up to `iteration_time`.
+        """Compute the seconds by operation over all layers and stages; they sum to
+        `iteration_time`.
 
-        Linear operations run once over the tokens of all sequences (they are what SARATHI fuses),
-        attention apart for prefills and decodes (section 4.3.2). "all_reduce" and "send" are there
-        if the model is spread so, "swap" if blocks are copied.
+        Linear operations run once over the tokens of all sequences (SARATHI fuses these), attention
+        separately for prefills and decodes (section 4.3.2). "all_reduce", "send" and "swap" exist
+        where the batch has them.
         """
         num_stages, parts = self.parallel.pipeline, self._passes(batch)
         times, waiting = dict[str, float](), 0.0
         for layers, part in parts:
             attention = zip(ATTENTION, self.operations.attention_times(part), strict=True)
-            own = {**self._token_times(part.num_tokens), **dict(attention)}
+            per_layer = {**self._token_times(part.num_tokens), **dict(attention)}
             if self.experts:
-                own["experts"] = self.experts.seconds((part.num_tokens,))
-            for name, time in own.items():
+                per_layer["experts"] = self.experts.seconds((part.num_tokens,))
+            for name, time in per_layer.items():
                 times[name] = times.get(name, 0.0) + num_stages * layers * time
             if self._layer_host_time:
                 waiting += layers * (self.layer_time(part) - self._layer_device_time(part))
@@ -216,20 +212,17 @@ def make_cost_model(
     hardware: Hardware,
     dtype_bytes: int,
     parallel: Parallel = ONE_DEVICE,
-    sharing: Sharing = ALONE,
+    sharing: Sharing = NOT_SHARED,
 ) -> CostModel:
-    """The cost model of one device, or of those that `parallel` spreads the model over; a
+    """Make the cost model of one device, or of those that `parallel` spreads the model over; a
     mixture's experts are spread over the replicas of `sharing`.
 
-    Raises UserError for a level that is unknown, has no table for the model or its cache, or can't
-    spread it.
+    Raises UserError for an unknown level, or one without a table for the model, its cache or
+    `parallel`; ValueError for an element size other than the hardware's.
     """
     require_one_of("executor.cost_model", level, get_args(Level))
     if dtype_bytes != hardware.dtype_bytes:
-        raise ValueError(
-            f"elements of {dtype_bytes} bytes have no peak in hardware {hardware.name}, which "
-            f"holds those of {hardware.dtype_bytes} bytes"
-        )
+        raise ValueError(f"hardware {hardware.name} has {hardware.dtype_bytes}-byte elements")
     parallel.check(spec)
     operations: Operations
     rows = None

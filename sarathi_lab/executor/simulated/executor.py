@@ -1,5 +1,5 @@
-"""Batches on a virtual clock: they take what a cost model says, and no time passes. A pipeline of
-stages has bubbles between its micro-batches (SARATHI, section 3.3 and Fig 12).
+"""Batches on a virtual clock, which advances by a cost model's times. A pipeline of stages has
+bubbles between its micro-batches (SARATHI, section 3.3 and Fig 12).
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from pathlib import Path
 from sarathi_lab.config.errors import LAST_SECOND, RunError, require_int
 from sarathi_lab.engine.executor import Span, StepResult, bubbles_between
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.simulated.host import NO_HOST, Host
+from sarathi_lab.executor.simulated.hardware import NO_HOST, Host
 
 
 class SimulatedExecutor:
-    """An `Executor` for one simulated device; `iteration_time` gives the seconds of a batch, with
-    `num_layers` also where prompts pass these in groups, and `host` those that schedule and launch
-    it.
+    """An `Executor` for one simulated device.
 
-    A host that overlaps has a batch ready when the one before ends, if it is quick enough; so a
-    request that comes meanwhile waits for one batch more.
+    `iteration_time` gives the seconds of a batch, with `num_layers` also where prompts pass these
+    in groups, and `host` those of scheduling and launching it. A host that overlaps has the next
+    batch ready when one ends, if it is fast enough; a request that arrives meanwhile waits for one
+    batch more.
     """
 
     capacity = 1
@@ -46,18 +46,18 @@ class SimulatedExecutor:
         return len(self._in_flight)
 
     def start(self) -> None:
-        self.now = 0.0  # seconds since then, at the end of what was collected last
+        self.now = 0.0  # seconds since `start`, at the end of the last collected batch
         self._in_flight: deque[StepResult] = deque()
-        self._launched = 0.0  # when the host was done with the last batch
+        self._launched = 0.0  # when the host finished the last batch
 
     def submit(self, batch: Batch) -> None:
-        """Take `batch`, whose end is known at once; the clock stands until it is collected."""
+        """Queue `batch` and compute its end; the clock advances when it is collected."""
         if len(self._in_flight) >= self.capacity:
             raise RuntimeError(f"{self.capacity} in flight; collect a batch first")
         host_time = self._host.seconds(batch)
         self._launched = max(self.now, self._launched) + host_time
         start = max(self._launched, self._in_flight[-1].end if self._in_flight else 0.0)
-        end = _reached(start + self._iteration_time(batch))
+        end = _check_time(start + self._iteration_time(batch))
         self._in_flight.append(StepResult(batch, start, end, [], host_time=host_time))
 
     def collect(self) -> StepResult:
@@ -75,7 +75,7 @@ class SimulatedExecutor:
         self.now = max(self.now, time)
 
     def write_profile(self, directory: Path) -> dict[str, float]:
-        """Nothing is watched: what an iteration is made of is the cost model's to tell."""
+        """Return nothing: the cost model has the times of operations."""
         return {}
 
 
@@ -83,10 +83,10 @@ class PipelineExecutor(SimulatedExecutor):
     """An `Executor` for `num_stages` stages that micro-batches pass in order of submission.
 
     `stage_times` gives a batch's seconds on each stage, `send_time` those between two stages, which
-    keep none busy. A stage starts a micro-batch when it has it and is done with the previous one,
-    the first not before its submission, and `turnaround` seconds after both where the host that
-    collects, schedules and submits is its own. A single stage may have `num_layers` that prompts
-    pass in groups. Raises UserError for less than one stage.
+    occupy neither. A stage starts a micro-batch when it has received it and finished the previous
+    one; the first stage after its submission, and `turnaround` seconds after both where its host
+    also collects, schedules and submits. A single stage may have `num_layers` that prompts pass in
+    groups. Raises UserError for less than one stage.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class PipelineExecutor(SimulatedExecutor):
 
     def start(self) -> None:
         super().start()
-        self._free_at: list[float] = []  # by stage, when it ends its last; empty before the first
-        self._free_slots = deque([0.0] * self.capacity)  # since when each place is empty
+        self._free_at: list[float] = []  # by stage, the end of its last batch; empty at first
+        self._free_slots = deque([0.0] * self.capacity)  # times since which slots are empty
         self._last: Batch | None = None
         self._num_submitted = 0
 
     def submit(self, batch: Batch) -> None:
-        """Send `batch` down the pipeline; what it meets is known at once, as nothing overtakes."""
+        """Send `batch` through the pipeline; as batches keep their order, its times are final."""
         if not self._free_slots:
             raise RuntimeError(f"{self.capacity} batches are in flight; collect one first")
         seconds = self._stage_times(batch)
@@ -121,7 +121,7 @@ class PipelineExecutor(SimulatedExecutor):
             raise ValueError(f"{len(seconds)} stage times for {self.capacity} stages")
         is_starved = self._free_slots.popleft() < self.now
         spans = self._spans(seconds, self._send_time(batch))
-        _reached(spans[-1][1])
+        _check_time(spans[-1][1])
         number = self._num_submitted
         bubbles = bubbles_between(self._last, batch, self._free_at, spans, is_starved, number)
         self._free_at = [end for _, end in spans]
@@ -130,13 +130,13 @@ class PipelineExecutor(SimulatedExecutor):
         self._in_flight.append(StepResult(batch, spans[0][0], spans[-1][1], [], spans, bubbles))
 
     def collect(self) -> StepResult:
-        """Let the clock reach the end of the oldest micro-batch, whose place is free from then."""
+        """Advance the clock to the end of the oldest micro-batch, and free its slot."""
         result = super().collect()
         self._free_slots.append(self.now)
         return result
 
     def _spans(self, seconds: Sequence[float], send_time: float) -> list[Span]:
-        """When each stage starts and ends the micro-batch that is submitted now."""
+        """Compute start and end on each stage of a micro-batch submitted now."""
         spans = []
         free_at = self._free_at or [0.0] * self.capacity
         ready = max(self.now, free_at[0]) + self._turnaround
@@ -147,11 +147,11 @@ class PipelineExecutor(SimulatedExecutor):
         return spans
 
 
-def _reached(time: float) -> float:
-    """`time`, in seconds. Raises RunError where the clock does not go."""
+def _check_time(time: float) -> float:
+    """Return `time` (seconds). Raises RunError if doubles can't resolve iterations there."""
     if not time <= LAST_SECOND:
         raise RunError(
-            f"an iteration ends after {time:.3g} s, when no clock tells iterations apart; correct "
-            f"what makes it longer than {LAST_SECOND:g} s: hardware, host or times of arrival"
+            f"an iteration ends after {time:.3g} s, beyond the {LAST_SECOND:g} s that the clock "
+            "resolves; reduce the times of hardware or host, or the arrival times"
         )
     return time

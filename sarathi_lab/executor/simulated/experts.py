@@ -1,4 +1,4 @@
-"""Time of one layer's experts, on devices that each hold equally many of them."""
+"""Time of one layer's experts, spread equally over devices."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pandas as pd
 
 from sarathi_lab.executor.simulated.hardware import Hardware
-from sarathi_lab.executor.simulated.interpolation import RatioGrid, apart
-from sarathi_lab.executor.simulated.matmul import overlapped
+from sarathi_lab.executor.simulated.interpolation import RatioGrid, log_distance
+from sarathi_lab.executor.simulated.kernel_times import overlapped
 from sarathi_lab.executor.tables import EXPERT_SHAPE, MICROSECOND, TIME
 from sarathi_lab.model.spec import ModelSpec
 
@@ -20,26 +20,24 @@ GRAPH_STEP = 8  # tokens between the sizes of recorded CUDA graphs: vLLM's, up t
 
 
 class Sharing(NamedTuple):
-    """Replicas that share the experts, each with as many. Where all of them replay a recorded CUDA
-    graph, of `graph_tokens` at most, they compute as many tokens as the fullest, in whole steps.
+    """Replicas that share the experts equally. If all of them replay a recorded CUDA graph (of at
+    most `graph_tokens`), they compute as many tokens as the fullest, in whole steps.
     """
 
     replicas: int = 1
     graph_tokens: int = 0
 
     def computed(self, tokens: Sequence[int]) -> Sequence[int]:
-        """What the experts compute for replicas with so many `tokens`."""
+        """Pad the `tokens` of each replica as the experts compute them."""
         largest = -(-max(tokens) // GRAPH_STEP) * GRAPH_STEP
         return [largest] * len(tokens) if largest <= self.graph_tokens else tokens
 
 
-ALONE = Sharing()
+NOT_SHARED = Sharing()
 
 
 class Shape(NamedTuple):
-    """What `tables.EXPERT_SHAPE` names: features of a token, features within an expert on one
-    device, experts of a layer, and those that a token passes.
-    """
+    """Sizes of `tables.EXPERT_SHAPE`; `expert_size` is the width of an expert on one device."""
 
     hidden_size: int
     expert_size: int
@@ -50,15 +48,14 @@ class Shape(NamedTuple):
 class Experts:
     """Seconds of one layer's experts of `spec` by the tokens of each replica of the model.
 
-    Each replica of `sharing` is `tensor` devices with its share of the experts; those of a replica
-    split every expert. A token's choice is taken as random, so that as many experts are read as the
-    mean of such choices. It is a roofline with three figures of the hardware (`expert_...`), times
-    what `rows` measured over it (`moe` of `tables.FILES`, all experts on one device): by the
-    experts that are read and the tokens of each, constant beyond, and of the nearest shape if the
-    rows have such.
+    Each replica of `sharing` is `tensor` devices with its share of the experts, each split over
+    them. Choices are random, so the number of experts read is the mean over such choices. The time
+    is a roofline with three figures of the hardware (`expert_...`), times the ratio of measured
+    `rows` to it (`moe` of `tables.FILES`, all experts on one device): by experts read and tokens of
+    each, constant beyond, of the nearest shape if the rows have shapes.
 
-    Replicas gather the tokens of all with the router's logits, and scatter the sums: in a ring over
-    the links of `hardware`, as no table has it. Raises UserError for unknown links.
+    Replicas gather all tokens with the router's logits, and scatter the sums, in a ring over the
+    links of `hardware`. Raises UserError for unknown links.
     """
 
     def __init__(
@@ -66,7 +63,7 @@ class Experts:
         spec: ModelSpec,
         hardware: Hardware,
         dtype_bytes: int,
-        sharing: Sharing = ALONE,
+        sharing: Sharing = NOT_SHARED,
         rows: pd.DataFrame | None = None,
         tensor: int = 1,
     ) -> None:
@@ -77,7 +74,7 @@ class Experts:
         self.devices = sharing.replicas
         width = math.ceil(spec.ffn_size / tensor)
         self.shape = Shape(spec.hidden_size, width, spec.num_experts, spec.experts_per_token)
-        self.base: Shape | None = None  # whose rows are taken
+        self.base: Shape | None = None  # shape of the rows in use
         if rows is not None:
             self.base, self._ratios = self._measured(rows)
         self._link_rate = hardware.link_rate if self.devices > 1 else 1.0
@@ -85,11 +82,11 @@ class Experts:
 
     @property
     def caution(self) -> str:
-        """Where the times are from."""
+        """Source of the times."""
         if self.base is None:
             fitted = self.hardware.expert_traffic > 0
-            to = "fitted to other models" if fitted else "that nothing was fitted to"
-            return f"the experts' times are a roofline {to}"
+            source = "fitted to other models" if fitted else "without a fit"
+            return f"the experts' times are a roofline {source}"
         of = self.base
         return (
             f"experts by {of.num_experts} of {of.hidden_size} x {of.expert_size} on a device, "
@@ -97,7 +94,7 @@ class Experts:
         )
 
     def seconds(self, tokens: Sequence[int]) -> float:
-        """Of replicas with so many `tokens`; alone of one, as if the others had none."""
+        """Compute the seconds by the `tokens` of each replica, or of one if the others idle."""
         tokens = self.sharing.computed(tokens) if len(tokens) > 1 else tokens
         return self._compute(sum(tokens)) + self._exchange(sum(tokens))
 
@@ -106,21 +103,18 @@ class Experts:
             return 0.0
         chosen = self.spec.share_of_experts(num_tokens) * self.spec.num_experts / self.devices
         pairs = num_tokens * self.shape.top_k / self.devices
-        return self.time(pairs, chosen) + self._others_time(pairs)
+        # vLLM's kernels write zeros for pairs whose experts are on other devices, and run
+        # activation and sum over them.
+        padding = (self.devices - 1) * pairs
+        return self.time(pairs, chosen) + self._traffic(self.shape, padding, self.spec.gated_ffn)
 
     def time(self, pairs: float, chosen: float) -> float:
-        """Of one device: so many pairs of a token and an expert, over so many experts."""
+        """Compute one device's seconds of `pairs` (token, expert) over `chosen` experts."""
         time = self._formula(self.shape, pairs, chosen, self.spec.gated_ffn)
         return time if self.base is None else time * self._ratios.ratio(pairs / chosen, chosen)
 
-    def _others_time(self, pairs: float) -> float:
-        """Of the pairs whose experts are on other devices, if each has `pairs`: vLLM's kernels
-        write zeros for their products, and run activation and sum over them, too.
-        """
-        return self._moving(self.shape, (self.devices - 1) * pairs, self.spec.gated_ffn)
-
-    def _moving(self, shape: Shape, pairs: float, gated: bool) -> float:
-        """Of what is between the products and after them: written by one, read by the next."""
+    def _traffic(self, shape: Shape, pairs: float, gated: bool) -> float:
+        """Compute the seconds of moving activations between and after the products."""
         moved = (5 if gated else 3) * shape.expert_size + 2 * shape.hidden_size
         return pairs * moved * self.dtype_bytes / self.hardware.memory_rate
 
@@ -130,16 +124,16 @@ class Experts:
         share = hardware.matmul_efficiency * hardware.expert_efficiency
         compute = 2 * pairs * each / (hardware.flops_per_second * share)
         memory = chosen * each * self.dtype_bytes / hardware.memory_rate
-        between = hardware.expert_traffic * self._moving(shape, pairs, gated)
+        between = hardware.expert_traffic * self._traffic(shape, pairs, gated)
         fixed = KERNELS * hardware.kernel_launch + hardware.expert_launch
         return fixed + overlapped(compute, memory) + between
 
     def _measured(self, rows: pd.DataFrame) -> tuple[Shape, RatioGrid]:
-        """The shape of `rows` that is nearest, and its ratios of measured to computed seconds."""
+        """Choose the nearest shape of `rows`; return its ratios of measured to computed seconds."""
         base, gated = self.shape, self.spec.gated_ffn
         if EXPERT_SHAPE[0] in rows:
             shapes = [Shape(*map(int, row)) for row in rows[list(EXPERT_SHAPE)].to_numpy()]
-            base = min(shapes, key=partial(apart, self.shape))
+            base = min(shapes, key=partial(log_distance, self.shape))
             rows, gated = rows[[shape == base for shape in shapes]], True
         pairs, chosen = rows.tokens * base.top_k, rows.activated_experts
         computed = [self._formula(base, *of, gated) for of in zip(pairs, chosen, strict=True)]

@@ -1,9 +1,8 @@
-"""A `Hardware` from tables that task=calibrate measured on it: efficiencies and fixed costs of the
-analytic model.
+"""A `Hardware` fitted to tables of task=calibrate: efficiencies and fixed costs.
 
-As in `experiments/lab/cost_model/fit.py` they are those of the least mean |ln(predicted /
-measured)|: of products and norms first, then of attention; the fixed cost of an iteration is the
-median of what the rows of `others` leave.
+As in `experiments/lab/cost_model/fit.py` they minimise the mean |ln(predicted / measured)|: of
+products and norms first, then of attention; the fixed cost of an iteration is the median remainder
+of the rows of `others`.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ TOLERANCES = {"xatol": 1e-3, "fatol": 1e-5}  # of the logarithms, and of their m
 def fit(
     hardware: Hardware, names: Sequence[str], errors: Callable[[Hardware], list[Group]]
 ) -> Hardware:
-    """`hardware` with the fields `names` at the least mean error, starting from the values it has;
-    the groups that `errors` gives count alike. Nelder and Mead's simplex, over logarithms.
+    """Minimise the mean error over the fields `names`, from their present values, by Nelder and
+    Mead's simplex over logarithms; all groups of `errors` have the same weight.
     """
     start = np.log([getattr(hardware, name) for name in names])
     limits = np.array([0.0 if name.endswith("efficiency") else math.inf for name in names])
@@ -56,11 +55,11 @@ def fit(
 
 
 def evenly(errors: Errors) -> Group:
-    """A group in which every measurement counts alike."""
+    """Make a group of measurements with equal weights."""
     return errors, np.full(len(errors), 1.0 / len(errors))
 
 
-# The operations of calibrated tables, by what the analytic cost model calls their parts.
+# Operations of calibrated tables, and their parts in the analytic cost model.
 PARTS: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("qkv_proj",),
     "out_proj": ("out_proj",),
@@ -74,7 +73,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 MATMUL = ("qkv_proj", "out_proj", "ffn")
 STREAMED = ("matmul_efficiency", "memory_efficiency", "kernel_launch")
 ATTENDED = ("attention_efficiency", "causal_efficiency", "kv_efficiency", "attention_launch")
-# Where the search starts: usual shares of a peak, and seconds.
+# Start of the search: usual shares of a peak, and seconds.
 START: dict[str, Any] = {
     "matmul_efficiency": 0.7,
     "attention_efficiency": 0.4,
@@ -88,11 +87,11 @@ START: dict[str, Any] = {
 
 
 def hardware_from_profile(measured: OperationTables, spec: ModelSpec, **known: Any) -> Hardware:
-    """The device that tables of `spec` were `measured` on by task=calibrate; `known` are its other
+    """Fit the device of tables that task=calibrate `measured` with `spec`; `known` are its other
     fields.
 
-    Every second row of an operation is fitted, the others say how uncertain the fit is (mean
-    absolute relative error).
+    Every second row of an operation is fitted, the others give the uncertainty (mean absolute
+    relative error).
     """
     hardware = Hardware(**known, uncertainty=dict.fromkeys(UNCERTAIN, 0.0), **START)
     rows = [rows_of(measured, operation, spec) for operation in PARTS]
@@ -106,33 +105,33 @@ def hardware_from_profile(measured: OperationTables, spec: ModelSpec, **known: A
     predicted, seconds = _times(hardware, spec, fitted, "others")
     uncertainty = {}
     for kind, names in (("matmul", MATMUL), ("attention", ATTENTION)):
-        found = [_errors(hardware, spec, held_out, name) for name in names]
-        uncertainty[kind] = float(np.abs(np.concatenate(found)).mean())
+        errors_of = [_errors(hardware, spec, held_out, name) for name in names]
+        uncertainty[kind] = float(np.abs(np.concatenate(errors_of)).mean())
     overhead = max(0.0, float(np.median(seconds - predicted)))
     return replace(hardware, iteration_overhead=overhead, uncertainty=uncertainty)
 
 
 def rows_of(tables: OperationTables, operation: str, spec: ModelSpec) -> pd.DataFrame:
-    """Rows of one operation by size: tokens, cached tokens read, and seconds over all layers."""
+    """Select one operation's rows by size: tokens, cached tokens read, seconds over all layers."""
     if operation not in ATTENTION:
         layer, rows = tables.layers[operation]
         seconds = rows.seconds * (spec.num_layers if layer.per == "layer" else 1)
-        made = pd.DataFrame({"num_tokens": rows["size"], "kv_tokens": 0, "seconds": seconds})
+        table = pd.DataFrame({"num_tokens": rows["size"], "kv_tokens": 0, "seconds": seconds})
     else:
         rows, is_decode = tables.frames["attention"], operation == "decode_attention"
         rows = rows[(rows.n_decode > 0) == is_decode]
         tokens = rows.n_decode if is_decode else rows.prefill_chunk
         seen = rows.n_decode * rows.kv_decode if is_decode else rows.kv_prefill + tokens
         seconds = rows[TIME] * MICROSECOND * spec.num_layers / tables.num_layers
-        made = pd.DataFrame({"num_tokens": tokens, "kv_tokens": seen, "seconds": seconds})
-    return made.assign(operation=operation).sort_values(["num_tokens", "kv_tokens"])
+        table = pd.DataFrame({"num_tokens": tokens, "kv_tokens": seen, "seconds": seconds})
+    return table.assign(operation=operation).sort_values(["num_tokens", "kv_tokens"])
 
 
 def batch_of_row(operation: str, num_tokens: int, kv_tokens: int) -> Batch:
-    """A batch whose `operation` is the one that a row of `rows_of` was measured for."""
+    """Make a batch with the `operation` of a row of `rows_of`."""
     if operation == "decode_attention":
         return make_batch(num_decodes=num_tokens, context=kv_tokens // num_tokens)
-    if operation == "logits":  # of the operations of these decodes, what depends on those that emit
+    if operation == "logits":  # only the operations over emitting rows count
         return make_batch(num_decodes=num_tokens)
     return make_batch(prefill_tokens=num_tokens, start=max(0, kv_tokens - num_tokens))
 
@@ -140,7 +139,7 @@ def batch_of_row(operation: str, num_tokens: int, kv_tokens: int) -> Batch:
 def _times(
     hardware: Hardware, spec: ModelSpec, table: pd.DataFrame, operation: str
 ) -> tuple[Floats, Floats]:
-    """Seconds of the rows of `operation`, predicted and measured."""
+    """Compute predicted and measured seconds of the rows of `operation`."""
     cost = make_cost_model("analytic", spec, hardware, hardware.dtype_bytes)
     rows = table[table.operation == operation]
     predicted = []

@@ -1,4 +1,6 @@
-"""A GPU in a few figures: datasheet peaks, and the share of them that real kernels reach."""
+"""A GPU in a few figures (datasheet peaks, and the shares of them that real kernels reach), and the
+host of a serving system.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from sarathi_lab.config.checked import check_fields, checked, flag, number, whole
+from sarathi_lab.config.checked import check_fields, checked, flag, number, text, whole
 from sarathi_lab.config.errors import UserError, require_number
+from sarathi_lab.engine.request import Batch
 from sarathi_lab.model.parts import Degrees, uneven
 from sarathi_lab.model.power import PowerModel
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 
 FIX = "correct the hardware file"
-WEIGHTS = "executor.weights"  # the setting that asks for products in 8 bits
-# The kinds of operation that `Hardware.uncertainty` speaks of, and one that it may add.
+WEIGHTS = "executor.weights"  # the setting that selects 8-bit products
+# Kinds of operation with an entry in `Hardware.uncertainty`; EXPERTS is optional.
 UNCERTAIN, EXPERTS = ("matmul", "attention"), "experts"
 
 
@@ -26,111 +29,85 @@ def _require_efficiency(name: str, value: Any) -> None:
 
 
 _peak = partial(number, above=0, fix=FIX)
-_efficiency = partial(checked, _require_efficiency)
+_efficiency = partial(checked, _require_efficiency)  # share of a peak, in (0, 1]
 _link = partial(number, None, above=0, fix="use bytes/s, null if unknown")
 _seconds = partial(number, minimum=0, fix="use seconds from 0")
 _slowdown = partial(number, 0.0, minimum=0, fix="use 0 or more")
 _count = partial(whole, minimum=1, fix=FIX)
 
 
-def known_or_nan(stated: Mapping[str, float | None]) -> dict[str, float]:
-    """Errors as they are stated, NaN for those that are not."""
-    return {kind: math.nan if error is None else error for kind, error in stated.items()}
+def none_as_nan(errors: Mapping[str, float | None]) -> dict[str, float]:
+    """Replace unknown errors by NaN."""
+    return {kind: math.nan if error is None else error for kind, error in errors.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """One device as cost models see it; `conf/hardware/*.yaml` gives each figure's source.
+    """Figures of one device for cost models; `conf/hardware/*.yaml` gives each figure's source.
 
-    Peaks are dense FLOP/s on elements of `dtype_bytes` bytes, bytes/s of memory and bytes of
-    memory; `num_sms` multiprocessors, or cores, share them. The efficiencies are the shares of a
-    peak, in (0, 1], that real kernels reach at best: of compute in matrix products (`matmul`),
-    attention to the tokens before a chunk (`attention`) and within it (`causal`); of bandwidth in
-    streaming (`memory`) and reading the KV cache (`kv`). Costs whatever the shape, in seconds: of a
-    kernel, an attention call (`attention_launch`, of decodes alone `decode_launch` unless None), an
-    iteration; `layer_host_time` is what the host takes to launch a layer while the device works off
-    those before.
-
-    What sets generations of kernels apart, by default that of the paper's: `partial_waves`, whether
-    products spread the tiles of a last wave over all multiprocessors; `query_ramp`, the keys that a
-    tile of queries could attend to in the time of its start and end; `prompt_efficiency`, the share
-    of bandwidth at which a prompt's call moves queries, keys, values and outputs (None: keys and
-    values alone, as from the cache); `chunk_splits` and `decode_splits`, the parts into which the
-    keys of one tile may be cut to occupy idle multiprocessors, `ungrouped_splits` the same of
-    decodes with a KV head for each head (None: no other number); `decode_block_time`, the seconds
-    of one multiprocessor for a sequence and KV head of decodes, however short; `decode_fill`, those
-    until decodes read at their full rate; `regroup_time`, the
-    seconds in which a call of decodes puts the queries of several grouped heads in order.
-    `hybrid_call` is whether prefills and decodes of a batch attend in one call, as in vLLM, where a
-    decode takes a tile of queries of each head (None: only where operation tables have such calls).
-
-    `uncertainty` is the mean absolute relative error by kind of operation, on shapes of this device
-    that the fit did not see (None: there were none). `tables` is a folder of measured operation
-    times (`executor.tables`), as a path from the current folder or the repository or an absolute
-    one.
-
-    Several devices need bytes/s that each sends over its links to the others of its node (`link`)
-    and to another node (`network`), while it receives as many; `link_efficiency` is the share of
-    both in use, `link_latency` the seconds of a transfer. In an all-reduce each device beyond two
-    adds `link_step` seconds and divides the rate by 1 + `link_sharing` times their number;
-    `two_shot_latency` is what summing by parts takes longer than sending all to all, 0: always by
-    parts. `host_bytes_per_second` is what each device reaches to or from host memory.
-    `fp8_flops_per_second` is the peak of products in 8 bits and `fp8_efficiency` the share of it
-    that these reach at best. None: not known, so what needs it can't be simulated. Without `power`
-    runs have no energy.
+    Rates are per second, costs in seconds whatever the shape. None: unknown, so what needs the
+    figure can't be simulated. Defaults of kernel behaviour are those of the paper's kernels.
     """
 
-    name: str
-    flops_per_second: float = _peak()
+    name: str = text(fix=FIX)
+    flops_per_second: float = _peak()  # dense, on elements of `dtype_bytes`
     bytes_per_second: float = _peak()
     memory_bytes: float = _peak()
-    num_sms: int = _count()
+    num_sms: int = _count()  # multiprocessors, or cores
+    # Shares of compute: matrix products, attention to tokens before a chunk and within it.
     matmul_efficiency: float = _efficiency()
     attention_efficiency: float = _efficiency()
     causal_efficiency: float = _efficiency()
+    # Shares of bandwidth: streaming, and reading the KV cache.
     memory_efficiency: float = _efficiency()
     kv_efficiency: float = _efficiency()
     kernel_launch: float = _seconds()
     attention_launch: float = _seconds()
     iteration_overhead: float = _seconds()
-    # Costs are cached by hardware, and don't depend on the next two.
+    # Mean absolute relative error by kind of operation on held-out shapes; None: none held out.
     uncertainty: Mapping[str, float | None] = field(compare=False)
-    tables: str | None = field(default=None, compare=False)
+    tables: str | None = text(None, fix=FIX)  # folder of measured times (`executor.tables`)
     dtype_bytes: int = 2
-    layer_host_time: float = _seconds(0.0)
+    layer_host_time: float = _seconds(0.0)  # of launching a layer, overlapped with the device
+    # Of each device, one direction at a time: within its node, to another node, to host memory.
     link_bytes_per_second: float | None = _link()
     network_bytes_per_second: float | None = _link()
     host_bytes_per_second: float | None = _link()
     fp8_flops_per_second: float | None = _peak(None)
     fp8_efficiency: float = _efficiency(1.0)
-    link_efficiency: float = _efficiency(1.0)
-    link_latency: float = _seconds(0.0)
+    link_efficiency: float = _efficiency(1.0)  # of links within and between nodes
+    link_latency: float = _seconds(0.0)  # of a transfer
+    # Of an all-reduce, per device beyond two: extra seconds, and the rate's divisor less 1.
     link_step: float = _seconds(0.0)
     link_sharing: float = _slowdown()
-    two_shot_latency: float = _seconds(0.0)
-    partial_waves: bool = flag(False, fix=FIX)
-    query_ramp: float = _slowdown()
-    prompt_efficiency: float | None = _efficiency(None)
+    two_shot_latency: float = _seconds(0.0)  # added by summing in parts; 0: always in parts
+    partial_waves: bool = flag(False, fix=FIX)  # products spread a last wave's tiles over all SMs
+    query_ramp: float = _slowdown()  # start and end of a query tile, in keys
+    prompt_efficiency: float | None = _efficiency(None)  # of bandwidth in a prompt's call, with
+    # queries and outputs; None: `kv_efficiency`, of keys and values alone
+    # Most parts of a query tile's keys that occupy idle SMs: of chunks, of decodes, and of decodes
+    # with a KV head for each head (None: as other decodes).
     chunk_splits: int = _count(16)
     decode_splits: int = _count(16)
-    decode_launch: float | None = _seconds(None)
+    decode_launch: float | None = _seconds(None)  # of a call of decodes; None: attention_launch
     ungrouped_splits: int | None = _count(None)
-    decode_block_time: float = _seconds(0.0)
-    decode_fill: float = _seconds(0.0)
-    regroup_time: float = _seconds(0.0)
+    decode_block_time: float = _seconds(0.0)  # least time of one SM per sequence and KV head
+    decode_fill: float = _seconds(0.0)  # until decodes read at their full rate
+    regroup_time: float = _seconds(0.0)  # of ordering grouped queries in a call of decodes
+    # A mixture's experts: share of `matmul_efficiency`, fixed cost, traffic between the products.
     expert_efficiency: float = _efficiency(1.0)
     expert_launch: float = _seconds(0.0)
     expert_traffic: float = _slowdown()
+    # Prefills and decodes attend in one call, as in vLLM, where each head of a decode takes a query
+    # tile. None: only if operation tables have such calls.
     hybrid_call: bool | None = flag(None, fix=FIX)
-    power: PowerModel | None = field(default=None, compare=False)
+    power: PowerModel | None = field(default=None, compare=False)  # None: runs have no energy
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise UserError(f"hardware.name={self.name} is no name; {FIX}")
         check_fields(self, "hardware.")
         if self.dtype_bytes not in (sizes := sorted(set(DTYPE_BYTES.values()))):
             raise UserError(
-                f"hardware.dtype_bytes={self.dtype_bytes} is no size of an element; use one of "
+                f"hardware.dtype_bytes={self.dtype_bytes} is not an element size; use one of "
                 f"{', '.join(map(str, sizes))}"
             )
         errors = self.uncertainty
@@ -140,15 +117,13 @@ class Hardware:
         for kind in [kind for kind, error in errors.items() if error is not None]:
             share = "use a share from 0, null if nothing was held out"
             require_number(f"hardware.uncertainty.{kind}", errors[kind], minimum=0, fix=share)
-        if self.tables is not None and not (self.tables and isinstance(self.tables, str)):
-            raise UserError(f"hardware.tables={self.tables} is no path of a folder; {FIX}")
-        if self.power is not None and not isinstance(self.power, PowerModel):
-            raise UserError(f"hardware.power={self.power} is no power model; {FIX}")
+        if not isinstance(self.power, PowerModel | None):
+            raise UserError(f"hardware.power={self.power} is not a power model; {FIX}")
 
     @property
     def held_out_errors(self) -> Mapping[str, float]:
-        """`uncertainty`, NaN where there is none."""
-        return known_or_nan(self.uncertainty)
+        """`uncertainty`, with NaN for unknown."""
+        return none_as_nan(self.uncertainty)
 
     @property
     def memory_rate(self) -> float:
@@ -156,79 +131,107 @@ class Hardware:
 
     @property
     def kv_rate(self) -> float:
-        """Bytes/s at which attention reads the KV cache with all multiprocessors at work."""
+        """Bytes/s of reading the KV cache with all multiprocessors at work."""
         return self.bytes_per_second * self.kv_efficiency
 
     @property
-    def launch_of_decodes(self) -> float:
-        """Seconds of a call of decodes, whatever they read."""
-        return self.attention_launch if self.decode_launch is None else self.decode_launch
-
-    def splits_of_decodes(self, grouped: bool) -> int:
-        """Parts into which a sequence's keys may be cut, by whether heads share KV heads."""
-        if grouped or self.ungrouped_splits is None:
-            return self.decode_splits
-        return self.ungrouped_splits
-
-    @property
     def link_rate(self) -> float:
-        """Bytes/s to the others of its node. Raises UserError if not known."""
-        return self._rate("link_bytes_per_second", "executor.tensor_parallel")
+        """Bytes/s within a node. Raises UserError if unknown."""
+        setting = "executor.tensor_parallel"
+        rate = self._required("link_bytes_per_second", f"{setting} above 1", f"{setting}=1")
+        return self.link_efficiency * rate
 
     @property
     def network_rate(self) -> float:
-        """Bytes/s to another node. Raises UserError if not known."""
-        return self._rate("network_bytes_per_second", "executor.pipeline_parallel")
+        """Bytes/s to another node. Raises UserError if unknown."""
+        setting = "executor.pipeline_parallel"
+        rate = self._required("network_bytes_per_second", f"{setting} above 1", f"{setting}=1")
+        return self.link_efficiency * rate
 
     @property
     def host_rate(self) -> float:
-        """Bytes/s to or from host memory, one way at a time. Raises UserError if not known."""
-        if self.host_bytes_per_second is None:
-            raise UserError(
-                f"hardware {self.name} does not say how fast its host is connected, which "
-                "preemption=swap needs; add host_bytes_per_second to its file, or use "
-                "preemption=recompute"
-            )
-        return float(self.host_bytes_per_second)
+        """Bytes/s to or from host memory. Raises UserError if unknown."""
+        return self._required("host_bytes_per_second", "preemption=swap", "preemption=recompute")
 
     @property
     def fp8_peak(self) -> float:
-        """FLOP/s of products of 8-bit weights and activations. Raises UserError if not known."""
-        if self.fp8_flops_per_second is None:
-            raise UserError(
-                f"hardware {self.name} has no peak of products in 8 bits, which {WEIGHTS}=fp8 "
-                f"needs; add fp8_flops_per_second to its file, or set {WEIGHTS}=auto"
-            )
-        return self.fp8_flops_per_second
+        """FLOP/s of products of 8-bit weights and activations. Raises UserError if unknown."""
+        return self._required("fp8_flops_per_second", f"{WEIGHTS}=fp8", f"{WEIGHTS}=auto")
 
-    def _rate(self, name: str, setting: str) -> float:
-        if (rate := getattr(self, name)) is None:
+    def _required(self, figure: str, setting: str, alternative: str) -> float:
+        if (value := getattr(self, figure)) is None:
             raise UserError(
-                f"hardware {self.name} does not say how fast its devices are connected, which "
-                f"{setting} above 1 needs; add {name} to its file, or set {setting}=1"
+                f"hardware {self.name} has no {figure}, which {setting} needs; add it to the "
+                f"hardware file, or set {alternative}"
             )
-        return self.link_efficiency * rate
+        return float(value)
+
+
+@dataclass(frozen=True)
+class Host:
+    """Time of a serving system outside its device: scheduling, launching, sampling, streaming.
+
+    An iteration costs `iteration` seconds and `sequence` more per sequence. A host that `overlaps`
+    works while the device runs the iteration before (vLLM's asynchronous scheduling).
+    `iteration=None` uses the hardware's `iteration_overhead`. `conf/host/*.yaml` has the sources.
+    """
+
+    name: str
+    iteration: float | None = number(None, minimum=0, fix="use seconds from 0")
+    sequence: float = number(0.0, minimum=0, fix="use seconds from 0")
+    overlaps: bool = flag(False)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "host.")
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether it replaces the hardware's `iteration_overhead`."""
+        return self.iteration is not None
+
+    def seconds(self, batch: Batch) -> float:
+        """Compute the seconds of scheduling and launching `batch`."""
+        return (self.iteration or 0.0) + self.sequence * len(batch)
+
+    def exposed(self, batch: Batch, device: float) -> float:
+        """Compute the seconds added to an iteration of `device` seconds in steady state."""
+        host = self.seconds(batch)
+        return max(0.0, host - device) if self.overlaps else host
+
+
+NO_HOST = Host("none")
+
+
+class FromRun:
+    """Placeholder of hardware=auto and host=auto, which task=validate replaces by those of a run.
+    Raises UserError elsewhere.
+    """
+
+    def __init__(self, **named: Any) -> None:
+        raise UserError(
+            "hardware=auto and host=auto stand for those that task=validate reads from a run; name "
+            "one, such as hardware=h100 or host=none"
+        )
 
 
 @dataclass(frozen=True)
 class Parallel(Degrees):
-    """One copy of a model over several devices; SARATHI's GPT-3 runs on 8 x 8 (section 5.3)."""
+    """One copy of a model on several devices; SARATHI's GPT-3 runs on 8 x 8 (section 5.3)."""
 
     def layers_per_stage(self, spec: ModelSpec) -> int:
-        """Layers of one stage; `check` tells whether the stages are equal."""
         return spec.num_layers // self.pipeline
 
     def divides(self, spec: ModelSpec) -> bool:
-        """Whether `spec` comes apart into equal stages and equal shares of heads."""
+        """Whether `spec` splits into equal stages and equal shares of heads."""
         return not any(size % degree for _, degree, _, size in self._parts(spec))
 
     def check(self, spec: ModelSpec) -> None:
-        for kind, degree, what, size in self._parts(spec):
+        for kind, degree, part, size in self._parts(spec):
             if size % degree:
-                raise uneven(kind, degree, size, f"{what} of model {spec.name}", most=size)
+                raise uneven(kind, degree, size, f"{part} of model {spec.name}", most=size)
 
     def _parts(self, spec: ModelSpec) -> tuple[tuple[str, int, str, int], ...]:
-        """Kind, degree, and the name and number of what it has to divide."""
+        """Kind, degree, and the name and number of the parts that it must divide."""
         return (
             ("pipeline", self.pipeline, "layers", spec.num_layers),
             ("tensor", self.tensor, "heads", spec.num_heads),
@@ -237,7 +240,7 @@ class Parallel(Degrees):
 
 
 ONE_DEVICE = Parallel()
-MAX_TENSOR = 8  # devices of a node; a suggestion goes no further within a layer
+MAX_TENSOR = 8  # devices of a node, the largest tensor-parallel degree to suggest
 
 
 def check_memory(
@@ -248,34 +251,35 @@ def check_memory(
     parallel: Parallel = ONE_DEVICE,
 ) -> None:
     """Raise UserError if weights and a KV cache of `kv_tokens` tokens, spread evenly, exceed the
-    devices' memory; it names the least number of devices that would do.
+    devices' memory; it names the smallest sufficient number of devices.
     """
     weights = spec.weight_bytes(dtype_bytes)
     cache = kv_tokens * spec.kv_bytes_per_token(dtype_bytes)
-    num_devices = parallel.num_devices
-    if weights + cache <= num_devices * hardware.memory_bytes:
+    memory = parallel.num_devices * hardware.memory_bytes
+    if weights + cache <= memory:
         return
-    devices, has = (num_devices, "have") if num_devices > 1 else ("one", "has")
-    advice = _advice(spec, hardware, weights, cache / parallel.pipeline)
+    alternative = _sufficient(spec, hardware, weights, cache / parallel.pipeline)
     raise UserError(
         f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB for "
-        f"KV, {devices} {hardware.name} {has} {num_devices * hardware.memory_bytes / 1e9:.0f} GB"
-        f"{advice}; lower batch, shorten the requests or max_model_len, or take a smaller model or "
-        "another hardware"
+        f"KV, memory of {parallel.num_devices} x {hardware.name} is {memory / 1e9:.0f} GB"
+        f"{alternative}; lower batch, shorten the requests or max_model_len, or take a smaller "
+        "model or another hardware"
     )
 
 
 def kv_capacity(
     spec: ModelSpec, hardware: Hardware, dtype_bytes: int, parallel: Parallel = ONE_DEVICE
 ) -> int:
-    """Tokens of KV cache that fit beside the weights. Raises UserError if these alone do not."""
+    """Compute the tokens of KV cache that fit beside the weights. Raises UserError if these alone
+    do not fit.
+    """
     check_memory(spec, hardware, dtype_bytes, 0, parallel)
     free = parallel.num_devices * hardware.memory_bytes - spec.weight_bytes(dtype_bytes)
     return int(free // spec.kv_bytes_per_token(dtype_bytes))
 
 
-def _advice(spec: ModelSpec, hardware: Hardware, weights: float, cache_per_stage: float) -> str:
-    """The fewest devices that hold the model; a stage brings a micro-batch, so its own cache."""
+def _sufficient(spec: ModelSpec, hardware: Hardware, weights: float, stage_cache: float) -> str:
+    """Name the fewest devices that hold the model; each stage adds a micro-batch with its cache."""
     max_tensor = MAX_TENSOR if hardware.link_bytes_per_second else 1
     max_pipeline = spec.num_layers if hardware.network_bytes_per_second else 1
     fitting = [
@@ -283,7 +287,7 @@ def _advice(spec: ModelSpec, hardware: Hardware, weights: float, cache_per_stage
         for tensor in range(1, max_tensor + 1)
         for pipeline in range(1, max_pipeline + 1)
         if (parallel := Parallel(tensor, pipeline)).divides(spec)
-        and weights + pipeline * cache_per_stage <= parallel.num_devices * hardware.memory_bytes
+        and weights + pipeline * stage_cache <= parallel.num_devices * hardware.memory_bytes
     ]
     if not fitting:
         return ""

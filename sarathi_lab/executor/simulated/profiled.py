@@ -3,37 +3,53 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 
+import numpy as np
 import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import ALL_REDUCES, AnalyticOperations
-from sarathi_lab.executor.simulated.attention_shapes import Heads, ShapedAttention
-from sarathi_lab.executor.simulated.attention_tables import AttentionTable, Formula, sums_of
-from sarathi_lab.executor.simulated.hardware import (
-    ONE_DEVICE,
-    Hardware,
-    Parallel,
-    known_or_nan,
+from sarathi_lab.executor.simulated.attention_tables import (
+    AttentionTable,
+    Formula,
+    Heads,
+    ShapedAttention,
+    uniform_batch,
 )
-from sarathi_lab.executor.simulated.interpolation import Floats, curve, curve_error
-from sarathi_lab.executor.simulated.product_tables import Formula as ProductFormula
-from sarathi_lab.executor.simulated.product_tables import ProductTable
-from sarathi_lab.executor.table_files import read_tables
-from sarathi_lab.executor.tables import DTYPE_SIZES, MICROSECOND, SHAPE, TIME, OperationTables
+from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel, none_as_nan
+from sarathi_lab.executor.simulated.interpolation import (
+    Floats,
+    curve,
+    curve_error,
+    full_grid,
+    log_distance,
+    neighbours_error,
+)
+from sarathi_lab.executor.tables import (
+    DTYPE_SIZES,
+    MICROSECOND,
+    SHAPE,
+    TIME,
+    OperationTables,
+    read_tables,
+)
 from sarathi_lab.model.spec import ModelSpec
 
 PRODUCTS = ("qkv_proj", "out_proj", "ffn", "ffn_up", "ffn_down", "products")
-WHOLE = "others"  # of tables that hold all that an iteration costs
+REMAINDER = "others"  # a layer of tables that contain all that an iteration costs
+PRODUCT_SHAPE = ["in_features", "out_features"]
 Curve = Callable[[int], float]
+ProductFormula = Callable[[int, int, int], float]  # seconds by tokens, in_features, out_features
 
 
 class ProfiledOperations:
-    """`Operations` of `spec` by `tables`; what they have no rows of is by formula, if there is
-    `hardware`, which tables of shapes need.
+    """`Operations` of `spec` by `tables`, and by formula where these have no rows; tables of shapes
+    need `hardware`.
     """
 
     def __init__(
@@ -46,8 +62,8 @@ class ProfiledOperations:
     ) -> None:
         self.tables = tables
         self._curves: dict[str, dict[str, Curve]] = {"layer": {}, "iteration": {}, "emit": {}}
-        self._left_out = set(tables.included)
-        self.errors: dict[str, float] = {}  # by operation, of rows left out
+        self._measured = set(tables.included)  # names that the formula must not add
+        self.errors: dict[str, float] = {}  # by operation, of held-out rows
         self.iteration_overhead = 0.0
         self.products: ProductTable | None = None
         self._formula: AnalyticOperations | None = None
@@ -58,22 +74,22 @@ class ProfiledOperations:
             self._formula = AnalyticOperations(spec, hardware, dtype_bytes, parallel)
             self._add_products(self._formula)
             self._add_all_reduce(self._formula)
-            if WHOLE not in tables.layers:
+            if REMAINDER not in tables.layers:
                 self.iteration_overhead = self._formula.iteration_overhead
-        self._own, self._shaped = self._attention(spec)
-        asked = hardware.hybrid_call if hardware else None
-        has_mixed = self._own is not None and self._own.has_mixed
-        self._in_one_call = has_mixed if asked is None else asked
-        self.errors |= self._own.errors if self._own else {}
+        self._attention = self._make_attention(spec)
+        self._in_one_call = self._attention is not None and self._attention.has_mixed
+        if hardware is not None and hardware.hybrid_call is not None:
+            self._in_one_call = hardware.hybrid_call
+        self.errors |= self._attention.errors if self._attention else {}
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
-        """Mean relative error by kind of operation on rows that were held out, as stated with the
-        tables or found in them.
+        """Mean relative error by kind of operation on held-out rows, as stated with the tables or
+        computed from them.
         """
         known = dict(self._formula.uncertainty) if self._formula else {}
         if stated := self.tables.meta.get("uncertainty"):
-            return known | known_or_nan(stated)
+            return known | none_as_nan(stated)
         products = [error for name, error in self.errors.items() if name in PRODUCTS]
         attention = [error for name, error in self.errors.items() if name.endswith("_attention")]
         return {
@@ -83,15 +99,15 @@ class ProfiledOperations:
 
     @property
     def caution(self) -> str:
-        """What the times are of, what comes from another shape, and what no table has."""
+        """Source of the times, and which come from another shape or from no table."""
         formula = self._formula
         computed = [] if formula is None else [*formula.token_times(1), *formula.emit_times(1)]
-        missing = [name for name in computed if name not in self._left_out]
+        missing = [name for name in computed if name not in self._measured]
         parts = [f"operation times are of {self.tables.source}"]
-        if self._own is None and self._shaped is None:
+        if self._attention is None:
             missing.append("attention")
-        if self._shaped is not None:
-            near = {f"{base.num_heads}/{base.num_kv_heads}" for base in self._shaped.bases.values()}
+        elif self._attention.bases:
+            near = {f"{base.num_heads}/{base.num_kv_heads}" for base in self._attention.bases}
             parts.append(f"attention by that of {' and '.join(sorted(near))} query/KV heads")
         if missing:
             parts.append(f"by formula, as no table has them: {', '.join(missing)}")
@@ -112,40 +128,38 @@ class ProfiledOperations:
         return self._times("emit", num_emits, formula)
 
     def attention_times(self, batch: Batch) -> tuple[float, float]:
-        if self._own is not None:
-            return self._own.times(batch, self._in_one_call)
-        assert self._formula is not None, "checked when it was made"
-        if self._shaped is not None:
-            return self._shaped.times(batch, self._in_one_call)
+        if self._attention is not None:
+            return self._attention.times(batch, self._in_one_call)
+        assert self._formula is not None, "tables without attention need hardware"
         return self._formula.attention_times(batch)
 
     def _times(self, per: str, number: int, formula: Mapping[str, float]) -> Mapping[str, float]:
-        """By formula what no row holds, and by the curves the rest."""
-        kept = {name: time for name, time in formula.items() if name not in self._left_out}
+        """Combine the curves with the formula's times of what no row contains."""
+        kept = {name: time for name, time in formula.items() if name not in self._measured}
         return kept | {
             name: time(number) if number else 0.0 for name, time in self._curves[per].items()
         }
 
     def _add(self, name: str, per: str, time: Curve, replaces: Sequence[str] = ()) -> None:
         self._curves[per][name] = time
-        self._left_out.update((name, *replaces))
+        self._measured.update((name, *replaces))
 
     def _add_products(self, formula: AnalyticOperations) -> None:
-        """Products of the model's shapes, where no layer of a table has them."""
-        spec, share_of = formula.spec, formula.share_of
-        own = self.products = self._products(formula.dtype_bytes, formula.product_time)
-        if own and spec.lm_head.name not in self._left_out:
-            self._add(spec.lm_head.name, "emit", own.curve(*share_of(spec.lm_head)))
+        """Add products by shape, where no layer of a table has them."""
+        spec, shard_shape = formula.spec, formula.shard_shape
+        table = self.products = self._products(formula.dtype_bytes, formula.product_time)
+        if table and spec.lm_head.name not in self._measured:
+            self._add(spec.lm_head.name, "emit", table.curve(*shard_shape(spec.lm_head)))
         if spec.weight_dtype == "fp8":
-            own = self._products(DTYPE_SIZES["fp8"], formula.layer_product_time)
-        if own:
-            self.errors["products"] = own.error
+            table = self._products(DTYPE_SIZES["fp8"], formula.layer_product_time)
+        if table:
+            self.errors["products"] = table.error
             for linear in spec.layer_linears:
-                if linear.name not in self._left_out:
-                    self._add(linear.name, "layer", own.curve(*share_of(linear)))
+                if linear.name not in self._measured:
+                    self._add(linear.name, "layer", table.curve(*shard_shape(linear)))
 
     def _products(self, dtype_bytes: int, formula: ProductFormula) -> ProductTable | None:
-        """Those of elements of so many bytes, if there are such."""
+        """Make the table of products in elements of `dtype_bytes`, if there are rows."""
         rows = self.tables.frames.get("products")
         if rows is not None:
             rows = rows[rows.dtype.map(DTYPE_SIZES.get) == dtype_bytes]
@@ -154,7 +168,7 @@ class ProfiledOperations:
         return ProductTable(rows.assign(seconds=rows[TIME] * MICROSECOND), formula)
 
     def _add_all_reduce(self, formula: AnalyticOperations) -> None:
-        """All-reduces of a layer over the hidden states, if a table has as many devices."""
+        """Add all-reduces of the hidden states, if a table has this number of devices."""
         rows, tensor = self.tables.frames.get("communication"), formula.parallel.tensor
         if rows is None or tensor == 1:
             return
@@ -167,38 +181,36 @@ class ProfiledOperations:
         self._add("all_reduce", "layer", lambda n: ALL_REDUCES * by_bytes(n * token_bytes))
         self.errors["all_reduce"] = curve_error(*_floats(rows))
 
-    def _attention(self, spec: ModelSpec) -> tuple[AttentionTable | None, ShapedAttention | None]:
-        """By rows of the model's own shape, if there are such with contexts or mixed batches, or
-        by those of the nearest.
+    def _make_attention(self, spec: ModelSpec) -> AttentionTable | ShapedAttention | None:
+        """Choose the rows of the model's own shape, if there are such with contexts or mixed
+        batches, else those of the nearest.
         """
         rows, formula = self.tables.frames.get("attention"), self._formula
         if rows is None:
-            return None, None
+            return None
         rows = rows.assign(seconds=rows[TIME] * MICROSECOND / self.tables.num_layers)
         if formula is None or SHAPE[0] not in rows:
-            return AttentionTable(rows, None if formula is None else _at(formula)), None
+            return AttentionTable(rows, None if formula is None else _seconds_by(formula))
         degree = formula.parallel.tensor
-        own = Heads(spec.num_heads // degree, spec.num_kv_heads // degree, spec.head_size)
-        mine = rows[(rows[list(SHAPE)] == list(own)).all(axis=1)]
-        if (mine.kv_prefill > 0).any():
-            return AttentionTable(mine, _at(formula)), None
-        return None, ShapedAttention(rows, own, formula, self._formula_of)
+        heads = Heads(spec.num_heads // degree, spec.num_kv_heads // degree, spec.head_size)
+        same = rows[(rows[list(SHAPE)] == list(heads)).all(axis=1)]
+        if (same.kv_prefill > 0).any():
+            return AttentionTable(same, _seconds_by(formula))
 
-    def _formula_of(self, heads: Heads) -> Formula:
-        """The formula for one device of that shape."""
-        assert self._formula is not None
-        of = self._formula
-        spec = replace(of.spec, **heads._asdict())
-        return _at(AnalyticOperations(spec, of.hardware, of.dtype_bytes))
+        def formula_of(shape: Heads) -> Formula:
+            on_shape = replace(spec, **shape._asdict())
+            return _seconds_by(AnalyticOperations(on_shape, formula.hardware, formula.dtype_bytes))
+
+        return ShapedAttention(rows, heads, formula, formula_of)
 
 
-def _at(formula: AnalyticOperations) -> Formula:
-    """Seconds of equal chunks and equal decodes, by formula."""
+def _seconds_by(formula: AnalyticOperations) -> Formula:
+    """Make the function of seconds of equal chunks and equal decodes."""
 
     def seconds(
         chunk: float, before: float, decodes: float, context: float, num_chunks: int
     ) -> float:
-        batch = sums_of(chunk, before, decodes, context, num_chunks)
+        batch = uniform_batch(chunk, before, decodes, context, num_chunks)
         if chunk and decodes:
             return formula.hybrid_attention(batch)
         return sum(formula.separate_attention(batch))
@@ -210,17 +222,100 @@ def _floats(rows: pd.DataFrame) -> tuple[Floats, Floats]:
     return rows["size"].to_numpy(float), rows["seconds"].to_numpy(float)
 
 
+class ProductTable:
+    """Seconds of products [tokens, in] x [in, out] through `rows` of one element type (columns
+    tokens, in_features, out_features, seconds), by number of tokens.
+
+    Times are linear in tokens, and their logarithms in those of in_features and out_features
+    between the shapes of the table's grid. A shape outside takes the nearest one's time, as does a
+    number of tokens, scaled by `formula`.
+    """
+
+    def __init__(self, rows: pd.DataFrame, formula: ProductFormula) -> None:
+        self._formula = formula
+        self._curves = {
+            (int(group.in_features.iloc[0]), int(group.out_features.iloc[0])): (
+                group.tokens.to_numpy(float),
+                group.seconds.to_numpy(float),
+            )
+            for _, group in rows.sort_values("tokens").groupby(PRODUCT_SHAPE)
+        }
+        grid = full_grid(rows[PRODUCT_SHAPE].drop_duplicates(), PRODUCT_SHAPE)
+        self._axes = [sorted(set(grid[column].astype(int))) for column in PRODUCT_SHAPE]
+        self.error = neighbours_error(self._curves.values())
+
+    def has(self, in_features: int, out_features: int) -> bool:
+        """Whether the table has exactly this shape."""
+        return (in_features, out_features) in self._curves
+
+    def curve(self, in_features: int, out_features: int) -> Curve:
+        """Make the function of one shape's seconds by tokens."""
+        shape = (in_features, out_features)
+        corners = {shape: 1.0} if self.has(*shape) else self._corners(shape)
+        if not corners:
+            return self._scaled(shape)
+
+        @cache
+        def time(tokens: int) -> float:
+            logs = (share * math.log(self._at(tokens, near)) for near, share in corners.items())
+            return math.exp(sum(logs))
+
+        return time
+
+    def _corners(self, shape: tuple[int, int]) -> dict[tuple[int, int], float]:
+        """Find the grid's shapes around `shape`, and their shares; none outside."""
+        ins, outs = (_neighbours(axis, size) for axis, size in zip(self._axes, shape, strict=True))
+        return {(i, o): a * b for i, a in ins.items() for o, b in outs.items() if a * b}
+
+    def _scaled(self, shape: tuple[int, int]) -> Curve:
+        """Scale the nearest shape's time: the nearest edge's in the grid's box, else a row's."""
+        ins, outs = (
+            min(max(size, axis[0]), axis[-1]) for size, axis in zip(shape, self._axes, strict=True)
+        )
+        near = (ins, outs)
+        if min(len(axis) for axis in self._axes) < 2:
+            near = min(self._curves, key=partial(log_distance, shape))
+        at_near = self.curve(*near)
+
+        @cache
+        def time(tokens: int) -> float:
+            return at_near(tokens) * self._formula(tokens, *shape) / self._formula(tokens, *near)
+
+        return time
+
+    def _at(self, tokens: int, shape: tuple[int, int]) -> float:
+        """Compute the seconds of a shape of the table."""
+        sizes, seconds = self._curves[shape]
+        inside = min(max(tokens, int(sizes[0])), int(sizes[-1]))
+        time = float(np.interp(inside, sizes, seconds))
+        if inside == tokens:
+            return time
+        return time * self._formula(tokens, *shape) / self._formula(inside, *shape)
+
+
+def _neighbours(axis: Sequence[int], size: int) -> dict[int, float]:
+    """Find the two neighbours of `size` on an axis and their logarithmic shares; none outside."""
+    if size in axis:
+        return {size: 1.0}
+    if not axis or not axis[0] < size < axis[-1]:
+        return {}
+    i = bisect_right(axis, size)
+    low, high = axis[i - 1], axis[i]
+    upper = math.log(size / low) / math.log(high / low)
+    return {low: 1 - upper, high: upper}
+
+
 def profiled_operations(
     spec: ModelSpec, hardware: Hardware, dtype_bytes: int, parallel: Parallel = ONE_DEVICE
 ) -> ProfiledOperations:
-    """The operations of `spec` by the tables that `hardware` names. Raises UserError if there are
-    none for the model, its cache or the degree of tensor parallelism.
+    """Make the operations of `spec` by the tables of `hardware`. Raises UserError without tables of
+    the model, its cache, elements or tensor-parallel degree.
     """
     setting = "executor.cost_model=profiled"
     if spec.kv_dtype != "auto":
         raise UserError(
-            f"{setting} holds for a cache in the model's own type, in which it was measured, not "
-            f"for cache.dtype={spec.kv_dtype}; use executor.cost_model=analytic, or "
+            f"{setting} applies to a cache in the model's own type, in which it was measured, not "
+            f"to cache.dtype={spec.kv_dtype}; use executor.cost_model=analytic, or "
             "cache.dtype=auto"
         )
     if hardware.tables is None:
@@ -230,28 +325,20 @@ def profiled_operations(
             "executor.cost_model=analytic"
         )
     tables = read_tables(hardware.tables, model=spec.name, tensor=parallel.tensor)
-    _check_model(tables, spec, dtype_bytes, parallel)
-    return ProfiledOperations(tables, spec, dtype_bytes, hardware, parallel)
-
-
-def _check_model(
-    tables: OperationTables, spec: ModelSpec, dtype_bytes: int, parallel: Parallel
-) -> None:
-    """Refuse tables in other elements, and those without shapes of another model or degree."""
     if tables.dtype_bytes not in (None, dtype_bytes):
         raise UserError(
             f"{tables.source} was measured with elements of {tables.dtype_bytes} bytes, not of "
             f"{dtype_bytes}; use other tables, or another dtype"
         )
-    if not tables.has_own_model:
-        return
-    use = "use executor.cost_model=analytic, or tables of it"
-    if not tables.is_of(spec):
-        of = tables.meta.get("model")
-        whose = f"of model {of}, not of {spec.name}" if of else "of a model that no meta.yaml names"
-        raise UserError(f"{tables.source} has times {whose}; {use}")
-    if tables.tensor != parallel.tensor:
-        raise UserError(
-            f"{tables.source} was measured with tensor_parallel={tables.tensor}, not "
-            f"{parallel.tensor}; {use} in a folder tp{parallel.tensor}"
-        )
+    if tables.is_model_specific:
+        use = "use executor.cost_model=analytic, or tables of it"
+        if not tables.is_of(spec):
+            of = tables.meta.get("model")
+            model = f"model {of}, not of {spec.name}" if of else "a model that no meta.yaml names"
+            raise UserError(f"{tables.source} has times of {model}; {use}")
+        if tables.tensor != parallel.tensor:
+            raise UserError(
+                f"{tables.source} was measured with tensor_parallel={tables.tensor}, not "
+                f"{parallel.tensor}; {use} in a folder tp{parallel.tensor}"
+            )
+    return ProfiledOperations(tables, spec, dtype_bytes, hardware, parallel)

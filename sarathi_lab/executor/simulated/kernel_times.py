@@ -1,0 +1,238 @@
+"""Time of single kernels on a GPU: matrix products, attention and all-reduces.
+
+A product [rows, in] x [in, out] is cut into tiles of the output. Each tile occupies one
+multiprocessor (SM), so `tiles` of them take ceil(tiles / num_sms) waves: one row more can cost a
+tile of rows, and one tile more a whole wave (SARATHI, section 4.4 and Fig 7). The library picks
+among a few tile shapes and may split the inner dimension (split-K) to occupy more SMs; the model
+takes the fastest.
+
+In attention, chunks are bound by compute and decodes by memory. Prefills and decodes are separate
+calls (SARATHI, section 4.3.2), or one, as in vLLM. Constants here are shared by all GPUs, others
+are fields of `Hardware`; `experiments/lab/cost_model/fit.py` fits both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
+
+from sarathi_lab.executor.simulated.hardware import Hardware
+
+TILES = ((128, 256), (128, 128), (64, 128), (64, 64))  # rows x columns of the output
+SPLITS = (1, 2, 4, 8)  # parts of the inner dimension
+# A tile's step along the inner dimension loads rows + columns elements: FLOPs lost for each.
+OPERAND_FLOPS = 20.0
+OVERLAP = 3.0  # exponent of `overlapped`; the larger, the closer to max(compute, memory)
+PARTIAL_SUM_BYTES = 8  # split-K writes and reads a 4-byte sum for each output and part
+QUERY_TILE = 64  # queries of a head that an SM takes at once: Fig 7 steps between 700 and 750
+FILL_KEYS = 256  # keys of a head on each SM with which decodes reach their bandwidth
+# Exponent of `uneven`: chosen among four by the mixed batches of two GPUs, see
+# experiments/lab/hybrid_attention/README.md.
+UNEVENNESS = 1.5
+
+
+def num_waves(blocks: int, num_sms: int) -> int:
+    """Count the rounds in which `num_sms` multiprocessors run `blocks` equal pieces of work."""
+    return -(-blocks // num_sms)
+
+
+def overlapped(compute: float, memory: float) -> float:
+    """Compute the seconds of work that computes and streams at the same time: a smooth maximum, as
+    near the roofline's ridge neither hides entirely behind the other.
+    """
+    longer = max(compute, memory)
+    if longer == 0:
+        return 0.0
+    both = (compute / longer) ** OVERLAP + (memory / longer) ** OVERLAP
+    return float(longer * both ** (1 / OVERLAP))
+
+
+@lru_cache(maxsize=2**17)
+def matmul_time(
+    rows: int, in_features: int, out_features: int, hardware: Hardware, dtype_bytes: int
+) -> float:
+    """Compute the seconds of [rows, in_features] x [in_features, out_features]; 0 for no rows."""
+    if rows == 0:
+        return 0.0
+    sm_rate = hardware.flops_per_second * hardware.matmul_efficiency / hardware.num_sms
+    moved = (in_features * out_features + rows * (in_features + out_features)) * dtype_bytes
+
+    def seconds(tile: tuple[int, int], splits: int) -> float:
+        """Without the launch of the first kernel; a second one sums the parts of split-K."""
+        tile_rows, tile_columns = tile
+        tiles = -(-rows // tile_rows) * -(-out_features // tile_columns)
+        flops_per_step = 2 * tile_rows * tile_columns + OPERAND_FLOPS * (tile_rows + tile_columns)
+        waves: float = num_waves(tiles * splits, hardware.num_sms)
+        if hardware.partial_waves:
+            waves = max(1.0, tiles * splits / hardware.num_sms)
+        compute = waves * (in_features / splits) * flops_per_step / sm_rate
+        if splits == 1:
+            return overlapped(compute, moved / hardware.memory_rate)
+        num_bytes = moved + splits * rows * out_features * PARTIAL_SUM_BYTES
+        return hardware.kernel_launch + overlapped(compute, num_bytes / hardware.memory_rate)
+
+    return hardware.kernel_launch + min(seconds(*pair) for pair in product(TILES, SPLITS))
+
+
+class Tiles(NamedTuple):
+    """Sums over the query tiles of one head's chunks."""
+
+    query_tiles: int
+    dense_keys: int  # before the chunks, summed over tiles
+    masked_tiles: int  # tiles of keys within the chunks that the causal mask leaves
+    kv_tokens: int
+    queries: int
+    longest: int  # context of a chunk
+
+
+def tiles_of(chunks: Iterable[tuple[int, int]]) -> Tiles:
+    """Sum over `chunks` (start, num_tokens): a chunk of 65 tokens has two tiles, as one of 128."""
+    query_tiles = dense_keys = masked_tiles = kv_tokens = queries = longest = 0
+    for start, num_tokens in chunks:
+        tiles = -(-num_tokens // QUERY_TILE)
+        query_tiles += tiles
+        dense_keys += tiles * start
+        masked_tiles += tiles * (tiles + 1) // 2
+        kv_tokens += start + num_tokens
+        queries += num_tokens
+        longest = max(longest, start + num_tokens)
+    return Tiles(query_tiles, dense_keys, masked_tiles, kv_tokens, queries, longest)
+
+
+class AttentionTimes:
+    """Seconds of one layer's attention calls, by a device's heads. FLOPs are 4 per head entry and
+    causal query-key pair, in whole tiles of queries.
+    """
+
+    def __init__(
+        self,
+        hardware: Hardware,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        kv_head_bytes: int,
+    ) -> None:
+        self.hardware = hardware
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        # Of a query tile and a key at the peak of all SMs; of a token of the cache; of a query.
+        self._key_time = 4 * QUERY_TILE * head_size / hardware.flops_per_second
+        self._kv_bytes = 2 * num_kv_heads * kv_head_bytes
+        self._query_bytes = 2 * num_heads * head_size * hardware.dtype_bytes
+
+    def prefill(self, chunks: Iterable[tuple[int, int]]) -> float:
+        """Compute the seconds of `chunks` (start, num_tokens) in one call.
+
+        The keys before a chunk are dense and run at `attention_efficiency`, those within it are
+        masked and run at `causal_efficiency`; each tile adds `query_ramp` keys. Each chunk reads
+        its whole context from the cache again, the cost of chunking.
+        """
+        tiles, hardware = tiles_of(chunks), self.hardware
+        if tiles.query_tiles == 0:
+            return 0.0
+        blocks = tiles.query_tiles * self.num_heads
+        max_splits = hardware.chunk_splits if blocks < hardware.num_sms else 1
+        compute = self.num_heads * self._compute(tiles)
+        memory = self._kv_bytes * tiles.kv_tokens / hardware.kv_rate
+        if hardware.prompt_efficiency is not None:
+            memory = self._prompt_memory(tiles.kv_tokens, tiles.queries, hardware.prompt_efficiency)
+        share = occupancy(blocks, hardware.num_sms, max_splits)
+        return hardware.attention_launch + overlapped(compute, memory) / share
+
+    def decode(self, num_sequences: int, kv_tokens: int) -> float:
+        """Compute the seconds of `num_sequences` decodes that see `kv_tokens` in total.
+
+        Keys and values are read once, at the bandwidth share of the occupied SMs, and after
+        `decode_fill` if there is enough to reach it; each sequence and KV head occupies an SM for
+        `decode_block_time` at least.
+        """
+        if num_sequences == 0:
+            return 0.0
+        hardware, blocks = self.hardware, num_sequences * self.num_kv_heads
+        streaming = self._kv_bytes * kv_tokens / hardware.kv_rate
+        grouped, splits = self.num_heads > self.num_kv_heads, hardware.decode_splits
+        if not grouped and hardware.ungrouped_splits is not None:
+            splits = hardware.ungrouped_splits
+        share = occupancy(blocks, hardware.num_sms, splits)
+        working = hardware.decode_block_time * blocks / hardware.num_sms
+        launch = hardware.decode_launch
+        if launch is None:
+            launch = hardware.attention_launch
+        if grouped and num_sequences > 1 and self.num_kv_heads > 1:
+            launch += hardware.regroup_time
+        filled = min(1.0, kv_tokens * self.num_kv_heads / (hardware.num_sms * FILL_KEYS))
+        return launch + overlapped(working, hardware.decode_fill * filled + streaming / share)
+
+    def hybrid(
+        self, chunks: Iterable[tuple[int, int]], num_decodes: int, decode_kv_tokens: int
+    ) -> float:
+        """Compute the seconds of `chunks` (start, num_tokens) and `num_decodes` decodes that see
+        `decode_kv_tokens` in total, in one call.
+
+        As in flash-attention 2, a decode is a chunk of one token: each of its heads takes a whole
+        query tile over all its keys, which are not split. The call is bound by all of its tiles or
+        by the longest (`uneven`): the mean decode's, or the last of a chunk.
+        """
+        of, hardware = tiles_of(chunks), self.hardware
+        tiles = of._replace(
+            query_tiles=of.query_tiles + num_decodes, dense_keys=of.dense_keys + decode_kv_tokens
+        )
+        longest = max(of.longest, -(-decode_kv_tokens // num_decodes))
+        compute = uneven(
+            self.num_heads * self._compute(tiles),
+            hardware.num_sms * longest / hardware.attention_efficiency * self._key_time,
+        )
+        memory = self._prompt_memory(
+            of.kv_tokens + decode_kv_tokens,
+            of.queries + num_decodes,
+            hardware.prompt_efficiency or hardware.kv_efficiency,
+        )
+        return hardware.attention_launch + overlapped(compute, memory)
+
+    def _compute(self, tiles: Tiles) -> float:
+        """Compute the seconds of one head's tiles on all SMs."""
+        hardware = self.hardware
+        dense = tiles.dense_keys + tiles.query_tiles * hardware.query_ramp
+        masked = QUERY_TILE * tiles.masked_tiles
+        weighted = dense / hardware.attention_efficiency + masked / hardware.causal_efficiency
+        return weighted * self._key_time
+
+    def _prompt_memory(self, kv_tokens: int, queries: int, efficiency: float) -> float:
+        """Compute the seconds of moving queries, outputs, keys and values."""
+        num_bytes = self._kv_bytes * kv_tokens + self._query_bytes * queries
+        return num_bytes / (efficiency * self.hardware.bytes_per_second)
+
+
+def uneven(all_pieces: float, longest: float) -> float:
+    """Compute the seconds of pieces of work of different length that take `all_pieces` seconds if
+    they fill all SMs to the end, and `longest` for the longest alone: more than either, less than
+    their sum, which list scheduling never exceeds.
+    """
+    return float((all_pieces**UNEVENNESS + longest**UNEVENNESS) ** (1 / UNEVENNESS))
+
+
+@lru_cache(maxsize=2**14)
+def occupancy(blocks: int, num_sms: int, max_splits: int) -> float:
+    """Compute the share of SM time in use, in (0, 1], with each block cut into up to `max_splits`
+    parts.
+    """
+    splits = range(1, max_splits + 1)
+    return max(blocks * n / (num_sms * num_waves(blocks * n, num_sms)) for n in splits)
+
+
+def all_reduce_time(num_bytes: float, num_devices: int, hardware: Hardware) -> float:
+    """Compute the seconds in which `num_devices` devices sum `num_bytes` each; 0 for one device.
+    Raises UserError if the links are unknown.
+
+    Each sends its part to all others (one shot), or, after `two_shot_latency`, 2 (n - 1) times an
+    n-th of it as in a ring; the faster of the two.
+    """
+    if num_devices == 1:
+        return 0.0
+    others, beyond_two = num_devices - 1, num_devices - 2
+    rate = hardware.link_rate / (1 + hardware.link_sharing * beyond_two)
+    one_shot = others * num_bytes / rate
+    ring = hardware.two_shot_latency + 2 * others / num_devices * num_bytes / rate
+    return hardware.link_latency + hardware.link_step * beyond_two + min(one_shot, ring)
