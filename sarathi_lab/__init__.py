@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from sarathi_lab.api.results import Results, load
     from sarathi_lab.api.session import serve, sweep
     from sarathi_lab.config.instantiate import load_option
+    from sarathi_lab.engine.policy import Policy
     from sarathi_lab.engine.request import Request
     from sarathi_lab.model.spec import ModelSpec
-    from sarathi_lab.policy.base import Policy
     from sarathi_lab.results.load import find_sweeps, load_runs
 
 __version__ = "0.1.0"
 _HOMES = {
     "ModelSpec": "model.spec",
     "Playground": "api.playground",
-    "Policy": "policy.base",
+    "Policy": "engine.policy",
     "Request": "engine.request",
     "Results": "api.results",
     "check_policy": "api.check",

@@ -22,7 +22,7 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
-from sarathi_lab.policy import Policy, with_budget
+from sarathi_lab.policy import Policy
 
 LONGEST_PROMPT, LONGEST_OUTPUT = 28, 12  # tokens
 NUM_LAYERS = 6  # for policies by which prompts pass these in groups
@@ -133,7 +133,7 @@ def _case(policy: Policy, random: Random) -> Case:
     block_size, longest = random.choice((1, 3, 4, 8)), max(one.total_len for one in requests)
     spare = batch_size * longest if is_stream else random.randint(-1, 12)
     if policy.budget_field and random.random() < 0.75:
-        policy = with_budget(policy, random.randint(batch_size, 24))
+        policy = policy.with_budget(random.randint(batch_size, 24))
     return Case(
         requests,
         policy,

@@ -1,6 +1,4 @@
-"""Where requests come from: a list with times, users who each wait for their last answer, or
-sessions of turns that do.
-"""
+"""Sources of requests: a list with times, users who wait for each answer, or sessions of turns."""
 
 from __future__ import annotations
 
@@ -20,10 +18,9 @@ from sarathi_lab.engine.request import Request, SequenceState
 
 
 class Arrivals:
-    """Requests that come at their own times, whatever becomes of those before (an open loop).
+    """Requests at fixed times (an open loop), for one run.
 
-    Made for one run: what was taken is gone. `next_time` is when the next one arrives, in seconds;
-    infinity while none is known to come.
+    `next_time` is the next arrival in seconds; infinity while none is known.
     """
 
     def __init__(self, requests: Iterable[Request]) -> None:
@@ -31,13 +28,13 @@ class Arrivals:
         self._look_ahead()
 
     def pop(self) -> Request:
-        """Take the next one, with its time of arrival."""
+        """Take the next request, with its time of arrival."""
         request = self.requests.popleft()
         self._look_ahead()
         return request
 
     def finished(self, sequences: Sequence[SequenceState]) -> None:
-        """Hear that these are done."""
+        """Let sources that wait for these answers go on."""
 
     def _look_ahead(self) -> None:
         self.next_time = self.requests[0].arrival_time if self.requests else math.inf
@@ -45,10 +42,10 @@ class Arrivals:
 
 class ClosedLoop(Arrivals):
     """`num_users` users; each sends the next request of the list `think_time` seconds after its
-    last has finished.
+    last one has finished.
 
-    So at most `num_users` requests are unfinished at any time. All users start at time 0; the times
-    that the requests bring are not read.
+    So at most `num_users` requests are unfinished at any time. All users start at time 0; arrival
+    times of the requests are ignored.
     """
 
     def __init__(
@@ -56,17 +53,14 @@ class ClosedLoop(Arrivals):
     ) -> None:
         self.requests = deque(requests)
         self._think_time = think_time
-        # A heap: when each user who waits for no answer sends its next request.
-        self._due = [0.0] * num_users
+        self._due = [0.0] * num_users  # heap: when each user without a request sends the next
         self._look_ahead()
 
     def pop(self) -> Request:
-        """The next one, sent by the user who is due first."""
         time = heapq.heappop(self._due)
         return replace(super().pop(), arrival_time=time)
 
     def finished(self, sequences: Sequence[SequenceState]) -> None:
-        """Let the users who got these answers think."""
         for sequence in sequences:
             heapq.heappush(self._due, sequence.finish_time + self._think_time)
         self._look_ahead()
@@ -76,8 +70,8 @@ class ClosedLoop(Arrivals):
 
 
 class Turn(NamedTuple):
-    """A request without its prompt, which is known when the turn before has been answered: what
-    was there, and `new_tokens`. It comes `pause` seconds after that.
+    """A request whose prompt is the turn before, its answer and `new_tokens`, and which arrives
+    `pause` seconds after that answer.
     """
 
     request: Request
@@ -86,11 +80,11 @@ class Turn(NamedTuple):
 
 
 class Sessions(Arrivals):
-    """Sessions of turns: the first turn comes at its request's time, each other one a pause after
-    the one before was answered, with its prompt and its answer in front of the new tokens.
+    """Sessions of turns: the first arrives at its request's time, each other one a pause after the
+    answer of the one before, whose prompt and answer precede its new tokens.
 
-    Where nobody computes answers, a stand-in of the request's own is in their place, by which the
-    prefix cache knows them, too.
+    In simulations a placeholder that is unique to the request stands for its answer, for the prefix
+    cache.
     """
 
     def __init__(self, sessions: Sequence[Sequence[Turn]]) -> None:
@@ -107,7 +101,6 @@ class Sessions(Arrivals):
         return request
 
     def finished(self, sequences: Sequence[SequenceState]) -> None:
-        """Let the tools of these answers run."""
         for sequence in sequences:
             turn = self._next.pop(sequence.request.request_id, None)
             if turn is not None:
@@ -116,7 +109,7 @@ class Sessions(Arrivals):
         self._look_ahead()
 
     def _send(self, time: float, request: Request, prompt: NDArray[np.int32]) -> None:
-        assert len(prompt) == request.prompt_len, "a prompt is all that was said, and what is new"
+        assert len(prompt) == request.prompt_len, "a prompt is the turns before and new tokens"
         sent = replace(request, arrival_time=time, prompt_token_ids=prompt)
         heapq.heappush(self._due, (time, request.request_id, sent))
 
@@ -125,13 +118,13 @@ class Sessions(Arrivals):
 
 
 def _known_tokens(sequence: SequenceState) -> NDArray[np.int32]:
-    """Prompt and answer; for tokens that nobody computed what `PrefixCache` takes them for."""
-    own = NO_TOKEN - 1 - sequence.request.request_id
-    answer = [own if token == NO_TOKEN else token for token in sequence.output_token_ids]
+    """Prompt and answer; uncomputed tokens as `PrefixCache` represents them."""
+    placeholder = NO_TOKEN - 1 - sequence.request.request_id
+    answer = [placeholder if token == NO_TOKEN else token for token in sequence.output_token_ids]
     prompt = sequence.request.prompt_token_ids
     return np.concatenate([np.asarray(prompt, dtype=np.int32), np.asarray(answer, dtype=np.int32)])
 
 
 def as_arrivals(requests: Iterable[Request] | Arrivals) -> Arrivals:
-    """A plain list comes at the times of its requests."""
+    """Let a plain list arrive at the times of its requests."""
     return requests if isinstance(requests, Arrivals) else Arrivals(requests)

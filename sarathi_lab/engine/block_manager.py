@@ -1,4 +1,4 @@
-"""Paged accounting of the KV cache: which sequence holds which fixed-size block."""
+"""Paged accounting of the KV cache."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from sarathi_lab.engine.request import Chunk, Copy, SequenceState
 
 
 class BlockManager:
-    """`num_blocks` blocks of `block_size` tokens each, which index the executor's cache, and
-    `num_host_blocks` more in host memory for what is swapped out: paged attention, as in vLLM.
+    """Assigns `num_blocks` blocks of `block_size` tokens, which index the executor's cache, and
+    `num_host_blocks` in host memory for swapped sequences: paged attention, as in vLLM.
 
-    With `shares_prefixes` sequences share the blocks of equal beginnings (`prefix`).
+    With `shares_prefixes` sequences share the blocks of equal prefixes (`prefix`).
     """
 
     def __init__(
@@ -31,13 +31,13 @@ class BlockManager:
         self.num_host_blocks = num_host_blocks
         self.block_size = block_size
         self.prefix = PrefixCache(block_size) if shares_prefixes else None
-        # What holds nothing. Popped from the end, so that a fresh cache hands out neighbours: 0, 1.
+        # Empty blocks, popped from the end, so that a fresh cache hands out neighbours: 0, 1.
         self.empty = list(range(num_blocks - 1, -1, -1))
         self.empty_on_host = list(range(num_host_blocks - 1, -1, -1))
 
     @property
     def num_free(self) -> int:
-        """Blocks that a sequence can have: those that are empty or cached for nobody."""
+        """Blocks that are empty, or cached without a holder."""
         return len(self.empty) + (0 if self.prefix is None else self.prefix.num_unused)
 
     @property
@@ -48,26 +48,26 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def watermark_blocks(self, watermark: float) -> int:
-        """Blocks that admission leaves free for running sequences; `watermark` is a share."""
+        """Blocks that admission leaves free, the share `watermark` of all."""
         return int(watermark * self.num_blocks)
 
     def can_hold(self, num_tokens: int, watermark: float = 0.0) -> bool:
-        """Whether a new sequence of `num_tokens` tokens fits beside the free `watermark`."""
+        """Whether a new sequence of `num_tokens` tokens fits and leaves the `watermark` free."""
         return self.blocks_for(num_tokens) + self.watermark_blocks(watermark) <= self.num_free
 
     def num_missing(self, sequence: SequenceState, num_tokens: int) -> int:
-        """Blocks that `sequence` lacks to hold `num_tokens` tokens."""
+        """Blocks that `sequence` needs in addition to hold `num_tokens` tokens."""
         return max(0, self.blocks_for(num_tokens) - len(sequence.block_ids))
 
     def num_slots(self, sequence: SequenceState) -> int:
-        """Tokens that `sequence` could compute next without anyone giving way."""
+        """Tokens that `sequence` could compute next without an eviction."""
         return (self.num_free + len(sequence.block_ids)) * self.block_size - sequence.num_computed
 
     def grow(self, sequence: SequenceState, num_tokens: int) -> bool:
-        """Make `sequence` hold `num_tokens` tokens; False, with nothing changed, if it can't."""
+        """Let `sequence` hold `num_tokens` tokens; False, with nothing changed, if it can't."""
         held = sequence.block_ids
         missing = -(-num_tokens // self.block_size) - len(held)
-        if missing <= 0:  # as a rule: most tokens come one at a time
+        if missing <= 0:  # most tokens come one at a time
             return True
         if (short := missing - len(self.empty)) > 0:
             if self.prefix is None or short > self.prefix.num_unused:
@@ -82,23 +82,23 @@ class BlockManager:
         return True
 
     def look_up(self, sequence: SequenceState) -> SequenceState:
-        """Let `sequence`, which waits, count as computed what is cached of it, and return it."""
+        """Count the cached tokens of a waiting `sequence` as computed, and return it."""
         if self.prefix is not None:
             sequence.num_computed = num_found(self.prefix.find(sequence)) * self.block_size
         return sequence
 
     def publish(self, chunks: Sequence[Chunk]) -> None:
-        """Let others share the full blocks that `chunks` fill."""
+        """Make the full blocks of `chunks` available to other sequences."""
         if self.prefix is not None:
             for sequence, start, num_tokens, is_decode, _ in chunks:
-                # Most chunks are decodes, and one of a block's many fills it.
+                # Most chunks are decodes, few of which fill a block.
                 is_within = is_decode and num_tokens == 1 and start % self.block_size
                 if not is_within or not sequence.num_published:
                     self.prefix.publish(sequence)
 
     def admit(self, sequence: SequenceState, num_tokens: int, watermark: float = 0.0) -> bool:
-        """Give a new sequence its cached prefix, and room for `num_tokens` tokens in all beside the
-        `watermark`; False, with nothing changed, if blocks are short.
+        """Give a new sequence its cached prefix and room for `num_tokens` tokens in all, with the
+        `watermark` free; False, with nothing changed, if blocks are short.
         """
         if self.prefix is None:
             return self.can_hold(num_tokens, watermark) and self.grow(sequence, num_tokens)
@@ -110,7 +110,7 @@ class BlockManager:
         return self.grow(sequence, num_tokens)
 
     def free(self, sequence: SequenceState) -> None:
-        """Take back all blocks of `sequence`, but for what others share."""
+        """Take back all blocks of `sequence`, except shared ones."""
         prefix = self.prefix
         self.empty += sequence.block_ids[::-1] if prefix is None else prefix.release(sequence)
         sequence.block_ids.clear()
@@ -118,7 +118,7 @@ class BlockManager:
 
     def swap_out(self, sequence: SequenceState) -> list[Copy] | None:
         """Move `sequence` to host memory; None, with nothing changed, if that is full."""
-        num_blocks = self.blocks_for(sequence.num_computed)  # what was only set aside holds nothing
+        num_blocks = self.blocks_for(sequence.num_computed)  # reserved blocks are empty
         if num_blocks > len(self.empty_on_host):
             return None
         sequence.host_block_ids = [self.empty_on_host.pop() for _ in range(num_blocks)]
@@ -129,8 +129,8 @@ class BlockManager:
     def swap_in(
         self, sequence: SequenceState, num_tokens: int, watermark: float
     ) -> list[Copy] | None:
-        """Bring `sequence` back; None, with nothing changed, if `num_tokens` don't fit beside the
-        `watermark`.
+        """Return `sequence` to the device; None, with nothing changed, if `num_tokens` don't fit
+        with the `watermark` free.
         """
         if not (self.can_hold(num_tokens, watermark) and self.grow(sequence, num_tokens)):
             return None

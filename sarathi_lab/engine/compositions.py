@@ -1,4 +1,4 @@
-"""Throw-away sequences and batches made to order: what probes run and the paper's tables time."""
+"""Sequences and batches of given shapes, for probes, predictions and the paper's tables."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def make_sequence(
     token_ids: NDArray[np.int32] | None = None,
     blocks: BlockManager | None = None,
 ) -> SequenceState:
-    """A sequence with `start` tokens computed, about to take `num_tokens` more.
+    """Make a sequence with `start` tokens computed, about to take `num_tokens` more.
 
     A decode takes its newest generated token; a prompt is unfinished, or ends there with `emits`.
-    With `blocks` it holds cache for all of that, and its tokens are zeros unless `token_ids` names
-    the prompt's. Raises RuntimeError if blocks are short.
+    With `blocks` it holds cache for all tokens, which are zeros or the prompt's `token_ids`. Raises
+    RuntimeError if blocks are short.
     """
     end = start + num_tokens
     prompt_len = start if is_decode else end + (not emits)
@@ -49,11 +49,8 @@ def make_batch(
     emits: bool = False,
     blocks: BlockManager | None = None,
 ) -> Batch:
-    """Decodes that each see `context` tokens, then `num_prefills` chunks of `prefill_tokens` tokens
-    at offset `start`.
-
-    The context of a decode counts its own token, as the paper does. Chunks emit with `emits`. The
-    sequences hold `blocks`, if given, as in `make_sequence`.
+    """Make a batch of decodes with `context` tokens each (their new one included, as in the paper),
+    then `num_prefills` chunks of `prefill_tokens` tokens at offset `start`; see `make_sequence`.
     """
     batch = Batch()
     for order in range(num_decodes):
@@ -68,7 +65,7 @@ def make_batch(
 def chunks_of(
     prompt_len: int, chunk: int, *, num_decodes: int = 0, context: int = 1
 ) -> list[Batch]:
-    """A prompt in chunks of `chunk` tokens (the last may be shorter), each beside `num_decodes`."""
+    """Cut a prompt into batches of `chunk` tokens (the last may have fewer) and `num_decodes`."""
     return [
         make_batch(
             prefill_tokens=min(chunk, prompt_len - start),

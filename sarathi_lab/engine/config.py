@@ -1,24 +1,67 @@
-"""The one place that puts an engine together: a scheduler with its cache, and its executor."""
+"""The assembly of an engine: a scheduler with its cache, and its executor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sarathi_lab.engine.admission import SchedulingPolicy
+import pandas as pd
+
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.executor import Executor, Sizes
+from sarathi_lab.engine.executor import Backend, Executor, Sizes
+from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.replicas import LockstepReplicas, Schedulers
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.engine.scheduler_state import Preemption
 from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation
-from sarathi_lab.engine.topology import SINGLE, Topology
+from sarathi_lab.model.spec import ModelSpec
 
-AnyPolicy = SchedulingPolicy[Scheduler]
 AnyScheduler = Scheduler | Schedulers
+MakeScheduler = Callable[[Policy], Scheduler]
+
+
+class Topology:
+    """One engine, and the base of several. Sizes of batch and cache are those of an instance."""
+
+    num_instances = 1
+    is_single = True  # one scheduler and one executor, without a router
+
+    def describe(self) -> str:
+        """Describe several engines, such as "2 prefill and 2 decode instances"."""
+        return ""
+
+    def check(
+        self, policy: Any, backend: Backend, spec: ModelSpec, *, shares_prefixes: bool
+    ) -> None:
+        """Raise UserError for parts of a run that do not fit, and settings that nothing reads."""
+
+    def link_between(self, backend: Backend, spec: ModelSpec) -> Any:
+        """What moves the cache of `spec` between instances on `backend`; None: nothing moves."""
+        return None
+
+    def executor(self, make: Callable[[], Executor], link: Any) -> Executor:
+        """Make what runs the batches, of instances that `make` makes."""
+        return make()
+
+    def scheduler(self, policy: Policy, make: MakeScheduler, executor: Executor) -> Any:
+        """Make the scheduler for `executor`, which this topology has made."""
+        return make(policy)
+
+    def policies(self, policy: Policy) -> Sequence[Policy]:
+        """List the policy of each instance."""
+        return [policy]
+
+    def results(
+        self, scheduler: Any, summary: Mapping[str, float], num_devices: int
+    ) -> tuple[dict[str, pd.DataFrame], dict[str, float]]:
+        """Further tables and metrics of a run with `summary` on `num_devices`."""
+        return {}, {}
+
+
+SINGLE = Topology()
 
 
 @dataclass(frozen=True)
@@ -32,7 +75,7 @@ class EngineConfig:
     lockstep; a `cluster` has instances of these sizes.
     """
 
-    policy: AnyPolicy
+    policy: Policy
     batch_size: int
     num_blocks: int
     block_size: int
@@ -95,7 +138,7 @@ class EngineConfig:
         scheduler: AnyScheduler = self.cluster.scheduler(self.policy, self.make_engine, executor)
         return scheduler
 
-    def make_engine(self, policy: AnyPolicy) -> Scheduler:
+    def make_engine(self, policy: Policy) -> Scheduler:
         """Build the scheduler of one instance. Raises UserError for sizes that `policy` refuses."""
         assert self.max_model_len is not None, "name it, or serve requests"
         cache = (self.num_blocks, self.block_size, self.num_host_blocks)
@@ -114,7 +157,7 @@ class EngineConfig:
         """Raise UserError for a policy that these sizes do not suit, or a request that can never be
         served.
         """
-        checked: list[AnyPolicy] = []
+        checked: list[Policy] = []
         for policy in self.cluster.policies(self.policy):
             if policy not in checked:
                 checked.append(policy)

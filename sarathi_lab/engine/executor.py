@@ -1,4 +1,4 @@
-"""The interface between the engine loop and what owns time, such as a device or a cost model."""
+"""Executors, which run batches and measure or predict time, and backends, which build them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from sarathi_lab.model.power import PowerModel
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import ModelSpec
 
-NO_TOKEN = -1  # what executors without a model emit: a token was due, nobody computed it
+NO_TOKEN = -1  # emitted by executors without a model
 
 Span = tuple[float, float]  # start and end, in seconds since `Executor.start`
 Cause = Literal["PB1", "PB2", "PB3", "starved"]
 
 
 class Bubble(NamedTuple):
-    """A stage of a pipeline idle between two micro-batches, from `start` to `end` (seconds).
+    """Idle time of a pipeline stage between two micro-batches, from `start` to `end` (seconds).
 
-    `iteration` counts submissions from zero and names the micro-batch that ends the gap; the one
-    before it began it. `cause` is the paper's (section 3.3) by what the two carry: "PB1" prefills
-    of different length, "PB2" a prefill beside decodes only, "PB3" as many prompt tokens in both
-    (as a rule none), so that only their contexts differ; or "starved", where the pipeline had room
-    before and no request to put in. Sending and unequal stages leave gaps, too; they count under
-    what the neighbours carry.
+    `iteration` counts submissions from zero and names the micro-batch that ends the gap. `cause` is
+    the paper's (section 3.3) by the two micro-batches: "PB1" prefills of different length, "PB2" a
+    prefill and decodes only, "PB3" equal numbers of prompt tokens (mostly none), so that only
+    contexts differ; or "starved", where the pipeline had room before and no request. Gaps from
+    sends and unequal stages count by their neighbours, too.
     """
 
     stage: int
@@ -43,18 +42,18 @@ class StepResult:
     batch: Batch
     start: float
     end: float
-    # One per chunk with emits_token, in the order of the chunks; empty where nobody computes them.
+    # One per chunk with emits_token, in the order of the chunks; empty in simulations.
     token_ids: list[int]
-    stages: Sequence[Span] = ()  # by stage of a pipeline; empty where one device does it all
+    stages: Sequence[Span] = ()  # by stage of a pipeline; empty without one
     bubbles: Sequence[Bubble] = ()  # the idle gaps that this micro-batch ended
     host_time: float = 0.0  # seconds that the host spent on packing and launching it
-    num_padding_tokens: int = 0  # computed beside the batch's own, to reach a fixed shape
+    num_padding_tokens: int = 0  # computed in addition, to reach a fixed shape
     is_replayed: bool = False  # whether it ran as a recorded CUDA graph
     launching_time: float = 0.0  # seconds of it in which the host was still launching it
 
     @property
     def busy(self) -> float:
-        """Seconds that it kept a stage busy, in the mean over stages."""
+        """Seconds that a stage was busy, the mean over stages."""
         if not self.stages:
             return self.end - self.start
         return sum(end - start for start, end in self.stages) / len(self.stages)
@@ -68,8 +67,8 @@ def bubbles_between(
     is_starved: bool,
     iteration: int,
 ) -> list[Bubble]:
-    """The idle gaps that `after` ends: on each stage from `free_at`, when it ended `before` (None
-    for the first of a run), to the start of its span.
+    """List the idle gaps that `after` ends: on each stage from `free_at`, when it ended `before`
+    (None for the first of a run), to the start of its span.
     """
     if before is None:
         return []
@@ -82,7 +81,7 @@ def bubbles_between(
 
 
 def _cause(before: Batch, after: Batch) -> Cause:
-    """The bubble (section 3.3) that separates two micro-batches, by what they carry."""
+    """Classify the bubble between two micro-batches (section 3.3)."""
     if before.num_prefill_tokens == after.num_prefill_tokens:
         return "PB3"
     return "PB1" if before.num_prefill_tokens and after.num_prefill_tokens else "PB2"
@@ -93,16 +92,16 @@ class Executor(Protocol):
     submission.
     """
 
-    capacity: int  # batches in flight: of a pipeline its stages, 2 where one is made as one runs
-    feeds_tokens: bool  # from batch to batch, so a sequence in flight may be submitted again
+    capacity: int  # batches in flight: stages of a pipeline; 2 with overlap
+    feeds_tokens: bool  # to the next batch, so a sequence in flight may be submitted again
 
     @property
     def num_blocks(self) -> int | None:
-        """Blocks of its cache; None where there is no real one."""
+        """Blocks of its cache; None in simulations."""
 
     @property
     def num_layers(self) -> int | None:
-        """Layers that prompts may pass in groups (`Batch.layers`); None: only all at once."""
+        """Layers that prompts may pass in groups (`Batch.layers`); None: all at once."""
 
     @property
     def now(self) -> float: ...
@@ -111,7 +110,7 @@ class Executor(Protocol):
     def num_in_flight(self) -> int: ...
 
     def start(self) -> None:
-        """Set the clock to zero; whatever ran before (warm-up, loading) is not part of the run."""
+        """Set the clock to zero, after loading and warm-up."""
 
     def submit(self, batch: Batch) -> None: ...
 
@@ -120,18 +119,18 @@ class Executor(Protocol):
 
     @property
     def next_end(self) -> float:
-        """When the oldest batch in flight ends; `now` where only waiting tells."""
+        """When the oldest batch in flight ends; `now` where that is unknown."""
 
     def wait_until(self, time: float) -> None:
         """Let the clock reach `time`; nothing in flight ends before."""
 
     def write_profile(self, directory: Path) -> Mapping[str, float]:
-        """Write what was watched of the run; returns what the summary should hold of it."""
+        """Write the profile of the run; returns its entries of the summary."""
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """Seconds of an iteration: by operation, or, called, one after the other. Prompts may pass
+    """Predicted seconds of an iteration: by operation, or, called, their sum. Prompts may pass
     `num_layers` in groups, unless None.
     """
 
@@ -144,21 +143,21 @@ class Predictor:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What an executor is made for: tokens and sequences of an iteration, and the cache."""
+    """Sizes that an executor is built for."""
 
     num_blocks: int  # as planned with
     block_size: int
     batch_size: int
     max_model_len: int | None = None  # None: as long as the cache
-    max_batch_tokens: int | None = None  # None: whatever the warm-up runs
+    max_batch_tokens: int | None = None  # None: those of the warm-up
     chunk: int | None = None  # None: batches with prompts may have any number of tokens
     fills_memory: bool = False  # with the cache, whatever `num_blocks`
-    num_host_blocks: int = 0  # of the cache in host memory, for what is swapped out
+    num_host_blocks: int = 0  # of the cache in host memory, for swapped sequences
     num_drafts: int = 0  # of a decode, at most
 
 
 class Backend(Protocol):
-    """A device, real or simulated. Making one is cheap and checks its arguments (UserError)."""
+    """A device, real or simulated. Its constructor is cheap and checks arguments (UserError)."""
 
     @property
     def name(self) -> str:
@@ -180,19 +179,19 @@ class Backend(Protocol):
 
     @property
     def num_stages(self) -> int:
-        """Stages of the pipeline, so batches in flight; 1 on a device that is none."""
+        """Stages of the pipeline, so batches in flight; 1 without one."""
 
     @property
     def num_devices(self) -> int:
-        """That compute together, those of all stages."""
+        """Devices of all stages."""
 
     @property
     def power(self) -> PowerModel | None:
-        """What each of its devices draws; None where nothing is known of it."""
+        """Power of each of its devices; None if unknown."""
 
     @property
     def default_model(self) -> str:
-        """What model=auto stands for on this device."""
+        """The model that model=auto selects."""
 
     def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
         """Raise UserError if the model can't run here with caches of so many tokens."""
@@ -201,10 +200,10 @@ class Backend(Protocol):
         """Peak FLOP/s and bytes/s of all devices together, measured or from the hardware file."""
 
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
-        """What to keep in mind of figures from here, a line each; none if measured."""
+        """Limits of predicted figures, a line each; none if measured."""
 
     def predictor(self, spec: ModelSpec) -> Predictor | None:
-        """The device's cost model for `spec`, which `chunk=auto` is chosen by; None without."""
+        """The cost model for `spec`, by which `chunk=auto` is chosen; None if measured."""
 
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
         """Blocks that fit beside the weights; an estimate where only loading can tell."""

@@ -1,4 +1,4 @@
-"""The record of a run: one row per iteration, one per request. Counts only; costs come later."""
+"""The record of a run: a row per iteration and per request, counts without costs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pandas as pd
 from sarathi_lab.engine.executor import Bubble, StepResult
 from sarathi_lab.engine.request import Queues, SequenceState
 
-# Where each column is found, from a StepResult and a finished SequenceState; its name is the end.
+# Attributes of a StepResult and of a finished SequenceState; their last parts name the columns.
 _OF_ITERATION = (
     *("start", "end", "busy"),
     *("batch.num_prefills", "batch.num_prefill_tokens", "batch.num_decode_tokens"),
@@ -36,19 +36,19 @@ _request_row = attrgetter(*_OF_REQUEST)
 
 
 class Ledger:
-    """Records a run; `on_iteration` hears the tokens that each settles, cached ones too."""
+    """Records a run; `on_iteration` is called with the tokens of each, cached ones included."""
 
     def __init__(self) -> None:
         self.on_iteration: Callable[[int], None] = lambda num_tokens: None
         self._iterations: list[tuple[float, ...]] = []
         self._requests: list[tuple[object, ...]] = []
-        # Start and end by stage, flat: a run of ten thousand requests has millions.
+        # Start and end by stage, flat, as there may be millions.
         self._spans = array("d")
         self._num_stages = 1
         self._bubbles: list[Bubble] = []
 
     def record(self, result: StepResult, finished: list[SequenceState]) -> None:
-        assert result.batch.queues is not None, "the scheduler has booked the batch"
+        assert result.batch.queues is not None, "set by Scheduler.advance"
         self._iterations.append(_iteration_row(result))
         spans = result.stages or [(result.start, result.end)]
         self._num_stages = len(spans)
@@ -64,14 +64,13 @@ class Ledger:
 
     @property
     def replayed_share(self) -> float:
-        """Of the iterations, those that ran as recorded CUDA graphs; 0 without any."""
+        """The share of iterations that ran as recorded CUDA graphs; 0 without any."""
         place = ITERATION_COLUMNS.index("is_replayed")
         return sum(row[place] for row in self._iterations) / max(1, len(self._iterations))
 
     def iterations(self) -> pd.DataFrame:
-        """One row per iteration, as collected; queue lengths are those after it, of its `instance`.
-        One engine has no such column, a run without drafts none of these, and none has
-        `layer_share` where all pass all layers.
+        """Return a row per iteration, as collected; queue lengths are those after it, of its
+        `instance`. Columns of clusters, drafts and groups of layers are in runs with these only.
         """
         table = pd.DataFrame(self._iterations, columns=list(ITERATION_COLUMNS))
         counts = table.groupby("instance").num_preemptions  # from 0
@@ -86,17 +85,17 @@ class Ledger:
         return table
 
     def requests(self) -> pd.DataFrame:
-        """One row per finished request, by request id."""
+        """Return a row per finished request, by request id."""
         table = pd.DataFrame(self._requests, columns=list(REQUEST_COLUMNS))
         return table.sort_values("request_id", ignore_index=True)
 
     def stages(self) -> pd.DataFrame:
-        """Start and end by iteration and stage; a device that is no pipeline is one stage, 0."""
+        """Return start and end by iteration and stage; without a pipeline there is one stage, 0."""
         spans = np.array(self._spans).reshape(-1, 2)
         iteration, stage = np.divmod(np.arange(len(spans)), self._num_stages)
         table = pd.DataFrame(spans, columns=["start", "end"])
         return table.assign(iteration=iteration, stage=stage)[["iteration", "stage", *table]]
 
     def bubbles(self) -> pd.DataFrame:
-        """One row per idle gap of a pipeline's stage between iteration - 1 and `iteration`."""
+        """Return a row per idle gap of a pipeline's stage between iteration - 1 and `iteration`."""
         return pd.DataFrame(self._bubbles, columns=list(Bubble._fields))

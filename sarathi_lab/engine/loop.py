@@ -1,4 +1,4 @@
-"""The only loop, for every executor: hand over arrivals, submit batches, collect results."""
+"""The loop of every run: schedule, run, update."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sarathi_lab.engine.scheduler import Scheduler
 
 
 class Recorder(Protocol):
-    """Sees every finished iteration; see `ledger.Ledger`."""
+    """Records every finished iteration; see `ledger.Ledger`."""
 
     def record(self, result: StepResult, finished: list[SequenceState]) -> None: ...
 
@@ -30,14 +30,14 @@ def serve(
 ) -> Ledger:
     """Serve `requests` with an empty cache on `executor`, which `engine` or the caller has built.
 
-    `recorder` sees the iterations in place of the ledger, which is then returned empty unless it is
-    that. Raises UserError for what can never be served.
+    `recorder` records the iterations in place of the ledger, which is then returned empty unless it
+    is that. Raises UserError for what can never be served.
     """
     arrivals = as_arrivals(requests)
     if engine.speculation.tokens and (executor.feeds_tokens or engine.num_replicas > 1):
         raise UserError(
-            "drafts are judged before the next batch is made, by each engine for itself; use an "
-            "executor without overlap, and one replica"
+            "drafts are verified before the next batch is made, for one engine; use an executor "
+            "without overlap, and one replica"
         )
     if engine.max_model_len is None:
         longest = max((request.total_len for request in arrivals.requests), default=1)
@@ -67,7 +67,7 @@ def run_engine(
             scheduler.add(arrivals.pop())
         _submit_all(scheduler, executor)
         next_time = min(arrivals.next_time, scheduler.next_time)
-        # Of a pipeline or a cluster, whether a request enters before the oldest batch leaves.
+        # In a pipeline or a cluster a request may enter before the oldest batch leaves.
         has_room = executor.num_in_flight < executor.capacity
         if executor.num_in_flight and not (has_room and next_time < executor.next_end):
             result = executor.collect()
@@ -82,7 +82,7 @@ def run_engine(
 
 
 def no_groups(policy: str) -> UserError:
-    """What to say of a policy that moves prompts through groups of layers where nothing can."""
+    """Make the error for a policy of groups of layers where no executor has all layers."""
     return UserError(
         f"policy {policy} moves prompts through groups of layers, which pipelines, ranks and "
         "several engines can't; use executor.pipeline_parallel=1 (on a real device "

@@ -1,6 +1,4 @@
-"""The order in which waiting sequences are admitted, those that run, and who gives way when the
-cache is short.
-"""
+"""The orders of waiting and running sequences, and which of them is evicted first."""
 
 from __future__ import annotations
 
@@ -17,18 +15,16 @@ from sarathi_lab.engine.request import Chunk, SequenceState
 QueueOrder = Literal["fcfs", "priority", "shortest"]
 Rank = tuple[float, int]
 Test = Callable[[SequenceState], bool]
-# How many waiting sequences an iteration looks at, if some may be passed over: it takes no longer
-# for a longer queue.
+# Waiting sequences that an iteration looks at if some may be passed over, whatever the queue's
+# length.
 LOOKAHEAD = 64
 
 
 class ArrivalQueue(deque[SequenceState]):
-    """A waiting queue in the order of arrival, the next one first; `appendleft` puts those that
-    were preempted in front.
-    """
+    """A waiting queue in order of arrival, preempted sequences in front (`appendleft`)."""
 
     def oldest(self) -> SequenceState:
-        """The one that arrived first: one of those in front, or the next behind them."""
+        """The first to arrive: one of the preempted ones in front, or the next behind them."""
         oldest = self[0]
         for sequence in self:
             if sequence.order < oldest.order:
@@ -39,11 +35,9 @@ class ArrivalQueue(deque[SequenceState]):
 
 
 class RankedQueue:
-    """A waiting queue in the order of `rank`, lowest first; preempted sequences come where their
-    rank puts them.
+    """A waiting queue in order of `rank`, lowest first, preempted sequences included.
 
-    Sorted lists with the first one last: insertion moves pointers only, taking the first one moves
-    nothing.
+    Sorted lists with the first sequence last: removing it moves nothing.
     """
 
     def __init__(self, rank: Callable[[SequenceState], Rank]) -> None:
@@ -58,7 +52,7 @@ class RankedQueue:
     appendleft = append
 
     def remove(self, sequence: SequenceState) -> None:
-        """Take any one out. Raises ValueError if it does not wait."""
+        """Take any sequence out. Raises ValueError if it does not wait."""
         keys = (self._descending, _newest_first)
         for sequences, key in zip((self._by_rank, self._by_arrival), keys, strict=True):
             index = bisect_left(sequences, key(sequence), key=key)
@@ -91,7 +85,7 @@ WaitingQueue = ArrivalQueue | RankedQueue
 
 
 def make_queue(order: QueueOrder) -> WaitingQueue:
-    """An empty queue: in the order of arrival, by priority, or shortest first."""
+    """Make an empty queue: by arrival, by priority, or shortest first."""
     if order == "fcfs":
         return ArrivalQueue()
     return RankedQueue(by_priority if order == "priority" else by_remaining)
@@ -100,7 +94,7 @@ def make_queue(order: QueueOrder) -> WaitingQueue:
 def candidates(waiting: WaitingQueue, pass_over: Test | None) -> Iterator[SequenceState]:
     """The first of `waiting`, again and again; or the next `LOOKAHEAD` not passed over."""
     if pass_over is not None:
-        upcoming = list(islice(waiting, LOOKAHEAD))  # the queue changes as they are admitted
+        upcoming = list(islice(waiting, LOOKAHEAD))  # the queue changes with each admission
         yield from (sequence for sequence in upcoming if not pass_over(sequence))
         return
     while waiting:
@@ -112,23 +106,23 @@ def by_arrival(sequence: SequenceState) -> Rank:
 
 
 def by_priority(sequence: SequenceState) -> Rank:
-    """Lowest `Request.priority` first, as in vLLM; first come among equals."""
+    """Lowest `Request.priority` first, as in vLLM, then by arrival."""
     return sequence.request.priority, sequence.order
 
 
 def by_remaining(sequence: SequenceState) -> Rank:
-    """Fewest tokens to prefill first, cached or not, as how many are cached changes while a
-    sequence waits; first come among equals.
+    """Fewest tokens to prefill first, then by arrival. Cached ones count, as what is cached changes
+    while a sequence waits.
     """
     return sequence.num_known, sequence.order
 
 
 class RunningSequences(list[SequenceState]):
-    """The sequences that hold cache, in the order that they entered in, or of `rank` once sorted.
+    """Sequences that hold cache, in order of admission, or of `rank` once sorted.
 
-    The largest by `rank` gives way first. `at_rest` are those that are not in flight, in the same
-    order (of a pipeline's sequences those of one batch); it may also have some that have left it
-    since `tidy`, which `is_idle` tells.
+    The largest by `rank` is evicted first. `at_rest` are those not in flight, in the same order (of
+    a pipeline's sequences those of one batch). Until `tidy` it may also have some that have left,
+    or are in flight again, which `is_idle` excludes.
     """
 
     def __init__(self, rank: Callable[[SequenceState], Rank]) -> None:
@@ -140,11 +134,11 @@ class RunningSequences(list[SequenceState]):
 
     @property
     def idle(self) -> list[SequenceState]:
-        """Those that could be scheduled now."""
+        """Sequences that could be scheduled now."""
         return [one for one in self.at_rest if one.is_running and not one.in_flight]
 
     def enter(self, sequence: SequenceState) -> None:
-        """Take in a sequence, which is in flight from now on."""
+        """Add a sequence that is in flight from now on."""
         if self and self.rank(sequence) < self.rank(self[-1]):
             self._is_sorted = False
         self.append(sequence)
@@ -157,13 +151,13 @@ class RunningSequences(list[SequenceState]):
         sequence.is_running = False
 
     def requeue(self, sequences: list[SequenceState]) -> None:
-        """Take `sequences` back from a batch that has ended."""
+        """Put `sequences` of a batch that has ended back to `at_rest`."""
         self.at_rest += sequences
         self.at_rest.sort(key=attrgetter("position"))
 
     def commit(self, chunks: Iterable[Chunk]) -> list[SequenceState]:
-        """Let `chunks` count as computed, with their next tokens yet to be known, and take their
-        sequences back, but those that have all they asked for, which are returned.
+        """Count `chunks` as computed, with their next tokens yet unknown, and requeue their
+        sequences, except finished ones, which are returned.
         """
         resting, finished = [], []
         for sequence, start, num_tokens, _, emits_token in chunks:
@@ -180,7 +174,7 @@ class RunningSequences(list[SequenceState]):
         return finished
 
     def tidy(self) -> None:
-        """Forget of `at_rest` who left or is in flight."""
+        """Drop sequences of `at_rest` that have left or are in flight."""
         self.at_rest = self.idle
 
     def sort_by_rank(self) -> None:

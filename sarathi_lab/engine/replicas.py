@@ -21,13 +21,13 @@ def load_of(scheduler: Scheduler) -> int:
 
 
 def least_loaded(schedulers: Sequence[Scheduler], request: Request) -> int:
-    """The first of those with the least load (vLLM's data-parallel front end)."""
+    """The index of the first with the least load (vLLM's data-parallel front end)."""
     loads = [load_of(one) for one in schedulers]
     return loads.index(min(loads))
 
 
 class Schedulers(ABC):
-    """Several schedulers as the one that the loop drives."""
+    """Several schedulers with the interface of one `Scheduler`."""
 
     def __init__(self, schedulers: Sequence[Scheduler]) -> None:
         self.schedulers = schedulers
@@ -35,7 +35,7 @@ class Schedulers(ABC):
 
     @property
     def next_time(self) -> float:
-        """When something happens by itself (seconds); infinity: nothing will."""
+        """Seconds of the next event besides arrivals and batches; infinity without one."""
         return math.inf
 
     @property
@@ -52,53 +52,44 @@ class Schedulers(ABC):
             scheduler.check_fits(request)
 
     @abstractmethod
-    def add(self, request: Request) -> SequenceState:
-        """Queue a request. Raises UserError for one that could never finish."""
+    def add(self, request: Request) -> SequenceState: ...
 
     @abstractmethod
-    def schedule(self, now: float) -> Batch | None:
-        """The next batch at time `now` (seconds), or None if there is none."""
+    def schedule(self, now: float) -> Batch | None: ...
 
     @abstractmethod
-    def advance(self, batch: Batch) -> None:
-        """Record what is known of a batch before it ran."""
+    def advance(self, batch: Batch) -> None: ...
 
     @abstractmethod
-    def update(self, result: StepResult) -> list[SequenceState]:
-        """Record a finished batch; returns the sequences that it finished."""
+    def update(self, result: StepResult) -> list[SequenceState]: ...
 
 
 class LockstepReplicas(Schedulers):
-    """Replicas of an engine, each with a cache of its own, that run one batch each at a time.
-
-    So do replicas that share the experts of a mixture (vLLM's data parallelism with expert
-    parallelism): a layer's experts wait for the tokens of all. The batches of one iteration are the
-    `parts` of one. A request goes for good to the least loaded (`routers`).
+    """Replicas of an engine with separate caches that run one batch each at a time, such as those
+    that share the experts of a mixture (vLLM's data with expert parallelism): a layer's experts
+    wait for the tokens of all. The batches of one iteration are the `parts` of one. A request stays
+    at the replica that is least loaded when it arrives.
     """
 
     def add(self, request: Request) -> SequenceState:
-        """Queue a request. Raises UserError for one that could never finish."""
         return self.schedulers[least_loaded(self.schedulers, request)].add(request)
 
     def schedule(self, now: float) -> Batch | None:
-        """The next batch of each at time `now` (seconds), or None if none can run."""
         parts = tuple(replica.schedule(now) or Batch() for replica in self.schedulers)
         return Batch.of(parts) if any(parts) else None
 
     def advance(self, batch: Batch) -> None:
-        """Book what is known of a batch before it ran."""
         for replica, part in zip(self.schedulers, batch.parts, strict=True):
             replica.advance(part)
         queues = [part.queues for part in batch.parts if part.queues is not None]
         batch.queues = Queues(*map(sum, zip(*queues, strict=True)))
 
     def update(self, result: StepResult) -> list[SequenceState]:
-        """Book a finished batch; returns the sequences that it finished."""
         if result.batch.queues is None:
             self.advance(result.batch)
         finished, end = [], 0
         for replica, part in zip(self.schedulers, result.batch.parts, strict=True):
             start, end = end, end + part.num_emits
-            own = replace(result, batch=part, token_ids=result.token_ids[start:end])
-            finished += replica.update(own)
+            of_part = replace(result, batch=part, token_ids=result.token_ids[start:end])
+            finished += replica.update(of_part)
         return finished

@@ -1,10 +1,9 @@
-"""What is asked for (Request), how far it got (SequenceState), and what runs now (Chunk, Batch)."""
+"""Requests, their state in an engine, and the chunks and batches that it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from operator import attrgetter
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One wish, made by the workload and never changed.
+    """Immutable request created by the workload.
 
     Exactly `output_len` tokens are generated: end-of-sequence is ignored, so that policies are
     compared on the same work.
@@ -23,10 +22,10 @@ class Request:
     arrival_time: float  # seconds since the start of the run
     prompt_len: int
     output_len: int
-    prompt_token_ids: Sequence[int] | NDArray[np.int32] | None = None  # None: nobody reads tokens
-    priority: int = 0  # the lower is served first where the queue is ordered by it
-    # One per 512 tokens of the prompt: equal ids with equal ids before them mean equal tokens.
-    # Tokens beyond the last id are the request's own; without ids nothing is said.
+    prompt_token_ids: Sequence[int] | NDArray[np.int32] | None = None  # None: simulated
+    priority: int = 0  # lower ones are served first with queue_order=priority
+    # One per 512 tokens of the prompt: equal ids behind equal ids mean equal tokens. Tokens beyond
+    # the last id are like those of no other request.
     prefix_ids: tuple[int, ...] = ()
 
     @property
@@ -39,42 +38,32 @@ class Request:
 class SequenceState:
     """Engine state of one request: tokens known, tokens computed, blocks held.
 
-    There is no prefill phase and no decode phase. A sequence knows `num_known` tokens (prompt plus
-    generated) and has the keys and values of `num_computed` of them in the cache; scheduling is
-    choosing how many to catch up.
+    There is no prefill phase and no decode phase. A sequence has `num_known` tokens (prompt and
+    generated) and the keys and values of `num_computed` of them in the cache; scheduling chooses
+    how many more to compute.
     """
 
     request: Request
-    order: int  # rank of arrival: what "first come" means when sequences are sorted
-    # What its blocks hold; of one that waits, what is cached. Written by Scheduler.
-    num_computed: int = 0
-    # Written by BlockManager: its blocks, whether their ids count up by one, and where its cache is
-    # while it is swapped out.
-    block_ids: list[int] = field(default_factory=list)
-    blocks_are_neighbours: bool = True
-    host_block_ids: list[int] = field(default_factory=list)
-    # Written by PrefixCache: the keys of its full blocks, how many of them others may share, and
-    # the runs of cached blocks that it holds, in their order. Where another's block stands for an
-    # equal one of its own, a run is missing.
-    block_keys: list[int] = field(default_factory=list)
-    cached_runs: list[CachedRun] = field(default_factory=list)
-    num_published: int = 0
-    # Written by Scheduler: whether it is admitted and not preempted since, its rank among those
-    # (earlier ones have smaller ones), and whether it is in a batch.
-    is_running: bool = False
-    position: int = 0
-    in_flight: bool = False
+    order: int  # rank of arrival
+    num_computed: int = 0  # tokens in its blocks; while waiting, cached ones. By Scheduler
+    block_ids: list[int] = field(default_factory=list)  # by BlockManager, as are the next two
+    blocks_are_neighbours: bool = True  # block_ids count up by one
+    host_block_ids: list[int] = field(default_factory=list)  # while swapped out
+    block_keys: list[int] = field(default_factory=list)  # of full blocks. By PrefixCache
+    cached_runs: list[CachedRun] = field(default_factory=list)  # held, in order. By PrefixCache
+    num_published: int = 0  # full blocks that others may share. By PrefixCache
+    is_running: bool = False  # admitted, not preempted since; from here on by Scheduler
+    position: int = 0  # rank among the running ones
+    in_flight: bool = False  # in a batch
     output_token_ids: list[int] = field(default_factory=list)
     draft_token_ids: Sequence[int] = ()  # of its decode in flight, to be verified
     token_times: list[float] = field(default_factory=list)  # when each was collected
     first_scheduled_time: float | None = None
-    prefix_hit_tokens: int = 0  # of the prompt, when admitted first
+    prefix_hit_tokens: int = 0  # of the prompt, at its first admission
     num_preemptions: int = 0
-    bubble_time: float = 0.0  # seconds of idle stages before its batches
-    # Of a prompt that passes the layers in groups (`Batch.pass_in`): its tokens that are halfway,
-    # those after `num_computed`, and how many layers they have passed.
-    num_halfway: int = 0
-    layers_passed: int = 0
+    bubble_time: float = 0.0  # seconds of idle stages before its batches. By Ledger
+    num_halfway: int = 0  # tokens after num_computed that have passed only some layers
+    layers_passed: int = 0  # by those
 
     @property
     def first_token_time(self) -> float:
@@ -96,10 +85,8 @@ class SequenceState:
     @property
     def is_decoding(self) -> bool:
         """Whether only the newest generated token is pending; a last prompt token is prefill."""
-        num_generated = len(self.output_token_ids)  # in few words, as this is asked most
-        return (
-            num_generated > 0 and self.num_computed - self.request.prompt_len == num_generated - 1
-        )
+        generated = len(self.output_token_ids)  # inlined properties: this is read most often
+        return generated > 0 and self.num_computed - self.request.prompt_len == generated - 1
 
     @property
     def is_finished(self) -> bool:
@@ -112,9 +99,7 @@ class SequenceState:
 
 @dataclass(eq=False, slots=True)
 class CachedRun:
-    """Blocks of the cache that follow one another and that the same sequences hold, by the keys of
-    what is in them; see `PrefixCache`.
-    """
+    """Consecutive cached blocks with the same holders, by their keys; see `PrefixCache`."""
 
     holders: list[SequenceState]
     keys: list[int] = field(default_factory=list)
@@ -128,23 +113,23 @@ class Chunk(NamedTuple):
     start: int
     num_tokens: int
     is_decode: bool
-    # Whether it ends at the newest known token, which can only be told when it is cut: a recompute
-    # chunk that leaves one token pending looks like a decode afterwards.
+    # It ends at the newest known token. Stored, as it can't be derived later: a recompute chunk
+    # that leaves one token pending looks like a decode.
     emits_token: bool
 
     @property
     def output_index(self) -> int:
-        """Which of the sequence's output tokens it emits, if it does; with drafts the last."""
+        """The index of the output token that it emits; with drafts of the last."""
         return self.start + self.num_tokens - self.sequence.request.prompt_len
 
     @property
     def num_rows(self) -> int:
-        """Of logits, if it emits: a decode wants those behind its drafts, too."""
+        """Rows of logits, if it emits: a decode has one for each draft, too."""
         return self.num_tokens if self.is_decode else 1
 
 
 class Copy(NamedTuple):
-    """A block of cache to move before a batch runs: out to host memory, or back in."""
+    """A block of cache to copy to host memory (`is_out`) or back before a batch runs."""
 
     is_out: bool
     device_block: int
@@ -152,7 +137,7 @@ class Copy(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """The layers `start` to `stop` of all `num` that a model has."""
+    """Layers `start` to `stop` of the `num` layers of a model."""
 
     start: int
     stop: int
@@ -167,19 +152,12 @@ class Layers(NamedTuple):
         return (self.stop - self.start) / self.num
 
     def of(self, number: int) -> int:
-        """Their part of `number`, whole, so that the parts of all groups add up to it."""
+        """Their integer part of `number`; the parts of all groups add up to it."""
         return number * self.stop // self.num - number * self.start // self.num
 
 
-SUMS = (  # of a batch
-    *("num_swapped_tokens", "prefix_hit_tokens", "num_prefills", "num_prefill_tokens"),
-    *("num_decode_tokens", "prefill_kv_tokens", "decode_kv_tokens", "prefill_query_key_pairs"),
-    *("num_emits", "num_draft_tokens", "num_accepted_tokens"),
-)
-
-
 class Queues(NamedTuple):
-    """How many sequences run and wait, blocks are taken, and preemptions there were so far."""
+    """Numbers of running and waiting sequences, used blocks, and preemptions so far."""
 
     num_running: int
     num_waiting: int
@@ -189,39 +167,38 @@ class Queues(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Batch:
-    """The chunks of one iteration and their sums, from which FLOPs and bytes follow. `kv_tokens`
-    count cached tokens read by attention (context plus the chunk itself).
+    """The chunks of one iteration and their sums, from which FLOPs and bytes follow.
 
-    With `layers` its prompts pass these alone, and its decodes all; the sums then have the layers'
-    part of what belongs to prompts.
+    `kv_tokens` count cached tokens read by attention (context plus the chunk itself). With `layers`
+    prompts pass only these layers, decodes all; sums of prompts are then the layers' part.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
     layers: Layers | None = None
-    copies: list[Copy] = field(default_factory=list)  # made in order, before anything is computed
+    copies: list[Copy] = field(default_factory=list)  # made in order before the chunks run
     num_swapped_tokens: int = 0  # of cache, in all copies
-    prefix_hit_tokens: int = 0  # found in the cache by those it admits
+    prefix_hit_tokens: int = 0  # cached tokens of the admitted sequences
     num_prefills: int = 0
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0  # one a decode, and its drafts
     prefill_kv_tokens: int = 0
     decode_kv_tokens: int = 0
     prefill_query_key_pairs: int = 0  # causal products
-    num_emits: int = 0  # rows of logits: a token each, but for drafts that are wrong
+    num_emits: int = 0  # rows of logits: a token each, but for wrong drafts
     num_draft_tokens: int = 0  # of the decodes' tokens
-    num_accepted_tokens: int = 0  # of the drafts, once it has run
-    # Set by `Scheduler.advance`: who has all they asked for, and the queues that it leaves behind.
-    finished: list[SequenceState] = field(default_factory=list)
-    queues: Queues | None = None
-    parts: tuple[Batch, ...] = ()  # of replicas of the engine in lockstep, one each, maybe empty
+    num_accepted_tokens: int = 0  # right drafts, once it has run
+    finished: list[SequenceState] = field(default_factory=list)  # by Scheduler.advance
+    queues: Queues | None = None  # after it, by Scheduler.advance
+    parts: tuple[Batch, ...] = ()  # of replicas in lockstep, one each, maybe empty
     instance: int = 0  # of a cluster, that runs it
 
     @classmethod
     def of(cls, parts: tuple[Batch, ...]) -> Batch:
-        """The `parts` as one batch, with the chunks and the sums of all."""
-        chunks = [chunk for part in parts for chunk in part.chunks]
-        sums = {name: sum(map(attrgetter(name), parts)) for name in SUMS}
-        return cls(chunks, parts=parts, **sums)
+        """Join `parts` to a batch with the chunks and the sums of all."""
+        whole = cls([chunk for part in parts for chunk in part.chunks], parts=parts)
+        for name in (one.name for one in fields(cls) if one.type == "int"):
+            setattr(whole, name, sum(getattr(part, name) for part in parts))
+        return whole
 
     def __len__(self) -> int:
         return len(self.chunks)
@@ -236,7 +213,7 @@ class Batch:
 
     @property
     def num_rejected_tokens(self) -> int:
-        """Drafts that were wrong, once it has run."""
+        """Wrong drafts, once it has run."""
         return self.num_draft_tokens - self.num_accepted_tokens
 
     @property
@@ -245,12 +222,12 @@ class Batch:
 
     @property
     def layer_share(self) -> float:
-        """Of all layers, those that its prompts pass."""
+        """The share of the layers that its prompts pass."""
         return 1.0 if self.layers is None else self.layers.share
 
-    def pass_in(self, layers: Layers) -> None:
-        """Let the chunks of prompts, which were added whole, pass `layers` alone, behind decodes;
-        only the last layers emit. Raises ValueError for prompts that are not in front of them.
+    def restrict_to(self, layers: Layers) -> None:
+        """Let the chunks of prompts, added whole, pass only `layers`, behind the decodes; the last
+        layers emit. Raises ValueError for prompts that are not in front of `layers`.
         """
         for i, chunk in enumerate(self.chunks):
             if chunk.is_decode:
@@ -263,14 +240,15 @@ class Batch:
         self.chunks.sort(key=lambda chunk: not chunk.is_decode)
         self.layers = layers
         self.num_emits = sum(chunk.num_rows for chunk in self.chunks if chunk.emits_token)
-        of, prompts = layers.of, self.chunks[self.num_decodes :]
-        self.num_prefill_tokens = sum(of(one.num_tokens) for one in prompts)
-        self.prefill_kv_tokens = sum(of(one.start + one.num_tokens) for one in prompts)
-        pairs = (_pairs(one.start, one.num_tokens) for one in prompts)
-        self.prefill_query_key_pairs = sum(map(of, pairs))
+        for name in ("num_prefill_tokens", "prefill_kv_tokens", "prefill_query_key_pairs"):
+            setattr(self, name, 0)
+        for _, start, num_tokens, *_ in self.chunks[self.num_decodes :]:
+            self.num_prefill_tokens += layers.of(num_tokens)
+            self.prefill_kv_tokens += layers.of(start + num_tokens)
+            self.prefill_query_key_pairs += layers.of(_pairs(start, num_tokens))
 
-    def apart(self) -> tuple[Batch, Batch]:
-        """What passes `layers`, and what passes the other layers, which are the decodes, as batches
+    def split_by_layers(self) -> tuple[Batch, Batch]:
+        """What passes `layers` (all chunks), and what passes the others (the decodes), as batches
         that pass all layers.
         """
         num_decodes, num_tokens = self.num_decodes, self.num_decode_tokens
@@ -283,12 +261,12 @@ class Batch:
         return inside, outside
 
     def put_prefills_first(self) -> None:
-        """Order the chunks: those of prompts before the decodes, each in the order they had."""
+        """Order the chunks: prompts before decodes, else as they were."""
         self.chunks.sort(key=lambda chunk: chunk.is_decode)
 
     def add(self, sequence: SequenceState, num_tokens: int) -> None:
-        """Take the next `num_tokens` pending tokens of `sequence`, which is in flight from now on:
-        making room for a later one can't evict it.
+        """Add the next `num_tokens` pending tokens of `sequence`, which is in flight from now on,
+        so that later sequences can't evict it.
         """
         start = sequence.num_computed
         pending = sequence.num_pending
@@ -315,17 +293,17 @@ class Batch:
         self.prefill_query_key_pairs += _pairs(start, num_tokens)
 
     def add_decodes(self, sequences: Sequence[SequenceState]) -> None:
-        """Take the next token of `sequences`, which are decoding, and in flight already: what `add`
-        does, but for all at once, as most chunks of a run are these.
+        """Add the next token of `sequences`, which are decoding and in flight already: `add` for
+        all at once, as most chunks of a run are decodes.
         """
-        make = tuple.__new__  # what a NamedTuple calls, for half of what its own call takes
+        make = tuple.__new__  # twice as fast as the named tuple's constructor
         self.chunks += [make(Chunk, (one, one.num_computed, 1, True, True)) for one in sequences]
         self.num_emits += len(sequences)
         self.num_decode_tokens += len(sequences)
         self.decode_kv_tokens += len(sequences) + sum([one.num_computed for one in sequences])
 
     def add_drafts(self, place: int, drafts: Sequence[int]) -> None:
-        """Let the decode at `place` carry `drafts`, which see one another and its context."""
+        """Append `drafts` to the decode at `place`; they attend to one another and its context."""
         chunk, number = self.chunks[place], len(drafts)
         chunk.sequence.draft_token_ids = drafts
         self.chunks[place] = chunk._replace(num_tokens=1 + number)
@@ -336,5 +314,5 @@ class Batch:
 
 
 def _pairs(start: int, num_tokens: int) -> int:
-    """Causal query-key pairs of tokens behind `start` others."""
+    """Count the causal query-key pairs of `num_tokens` tokens behind `start` others."""
     return num_tokens * start + num_tokens * (num_tokens + 1) // 2

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from sarathi_lab.engine.admission import Size, tokens_to_take
 from sarathi_lab.engine.queues import Test, by_priority, candidates, is_idle
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler_state import SchedulerState
 
+# How many of the tokens left for a sequence's prompt it takes; 0 passes it over.
+Size = Callable[[SequenceState, int], int]
+
+
+def tokens_to_take(
+    sequence: SequenceState, token_budget: int | None, batch: Batch, size: Size | None = None
+) -> int:
+    """Tokens to take now, never negative before `size`."""
+    left = sequence.num_pending
+    if token_budget is not None:
+        left = max(0, min(left, token_budget - batch.num_tokens))
+    return left if size is None else size(sequence, left)
+
 
 class Scheduler(SchedulerState):
-    """Turns requests into batches; a policy decides the order of the moves, this class makes them
-    and keeps the books.
+    """Turns requests into batches: a policy decides the order of the moves, this class makes them.
 
     A batch carries at most `batch_size` sequences, and the executor keeps `num_micro_batches` of
-    them in flight; those in flight are never scheduled or evicted.
-
-    When the cache is short, the newest running sequence gives way, or with `queue_order="priority"`
-    the newest of the least urgent. `preemption="swap"` moves its cache to host memory while there
-    is room, else it is computed again. Swapped sequences come back before any waiting one is
-    admitted. Those admitted start behind what is cached of them.
+    them in flight; sequences in flight are never scheduled or evicted. Where the cache is short,
+    the newest running sequence is evicted, or with `queue_order="priority"` the newest of the least
+    urgent. `preemption="swap"` moves its cache to host memory while there is room, else it is
+    computed again. Swapped sequences return before any waiting one is admitted. Admitted sequences
+    start behind their cached tokens.
     """
 
     def schedule(self, now: float) -> Batch | None:
-        """The next batch at time `now` (seconds), or None if nothing can run."""
+        """Make the next batch at time `now` (seconds), or None if nothing can run."""
         self.now, self.preempted_before = now, self.num_preemptions
         batch = Batch()
         if self.running.rank is by_priority:
-            self.sort_running()  # the urgent choose first, as those behind them give way
+            self.sort_running()  # urgent sequences choose first, as later ones are evicted
         self.policy.fill(batch, self)
         self.running.tidy()
         if not batch.chunks:
@@ -52,13 +62,13 @@ class Scheduler(SchedulerState):
             if (
                 sequence.is_running
                 and not sequence.in_flight
-                and generated  # so it `is_decoding`, asked without a call for each of hundreds
+                and generated  # `is_decoding` inlined, as hundreds are asked
                 and num_computed - sequence.request.prompt_len == generated - 1
                 and (  # its last block has room, unless it is full
                     num_computed % block_size or self.make_room(sequence, num_computed + 1)
                 )
             ):
-                sequence.in_flight = True  # making room for a later one can't evict it
+                sequence.in_flight = True  # so that later ones can't evict it
                 decodes.append(sequence)
         batch.add_decodes(decodes)
         self.drafter.add_drafts(batch, len(batch) - len(decodes), self)
@@ -70,7 +80,7 @@ class Scheduler(SchedulerState):
         max_prefills: int | None = None,
         size: Size | None = None,
     ) -> None:
-        """Catch up running prompts, oldest first, until `batch` has `token_budget` tokens."""
+        """Continue running prompts, oldest first, until `batch` has `token_budget` tokens."""
         for sequence in self.running.at_rest:
             if sequence.in_flight or not is_idle(sequence) or sequence.is_decoding:
                 continue  # most are decodes of this batch
@@ -88,8 +98,8 @@ class Scheduler(SchedulerState):
         token_budget: int,
         size: Size | None = None,
     ) -> None:
-        """Let `sequences`, idle or waiting, share `token_budget` tokens in this order; nobody is
-        admitted once one did not fit the cache or had to give way, or while some are swapped out.
+        """Let `sequences`, idle or waiting, share `token_budget` tokens in this order; none is
+        admitted after one that did not fit the cache or an eviction, or while some are swapped out.
         """
         is_open = not self.swapped
         for sequence in sequences:
@@ -105,7 +115,7 @@ class Scheduler(SchedulerState):
     def take(
         self, batch: Batch, sequence: SequenceState, num_tokens: int, *, evict: bool = True
     ) -> bool:
-        """Let a running sequence take `num_tokens` tokens, evicting newer ones; False: it can't."""
+        """Add `num_tokens` of a running sequence, evicting newer ones; False: it doesn't fit."""
         make_room = self.make_room if evict else self.blocks.grow
         if num_tokens <= 0 or not make_room(sequence, sequence.num_computed + num_tokens):
             return False
@@ -116,16 +126,14 @@ class Scheduler(SchedulerState):
     def swap_in(
         self, batch: Batch, token_budget: int | None = None, size: Size | None = None
     ) -> None:
-        """Bring swapped sequences back while they fit, first out first in; each runs on at once."""
-        while self.swapped:
-            if len(self.running) >= self.max_num_seqs or len(batch) >= self.batch_size:
-                return
+        """Return swapped sequences to the batch while they fit, first out first in."""
+        while self.swapped and self._has_place(batch):
             sequence = self.swapped[0]
             num_tokens = tokens_to_take(sequence, token_budget, batch, size)
-            needed = self._set_aside(sequence, num_tokens)
-            watermark = self.policy.watermark if self.running else 0.0
             if num_tokens <= 0:
                 return
+            needed = self._reserved(sequence, num_tokens)
+            watermark = self.policy.watermark if self.running else 0.0
             if (copies := self.blocks.swap_in(sequence, needed, watermark)) is None:
                 return
             self.copies += copies
@@ -144,10 +152,10 @@ class Scheduler(SchedulerState):
         pass_over: Test | None = None,
     ) -> None:
         """Move waiting sequences to running, in the order of their queue, until one does not fit;
-        those that were swapped out go first.
+        swapped ones first.
 
         `whole=True` admits a prompt only if all of it fits the budget; `may_enter` can end
-        admission at a sequence, `pass_over` lets those behind it go first, of the next `LOOKAHEAD`.
+        admission at a sequence, `pass_over` lets later ones go first, of the next `LOOKAHEAD`.
         """
         if self.swapped:
             self.swap_in(batch, token_budget, size)
@@ -164,10 +172,10 @@ class Scheduler(SchedulerState):
 
     def enter(self, batch: Batch, sequence: SequenceState, num_tokens: int) -> bool:
         """Admit a waiting sequence with `num_tokens`; False if cache or batch is full."""
-        if len(self.running) >= self.max_num_seqs or len(batch) >= self.batch_size:
+        if not self._has_place(batch):
             return False
         num_tokens = min(num_tokens, self.blocks.look_up(sequence).num_pending)
-        needed = self._set_aside(sequence, num_tokens)
+        needed = self._reserved(sequence, num_tokens)
         if not self.blocks.admit(sequence, needed, self.policy.watermark):
             return False
         self.waiting.remove(sequence)
@@ -182,8 +190,8 @@ class Scheduler(SchedulerState):
     def make_room(self, sequence: SequenceState, num_tokens: int) -> bool:
         """Grow `sequence` to `num_tokens`, evicting the newest idle ones; False: it can't run now.
 
-        The newest of all gives way itself. An older one waits for those in flight to come back: if
-        it gave way, too, sequences could evict one another for ever.
+        The newest of all evicts itself. An older one waits for those in flight to return: if it
+        evicted itself, too, sequences could evict one another for ever.
         """
         while not self.blocks.grow(sequence, num_tokens):
             victim = max(filter(is_idle, self.running), key=self.running.rank)
@@ -195,11 +203,11 @@ class Scheduler(SchedulerState):
         return True
 
     def preempt(self, sequence: SequenceState) -> None:
-        """Take an idle sequence out: swapped if asked for and possible, else recomputed."""
+        """Take an idle sequence out: swapped if configured and possible, else recomputed."""
         copies = self.blocks.swap_out(sequence) if self.preemption == "swap" else None
         self.blocks.free(sequence)
         self.running.leave(sequence)
-        sequence.num_halfway = sequence.layers_passed = 0  # what was between layers is lost
+        sequence.num_halfway = sequence.layers_passed = 0  # hidden states between layers are lost
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         if copies is None:
@@ -213,11 +221,15 @@ class Scheduler(SchedulerState):
         """Order running sequences by arrival or urgency, which readmission upsets."""
         self.running.sort_by_rank()
 
-    def _set_aside(self, sequence: SequenceState, num_tokens: int) -> int:
-        """Tokens of cache that `sequence` takes as it enters with `num_tokens` more."""
+    def _reserved(self, sequence: SequenceState, num_tokens: int) -> int:
+        """Tokens of cache that `sequence` takes when it enters with `num_tokens` more."""
         request, num_known = sequence.request, sequence.num_known
         reserved = self.policy.reserved_tokens(request, num_known, self.max_model_len)
         return max(sequence.num_computed + num_tokens, reserved)
+
+    def _has_place(self, batch: Batch) -> bool:
+        """Whether one more sequence may run, in this batch."""
+        return len(self.running) < self.max_num_seqs and len(batch) < self.batch_size
 
     def _is_full(self, batch: Batch, max_prefills: int | None) -> bool:
         has_prefills = max_prefills is not None and batch.num_prefills >= max_prefills

@@ -7,9 +7,9 @@ from itertools import islice
 from typing import Any, Literal, TypeVar
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.engine.admission import SchedulingPolicy
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import StepResult
+from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.queues import (
     QueueOrder,
     RunningSequences,
@@ -31,12 +31,12 @@ class SchedulerState:
     them when a batch begins and ends.
     """
 
-    next_time = float("inf")  # nothing happens to an engine by itself
-    num_layers = 1  # that prompts can pass in groups: the executor's, once it is known
+    next_time = float("inf")  # of the next event besides arrivals and batches: none
+    num_layers = 1  # that prompts can pass in groups; set by `run_engine`
 
     def __init__(
         self,
-        policy: SchedulingPolicy[Any],
+        policy: Policy,
         blocks: BlockManager,
         *,
         batch_size: int,
@@ -56,15 +56,15 @@ class SchedulerState:
         self.drafter = speculation.drafter()
         self.waiting: WaitingQueue = make_queue(queue_order)
         self.swapped: deque[SequenceState] = deque()
-        self._states: dict[type, Any] = {}  # the policy's own, by its class
+        self._states: dict[type, Any] = {}  # of the policy, by class
         self.running = RunningSequences(by_priority if queue_order == "priority" else by_arrival)
         self.now = self.last_prompt_latency = 0.0
         self.num_preemptions = self._num_added = 0
-        self.preempted_before = 0  # as a batch begins
+        self.preempted_before = 0  # num_preemptions when this iteration began
         self.copies: list[Copy] = []  # for the next batch
 
     def state(self, kind: type[State]) -> State:
-        """The policy's own state, from one iteration to the next: `kind()` when first asked for."""
+        """State that the policy keeps between iterations: `kind()` at first."""
         if kind not in self._states:
             self._states[kind] = kind()
         return self._states[kind]
@@ -75,12 +75,12 @@ class SchedulerState:
 
     @property
     def has_preempted(self) -> bool:
-        """Whether somebody had to give way since this iteration's batch was begun."""
+        """Whether a sequence was preempted in this iteration."""
         return self.num_preemptions > self.preempted_before
 
     @property
     def has_idle_running(self) -> bool:
-        """Whether some running sequence is not in flight."""
+        """Whether a running sequence is not in flight."""
         return any(map(is_idle, self.running.at_rest))
 
     @property
@@ -89,13 +89,13 @@ class SchedulerState:
         return [sequence for sequence in self.running.idle if sequence.is_decoding]
 
     def num_idle_decodes(self, most: int) -> int:
-        """How many `idle_decodes` there are, counted no further than `most`."""
+        """Count `idle_decodes`, no further than `most`."""
         decodes = (one for one in self.running.at_rest if is_idle(one) and one.is_decoding)
         return sum(1 for _ in islice(decodes, most))
 
     @property
     def idle_prefills(self) -> list[SequenceState]:
-        """Running sequences whose prompt could be caught up now, oldest first."""
+        """Running sequences whose prompt could be continued now, oldest first."""
         return [sequence for sequence in self.running.idle if not sequence.is_decoding]
 
     def upcoming(self, num_sequences: int) -> list[SequenceState]:
@@ -111,7 +111,7 @@ class SchedulerState:
         return sequence
 
     def enqueue_transferred(self, sequence: SequenceState) -> None:
-        """Queue one whose cache another engine computed: it enters before those that wait."""
+        """Queue a sequence whose cache another engine computed, before the waiting ones."""
         sequence.order, self._num_added = self._num_added, self._num_added + 1
         self.swapped.append(sequence)
 
@@ -132,14 +132,14 @@ class SchedulerState:
             )
 
     def advance(self, batch: Batch) -> None:
-        """Book what is known of a batch before it ran: how far its sequences come, and which have
-        all they asked for. Their next tokens are counted, and filled in by `update`.
+        """Record what is known of a batch before it ran: how far its sequences come, and which are
+        finished. Their next tokens are counted, and filled in by `update`.
 
-        With an executor that feeds the tokens of one batch to the next, this is done at submission:
-        so the next batch can be made while this one runs.
+        With an executor that feeds the tokens of one batch to the next, this is done at submission,
+        so that the next batch can be made while this one runs.
         """
         chunks = batch.chunks
-        if self.policy.follows_up:  # the others are booked since it was made
+        if self.policy.follows_up:  # `schedule` committed the others
             chunks = [chunk for chunk in chunks if chunk.emits_token]
         if batch.layers is not None:
             chunks = self._halfway(chunks, batch.layers)
@@ -151,16 +151,16 @@ class SchedulerState:
         batch.queues = Queues(len(self.running), num_waiting, used, self.num_preemptions)
 
     def update(self, result: StepResult) -> list[SequenceState]:
-        """Book a finished batch (and `advance`, if not done); returns the sequences it finished."""
+        """Record a finished batch (and `advance`, if not done); returns finished sequences."""
         token_ids = self.drafter.verify(result)
         if result.batch.queues is None:
             self.advance(result.batch)
         emitting, end = [chunk for chunk in result.batch.chunks if chunk.emits_token], result.end
         for chunk in emitting:
             chunk.sequence.token_times.append(end)
-        if token_ids:  # else nobody computes them
+        if token_ids:  # empty in simulations
             for chunk, token_id in zip(emitting, token_ids, strict=True):
-                sequence, start, num_tokens, _, _ = chunk  # its `output_index` without a call
+                sequence, start, num_tokens, _, _ = chunk  # `output_index` inlined
                 at = start + num_tokens - sequence.request.prompt_len
                 sequence.output_token_ids[at] = token_id
         if result.batch.num_prefills:
@@ -168,7 +168,7 @@ class SchedulerState:
         return result.batch.finished
 
     def _halfway(self, chunks: list[Chunk], layers: Layers) -> list[Chunk]:
-        """Book the prompts of `chunks` that have layers before them; returns the other chunks."""
+        """Record which layers the prompts of `chunks` have passed; returns the chunks computed."""
         prompts = [chunk for chunk in chunks if not chunk.is_decode]
         for sequence, _, num_tokens, _, _ in prompts:
             is_done = layers.is_last
@@ -181,7 +181,7 @@ class SchedulerState:
         return [chunk for chunk in chunks if chunk.is_decode]
 
     def commit(self, chunks: list[Chunk]) -> list[SequenceState]:
-        """Book how far `chunks` bring their sequences; returns those that have all their tokens."""
+        """Count `chunks` as computed; returns the sequences that have all their tokens."""
         finished = self.running.commit(chunks)
         self.blocks.publish(chunks)
         return finished

@@ -12,13 +12,12 @@ import numpy as np
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.arrivals import Arrivals
-from sarathi_lab.engine.config import EngineConfig
+from sarathi_lab.engine.config import SINGLE, EngineConfig, Topology
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation
-from sarathi_lab.engine.topology import SINGLE, Topology
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.intervals import ends_of_median
 

@@ -18,9 +18,9 @@ import pandas as pd
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF
+from sarathi_lab.engine.config import SINGLE, Topology
 from sarathi_lab.engine.executor import Sizes as BuildSizes
 from sarathi_lab.engine.request import Request
-from sarathi_lab.engine.topology import SINGLE, Topology
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment.capacity import Engine, Grid, at_rate
 from sarathi_lab.experiment.cases import Point, Round

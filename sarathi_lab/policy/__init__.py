@@ -2,9 +2,8 @@
 is what `conf/policy/` and others find.
 """
 
-from sarathi_lab.engine.admission import with_budget
+from sarathi_lab.engine.policy import Policy, Reserve
 from sarathi_lab.policy.ascend import Ascend, AscendDynamic, AscendV09
-from sarathi_lab.policy.base import Policy, Reserve
 from sarathi_lab.policy.deepspeed import SplitFuse
 from sarathi_lab.policy.fastdeploy import FastDeploy
 from sarathi_lab.policy.lightllm import LightLLM

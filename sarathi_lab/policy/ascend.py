@@ -9,10 +9,10 @@ from functools import cached_property
 from sarathi_lab.config.checked import flag, number, refuse_unread, whole
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.engine.executor import Predictor
+from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.queues import Test
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.base import Policy
 from sarathi_lab.policy.profile_table import ProfileTable, make_profile_table, read_profile_table
 from sarathi_lab.policy.vllm import (
     VllmV1,

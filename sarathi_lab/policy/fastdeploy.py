@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sarathi_lab.config.checked import whole
+from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.base import Policy
 from sarathi_lab.policy.vllm import check_partial_prefills, check_threshold, long_from
 
 

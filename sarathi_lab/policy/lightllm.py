@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from sarathi_lab.config.checked import require_order, whole
+from sarathi_lab.engine.policy import Policy, check_budget
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.base import Policy, check_budget
 from sarathi_lab.policy.vllm import at_most
 
 _SPARE_TOKENS = 6  # what the original adds to each request's expected output, ADDED_OUTPUT_LEN

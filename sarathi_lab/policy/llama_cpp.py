@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from sarathi_lab.config.checked import whole
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.base import Policy
 
 
 @dataclass

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.base import Policy
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sarathi_lab.config.checked import flag
+from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.base import Policy
 
 
 @dataclass(frozen=True)

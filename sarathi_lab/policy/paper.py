@@ -7,9 +7,9 @@ from typing import Any
 
 from sarathi_lab.config.checked import whole
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.policy import Policy, Reserve
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.base import Policy, Reserve
 
 
 def _max_prefills() -> Any:

@@ -8,9 +8,9 @@ from math import ceil
 
 from sarathi_lab.config.checked import require_order, whole
 from sarathi_lab.config.errors import UserError, require_int
+from sarathi_lab.engine.policy import Policy, Reserve, check_budget
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.base import Policy, Reserve, check_budget
 
 CHUNK_MULTIPLE = 32  # tokens that the chunks of a schedule are a multiple of
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sarathi_lab.config.checked import flag, number, whole
+from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.base import Policy
 
 _NO_TOTAL = "use null for what the cache holds"
 

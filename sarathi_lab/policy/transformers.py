@@ -6,9 +6,9 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 
 from sarathi_lab.config.checked import share
+from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.base import Policy
 
 _MARGIN = "use a share of the cache from 0 to 1"
 _Starved = tuple[SequenceState, int]  # and the blocks that it lacked for what it was to take

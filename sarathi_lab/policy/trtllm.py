@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from sarathi_lab.config.checked import flag, one_of, require_order, whole
+from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.base import Policy
 
 ContextChunking = Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS", "FORCE_CHUNK"]
 CapacityScheduler = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"]

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from sarathi_lab.config.checked import flag, number, refuse_unread
 from sarathi_lab.config.errors import UserError, require_int
-from sarathi_lab.engine.admission import Size
+from sarathi_lab.engine.policy import Policy, Reserve
 from sarathi_lab.engine.queues import LOOKAHEAD, Test
 from sarathi_lab.engine.request import Batch, SequenceState
-from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.base import Policy, Reserve
+from sarathi_lab.engine.scheduler import Scheduler, Size
 
 LONG_SHARE = 0.04  # of the model length: what counts as a long prompt, where that is not named
 

@@ -22,7 +22,7 @@ from sarathi_lab.experiment.advisor import BASELINES, Advice, Prediction, advise
 from sarathi_lab.model.checkpoint import resolve_model, text_encoder
 from sarathi_lab.model.roofline import TILE
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.policy import Policy, with_budget
+from sarathi_lab.policy import Policy
 from sarathi_lab.results.decode_cost import decode_iteration
 from sarathi_lab.results.saturation import SaturationLimits
 from sarathi_lab.results.slo import Targets
@@ -234,7 +234,7 @@ def _fitted(plan: Plan, chunks: Sequence[int] | None = None) -> Plan:
         plan = replace(
             plan,
             config={**plan.config, "policy": settings},
-            engine=replace(plan.engine, policy=with_budget(policy, advice.chunk)),
+            engine=replace(plan.engine, policy=policy.with_budget(advice.chunk)),
             advice=advice,
         )
     plan.engine.check(plan.load.requests)
@@ -278,7 +278,7 @@ def _advice(plan: Plan, chunks: Sequence[int] | None) -> Advice:
     prediction = Prediction(plan.load.requests, engine.batch_size, predictor, *cache, baselines)
     prediction = replace(prediction, slo=slo if slo.bounds else None)
     policy = plan.policy
-    return advise(prediction, TILE, policy=lambda c: with_budget(policy, c), chunks=chunks)
+    return advise(prediction, TILE, policy=lambda c: policy.with_budget(c), chunks=chunks)
 
 
 def slo_reference(plan: Plan, executor: Executor) -> float | None:

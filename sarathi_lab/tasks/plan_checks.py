@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from sarathi_lab.engine.config import Topology
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.engine.loop import no_groups
-from sarathi_lab.engine.topology import Topology
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.policy import Policy
 

@@ -23,7 +23,7 @@ from sarathi_lab.experiment.loss import chunking_loss, why_of_experts
 from sarathi_lab.experiment.server_flags import ServerFlag, flags
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.policy import Policy, with_budget
+from sarathi_lab.policy import Policy
 from sarathi_lab.policy.profile_table import make_profile_table
 from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import Result, Shown
@@ -62,7 +62,7 @@ def policy_of_chunk(cfg: DictConfig) -> PolicyOfChunk:
             f"policy.{field}={policy.budget} has no effect; drop it, and name chunks by "
             "task.chunks=[256,512]"
         )
-    return partial(with_budget, policy)
+    return policy.with_budget
 
 
 # -- the chunk to take, the cost of cutting alone, and the flags of servers ------------------------

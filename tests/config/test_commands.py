@@ -74,7 +74,7 @@ def test_the_public_names_are_those_of_their_modules():
     assert {name: getattr(sarathi_lab, name).__module__ for name in sarathi_lab.__all__} == {
         "ModelSpec": "sarathi_lab.model.spec",
         "Playground": "sarathi_lab.api.playground",
-        "Policy": "sarathi_lab.policy.base",
+        "Policy": "sarathi_lab.engine.policy",
         "Request": "sarathi_lab.engine.request",
         "Results": "sarathi_lab.api.results",
         "check_policy": "sarathi_lab.api.check",

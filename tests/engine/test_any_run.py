@@ -26,7 +26,7 @@ from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.replicas import LockstepReplicas
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.speculation import NO_SPECULATION
-from sarathi_lab.policy import Policy, with_budget
+from sarathi_lab.policy import Policy
 
 NUM_CASES = int(os.environ.get("FUZZ_CASES", "12"))
 PIECE = 5  # tokens of the texts that prompts share
@@ -116,7 +116,7 @@ def make_scheduler(policy: Policy, longest: int, engine: dict[str, Any]) -> Coun
     block_size, num_host_blocks = engine["block_size"], engine["num_host_blocks"]
     capacity, feeds_tokens = engine["executor"]
     if engine["chunk"] and policy.budget_field:
-        policy = with_budget(policy, engine["chunk"])
+        policy = policy.with_budget(engine["chunk"])
     num_blocks = max(1, -(-longest // block_size) + engine["spare"][0])
     shares = engine["sharing"] is not None
     speculates = engine["drafts"] and not feeds_tokens and engine["num_replicas"] == 1

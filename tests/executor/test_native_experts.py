@@ -27,7 +27,7 @@ from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
-from sarathi_lab.policy import Orca, Policy, SarathiServe, with_budget
+from sarathi_lab.policy import Orca, Policy, SarathiServe
 
 pytestmark = needs_library
 BOUND = 3e-6  # of sums in float32
@@ -170,7 +170,7 @@ def test_tokens_are_those_of_plain_torch_under_every_policy() -> None:
     expected, model = tokens_of(made_model(TINY, is_native=False), Orca()), made_model(TINY)
     chunks = cycle((3, 5, 8, 64))
     for name, policy in POLICIES.items():
-        cut = with_budget(policy, next(chunks)) if policy.budget_field else policy
+        cut = policy.with_budget(next(chunks)) if policy.budget_field else policy
         try:
             found = tokens_of(model, cut)
         except UserError:  # a policy that has no such budget

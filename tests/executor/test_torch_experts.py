@@ -27,7 +27,6 @@ from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.model.experts import experts
 from sarathi_lab.model.weights import load_model
-from sarathi_lab.policy import with_budget
 
 SPEC = load_option("model", "tiny-moe")
 BOUNDS = {torch.float32: 1e-6, torch.bfloat16: 0.03, torch.float16: 0.002}
@@ -161,7 +160,7 @@ def test_tokens_equal_transformers_under_every_policy(mixtures):
     wrong, preempted, hits, as_wanted = [], 0, 0, 0
     for name, policy in POLICIES.items():
         (model, expected), chunk, num_blocks = next(families), next(chunks), next(rooms)
-        cut = with_budget(policy, chunk) if policy.budget_field else policy
+        cut = policy.with_budget(chunk) if policy.budget_field else policy
         try:
             run = served(model, cut, num_blocks, shares_prefixes=chunk != 4)
             as_wanted += 1

@@ -15,7 +15,7 @@ from helpers import ScriptedExecutor
 
 from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.config.paths import EXPERIMENTS as FOLDERS
-from sarathi_lab.engine.topology import Topology
+from sarathi_lab.engine.config import Topology
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.capacity import Engine, mean_rate

@@ -139,7 +139,7 @@ class CostModel:
         layers = self.parallel.layers_per_stage(self.spec)
         if batch.layers is None:
             return [(layers, batch)]
-        inside, outside = batch.apart()
+        inside, outside = batch.split_by_layers()
         within = batch.layers.stop - batch.layers.start
         both = [(within, inside), (layers - within if outside.chunks else 0, outside)]
         return both[::-1] if batch.layers.is_last else both

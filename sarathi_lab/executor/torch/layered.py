@@ -25,7 +25,7 @@ class LayeredInputs(PackedInputs):
 
 def packed_apart(batch: Batch, packed: Callable[[Batch], PackedInputs]) -> LayeredInputs:
     """The inputs of `batch`, by what packs the inputs of one that passes all layers."""
-    inside, decodes = batch.apart()
+    inside, decodes = batch.split_by_layers()
     outside = packed(decodes) if decodes.chunks else None
     return LayeredInputs(**vars(packed(inside)), batch=batch, outside=outside)
 

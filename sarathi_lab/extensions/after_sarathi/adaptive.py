@@ -14,12 +14,11 @@ from typing import Any, Literal, TypeVar
 
 from sarathi_lab.config.checked import number, one_of, whole
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.engine.admission import tokens_to_take
 from sarathi_lab.engine.executor import Predictor
+from sarathi_lab.engine.policy import Policy, Reserve
 from sarathi_lab.engine.queues import LOOKAHEAD
 from sarathi_lab.engine.request import Batch, SequenceState
-from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.base import Policy, Reserve
+from sarathi_lab.engine.scheduler import Scheduler, tokens_to_take
 
 Since = Literal["arrival", "first_token", "last_token"]
 Own = TypeVar("Own", bound="AdaptiveBudget")

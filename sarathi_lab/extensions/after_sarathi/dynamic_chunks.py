@@ -8,10 +8,10 @@ import math
 from dataclasses import dataclass
 
 from sarathi_lab.config.checked import share, whole
+from sarathi_lab.engine.policy import Reserve
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.extensions.after_sarathi.prefill_cost import KnowsPrefillCost
-from sarathi_lab.policy.base import Reserve
 
 LEAST_SHARE = 4  # a chunk is at least this part of the first
 

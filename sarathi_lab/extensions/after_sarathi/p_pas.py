@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from sarathi_lab.config.checked import whole
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.engine.admission import Size
 from sarathi_lab.engine.request import Batch, SequenceState
-from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.engine.scheduler import Scheduler, Size
 from sarathi_lab.policy.vllm import VllmV1
 
 

@@ -13,8 +13,8 @@ from sarathi_lab.config.checked import number
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.executor import Predictor
+from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.policy.base import Policy
 
 NUM_SAMPLES = 64
 

@@ -8,11 +8,11 @@ from typing import Literal, get_args
 
 from sarathi_lab.config.checked import number, one_of, refuse_unread, whole
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.policy import Reserve
 from sarathi_lab.engine.queues import LOOKAHEAD
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.extensions.after_sarathi.prefill_cost import KnowsPrefillCost, PrefillCost
-from sarathi_lab.policy.base import Reserve
 
 Order = Literal["fcfs", "response_ratio", "shortest", "slack", "preflow", "short_first"]
 # Parameters that not every order reads, and which do.

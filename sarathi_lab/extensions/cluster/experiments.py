@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from sarathi_lab.engine.config import SINGLE, Topology
 from sarathi_lab.engine.request import Request
-from sarathi_lab.engine.topology import SINGLE, Topology
 from sarathi_lab.experiment.capacity import at_rate
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import Platform

@@ -11,10 +11,10 @@ import pandas as pd
 
 from sarathi_lab.config.checked import check_fields, flag, number, one_of, whole
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.engine.admission import with_budget
+from sarathi_lab.engine.config import MakeScheduler, Topology
 from sarathi_lab.engine.executor import Backend, Executor
+from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.engine.topology import AnyPolicy, MakeScheduler, Topology
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.extensions.cluster.cluster import Cluster, Handover, Instances, Link, Transfer
 from sarathi_lab.extensions.cluster.routers import Routing
@@ -73,14 +73,14 @@ class Several(Topology):
         found |= metrics.cluster_metrics(summary, self.num_instances, num_devices)
         return {"transfers.parquet": moves} if len(moves) else {}, found
 
-    def scheduler(self, policy: AnyPolicy, make: MakeScheduler, executor: Executor) -> Cluster:
+    def scheduler(self, policy: Policy, make: MakeScheduler, executor: Executor) -> Cluster:
         assert isinstance(executor, Instances), "it was made by this topology"
         return self.cluster([make(own) for own in self.policies(policy)], executor)
 
-    def policies(self, policy: AnyPolicy) -> Sequence[AnyPolicy]:
+    def policies(self, policy: Policy) -> Sequence[Policy]:
         """The policy of each instance; one that never cuts prompts has no budget to change."""
-        cuts = getattr(policy, "budget_field", None) is not None
-        return [with_budget(policy, own) if own and cuts else policy for own in self.budgets]
+        cuts = policy.budget_field is not None
+        return [policy.with_budget(own) if own and cuts else policy for own in self.budgets]
 
     @abstractmethod
     def cluster(self, schedulers: Sequence[Scheduler], instances: Instances) -> Cluster: ...

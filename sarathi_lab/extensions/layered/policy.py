@@ -7,9 +7,9 @@ from math import ceil
 
 from sarathi_lab.config.checked import whole
 from sarathi_lab.config.errors import require_int
+from sarathi_lab.engine.policy import Policy, Reserve
 from sarathi_lab.engine.request import Batch, Layers
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.base import Policy, Reserve
 
 
 @dataclass
@@ -73,7 +73,7 @@ class LayeredPrefill(Policy):
             start = num_layers * state.num_passed // state.num_groups
             state.num_passed += 1
             stop = num_layers * state.num_passed // state.num_groups
-            batch.pass_in(Layers(start, stop, num_layers))
+            batch.restrict_to(Layers(start, stop, num_layers))
 
     def _begin(self, batch: Batch, scheduler: Scheduler) -> int:
         """Let prompts begin a pass; returns its groups of layers."""

@@ -97,8 +97,8 @@ def test_the_groups_of_a_pass_count_its_tokens_once(start, num_tokens, num_decod
         prompt.layers_passed = 6 * group // num_groups
         prompt.num_halfway = num_tokens if group else 0
         own = replace(batch, chunks=list(batch.chunks))
-        own.pass_in(Layers(prompt.layers_passed, 6 * (group + 1) // num_groups, 6))
-        inside, outside = own.apart()
+        own.restrict_to(Layers(prompt.layers_passed, 6 * (group + 1) // num_groups, 6))
+        inside, outside = own.split_by_layers()
         assert inside.num_prefill_tokens == num_tokens
         assert outside.num_tokens == outside.num_emits == num_decodes
         found = [a + getattr(own, name) for a, name in zip(found, sums, strict=True)]
@@ -111,10 +111,10 @@ def test_the_groups_of_a_pass_count_its_tokens_once(start, num_tokens, num_decod
 def test_a_group_is_not_passed_twice_or_by_other_tokens():
     batch = make_batch(prefill_tokens=8)
     with pytest.raises(ValueError, match="can't pass"):
-        batch.pass_in(Layers(2, 4, 6))
+        batch.restrict_to(Layers(2, 4, 6))
     batch.chunks[0].sequence.layers_passed, batch.chunks[0].sequence.num_halfway = 2, 7
     with pytest.raises(ValueError, match="can't pass"):
-        batch.pass_in(Layers(2, 4, 6))
+        batch.restrict_to(Layers(2, 4, 6))
 
 
 @pytest.mark.parametrize("model", ["qwen3-30b-a3b", "qwen3-8b"])
@@ -131,7 +131,7 @@ def test_the_groups_of_a_prompt_alone_take_what_it_takes_whole(model):
             )
             prompt = batch.chunks[-1].sequence
             prompt.layers_passed, prompt.num_halfway = start, 2048 if start else 0
-            batch.pass_in(Layers(start, start + spec.num_layers // 4, spec.num_layers))
+            batch.restrict_to(Layers(start, start + spec.num_layers // 4, spec.num_layers))
             times.append(cost.iteration_time(batch))
             assert sum(cost.operation_times(batch).values()) == pytest.approx(times[-1])
         return times
@@ -148,8 +148,8 @@ def test_the_groups_of_a_prompt_alone_take_what_it_takes_whole(model):
 def test_weights_are_read_for_prompts_in_their_layers_alone():
     spec = load_option("model", "qwen3-30b-a3b")
     batch = make_batch(prefill_tokens=2048, num_decodes=4)
-    batch.pass_in(Layers(0, 12, 48))
-    inside, outside = batch.apart()
+    batch.restrict_to(Layers(0, 12, 48))
+    inside, outside = batch.split_by_layers()
     expected = 0.25 * spec.weight_read_bytes(inside, 2) + 0.75 * spec.weight_read_bytes(outside, 2)
     assert spec.weight_read_bytes(batch, 2) == pytest.approx(expected)
     ledger = Ledger()

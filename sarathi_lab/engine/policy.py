@@ -1,38 +1,36 @@
-"""What a policy is: a small frozen dataclass whose `fill` is a few lines over the scheduler's
-moves.
+"""The base of scheduling policies: small frozen dataclasses whose `fill` is a few lines over the
+scheduler's moves.
 
-A dataclass's fields are its configuration (`conf/policy/*.yaml`), with the names of the system that
-it follows. All numbers of tokens are per iteration. A policy object is shared between runs; what it
-must remember from one iteration to the next it keeps in `Scheduler.state`.
+The fields of a policy are its configuration (`conf/policy/*.yaml`), with the names of the system
+that it follows. Numbers of tokens are per iteration. A policy is shared between runs; what it must
+keep from one iteration to the next is in `Scheduler.state`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
-from typing import ClassVar, Literal, cast, get_args
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, ClassVar, Literal, Self, cast, get_args
 
 from sarathi_lab.config.checked import check_fields
 from sarathi_lab.config.errors import UserError, require_int, require_number, require_one_of
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.engine.request import Batch, Request
-from sarathi_lab.engine.scheduler import Scheduler
 
 Reserve = Literal["max_model_len", "total", "prompt", "chunk"]
 
 
 class Policy(ABC):
-    """Base of all policies; a subclass makes what it lets users choose a field of its dataclass.
+    """Base of all policies; what users can choose is a field of a subclass's dataclass.
 
-    `reserve` is how much KV cache admission sets aside: for "max_model_len" tokens, the request's
-    "total" (prompt and all of its output), its whole "prompt", or just the first "chunk".
-    `watermark` is the share of the cache that admission leaves free. `budget_field` names the field
-    that holds the tokens of one iteration, which the setting `chunk` stands for; None for policies
-    that never cut a prompt. With `decodes_on_top` that is for prompts alone. With `follows_up` the
-    next chunk of a prompt is scheduled while the one before is in flight: in a pipeline, whose
-    stages take them in order. With `in_layers` prompts pass the layers in groups (`Batch.pass_in`),
-    which needs an executor that can.
+    Admission reserves cache for `reserve`: "max_model_len" tokens, the request's "total" (prompt
+    and output), its whole "prompt", or the first "chunk". It leaves the share `watermark` of the
+    cache free. `budget_field` is the field with the tokens of one iteration, which the setting
+    `chunk` stands for; None for policies that never cut a prompt. With `decodes_on_top` the budget
+    is for prompts alone. With `follows_up` the next chunk of a prompt is scheduled while the one
+    before is in flight, for a pipeline whose stages keep the order. With `in_layers` prompts pass
+    the layers in groups (`Batch.restrict_to`), which needs an executor that can.
     """
 
     name: ClassVar[str]
@@ -43,10 +41,20 @@ class Policy(ABC):
     reserve: Reserve = "max_model_len"
     watermark: float = 0.0
 
+    @abstractmethod
+    def fill(self, batch: Batch, scheduler: Any) -> None:
+        """Put this iteration's work into the empty `batch`, by the moves of a `Scheduler`."""
+
     @property
     def budget(self) -> int | None:
         """Tokens of one iteration; None where prompts are never cut."""
         return None if self.budget_field is None else getattr(self, self.budget_field)
+
+    def with_budget(self, budget: int) -> Self:
+        """Copy this policy, which cuts prompts, with another budget."""
+        own: Any = self
+        changed: Self = replace(own, **{str(self.budget_field): budget})
+        return changed
 
     @property
     def is_capped(self) -> bool:
@@ -64,13 +72,13 @@ class Policy(ABC):
         return None
 
     def describe(self) -> str:
-        """The budget, and what else is not as the class has it: " (chunk=512, reserve=chunk)"."""
+        """Show the budget and other non-default fields, such as " (chunk=512, reserve=chunk)"."""
         names: list[str] = [one.name for one in fields(self)] if is_dataclass(self) else []
         shown = []
         for name in names:
             value = getattr(self, name)
-            is_own = name == self.budget_field or value != getattr(type(self), name, None)
-            if is_own and isinstance(value, int | float | str):  # no object that was fitted
+            is_shown = name == self.budget_field or value != getattr(type(self), name, None)
+            if is_shown and isinstance(value, int | float | str):  # no fitted object
                 shown.append(f"{name}={f'{value:.4g}' if isinstance(value, float) else value}")
         return f" ({', '.join(shown)})" if shown else ""
 
@@ -86,37 +94,32 @@ class Policy(ABC):
         self.check(batch_size, max_model_len)
 
     def check(self, batch_size: int, max_model_len: int) -> None:  # noqa: B027 (few need more)
-        """Raise UserError for what else a subclass refuses, where each field is right by itself."""
+        """Raise UserError for combinations of valid fields that a subclass refuses."""
 
     def check_budget(self, batch_size: int, max_model_len: int) -> None:
         """Raise UserError for a budget that leaves a full batch of decodes no prompt token."""
         check_budget(str(self.budget_field), cast(int, self.budget), batch_size)
 
     def check_longest(self, name: str, max_model_len: int, why: str) -> None:
-        """Raise UserError, for the reason `why`, if the field `name` (None: no limit) leaves no
-        room for the longest request.
+        """Raise UserError, with the reason `why`, if the field `name` (None: no limit) has no room
+        for the longest request.
         """
         if (most := getattr(self, name)) is not None and most < max_model_len:
             raise UserError(f"{name}={most} is below max_model_len={max_model_len}: {why}")
 
     def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
-        """Tokens of cache that the admission of `num_known` known tokens sets aside."""
+        """Tokens of cache that admission with `num_known` known tokens reserves."""
         reserved = {"max_model_len": max_model_len, "total": request.total_len, "chunk": 0}
         return reserved.get(self.reserve, num_known)
 
     def on_device(
         self, predictor: Callable[[], Predictor | None], batch_size: int, max_model_len: int
     ) -> Policy:
-        """This policy with what it must know of the device; `predictor` gives the device's cost
-        model, if it has one.
+        """Fit this policy to a device; `predictor` gives its cost model, if it has one.
 
-        Raises UserError for a policy that can't do without it.
+        Raises UserError for a policy that needs one.
         """
         return self
-
-    @abstractmethod
-    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        """Put this iteration's work into the empty `batch`."""
 
 
 def check_budget(name: str, budget: int, batch_size: int) -> None:
