@@ -13,7 +13,7 @@ from sarathi_lab.experiment.registry import Aims, ErrorRow, Ints, figure
 from sarathi_lab.experiment.scenario import Scenario
 from sarathi_lab.experiment.work import batch, best_pd_ratio, request
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.results.plots.look import Look
+from sarathi_lab.results.plots.spec import PlotSpec
 
 SPEEDUP: Aims = {"profiled": (0.04, 0.12), "analytic": (0.10, 0.20)}  # aims of decode speed-ups
 
@@ -35,7 +35,7 @@ def speedup(panel: str, series: str, x: float, seq_len: int, size: int, chunk: i
     seconds=40,
     columns={"seqlen": "series", "batch": "x", "speedup": "y"},
     errors=[ErrorRow("Fig 8, decode speed-up", aims=SPEEDUP)],
-    look=Look(
+    look=PlotSpec(
         "Fig 8: a decode alone over a decode riding on a chunk",
         "batch",
         "decode speed-up",
@@ -72,7 +72,7 @@ TOTALS = "in ('baseline total', 'sarathi total')"
         ErrorRow("Fig 10, totals", f"series {TOTALS}", FIG_10),
         ErrorRow("Fig 10, by operation", f"series not {TOTALS}"),
     ],
-    look=Look(
+    look=PlotSpec(
         "Fig 10: time to serve B requests at P:D = C/(B-1)",
         "batch",
         "seconds",
@@ -116,8 +116,13 @@ def _table2_paper(table: pd.DataFrame) -> pd.DataFrame:
     columns={"batch": "panel", **MILLISECONDS},
     paper=_table2_paper,
     errors=[ErrorRow("Table 2", aims=SPEEDUP)],
-    look=Look(
-        "Table 2: a batch of prompt, decodes, and both", "", "ms", is_bars=True, left_out=("ratio",)
+    look=PlotSpec(
+        "Table 2: a batch of prompt, decodes, and both",
+        "",
+        "ms",
+        kind="bar",
+        is_by_device=True,
+        left_out=("ratio",),
     ),
 )
 def table2(spec: ModelSpec, *, num_tokens: int, num_decodes: int) -> Iterator[Group]:
@@ -146,7 +151,7 @@ def _kinds_of_batch(num_tokens: int, num_decodes: int) -> Iterator[Case]:
 @figure(
     question="What does one attention call over prefills and decodes together cost?",
     seconds=30,
-    look=Look(x="decodes", y="ratio"),
+    look=PlotSpec(x="decodes", y="ratio"),
 )
 def hybrid_attention(
     spec: ModelSpec, *, chunks: Ints, decodes: Ints, contexts: Ints

@@ -21,7 +21,7 @@ from sarathi_lab.experiment.clock import COMPUTE, EVERYTHING, FOUR
 from sarathi_lab.experiment.registry import KEYS, Aims, ErrorRow, Ints, figure
 from sarathi_lab.experiment.work import WorkSum, batch, chunked
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.results.plots.look import Look
+from sarathi_lab.results.plots.spec import PlotSpec
 
 KV_BYTES = 2  # an element's in the panel of bytes, whatever the device computes in
 OPERATIONS = {kind: (kind,) for kind in FOUR}
@@ -38,14 +38,14 @@ def _fig03_paper(points: pd.DataFrame) -> pd.DataFrame:
     columns={"phase": "panel", "op": "series", "batch": "x", "ms_per_token": "y"},
     paper=_fig03_paper,
     errors=[ErrorRow("Fig 3, time per token", given="profiled", fitted="analytic")],
-    look=Look(
+    look=PlotSpec(
         "Fig 3: time per token by operation",
         "batch",
         "ms per token",
         log_y=True,
         legend="operation",
         panels={"ratio": "a decode over a prompt's token"},
-        units={"ratio": "ratio"},
+        ys={"ratio": "ratio"},
     ),
 )
 def fig03(spec: ModelSpec, *, batches: Ints, seq_len: int) -> Iterator[Group]:
@@ -93,7 +93,7 @@ def _fig04_at(points: pd.DataFrame) -> dict[str, object]:
         ErrorRow("Fig 4a, single layer", "unit == 'tokens/ms'"),
         ErrorRow("Fig 4b, arithmetic intensity", "unit == 'FLOP/B'", is_formula=True),
     ],
-    look=Look(
+    look=PlotSpec(
         "Fig 4: throughput of one layer, and arithmetic intensity of its products",
         "batch",
         "tokens / ms and layer",
@@ -102,7 +102,7 @@ def _fig04_at(points: pd.DataFrame) -> dict[str, object]:
         columns=4,
         legend="tokens a sequence, or matrix product",
         panels={"prefill intensity": "prefill", "decode intensity": "decode"},
-        units=dict.fromkeys(("prefill intensity", "decode intensity"), "FLOPs per element moved"),
+        ys=dict.fromkeys(("prefill intensity", "decode intensity"), "FLOPs per element moved"),
     ),
 )
 def fig04(
@@ -162,13 +162,13 @@ EVEN_TILES = "series == 'total' and (x - 1) // 128 % 2 == 1"
         ErrorRow("Fig 7, even tiles", EVEN_TILES, FIG_07, "profiled"),
         ErrorRow("Fig 7, by operation", "series != 'total'", {}, "profiled", "analytic"),
     ],
-    look=Look(
+    look=PlotSpec(
         "Fig 7: one prefill iteration by its tokens (tile quantization)",
         "prompt tokens",
         "ms per iteration",
         legend="operation",
         panels={"step": "one token past full tiles"},
-        units={"step": "time / that of full tiles"},
+        ys={"step": "time / that of full tiles"},
         xs={"step": "tokens that fill tiles"},
     ),
 )
@@ -216,7 +216,7 @@ BEHIND = ("attention [ms]", "KV read [MB]")  # panels of one chunk behind cached
 @figure(
     question="What does chunking cost when no decode rides along?",
     seconds=30,
-    look=Look(
+    look=PlotSpec(
         "KV re-read: prompts in chunks beside whole ones, and single chunks behind cached tokens",
         "tokens of a chunk",
         "cut / whole",
@@ -230,7 +230,7 @@ BEHIND = ("attention [ms]", "KV read [MB]")  # panels of one chunk behind cached
             "prefill time / whole": "time of the prefill",
             **dict(zip(BEHIND, ("attention of a chunk", "KV read by a chunk"), strict=True)),
         },
-        units={
+        ys={
             **{f"price: {cause}": "share of the whole's time" for cause in CAUSES},
             "counted / N(N+1)/2": "ratio",
             **dict(zip(BEHIND, ("ms", "MB"), strict=True)),

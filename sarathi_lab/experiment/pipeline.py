@@ -34,7 +34,7 @@ from sarathi_lab.experiment.samples import rounds
 from sarathi_lab.experiment.work import BLOCK_SIZE, Room, batch
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Policy, Sarathi
-from sarathi_lab.results.plots.look import Look
+from sarathi_lab.results.plots.spec import PlotSpec
 from sarathi_lab.workload.synthetic import Zipf
 
 if TYPE_CHECKING:
@@ -249,13 +249,13 @@ def _shapes(sizes: Sizes) -> list[Any]:
         # The first batch fills until about there.
         ErrorRow("Fig 12b, completion", "panel == 'b' and x >= 500", fitted="a100_fig12"),
     ],
-    look=Look(
+    look=PlotSpec(
         "Fig 12: GPT-3 on 64 GPUs, bubbles and completion",
         "requests done",
         "time [s]",
         legend="system",
         panels={"a": "a: bubbles of a request", "b": "b: completion"},
-        units={"a": "share of requests"},
+        ys={"a": "share of requests"},
         xs={"a": "bubble time of a request [s]"},
         left_out=("ratios",),
         is_swapped=("a",),

@@ -33,7 +33,7 @@ from sarathi_lab.experiment.samples import Samples, rounds
 from sarathi_lab.experiment.work import BLOCK_SIZE, Room
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Policy, Sarathi
-from sarathi_lab.results.plots.look import Look
+from sarathi_lab.results.plots.spec import PlotSpec
 from sarathi_lab.workload.base import random_prompt
 
 MEASURED, SIMULATED = "measured", "simulated"
@@ -226,7 +226,7 @@ def _pipelined(backend: TorchBackend, stages: int) -> TorchBackend:
     question="Do equal chunks close the bubbles of a real pipeline?",
     seconds=430,
     max_spread=0.3,
-    look=Look(
+    look=PlotSpec(
         "Orca over SARATHI on stages that are processes of one machine",
         "stages",
         "orca / sarathi",

@@ -28,7 +28,7 @@ from sarathi_lab.experiment.clock import CostClock
 from sarathi_lab.experiment.work import Room
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.load import POINT, load_paper
-from sarathi_lab.results.plots.look import Look
+from sarathi_lab.results.plots.spec import SERVING, PlotSpec
 
 if TYPE_CHECKING:
     from sarathi_lab.executor.torch.backend import TorchBackend
@@ -87,7 +87,7 @@ class Figure:
     make: Callable[..., Any]
     question: str
     seconds: float
-    look: Look | None = None
+    look: PlotSpec = field(default_factory=PlotSpec)
     papers: Sequence[Platform] = ()
     files: Sequence[str] = ("",)
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -243,11 +243,10 @@ def figure(kind: type[Figure] = Figure, **declared: Any) -> Callable[[Any], Any]
     """
     if "columns" in declared:
         declared.setdefault("papers", [A6000])
-    if not kind.is_in_rounds:  # those are drawn alike
-        look = declared.get("look", Look())
-        declared["look"] = replace(look, title=look.title or declared["question"])
 
     def register(make: Any) -> Any:
+        look = declared.get("look") or SERVING.get(make.__name__, PlotSpec())
+        declared["look"] = replace(look, title=look.title or declared["question"])
         make.figure = kind(make.__name__, make, **declared)
         return make
 

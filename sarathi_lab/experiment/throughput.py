@@ -14,7 +14,7 @@ from sarathi_lab.experiment.scenario import Scenario
 from sarathi_lab.experiment.scenario import lengths as whole_lengths
 from sarathi_lab.experiment.work import best_pd_ratio, chunked
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.results.plots.look import Look
+from sarathi_lab.results.plots.spec import PlotSpec
 
 # Of P:D = C/(B-1), at which chunks and decodes run out together (section 4.3.3).
 SHARES_OF_OPTIMUM = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -38,7 +38,7 @@ def _fig09_paper(points: pd.DataFrame) -> pd.DataFrame:
     at=lambda points: {"points": list(zip(points.panel, points.chunk, points.x, strict=True))},
     errors=[ErrorRow("Fig 9, P:D", aims=GAIN)],
     is_counted=True,
-    look=Look(
+    look=PlotSpec(
         "Fig 9: throughput of SARATHI over request-level batching by P:D",
         "P:D",
         "throughput / baseline",
@@ -93,7 +93,7 @@ def _fig11_at(points: pd.DataFrame) -> dict[str, object]:
     paper=_fig11_paper,
     at=_fig11_at,
     errors=[ErrorRow("Fig 11, Orca", aims=GAIN)],
-    look=Look(
+    look=PlotSpec(
         "Fig 11: Orca and SARATHI over request-level batching",
         "P:D",
         "throughput / baseline",
@@ -138,7 +138,7 @@ def fig11(
         ErrorRow("Fig 13b, prefill", "panel == 'b_prefill'", CHUNKED),
         ErrorRow("Fig 13c, end to end", "panel == 'c_overall'", WHOLE),
     ],
-    look=Look(
+    look=PlotSpec(
         "Fig 13: speed with chunks over speed without",
         "chunk [tokens]",
         "speed / un-chunked",
@@ -203,7 +203,7 @@ OF_33B = "panel == '33b' and series =="
             "Table 4, 33B, speed-up", f"{OF_33B} 'decode_speedup'", {"analytic": (0.20, None)}
         ),
     ],
-    look=Look(
+    look=PlotSpec(
         "Table 4: chunk 256, decodes and end to end",
         "P + D [tokens]",
         "speed-up",
@@ -235,7 +235,7 @@ def table4(
 @figure(
     question="Is the best P:D of a chunk C near C/(B-1)?",
     seconds=45,
-    look=Look(x="P:D in C/(B-1)", y="throughput gain", log_x=True, prefix="P + D = "),
+    look=PlotSpec(x="P:D in C/(B-1)", y="throughput gain", log_x=True, prefix="P + D = "),
 )
 def chunk_optimum(spec: ModelSpec, *, seq_len: int, batch: int, chunks: Ints) -> Iterator[Group]:
     """Throughput against P:D, counted in C/(B-1)."""
@@ -249,7 +249,7 @@ def chunk_optimum(spec: ModelSpec, *, seq_len: int, batch: int, chunks: Ints) ->
 @figure(
     question="What do longer sequences leave of the gain?",
     seconds=25,
-    look=Look(x="P + D [tokens]", y="gain", log_x=True),
+    look=PlotSpec(x="P + D [tokens]", y="gain", log_x=True),
 )
 def sequence_length(spec: ModelSpec, *, lengths: Ints, batch: int, chunk: int) -> Iterator[Group]:
     """Decode speed-up and throughput gain against length at one batch."""
@@ -260,7 +260,7 @@ def sequence_length(spec: ModelSpec, *, lengths: Ints, batch: int, chunk: int) -
 @figure(
     question="What do larger batches leave of the gain?",
     seconds=25,
-    look=Look(x="batch", y="gain", prefix="P + D = "),
+    look=PlotSpec(x="batch", y="gain", prefix="P + D = "),
 )
 def batch_size(spec: ModelSpec, *, seq_len: int, batches: Ints, chunk: int) -> Iterator[Group]:
     """Decode speed-up and throughput gain against batch at one length."""
@@ -282,7 +282,7 @@ def _speedups_and_gains(
 @figure(
     question="What does the token budget do to waiting?",
     seconds=20,
-    look=Look(
+    look=PlotSpec(
         x="tokens of a batch",
         y="over the largest budget",
         log_x=True,

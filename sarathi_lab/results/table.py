@@ -85,7 +85,8 @@ def rows_of_points(points: pd.DataFrame) -> pd.DataFrame:
     """
     keys = [name for name in ("panel", "dataset", "slo", "series", "x") if name in points]
     texts = (points[name].map("{:g}".format if name == "x" else str) for name in keys)
-    source = points.get("source", pd.Series(MEASURED, points.index))
+    source = points.get("source", pd.Series("recorded", points.index))
+    source = source.where(source != "recorded", MEASURED)
     level = points.get("level", pd.Series("", points.index)).fillna("")
     blank = {name: float("nan") for name in ("low", "high", "seed") if name not in points}
     columns = {

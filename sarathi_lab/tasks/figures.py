@@ -26,9 +26,9 @@ from sarathi_lab.experiment.simulate import Job, check_fits, jobs_of, predict_al
 from sarathi_lab.results import load
 from sarathi_lab.results.load import POINTS
 from sarathi_lab.results.plots import figures as plots
-from sarathi_lab.results.plots import serving as serving_plots
 from sarathi_lab.results.plots.tasks import policies
 from sarathi_lab.results.result import Result, Shown
+from sarathi_lab.results.table import rows_of_points
 from sarathi_lab.tasks.base import Task
 
 GPUS = sorted(path.stem for path in CONF.glob("hardware/*.yaml") if path.stem != "auto")
@@ -100,10 +100,10 @@ def draw(name: str, *, is_all: bool = False) -> Picture:
     draws every simulated line.
     """
     figure = FIGURES[name]
-    if figure.look is None:
-        return serving_plots.draw(name, figure.question, registered.serving_points(name))
     points_of = registered.points_of if figure.has_paper else registered.recorded_points
-    return plots.draw(figure.look, points_of(name), is_all=is_all)
+    if figure.is_in_rounds:
+        points_of = registered.serving_points
+    return plots.draw(figure.look, rows_of_points(points_of(name)), is_all=is_all)
 
 
 def _some(name: str, known: Sequence[str]) -> Any:
@@ -152,11 +152,9 @@ def recompute(
     shown = [_shown_errors(errors)] if len(errors) else []
     shown += [_shown_ranges(others)] if len(others) else []
     means = zip(errors.row, errors.device, errors["mean"], strict=True)
-    looks = {name: FIGURES[name].look for name in names}
     pictures = {
-        name: plots.draw(look, points[points.figure == name])
-        for name, look in looks.items()
-        if look is not None
+        name: plots.draw(FIGURES[name].look, rows_of_points(points[points.figure == name]))
+        for name in names
     }
     return Result(
         tables={POINTS: points, "errors": errors},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -33,9 +32,9 @@ from sarathi_lab.results import load
 from sarathi_lab.results.intervals import LEVEL
 from sarathi_lab.results.load import POINTS
 from sarathi_lab.results.plots import figures as plots
-from sarathi_lab.results.plots import serving as serving_plots
 from sarathi_lab.results.provenance import device_folder
 from sarathi_lab.results.result import Result, Shown
+from sarathi_lab.results.table import rows_of_points
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.figures import PROCESSES, Figures, recompute
 from sarathi_lab.tasks.plan import changed
@@ -213,12 +212,10 @@ class Measure(Task):
             uncertainty=(points.high - points.low) / 2 / points.y.abs(),  # half the interval
         )
         pictures = {}
-        if own.look is None:
-            pictures[own.name] = serving_plots.draw(own.name, own.question, points)
-        elif points.y.notna().any():  # beside the paper's own points
+        if points.y.notna().any():  # beside the paper's own points
             shown = [paper(own.name)] if own.name in PAPERS else []
-            shown.append(points.assign(uncertainty=math.nan))
-            pictures[own.name] = plots.draw(own.look, pd.concat(shown, ignore_index=True))
+            rows = rows_of_points(pd.concat([*shown, points], ignore_index=True))
+            pictures[own.name] = plots.draw(own.look, rows)
         return Result(
             tables={POINTS: points, **kept},
             figures=pictures,

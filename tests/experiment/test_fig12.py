@@ -14,6 +14,7 @@ from sarathi_lab.experiment import pipeline
 from sarathi_lab.experiment.figures import FIGURES, paper
 from sarathi_lab.results.load import load_paper
 from sarathi_lab.results.plots.figures import draw
+from sarathi_lab.results.table import rows_of_points
 
 NUM_REQUESTS = (
     600  # with fewer, filling and draining the pipeline's 216 places outweigh what lies between
@@ -107,6 +108,8 @@ def test_the_headlines_of_the_paper_follow_from_its_points():
 def test_the_picture_shows_each_device_and_the_paper():
     paper_rows = paper("fig12")
     ours = paper_rows.assign(device="simulated x, analytic, gpt3-175b", source="simulated")
-    bubbles, completion = draw(FIGURES["fig12"].look, pd.concat([paper_rows, ours])).axes
+    bubbles, completion = draw(
+        FIGURES["fig12"].look, rows_of_points(pd.concat([paper_rows, ours]))
+    ).axes
     assert len(bubbles.lines) == 2 + 2
     assert len(completion.lines) == 3 + 3

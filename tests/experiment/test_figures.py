@@ -18,7 +18,7 @@ from sarathi_lab.experiment.registry import FIGURES, KEYS, PAPERS, figure, load_
 from sarathi_lab.experiment.simulate import jobs_of, predict_all
 from sarathi_lab.results import load
 from sarathi_lab.results.plots.figures import draw
-from sarathi_lab.results.plots.serving import LOOKS
+from sarathi_lab.results.table import rows_of_points
 from sarathi_lab.run import main as run
 from sarathi_lab.tasks import figures
 from sarathi_lab.tasks.figures import main
@@ -69,7 +69,7 @@ def test_the_figure_of_the_tour_is_simulated_recorded_and_drawn(tmp_path, monkey
 def test_what_has_no_look_of_its_own_is_drawn_with_its_question_and_unit():
     look = figure(question="How much?", seconds=1)(lambda spec: iter(())).figure.look
     points = load.load("token_budget").assign(source="measured", unit="parts")
-    canvas = draw(look, points)
+    canvas = draw(look, rows_of_points(points))
     assert canvas.get_suptitle() == "How much?"
     assert {ax.get_ylabel() for ax in canvas.axes if ax.has_data()} == {"parts"}
 
@@ -80,7 +80,7 @@ def test_what_is_recorded_of_serving_is_drawn_for_every_device(name):
     devices = {title.partition(",")[0] for title in titles}
     points = load.load(name).dropna(subset="y")
     if name == "sarathi_serve_budget":  # a budget has a place where both of its times have a number
-        times = points[points.quantity.isin(LOOKS[name].quantities)].groupby(["device", "x"])
+        times = points[points.quantity.isin(FIGURES[name].look.quantities)].groupby(["device", "x"])
         points = times.filter(lambda rows: rows.quantity.nunique() == 2)
     assert devices == set(points.device)
 
@@ -150,7 +150,7 @@ def test_the_verdict_is_that_of_the_claims_on_every_device_that_has_a_number():
 def test_a_measured_device_has_panels_of_its_own_with_intervals(points):
     canvas = draw(
         FIGURES["fig08"].look,
-        pd.concat([points[points.figure == "fig08"], of_device(5.0, 4.0, 6.5)]),
+        rows_of_points(pd.concat([points[points.figure == "fig08"], of_device(5.0, 4.0, 6.5)])),
     )
     papers, measured = (ax for ax in canvas.axes if ax.has_data())
     assert "measured on cpu, 30m" in measured.get_title()

@@ -29,7 +29,8 @@ from sarathi_lab.extensions.cluster import Link
 from sarathi_lab.extensions.layered import LayeredPrefill
 from sarathi_lab.policy import Orca, PrefillFirst, SarathiServe
 from sarathi_lab.results import load
-from sarathi_lab.results.plots import serving
+from sarathi_lab.results.plots.figures import draw
+from sarathi_lab.results.table import rows_of_points
 from sarathi_lab.run import main
 
 SERVING = [name for name, figure in FIGURES.items() if figure.is_in_rounds]
@@ -217,7 +218,7 @@ def test_a_picture_has_a_panel_per_device_and_data_set(name):
     points = table_of(name, samples, np.inf).assign(source="recorded")
     points["y"] = points.low  # of two rounds, which say no number
     both = pd.concat([points.assign(device=f"cpu, {model}") for model in ("tiny", "30m")])
-    figure = serving.draw(name, "A title", both)
+    figure = draw(replace(FIGURES[name].look, title="A title"), rows_of_points(both))
     titles = [ax.get_title() for ax in figure.axes if ax.has_data()]
     one = ("sarathi_serve_stalls", "sarathi_serve_budget")
     one += ("disaggregation", "dynamic_chunks", "layered_prefill", "long_prompts")
@@ -236,7 +237,7 @@ def test_the_papers_values_are_marked_at_their_bars():
     papers = [("paper", "paper", name, "hybrid only", y) for name, y in (("a", 0.5), ("b", 9.0))]
     table = pd.DataFrame([*points, *papers], columns=columns)
     table = table.assign(unit="s", x=0.0, slo="", quantity="TTFT P50", hardware="a100")
-    (ax,) = serving.draw("sarathi_serve_ablation", "A title", table).axes
+    (ax,) = draw(FIGURES["sarathi_serve_ablation"].look, rows_of_points(table)).axes
     assert [line.get_ydata().tolist() for line in ax.get_lines()] == [[0.5]]
     assert [line.get_xdata().tolist() for line in ax.get_lines()] == [[0]]
 

@@ -15,9 +15,11 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from sarathi_lab.config.paths import CONF
-from sarathi_lab.experiment.figures import FIGURES, points_of, serving_points
-from sarathi_lab.results.plots import figures, serving, sweeps, tasks
+from sarathi_lab.experiment.figures import FIGURES, PAPERS, points_of, serving_points
+from sarathi_lab.results.plots import sweeps, tasks
+from sarathi_lab.results.plots.figures import draw
 from sarathi_lab.results.plots.style import POLICIES, colours, finished, panels, tick_in_steps
+from sarathi_lab.results.table import rows_of_points
 
 PAGE = 830  # pixels to which a page shrinks a picture
 SMALLEST = 8.0  # pixels of a font's height, there
@@ -58,15 +60,18 @@ def cells() -> pd.DataFrame:
 def pictures(runs, cells) -> dict[str, Figure]:
     rates = pd.concat([runs.assign(**{"workload.rate": rate}) for rate in (1, 2)])
     twice = [runs.assign(name=runs.name + f" repetition={i}", repetition=i) for i in (0, 1)]
-    look = FIGURES["fig11"].look
-    assert look is not None
     return {
         "policies": tasks.policies(pd.concat(twice)),
         "sweep of policies": sweeps.draw_sweep(runs),
         "rates": sweeps.draw_sweep(rates[rates.policy.isin(["orca", "sarathi"])]),
         "crossover": tasks.crossover_map(cells, "13b", baseline="orca"),
-        "fig11": figures.draw(look, points_of("fig11")),
+        "fig11": drawn("fig11"),
     }
+
+
+def drawn(name: str) -> Figure:
+    read = points_of if name in PAPERS else serving_points
+    return draw(FIGURES[name].look, rows_of_points(read(name)))
 
 
 def texts_of(figure: Figure) -> list[Text]:
@@ -110,7 +115,7 @@ def test_titles_and_legends_lie_within_the_picture():
     figure, _ = panels(1, 1, (5.0, 3.0))
     finished(figure, "30m on a cpu\nmedians of 3 repetitions; hollow: not told apart from 1 at all")
     names = ("sarathi_serve_ablation", "long_prompts")
-    for one in (figure, *(serving.draw(name, "Which?", serving_points(name)) for name in names)):
+    for one in (figure, *(drawn(name) for name in names)):
         one.draw_without_rendering()
         titles = [*one.texts, *(ax.title for ax in one.axes)]
         boxes = [title.get_window_extent() for title in titles if title.get_text()]
@@ -121,7 +126,7 @@ def test_titles_and_legends_lie_within_the_picture():
 
 def test_the_papers_marks_stand_beside_its_own_hardware():
     name = "sarathi_serve_ablation"
-    axes = serving.draw(name, "Which half?", serving_points(name)).axes
+    axes = drawn(name).axes
     marked = {ax.get_title().partition(",")[0] for ax in axes if ax.get_lines()}
     assert marked == {"simulated-a100"}
 
@@ -159,9 +164,9 @@ def test_a_policy_has_one_colour_everywhere(pictures):
         ("orca", alone["orca"]),
         ("sarathi", alone["sarathi"]),
     }
-    two = pd.DataFrame({"series": ["orca", "sarathi_serve"], "y": [1.0, 2.0], "unit": "s"})
-    (ax, *_) = Figure().subplots(1, 1, squeeze=False)[0]
-    bars = serving.bars(two, ax).patches
+    two = {"series": ["orca", "sarathi_serve"], "y": [1.0, 2.0], "unit": "s", "device": "cpu"}
+    table = pd.DataFrame({**two, "x": 0, "dataset": "d", "quantity": "capacity"})
+    bars = draw(FIGURES["sarathi_serve_capacity"].look, rows_of_points(table)).axes[0].patches
     assert [to_hex(bar.get_facecolor()) for bar in bars] == [
         alone["orca"],
         alone["sarathi_serve"],
@@ -190,9 +195,8 @@ def test_a_device_has_a_marker_and_a_source_a_line_of_its_own(runs):
 
 def test_of_a_gpu_one_line_is_drawn_and_the_rest_on_demand():
     look = FIGURES["fig09"].look
-    assert look is not None
     points = points_of("fig09").query("source != 'measured'")
-    one, every = (figures.draw(look, points, is_all=is_all) for is_all in (False, True))
+    one, every = (draw(look, rows_of_points(points), is_all=is_all) for is_all in (False, True))
     assert [len(ax.get_lines()) for ax in one.axes] == [6, 6, 6]  # the paper's and one a chunk
     assert [len(ax.get_lines()) for ax in every.axes] == [15, 15, 15]
     labels = " ".join(text.get_text() for text in one.legends[0].get_texts())
@@ -202,14 +206,13 @@ def test_of_a_gpu_one_line_is_drawn_and_the_rest_on_demand():
 
 def test_panels_of_a_device_with_few_points_are_left_out_and_said():
     look = FIGURES["fig08"].look
-    assert look is not None
     points = points_of("fig08").query("source != 'measured'")
     row = {"figure": "fig08", "panel": "", "series": "256", "source": "measured", "device": "cpu"}
     own = pd.DataFrame([{**row, "x": float(x), "y": 2.0 if x == 2 else np.nan} for x in (2, 4, 6)])
-    figure = figures.draw(look, pd.concat([points, own]))
+    figure = draw(look, rows_of_points(pd.concat([points, own])))
     assert len([ax for ax in figure.axes if ax.has_data()]) == 1
     assert "1 of 3 points on cpu" in figure.legends[0].get_title().get_text()
-    both = figures.draw(look, pd.concat([points, own]), is_all=True)
+    both = draw(look, rows_of_points(pd.concat([points, own])), is_all=True)
     assert len([ax for ax in both.axes if ax.has_data()]) == 2
 
 
@@ -226,17 +229,16 @@ def test_a_budget_is_drawn_where_both_of_its_times_were_measured():
             ("gpu", "TBT P99", 64, 0.3),
         )
     ]
-    figure = serving.draw("sarathi_serve_budget", "title", pd.DataFrame(rows))
+    figure = draw(FIGURES["sarathi_serve_budget"].look, rows_of_points(pd.DataFrame(rows)))
     (axes,) = [ax for ax in figure.axes if ax.axison]
     assert axes.get_title() == "gpu\nd"
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["32"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["32"]
 
 
 def test_rows_of_panels_are_in_one_order():
     look = FIGURES["fig03"].look
-    assert look is not None
     shown = points_of("fig03")
-    titles = [ax.get_title().splitlines()[-1] for ax in figures.draw(look, shown).axes]
+    titles = [ax.get_title().splitlines()[-1] for ax in draw(look, rows_of_points(shown)).axes]
     assert len(titles) == 6
     assert titles[:3] == titles[3:]
 
@@ -275,6 +277,7 @@ def test_a_logarithmic_axis_within_a_decade_has_three_ticks_and_not_too_many(low
 
 def test_legends_have_the_order_of_numbers():
     look = FIGURES["fig13"].look
-    assert look is not None
-    names = [text.get_text() for text in figures.draw(look, points_of("fig13")).legends[0].texts]
+    names = [
+        text.get_text() for text in draw(look, rows_of_points(points_of("fig13"))).legends[0].texts
+    ]
     assert [name for name in names if name[0].isdecimal()] == ["256", "512", "1024", "2048", "3072"]

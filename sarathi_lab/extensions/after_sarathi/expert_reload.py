@@ -8,7 +8,7 @@ from sarathi_lab.experiment.cases import Case, Group, Seconds, one
 from sarathi_lab.experiment.registry import PROFILED, Ints, Platform, figure
 from sarathi_lab.experiment.work import WorkSum, batch, chunked
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.results.plots.look import Look
+from sarathi_lab.results.plots.spec import PlotSpec
 
 FFN, PREFILL = "FFN / whole", "prefill / whole"
 BESIDE, LONGEST = "beside {} decodes / apart", "longest gap / whole"
@@ -27,7 +27,7 @@ BESIDE, LONGEST = "beside {} decodes / apart", "longest gap / whole"
         Platform("13b", "h100", 2),
     ],
     simulated=PROFILED,
-    look=Look(
+    look=PlotSpec(
         "A prompt in chunks, in dense models and mixtures of experts",
         "tokens of a chunk",
         "in chunks / at once",

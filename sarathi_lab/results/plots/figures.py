@@ -1,9 +1,7 @@
-"""Draws the paper's figures in one style: the paper's points, what is simulated, and what each
-device measured.
+"""Pictures of experiments: the paper's points, simulated ones and measured ones, by panel.
 
-A policy has the colour that it has in all pictures, other series go from dark to light, and each
-has its own marker. The paper's points are hollow, simulated ones a broken line, measured ones
-filled with their interval, in a row of panels per device.
+Series have the same colour and marker in all panels. The paper's points are hollow, simulated ones
+a broken line beside them, measured ones filled with their interval, in panels of their device.
 """
 
 from __future__ import annotations
@@ -12,261 +10,278 @@ import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import cycle
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from sarathi_lab.results.plots.look import Look, in_tokens, policy_of
+from sarathi_lab.results.plots.spec import PlotSpec, in_tokens
 from sarathi_lab.results.plots.style import (
     LINES,
     WIDTH,
     colours,
     finished,
+    legend_below,
     marker,
     panels,
-    shades,
     tick_in_steps,
 )
+from sarathi_lab.results.table import MEASURED, PAPER
 
-MOST_MARKERS = 22  # of a line: where the paper's points are dense, they would hide each other
-# Of simulated lines, the one that is drawn by default first.
+MOST_MARKERS = 22  # of a line, where the paper's points are dense
 SIMULATED: Sequence[Any] = (LINES["simulated"], LINES["analytic"], "-.", (0, (5, 1, 1, 1, 1, 1)))
-# for the colour-blind, and from dark to light without colour; its lightest is lost on white
-COLOURS = "viridis"
-HATCHES = ("", "//", "..", "xx", "\\\\", "++")
-MOST_TICKS = 9  # values along x that are each named
-NEAREST = 0.09  # of the axis, between two that are
-PANEL = 2.5  # inches of its height
-COLUMN = 3.4  # inches of the widest
+PANEL, COLUMN = 2.5, 3.2  # inches: height of a panel, and the widest one
+LETTERS = 11  # of a title in an inch
+MOST_TICKS = 9  # places along x that are each labelled
+LETTER = 0.04  # of the width of an axis
+MOST_LEVEL = 5  # bars whose names fit beside each other
+UNITS = {"1/s": "requests/s", "times": "ratio"}
+TEXTS = ("panel", "hardware", "model", "method", "dataset", "slo")
+Styles = Mapping[str, tuple[str, str]]  # colour and marker by series
 
-Styles = Mapping[str, tuple[Any, str]]  # colour and marker by series
 
+def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
+    """Draw the rows of one figure (`table.rows_of_points`), one axes a panel.
 
-def draw(look: Look, points: pd.DataFrame, *, is_all: bool = False) -> Figure:
-    """One figure of the paper from its points in the columns of `figure.parquet`, one axes a panel.
-
-    Columns `low` and `high`, where there are any, are the interval around y of what was measured.
-    Of a simulated GPU one line is drawn, the profiled one if there is any, and of a measured device
-    the panels with at least half of their points, with a line that says what is left out; `is_all`
-    draws all.
+    Of a simulated GPU the best level is drawn, and of a measured device the panels with at least
+    half of their points, with a note on what is left out; `is_all` draws everything.
     """
-    shown = _shown(points, look)
-    left_out = "" if is_all else _left_out(shown)
-    shown = shown[shown.y.notna()] if is_all else _telling(shown)
-    rows = _rows(shown)
-    columns = min(look.columns, max(own.panel.nunique() for own in rows.values()))
-    order = list(dict.fromkeys(shown.panel))  # the paper's
+    shown = _selected(rows, spec)
+    note = "" if is_all else _note_on_sparse(shown)
+    shown = shown[shown.value.notna()] if is_all else _without_sparse(shown)
+    groups = _by_device(shown) if spec.is_by_device else _by_source(shown)
+    order = list(dict.fromkeys(shown.panel))
+    most = max((own.panel.nunique() for own in groups.values()), default=1)
+    across = min(spec.columns, most)  # panels of a device side by side
     places: list[tuple[str, str | None]] = []
-    for title, own in rows.items():
-        names = sorted(own.panel.unique(), key=order.index)  # the same in every row
-        left = -len(names) % columns  # in the last line of the row
-        places += [(title, name) for name in names + [None] * left]
-    num_lines = len(places) // columns
-    width = min(WIDTH, max(COLUMN * columns, 6.4))
-    canvas, axes = panels(num_lines, columns, (width, PANEL * num_lines + 1.1))
-    styles = _styles(sorted(dict.fromkeys(shown.series), key=_number))
-    # By device: profiled, analytic, counted instead of served.
-    devices = map(str, shown.device[shown.source == "simulated"].unique())
-    lines = dict(zip(devices, cycle(SIMULATED), strict=False))
-    for ax, (title, panel) in zip(axes, places, strict=True):
-        if panel is None:
+    for title, own in groups.items():
+        names = sorted(own.panel.unique(), key=order.index)
+        places += [(title, name) for name in [*names, *[None] * (-len(names) % across)]]
+    columns = min(spec.columns // across * across, max(1, len(places)))
+    size = math.ceil(len(places) / columns) or 1, columns
+    width = min(WIDTH, max(COLUMN * columns, 5.0))
+    figure, axes = panels(*size, (width, PANEL * size[0] + 1.1))
+    styles = _styles(sorted(dict.fromkeys(shown.key), key=_number))
+    lines = _line_styles(shown, spec)
+    for ax, (title, panel) in zip(axes, places, strict=False):
+        if panel is not None:
+            own = groups[title][groups[title].panel == panel]
+            PANELS[spec.kind](ax, own, spec, styles, lines)
+            titles = [title if len(groups) > 1 or spec.is_by_device else "", spec.panel_name(panel)]
+            letters = int(LETTERS * width / columns)
+            parts = [part for one in titles for part in textwrap.wrap(one, letters)]
+            ax.set_title("\n".join(parts), fontsize=9)
+    for ax in axes:
+        if not ax.has_data():
             ax.set_axis_off()
-            continue
-        chosen = rows[title][rows[title].panel == panel]
-        if look.is_bars:
-            _bars(ax, chosen, list(dict.fromkeys(shown.device)))
-        else:
-            _panel(ax, chosen, look, styles, lines)
-        titles = [title if len(rows) > 1 else "", look.panel(panel)]
-        ax.set_title("\n".join(filter(None, titles)))
-        ax.set_xlabel(look.xs.get(panel, look.x))
-        ax.set_ylabel(look.units.get(panel, look.y or chosen.unit.iloc[0]))
-    canvas.suptitle(look.title)
-    sources = _source_bars(shown) if look.is_bars else _source_lines(shown, lines)
-    keys: list[Artist] = [
-        Line2D([], [], color=colour, marker=marker, linewidth=1.0, label=look.series_name(name))
-        for name, (colour, marker) in ({} if look.is_bars else styles).items()
-    ]
-    notes = [*textwrap.wrap(left_out, int(11 * width)), *([look.legend] if keys else [])]
-    columns = _legend_columns([str(key.get_label()) for key in keys + sources], width)
-    title = "\n".join(filter(None, notes))
-    canvas.legend(handles=keys + sources, loc="outside lower center", ncols=columns, title=title)
-    return finished(canvas)
+    keys = [] if spec.kind == "bar" else _series_keys(spec, styles)
+    title = "\n".join([*textwrap.wrap(note, int(LETTERS * width)), spec.legend if keys else ""])
+    legend_below(figure, [*keys, *_source_keys(shown, spec, lines)], title.strip())
+    return finished(figure, spec.title)
 
 
-def _legend_columns(labels: Sequence[str], width: float) -> int:
-    """The most columns in which labels, listed column by column, are no wider than `width`."""
-    for number in range(len(labels), 1, -1):
-        parts = np.array_split([len(label) for label in labels], number)
-        if sum(0.62 + 0.07 * max(part) for part in parts) <= width:  # of a key and of a letter
-            return number
-    return 1
+def _selected(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
+    """Select what the spec draws, with its panel and the `key` of its series."""
+    shown = rows.assign(**{name: "" for name in TEXTS if name not in rows})
+    shown = shown.fillna(dict.fromkeys(TEXTS, ""))
+    shown = shown[~shown.panel.isin(spec.left_out)]
+    for name in ("series", "quantities", "unit"):
+        if wanted := getattr(spec, name):
+            column = {"quantities": "quantity"}.get(name, name)
+            shown = shown[shown[column].isin([wanted] if isinstance(wanted, str) else wanted)]
+    if spec.quantities:
+        place = shown.dataset.where(shown.slo == "", shown.dataset + ", " + shown.slo)
+        is_split = len(spec.quantities) > 1 and spec.kind != "pair"
+        shown = shown.assign(panel=place + ": " + shown.quantity if is_split else place)
+    if spec.kind == "pair":  # a point has a coordinate of each quantity
+        known = shown.groupby(["device", "panel", "series", "x"]).quantity.transform("nunique")
+        shown = shown[known == len(spec.quantities)]
+    swapped = shown.panel.isin(spec.is_swapped)
+    x, value = shown.x.where(~swapped, shown.value), shown.value.where(~swapped, shown.x)
+    key = shown.x.map("{:g}".format) if spec.hue == "x" else shown.series.map(in_tokens)
+    return shown.assign(x=x, value=value, key=key)
 
 
-def _number(series: str) -> float:
-    """What numbers and chunks are ordered by, before names, which stay as they come."""
-    found = re.fullmatch(r"(?:C=|sarathi)?(\d+)", series)
-    return float(found[1]) if found else math.inf
-
-
-def _styles(series: Sequence[str]) -> dict[str, tuple[Any, str]]:
-    """Colour and marker: shades of its policy's colour for a series that is of one."""
-    own: dict[str | None, list[str]] = {}
-    for name in series:
-        own.setdefault(policy_of(name), []).append(name)
-    taken: dict[str, Any] = {}
-    for policy, names in own.items():
-        if policy is None:
-            values = list(plt.get_cmap(COLOURS)(np.linspace(0.0, 0.85, max(2, len(names)))))
-        else:
-            values = list(shades(colours([policy])[policy], len(names)))
-        taken |= dict(zip(names, values, strict=False))
-    return {name: (taken[name], marker(i)) for i, name in enumerate(series)}
-
-
-def _shown(points: pd.DataFrame, look: Look) -> pd.DataFrame:
-    shown = points[~points.panel.isin(look.left_out)]
-    if look.series:
-        shown = shown[shown.series.isin(look.series)]
-    swapped = shown.panel.isin(look.is_swapped)
-    x, y = shown.x.where(~swapped, shown.y), shown.y.where(~swapped, shown.x)
-    return shown.assign(x=x, y=y, series=shown.series.map(in_tokens))
-
-
-def _is_sparse(points: pd.DataFrame) -> pd.Series:
-    """Of measured points whether their panel has a number at less than half of its places, or at
-    one of several.
+def _is_sparse(rows: pd.DataFrame) -> pd.Series:
+    """Mark measured rows of panels with values at less than half of their places, or at one of
+    several.
     """
-    panel = points.y.notna().groupby([points.device, points.panel])
+    panel = rows.value.notna().groupby([rows.device, rows.panel])
     is_single = (panel.transform("sum") < 2) & (panel.transform("size") > 1)
-    return (points.source == "measured") & (is_single | (panel.transform("mean") < 0.5))
+    return (rows.level == MEASURED) & (is_single | (panel.transform("mean") < 0.5))
 
 
-def _telling(points: pd.DataFrame) -> pd.DataFrame:
-    """Without sparse panels, and of what is simulated the first line of every GPU and model."""
-    method = points.get("method", pd.Series("", points.index)).fillna("")
-    level = points.get("level", pd.Series("", points.index)).fillna("")
-    rank = 2 * (method != "") + (level != "profiled")
-    keys = [points[name].fillna("") for name in ("hardware", "model", "panel") if name in points]
-    best = rank.groupby(keys).transform("min") if keys else rank
-    is_first = (points.source != "simulated") | (rank == best)
-    kept = points[points.y.notna() & is_first & ~_is_sparse(points)]
-    return kept if len(kept) else points[points.y.notna()]
+def _without_sparse(rows: pd.DataFrame) -> pd.DataFrame:
+    """Leave out sparse panels, and all but the best level of each simulated GPU and model."""
+    rank = 2 * (rows.method != "") + (rows.level != "profiled")
+    best = rank.groupby([rows.hardware, rows.model, rows.panel]).transform("min")
+    is_best = rows.level.isin([PAPER, MEASURED]) | (rank == best)
+    kept = rows[rows.value.notna() & is_best & ~_is_sparse(rows)]
+    return kept if len(kept) else rows[rows.value.notna()]
 
 
-def _left_out(points: pd.DataFrame) -> str:
-    """What `_telling` leaves out of the measured devices, in one line."""
+def _note_on_sparse(rows: pd.DataFrame) -> str:
     parts = []
-    for device, own in points[_is_sparse(points)].groupby("device", sort=False):
-        parts.append(f"{own.y.notna().sum()} of {len(own)} points on {device} measured")
+    for device, own in rows[_is_sparse(rows)].groupby("device", sort=False):
+        parts.append(f"{own.value.notna().sum()} of {len(own)} points on {device} measured")
     return f"Left out, too few to draw: {', '.join(parts)}" if parts else ""
 
 
-def _rows(points: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Points of the rows of panels by title, the paper and its GPUs first; a measured device, whose
-    panels and sizes are its own, gets a row for itself.
+def _by_source(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Group rows by title: the paper with its simulated GPUs, then each measured device, whose
+    panels and sizes differ.
     """
-    is_own = points.source == "measured"
-    simulated = "paper and simulated" if (points.source == "paper").any() else "simulated"
-    rows = {simulated: points[~is_own]} if (~is_own).any() else {}
-    for device, own in points[is_own].groupby("device", sort=False):
-        rows["\n".join(textwrap.wrap(f"measured on {device}", 30))] = own
-    return rows
+    is_measured = rows.level == MEASURED
+    simulated = "paper and simulated" if (rows.level == PAPER).any() else "simulated"
+    groups = {simulated: rows[~is_measured]} if (~is_measured).any() else {}
+    for device, own in rows[is_measured].groupby("device", sort=False):
+        groups[f"measured on {device}"] = own
+    return groups
 
 
-def _panel(
-    ax: Axes, points: pd.DataFrame, look: Look, styles: Styles, lines: Mapping[str, Any]
+def _by_device(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Group rows by device, each with the paper's rows of its hardware and panels."""
+    papers, groups = rows[rows.level == PAPER], {}
+    for device, own in rows[rows.level != PAPER].groupby("device", sort=False):
+        hardware = {*own.hardware, ""} if (own.level != MEASURED).all() else {*own.hardware} - {""}
+        beside = papers[papers.hardware.isin(hardware) & papers.panel.isin(own.panel)]
+        groups[str(device)] = pd.concat([own, beside])
+    return groups
+
+
+def _number(series: str) -> float:
+    """Return what numbers and chunks are ordered by; names follow as they come."""
+    number = re.fullmatch(r"(?:C=|sarathi)?([\d.]+)(K?)", series)
+    return float(number[1]) * (1024 if number[2] else 1) if number else math.inf
+
+
+def _styles(series: Sequence[str]) -> Styles:
+    colour = colours(series)
+    return {name: (colour[name], marker(i)) for i, name in enumerate(series)}
+
+
+def _line_styles(rows: pd.DataFrame, spec: PlotSpec) -> dict[str, Any]:
+    """Return the line style of each simulated device: profiled, analytic, counted."""
+    if spec.is_by_device:
+        return {}
+    devices = rows.device[~rows.level.isin([PAPER, MEASURED])].unique()
+    return dict(zip(map(str, devices), cycle(SIMULATED), strict=False))
+
+
+# -- panels ----------------------------------------------------------------------------------------
+
+
+def _lines(
+    ax: Axes, rows: pd.DataFrame, spec: PlotSpec, styles: Styles, lines: Mapping[str, Any]
 ) -> None:
-    has_paper = (points.source == "paper").any()
-    for (series, device), rows in points.groupby(["series", "device"], sort=False):
-        colour, marker = styles[str(series)]
-        ordered = rows.sort_values("x")
-        style: dict[str, Any] = {"color": colour, "marker": marker}
-        match str(rows.source.iloc[0]):
-            case "paper":
-                style |= {"linestyle": "", "fillstyle": "none", "zorder": 3}
-            case "simulated":
-                if has_paper and len(rows) > 1:  # the paper's markers, which it runs through, tell
-                    style["marker"] = ""
-                has_method = rows.get("method", pd.Series([""])).iloc[0]
-                style |= {"linestyle": lines[str(device)], "linewidth": 0.8 if has_method else 1.3}
-            case _:
-                _intervals(ax, ordered, colour)
-        ax.plot(ordered.x, ordered.y, markevery=math.ceil(len(rows) / MOST_MARKERS), **style)
-    _scales(ax, points, look)
+    has_paper = (rows.level == PAPER).any()
+    for (key, device), own in rows.groupby(["key", "device"], sort=False):
+        colour, shape = styles[str(key)]
+        line = own.sort_values("x")
+        style: dict[str, Any] = {"marker": shape, "markersize": 4 if spec.is_by_device else 6}
+        if line.level.iloc[0] == PAPER:
+            style |= {"linestyle": "", "fillstyle": "none", "zorder": 3}
+        elif str(device) in lines:
+            # The paper's markers, which the line runs through, identify it.
+            style |= {
+                "linestyle": lines[str(device)],
+                "marker": "" if has_paper and len(own) > 1 else shape,
+            }
+        else:
+            style["linestyle"] = "" if spec.kind == "point" else "-"
+            ax.vlines(line.x, line.low, line.high, color=colour, linewidth=0.8)
+        every = max(1, math.ceil(len(own) / MOST_MARKERS)) if spec.kind == "line" else 1
+        ax.plot(line.x, line.value, color=colour, markevery=every, linewidth=1.2, **style)
+    _scale(ax, rows, spec)
+    panel, quantity = rows.panel.iloc[0], rows["quantity"].iloc[0]
+    unit = UNITS.get(rows.unit.iloc[0], rows.unit.iloc[0])
+    label = spec.ys.get(panel, spec.y or (f"{quantity} [{unit}]" if spec.quantities else unit))
+    ax.set(xlabel=spec.xs.get(panel, spec.x), ylabel=textwrap.fill(label, 24))
 
 
-def _intervals(ax: Axes, rows: pd.DataFrame, colour: Any) -> None:
-    if {"low", "high"} <= set(rows):
-        ax.vlines(rows.x, rows.low, rows.high, color=colour, linewidth=0.8)
-
-
-def _scales(ax: Axes, points: pd.DataFrame, look: Look) -> None:
-    if look.log_x and points.x.min() > 0:
+def _scale(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
+    places, is_log = np.sort(rows.x.unique()), spec.log_x and rows.x.min() > 0
+    if is_log:
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter("{x:g}")
-    elif len(xs := np.unique(points.x)) <= MOST_TICKS and (
-        len(xs) < 2 or np.diff(xs).min() >= NEAREST * np.ptp(xs)  # else names lie over each other
-    ):
-        ax.set_xticks(xs, [f"{x:g}" for x in xs])
-    elif (xs == xs.round()).all():
-        ax.xaxis.set_major_locator(MaxNLocator(7, integer=True))
-    if look.log_y and points.y.min() > 0:
+    at = np.log(places) if is_log else places
+    labels = [f"{x:g}" for x in places]
+    room = LETTER * max(map(len, labels)) * np.ptp(at)
+    if 1 < len(places) <= MOST_TICKS and np.diff(at).min() >= room:
+        ax.set_xticks(places, labels)
+    elif not is_log:
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=bool((places == places.round()).all())))
+    if spec.log_y and rows.value.min() > 0:
         ax.set_yscale("log")
         tick_in_steps(ax.yaxis)
-    elif points.y.min() > 0 and points.y.max() > 2 * points.y.min():
-        ax.set_ylim(bottom=0)  # heights are read; what lies close together is not
+    elif rows.value.min() > 0 and rows.value.max() > 2 * rows.value.min():
+        ax.set_ylim(bottom=0)
 
 
-def _bars(ax: Axes, points: pd.DataFrame, devices: Sequence[str]) -> None:
-    """A group of bars a series, one bar a device; hatches tell them apart without colour."""
-    names = list(dict.fromkeys(points.series))
-    own = [device for device in devices if device in set(points.device)]
-    width = 0.8 / len(own)
-    for i, device in enumerate(own):
-        rows = points[points.device == device].drop_duplicates("series")
-        rows = rows.set_index("series").reindex(names)
-        places = np.arange(len(names)) + (i - (len(own) - 1) / 2) * width
-        ax.bar(places, rows.y, width, **_bar_look(device, devices))
-        _intervals(ax, rows.assign(x=places), "black")
-    ax.set_xticks(range(len(names)), names)
+def _bars(
+    ax: Axes, rows: pd.DataFrame, spec: PlotSpec, styles: Styles, lines: Mapping[str, Any]
+) -> None:
+    """Draw a bar a series with its interval, and the paper's value as a hollow mark."""
+    own = rows[rows.level != PAPER].drop_duplicates("key")
+    names, places = list(own.key), np.arange(len(own))
+    ax.bar(places, own.value, 0.6, color=[styles[name][0] for name in names])
+    ax.vlines(places, own.low, own.high, color="black", linewidth=0.9)
+    papers = rows[(rows.level == PAPER) & rows.key.isin(names)]
+    if len(papers):
+        ax.plot(papers.key.map(names.index), papers.value, "ko", fillstyle="none")
+    words = [spec.series_name(name).replace("_", " ") for name in names]
+    if len(names) <= MOST_LEVEL:
+        words = [word.replace(" ", "\n") for word in words]
+    ax.set_xticks(places, words, fontsize=8, rotation=0 if len(names) <= MOST_LEVEL else 90)
+    unit = str(own.unit.iloc[0])
+    ax.set_ylabel(spec.y or UNITS.get(unit, {"s": "seconds"}.get(unit, unit)))
     ax.grid(axis="x", visible=False)
 
 
-def _bar_look(device: str, devices: Sequence[str]) -> dict[str, Any]:
-    colours = ["white", *plt.get_cmap(COLOURS)(np.linspace(0.3, 1.0, 5))]
-    i = devices.index(device) if "paper" in devices else devices.index(device) + 1
-    style = {"facecolor": colours[i % len(colours)], "hatch": HATCHES[i % len(HATCHES)]}
-    return {**style, "edgecolor": "black", "linewidth": 0.8}
+def _pairs(
+    ax: Axes, rows: pd.DataFrame, spec: PlotSpec, styles: Styles, lines: Mapping[str, Any]
+) -> None:
+    """Draw one quantity by another, in seconds: down and left is better."""
+    y, x = spec.quantities
+    both = rows.pivot(index=["x", "key"], columns="quantity", values="value").sort_index()
+    if spec.hue == "x":
+        ax.plot(both[x], both[y], color="0.6", linewidth=0.9)
+    for key, (_, row) in zip(both.index.get_level_values("key"), both.iterrows(), strict=True):
+        colour, shape = styles[str(key)]
+        ax.plot(row[x], row[y], shape, color=colour)
+    ax.set(xlabel=f"{x} [s]", ylabel=f"{y} [s]", xscale="log", yscale="log")
+    ax.margins(0.1)
+    for axis in (ax.xaxis, ax.yaxis):
+        tick_in_steps(axis)
 
 
-def _source_lines(points: pd.DataFrame, lines: Mapping[str, Any]) -> list[Artist]:
-    """What the kinds of line and marker mean."""
-    black = partial(Line2D, [], [], color="black")
-    keys: list[Artist] = [black(linestyle=style, label=device) for device, style in lines.items()]
-    if (points.source == "paper").any():
-        keys.insert(0, black(marker="o", fillstyle="none", linestyle="", label="paper"))
-    if (points.source == "measured").any():
-        keys.append(black(marker="o", label="measured, with its interval"))
-    return keys
+PANELS = {"line": _lines, "point": _lines, "bar": _bars, "pair": _pairs}
 
 
-def _source_bars(points: pd.DataFrame) -> list[Artist]:
-    sources = {str(row.device): row.source for row in points.drop_duplicates("device").itertuples()}
+# -- legend ----------------------------------------------------------------------------------------
+
+
+def _series_keys(spec: PlotSpec, styles: Styles) -> list[Artist]:
+    style: Any = "-" if spec.kind == "line" else ""
     return [
-        Patch(
-            label=f"measured on {device}" if source == "measured" else device,
-            **_bar_look(device, list(sources)),
-        )
-        for device, source in sources.items()
+        Line2D([], [], color=colour, marker=shape, linestyle=style, label=spec.series_name(name))
+        for name, (colour, shape) in styles.items()
     ]
+
+
+def _source_keys(rows: pd.DataFrame, spec: PlotSpec, lines: Mapping[str, Any]) -> list[Artist]:
+    """Explain the kinds of lines and markers."""
+    keys: list[Artist] = []
+    if (rows.level == PAPER).any():
+        hollow: dict[str, Any] = {"marker": "o", "fillstyle": "none", "linestyle": ""}
+        keys.append(Line2D([], [], color="black", label="paper", **hollow))
+    keys += [Line2D([], [], color="black", ls=style, label=name) for name, style in lines.items()]
+    if not spec.is_by_device and (rows.level == MEASURED).any():
+        keys.append(Line2D([], [], color="black", marker="o", label="measured, with its interval"))
+    return keys

@@ -1,18 +1,21 @@
-"""What all pictures share: the look, panels, axes' names, and how a picture is handed over."""
+"""The style that all pictures share: colours, panels, axis names, legends."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.colors import LinearSegmentedColormap, to_hex
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+from sarathi_lab.config.paths import CONF
 
 AXIS_NAMES = {
     "chunk": "chunk size [tokens]",
@@ -26,30 +29,21 @@ AXIS_NAMES = {
     "executor.pipeline_parallel": "pipeline stages",
     "executor.tensor_parallel": "tensor-parallel devices",
 }
-# All policies of the lab, each with the colour of its place in `PALETTE`.
-POLICIES = (
-    *("sarathi", "orca", "sarathi_serve", "prefill_first", "vllm_v1", "sglang", "splitfuse"),
-    *("request_level", "trtllm", "tgi", "ascend", "ascend_dynamic", "ascend_v0_9", "chunked_only"),
-    *("fastdeploy", "hybrid_only", "lightllm", "llama_cpp", "lmdeploy", "lmdeploy_pytorch"),
-    *("nano_vllm", "openvino", "p_pas", "sarathi_serve_dynamic", "transformers_fifo"),
-    *("transformers_prefill_first", "vllm_v0_chunked"),
-    *("slo_budget", "niyama", "sliding_serve", "lprs", "chunk_beside_decodes", "dynamic_chunks"),
-    *("highest_response_ratio", "shortest_remaining", "lars", "preflow", "short_request_first"),
-    *("reserve_for_short", "layered_prefill"),
-)
-MARKERS = tuple("os^DvPX*<>")  # by device or series, so that print without colour tells them apart
-# By source; what is simulated has others where it is shown at more than one level.
+# Each policy has the colour of its place here; the first ones are easiest to distinguish.
+FIRST = ("sarathi", "orca", "sarathi_serve", "prefill_first", "vllm_v1", "sglang", "splitfuse")
+POLICIES = tuple(dict.fromkeys([*FIRST, *sorted(path.stem for path in CONF.glob("policy/*.yaml"))]))
+MARKERS = tuple("os^DvPX*<>")  # of series, which are distinct without colour, too
 LINES: Mapping[str, Any] = {"measured": "-", "simulated": (0, (5, 1.5)), "analytic": (0, (1, 1))}
-
-COLOURS = (  # seaborn's, that people who are colour-blind tell apart
+COLOURS = (  # seaborn's palette for the colour-blind
     *("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc"),
     *("#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"),
 )
 MORE = (plt.get_cmap(name)(np.arange(20)) for name in ("tab20b", "tab20c"))
 PALETTE = (*COLOURS, *(to_hex(colour) for colours in MORE for colour in colours))
 WIDTH = 9.6  # inches of the widest picture; a page shows it at some 830 pixels
-# seaborn's look as matplotlib ships it: every sweep ends in a picture, and importing seaborn itself
-# takes two seconds. Markers keep their edges: the paper's points are hollow.
+LETTER, KEY = 0.07, 0.62  # inches of a letter of a legend and of a key
+# seaborn's style as matplotlib ships it: every sweep ends in a picture, and importing seaborn takes
+# longer than drawing. Markers keep their edges: the paper's points are hollow.
 STYLES: tuple[str | dict[str, Any], ...] = (
     "seaborn-v0_8-whitegrid",
     "seaborn-v0_8-paper",
@@ -66,30 +60,30 @@ STYLES: tuple[str | dict[str, Any], ...] = (
 
 
 def use_style() -> None:
-    """The lab's look: colour-blind safe, grid behind, readable in print."""
+    """Switch matplotlib to the lab's style."""
     plt.style.use(list(STYLES))
 
 
 def panels(
     rows: int, columns: int, size: tuple[float, float], **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of `size` (inches) in the lab's look, and its axes, row by row."""
+    """Create a figure of `size` (inches) and its axes, row by row."""
     use_style()
     figure, axes = plt.subplots(
         rows, columns, figsize=size, layout="constrained", squeeze=False, **options
     )
     for ax in axes.flat:
-        ax.spines[:].set_in_layout(False)  # they end where axes do; to say so takes placing ticks
+        ax.spines[:].set_in_layout(False)  # saves placing ticks for the layout
     return figure, list(axes.flat)
 
 
 def marker(i: int) -> str:
-    """That of the `i`-th series."""
+    """Return the marker of the `i`-th series."""
     return MARKERS[i % len(MARKERS)]
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
-    """A colour for each name: a policy of the lab has the same in all pictures, other names those
+    """Return a colour for each name: a policy's is the same in all pictures, other names have those
     of `COLOURS` that no policy among them has.
     """
     known = {name: PALETTE[POLICIES.index(name)] for name in names if name in POLICIES}
@@ -98,31 +92,44 @@ def colours(names: Sequence[str]) -> dict[str, str]:
     return known | {name: free[i % len(free)] for i, name in enumerate(others)}
 
 
-def shades(colour: str, number: int) -> list[str]:
-    """`number` shades of a colour, from dark to light, the colour itself for one."""
-    if number == 1:
-        return [colour]
-    ramp = LinearSegmentedColormap.from_list(colour, ["black", colour, "white"])
-    return [to_hex(ramp(at)) for at in np.linspace(0.35, 0.7, number)]
-
-
 def tick_in_steps(axis: Axis) -> None:
-    """Name 1, 2 and 5 of every decade on a logarithmic axis, more within one, 1 and 3 from two
-    decades on, or 1 alone where there are many; equal steps where it is as good as linear.
+    """Label 1, 2 and 5 of every decade on a logarithmic axis, more within one, 1 and 3 from two
+    decades on, or 1 alone where there are many; equal steps below a factor of 3.
     """
     low, high = axis.get_view_interval()
-    wide = high / low
-    subs: tuple[float, ...] = (1.0, 2.0, 5.0) if wide < 50 else (1.0, 3.0) if wide < 500 else (1.0,)
-    subs = (1.0, 2.0, 3.0, 5.0, 7.0) if wide < 10 else subs
-    subs = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0) if wide < 5 else subs
+    subs = {5: (1, 1.5, 2, 3, 4, 5, 7), 10: (1, 2, 3, 5, 7), 50: (1, 2, 5), 500: (1, 3)}
+    chosen = next((subs[most] for most in subs if high / low < most), (1,))
     steps = MaxNLocator(4, steps=[1, 2, 5, 10], min_n_ticks=3)
-    axis.set_major_locator(LogLocator(subs=subs) if wide > 3 else steps)
+    axis.set_major_locator(LogLocator(subs=chosen) if high / low > 3 else steps)
     axis.set_major_formatter("{x:g}")
-    axis.set_minor_locator(NullLocator())  # of no size and without names, but each is laid out
+    axis.set_minor_locator(NullLocator())
+
+
+def legend_below(figure: Figure, keys: Iterable[Artist], title: str = "") -> None:
+    """Add one legend of all panels below them, in as many columns as fit the width."""
+    keys, width = list(keys), figure.get_figwidth()
+    lengths = [len(str(key.get_label())) for key in keys]
+    columns = next(
+        number
+        for number in range(max(1, len(keys)), 0, -1)
+        if number < 2
+        or sum(KEY + LETTER * max(part) for part in np.array_split(lengths, number)) <= width
+    )
+    if keys:
+        figure.legend(handles=keys, loc="outside lower center", ncols=columns, title=title)
+
+
+def keys_of(axes: Iterable[Axes]) -> list[Artist]:
+    """Return the labelled artists of all axes, one for each label."""
+    keys: dict[str, Artist] = {}
+    for ax in axes:
+        for key, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            keys.setdefault(label, key)
+    return list(keys.values())
 
 
 def finished(figure: Figure, title: str = "") -> Figure:
-    """The figure, closed: callers hold it, and a notebook would draw an open one once more."""
+    """Close the figure, which a notebook would draw twice otherwise, and return it."""
     if title:
         width = int(10 * figure.get_figwidth())  # characters
         lines = [textwrap.fill(one, width, break_on_hyphens=False) for one in title.split("\n")]
