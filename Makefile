@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup run test figures artifact image campaign bundle lab lint clean
+.PHONY: setup run test figures artifact image campaign campaign_dry lab lint clean
 
 setup: $(VENV)/.installed
 
@@ -37,21 +37,19 @@ artifact: setup
 image:
 	docker build --tag sarathi-lab $(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX)) .
 
-# Everything at once on a GPU, as a sweep: ARGS takes settings such as "task=peaks,kernels" (only these parts) or
-# "resume=true" (what is left of the last one). `make campaign --dry-run` tries it on a CPU: make leaves that option in
-# MAKEFLAGS as an n, and runs lines with a + all the same.
-DRY = $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
-CAMPAIGN = $(if $(DRY),CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 OMP_NUM_THREADS=1) $(CAMPAIGN_PYTHON) -m sarathi_lab run experiment=campaign$(if $(DRY),_dry)
-# CAMPAIGN_PYTHON=python3 takes an environment that has all it needs already, where nothing can be installed.
-CAMPAIGN_PYTHON ?= $(BIN)/python
-campaign: $(if $(filter $(BIN)/python,$(CAMPAIGN_PYTHON)),setup)
-	+@command -v $(CAMPAIGN_PYTHON) >/dev/null || { echo "error: $(CAMPAIGN_PYTHON) is missing; run make setup first" >&2; exit 2; }
-	+@PYTHONPATH=$(CURDIR):$(CURDIR)/kernels:$$PYTHONPATH $(CAMPAIGN) $(ARGS)
+# Everything on a GPU (experiments/gpu/gpu_targets/README.md): tests, kernels, the simulator's tables, the paper's experiments, the targets.
+# One that fails ends no other. ARGS takes settings of the experiments, such as "task.experiment=fig08" or "resume=true".
+campaign: setup
+	-$(BIN)/python -m pytest -m gpu -n 8
+	@mkdir -p outputs/campaign
+	-$(BIN)/python -m sarathi_kernels.benchmarks --csv outputs/campaign/kernels.csv
+	-$(BIN)/python -m sarathi_lab run task=calibrate device=cuda model=13b batch=18 seq_len=3072 task.seconds=36 tracking=none
+	-$(BIN)/python -m sarathi_lab run experiment=campaign $(ARGS)
+	$(BIN)/python experiments/gpu/gpu_targets/targets.py
 
-# The campaign as one file, for a GPU machine without internet: ARGS="--python PYTHON --capability 90", of that machine's
-# Python, torch and Triton.
-bundle: setup
-	$(BIN)/python -m sarathi_lab bundle $(ARGS)
+# Its experiments at tiny sizes on a CPU.
+campaign_dry: setup
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m sarathi_lab run experiment=campaign_dry $(ARGS)
 
 lab: setup
 	$(BIN)/python -m jupyter lab notebooks

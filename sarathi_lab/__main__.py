@@ -21,10 +21,6 @@ COMMANDS = {
         "a sweep, or all experiments, as one page: report FOLDER",
     ),
     "artifact": ("sarathi_lab.tasks.artifact", "run all that the claims need, with what it takes"),
-    "bundle": (
-        "sarathi_lab.tasks.gpu.bundle",
-        "the campaign as one file, for a GPU machine without internet",
-    ),
     "figures": ("sarathi_lab.tasks.figures", "the paper's figures from recorded results"),
     "dashboard": ("sarathi_lab.tasks.dashboard", "a W&B workspace that shows the lab's runs"),
     "completion": ("sarathi_lab.__main__", 'tab completion: eval "$(sarathi-lab completion bash)"'),
@@ -79,8 +75,7 @@ def print_missing(error: ModuleNotFoundError) -> int:
     if package in ("", "sarathi_lab"):
         raise error
     print(
-        f"error: the package {package} is not installed; run make setup, or bring it in a bundle "
-        "that python -m sarathi_lab bundle packs where there is internet",
+        f"error: the package {package} is not installed; run make setup",
         file=sys.stderr,
     )
     return 2

@@ -180,3 +180,14 @@ def test_a_dry_run_takes_the_time_of_the_newest_run_of_its_kind_and_says_where_t
     assert capsys.readouterr().out.splitlines()[-1].endswith(declared)
     assert run(["experiment=fig13", "executor=simulated", "--dry-run", output]) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith("how long it takes is unknown")
+
+
+def test_a_package_that_is_missing_is_named_in_a_line(monkeypatch, capsys):
+    monkeypatch.setitem(COMMANDS, "run", ("hydra_that_is_missing.core", ""))
+    assert main(["run"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: the package hydra_that_is_missing is not installed; ")
+    assert error.count("\n") == 1
+    monkeypatch.setitem(COMMANDS, "run", ("sarathi_lab.missing", ""))
+    with pytest.raises(ModuleNotFoundError):
+        main(["run"])

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 import pytest
 from wandb_records import summary_of
 
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.results.tracking import TrackedRun, WandbTracker
 
 KEY = "a" * 40
@@ -139,3 +140,9 @@ def test_a_full_disk_is_said_once_and_leaves_the_results_alone(tmp_path):
     assert "No space left" in warning or "no space left" in warning
     (summary,) = tmp_path.glob("out/*/*/summary.json")
     assert json.loads(summary.read_text())["throughput"] > 0
+
+
+def test_online_runs_without_wandb_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match="wandb is not installed; pip install wandb, or use"):
+        WandbTracker("online", "p", str(tmp_path)).check()
