@@ -11,4 +11,4 @@ COPY . .
 RUN git config --global --add safe.directory /lab
 RUN python -m pip install --no-cache-dir --constraint constraints.txt --editable .
 ENTRYPOINT ["python", "-m", "sarathi_lab"]
-CMD ["artifact"]
+CMD ["claims", "--run", "--simulate", "--resume", "--seconds", "3000", "--results", "outputs/artifact"]

@@ -20,7 +20,6 @@ COMMANDS = {
         "sarathi_lab.tasks.report",
         "a sweep, or all experiments, as one page: report FOLDER",
     ),
-    "artifact": ("sarathi_lab.tasks.artifact", "run all that the claims need, with what it takes"),
     "figures": ("sarathi_lab.tasks.figures", "the paper's figures from recorded results"),
     "dashboard": ("sarathi_lab.tasks.dashboard", "a W&B workspace that shows the lab's runs"),
     "completion": ("sarathi_lab.__main__", 'tab completion: eval "$(sarathi-lab completion bash)"'),

@@ -157,6 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, help=text)
     text = "folder of results (default: experiments, outputs/claims to run)"
     add("--results", type=Path, help=text)
+    add("--resume", action="store_true", help="leave out what has finished in --results")
     text = "rewrite the README's table from experiments/"
     add("--readme", action="store_true", help=text)
     add("settings", nargs="*", help="settings of what is measured, such as model=120m")
@@ -169,7 +170,7 @@ def _main(options: argparse.Namespace, run: Command) -> int:
     if options.seconds is not None:
         fix = f"use the seconds in all, such as {FEW_MINUTES:.0f}"
         require_number("--seconds", options.seconds, above=0, fix=fix)
-    for name in ("--only", "--seconds", "settings"):
+    for name in ("--only", "--seconds", "--resume", "settings"):
         if getattr(options, name.strip("-")) and not does_run:
             raise UserError(f"{name} is for runs; add --run (measure) or --simulate, or drop it")
     if (options.seconds or options.settings) and not options.run:
@@ -183,6 +184,7 @@ def _main(options: argparse.Namespace, run: Command) -> int:
     table = verdicts(results)
     print_verdicts(table)
     if does_run:
+        table.to_csv(results / "verdicts.csv", index=False, float_format="%.6g")
         print_place("results", results)
     if options.readme:
         write_readme(table)
@@ -194,9 +196,9 @@ def _main(options: argparse.Namespace, run: Command) -> int:
 def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[str]:
     """Run and record experiments; returns those that failed, which do not stop the others."""
     make_folder(results, "--results")
-    claimed = {claim.experiment for claim in load_claims()}
+    needed = {claim.experiment: list(claim.settings) for claim in load_claims()}
     is_record = results == RECORDS
-    names = options.only or [name for name in FIGURES if is_record or name in claimed]
+    names = options.only or [name for name in FIGURES if is_record or name in needed]
     measured = [name for name in names if not FIGURES[name].is_simulated]
     seconds = {name: FIGURES[name].seconds for name in measured}
     if not seconds and options.run:
@@ -214,6 +216,8 @@ def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[s
             for one in names
             if not FIGURES[one].is_measured_only
         }
+    done = load_costs(results / COSTS.name).index if options.resume else ()
+    jobs = {job: about for job, about in jobs.items() if job not in done}
     with tempfile.TemporaryDirectory(prefix="sarathi-lab-") as folder:
 
         def run_one(job: Job) -> int:
@@ -224,7 +228,12 @@ def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[s
                 own = list(options.settings)
                 own += [] if FIGURES[name].is_measured_only else [f"task.seconds={seconds[name]:g}"]
             fixed = [f"experiment={name}", "tracking=none", f"task.record={results}"]
-            return run([*fixed, f"output={aside}", f"hydra.run.dir={aside}/run", *own])
+            fixed += [] if is_record else needed.get(name, [])
+            start = time.monotonic()
+            code = run([*fixed, f"output={aside}", f"hydra.run.dir={aside}/run", *own])
+            if code == 0 and not is_record:
+                _add_cost(results / COSTS.name, job, time.monotonic() - start)
+            return code
 
         return take_turns(jobs, run_one)
 
@@ -242,6 +251,11 @@ def take_turns(jobs: Mapping[Job, float], run: Callable[[Job], int]) -> list[str
         if run(job):
             failed.append(name)
     return failed
+
+
+def _add_cost(path: Path, job: Job, seconds: float) -> None:
+    row = pd.DataFrame([[*job, round(seconds, 1)]], columns=[*JOB, "seconds"])
+    row.to_csv(path, mode="a", header=not path.exists(), index=False)
 
 
 def load_costs(path: Path = COSTS) -> pd.DataFrame:
