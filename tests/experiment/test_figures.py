@@ -61,7 +61,8 @@ def test_the_figure_of_the_tour_is_simulated_recorded_and_drawn(tmp_path, monkey
     assert run([*chosen, *places]) == 0
     assert (tmp_path / "chunk_gain.png").stat().st_size > 10_000
     points = load.load("chunk_gain", tmp_path).assign(source="simulated")
-    (ax,) = draw(load_figure("tour.chunk_gain").look, points.assign(device="a")).axes
+    rows = rows_of_points(points.assign(device="a"))
+    (ax,) = draw(load_figure("tour.chunk_gain").look, rows).axes
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("chunk", "gain")
     assert list(ax.lines[0].get_xdata()) == [8, 16]
 

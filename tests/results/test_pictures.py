@@ -11,7 +11,9 @@ import pandas as pd
 import pytest
 import walkthrough_pictures as walkthrough
 from matplotlib.colors import to_hex
+from matplotlib.container import Container
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from sarathi_lab.config.paths import CONF
@@ -25,10 +27,10 @@ PAGE = 830  # pixels to which a page shrinks a picture
 SMALLEST = 8.0  # pixels of a font's height, there
 
 
-def series_colours(figure: Figure) -> dict[str, str]:
-    """Colours by the labels of the legend."""
-    keys = figure.legends[0].legend_handles
-    return {str(key.get_label()): to_hex(key.get_color()) for key in keys}
+def keys_by_label(figure: Figure) -> dict[str, Line2D]:
+    """The lines behind the labels of a sweep's legend, those of intervals left out."""
+    pairs = zip(*figure.axes[0].get_legend_handles_labels(), strict=True)
+    return {label: key[0] if isinstance(key, Container) else key for key, label in pairs}
 
 
 @pytest.fixture(scope="module")
@@ -160,10 +162,8 @@ def test_a_policy_has_one_colour_everywhere(pictures):
     alone = {name: colours([name])[name] for name in POLICIES}
     assert colours(["mine", *reversed(POLICIES)]).items() >= alone.items()
     assert len(set(alone.values())) == len(POLICIES)
-    assert series_colours(pictures["rates"]).items() >= {
-        ("orca", alone["orca"]),
-        ("sarathi", alone["sarathi"]),
-    }
+    for label, line in keys_by_label(pictures["rates"]).items():
+        assert to_hex(line.get_color()) == alone[label]
     two = {"series": ["orca", "sarathi_serve"], "y": [1.0, 2.0], "unit": "s", "device": "cpu"}
     table = pd.DataFrame({**two, "x": 0, "dataset": "d", "quantity": "capacity"})
     bars = draw(FIGURES["sarathi_serve_capacity"].look, rows_of_points(table)).axes[0].patches
@@ -183,14 +183,13 @@ def test_a_device_has_a_marker_and_a_source_a_line_of_its_own(runs):
             for seq_len in (1024, 2048)
         ]
     )
-    ax = sweeps.draw_sweep(both, y="throughput", hue="policy", facet="seq_len").axes[0]
-    known = [line for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
-    looks = {str(line.get_label()): line for line in known}
+    figure = sweeps.draw_sweep(both, y="throughput", hue="policy", facet="seq_len")
+    looks = keys_by_label(figure)
     for executor, is_dashed in (("torch", False), ("simulated", True)):
         own = [line for name, line in looks.items() if executor in name]
         assert len({line.get_marker() for line in own}) == 1
         assert [line.is_dashed() for line in own] == [is_dashed] * 2
-    assert len({line.get_marker() for line in known}) == 2
+    assert len({line.get_marker() for line in looks.values()}) == 2
 
 
 def test_of_a_gpu_one_line_is_drawn_and_the_rest_on_demand():

@@ -1,28 +1,35 @@
-"""Pictures of runs: a sweep (`draw_sweep`), and runs side by side. No measuring, no file access."""
+"""Pictures of runs: a sweep by what it varied (`draw_sweep`), and iterations side by side."""
 
 from __future__ import annotations
 
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, NullLocator
 
 from sarathi_lab.results import sweep_analysis
-from sarathi_lab.results.plots.style import WIDTH, finished, marker, panels
-from sarathi_lab.results.plots.sweep_panel import (
-    Axis,
-    SweepPanel,
-    is_numeric,
-    short_name,
-    values_of,
+from sarathi_lab.results.plots.style import (
+    AXIS_NAMES,
+    LINES,
+    WIDTH,
+    colours,
+    finished,
+    keys_of,
+    legend_below,
+    marker,
+    panels,
+    tick_in_steps,
 )
 from sarathi_lab.results.sweep_analysis import text
+from sarathi_lab.results.table import MILLISECONDS, factor, heading
 
-LINES = ("-", "--", "-.", ":")
 # Column of the iterations, factor and y label.
 CURVES = (
     ("num_prefill_tokens", 1.0, "prompt tokens"),
@@ -35,7 +42,45 @@ LABEL_WIDTH = 52  # characters
 QUANTITIES = ["capacity", "throughput", "throughput_vs_{}", "slo_attainment", "ttft_p50"]
 QUANTITIES += ["tbt_p99", "decode_time_marginal", "kv_reread_factor"]
 MOST_PANELS, MOST_ROWS = 6, 3  # of quantities: without facets, with them
-MOST_FACETS = 6
+MOST_FACETS, MOST_TICKS = 6, 10
+MANY = 8  # names in rows from which all panels share them
+LONG = 10.0  # seconds from which a time is displayed in seconds
+WIDE_RANGE = 20  # largest over smallest from which an axis is logarithmic
+VALUES = ["value", "low", "high"]
+
+
+@dataclass(frozen=True)
+class SweepAxes:
+    """Settings on the axes of a sweep's picture; `others` vary, too, and have markers."""
+
+    x: str
+    hue: str | None
+    facet: str | None
+    others: tuple[str, ...]
+
+
+def choose_axes(
+    runs: pd.DataFrame, *, x: str | None = None, hue: str | None = None, facet: str | None = None
+) -> SweepAxes:
+    """Choose what is not named: x is the setting with the most numbers, else with the most values;
+    hue is the policy, else the next; then facet. Raises UserError for an unknown name.
+    """
+    x, hue, facet = (
+        sweep_analysis.find_column(runs, one) if one else None for one in (x, hue, facet)
+    )
+    varied = sweep_analysis.varied(runs)
+    if runs.policy.nunique() > 1:  # baselines included
+        varied = list(dict.fromkeys(["policy", *varied]))
+    left = [one for one in varied if one not in (x, hue, facet)]
+    if x is None:
+        swept = sweep_analysis.without_baselines(runs)
+        numbers = [one for one in left if is_numeric(swept, one)]
+        x = max(numbers or left or ["policy"], key=lambda one: swept[one].nunique())
+    left = [one for one in left if one != x]
+    hue = hue or (left.pop(0) if left else None)
+    if facet is None and left and len(_values(runs, left[0])) <= MOST_FACETS:
+        facet = left.pop(0)
+    return SweepAxes(x, hue, facet, tuple(one for one in left if one not in (hue, facet)))
 
 
 def draw_sweep(
@@ -46,156 +91,277 @@ def draw_sweep(
     facet: str | None = None,
     y: str | Sequence[str] | None = None,
 ) -> Figure:
-    """A sweep by what it varied, a panel a quantity of `y` and a value of `facet`.
+    """Draw a sweep by what it varied, a panel for each quantity of `y` and value of `facet`.
 
-    `runs` has a row a run and flat columns (`swept`). Settings are chosen from those that vary
-    unless named; a name may leave out its group, as `rate` for `workload.rate`. Numbers are at
-    their places on a linear or logarithmic axis, names in rows. Points are medians over seeds and
-    repetitions with their intervals; a run without the setting on the x axis is a line across.
-    Raises UserError for a name that the runs don't have.
+    `runs` has a row per run (`load_runs`). A name may leave out its group, as `rate` for
+    `workload.rate`. Numbers are at their places on a linear or logarithmic axis, names in rows.
+    Points are medians over seeds and repetitions with their intervals; a run without the setting on
+    x is a line across. Raises UserError for an unknown name.
     """
-    runs = runs.reset_index(drop=True)  # of tables put together rows may share a label
+    runs = runs.reset_index(drop=True)  # rows of concatenated tables may share a label
     base = sweep_analysis.reference(runs)
     named = [y] if isinstance(y, str) else list(y or [])
     for ratio in (f"throughput_vs_{base}", *named):
         quantity, is_ratio, to = ratio.partition("_vs_")
         runs = sweep_analysis.relative(runs, quantity, to) if is_ratio else runs
-    axis = choose_axes(runs, x=x, hue=hue, facet=facet)
-    facets = values_of(runs, axis.facet) if axis.facet else [None]
+    axes = choose_axes(runs, x=x, hue=hue, facet=facet)
     names = [sweep_analysis.find_column(runs, name) for name in named]
-    is_listed = not is_numeric(runs, axis.x)
-    number = len(values_of(runs, axis.x)) if is_listed else 0
-    most = MOST_ROWS if axis.facet else 4 if number > 8 else MOST_PANELS
+    number = 0 if is_numeric(runs, axes.x) else len(_values(runs, axes.x))
+    most = MOST_ROWS if axes.facet else 4 if number > MANY else MOST_PANELS
     names = names or _quantities(runs, base, most)
     runs = sweep_analysis.without_repeated(runs, names)
-    if axis.facet:
-        columns = len(facets)
-    else:
-        columns = len(names) if number > 8 else min(len(names), 3 if len(names) > 4 else 2)
-    rows = math.ceil(len(names) * len(facets) / columns)
-    beside = 0.5 * len(values_of(runs, axis.hue)) if axis.hue else 1.0  # rows of text a name needs
-    height = max(2.6, 0.9 + 0.21 * number * max(1.0, beside))
-    size = (
-        min(WIDTH, max(4.6, 1.2 * is_listed + (3.0 if columns > 2 else 4.2) * columns)),
-        height * rows + 0.9,
-    )
-    figure, axes = panels(rows, columns, size, sharey="row" if is_listed and number > 8 else False)
-    own = runs[axis.facet] if axis.facet else pd.Series(None, runs.index)
-    free = iter(axes)
+    facets = _values(runs, axes.facet) if axes.facet else [""]
+    figure, grid = _grid(runs, axes, len(names), len(facets), number)
+    of_facet = runs[axes.facet].map(text) if axes.facet else pd.Series("", runs.index)
+    free = iter(grid)
     for name in names:
-        row = [SweepPanel(next(free), runs, axis, name, is_listed, names[0]) for _ in facets]
-        drawn = []
-        for panel, value in zip(row, facets, strict=True):
-            if value is not None and name == names[0]:
-                panel.ax.set_title(f"{short_name(str(axis.facet))} = {value}")
-            # what is without the setting: in all panels
-            drawn.append(panel.draw(runs[own.isna() | (own.map(text) == value)]))
-        for panel in row:
-            panel.name_axes(pd.concat(drawn))
+        panel = _Panel(runs, axes, name, names[0])
+        parts = [panel.medians(runs[of_facet.isin([value, "-"])]) for value in facets]
+        for rows, value in zip(parts, facets, strict=True):
+            ax = next(free)
+            panel.draw(ax, rows)
+            panel.set_axes(ax, pd.concat(parts))
+            if axes.facet and name == names[0]:
+                ax.set_title(f"{_short(axes.facet)} = {value}")
     for ax in free:
         ax.set_axis_off()
-    return _described(figure, axes, runs, names)
+    legend_below(figure, keys_of(grid))
+    return finished(figure, _title(runs, names, base))
 
 
-def choose_axes(
-    runs: pd.DataFrame, *, x: str | None = None, hue: str | None = None, facet: str | None = None
-) -> Axis:
-    """What is on which axis: on x the setting with the most numbers, else with the most values; the
-    policy, baselines included, or else the next by colour; then a panel a value. Raises UserError
-    for a name that the runs don't have.
-    """
-    x, hue, facet = (
-        sweep_analysis.find_column(runs, one) if one else None for one in (x, hue, facet)
-    )
-    varying = sweep_analysis.varied(runs)
-    if "policy" not in varying and runs.policy.nunique() > 1:
-        varying.insert(0, "policy")
-    left = [one for one in varying if one not in (x, hue, facet)]
-    if x is None:
-        own = sweep_analysis.without_baselines(runs)
-        numbers = [one for one in left if is_numeric(own, one)]
-        x = max(numbers or left or ["policy"], key=lambda one: own[one].nunique())
-    left = [one for one in left if one != x]
-    hue = hue or (left.pop(0) if left else None)
-    if facet is None and left and len(values_of(runs, left[0])) <= MOST_FACETS:
-        facet = left.pop(0)
-    return Axis(x, hue, facet, tuple(one for one in left if one not in (hue, facet)))
+def _grid(
+    runs: pd.DataFrame, axes: SweepAxes, num_quantities: int, num_facets: int, number: int
+) -> tuple[Figure, list[Axes]]:
+    """Create the axes; `number` is that of the names in rows, 0 for numbers along x."""
+    columns = num_facets
+    if not axes.facet:
+        columns = min(num_quantities, 3 if num_quantities > 4 else 2)
+        columns = num_quantities if number > MANY else columns
+    rows = math.ceil(num_quantities * num_facets / columns)
+    lines = 0.5 * len(_values(runs, axes.hue)) if axes.hue else 1.0  # of text that a name needs
+    height = max(2.6, 0.9 + 0.21 * number * max(1.0, lines))
+    width = 1.2 * (number > 0) + (3.0 if columns > 2 else 4.2) * columns
+    size = min(WIDTH, max(4.6, width)), height * rows + 0.9
+    return panels(rows, columns, size, sharey="row" if number > MANY else False)
 
 
 def _quantities(runs: pd.DataFrame, base: str | None, most: int) -> list[str]:
-    """Those that runs have and that tell them apart."""
+    """Return the quantities that runs have and in which they differ."""
     names = [name.format(base) for name in QUANTITIES]
     known = [name for name in names if name in runs and runs[name].notna().any()]
-    telling = [name for name in known if runs[name].max() - runs[name].min() > 0]
-    return (telling or known)[:most]
+    differing = [name for name in known if runs[name].max() - runs[name].min() > 0]
+    return (differing or known)[:most]
 
 
-def _described(
-    figure: Figure, axes: Sequence[Axes], runs: pd.DataFrame, names: Sequence[str]
-) -> Figure:
-    """Which model and device, what points and bars are, and one legend for all panels."""
-    own = sweep_analysis.without_baselines(runs)
+class _Panel:
+    """One quantity of all `runs` by a setting; colours and limits are the same for all facets."""
+
+    def __init__(self, runs: pd.DataFrame, axes: SweepAxes, name: str, sorted_by: str) -> None:
+        self.runs, self.axes, self.name = runs, axes, name
+        self.is_ratio, self.is_listed = "_vs_" in name, not is_numeric(runs, axes.x)
+        is_time = not self.is_ratio and factor(name) == MILLISECONDS
+        self.is_long = is_time and float(runs[name].max()) > LONG
+        self.colours = colours(_values(runs, axes.hue or axes.x))
+        self.noise = sweep_analysis.noise(runs)
+        names = list(dict.fromkeys(runs[axes.x].map(text)))
+        self.rows = names[::-1]  # names from below, policies by how well they do
+        if axes.x == "policy" and axes.hue is None:
+            place = runs.groupby("policy")[sorted_by].median()
+            self.rows = sorted(names, key=lambda one: float(place.get(one, math.nan)))
+        self.by = list(dict.fromkeys(filter(None, [axes.x, axes.hue, *axes.others, "policy"])))
+        self.labels = list(dict.fromkeys(self._label(row) for _, row in runs.iterrows()))
+        markers = dict.fromkeys(map(self._marked, self.labels, self._first_rows()))
+        self.markers = dict(zip(markers, map(marker, range(len(markers))), strict=True))
+
+    def medians(self, runs: pd.DataFrame) -> pd.DataFrame:
+        """Return the rows to draw, in the displayed unit, with the `label` of their series."""
+        rows = sweep_analysis.medians(runs, self.by, self.name)
+        rows[VALUES] *= 1.0 if self.is_long else factor(self.name)
+        if self.name == "decode_time_marginal":  # a difference of times that may be equal
+            rows.loc[rows["value"] <= 0, VALUES] = math.nan
+        return rows.assign(label=[self._label(row) for _, row in rows.iterrows()])
+
+    def draw(self, ax: Axes, rows: pd.DataFrame) -> None:
+        for label, line in rows.dropna(subset=["value"]).groupby("label", sort=False):
+            first = line.iloc[0]
+            hue = self.colours.get(text(first[self.axes.hue]) if self.axes.hue else "", "C0")
+            style: dict[str, Any] = {"color": hue, "linestyle": self._line_style(line)}
+            is_across = ~self.is_listed & line[self.axes.x].isna()
+            for _, row in line[is_across].iterrows():
+                ax.axhline(row["value"], label=label, **style)
+                if row["num_samples"] > 1:
+                    ax.axhspan(row["low"], row["high"], color=hue, alpha=0.12, linewidth=0)
+            shape = self.markers[self._marked(str(label), first)]
+            self._points(ax, line[~is_across], {**style, "marker": shape, "label": label or None})
+        if self.is_ratio:
+            (ax.axvline if self.is_listed else ax.axhline)(1.0, color="black", ls=":", lw=1.0)
+
+    def _points(self, ax: Axes, line: pd.DataFrame, style: dict[str, Any]) -> None:
+        """Draw a series with its intervals; ratios that are not decided are hollow."""
+        if line.empty:
+            return
+        line = line if self.is_listed else line.sort_values(self.axes.x)
+        ends = np.array([line.value - line.low, line.high - line.value], dtype=float)
+        bars = np.where(line.num_samples > 1, np.maximum(0, ends), np.nan)
+        is_open = [self._is_open(row) for _, row in line.iterrows()]
+        if not self.is_listed:
+            xs = line[self.axes.x].astype(float)
+            ax.errorbar(xs, line.value, yerr=bars, capsize=2, zorder=3, **style)
+            hollow: dict[str, Any] = {**style, "label": None, "linestyle": "", "mfc": "w"}
+            ax.plot(xs[is_open], line.value[is_open], zorder=4, **hollow)
+            return
+        index = self.labels.index(str(line.label.iloc[0]))
+        shift = 0.6 * ((index + 0.5) / len(self.labels) - 0.5) if self.axes.hue else 0.0
+        places = [self.rows.index(text(value)) + shift for value in line[self.axes.x]]
+        shape: dict[str, Any] = {
+            "marker": style["marker"],
+            "label": style["label"],
+            "ls": "",
+            "capsize": 2,
+        }
+        for i, (_, row) in enumerate(line.iterrows()):  # each may have a colour
+            hue = style["color"] if self.axes.hue else self.colours[text(row[self.axes.x])]
+            fill: dict[str, Any] = {"color": hue, "mfc": "w" if is_open[i] else hue}
+            ax.errorbar(row["value"], places[i], xerr=bars[:, [i]], zorder=3, **shape, **fill)
+
+    def _is_open(self, row: Any) -> bool:
+        is_base = self.name.endswith(f"_vs_{row['policy']}")
+        return self.is_ratio and not is_base and not sweep_analysis.is_decided(row, self.noise)
+
+    def _label(self, row: Any) -> str:
+        """Name a series by its settings other than x."""
+        named = {one: text(row[one]) for one in self.by if one != self.axes.x}
+        policy = named.pop("policy", "-")
+        parts = [policy] if self.axes.hue == "policy" else []
+        return ", ".join(parts + [f"{_short(k)} {v}" for k, v in named.items() if v != "-"])
+
+    def _marked(self, label: str, row: Any) -> object:
+        """Return what has a marker: settings without a colour or axis, else the series."""
+        return tuple(text(row[one]) for one in self.axes.others) or label
+
+    def _first_rows(self) -> list[Any]:
+        rows = {self._label(row): row for _, row in reversed(list(self.runs.iterrows()))}
+        return [rows[label] for label in self.labels]
+
+    def _line_style(self, rows: pd.DataFrame) -> Any:
+        known = next((one.executor for one in (rows, self.runs) if "executor" in one), None)
+        is_simulated = known is not None and str(known.iloc[0]) == "simulated"
+        return LINES["simulated" if is_simulated else "measured"]
+
+    def set_axes(self, ax: Axes, rows: pd.DataFrame) -> None:
+        """Fit limits to the medians of all facets and label both axes."""
+        quantity = heading(self.name)
+        quantity = quantity.replace("[ms]", "[s]") if self.is_long else quantity
+        self._set_limits(ax, rows.dropna(subset=["value"]))
+        if self.is_listed:
+            ax.set_yticks(range(len(self.rows)), self.rows)
+            ax.set(ylim=(-0.6, len(self.rows) - 0.4), xlabel=quantity)
+            if ax.get_xscale() == "linear":
+                ax.xaxis.set_major_locator(MaxNLocator(3))
+            return
+        values = sorted({float(value) for value in self.runs[self.axes.x].dropna()})
+        if _is_geometric(values):
+            ax.set_xscale("log", base=2)
+        if len(values) <= MOST_TICKS:
+            ax.xaxis.set_major_locator(FixedLocator(values))
+            ax.xaxis.set_minor_locator(NullLocator())
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.margins(x=0.08)
+        name = AXIS_NAMES.get(self.axes.x, self.axes.x)
+        ax.set(xlabel=textwrap.fill(name, 26), ylabel=textwrap.fill(quantity, 26))
+
+    def _set_limits(self, ax: Axes, rows: pd.DataFrame) -> None:
+        """Show intervals as far as twice the range of the medians, so that noise does not stretch
+        the axis; start at zero where medians differ by more than a factor of two.
+        """
+        if rows.empty:
+            ax.text(0.5, 0.5, "below the noise", ha="center", transform=ax.transAxes)
+            return
+        middle = [*rows["value"], *([1.0] if self.is_ratio else [])]
+        low, high = min(middle), max(middle)
+        span = max(high - low, 0.02 * abs(high))
+        bottom = max(low - span, min(low, float(rows["low"].min())))
+        top = min(high + span, max(high, float(rows["high"].max())))
+        axis = "x" if self.is_listed else "y"
+        if low > 0 and high / low > WIDE_RANGE:
+            ax.set(**{f"{axis}scale": "log", f"{axis}lim": (low / 1.3, high * 1.3)})
+            tick_in_steps(ax.xaxis if self.is_listed else ax.yaxis)
+            return
+        margin = 0.08 * max(top - bottom, 0.02 * abs(top))
+        is_from_zero = low >= 0 and high > 2 * low
+        ax.set(**{f"{axis}lim": (0.0 if is_from_zero else bottom - margin, top + margin)})
+
+
+def _is_geometric(values: Sequence[float]) -> bool:
+    """Return whether sorted numbers are more alike in their ratios than in their steps."""
+    if len(values) < 3 or values[0] <= 0:
+        return False
+    steps, ratios = np.diff(values), np.diff(np.log(values))
+    return bool(np.std(ratios) / np.mean(ratios) < np.std(steps) / np.mean(steps))
+
+
+def _values(runs: pd.DataFrame, name: str) -> list[str]:
+    """Return the values of a setting as text, numbers in order, others as they come."""
+    known = runs[name].dropna()
+    known = known.sort_values(kind="stable") if is_numeric(runs, name) else known
+    return list(dict.fromkeys(known.map(text)))
+
+
+def is_numeric(runs: pd.DataFrame, name: str) -> bool:
+    """Return whether a setting has numbers only."""
+    kinds = {type(value) for value in runs[name].dropna()}
+    return bool(kinds) and all(
+        issubclass(kind, int | float | np.number) and kind is not bool for kind in kinds
+    )
+
+
+def _short(name: str) -> str:
+    return AXIS_NAMES.get(name, name.rpartition(".")[2])
+
+
+def _title(runs: pd.DataFrame, names: Sequence[str], base: str | None) -> str:
+    """Name model and device, and explain points, intervals and hollow markers."""
+    swept = sweep_analysis.without_baselines(runs)
     parts = [
-        sorted({text(value) for value in own[name]})
+        sorted({text(value) for value in swept[name]})
         for name in ("model", "dtype", "device")
-        if name in own
+        if name in swept
     ]
-    said = [" or ".join(one) for one in parts if len(one) <= 2]
-    title = ", ".join(said[:-1]) + f" on {said[-1]}" if len(said) > 1 else " ".join(said)
-    if note := sampling(runs):
-        title += f"\n{note}"
-    if any("_vs_" in name for name in names) and (level := sweep_analysis.noise(runs)) > 1:
-        title += f"; hollow: not told apart from 1 (equal work differed by up to {level:.2f} times)"
-    base = sweep_analysis.reference(runs)
+    known = [" or ".join(one) for one in parts if len(one) <= 2]
+    title = ", ".join(known[:-1]) + f" on {known[-1]}" if len(known) > 1 else " ".join(known)
+    over = [name for name in sweep_analysis.SAMPLES if name in swept and swept[name].nunique() > 1]
+    if over:
+        by = ["policy", *sweep_analysis.varied(swept)]
+        table = sweep_analysis.medians(swept, by, "throughput")
+        number, confidence = int(table["num_samples"].min()), table["confidence"].min()
+        samples = " and ".join(f"{name}s" for name in over)
+        title += f"\nmedians of {number} {samples} with their {confidence:.0%} interval"
+    level = sweep_analysis.noise(runs)
+    if any("_vs_" in name for name in names) and level > 1:
+        title += "; hollow: difference from 1 not significant "
+        title += f"(equal work differed by up to {level:.2f} times)"
     if base is not None and sweep_analysis.replays_differ(runs, base).any():
         title += f"\nCUDA graphs had different shares in the iterations of {base} and of others"
-    handles: dict[str, Any] = {}
-    for ax in axes:
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    if handles:
-        ncols = min(4, len(handles))
-        figure.legend(handles.values(), handles, loc="outside lower center", ncols=ncols)
-    return finished(figure, title)
-
-
-def sampling(runs: pd.DataFrame) -> str:
-    """What a point and its bar are; nothing where every point is one run."""
-    own = sweep_analysis.without_baselines(runs)
-    over = [name for name in sweep_analysis.SAMPLES if name in own and own[name].nunique() > 1]
-    if not over:
-        return ""
-    table = sweep_analysis.medians(own, ["policy", *sweep_analysis.varied(own)], "throughput")
-    number, confidence = int(table["num_samples"].min()), table["confidence"].min()
-    words = " and ".join(f"{name}s" for name in over)
-    return f"medians of {number} {words} with their {confidence:.0%} interval"
+    return title
 
 
 def curves(runs: Mapping[str, pd.DataFrame], x: str = "iteration") -> Figure:
-    """What each run's iterations (tables by its name) held and took, against `x`: "iteration", or
-    "end" for the time.
+    """Draw batches, times and queues of each run's iterations (tables by name) against `x`:
+    "iteration", or "end" for the time.
     """
     shown = [curve for curve in CURVES if any(curve[0] in table for table in runs.values())]
     figure, axes = panels(len(shown), 1, (9, 1.9 * len(shown) + 0.8), sharex=True)
+    steps: Any = "steps-pre" if x == "end" else "default"  # an iteration lasts until its end
     for ax, (column, scale, words) in zip(axes, shown, strict=True):
         for i, (name, table) in enumerate(runs.items()):
             if column in table and x in table:
-                ax.plot(
-                    table[x],
-                    scale * table[column],
-                    label=name,
-                    linestyle=LINES[i % len(LINES)],
-                    marker=marker(i),
-                    markersize=4,
-                    markevery=max(1, len(table) // NUM_MARKERS),
-                    color=f"C{i}",  # the same in all axes, whichever columns the runs before have
-                    # an iteration lasts until its end
-                    drawstyle="steps-pre" if x == "end" else "default",
-                )
+                every = max(1, len(table) // NUM_MARKERS)
+                style: dict[str, Any] = {"ls": ("-", "--", "-.", ":")[i % 4], "color": f"C{i}"}
+                style |= {"marker": marker(i), "markersize": 4, "markevery": every}
+                label = textwrap.fill(name, LABEL_WIDTH, break_on_hyphens=False)
+                ax.plot(table[x], scale * table[column], label=label, drawstyle=steps, **style)
         ax.set_ylabel(words)
     axes[-1].set_xlabel("time [s]" if x == "end" else x)
-    # Below all, wrapped: a single run is called by all its settings.
-    handles, labels = axes[0].get_legend_handles_labels()
-    wrapped = [textwrap.fill(label, LABEL_WIDTH, break_on_hyphens=False) for label in labels]
-    figure.legend(handles, wrapped, loc="outside lower center", ncols=2)
+    legend_below(figure, keys_of(axes[:1]))
     return finished(figure)

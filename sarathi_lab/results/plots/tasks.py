@@ -1,6 +1,4 @@
-"""Pictures of the tasks: capacity, crossover, iteration times, policies side by side, and a
-real run beside its replay.
-"""
+"""Pictures of tasks: capacity, crossover, iteration times, policies, a real run and its replay."""
 
 from __future__ import annotations
 
@@ -10,7 +8,6 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -21,6 +18,7 @@ from sarathi_lab.results.plots.style import (
     WIDTH,
     colours,
     finished,
+    legend_below,
     marker,
     panels,
     tick_in_steps,
@@ -66,7 +64,8 @@ MIXES = ("never mixes prompts and decodes", "mixes, whole prompts", "mixes, cuts
 
 
 def rate_curves(table: pd.DataFrame, slo: Slo, capacity: float, where: str) -> Figure:
-    """A panel per bound of `slo`: the quantile over the rate, filled where a run met all bounds.
+    """Draw a panel per bound of `slo`: the quantile over the rate, a line per seed, filled where a
+    run met all bounds.
 
     `table` has the columns of capacity.parquet; `where` names policy, model and device.
     """
@@ -74,7 +73,20 @@ def rate_curves(table: pd.DataFrame, slo: Slo, capacity: float, where: str) -> F
     figure, axes = panels(1, len(names), (min(WIDTH, 4.6 * len(names)), 3.6))
     for ax, name in zip(axes, names, strict=True):
         column, label = BOUNDED[name]
-        _bounded_quantile(table, column, 1e3 * slo.bounds[name], ax)
+        for i, (seed, rows) in enumerate(table.groupby("seed")):
+            line = rows.sort_values("rate")
+            style: dict[str, Any] = {"color": f"C{i}", "marker": marker(i), "linestyle": ""}
+            ax.plot(line.rate, 1e3 * line[column], color=f"C{i}", linewidth=0.9)
+            for own, fill, key in (
+                (line[line.slo_met], "full", f"seed {seed}"),
+                (line[~line.slo_met], "none", None),
+            ):
+                ax.plot(own.rate, 1e3 * own[column], fillstyle=fill, label=key, **style)
+        ax.axhline(1e3 * slo.bounds[name], color="black", ls="--", lw=0.9, label="bound")
+        is_log = table[column].gt(0).all()
+        ax.set(xscale="log", yscale="log" if is_log else "linear")
+        for axis in (ax.xaxis, ax.yaxis) if is_log else (ax.xaxis,):
+            tick_in_steps(axis)
         if capacity > 0:
             ax.axvline(capacity, color="0.4", linestyle=":", label=f"capacity {capacity:.3g}/s")
         ax.set(xlabel="requests per second", ylabel=label)
@@ -82,26 +94,10 @@ def rate_curves(table: pd.DataFrame, slo: Slo, capacity: float, where: str) -> F
     return finished(figure, f"{where}, {slo.name}")
 
 
-def _bounded_quantile(table: pd.DataFrame, column: str, bound: float, ax: Axes) -> None:
-    """Milliseconds of `column` over the rate with its `bound` (ms), a line per seed."""
-    for i, (seed, rows) in enumerate(table.groupby("seed")):
-        line = rows.sort_values("rate")
-        style: dict[str, Any] = {"color": f"C{i}", "marker": marker(i), "linestyle": ""}
-        ax.plot(line.rate, 1e3 * line[column], color=f"C{i}", linewidth=0.9)
-        met, failed = line[line.slo_met], line[~line.slo_met]
-        ax.plot(met.rate, 1e3 * met[column], label=f"seed {seed}", **style)
-        ax.plot(failed.rate, 1e3 * failed[column], fillstyle="none", **style)
-    ax.axhline(bound, color="black", linestyle="--", linewidth=0.9, label="bound")
-    is_logarithmic = table[column].gt(0).all()
-    ax.set(xscale="log", yscale="log" if is_logarithmic else "linear")
-    for axis in (ax.xaxis, ax.yaxis) if is_logarithmic else (ax.xaxis,):
-        tick_in_steps(axis)
-
-
 def crossover_map(
     table: pd.DataFrame, where: str, *, y: str = "batch", baseline: str = "request_level"
 ) -> Figure:
-    """`crossover`'s gains over one baseline in percent: P:D along x, `y` upwards, a panel a chunk.
+    """Draw gains over one baseline in percent: P:D along x, `y` upwards, a panel a chunk.
 
     `where` names model and device; `y` is "batch" or "seq_len"; each value of the other has a row
     of panels. Blue gains, red loses, fully from `STRONGEST` percent on; white is neutral, or with a
@@ -137,7 +133,7 @@ def crossover_map(
         keys.append(Patch(facecolor=GREY, edgecolor="0.6", label=why))
     if (cells.outcome == "undecided").any():
         keys.append(Patch(facecolor="none", label="? undecided: noise, or too few rounds"))
-    grid.figure.legend(handles=keys, loc="outside lower center", ncols=4)
+    legend_below(grid.figure, keys)
     return finished(grid.figure, f"{where}: gain in steady throughput over {baseline} [%]")
 
 
@@ -161,7 +157,7 @@ def _heat_panel(data: pd.DataFrame, *, y: str, **_: object) -> None:
 
 
 def iteration_times(table: pd.DataFrame, where: str) -> Figure:
-    """Milliseconds over tokens, a line per context, the roofline dotted; `where` is the title."""
+    """Draw milliseconds over tokens, a line per context, the roofline dotted."""
     figure, axes = panels(1, 2, (WIDTH, 4.2), sharey=True)
     for ax, (kind, xlabel) in zip(axes, KINDS.items(), strict=True):
         rows = table[table.kind == kind].sort_values("tokens")
@@ -174,26 +170,27 @@ def iteration_times(table: pd.DataFrame, where: str) -> Figure:
         sizes = sorted(rows.tokens.unique())
         ax.set_xticks(sizes, list(map(str, sizes)))
         ax.minorticks_off()
+    tick_in_steps(axes[0].yaxis)
     axes[0].set_ylabel("iteration time [ms]")
     axes[0].plot([], [], linestyle=":", color="0.4", label="roofline")
     axes[0].legend(fontsize="small")
     return finished(figure, where)
 
 
-def kind_of(run: pd.Series) -> str:
-    """Whether a run put prompts beside decodes, and read a prompt's cache again, as cuts do."""
+def _kind_of(run: pd.Series) -> str:
+    """Return whether a run mixed prompts and decodes, and read a prompt's cache again."""
     if pd.isna(run.decode_time_marginal):
         return MIXES[0]
     return MIXES[2] if run.kv_reread_factor > 1 else MIXES[1]
 
 
 def policies(runs: pd.DataFrame) -> Figure:
-    """Latency and throughput of a device's policies, medians of seeds and repetitions, by
-    the gaps between tokens; those of Orca are lines, and a marker says what a policy mixes.
+    """Draw latency and throughput of a device's policies, medians of seeds and repetitions, in the
+    order of the gaps between tokens; Orca's are lines, and markers show what a policy mixes.
     """
     quantities = [*(column for column, *_ in PANELS), "decode_time_marginal", "kv_reread_factor"]
     each = runs.groupby("policy")[quantities].median().sort_values("tbt_p99")
-    each = each.assign(kind=each.apply(kind_of, axis="columns"))
+    each = each.assign(kind=each.apply(_kind_of, axis="columns"))
     figure, axes = panels(1, len(PANELS), (WIDTH, 0.21 * len(each) + 1.8), sharey=True)
     rows = pd.Series(range(len(each)), each.index)
     colour = colours(list(each.index))
@@ -216,14 +213,14 @@ def policies(runs: pd.DataFrame) -> Figure:
     axes[0].set_ylim(len(each) - 0.4, -0.6)
     keys = [Line2D([], [], color="0.3", marker=shapes[one], ls="", label=one) for one in MIXES]
     keys.append(Line2D([], [], color=colours([REFERENCE])[REFERENCE], ls="--", label=REFERENCE))
-    figure.legend(handles=keys, loc="outside lower center", ncols=len(keys))
+    legend_below(figure, keys)
     where = " or ".join(runs.device.unique()) if "device" in runs else ""
     return finished(figure, f"{len(each)} policies on the same requests, {where}".rstrip(", "))
 
 
 def validation(run: RealRun, requests: pd.DataFrame, both: pd.DataFrame, where: str) -> Figure:
-    """Distributions of waits above; below over time, from `over_time`'s table, requests that run
-    and wait, and blocks in use where the run tells them.
+    """Draw distributions of waits above; below over time (`over_time`'s table) running and waiting
+    requests, and blocks in use where they were recorded.
     """
     figure, axes = panels(2, 3, (12, 6.4))
     real, simulated = waits(run.requests), waits(requests)
