@@ -1,4 +1,4 @@
-"""Sessions of agents: turns that share a growing prefix, with the pauses of their tools between."""
+"""Sessions of agents: turns that share a growing prefix, with pauses for their tools."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.arrivals import Turn
 from sarathi_lab.engine.request import Request
 from sarathi_lab.workload.base import Encode, LoadedRequests, random_prompt
-from sarathi_lab.workload.lognormal import NORMAL, Lognormal
-from sarathi_lab.workload.synthetic import ANY_VOCAB_SIZE
+from sarathi_lab.workload.synthetic import ANY_VOCAB_SIZE, NORMAL, Lognormal
 
 P90 = NORMAL.inv_cdf(0.9)
 PAUSE = "use the seconds of a tool such as 1.0"
@@ -25,8 +24,8 @@ class Agentic(Lognormal):
     ends earlier where its next turn would exceed `max_len` tokens.
 
     A first prompt is the `shared_prefix_len` tokens of a system prompt and new tokens; each turn
-    adds new ones. These and the answers are drawn from lognormals of the stated median and P90, and
-    so are the seconds between an answer and the next turn. Sessions arrive as `arrivals` says.
+    adds new ones. These, the answers and the seconds between an answer and the next turn are drawn
+    from lognormals of the stated median and P90. Sessions arrive by `arrivals`.
     """
 
     name = "agentic"
@@ -40,7 +39,7 @@ class Agentic(Lognormal):
         if self.users is not None:
             raise UserError(
                 "workload.arrivals=users has no effect on sessions, whose turns wait for answers "
-                "by themselves; use workload.arrivals=closed or poisson"
+                "anyway; use workload.arrivals=closed or poisson"
             )
         if self.shared_prefix_len + self.prompt_p90 + self.output_p90 >= self.max_len:
             raise UserError(
@@ -63,9 +62,7 @@ class Agentic(Lognormal):
         return replace(load, sessions=turns, notes=[note])
 
     def _lengths(self) -> list[list[tuple[int, int, int]]]:
-        """Of each turn of each session: tokens of its prompt, the new ones among them, and of its
-        answer.
-        """
+        """Tokens of the prompt, new ones among them, and of the answer of each session's turns."""
         sessions: list[list[tuple[int, int, int]]] = [[]]
         context, drawn = self.shared_prefix_len, self.lengths()
         for _ in range(self.num_requests):
@@ -84,13 +81,12 @@ class Agentic(Lognormal):
 
     def _turn(self, request: Request, new_len: int, vocab_size: int | None) -> Turn:
         number, size = request.request_id, vocab_size or ANY_VOCAB_SIZE
-        is_first = new_len == request.prompt_len
-        if is_first:
-            tokens = self._prompt(number, new_len, size)
+        if new_len == request.prompt_len:  # the first turn
+            tokens = self.prompt(number, new_len, size)
         else:
             tokens = random_prompt(number, new_len, size, self.seed)
         assert tokens is not None, "there is a vocabulary"
-        dice = np.random.default_rng([self.seed, 12, number])
+        rng = np.random.default_rng([self.seed, 12, number])
         deviation = math.log(self.pause_p90 / self.pause_p50) / P90
-        pause = self.pause_p50 * math.exp(deviation * float(dice.standard_normal()))
+        pause = self.pause_p50 * math.exp(deviation * float(rng.standard_normal()))
         return Turn(request, tokens, pause)

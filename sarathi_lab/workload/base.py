@@ -1,43 +1,75 @@
-"""What every workload gives, and the random prompts that they share."""
+"""The requests of a run, when they arrive and with which priorities."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from functools import partial
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sarathi_lab.config.errors import LAST_SECOND, UserError
+from sarathi_lab.config.checked import check_fields, listed, number, refuse_unread, whole
+from sarathi_lab.config.errors import (
+    LAST_SECOND,
+    MOST,
+    UserError,
+    require_int,
+    require_list,
+    require_number,
+    require_one_of,
+)
 from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop, Sessions, Turn
 from sarathi_lab.engine.request import Request
 
 Encode = Callable[[str], list[int]]
+# Prompt and output tokens, token ids and prefix ids of a request.
+Shape = tuple[int, int, NDArray[np.int32] | None, Sequence[int]]
+ArrivalKind = Literal["closed", "poisson", "gamma", "ramp", "users"]
+
+READS: dict[str, tuple[str, ...]] = {  # by kind of arrivals; all but think_time are needed
+    "closed": (),
+    "poisson": ("rate",),
+    "gamma": ("rate", "cv"),
+    "ramp": ("rate", "end_rate"),
+    "users": ("users", "think_time"),
+}
+EXPLAINED = {
+    "rate": "in requests per second, such as 2.0",
+    "cv": "the coefficient of variation of the gaps, such as 2.0 (1 is poisson)",
+    "end_rate": "in requests per second, above workload.rate",
+    "users": "the number of users who wait for their answers, such as 8",
+    "think_time": "in seconds, such as 1.0",
+}
+CV_RANGE = (0.01, 100.0)  # beyond, gaps are equal or zero in double precision
+MOST_REQUESTS = 10_000_000  # some 5 GB
+SHARES_ERROR = 1e-6  # by which shares may miss 1
+LEVELS = "use whole numbers, lower ones first served, such as [0,1]"
 
 
 @dataclass(frozen=True)
 class LoadedRequests:
-    """The requests of a run and, from a file, what became of every row: read = used + dropped.
+    """The requests of a run and, of a file, its rows: read = used + dropped.
 
-    With `num_users` the requests have no times of their own: users send them in this order.
+    With `num_users` the requests have no times: users send them in this order.
     """
 
     name: str
     requests: Sequence[Request]
     rows_read: int | None = None
     dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> rows
-    notes: Sequence[str] = ()  # what else there is to say of a file
+    notes: Sequence[str] = ()  # further facts of a file
     num_users: int | None = None
     think_time: float = 0.0  # seconds
-    sessions: Sequence[Sequence[Turn]] = ()  # where requests wait for the answers of others
+    sessions: Sequence[Sequence[Turn]] = ()  # where requests wait for answers of others
 
     def __post_init__(self) -> None:
         last = max((request.arrival_time for request in self.requests), default=0.0)
         if not last <= LAST_SECOND:
             raise UserError(
-                f"workload {self.name}: a request arrives after {last:.3g} s, when no clock tells "
-                f"iterations apart; bring it below {LAST_SECOND:g} s, such as by workload.rate"
+                f"workload {self.name}: a request arrives after {last:.3g} s, beyond the precision "
+                f"of the clock; bring it below {LAST_SECOND:g} s, such as by workload.rate"
             )
 
     def arrivals(self) -> Arrivals:
@@ -49,17 +81,17 @@ class LoadedRequests:
 
     @property
     def waits_for_answers(self) -> bool:
-        """Whether when requests arrive is up to the answers before (a closed loop)."""
+        """Whether arrivals depend on earlier answers (a closed loop)."""
         return self.num_users is not None or bool(self.sessions)
 
     @property
     def has_times(self) -> bool:
-        """Whether requests arrive over time by themselves (an open loop)."""
+        """Whether requests arrive over time independently of answers (an open loop)."""
         has_gaps = any(request.arrival_time > 0 for request in self.requests)
         return has_gaps and not self.waits_for_answers
 
     def describe(self) -> str:
-        """How many requests of which lengths there are, and which rows were left out why."""
+        """Describe number and lengths of the requests, and the dropped rows."""
         prompts = _range([request.prompt_len for request in self.requests])
         outputs = _range([request.output_len for request in self.requests])
         number, tokens = len(self.requests), f"{prompts} prompt + {outputs} output tokens"
@@ -80,20 +112,142 @@ class Workload(Protocol):
     """Makes the requests of a run; see `conf/workload/`."""
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
-        """All requests, prompts None where they can be if nobody needs them (`vocab_size` None).
+        """Make all requests, without prompts in simulations (`vocab_size` None) where possible.
 
-        `encode` turns text into token ids. Raises UserError for what gives no requests.
+        `encode` turns text into token ids. Raises UserError if there are no requests.
         """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arriving:
+    """Settings of arrivals and priorities, shared by workloads.
+
+    - "closed": all at time 0.
+    - "poisson": exponential gaps of mean 1 / `rate` (requests per second).
+    - "gamma": gamma gaps of mean 1 / `rate` and coefficient of variation `cv`.
+    - "ramp": a Poisson process whose rate rises linearly to `end_rate` while the requests last.
+    - "users": `users` users, who send the next request `think_time` seconds after an answer.
+
+    `arrivals` None stands for the times of a file. Times are random numbers of mean 1, scaled: with
+    the same seed, rates share them. `priorities` (lower first with queue_order=priority) are drawn
+    by `priority_shares`, equal ones if None. Raises UserError for unknown, missing and unread
+    settings.
+    """
+
+    arrivals: ArrivalKind | None = "closed"
+    rate: float | None = number(None, above=0, fix="use requests per second, such as 2.0")
+    cv: float | None = number(None, minimum=CV_RANGE[0], fix=f"use {EXPLAINED['cv']}")
+    end_rate: float | None = number(
+        None, above=0, fix="use requests per second, above workload.rate"
+    )
+    users: int | None = whole(
+        None, minimum=1, maximum=MOST_REQUESTS, fix=f"use {EXPLAINED['users']}"
+    )
+    think_time: float | None = number(None, minimum=0, fix="use seconds, such as 1.0")
+    priorities: Sequence[int] | None = listed(
+        None,
+        each=partial(require_int, minimum=-MOST, fix=LEVELS),
+        complaint=f"is not a list; {LEVELS}",
+    )
+    priority_shares: Sequence[float] | None = None
+    seed: int = whole(minimum=0, fix="use a number such as 0", name="seed")
+
+    def __post_init__(self) -> None:
+        if self.arrivals is not None:
+            self.check_arrivals(self.arrivals)
+        check_fields(self, "workload.")
+        if self.end_rate is not None and self.rate is not None and self.end_rate <= self.rate:
+            raise UserError(
+                f"workload.end_rate={self.end_rate} does not exceed workload.rate={self.rate}; "
+                "raise it, or use workload.arrivals=poisson for a constant rate"
+            )
+        if self.cv is not None and self.cv > CV_RANGE[1]:
+            raise UserError(f"workload.cv={self.cv} exceeds {CV_RANGE[1]:g}; use {EXPLAINED['cv']}")
+        self._check_priorities()
+
+    def check_arrivals(self, kind: str) -> None:
+        """Raise UserError for missing and unread settings of this `kind` of arrivals."""
+        require_one_of("workload.arrivals", kind, READS)
+        for name, explained in EXPLAINED.items():
+            if name not in READS[kind]:
+                reader = next(other for other, read in READS.items() if name in read)
+                why = f" on {kind} arrivals; drop it or use workload.arrivals={reader}"
+                refuse_unread(self, [name], why, "workload.")
+            elif getattr(self, name) is None and name != "think_time":
+                raise UserError(f"workload.arrivals={kind} needs workload.{name}, {explained}")
+
+    def _check_priorities(self) -> None:
+        priorities, shares = self.priorities, self.priority_shares
+        if priorities is None:
+            why = " without workload.priorities; add workload.priorities=[0,1]"
+            refuse_unread(self, ["priority_shares"], why, "workload.")
+            return
+        levels, name = list(priorities), "workload.priority_shares"
+        if len(set(levels)) < 2:
+            raise UserError(f"workload.priorities={levels} has no effect: all are equal; {LEVELS}")
+        if shares is None:
+            return
+        fix = f"give one share a priority of {levels} that sum to 1, or null for equal ones"
+        unfit = f"does not fit workload.priorities; {fix}"
+        require_list(name, shares, unfit, partial(require_number, above=0, fix=fix))
+        if len(shares) != len(levels):
+            raise UserError(f"{name}={shares} {unfit}")
+        if abs(sum(shares) - 1) > SHARES_ERROR:
+            raise UserError(f"{name}={list(shares)} sum to {sum(shares):g}; {fix}")
+
+    def times(self, num_requests: int) -> NDArray[np.float64]:
+        """Seconds of arrival [num_requests], ascending from 0; all 0 for closed arrivals and users.
+
+        More requests leave earlier times unchanged, except for a ramp.
+        """
+        if self.rate is None:
+            return np.zeros(num_requests)
+        # A separate stream: the same seed gives the same prompts at every rate.
+        generator = np.random.default_rng([self.seed, 1])
+        if self.cv is None:
+            gaps = generator.standard_exponential(num_requests)
+        else:
+            gaps = generator.standard_gamma(1 / self.cv**2, num_requests) * self.cv**2
+        if self.end_rate is None:
+            gaps *= 1 / self.rate
+            return np.cumsum(gaps) - gaps[0]  # the clock starts with the first request
+        # The time by which a process of rate r(t) = r0 + (r1 - r0) t / L expects `expected`
+        # arrivals: the root of its integral, L = 2 n / (r0 + r1), in which n are expected (time
+        # change of a Poisson process: Cinlar, 1975, ch. 4.7).
+        expected = np.cumsum(gaps) - gaps[0]
+        slope = (self.end_rate**2 - self.rate**2) / (2 * num_requests)
+        return 2 * expected / (self.rate + np.sqrt(self.rate**2 + 2 * slope * expected))
+
+    def loaded(
+        self, name: str, times: NDArray[np.float64], shapes: Iterable[Shape], **of_file: Any
+    ) -> LoadedRequests:
+        """Make requests of `shapes` at `times` with drawn priorities; `of_file` are further fields
+        of `LoadedRequests`.
+        """
+        levels, shares = self.priorities or (0,), self.priority_shares
+        chosen = [0] * len(times)
+        if len(levels) > 1:
+            weights = np.asarray(shares or [1.0] * len(levels), dtype=float)
+            rng = np.random.default_rng([self.seed, 4])
+            chosen = rng.choice(len(levels), len(times), p=weights / weights.sum()).tolist()
+        requests = [
+            Request(i, time, prompt_len, output_len, prompt, levels[level], tuple(prefix_ids))
+            for i, (time, level, (prompt_len, output_len, prompt, prefix_ids)) in enumerate(
+                zip(times.tolist(), chosen, shapes, strict=False)
+            )
+        ]
+        of_file |= {"num_users": self.users, "think_time": self.think_time or 0.0}
+        return LoadedRequests(name, requests, **of_file)
 
 
 def random_prompt(
     request_id: int, prompt_len: int, vocab_size: int | None, seed: int
 ) -> NDArray[np.int32] | None:
-    """Uniform token ids [prompt_len] by seed and request only; None if nobody reads them."""
+    """Uniform token ids [prompt_len] by seed and request only; None without `vocab_size`."""
     if vocab_size is None:
         return None
-    dice = np.random.default_rng([seed, 0, request_id])
-    return dice.integers(0, vocab_size, prompt_len, dtype=np.int32)
+    rng = np.random.default_rng([seed, 0, request_id])
+    return rng.integers(0, vocab_size, prompt_len, dtype=np.int32)
 
 
 def _range(lengths: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Requests from files of prompts (JSONL), and how text files are read."""
+"""Requests from files of prompts (JSONL), and the lines of text files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sarathi_lab.config.errors import UserError, require_int
+from sarathi_lab.config.errors import UserError, require_int, require_number
 from sarathi_lab.config.paths import json_object
 from sarathi_lab.engine.request import Request
 from sarathi_lab.workload.base import Encode, LoadedRequests
 
-MAX_VOCAB_SIZE = 2**31  # of the int32 that token ids are kept in
+MAX_VOCAB_SIZE = 2**31  # token ids are int32
 
 EXAMPLES = {
     "trace": ", such as AzureLLMInferenceTrace_conv.csv of github.com/Azure/AzurePublicDataset",
@@ -24,18 +24,17 @@ EXAMPLES = {
 
 
 def named_file(path: str | None, option: str) -> Path:
-    """The file that workload=`option` was given. Raises UserError if it was given none."""
+    """Return the file of workload=`option`. Raises UserError without one."""
     if path is None:
         raise UserError(f"workload={option} needs a file; add workload.path=FILE{EXAMPLES[option]}")
     return Path(str(path)).expanduser()
 
 
 def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Number, from 1, and text of every line. Raises UserError for what is no text file."""
+    """Yield number, from 1, and text of every line. Raises UserError for other files."""
     number = 0
     try:
-        # Lines of the file alone end here: JSON strings may hold other separators, such as U+2028,
-        # as they are.
+        # Not splitlines: JSON strings may contain other separators, such as U+2028.
         with file.open(encoding="utf-8-sig") as text:
             for number, line in enumerate(text, start=1):
                 yield number, line.removesuffix("\n")
@@ -85,25 +84,19 @@ def _prompt_request(
     if not isinstance(token_ids, list) or not token_ids:
         raise UserError(f"{where} has an empty prompt; give at least one token")
     for token_id in token_ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
-            raise UserError(
-                f"{where}: token id {token_id} is not a whole number from 0; correct "
-                "prompt_token_ids"
-            )
+        require_int(f"{where}: token id", token_id, 0, "correct the prompt")
         if token_id >= (vocab_size or MAX_VOCAB_SIZE):
             size = f"the model's vocabulary of {vocab_size}" if vocab_size else "32 bits"
             raise UserError(
                 f"{where}: token id {token_id} is outside {size}; correct the prompt or take "
                 "another model"
             )
-    if "output_len" not in row:
-        raise UserError(f"{where} has no output_len; give the tokens to generate")
     fix = "give the tokens to generate"
+    if "output_len" not in row:
+        raise UserError(f"{where} has no output_len; {fix}")
     output_len = require_int(f"{where}: output_len", row["output_len"], 1, fix)
     arrival = row.get("arrival_time", 0.0)
-    is_time = isinstance(arrival, int | float) and not isinstance(arrival, bool)
-    if not is_time or not 0 <= arrival <= sys.float_info.max:
-        raise UserError(f"{where}: arrival_time={arrival} is not a time; use seconds from 0")
+    require_number(f"{where}: arrival_time", arrival, minimum=0, fix="use seconds from 0")
     fix = "use one such as 0, lower ones first"
     priority = require_int(f"{where}: priority", row.get("priority", 0), -sys.maxsize, fix)
     prompt = np.asarray(token_ids, dtype=np.int32)
@@ -117,6 +110,6 @@ def _text_tokens(text: Any, encode: Encode | None, where: str) -> list[int]:
         as_bytes = text.encode("utf-8")
     except UnicodeEncodeError:
         raise UserError(
-            f"{where}: prompt has half of a surrogate pair, which is no text; correct the escape"
+            f"{where}: prompt has half of a surrogate pair, which is not text; correct the escape"
         ) from None
     return encode(text) if encode is not None else list(as_bytes)

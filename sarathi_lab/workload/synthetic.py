@@ -1,24 +1,33 @@
-"""Requests with made-up prompts: the paper's fixed grid, uniform and Zipf lengths."""
+"""Requests with random prompts: the paper's fixed grid, uniform, Zipf and lognormal lengths."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sarathi_lab.config.checked import number, refuse_unread, require_order, whole
-from sarathi_lab.config.errors import require_one_of
-from sarathi_lab.workload.arriving import MOST_REQUESTS, READS, Arriving
-from sarathi_lab.workload.base import Encode, LoadedRequests, random_prompt
+from sarathi_lab.config.errors import UserError, require_one_of
+from sarathi_lab.workload.base import (
+    MOST_REQUESTS,
+    READS,
+    Arriving,
+    Encode,
+    LoadedRequests,
+    random_prompt,
+)
 
-# For prompts that nobody computes: prefixes are told apart by their tokens all the same.
-ANY_VOCAB_SIZE = 1 << 15
+ANY_VOCAB_SIZE = 1 << 15  # of simulated prompts, whose tokens only identify prefixes
 MOST_TOKENS = 10_000_000  # of a request of a drawn length
 _TOKENS = "use at least one prompt and one output token"
+NORMAL = NormalDist()
+MAX_STEPS, TOLERANCE = 10_000, 1e-9  # of the fit of a truncated lognormal
 
 
 def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
@@ -30,7 +39,7 @@ def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MadeUp(Arriving, ABC):
+class Generated(Arriving, ABC):
     """`num_requests` requests with random prompts, all from one seed.
 
     Every prompt begins with one of `num_prefixes` texts (None: one) of `shared_prefix_len` tokens,
@@ -56,33 +65,33 @@ class MadeUp(Arriving, ABC):
 
     @abstractmethod
     def lengths(self) -> Iterable[tuple[int, int]]:
-        """Prompt and output tokens of each request, or of more; the same seed gives the same."""
+        """Prompt and output tokens of each request (or of more), by the seed."""
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
-        """`num_requests` requests, whose lengths no setting of arrivals changes."""
+        """Make `num_requests` requests, whose lengths don't depend on settings of arrivals."""
         lengths = enumerate(self.lengths())
-        shapes = ((*own, self._prompt(i, own[0], vocab_size), ()) for i, own in lengths)
+        shapes = ((*pair, self.prompt(i, pair[0], vocab_size), ()) for i, pair in lengths)
         return self.loaded(self.name, self.times(self.num_requests), shapes)
 
-    def _prompt(
+    def prompt(
         self, request_id: int, prompt_len: int, vocab_size: int | None
     ) -> NDArray[np.int32] | None:
-        """Token ids [prompt_len] by seed and request only; None if nobody needs them."""
+        """Token ids [prompt_len] by seed and request only; None in simulations without a prefix."""
         if not self.shared_prefix_len:
             return random_prompt(request_id, prompt_len, vocab_size, self.seed)
         vocab_size = vocab_size or ANY_VOCAB_SIZE
-        dice = np.random.default_rng([self.seed, 10, request_id])
-        texts = np.random.default_rng([self.seed, 11, int(dice.integers(self.num_prefixes or 1))])
+        rng = np.random.default_rng([self.seed, 10, request_id])
+        texts = np.random.default_rng([self.seed, 11, int(rng.integers(self.num_prefixes or 1))])
         shared = min(self.shared_prefix_len, prompt_len)
         prefix = texts.integers(0, vocab_size, shared, dtype=np.int32)
-        own = random_prompt(request_id, prompt_len, vocab_size, self.seed)
-        assert own is not None, "there is a vocabulary"
-        return np.concatenate([prefix, own[len(prefix) :]])
+        unshared = random_prompt(request_id, prompt_len, vocab_size, self.seed)
+        assert unshared is not None, "there is a vocabulary"
+        return np.concatenate([prefix, unshared[len(prefix) :]])
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Synthetic(MadeUp):
-    """Those whose total lengths are drawn, and split at one ratio."""
+class _Split(Generated):
+    """Requests whose total lengths are split at one ratio."""
 
     pd_ratio: float = number(
         above=0, fix="use prompt tokens per output token such as 31", name="pd_ratio"
@@ -97,7 +106,7 @@ class _Synthetic(MadeUp):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperGrid(_Synthetic):
+class PaperGrid(_Split):
     """The paper's workload (section 5): every request has the same P and D with P + D = seq_len."""
 
     name = "paper_grid"
@@ -108,9 +117,10 @@ class PaperGrid(_Synthetic):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Varied(_Synthetic):
-    """Total lengths drawn from min_len to max_len, both included."""
+class Uniform(_Split):
+    """Uniform total lengths from min_len to max_len, both included."""
 
+    name = "uniform"
     min_len: int = whole(minimum=2, maximum=MOST_TOKENS, fix=_TOKENS)
     max_len: int = whole(minimum=2, maximum=MOST_TOKENS, fix=_TOKENS)
 
@@ -118,21 +128,13 @@ class _Varied(_Synthetic):
         super().__post_init__()
         require_order(self, "min_len", "max_len", "; exchange them", "workload.")
 
-    def _generator(self) -> np.random.Generator:
-        return np.random.default_rng([self.seed, 2])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Uniform(_Varied):
-    name = "uniform"
-
     def total_lens(self) -> Sequence[int]:
-        ends = (self.min_len, self.max_len + 1)
-        return self._generator().integers(*ends, self.num_requests).tolist()
+        rng = np.random.default_rng([self.seed, 2])
+        return rng.integers(self.min_len, self.max_len + 1, self.num_requests).tolist()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Zipf(_Varied):
+class Zipf(Uniform):
     """Total lengths with P(min_len + k - 1) proportional to k^-theta, so that short ones are
     likely; the paper's pipelines take theta = 0.4 over 1K to 4K tokens (section 5.3).
     """
@@ -143,5 +145,67 @@ class Zipf(_Varied):
     def total_lens(self) -> Sequence[int]:
         ranks = np.arange(1, self.max_len - self.min_len + 2)
         weights = ranks ** -float(self.theta)
-        drawn = self._generator().choice(ranks, self.num_requests, p=weights / weights.sum())
+        rng = np.random.default_rng([self.seed, 2])
+        drawn = rng.choice(ranks, self.num_requests, p=weights / weights.sum())
         return (self.min_len + drawn - 1).tolist()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lognormal(Generated):
+    """Prompt and output lengths drawn independently from lognormals of these medians and P90
+    (tokens), as papers describe data sets; requests of more than `max_len` tokens in all are drawn
+    again, which the fit accounts for.
+    """
+
+    name = "lognormal"
+    kinds: ClassVar[Sequence[str]] = ("prompt", "output")  # with a median and a P90
+    prompt_p50: float = number(above=0, fix="use tokens")
+    prompt_p90: float = number(above=0, fix="use tokens")
+    output_p50: float = number(above=0, fix="use tokens")
+    output_p90: float = number(above=0, fix="use tokens")
+    max_len: int = whole(minimum=2, fix="use the most tokens of prompt and output together")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for kind in self.kinds:
+            p50, p90 = getattr(self, f"{kind}_p50"), getattr(self, f"{kind}_p90")
+            if p90 <= p50:
+                raise UserError(
+                    f"workload.{kind}_p90={p90:g} is not above workload.{kind}_p50={p50:g}; "
+                    "raise it"
+                )
+        if self.prompt_p90 + self.output_p90 >= self.max_len:
+            raise UserError(
+                f"workload.max_len={self.max_len} is not above prompt_p90 + output_p90 = "
+                f"{self.prompt_p90 + self.output_p90:g} tokens; raise it, or shorten the requests"
+            )
+
+    def lengths(self) -> Iterator[tuple[int, int]]:
+        generator = np.random.default_rng([self.seed, 3])
+        fits = [self._fit("prompt", "output"), self._fit("output", "prompt")]
+        while True:
+            drawn = (float(generator.lognormal(*fit)) for fit in fits)
+            prompt_len, output_len = (max(1, round(length)) for length in drawn)
+            if prompt_len + output_len <= self.max_len:
+                yield prompt_len, output_len
+
+    def _fit(self, kind: str, other: str) -> tuple[float, float]:
+        """Mean and deviation of the logarithm of a lognormal with the stated median and P90 once
+        truncated at the longest: F(p50) = F(longest) / 2, F(p90) = 0.9 F(longest).
+        """
+        p50, p90 = getattr(self, f"{kind}_p50"), getattr(self, f"{kind}_p90")
+        longest = self.max_len - getattr(self, f"{other}_p50")
+        share, deviation = 1.0, 0.0
+        for _ in range(MAX_STEPS):
+            middle, upper = NORMAL.inv_cdf(0.5 * share), NORMAL.inv_cdf(0.9 * share)
+            before, deviation = deviation, math.log(p90 / p50) / (upper - middle)
+            mean = math.log(p50) - deviation * middle
+            share = NORMAL.cdf((math.log(longest) - mean) / deviation)
+            if abs(deviation - before) < TOLERANCE * deviation:
+                return mean, deviation
+            if share < 0.05:  # no lognormal is this wide
+                break
+        raise UserError(
+            f"workload.{kind}_p90={p90:g} is too near workload.max_len={self.max_len} for a "
+            f"lognormal with median {p50:g}; raise max_len"
+        )

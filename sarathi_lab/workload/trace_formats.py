@@ -1,10 +1,10 @@
-"""Reads tables of request lengths, and maybe arrival times, in the formats of public traces."""
+"""Readers of the formats of public traces: request lengths, and maybe arrival times."""
 
 from __future__ import annotations
 
 import csv
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -24,10 +24,10 @@ PREFIX_IDS = "hash_ids"
 
 @dataclass(frozen=True)
 class TraceTable:
-    """The rows of a file in the order of their times, as they come among equals.
+    """The rows of a file, stably sorted by time.
 
-    `times` are nanoseconds from any zero; `num_early` rows were earlier than the one before them in
-    the file, `num_together` at the same time as another.
+    `times` are nanoseconds from any zero; `num_early` rows were earlier than the row above them,
+    `num_together` at the same time as another.
     """
 
     times: NDArray[np.int64] | None
@@ -55,18 +55,18 @@ class TraceTable:
 
 
 class _Format(NamedTuple):
-    """The columns, or keys, that a format is known by: maybe time, prompt and output tokens; and
-    what makes a reader of one file's times, as nanoseconds.
+    """A format by its columns or keys: maybe time, prompt and output tokens; and a factory of a
+    parser of one file's times, in nanoseconds.
     """
 
     name: str
     columns: tuple[str, ...]
-    reader: Callable[[], Callable[[Any], int]] | None = None
+    time_parser: Callable[[], Callable[[Any], int]] | None = None
 
 
 class _Dates:
-    """Reads dates as nanoseconds since 1970, exact: Azure's have seven fractional digits. All of a
-    file, or none of it, say how far they are from UTC.
+    """Parses dates to exact nanoseconds since 1970 (Azure's have seven fractional digits). All of
+    a file, or none, must have an offset from UTC.
     """
 
     def __init__(self) -> None:
@@ -74,23 +74,23 @@ class _Dates:
 
     def __call__(self, value: Any) -> int:
         text = str(value)
-        if not text.strip()[:1].isdigit():  # pandas would take "now" for a time
-            raise ValueError(f"{text!r} is no time")
+        if not text.strip()[:1].isdigit():  # pandas parses "now" as a time
+            raise ValueError(f"{text!r} is not a time")
         time = pd.Timestamp(text)
         has_offset = time.tzinfo is not None
         if self._has_offset not in (None, has_offset):
-            raise ValueError(f"{text!r} and earlier times: some have an offset from UTC, some none")
+            raise ValueError(f"{text!r} and earlier times differ in having an offset from UTC")
         self._has_offset = has_offset
         return time.value
 
 
 def _from_number(unit: int) -> Callable[[Any], int]:
-    """For times that count from the start of the trace, in `unit` nanoseconds."""
+    """Make a parser of times since the start of the trace in `unit` nanoseconds."""
 
     def nanoseconds(value: Any) -> int:
         number = float(value)
         if isinstance(value, bool) or not 0 <= number * unit < 2**63:
-            raise ValueError(f"{value!r} is no time")
+            raise ValueError(f"{value!r} is not a time")
         return int(number) * unit if number.is_integer() else round(number * unit)
 
     return nanoseconds
@@ -106,7 +106,7 @@ FORMATS = (
 
 
 def read_trace(file: Path) -> TraceTable:
-    """The table in `file`: CSV, or JSONL with an object a line; told apart by columns or keys.
+    """Read `file`: CSV, or JSONL with an object a line; the format follows from columns or keys.
 
     Azure's LLM inference traces (TIMESTAMP, ContextTokens, GeneratedTokens), BurstGPT (Timestamp in
     seconds, Request tokens, Response tokens), Mooncake (timestamp in milliseconds, input_length,
@@ -116,51 +116,38 @@ def read_trace(file: Path) -> TraceTable:
     try:
         state = file.stat()
     except OSError:
-        return _read(file, 0, 0)  # which says what is wrong
+        return _read(file, 0, 0)  # raises the error
     return _read(file, state.st_mtime_ns, state.st_size)
 
 
 @lru_cache(maxsize=2)
 def _read(file: Path, mtime_ns: int, size: int) -> TraceTable:
-    """The table in `file` as it was then; all runs of a sweep plan from the same."""
-    form: _Format | None = None
+    """Read `file` of this time and size, once for all runs of a sweep."""
+    parser: _Rows | None = None
     columns = array("q"), array("q"), array("q")  # a trace may have millions of rows
     prefix_ids: list[tuple[int, ...]] = []
     for number, line in numbered_lines(file):
         if not line.strip():
             continue
         try:
-            if form is None:
-                is_json = line.lstrip().startswith("{")
-                first = json_object(line, f"{file} line {number}") if is_json else _cells(line)
-                names = [name.strip() for name in first]
-                form = _recognised(file, names)
-                nanoseconds = form.reader and form.reader()
-                if not is_json:
-                    places = [names.index(column) for column in form.columns]
+            if parser is None:
+                parser = _Rows(file, number, line)
+                if not parser.is_json:
                     continue
-            if is_json:
-                values, ids = _json_row(json_object(line, f"{file} line {number}"), form)
-            else:
-                values, ids = _csv_row(_cells(line), places, len(names)), None
-            *time, prompt_len, output_len = values
-            columns[0].append(nanoseconds(*time) if nanoseconds else 0)
-            columns[1].append(_count(prompt_len))
-            columns[2].append(_count(output_len))
-            prefix_ids.append(() if ids is None else _ids(ids, columns[1][-1]))
+            *numbers, ids = parser.parse(number, line)
         except (csv.Error, TypeError, ValueError, OverflowError) as error:
             raise UserError(
                 f"{file} line {number} is broken ({error}); correct or remove it"
             ) from None
-    if form is None:
-        raise UserError(f"{file} is empty; name a file with at least one request")
-    if not prefix_ids:
-        raise UserError(
-            f"{file} is empty but for its header; name a file with at least one request"
-        )
+        for column, value in zip(columns, numbers, strict=True):
+            column.append(value)
+        prefix_ids.append(ids)
+    if parser is None or not prefix_ids:
+        header = "" if parser is None else " but for its header"
+        raise UserError(f"{file} is empty{header}; name a file with at least one request")
     times, prompt_lens, output_lens = (np.frombuffer(column, dtype=np.int64) for column in columns)
     known_ids = prefix_ids if any(prefix_ids) else None
-    if nanoseconds is None:
+    if parser.nanoseconds is None:
         return TraceTable(None, prompt_lens, output_lens, known_ids)
     order = np.argsort(times, kind="stable")
     return TraceTable(
@@ -173,34 +160,49 @@ def _read(file: Path, mtime_ns: int, size: int) -> TraceTable:
     )
 
 
-def _recognised(file: Path, names: Sequence[str]) -> _Format:
-    for form in FORMATS:
-        if set(form.columns) <= set(names):
-            return form
-    known = "; ".join(f"{form.name} {', '.join(form.columns)}" for form in FORMATS)
-    shown = ", ".join(names)
-    raise UserError(
-        f"{file} has the columns {shown if len(shown) < 200 else shown[:200] + '...'}, which no "
-        f"known format has; rename them to one of: {known}"
-    )
+class _Rows:
+    """Parser of the rows of `file`, by its first `line`: a CSV header or a JSON object. Lines are
+    parsed one by one, so that an unclosed quote breaks only its own line.
+    """
 
+    def __init__(self, file: Path, number: int, line: str) -> None:
+        self._file = file
+        self.is_json = line.lstrip().startswith("{")
+        self._names = [name.strip() for name in self._split(number, line)]
+        self._columns, self.nanoseconds = self._recognise()
+        self._places = [self._names.index(column) for column in self._columns]
 
-def _json_row(row: Mapping[str, Any], form: _Format) -> tuple[list[Any], Any]:
-    """The format's columns, and the ids of prefixes if there are any."""
-    if missing := [column for column in form.columns if column not in row]:
-        raise ValueError(f"it has no {', '.join(missing)}")
-    return [row[column] for column in form.columns], row.get(PREFIX_IDS)
+    def parse(self, number: int, line: str) -> tuple[int, int, int, tuple[int, ...]]:
+        """Time (0 without times), prompt and output tokens, and prefix ids of a row."""
+        cells = self._split(number, line)
+        if isinstance(cells, dict):
+            if missing := [column for column in self._columns if column not in cells]:
+                raise ValueError(f"it has no {', '.join(missing)}")
+            values, ids = [cells[column] for column in self._columns], cells.get(PREFIX_IDS)
+        else:
+            if len(cells) <= max(self._places):
+                raise ValueError(f"{len(cells)} of {len(self._names)} columns")
+            values, ids = [cells[place] for place in self._places], None
+        *time, prompt, output = values
+        at = self.nanoseconds(*time) if self.nanoseconds else 0
+        prompt_len = _count(prompt)
+        return at, prompt_len, _count(output), () if ids is None else _ids(ids, prompt_len)
 
+    def _split(self, number: int, line: str) -> dict[str, Any] | list[str]:
+        if self.is_json:
+            return json_object(line, f"{self._file} line {number}")
+        return line.split(",") if '"' not in line else next(csv.reader([line]))
 
-def _csv_row(cells: Sequence[str], places: Sequence[int], width: int) -> list[str]:
-    if len(cells) <= max(places):
-        raise ValueError(f"{len(cells)} of {width} columns")
-    return [cells[place] for place in places]
-
-
-def _cells(line: str) -> list[str]:
-    """The cells of one line; alone, so that an unclosed quote spoils no line but its own."""
-    return line.split(",") if '"' not in line else next(csv.reader([line]))
+    def _recognise(self) -> tuple[tuple[str, ...], Callable[[Any], int] | None]:
+        for form in FORMATS:
+            if set(form.columns) <= set(self._names):
+                return form.columns, form.time_parser and form.time_parser()
+        known = "; ".join(f"{form.name} {', '.join(form.columns)}" for form in FORMATS)
+        shown = ", ".join(self._names)
+        raise UserError(
+            f"{self._file} has the columns {shown if len(shown) < 200 else shown[:200] + '...'}, "
+            f"which no known format has; rename them to one of: {known}"
+        )
 
 
 def _count(value: Any) -> int:
@@ -210,9 +212,9 @@ def _count(value: Any) -> int:
 
 
 def _ids(value: Any, prompt_len: int) -> tuple[int, ...]:
-    """At most one id for every 512 tokens, begun ones too; some writers leave the last out."""
+    """At most one id for every 512 tokens, incomplete blocks too; some writers omit the last."""
     if not isinstance(value, list):
-        raise ValueError(f"{PREFIX_IDS} is no list")
+        raise ValueError(f"{PREFIX_IDS} is not a list")
     for item in value:
         if isinstance(item, bool) or not isinstance(item, int) or item < 0:
             raise ValueError(f"{PREFIX_IDS} has {item}, not a whole number from 0")

@@ -1,4 +1,4 @@
-"""Requests with the lengths of a trace, at its own times or others, and made-up prompts."""
+"""Requests with the lengths of a trace, at its times or others, and random prompts."""
 
 from __future__ import annotations
 
@@ -13,21 +13,25 @@ from numpy.typing import NDArray
 from sarathi_lab.config.checked import number, refuse_unread, whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.prefix_cache import PREFIX_ID_TOKENS
-from sarathi_lab.workload.arriving import ArrivalKind, Arriving
-from sarathi_lab.workload.base import Encode, LoadedRequests, random_prompt
+from sarathi_lab.workload.base import (
+    ArrivalKind,
+    Arriving,
+    Encode,
+    LoadedRequests,
+    random_prompt,
+)
 from sarathi_lab.workload.files import named_file
 from sarathi_lab.workload.trace_formats import TraceTable, read_trace
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace(Arriving):
-    """Lengths of requests from a file in one of the formats of `read_trace`, with made-up prompts
-    of those lengths.
+    """Lengths of requests from a file in one of the formats of `read_trace`, with random prompts.
 
-    `arrivals` None: the file's own times, from its first row, times `time_scale` (2 halves the
-    load), or such that there are `rate` requests per second in the mean; a file without times gives
-    a closed batch. Any other kind of arrivals exchanges the times. Where the file has ids of blocks
-    of 512 tokens, prompts have equal tokens where ids are equal.
+    `arrivals` None: the file's times, from its first row, times `time_scale` (2 halves the load),
+    or scaled to a mean of `rate` requests per second; a file without times gives a closed batch.
+    Any other kind of arrivals replaces the times. Where the file has ids of blocks of 512 tokens,
+    equal ids give equal tokens.
 
     Rows with more than `max_len` tokens in all (None: what the model takes), or without a prompt or
     an output token, and those after the first `max_requests` usable ones are dropped and counted.
@@ -55,7 +59,7 @@ class Trace(Arriving):
             )
 
     def within(self, max_len: int) -> Self:
-        """The same trace for a model of `max_len` tokens, unless it names its own."""
+        """Limit the trace to `max_len` tokens of a model, unless it has a limit."""
         return self if self.max_len is not None else replace(self, max_len=max_len)
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
@@ -101,7 +105,7 @@ class Trace(Arriving):
         if table.times is None:
             why = f": {file} has no times; drop it, or make some with workload.arrivals=poisson "
             refuse_unread(self, ["time_scale"], f"{why}and workload.rate", "workload.")
-            self.check_arrivals("closed")  # whoever gave a rate wants other arrivals
+            self.check_arrivals("closed")  # a rate needs times
             return np.zeros(len(used))
         times = (table.times[used] - table.times[0]) / 1e9
         if self.rate is None:
@@ -122,7 +126,7 @@ class Trace(Arriving):
         if prompt is None or vocab_size is None:
             return None
         for start, block_id in zip(range(0, prompt_len, PREFIX_ID_TOKENS), ids, strict=False):
-            dice = np.random.default_rng([self.seed, 5, block_id])
-            block = dice.integers(0, vocab_size, PREFIX_ID_TOKENS, dtype=np.int32)
+            rng = np.random.default_rng([self.seed, 5, block_id])
+            block = rng.integers(0, vocab_size, PREFIX_ID_TOKENS, dtype=np.int32)
             prompt[start : start + PREFIX_ID_TOKENS] = block[: prompt_len - start]
         return prompt

@@ -27,7 +27,7 @@ from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.model.weights import load_model
 from sarathi_lab.policy import Orca, RequestLevel, SarathiServe
 from sarathi_lab.run import main
-from sarathi_lab.workload.arriving import Arriving
+from sarathi_lab.workload.base import Arriving
 from sarathi_lab.workload.synthetic import PaperGrid
 
 # What each process needs, and how many of ten thousand requests it makes a second in the mean.

@@ -111,7 +111,7 @@ def test_the_real_engine_sends_its_own_answers_back():
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"arrivals": "users", "users": 2}, "wait for answers by themselves"),
+        ({"arrivals": "users", "users": 2}, "wait for answers anyway"),
         ({"pause_p90": 0.5}, "is not above workload.pause_p50"),
         ({"shared_prefix_len": 60}, "no room for a first turn"),
     ],

@@ -174,7 +174,7 @@ def test_one_time_for_all_has_no_rate(tmp_path):
         ),
         ('{"a": 1}\n', "has the columns a, which no known format has"),
         (BURST + "soon,m,1,1,2,x\n", "line 2 is broken"),
-        (BURST + "-1,m,1,1,2,x\n", "line 2 is broken .'-1' is no time"),
+        (BURST + "-1,m,1,1,2,x\n", "line 2 is broken .'-1' is not a time"),
         (BURST + "nan,m,1,1,2,x\n", "line 2 is broken"),
         (BURST + "1e300,m,1,1,2,x\n", "line 2 is broken"),
         (BURST + f"1,m,{10**30},1,2,x\n", "line 2 is broken"),
@@ -186,7 +186,7 @@ def test_one_time_for_all_has_no_rate(tmp_path):
         ),
         (mooncake((0, 10, 1, ["x"])), "line 1 is broken .hash_ids has x"),
         (mooncake((0, 10, 1, [-1])), "line 1 is broken .hash_ids has -1"),
-        (mooncake((0, 10, 1, 5)), "line 1 is broken .hash_ids is no list"),
+        (mooncake((0, 10, 1, 5)), "line 1 is broken .hash_ids is not a list"),
         (mooncake((None, 10, 1, [])), "line 1 is broken"),
         (mooncake((True, 10, 1, [])), "line 1 is broken"),
         (mooncake((0, 1.5, 1, [])), "line 1 is broken .1.5 tokens"),
@@ -280,7 +280,7 @@ def test_times_with_and_without_an_offset_from_utc_are_not_mixed(tmp_path):
     for first, second in (rows, rows[::-1]):
         file = tmp_path / "trace.csv"
         file.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{first}\n{second}\n")
-        with pytest.raises(UserError, match=r"line 3 is broken .* some have an offset from UTC"):
+        with pytest.raises(UserError, match=r"line 3 is broken .* differ in having an offset"):
             read_trace(file)
         file.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{first}\n{first}\n")
         assert read_trace(file).num_together == 1

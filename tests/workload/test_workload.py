@@ -11,10 +11,9 @@ from omegaconf import OmegaConf
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import CONF
-from sarathi_lab.workload.arriving import Arriving
+from sarathi_lab.workload.base import Arriving
 from sarathi_lab.workload.files import Prompts
-from sarathi_lab.workload.lognormal import Lognormal
-from sarathi_lab.workload.synthetic import PaperGrid, Uniform, Zipf, split_length
+from sarathi_lab.workload.synthetic import Lognormal, PaperGrid, Uniform, Zipf, split_length
 from sarathi_lab.workload.traces import Trace
 
 SAMPLES = Path(__file__).parents[1] / "data"
@@ -167,9 +166,12 @@ def test_separators_inside_a_json_string_end_no_line(tmp_path):
             '{"prompt_token_ids": [256], "output_len": 1}',
             "256 is outside the model's vocabulary of 256",
         ),
-        ('{"prompt_token_ids": [-1], "output_len": 1}', "token id -1"),
+        ('{"prompt_token_ids": [-1], "output_len": 1}', "token id=-1"),
         ('{"prompt": "\\ud800", "output_len": 1}', "half of a surrogate pair"),
-        ('{"prompt": "a", "output_len": 1, "arrival_time": 1' + 400 * "0" + "}", "is not a time"),
+        (
+            '{"prompt": "a", "output_len": 1, "arrival_time": 1' + 400 * "0" + "}",
+            "must be a finite number",
+        ),
         (10**5 * "[", "line 2 is not JSON"),
         ('{"prompt": "a", "output_len": 1, "arrival_time": -1}', "arrival_time=-1"),
     ],
@@ -242,7 +244,7 @@ def test_trace_rows_reconcile_and_seven_digits_count(tmp_path):
         (HEADER + "2023-11-16 18:15:50,1,1\n2023-11-16 18:15:50,x,1\n", "line 3 is broken"),
         (HEADER + "2023-11-16 18:15:50,1\n", "line 2 is broken .2 of 3 columns"),
         (HEADER + "yesterday-ish,1,1\n", "line 2 is broken"),
-        (HEADER + "now,1,1\n", "line 2 is broken .'now' is no time"),
+        (HEADER + "now,1,1\n", "line 2 is broken .'now' is not a time"),
         (HEADER + "3000-11-16 18:15:50,1,1\n", "line 2 is broken"),
         (HEADER + 10**6 * "x" + "\n", "line 2 is broken"),
         (
