@@ -167,14 +167,14 @@ class VllmV1(Policy):
             check_whole_prompts(self, self.max_num_batched_tokens, max_model_len)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        size = self._size(batch, scheduler)
+        size = self.size(batch, scheduler)
         scheduler.share(batch, scheduler.running.idle, self.max_num_batched_tokens, size)
         if not scheduler.has_preempted:
             size, budget = self._whole(size), self.max_num_batched_tokens
             may_enter = fits_whole(scheduler) if self.scheduler_reserve_full_isl else None
             scheduler.admit(batch, budget, size=size, may_enter=may_enter)
 
-    def _size(self, batch: Batch, scheduler: Scheduler) -> Size:
+    def size(self, batch: Batch, scheduler: Scheduler) -> Size:
         """How many tokens a sequence takes of those that are left."""
         return at_most(self.long_prefill_token_threshold or self.max_num_batched_tokens)
 

@@ -135,12 +135,12 @@ def _read(file: Path, mtime_ns: int, size: int) -> TraceTable:
                 if not parser.is_json:
                     continue
             *numbers, ids = parser.parse(number, line)
+            for column, value in zip(columns, numbers, strict=True):
+                column.append(value)
         except (csv.Error, TypeError, ValueError, OverflowError) as error:
             raise UserError(
                 f"{file} line {number} is broken ({error}); correct or remove it"
             ) from None
-        for column, value in zip(columns, numbers, strict=True):
-            column.append(value)
         prefix_ids.append(ids)
     if parser is None or not prefix_ids:
         header = "" if parser is None else " but for its header"

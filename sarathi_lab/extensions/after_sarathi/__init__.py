@@ -1,22 +1,6 @@
-"""Policies proposed after SARATHI that no server ships."""
+"""Policies proposed after SARATHI that no server ships, and their experiments."""
 
-from sarathi_lab.extensions.after_sarathi.adaptive import SloBudget
-from sarathi_lab.extensions.after_sarathi.dynamic_chunks import DynamicChunks
-from sarathi_lab.extensions.after_sarathi.lprs import Lprs
-from sarathi_lab.extensions.after_sarathi.niyama import Niyama
-from sarathi_lab.extensions.after_sarathi.p_pas import PPas
-from sarathi_lab.extensions.after_sarathi.prefill_cost import PrefillCost, fit_prefill_cost
-from sarathi_lab.extensions.after_sarathi.ranked import Ranked
-from sarathi_lab.extensions.after_sarathi.sliding_serve import SlidingServe
+from sarathi_lab.extensions.after_sarathi.budgets import Lprs, Niyama, PPas, SlidingServe, SloBudget
+from sarathi_lab.extensions.after_sarathi.prompts import DynamicChunks, Ranked
 
-__all__ = [
-    "DynamicChunks",
-    "Lprs",
-    "Niyama",
-    "PPas",
-    "PrefillCost",
-    "Ranked",
-    "SlidingServe",
-    "SloBudget",
-    "fit_prefill_cost",
-]
+__all__ = ["DynamicChunks", "Lprs", "Niyama", "PPas", "Ranked", "SlidingServe", "SloBudget"]

@@ -1,13 +1,14 @@
 """Several engines on one clock: routers, prefill and decode instances, TaiChi."""
 
 from sarathi_lab.extensions.cluster.cluster import Cluster, Handover, Instances, Link
-from sarathi_lab.extensions.cluster.routers import Routing, least_loaded, round_robin
 from sarathi_lab.extensions.cluster.topology import (
     Disaggregated,
     Linked,
     PrefillAndDecodeHeavy,
     Replicas,
+    Routing,
     Several,
+    round_robin,
 )
 
 __all__ = [
@@ -21,6 +22,5 @@ __all__ = [
     "Replicas",
     "Routing",
     "Several",
-    "least_loaded",
     "round_robin",
 ]

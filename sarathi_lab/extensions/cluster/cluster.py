@@ -1,15 +1,12 @@
-"""Several instances of an engine on one clock: an executor and a scheduler each, a router, and
-links over which the KV cache of a sequence moves from one instance to another.
-
-The loop drives a cluster as it drives an engine: `Instances` is its executor, `Cluster` its
-scheduler.
+"""Several instances of an engine on one clock, a router, and links that move the KV cache of a
+sequence between instances. To the loop, `Instances` is an executor and `Cluster` a scheduler.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from pathlib import Path
@@ -19,16 +16,17 @@ from sarathi_lab.engine.executor import Executor, StepResult
 from sarathi_lab.engine.replicas import Schedulers, load_of
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.extensions.cluster.routers import Router
+
+Router = Callable[[Sequence[Scheduler], Request], int]  # chooses an instance of the schedulers
 
 
 @dataclass(frozen=True)
 class Link:
-    """How the KV cache moves between instances: `latency` seconds, then `bytes_per_token` bytes a
+    """The link of an instance: a transfer takes `latency` seconds, then `bytes_per_token` bytes a
     cached token at `bytes_per_second`.
 
-    Each instance has one link. With `is_serial` a transfer waits until those before it are over at
-    both ends; else transfers do not slow each other.
+    With `is_serial` a transfer waits for earlier ones at both ends; else transfers do not slow each
+    other.
     """
 
     bytes_per_second: float
@@ -41,11 +39,11 @@ class Link:
 
 
 class Transfer(NamedTuple):
-    """The cache of `num_tokens` tokens on its way between two instances, by their numbers."""
+    """A transfer of the cache of `num_tokens` tokens between instances `source` and `target`."""
 
     end: float  # seconds since the start of the run
     start: float
-    requested: float  # when it could have started, if the link had been free
+    requested: float  # the earliest start, with a free link
     request_id: int
     source: int
     target: int
@@ -54,9 +52,9 @@ class Transfer(NamedTuple):
 
 
 class Instances:
-    """Several executors as one `Executor`, on one clock: what ends first is collected first.
+    """Several executors as one `Executor` on one clock: the first batch to end is collected first.
 
-    A batch runs on the one that its `instance` names. `link` moves caches between them; None: none.
+    A batch runs on the executor of its `instance`. `link` moves caches between them, if any.
     """
 
     num_blocks = num_layers = None
@@ -87,7 +85,7 @@ class Instances:
         self.num_in_flight += 1
 
     def collect(self) -> StepResult:
-        """Let the clock reach the end of the batch that ends first; of several the first one's."""
+        """Advance the clock to the end of the batch that ends first, of equal ones the first."""
         self.num_in_flight -= 1
         first = min(self._busy(), key=lambda executor: executor.next_end)
         result = first.collect()
@@ -102,7 +100,7 @@ class Instances:
         self.now = max(self.now, time)
 
     def send(self, source: int, target: int, sequence: SequenceState) -> Transfer:
-        """Begin to move what is computed of `sequence`, now or when its links are free."""
+        """Start to move the computed tokens of `sequence`, now or when its links are free."""
         assert self.link is not None, "a cluster that moves caches has a link"
         num_tokens, start = sequence.num_computed, self.now
         if self.link.is_serial:
@@ -114,7 +112,7 @@ class Instances:
         return Transfer(end, start, self.now, number, source, target, num_tokens, num_bytes)
 
     def write_profile(self, directory: Path) -> Mapping[str, float]:
-        """Nothing is watched."""
+        """Nothing is profiled."""
         return {}
 
     def _busy(self) -> list[Executor]:
@@ -122,11 +120,11 @@ class Instances:
 
 
 class Cluster(Schedulers):
-    """The schedulers of several instances as the one that the loop drives.
+    """The schedulers of several instances as one.
 
-    A request goes to the instance that `router` chooses of the first `num_entries`; which are all,
-    unless sequences move on (`Handover`). Where no instance has room for a batch, requests that
-    come are handed out when the next batch ends.
+    A request goes to the instance that `router` chooses of the first `num_entries` (all, unless
+    sequences move on, as in `Handover`). While no instance has room for a batch, new requests wait
+    for the next batch to end.
     """
 
     def __init__(
@@ -141,11 +139,10 @@ class Cluster(Schedulers):
         self.transfers: list[Transfer] = []
         self._router = router
         self._entries = schedulers[:num_entries]
-        # When each said that it has no batch; it is asked again later, or if something changed.
+        # When each had no batch; it is asked again at another time, or after a change.
         self._refused = [math.nan] * len(schedulers)
 
     def add(self, request: Request) -> SequenceState:
-        """Queue a request at an instance. Raises UserError for one that could never finish."""
         place = self.route(request)
         self._refused[place] = math.nan
         return self.schedulers[place].add(request)
@@ -154,7 +151,7 @@ class Cluster(Schedulers):
         return self._router(self._entries, request)
 
     def schedule(self, now: float) -> Batch | None:
-        """A batch for an instance that has room at time `now` (seconds), or None: no more now."""
+        """Make a batch for an instance that has room at time `now` (seconds), or None."""
         for place, scheduler in enumerate(self.schedulers):
             if self._refused[place] != now and self.instances.has_room(place):
                 if (batch := scheduler.schedule(now)) is not None:
@@ -164,12 +161,10 @@ class Cluster(Schedulers):
         return None
 
     def advance(self, batch: Batch) -> None:
-        """Book what is known of a batch before it ran."""
         self.schedulers[batch.instance].advance(batch)
         self._refused[batch.instance] = math.nan
 
     def update(self, result: StepResult) -> list[SequenceState]:
-        """Book a finished batch; returns the sequences that it finished."""
         place = result.batch.instance
         self._refused[place] = math.nan
         return self.schedulers[place].update(result)
@@ -180,11 +175,10 @@ class Handover(Cluster):
     sequence moves to one of the others, which decode (DistServe, arXiv 2401.09670; Splitwise,
     arXiv 2311.18677).
 
-    The least loaded one with room in its cache takes it; while there is none, the sequence keeps
-    its blocks where it is, so that prompts wait, too. Its cache moves over the link as a whole and
-    at once, and its blocks are free when it has arrived. Where it is admitted like one that comes
-    back from host memory: before those that wait. A sequence that has to give way there is computed
-    again there, or swapped, as the scheduler does.
+    The least loaded instance with room in its cache takes it; until there is one, the sequence
+    keeps its blocks, so that prompts wait, too. Its cache moves over the link as a whole, and its
+    blocks are free when it has arrived. There it is admitted like a swapped sequence, before
+    waiting ones, and preempted as the scheduler does.
     """
 
     def __init__(
@@ -196,10 +190,10 @@ class Handover(Cluster):
     ) -> None:
         super().__init__(schedulers, instances, router, num_entries)
         self._num_entries = num_entries
-        self._leaving: deque[tuple[int, SequenceState]] = deque()  # from where, first come first
-        # By the end of its transfer: what moves, as it was and as it will be.
+        self._leaving: deque[tuple[int, SequenceState]] = deque()  # with their instances
+        # A heap of transfers, each with its sequence before and after.
         self._moving: list[tuple[Transfer, SequenceState, SequenceState]] = []
-        self._coming = [0] * len(schedulers)  # tokens on their way to each
+        self._coming = [0] * len(schedulers)  # tokens in transfer to each
         self._num_coming = [0] * len(schedulers)
 
     @property
@@ -225,7 +219,7 @@ class Handover(Cluster):
         return finished
 
     def move_on(self, place: int, result: StepResult) -> None:
-        """Let those leave the instance who shall do so after this batch."""
+        """Let sequences leave the instance after this batch."""
         if place < self._num_entries:
             for sequence, *_, emits_token in result.batch.chunks:
                 if emits_token and not sequence.is_finished:
@@ -233,7 +227,7 @@ class Handover(Cluster):
                     self._leaving.append((place, sequence))
 
     def target(self, sequence: SequenceState, places: Sequence[int]) -> int | None:
-        """The least loaded of `places` that has room for `sequence`, also for what comes there."""
+        """The least loaded of `places` with room for `sequence` and those in transfer."""
         fitting = [place for place in places if self._fits(sequence, place)]
         return min(fitting, key=self._load, default=None)
 
@@ -249,7 +243,7 @@ class Handover(Cluster):
         return num_others < scheduler.max_num_seqs and fits
 
     def _send_off(self) -> None:
-        """Begin the transfers that can begin, in the order in which sequences came to wait."""
+        """Start the transfers of waiting sequences that can start, in order."""
         places = range(self._num_entries, len(self.schedulers))
         while self._leaving:
             source, sequence = self._leaving[0]
@@ -275,7 +269,7 @@ class Handover(Cluster):
 
 
 def moved(sequence: SequenceState) -> SequenceState:
-    """`sequence` without its blocks, for another instance; its own self keeps them until then."""
+    """Copy `sequence` without its blocks, for another instance."""
     return replace(
         sequence,
         block_ids=[],

@@ -20,15 +20,14 @@ class TaiChi(Handover):
     """The first `num_entries` instances are prefill-heavy, the others decode-heavy; any computes
     prompts and decodes. Objectives are `ttft` and `tpot` seconds.
 
-    The paper was read in its abstract and summaries only: instances of two budgets, requests that
-    move by the slack of their objectives, prompts placed by their length. What follows was made up
-    from that. A prompt goes to the prefill-heavy instance that is expected to emit its first token
+    Reconstructed from the paper's abstract and summaries: instances of two budgets, requests that
+    move by the slack of their objectives, prompts placed by their length. A prompt goes to the prefill-heavy instance that is expected to emit its first token
     first, unless that misses `ttft` and a decode-heavy one is faster. A decode without slack leaves
     a prefill-heavy instance, where prompts delay it, for a decode-heavy one with room (its first
     token leaves it none). A crowded decode-heavy instance, which lacks cache or places or takes
     longer than `tpot` for an iteration, gives the decode with the most slack to a prefill-heavy
-    one. Slack is `tpot` for each token after the first, less the time that they took. Who finds no
-    place stays and decodes where it is.
+    one. Slack is `tpot` for each token after the first, less the time that they took. A
+    sequence without a place stays where it is.
     """
 
     def __init__(
@@ -66,11 +65,11 @@ class TaiChi(Handover):
         idle = (one.sequence for one in chunks if one.sequence.is_running)
         slack = {one: self._slack(one, result.end) for one in idle if one.is_decoding}
         if place < self._num_entries:
-            wishing = [one for one in slack if slack[one] <= 0]
+            leaving = [one for one in slack if slack[one] <= 0]
         else:
             spare = [one for one in slack if slack[one] > 0] if self._is_crowded(place) else []
-            wishing = sorted(spare, key=slack.__getitem__)[-1:]
-        for sequence in wishing:
+            leaving = sorted(spare, key=slack.__getitem__)[-1:]
+        for sequence in leaving:
             if (target := self.target(sequence, self._others(place))) is not None:
                 scheduler.running.leave(sequence)
                 self._send(place, target, sequence)

@@ -5,19 +5,37 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import pandas as pd
 
-from sarathi_lab.config.checked import check_fields, flag, number, one_of, whole
+from sarathi_lab.config.checked import (
+    check_fields,
+    flag,
+    number,
+    one_of,
+    refuse_unread,
+    share,
+    whole,
+)
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.config import MakeScheduler, Topology
 from sarathi_lab.engine.executor import Backend, Executor
 from sarathi_lab.engine.policy import Policy
+from sarathi_lab.engine.prefix_cache import num_found
+from sarathi_lab.engine.replicas import least_loaded
+from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.extensions.cluster.cluster import Cluster, Handover, Instances, Link, Transfer
-from sarathi_lab.extensions.cluster.routers import Routing
+from sarathi_lab.extensions.cluster.cluster import (
+    Cluster,
+    Handover,
+    Instances,
+    Link,
+    Router,
+    Transfer,
+)
 from sarathi_lab.extensions.cluster.taichi import TaiChi
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results import metrics
@@ -27,6 +45,60 @@ TOKENS = "use the tokens of an iteration such as 2048, or null for the policy's 
 RATE = "use bytes per second, or null for the hardware's"
 OBJECTIVE = "name an objective with both bounds, such as slo=mlperf-llama3-8b, or seconds"
 SECONDS = "use seconds, or null for the hardware's"
+
+
+def round_robin() -> Router:
+    """Make a router that takes instances in turn."""
+    turns = count()
+    return lambda schedulers, request: next(turns) % len(schedulers)
+
+
+def cached_tokens(scheduler: Scheduler, sequence: SequenceState) -> int:
+    """Tokens at the start of `sequence` that the instance has in its prefix cache."""
+    prefix = scheduler.blocks.prefix
+    return 0 if prefix is None else num_found(prefix.find(sequence)) * prefix.block_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """Settings of a router by its name: "round_robin", "least_loaded" or "prefix_aware".
+
+    "prefix_aware" takes the instance with the longest cached prefix of the prompt; the least loaded
+    one if that is no more than the share `cache_threshold` of the prompt, or if instances are out
+    of balance: their requests differ by more than `balance_abs_threshold`, and the most are more
+    than `balance_rel_threshold` times the fewest. That is SGLang's cache-aware router with its
+    defaults; it estimates what an instance has cached, here the cache is queried.
+    """
+
+    router: str = one_of("least_loaded", valid=("round_robin", "least_loaded", "prefix_aware"))
+    cache_threshold: float = share(0.3, fix="use a share of the prompt such as 0.3")
+    balance_abs_threshold: int = whole(64, minimum=0, fix="use a number of requests such as 64")
+    balance_rel_threshold: float = number(1.5, minimum=1, fix="use a ratio from 1, such as 1.5")
+
+    def check_routing(self) -> None:
+        """Raise UserError for settings that the router does not read."""
+        if self.router != "prefix_aware":
+            names = ("cache_threshold", "balance_abs_threshold", "balance_rel_threshold")
+            why = f" on cluster.router={self.router}; drop it, or use cluster.router=prefix_aware"
+            refuse_unread(self, names, why, "cluster.")
+
+    def make_router(self) -> Router:
+        """A router for one run."""
+        if self.router == "prefix_aware":
+            return self._longest_prefix
+        return round_robin() if self.router == "round_robin" else least_loaded
+
+    def _longest_prefix(self, schedulers: Sequence[Scheduler], request: Request) -> int:
+        numbers = [len(one.waiting) + len(one.swapped) + len(one.running) for one in schedulers]
+        fewest, most = min(numbers), max(numbers)
+        is_unequal = most - fewest > self.balance_abs_threshold
+        if not (is_unequal and most > self.balance_rel_threshold * fewest):
+            probe = SequenceState(request, order=-1)  # shares block keys between instances
+            cached = [cached_tokens(one, probe) for one in schedulers]
+            if max(cached) > self.cache_threshold * request.prompt_len:
+                longest = [i for i, tokens in enumerate(cached) if tokens == max(cached)]
+                return min(longest, key=numbers.__getitem__)
+        return least_loaded(schedulers, request)
 
 
 @dataclass(frozen=True, kw_only=True)

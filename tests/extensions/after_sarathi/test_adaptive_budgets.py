@@ -13,7 +13,7 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.extensions.after_sarathi import Lprs, Niyama, PPas, SlidingServe, SloBudget
-from sarathi_lab.extensions.after_sarathi.niyama import Throughput
+from sarathi_lab.extensions.after_sarathi.budgets import Throughput
 
 TOKEN = 0.125  # seconds
 # Of 1 to 8 tokens, each of which takes an eighth of a second, as predicted.
@@ -73,7 +73,7 @@ def test_the_devices_cost_model_is_asked_where_no_times_are_given():
     assert policy.predicted(None) == 0.01
     with pytest.raises(UserError, match=r"policy=slo_budget needs policy\.times here"):
         SloBudget(8).on_device(lambda: None, 4, 200).validate(4, 200)
-    with pytest.raises(UserError, match=r"times=\[0.1\] are no three times"):
+    with pytest.raises(UserError, match=r"times=\[0.1\] are not three times"):
         SloBudget(8, times=[0.1]).validate(4, 200)
 
 

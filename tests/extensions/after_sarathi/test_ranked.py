@@ -15,7 +15,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.compositions import make_sequence
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.extensions.after_sarathi import Ranked
-from sarathi_lab.extensions.after_sarathi.prefill_cost import PrefillCost, fit_prefill_cost
+from sarathi_lab.extensions.after_sarathi.prompts import PrefillCost, fit_prefill_cost
 
 # A long prompt, and two short ones that come while it runs.
 LATE = requests_of((12, 1), (3, 1), (4, 1), arrivals=[0.0, 0.5, 1.5])

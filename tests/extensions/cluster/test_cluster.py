@@ -16,6 +16,7 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine, serve
+from sarathi_lab.engine.replicas import least_loaded
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
@@ -27,7 +28,6 @@ from sarathi_lab.extensions.cluster import (
     Replicas,
     Routing,
     Several,
-    least_loaded,
     round_robin,
 )
 from sarathi_lab.policy import Orca, SarathiServe, VllmV1

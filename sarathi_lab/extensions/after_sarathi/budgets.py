@@ -1,0 +1,396 @@
+"""Prompt budgets that follow an objective or the load: SloBudget, Niyama, SlidingServe, LPRS and
+P-PAS.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from itertools import islice
+from typing import Any, Literal, Self
+
+from sarathi_lab.config.checked import listed, number, one_of, whole
+from sarathi_lab.config.errors import UserError, require_number
+from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.engine.executor import Predictor
+from sarathi_lab.engine.policy import Policy, Reserve
+from sarathi_lab.engine.queues import LOOKAHEAD
+from sarathi_lab.engine.request import Batch, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler, Size, tokens_to_take
+from sarathi_lab.policy.vllm import VllmV1
+
+Since = Literal["arrival", "first_token", "last_token"]
+SINCE = ("arrival", "first_token", "last_token")
+SECONDS = "use the seconds that the objective allows"
+TIERS = "give the seconds to the first token of each tier, such as [2.0,20.0]"
+WEIGHT = "use 0 to leave it out"
+DECAY = 0.995  # of Niyama's moving average of the throughput, an iteration
+WAIT_SHARE = 0.3  # of a second's prompt tokens, LPRS's weight of a second of waiting
+
+
+@dataclass(frozen=True)
+class AdaptiveBudget(Policy):
+    """Decodes, then prompts within the largest budget whose predicted time fits the slack.
+
+    Budgets are those of a ladder: `min_num_batched_tokens`, multiples of `step`, and
+    `max_num_batched_tokens` (tokens of an iteration, decodes included). The first is taken whatever
+    its time, so that prompts never wait for ever. Predicted times are multiplied by `margin`.
+
+    `times` are [seconds of an iteration, of a token, of a token of context that attention reads];
+    None: the cost model of a simulated device.
+    """
+
+    budget_field = "max_num_batched_tokens"
+    max_num_batched_tokens: int = 2048
+    min_num_batched_tokens: int = whole(128, minimum=1, fix="use a number of tokens such as 128")
+    step: int = whole(256, minimum=1, fix="use a number of tokens such as 256")
+    margin: float = number(1.0, above=0, fix="use 1 for the predicted time itself")
+    times: Any = None
+    watermark: float = 0.01
+    reserve: Reserve = "prompt"
+
+    def check(self, batch_size: int, max_model_len: int) -> None:
+        if isinstance(self.times, Predictor):
+            return
+        if self.times is None:
+            raise UserError(
+                f"policy={self.name} needs policy.times here, as a measured device has no cost "
+                "model; give [seconds of an iteration, of a token, of a token of context], as "
+                "task=calibrate measures them"
+            )
+        is_list = isinstance(self.times, Sequence) and len(self.times) == 3
+        if not is_list or not all(isinstance(x, int | float) and x >= 0 for x in self.times):
+            raise UserError(
+                f"times={self.times} are not three times; use [seconds of an iteration, of a "
+                "token, of a token of context], such as [0.01,5.0e-5,1.0e-8]"
+            )
+
+    def on_device(
+        self, predictor: Callable[[], Predictor | None], batch_size: int, max_model_len: int
+    ) -> Self:
+        return self if self.times is not None else replace(self, times=predictor())
+
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        scheduler.sort_running()
+        scheduler.add_decodes(batch)
+        slack = self.slack(batch, scheduler)
+        if scheduler.swapped:
+            scheduler.swap_in(batch, self.max_num_batched_tokens)
+        waiting = islice(scheduler.waiting, LOOKAHEAD)
+        prompts = self.ordered([*scheduler.idle_prefills, *waiting], scheduler)
+        if prompts:
+            self.take(batch, prompts, self.budget_within(slack, batch, prompts), scheduler)
+
+    @abstractmethod
+    def slack(self, batch: Batch, scheduler: Scheduler) -> float:
+        """Seconds that an iteration with the decodes in `batch` may take; maybe infinite."""
+
+    def ordered(
+        self, prompts: list[SequenceState], scheduler: Scheduler
+    ) -> Sequence[SequenceState]:
+        """Order running and waiting `prompts` as they share the budget."""
+        return prompts
+
+    def budget_within(self, slack: float, batch: Batch, prompts: Sequence[SequenceState]) -> int:
+        """The largest rung of the ladder that is predicted to fit `slack`; the first if none is."""
+        if slack == math.inf:
+            return self.max_num_batched_tokens
+        return last_within(slack, self.rungs, partial(self.seconds, batch, prompts))
+
+    @cached_property
+    def rungs(self) -> list[int]:
+        """The ladder, ascending, in tokens."""
+        least, most = self.min_num_batched_tokens, self.max_num_batched_tokens
+        steps = range(self.step, most, self.step)
+        return sorted({min(least, most), *(rung for rung in steps if rung > least), most})
+
+    def seconds(self, batch: Batch, prompts: Sequence[SequenceState], budget: int) -> float:
+        """Predict `batch` with what `prompts` take of `budget` tokens, times the margin."""
+        probe = replace(batch, chunks=list(batch.chunks))
+        for sequence in prompts:
+            if not (left := tokens_to_take(sequence, budget, probe)):
+                break
+            probe.add(sequence, left)
+            sequence.in_flight = False  # not scheduled yet
+        return self.margin * self.predicted(probe)
+
+    def predicted(self, batch: Batch) -> float:
+        """Predict the seconds of an iteration."""
+        if isinstance(self.times, Predictor):
+            return self.times(batch)
+        iteration, token, context = self.times
+        read = batch.prefill_kv_tokens + batch.decode_kv_tokens
+        return float(iteration + token * batch.num_tokens + context * read)
+
+    def take(
+        self, batch: Batch, prompts: Sequence[SequenceState], budget: int, scheduler: Scheduler
+    ) -> None:
+        """Let `prompts` share `budget` tokens."""
+        scheduler.share(batch, prompts, budget)
+
+
+def last_within(slack: float, rungs: Sequence[int], seconds: Callable[[int], float]) -> int:
+    """Bisect for the last of the ascending `rungs` whose `seconds` fit `slack`; else the first."""
+    low, high = 0, len(rungs) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if seconds(rungs[middle]) <= slack else (low, middle - 1)
+    return rungs[low]
+
+
+@dataclass(frozen=True)
+class SloBudget(AdaptiveBudget):
+    """The largest budget that leaves every decode its next token in time, first come first served.
+
+    Tokens are due every `tbt` seconds `since` the last token (no gap is longer), the first token
+    (time saved early may be spent later, as a mean time per token allows), or the arrival and
+    `ttft` more (Niyama's deadlines: an early first token is slack, too).
+    """
+
+    name = "slo_budget"
+    ttft: float = number(2.0, above=0, fix=SECONDS)
+    tbt: float = number(0.05, above=0, fix=SECONDS)
+    since: Since = one_of("last_token", valid=SINCE)
+
+    def slack(self, batch: Batch, scheduler: Scheduler) -> float:
+        decodes = (chunk.sequence for chunk in batch.chunks)
+        return min(map(self.deadline, decodes), default=math.inf) - scheduler.now
+
+    def deadline(self, sequence: SequenceState) -> float:
+        """When the next token of a decode is due, in seconds."""
+        request, times = sequence.request, sequence.token_times
+        if not times:  # its first is in flight
+            return request.arrival_time + self.ttft + self.tbt
+        if self.since == "last_token":
+            return times[-1] + self.tbt
+        first = max(times[0], self.due(sequence)) if self.since == "arrival" else times[0]
+        return first + len(sequence.output_token_ids) * self.tbt
+
+    def due(self, sequence: SequenceState) -> float:
+        """When the first token is due, in seconds."""
+        return sequence.request.arrival_time + self.ttft
+
+
+@dataclass
+class Throughput:
+    """Prompt tokens a second, and those of the iteration that began at `time`."""
+
+    rate: float = 0.0
+    tokens: int = 0
+    time: float = 0.0
+
+
+@dataclass(frozen=True)
+class Niyama(SloBudget):
+    """Niyama (arXiv 2503.22562), later QoServe: dynamic chunks, hybrid priorities and eager
+    relegation, by the rules and defaults of `deadline_scheduler.py` in microsoft/sarathi-serve.
+
+    The ladder is of predicted times with a margin of 1.2, within deadlines that leave the seconds
+    saved on an early first token to the chunks. Prompts share the budget by the deadline of their
+    first token plus `hybrid` seconds per token that they lack; waiting ones that would be late at
+    the recent throughput go last. `tiers` are seconds to the first token by `Request.priority` (the
+    last for all above), in place of `ttft`.
+
+    Omitted: the ladder's end at 2,552 tokens, its short form for a nearly full cache, the longer
+    time between tokens of batch tiers, and deadlines of whole answers. Differences: the n-th token
+    is due n - 1 times `tbt` after the first (n there), relegation is decided in each iteration
+    again, and the moving average of the throughput begins as predicted for the largest budget, not
+    at 8,500 tokens a second.
+    """
+
+    name = "niyama"
+    margin: float = number(1.2, above=0, fix="use 1 for the predicted time itself")
+    since: Since = one_of("arrival", valid=SINCE)
+    hybrid: float = number(0.008, minimum=0, fix="use 0 for the earliest deadline first")
+    tiers: Sequence[float] | None = listed(
+        None, each=partial(require_number, above=0, fix=TIERS), complaint=TIERS
+    )
+
+    def due(self, sequence: SequenceState) -> float:
+        request, tiers = sequence.request, self.tiers or (self.ttft,)
+        return request.arrival_time + tiers[max(0, min(request.priority, len(tiers) - 1))]
+
+    def ordered(
+        self, prompts: list[SequenceState], scheduler: Scheduler
+    ) -> Sequence[SequenceState]:
+        now, rate = scheduler.now, self._throughput(scheduler).rate
+
+        def rank(sequence: SequenceState) -> tuple[bool, float, int]:
+            due, lacking = self.due(sequence), sequence.num_pending
+            is_late = not sequence.is_running and now + lacking / rate > due
+            return is_late, due + self.hybrid * lacking, sequence.order
+
+        return sorted(prompts, key=rank)
+
+    def take(
+        self, batch: Batch, prompts: Sequence[SequenceState], budget: int, scheduler: Scheduler
+    ) -> None:
+        super().take(batch, prompts, budget, scheduler)
+        state = self._throughput(scheduler)
+        state.tokens, state.time = batch.num_prefill_tokens, scheduler.now
+
+    def _throughput(self, scheduler: Scheduler) -> Throughput:
+        """Update the throughput by the last iteration of prompts, once."""
+        state, most = scheduler.state(Throughput), self.max_num_batched_tokens
+        if not state.rate:
+            state.rate = most / self.predicted(make_batch(prefill_tokens=most))
+        elif state.tokens and scheduler.now > state.time:
+            served = state.tokens / (scheduler.now - state.time)
+            state.rate = DECAY * state.rate + (1 - DECAY) * served
+            state.tokens = 0
+        return state
+
+
+@dataclass(frozen=True)
+class SlidingServe(SloBudget):
+    """SlidingServe (arXiv 2606.05933), reconstructed: the budget with which this iteration and the
+    next take the most tokens together, of equal ones the largest.
+
+    The next iteration is predicted like this one, with the slack that is left and another `tbt`.
+    Prompts share the budget by whether they can still meet the deadline of their first token, by
+    its urgency (in `urgency_levels` parts of `ttft`), then shortest first.
+
+    Reconstructed from the abstract and a public review (zhongzhuzhou.org, 2026-06-07), which name
+    the two iterations, a ternary search and the three keys of the order; the rounding of urgency is
+    assumed. Omitted is the choice of requests by dynamic programming where several risk their
+    deadlines; the predictor is the device's cost model.
+    """
+
+    name = "sliding_serve"
+    since: Since = one_of("arrival", valid=SINCE)
+    urgency_levels: int = whole(4, minimum=1, fix="use 1 for the shortest first")
+
+    def budget_within(self, slack: float, batch: Batch, prompts: Sequence[SequenceState]) -> int:
+        if slack == math.inf or self.since == "last_token":  # which leaves the next no slack
+            return super().budget_within(slack, batch, prompts)
+        seconds = cache(lambda rung: self.seconds(batch, prompts, rung))
+        wanted = batch.num_tokens + sum(sequence.num_pending for sequence in prompts)
+        largest = last_within(slack, self.rungs, seconds)
+        rungs = [rung for rung in self.rungs if rung <= largest]
+        return max(rungs, key=lambda rung: (self._together(rung, slack, wanted, seconds), rung))
+
+    def _together(
+        self, rung: int, slack: float, wanted: int, seconds: Callable[[int], float]
+    ) -> int:
+        """Tokens of this iteration with `rung` and of the next, `wanted` at most."""
+        left = slack - seconds(rung) + self.tbt
+        following = last_within(left, self.rungs, seconds)
+        return min(wanted, rung + (following if seconds(following) <= left else 0))
+
+    def ordered(
+        self, prompts: list[SequenceState], scheduler: Scheduler
+    ) -> Sequence[SequenceState]:
+        part = self.ttft / self.urgency_levels
+
+        def rank(sequence: SequenceState) -> tuple[bool, int, int, int]:
+            left = self.due(sequence) - scheduler.now
+            return left <= 0, math.floor(left / part), sequence.num_pending, sequence.order
+
+        return sorted(prompts, key=rank)
+
+
+@dataclass(frozen=True)
+class Lprs(AdaptiveBudget):
+    """LPRS with ageing (arXiv 2606.09061): latency-prediction-based scheduling with active prefill
+    control, after its authors' code (Charmstok/sarathi-serve).
+
+    An iteration may take `target_time` seconds, with decodes or without. Prompts share the budget,
+    running ones first, by `time_weight` times their seconds of waiting less `prompt_weight` times
+    the tokens that they lack, the highest first. At most `max_active_prefills` take part (None: any
+    number), and each takes `min_active_chunk` tokens, or all it lacks, or waits, except the first.
+
+    The budget is searched on the ladder, there each prompt's chunk by the token; a prompt that
+    waits on keeps its place, there it returns to the queue. `time_weight` is 125 * 0.3 there, and
+    the documentation asks for the prompt tokens that the device computes in a second, or less: None
+    is 0.3 of those predicted for the largest budget.
+    """
+
+    name = "lprs"
+    min_num_batched_tokens: int = whole(64, minimum=1, fix="use a number of tokens such as 64")
+    step: int = whole(64, minimum=1, fix="use a number of tokens such as 64")
+    target_time: float = number(0.05, above=0, fix="use the seconds that an iteration may take")
+    time_weight: float | None = number(None, minimum=0, fix=WEIGHT)
+    prompt_weight: float = number(1.0, minimum=0, fix=WEIGHT)
+    max_active_prefills: int | None = whole(None, minimum=1, fix="use null for no limit")
+    min_active_chunk: int = whole(1, minimum=1, fix="use 1 for any chunk")
+
+    def slack(self, batch: Batch, scheduler: Scheduler) -> float:
+        return self.target_time
+
+    def ordered(
+        self, prompts: list[SequenceState], scheduler: Scheduler
+    ) -> Sequence[SequenceState]:
+        weight = self._weight
+
+        def rank(sequence: SequenceState) -> tuple[bool, float, int]:
+            waited = scheduler.now - sequence.request.arrival_time
+            lacking = self.prompt_weight * sequence.num_pending
+            return not sequence.is_running, lacking - weight * waited, sequence.order
+
+        return sorted(prompts, key=rank)[: self.max_active_prefills]
+
+    @cached_property
+    def _weight(self) -> float:
+        if self.time_weight is not None:
+            return self.time_weight
+        most = self.max_num_batched_tokens
+        return WAIT_SHARE * most / self.predicted(make_batch(prefill_tokens=most))
+
+    def take(
+        self, batch: Batch, prompts: Sequence[SequenceState], budget: int, scheduler: Scheduler
+    ) -> None:
+        num_tokens, kept = batch.num_tokens, list[SequenceState]()
+        for sequence in prompts:
+            left = min(sequence.num_pending, budget - num_tokens)
+            if left >= min(sequence.num_pending, self.min_active_chunk) or not kept:
+                kept.append(sequence)
+                num_tokens += left
+        super().take(batch, kept, budget, scheduler)
+
+
+@dataclass(frozen=True)
+class PPas(VllmV1):
+    """P-PAS, prefill-pressure adaptive scheduling over vLLM v1 (vLLM RFC 52906).
+
+    While at least `min_active_prefills` prompts run or wait beside running decodes, the prompts of
+    an iteration take at most `prefill_cap` tokens together; else all that `max_num_batched_tokens`
+    leaves. Decodes are not capped.
+
+    The paper's N_th, B_cap and B_max are 2, 2,048 and 16,384; `prefill_cap=None` is the same eighth
+    of the budget. Its patch for vLLM 0.22.1 has the numbers in the code and no names. It also drops
+    the clamp of a chunk to the model length, which no request here is long enough for.
+    """
+
+    name = "p_pas"
+    max_num_batched_tokens: int = 16384
+    prefill_cap: int | None = whole(
+        None, minimum=1, fix="use null for an eighth of max_num_batched_tokens"
+    )
+    min_active_prefills: int = whole(2, minimum=1, fix="use 2, as the paper does")
+
+    def check(self, batch_size: int, max_model_len: int) -> None:
+        super().check(batch_size, max_model_len)
+        if self.prefill_cap is not None and self.prefill_cap >= self.max_num_batched_tokens:
+            raise UserError(
+                f"prefill_cap={self.prefill_cap} has no effect, as max_num_batched_tokens="
+                f"{self.max_num_batched_tokens}; use a smaller cap, or policy=vllm_v1"
+            )
+
+    def size(self, batch: Batch, scheduler: Scheduler) -> Size:
+        take, cap = super().size(batch, scheduler), self._cap(scheduler)
+
+        def size(sequence: SequenceState, left: int) -> int:
+            wanted = take(sequence, left)
+            return wanted if sequence.is_decoding else min(wanted, cap - batch.num_prefill_tokens)
+
+        return size
+
+    def _cap(self, scheduler: Scheduler) -> int:
+        num_decodes = sum(sequence.is_decoding for sequence in scheduler.running)
+        num_prefills = len(scheduler.running) - num_decodes + len(scheduler.waiting)
+        if num_decodes == 0 or num_prefills < self.min_active_prefills:
+            return self.max_num_batched_tokens
+        return self.prefill_cap or max(1, self.max_num_batched_tokens // 8)
