@@ -21,13 +21,13 @@ class TaiChi(Handover):
     prompts and decodes. Objectives are `ttft` and `tpot` seconds.
 
     Reconstructed from the paper's abstract and summaries: instances of two budgets, requests that
-    move by the slack of their objectives, prompts placed by their length. A prompt goes to the prefill-heavy instance that is expected to emit its first token
-    first, unless that misses `ttft` and a decode-heavy one is faster. A decode without slack leaves
-    a prefill-heavy instance, where prompts delay it, for a decode-heavy one with room (its first
-    token leaves it none). A crowded decode-heavy instance, which lacks cache or places or takes
-    longer than `tpot` for an iteration, gives the decode with the most slack to a prefill-heavy
-    one. Slack is `tpot` for each token after the first, less the time that they took. A
-    sequence without a place stays where it is.
+    move by the slack of their objectives, prompts placed by their length. A prompt goes to the
+    prefill-heavy instance that is expected to emit its first token first, unless that misses `ttft`
+    and a decode-heavy one is faster. A decode without slack leaves a prefill-heavy instance, where
+    prompts delay it, for a decode-heavy one with room (its first token leaves it none). A crowded
+    decode-heavy instance, which lacks cache or places or takes longer than `tpot` for an iteration,
+    gives the decode with the most slack to a prefill-heavy one. Slack is `tpot` for each token
+    after the first, less the time that they took. A sequence without a place stays where it is.
     """
 
     def __init__(
