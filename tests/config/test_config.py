@@ -4,7 +4,6 @@ mode.
 
 from __future__ import annotations
 
-import re
 from itertools import zip_longest
 
 import pytest
@@ -206,23 +205,3 @@ def test_measured_sweeps_are_repeated_round_after_round():
         ]
     }
     assert list(number.values()) == [6, 2, 2, 2, 2]
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["repeat=3"], "repeat=3 has no effect on one run; add -m"),
-        (["plot.x=chunk"], "plot.x=chunk has no effect on one run; add -m"),
-        (["repeat=0", "-m"], "repeat=0 is below 1; use a number of rounds such as 6, or auto"),
-        (["repeat=often", "-m"], "repeat=often is not a whole number"),
-        (["repeat=1,2", "-m"], "repeat has several values, but is of the whole sweep"),
-        (["plot.y=ttft_p50,tbt_p99", "-m"], "such as plot.y=[ttft_p50,tbt_p99]"),
-        (["repeat=2", "repetition=0,1", "-m"], "repetition both number the rounds; drop one"),
-        (["repeat=9999", "seed=0,1", "-m"], "makes a sweep of 19998 runs, more than 10000"),
-        (["repeat=2", "experiment=best_chunk"], "repeat=2 has no effect on a search; drop it"),
-        (["repeat=2", "task=advise", "-m"], "repeat=2 has no effect: task=advise does not read"),
-    ],
-)
-def test_rounds_that_make_no_sense_are_refused(args, words):
-    with pytest.raises(UserError, match=re.escape(words)):
-        read_command_line(args)

@@ -154,39 +154,6 @@ def test_a_killed_sweep_over_simulated_runs_continues_with_its_baselines(output,
     assert "All 4 runs of this sweep" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (
-            ["chunk=64,128", "-m", "resume=true"],
-            "resume=true finds no unfinished sweep of this command below",
-        ),
-        (["chunk=64,128", "-m", "resume=nowhere"], "resume=nowhere is not the folder of a sweep"),
-        (["chunk=64,128", "-m", "resume="], "resume= names nothing"),
-        (["resume=true"], "resume=true has no effect: this is one run"),
-        (["hydra/launcher=joblib"], "hydra/launcher=joblib has no effect on one run"),
-        (["hydra/launcher=rq", "-m"], "hydra/launcher=rq is unknown; use one of basic, joblib"),
-        (["hydra/sweeper=ax", "-m"], "hydra/sweeper=ax is unknown; use basic"),
-        (["hydra.sweep.subdir=x", "-m"], "hydra.sweep.subdir=x has no effect"),
-        (["hydra/sweeper=optuna_search", "-m"], "nothing to search; add a space"),
-        (
-            ["experiment=best_chunk", "hydra.sweeper.n_trials=0"],
-            "hydra.sweeper.n_trials=0 is below 1",
-        ),
-        (
-            ["experiment=best_chunk", "hydra.sweeper.objective=speed"],
-            "hydra.sweeper.objective=speed is unknown",
-        ),
-        (["experiment=best_chunk", "chunk=range(2,9)"], "chunk=2 is smaller than the 7 decodes"),
-    ],
-)
-def test_mistakes_are_one_line(args, words, output, capsys):
-    assert main([*args, "executor=simulated", "tracking=none", f"output={output}"]) == 2
-    assert words in (err := capsys.readouterr().err)
-    assert err.count("\n") == 1
-    assert not list(output.iterdir())
-
-
 def test_a_missing_plugin_is_named_with_its_command(output):
     code = "import sys; sys.modules['hydra_plugins'] = None\n"
     code += "from sarathi_lab.run import main; sys.exit(main(sys.argv[1:]))"

@@ -247,44 +247,6 @@ def test_another_gpu_is_simulated(tmp_path):
     assert set(load.load("kv_reread", tmp_path / "records").model) == {"7b"}
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (
-            ["task.experiment=fig99"],
-            "task.experiment=fig99 is unknown (did you mean fig09?); use one of",
-        ),
-        (["task.setup=huge"], "task.setup=huge is unknown; use one of auto, paper, small, dry"),
-        (["task.seconds=0"], "task.seconds=0 must be a finite number above 0"),
-        (["task.max_spread=-1"], "task.max_spread=-1 must be a finite number above 0"),
-        (
-            ["task.every=2"],
-            "task.every=2 has no effect: it is for the recomputed figures of executor=simulated",
-        ),
-        (["chunk=256"], "chunk=256 has no effect: task=measure does not read chunk"),
-        (
-            ["executor=simulated", "task.seconds=9"],
-            "task.seconds=9 has no effect: it is for measuring",
-        ),
-        (
-            ["executor=simulated", "task.setup=small"],
-            "task.setup=small has no effect: it is for measuring",
-        ),
-        (
-            ["executor=simulated", "executor.cost_model=profiled"],
-            "executor.cost_model=profiled has no effect",
-        ),
-        (
-            ["executor=simulated", "model=7b"],
-            "model=7b has no effect: fig08 is of the paper's models",
-        ),
-        (["executor=simulated", "task.experiment=kv_reread", "task.every=2"], "kv_reread is none"),
-    ],
-)
-def test_bad_input_is_one_line(args, words, refused):
-    assert words in refused("task=measure", *args, "tracking=none")
-
-
 @pytest.mark.parametrize("name", [name for name in FIGURES if name != "gpu_targets"])
 def test_every_experiment_has_its_overlay_and_its_folder(name):
     overlay = (CONF / "experiment" / f"{name}.yaml").read_text()

@@ -184,30 +184,6 @@ def test_the_papers_models_are_served_on_its_gpus_or_as_many_of_the_chosen_kind(
     assert found == [("mistral-7b", kind, 1), ("yi-34b", kind, 2)]
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (
-            ["executor=simulated", "task.every=2"],
-            "task.every=2 has no effect: it is for the paper's curves",
-        ),
-        (
-            ["executor=simulated", "task.setup=small"],
-            "task.setup=small has no effect: it is for measuring",
-        ),
-        (["executor=simulated", "task.max_spread=0.2"], "task.max_spread=0.2 has no effect"),
-        (["executor=simulated", "model=33b", "hardware=a6000"], "model 33b needs 64.6 GB"),
-        (
-            ["executor=simulated", "hardware=h100", "executor.tensor_parallel=2"],
-            "executor.tensor_parallel=2 has no effect: the paper's models",
-        ),
-        (["workload=zipf"], "workload=zipf has no effect"),
-    ],
-)
-def test_bad_input_is_one_line(args, words, refused):
-    assert words in refused("experiment=sarathi_serve_budget", *args, "tracking=none")
-
-
 # -- pictures --------------------------------------------------------------------------------------
 
 

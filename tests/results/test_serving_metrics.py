@@ -271,28 +271,6 @@ def _loaded(path: Path) -> dict[str, float]:
     return dict(OmegaConf.load(path))
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["slo=stict"], "slo=stict is unknown (did you mean strict?)"),
-        (
-            ["slo=yi-34b-strict", "slo.tbt=-1"],
-            "slo.tbt=-1 must be a finite number above 0; use seconds",
-        ),
-        (["slo=strict", "slo.quantile=2"], "slo.quantile=2 exceeds 1"),
-        (["slo=strict", "slo.tbt_factor=0"], "slo.tbt_factor=0 must be a finite number above 0"),
-        (["slo=strict", "+slo.tbt=0.1"], "are two bounds; drop one"),
-        (["slo=strict", "slo.decode_batch=0"], "slo.decode_batch=0 is below 1"),
-        (["stall=0"], "stall=0 must be a finite number above 0"),
-        (["prompt_classes=512"], "prompt_classes=512 are not two lengths"),
-        (["prompt_classes=[512,256]"], "prompt_classes=[512, 256] do not ascend"),
-        (["prompt_classes=[a,2]"], "prompt_classes=a is not a whole number"),
-    ],
-)
-def test_bad_targets_are_one_line(args, words, refused):
-    assert words in refused(*LOAD, *args)
-
-
 def test_targets_without_a_command_line_are_the_defaults():
     assert Targets() == Targets(Slo(name="none"), 0.2, (512, 2048))
     with pytest.raises(UserError, match="stall=-1"):

@@ -168,18 +168,3 @@ def test_settings_that_name_no_chunk(settings, words):
 def test_what_cannot_be_advised_is_one_line(args, words):
     said = refusal_of(*SMALL, *args)
     assert all(word in said for word in words), said
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["chunk=300"], ["chunk=300 has no effect", "does not read chunk", "task.chunks"]),
-        (["trace=true"], ["trace=true has no effect"]),
-        (["device=cpu"], ["device=cpu has no effect"]),
-        (["task.pages=2"], ["task.pages is not a parameter of Advise", "did you mean task.page_"]),
-    ],
-    ids=lambda value: " ".join(value),
-)
-def test_settings_without_effect_are_refused_before_anything_is_written(args, words, refused):
-    error = refused(*SMALL, *args)
-    assert all(word in error for word in words), error

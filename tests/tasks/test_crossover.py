@@ -332,19 +332,3 @@ def test_settings_that_name_nothing_to_map(settings, words):
 def test_what_cannot_be_mapped_is_one_line(args, words):
     said = refusal_of(*SMALL, *args)
     assert all(word in said for word in words), said
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["chunk=300"], ["chunk=300 has no effect", "does not read chunk", "task.chunks"]),
-        (["batch=3"], ["batch=3 has no effect", "task.batches"]),
-        (["seq_len=100"], ["seq_len=100 has no effect", "task.seq_lens"]),
-        (["workload=zipf"], ["workload=zipf has no effect"]),
-        (["task.chunk=[256]"], ["task.chunk is not a parameter of Crossover", "mean task.chunks"]),
-    ],
-    ids=lambda value: " ".join(value),
-)
-def test_settings_without_effect_are_refused_before_anything_is_written(args, words, refused):
-    error = refused(*SMALL, *args, "tracking=none")
-    assert all(word in error for word in words), error

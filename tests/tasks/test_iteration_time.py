@@ -106,7 +106,3 @@ def test_settings_that_make_no_sense(settings, reason):
 def test_what_cannot_be_timed(args, reason):
     with pytest.raises(UserError, match=reason):
         checked("task=iteration_time", "model=tiny", *args)
-
-
-def test_settings_without_effect_are_refused_before_anything_is_written(refused):
-    assert "batch=4 has no effect" in refused(*TASK, "batch=4")
