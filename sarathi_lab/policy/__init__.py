@@ -1,6 +1,4 @@
-"""Scheduling policies, one module per system; `base` says what a policy is. What is imported here
-is what `conf/policy/` and others find.
-"""
+"""Scheduling policies, one module per system; `conf/policy/` names these classes."""
 
 from sarathi_lab.engine.policy import Policy, Reserve
 from sarathi_lab.policy.ascend import Ascend, AscendDynamic, AscendV09
@@ -9,7 +7,6 @@ from sarathi_lab.policy.fastdeploy import FastDeploy
 from sarathi_lab.policy.lightllm import LightLLM
 from sarathi_lab.policy.llama_cpp import LlamaCpp
 from sarathi_lab.policy.lmdeploy import LMDeploy, LMDeployPytorch
-from sarathi_lab.policy.nano_vllm import NanoVllm
 from sarathi_lab.policy.openvino import OpenVINO
 from sarathi_lab.policy.paper import Orca, RequestLevel, Sarathi
 from sarathi_lab.policy.sarathi_serve import ChunkedOnly, SarathiServe, SarathiServeDynamic
@@ -17,4 +14,4 @@ from sarathi_lab.policy.sglang import SGLang
 from sarathi_lab.policy.tgi import TGI
 from sarathi_lab.policy.transformers import TransformersFIFO, TransformersPrefillFirst
 from sarathi_lab.policy.trtllm import TensorRTLLM
-from sarathi_lab.policy.vllm import PrefillFirst, VllmV0Chunked, VllmV1
+from sarathi_lab.policy.vllm import NanoVllm, PrefillFirst, VllmV0Chunked, VllmV1

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
 
 from sarathi_lab.config.checked import flag, number, refuse_unread, whole
 from sarathi_lab.config.errors import UserError, require_int
+from sarathi_lab.config.paths import readable
+from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.queues import Test
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.profile_table import ProfileTable, make_profile_table, read_profile_table
 from sarathi_lab.policy.vllm import (
     VllmV1,
     at_most,
@@ -24,7 +30,15 @@ from sarathi_lab.policy.vllm import (
     long_from,
 )
 
-BUDGET_MULTIPLE = 256  # tokens: ModelArts asks for a multiple of it
+BUDGET_MULTIPLE = 256  # tokens, required by ModelArts
+COLUMNS = ("chunk_size", "p_len", "d_num", "ctx_len", "cost")
+SMALLEST_CONTEXT = 128  # tokens
+
+_NO_TABLE = (
+    "policy=ascend_dynamic needs profile_table here, as a measured device has no cost model; "
+    "write one by `python -m sarathi_lab.run task=profile_table`, with hardware= as "
+    "task=calibrate measured it, and name the file"
+)
 
 
 @dataclass(frozen=True)
@@ -32,13 +46,13 @@ class AscendV09(Policy):
     """AscendScheduler of vLLM-Ascend 0.9.1: whole prompts first, else decodes; with chunks it is
     vLLM v1's.
 
-    A waiting prompt that does not fit what is left of `max_num_batched_tokens` (None:
-    max(max_model_len, 2048)) or of the cache beside the `watermark` is passed over, so those behind
-    it may go first. `enable_chunked_prefill` (off by default there) turns all of that off; then the
-    budget is, as ModelArts asks, a multiple of 256 tokens.
+    A waiting prompt that does not fit the rest of `max_num_batched_tokens` (None:
+    max(max_model_len, 2048)) or of the cache above the `watermark` is passed over.
+    `enable_chunked_prefill` (off by default there) turns this off; then the budget is a multiple of
+    256 tokens, as ModelArts requires.
 
-    Of the waiting prompts the next `queues.LOOKAHEAD` are looked at rather than all. It has no
-    swapping; what is swapped out comes back beside the decodes, and before anyone is admitted.
+    Of waiting prompts the next `queues.LOOKAHEAD` are tried, not all. Without swapping there; here
+    swapped sequences return beside the decodes, before any is admitted.
     """
 
     name = "ascend_v0_9"
@@ -59,7 +73,7 @@ class AscendV09(Policy):
         budget = self.max_num_batched_tokens
         if require_int("max_num_batched_tokens", budget, BUDGET_MULTIPLE, fix) % BUDGET_MULTIPLE:
             raise UserError(
-                f"max_num_batched_tokens={budget} is none that the NPU's kernels take; {fix}"
+                f"max_num_batched_tokens={budget} is refused by the NPU's kernels; {fix}"
             )
         self._chunked.validate(batch_size, max_model_len)
 
@@ -93,7 +107,7 @@ class AscendV09(Policy):
 
 @dataclass
 class _Filling:
-    is_over: bool = False  # whether the phase in which nobody decodes has passed
+    is_over: bool = False  # the phase without decodes has passed
 
 
 @dataclass(frozen=True)
@@ -102,13 +116,12 @@ class Ascend(AscendV09):
     prefills first.
 
     An iteration takes at most `max_long_partial_prefills` prompts longer than
-    `long_prefill_token_threshold` tokens (0: 4 % of the model length); others pass them. With
-    `enable_pd_transfer` nobody decodes until nobody waits (or nobody fits any more); then at most
-    max(`max_num_seqs`, `decode_max_num_seqs`) sequences run. `max_num_seqs` (None: `batch`) is the
-    most that run otherwise, and in an iteration of that first phase. All are for whole prompts, but
-    the threshold is vLLM v1's with `enable_chunked_prefill`.
-
-    Its phase of prefills would hang on a full cache; here it ends.
+    `long_prefill_token_threshold` tokens (0: 4 % of the model length); others overtake them. With
+    `enable_pd_transfer` there are no decodes until no prompt waits (or none fits); then at most
+    max(`max_num_seqs`, `decode_max_num_seqs`) sequences run. `max_num_seqs` (None: `batch`) limits
+    running sequences otherwise, and iterations of that first phase, which would hang on a full
+    cache there; here it ends. All are for whole prompts, except the threshold, which is vLLM v1's
+    with `enable_chunked_prefill`.
     """
 
     name = "ascend"
@@ -130,7 +143,7 @@ class Ascend(AscendV09):
             self._check_whole(batch_size)
 
     def _check_whole(self, batch_size: int) -> None:
-        """Raise UserError for a parameter that others leave without effect."""
+        """Raise UserError for parameters without effect."""
         limited, decoding = self.max_num_seqs or batch_size, self.decode_max_num_seqs
         if not self.max_long_partial_prefills:
             why = " without max_long_partial_prefills; add it"
@@ -169,7 +182,7 @@ class Ascend(AscendV09):
             scheduler.swap_in(batch)
 
     def _is_filling(self, scheduler: Scheduler) -> bool:
-        """Whether it is the phase in which nobody decodes."""
+        """Whether it is the phase without decodes."""
         return self.enable_pd_transfer and not scheduler.state(_Filling).is_over
 
     def _most_running(self, scheduler: Scheduler) -> int:
@@ -194,8 +207,8 @@ class Ascend(AscendV09):
 
 @dataclass(frozen=True)
 class AscendDynamic(Policy):
-    """Ascend's dynamic batch (vLLM-Ascend 0.13 to 0.18): the budget whose iteration a table says to
-    meet an SLO.
+    """Ascend's dynamic batch (vLLM-Ascend 0.13 to 0.18): the largest budget whose iteration meets
+    an SLO by a table.
 
     Decodes first, then prompts in strict order of arrival. Beside decodes the budget is the largest
     `chunk_size` (tokens, decodes included) of `profile_table` whose cost is at most
@@ -203,11 +216,10 @@ class AscendDynamic(Policy):
     of decodes that the table has at or above the running ones. `max_num_batched_tokens` holds
     without decodes, where the table has no such rows, or where none of them meets the SLO.
 
-    `profile_table` is a CSV file with the columns chunk_size, d_num, ctx_len and cost, such as that
-    system has for Ascend 910B3, and as task=profile_table writes; None is made from the cost model
-    of the device. The keys of the table are searched in ascending order, where there they are in
-    Python's order of a set; and `max_num_batched_tokens` is never exceeded, where there a larger
-    row of the table is taken.
+    `profile_table` is a CSV file with the columns chunk_size, d_num, ctx_len and cost, as of Ascend
+    910B3 there, or by task=profile_table; None: from the device's cost model. Keys of the table are
+    searched in ascending order (there in a set's order), and `max_num_batched_tokens` is never
+    exceeded (there a larger row is taken).
     """
 
     name = "ascend_dynamic"
@@ -263,8 +275,100 @@ class AscendDynamic(Policy):
         return most if refined is None else min(refined, most)
 
 
-_NO_TABLE = (
-    "policy=ascend_dynamic needs profile_table here, as a device that is measured has no cost "
-    "model; write one by `python -m sarathi_lab.run task=profile_table`, with hardware= as "
-    "task=calibrate measured it, and name the file"
-)
+class Row(NamedTuple):
+    """An iteration of `chunk_size` tokens, `d_num` of them decodes at `ctx_len`; `cost` in ms."""
+
+    chunk_size: int
+    d_num: int
+    ctx_len: int
+    cost: float
+
+
+@dataclass(frozen=True)
+class ProfileTable:
+    """Rows in any order."""
+
+    rows: tuple[Row, ...]
+
+    def budget(self, context: float, num_decodes: int, slo: float) -> int | None:
+        """The most tokens of an iteration within `slo` milliseconds, with `num_decodes` decodes of
+        `context` tokens, both rounded up to rows within `slo`; None without such a row.
+        """
+        chunk_sizes, contexts, counts = _within(self, slo)
+        at, by = bisect_left(contexts, context), bisect_left(counts, num_decodes)
+        if at == len(contexts) or by == len(counts):
+            return None
+        return chunk_sizes.get((contexts[at], counts[by]))
+
+    def frame(self) -> pd.DataFrame:
+        """Return vLLM-Ascend's columns; p_len in tokens of the prompt, cost in milliseconds."""
+        table = pd.DataFrame(self.rows, columns=list(Row._fields))
+        return table.assign(p_len=table.chunk_size - table.d_num)[list(COLUMNS)]
+
+    def __repr__(self) -> str:
+        return f"ProfileTable({len(self.rows)} rows)"
+
+
+def make_profile_table(
+    iteration_time: Callable[[Batch], float], batch_size: int, max_model_len: int
+) -> ProfileTable:
+    """Make the table by `iteration_time` (seconds of a batch), up to `batch_size` decodes of
+    `max_model_len`, for decodes and the first tokens of one prompt.
+
+    Chunk sizes are 2^k and 3 * 2^k tokens from 16, up to two of the longest sequences; numbers of
+    decodes and contexts are powers of two.
+    """
+    largest = max(2048, 2 * max_model_len)
+    sizes = [size << k for k in range(largest.bit_length()) for size in (16, 24)]
+    chunk_sizes = sorted(size for size in sizes if size <= largest)
+    shapes = [
+        (chunk_size, d_num, ctx_len)
+        for ctx_len in _doublings(SMALLEST_CONTEXT, max_model_len)
+        for d_num in _doublings(1, batch_size)
+        for chunk_size in chunk_sizes
+        if chunk_size > d_num
+    ]
+
+    def cost(chunk_size: int, d_num: int, ctx_len: int) -> float:
+        batch = make_batch(prefill_tokens=chunk_size - d_num, num_decodes=d_num, context=ctx_len)
+        return 1e3 * iteration_time(batch)
+
+    return ProfileTable(tuple(Row(*shape, cost(*shape)) for shape in shapes))
+
+
+@lru_cache(maxsize=8)
+def read_profile_table(path: str) -> ProfileTable:
+    """Read the table in the CSV file `path`. Raises UserError without one."""
+    needed = list(Row._fields)
+    fix = f"use a CSV file with the columns {', '.join(needed)}, such as task=profile_table writes"
+    with readable(f"profile_table={path}", fix, KeyError):
+        table = pd.read_csv(Path(path))
+        rows = tuple(
+            Row(int(c), int(d), int(x), float(ms))
+            for c, d, x, ms in table[needed].itertuples(index=False)
+        )
+    if not rows:
+        raise UserError(f"profile_table={path} has no rows; write one by task=profile_table")
+    return ProfileTable(rows)
+
+
+@lru_cache(maxsize=64)
+def _within(
+    table: ProfileTable, slo: float
+) -> tuple[dict[tuple[int, int], int], list[int], list[int]]:
+    """The largest chunk within `slo` by (context, decodes), and both keys ascending."""
+    chunk_sizes: dict[tuple[int, int], int] = {}
+    for row in table.rows:
+        if row.cost <= slo:
+            key = row.ctx_len, row.d_num
+            chunk_sizes[key] = max(row.chunk_size, chunk_sizes.get(key, 0))
+    contexts, counts = ({key[i] for key in chunk_sizes} for i in (0, 1))
+    return chunk_sizes, sorted(contexts), sorted(counts)
+
+
+def _doublings(start: int, end: int) -> list[int]:
+    """`start` times powers of two, up to the first that is not below `end`."""
+    values = [start]
+    while values[-1] < end:
+        values.append(2 * values[-1])
+    return values

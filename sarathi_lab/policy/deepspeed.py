@@ -14,14 +14,13 @@ class SplitFuse(Policy):
     """Dynamic SplitFuse: all decodes, then prompts in their order, the last one cut at
     `max_ragged_batch_size` tokens.
 
-    Blocks are taken chunk by chunk, but a prompt goes on only if the cache could take all the rest
-    of it; else those behind it wait, too. A decode without a block waits instead of evicting. If
-    nothing can run any more, the newest running sequence is flushed and computed again with what it
-    generated.
+    Blocks are taken chunk by chunk, but a prompt continues only if the cache has room for all the
+    rest; else later ones wait, too. A decode without a block waits instead of evicting. If nothing
+    can run, the newest running sequence is flushed, and recomputed with its generated tokens.
 
     The default is that of DeepSpeed's `DSStateManagerConfig`, whose `max_ragged_sequence_count` is
-    `batch` here. MII counts a prompt that lacks one token as a decode; and its code of 2024 flushes
-    every request when it is stuck.
+    `batch` here. MII counts a prompt that lacks one token as a decode; its code of 2024 flushes
+    every request in that case.
     """
 
     name = "splitfuse"

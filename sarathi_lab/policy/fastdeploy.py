@@ -13,20 +13,19 @@ from sarathi_lab.policy.vllm import check_partial_prefills, check_threshold, lon
 
 @dataclass(frozen=True)
 class FastDeploy(Policy):
-    """FastDeploy's V1 scheduler: what the running decodes leave of `max_num_batched_tokens` is for
-    prompts.
+    """FastDeploy's V1 scheduler: decodes, then prompts within `max_num_batched_tokens`.
 
-    Running prompts go first, then waiting ones unless somebody was preempted. At most
+    Running prompts go first, then waiting ones, except after a preemption. At most
     `max_num_partial_prefills` prompts are in an iteration, of them at most
     `max_long_partial_prefills` longer than `long_prefill_token_threshold` tokens (0: 4 % of the
-    model length); a prompt beyond that holds up those behind it. A decode takes
-    `static_decode_blocks` blocks at once when at most `prealloc_dec_block_slot_num_threshold` of
-    its slots are left, and a prompt is admitted if all of it and as many blocks are free; never
-    more than the request needs, which FastDeploy doesn't know.
+    model length); a further one stops admission. A decode takes `static_decode_blocks` blocks at
+    once when at most `prealloc_dec_block_slot_num_threshold` of its slots are left, and a prompt
+    enters if blocks for it and as many more are free; never more than the request needs, which is
+    unknown to FastDeploy.
 
-    Names and defaults are those of FastDeploy 2 (there blocks of 64 tokens: cache.block_size=64).
-    The limits on partial prefills act where it hands requests to the scheduler. The room that newer
-    versions leave for a while after a preemption is not modelled.
+    Names and defaults are those of FastDeploy 2 (with cache.block_size=64). The limits on partial
+    prefills act before its scheduler there. The reserve of newer versions after a preemption is not
+    modelled.
     """
 
     name = "fastdeploy"

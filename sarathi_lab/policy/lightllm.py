@@ -18,25 +18,25 @@ _HALF = "use null for half of batch_max_tokens"
 @dataclass
 class _Turns:
     turn: int = 0  # since new prompts began
-    has_decoded: bool = False  # whether the prompts' half of a turn comes next
+    has_decoded: bool = False  # prompts are next
 
 
 @dataclass(frozen=True)
 class LightLLM(Policy):
-    """Two forwards by turns, never one: all decodes, then the prompts that have begun.
+    """Two forwards in turn, never mixed: all decodes, then the prompts that have begun.
 
     Each prompt gets at most `chunked_prefill_size` tokens of a forward (None: half of
     `batch_max_tokens`). Every `router_max_wait_tokens`-th turn, or when nothing runs, new ones
-    begin in order, as long as the first pieces of all prompts and the decodes are at most
-    `batch_max_tokens`, and the estimated peak of cached tokens stays below the cache: with requests
-    sorted by how long they will still live, longest first, the largest over i of (life of the i-th)
-    x i + tokens held by the first i.
+    begin in order, while the first pieces of all prompts and the decodes are at most
+    `batch_max_tokens`, and the estimated peak of cached tokens is below the cache: with requests
+    sorted by remaining life, longest first, the largest over i of (life of the i-th) x i + tokens
+    held by the first i.
 
     Read in `req_queue/chunked_prefill/impl.py`, `core/objs/req.py` and
     `mode_backend/chunked_prefill/impl.py` of 2025; defaults there: 6 turns, pieces of 4096 tokens,
-    `batch_max_tokens` twice that plus 256. Deviations: its backend may hold the forwards of prompts
-    back for as many turns as well, which is left out; outputs count in full, as in its busy state;
-    nothing is estimated while nothing runs, so that a request as large as the cache starts.
+    `batch_max_tokens` twice that plus 256. Deviations: prompts are not delayed by as many turns
+    again; outputs count in full, as in its busy state; there is no estimate while nothing runs, so
+    that a request as large as the cache starts.
     """
 
     name = "lightllm"
@@ -102,4 +102,4 @@ def _peak(loads: list[tuple[int, int]]) -> int:
     loads = sorted(loads, reverse=True)
     lives, tokens = zip(*loads, strict=True)
     held = zip(lives, accumulate(tokens), strict=True)
-    return max(life * number + own for number, (life, own) in enumerate(held, 1))
+    return max(life * number + total for number, (life, total) in enumerate(held, 1))

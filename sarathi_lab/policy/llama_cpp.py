@@ -21,14 +21,13 @@ class LlamaCpp(Policy):
     """Rounds of `n_batch` tokens: all decodes, then prompts in order, computed in iterations of
     `n_ubatch` tokens.
 
-    A round is one `llama_decode`. Decodes ride in its first piece and have their next token only in
-    the next round, so they wait for up to `n_batch` tokens of prompts. What a round will carry is
-    fixed when it begins. The lab's batch is the number of parallel slots, and each slot has cache
-    for the longest request, as `--parallel` shares the context.
+    A round is one `llama_decode`, fixed when it begins. Decodes are in its first piece and have
+    their next token only in the next round, so they wait for up to `n_batch` tokens of prompts. The
+    lab's batch is the number of parallel slots, each with cache for the longest request, as
+    `--parallel` shares the context.
 
-    Defaults of the server of 2026 are 2048 and 512. Deviation: tokens count as emitted at the end
-    of their piece, not of their round, so first tokens look earlier than they are; the time between
-    tokens is the same.
+    Defaults of the server of 2026 are 2048 and 512. Deviation: tokens are emitted at the end of
+    their piece, not of their round, so first tokens are early; the time between tokens is the same.
     """
 
     name = "llama_cpp"

@@ -16,10 +16,9 @@ class LMDeploy(Policy):
     """TurboMind: all decodes, then up to `max_prefill_token_num` tokens of prompts on top; the last
     one may be cut.
 
-    So an iteration has at most `max_prefill_token_num` plus the batch, which is how the engine
-    sizes its buffers (`max_forward_token_num`). A prompt's blocks are set aside whole. The system's
-    default is 8192. Deviations: the newest sequence gives way where the cache is short, while the
-    engine also keeps the blocks of idle sessions.
+    So an iteration has at most `max_prefill_token_num` plus the batch, the size of the engine's
+    buffers (`max_forward_token_num`). Blocks are reserved for whole prompts. Its default is 8192.
+    Deviation: the newest sequence is evicted; the engine also keeps blocks of idle sessions.
     """
 
     name = "lmdeploy"
@@ -29,7 +28,7 @@ class LMDeploy(Policy):
     reserve = "prompt"
 
     def check_budget(self, batch_size: int, max_model_len: int) -> None:
-        """Decodes need no room in it: any number of tokens will do."""
+        """Any number of tokens is valid, as decodes don't count."""
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         scheduler.sort_running()

@@ -15,14 +15,13 @@ class OpenVINO(Policy):
     """With `dynamic_split_fuse`, decodes and then prompts in order, within
     `max_num_batched_tokens`.
 
-    A prompt takes no more tokens than the free cache has slots for, so prompts evict nobody.
+    A prompt takes no more tokens than the free cache has slots, so prompts evict no sequence.
     Without `dynamic_split_fuse`, whole prompts go before decodes, never in one batch, and none may
     exceed the budget.
 
     Read in `continuous_batching/scheduler.hpp` of 2026; 256 tokens is the system's default.
-    Deviations: a sequence that gives way loses all of its cache, not only as many blocks as are
-    needed; where only prompts are running and none has a slot, the newest gives way, while the
-    original drops the requests.
+    Deviations: an evicted sequence loses all of its cache, not only the needed blocks; where only
+    prompts run and none has a slot, the newest is evicted, while the original drops the requests.
     """
 
     name = "openvino"

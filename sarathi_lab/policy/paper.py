@@ -1,4 +1,4 @@
-"""The policies that SARATHI compares (arXiv 2308.16369): its own, request-level batching, Orca."""
+"""The policies of the SARATHI paper (arXiv 2308.16369): SARATHI, request-level batching, Orca."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class Sarathi(Policy):
     """Decode-maximal batching (SARATHI, section 4.2): all decodes plus one chunk of one prompt,
     `chunk` tokens in all.
 
-    The chunk is `chunk` minus the decodes, so a full batch is a multiple of the matrix tile.
-    Chunking stops when fewer than `min_decodes` decodes are there to piggyback: they wait, and as
-    many prompts as are missing run whole, alone. So 0 always cuts, 1 stops when no decode is left,
-    and batch - 1 lets decodes ride in full batches only, which is how the paper counts them: its
-    figures need it past the optimal P:D. `max_prefills` is for batches with a cut.
+    The chunk is `chunk` minus the decodes, so a full batch is a multiple of the matrix tile. With
+    fewer than `min_decodes` decodes to piggyback there is no chunking: they wait, and as many whole
+    prompts as are missing run alone. So 0 always cuts, 1 stops when no decode is left, and batch -
+    1 piggybacks decodes in full batches only, as the paper counts them: its figures need this past
+    the optimal P:D. `max_prefills` is for batches with a cut.
     """
 
     name = "sarathi"

@@ -38,11 +38,11 @@ class SarathiServeDynamic(Policy):
     proceeds.
 
     A prompt begins with `high_chunk_size` tokens of an iteration and ends with `low_chunk_size`, in
-    `chunk_schedule_stages` equal steps over its first `chunk_schedule_max_tokens` tokens: late
-    chunks see a long context and so take longer. Each size is rounded to a multiple of 32.
+    `chunk_schedule_stages` equal steps over its first `chunk_schedule_max_tokens` tokens, as late
+    chunks have a long context. Sizes are rounded to multiples of 32.
 
-    Names are those of `SarathiSchedulerConfig`, which has no defaults for them. A prompt longer
-    than `chunk_schedule_max_tokens` fails an assertion there; here it stays in the last stage.
+    Names are those of `SarathiSchedulerConfig`, which has no defaults. A prompt longer than
+    `chunk_schedule_max_tokens` fails an assertion there; here it stays in the last stage.
     """
 
     name = "sarathi_serve_dynamic"
@@ -92,20 +92,17 @@ class SarathiServeDynamic(Policy):
 
 @dataclass
 class _Turns:
-    is_decodes: bool = False  # whose turn comes next
+    is_decodes: bool = False  # the next turn
 
 
 @dataclass(frozen=True)
 class ChunkedOnly(Policy):
-    """Sarathi-Serve's ablation `simple_chunking`: prompts in chunks, which take turns with decodes
-    and never mix.
+    """Sarathi-Serve's ablation `simple_chunking`: chunks of prompts in turn with decodes, never
+    mixed. The other ablation, whole prompts mixed with decodes, is policy=hybrid_only.
 
-    A turn of prompts catches up running ones within `chunk_size` tokens, and admits only if none of
-    them is left. Its other half, whole prompts mixed with decodes, is policy=hybrid_only.
-
-    The default is that of `SimpleChunkingSchedulerConfig`. A turn that has nothing to do is
-    skipped, where there an empty iteration passes. What was swapped out comes back in a turn of
-    prompts, instead of an admission.
+    A turn of prompts continues running ones within `chunk_size` tokens, and admits only without
+    them. The default is that of `SimpleChunkingSchedulerConfig`. An empty turn is skipped (there it
+    is an empty iteration). Swapped sequences return in a turn of prompts, before admissions.
     """
 
     name = "chunked_only"

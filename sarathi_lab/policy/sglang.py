@@ -18,27 +18,25 @@ class _Estimate:
 
 @dataclass(frozen=True)
 class SGLang(Policy):
-    """Prompts first, in chunks and without decodes; `enable_mixed_chunk` lets the decodes ride
-    along.
+    """Prompts first, in chunks and without decodes, or with them by `enable_mixed_chunk`.
 
-    A batch of prompts is the one that was cut before, then waiting ones until
-    `chunked_prefill_size` tokens (their numbers rounded up to `page_size`, less the decodes in a
-    mixed batch) or `max_prefill_tokens` are spent. The prompt that crosses the line is cut to whole
-    pages, and no other is begun before it is done.
+    A batch of prompts is the partial one, then waiting ones until `chunked_prefill_size` tokens
+    (rounded up to `page_size`, less the decodes in a mixed batch) or `max_prefill_tokens` are
+    spent. The last prompt is cut to whole pages, and no other begins before it is done.
 
-    Admission estimates memory: a prompt enters if it, its whole output and a page fit beside what
-    running requests will still take, which is the new-token ratio times their output left (at most
+    Admission estimates memory: a prompt enters if it, its whole output and a page fit beside the
+    growth of running requests, the new-token ratio times their output left (at most
     `clip_max_new_tokens` each). The ratio starts at `init_new_token_ratio` x
     `schedule_conservativeness` (1 at most) and falls to `min_new_token_ratio_factor` of that in
     `new_token_ratio_decay_steps` decode iterations. When decodes do not fit, those with the least
     output are retracted until `retract_decode_steps` more tokens of each fit, and the ratio is
-    estimated anew from those left.
+    estimated from the others.
 
-    Read in SGLang's `schedule_policy.py`, `schedule_batch.py` and `environ.py` of mid-2026, as are
-    the defaults; that of `chunked_prefill_size` goes by GPU memory there (2048 to 16384).
-    Deviations: retracted requests come back first, not last; nothing is estimated while nothing
-    runs, so that a request as large as the cache starts; admission is tried in every iteration,
-    without the flag that says a batch was full.
+    Rules and defaults as in SGLang's `schedule_policy.py`, `schedule_batch.py` and `environ.py` of
+    mid-2026; `chunked_prefill_size` depends on GPU memory there (2048 to 16384). Deviations:
+    retracted requests return first, not last; there is no estimate while nothing runs, so that a
+    request as large as the cache starts; admission is tried in every iteration, without the flag
+    for a full batch.
     """
 
     name = "sglang"
@@ -68,7 +66,7 @@ class SGLang(Policy):
         if not scheduler.running:
             scheduler.state(_Estimate).new_token_ratio = self._initial_ratio
         budget = self.chunked_prefill_size
-        if self.enable_mixed_chunk:  # decodes ride along
+        if self.enable_mixed_chunk:  # with decodes
             budget -= min(len(scheduler.idle_decodes), scheduler.batch_size)
         scheduler.continue_prefills(batch, budget)
         if not scheduler.swapped:
@@ -99,7 +97,7 @@ class SGLang(Policy):
             promised += self._output_left(sequence) if num_tokens == pending else 0
 
     def _promised(self, batch: Batch, scheduler: Scheduler) -> float:
-        """Tokens of cache that running requests, and `batch`, are expected to take yet."""
+        """Tokens of cache that running requests, and `batch`, are expected to take in addition."""
         ratio = scheduler.state(_Estimate).new_token_ratio
         decodes = sum(self._output_left(one) for one in scheduler.running if one.is_decoding)
         begun = sum(self._output_left(one.sequence) for one in batch.chunks if one.emits_token)

@@ -24,17 +24,15 @@ class TGI(Policy):
     """With `chunking`, decodes and prompts share `max_batch_prefill_tokens`, the last prompt taking
     exactly the rest.
 
-    Without, prompts run whole and alone, and a step of all decodes follows each such batch. While
-    decodes run, new prompts pause them only if at least `waiting_served_ratio` times as many fit as
-    are running, or after `max_waiting_tokens` decode steps. Either way a request sets the cache for
-    its whole output aside, and the running ones may have `max_batch_total_tokens` of prompt and
-    output (None: as the cache has room for).
+    Without, whole prompts run alone, followed by a step of all decodes. While decodes run, new
+    prompts pause them only if at least `waiting_served_ratio` times as many fit as are running, or
+    after `max_waiting_tokens` decode steps. A request reserves cache for its whole output, and
+    running ones may have `max_batch_total_tokens` of prompt and output (None: the cache's limit).
 
     Read in `backends/v3/src/backend.rs` and `queue.rs` (`next_batch`), defaults in the launcher's
     reference: ratio 0.3 (1.2 in older versions), 20 tokens; `max_batch_prefill_tokens` is the
-    longest input plus 50 there. Deviations: the budget is not rounded up to whole blocks; it covers
-    the decodes of a chunked batch, as in the source, but a prompt under way takes what it needs of
-    it before a new one.
+    longest input plus 50 there. Deviations: the budget is not rounded up to whole blocks; in a
+    chunked batch a running prompt takes its part of it before a new one.
     """
 
     name = "tgi"
@@ -63,7 +61,7 @@ class TGI(Policy):
         state, pauses = scheduler.state(_Pauses), bool(scheduler.running)
         if not pauses or not state.decodes_next:
             for sequence in self._next_batch(scheduler):
-                # Those before it may have evicted what was cached of its prompt.
+                # Earlier ones may have evicted its cached prefix.
                 num_pending = scheduler.blocks.look_up(sequence).num_pending
                 if batch.num_tokens + num_pending > self.max_batch_prefill_tokens:
                     break
@@ -92,7 +90,7 @@ class TGI(Policy):
         return [] if is_early and len(chosen) < needed else chosen
 
     def _within_total(self, scheduler: Scheduler) -> Callable[[SequenceState], bool]:
-        """Whether one more request fits the total; to be asked once each, in order."""
+        """Make a test whether one more request fits the total, for one call each, in order."""
         most = self.max_batch_total_tokens
         total = sum(sequence.request.total_len for sequence in scheduler.running)
 

@@ -16,19 +16,18 @@ _Starved = tuple[SequenceState, int]  # and the blocks that it lacked for what i
 
 @dataclass(frozen=True)
 class _Transformers(Policy):
-    """What both have in common: `max_batch_tokens` for candidates in an order, each with blocks for
-    its own tokens.
+    """Base of both: `max_batch_tokens` for candidates in an order, with blocks for these tokens.
 
     With less than `safety_margin` of the blocks free, only decodes follow the first sequence of a
-    batch. A candidate that gets no blocks is passed over. Of running ones that were, the newest are
-    taken out until the others fit, and nobody is admitted from then on until some request that kept
-    running has finished.
+    batch. A candidate without blocks is passed over. Of running ones that were, the newest are
+    preempted until the others fit, and then none is admitted until a request that kept running has
+    finished.
 
     Read in transformers 5.23, `generation/continuous_batching/scheduler.py` and
     `offloading_manager.py`; its default of `max_batch_tokens` is 8192, and `max_requests_per_batch`
-    is the lab's batch. Deviations: those taken out come back first, not last; of the waiting ones,
-    as many are tried as a batch has sequences, not all; the limit of cache entries that its
-    attention mask can address is not modelled.
+    is the lab's batch. Deviations: preempted ones return first, not last; as many waiting ones are
+    tried as a batch has sequences, not all; the limit of cache entries of its attention mask is not
+    modelled.
     """
 
     budget_field = "max_batch_tokens"
@@ -38,11 +37,11 @@ class _Transformers(Policy):
 
     @abstractmethod
     def _running(self, scheduler: Scheduler) -> list[SequenceState]:
-        """The running sequences that could go on now, in this scheduler's order."""
+        """Running sequences that could continue now, in this scheduler's order."""
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         starved = self._try_all(batch, scheduler)
-        while starved and _take_out(starved, scheduler) and not batch.chunks:
+        while starved and _preempt_newest(starved, scheduler) and not batch.chunks:
             starved = self._try_all(batch, scheduler)
 
     def _try_all(self, batch: Batch, scheduler: Scheduler) -> list[_Starved]:
@@ -78,7 +77,7 @@ class _Transformers(Policy):
 
 @dataclass
 class _Kept:
-    """Those that went on running when somebody was taken out, until one of them finishes."""
+    """Sequences that kept running at a preemption, until one of them finishes."""
 
     sequences: list[SequenceState] = field(default_factory=list)
 
@@ -105,7 +104,7 @@ class TransformersPrefillFirst(_Transformers):
 
 
 def _may_admit(scheduler: Scheduler) -> bool:
-    """Whether nobody was taken out since some request finished."""
+    """Whether a request has finished since the last preemption."""
     state = scheduler.state(_Kept)
     has_finished = any(sequence.is_finished for sequence in state.sequences)
     if state.sequences and scheduler.running and not has_finished:
@@ -114,8 +113,8 @@ def _may_admit(scheduler: Scheduler) -> bool:
     return True
 
 
-def _take_out(starved: list[_Starved], scheduler: Scheduler) -> bool:
-    """Preempt the newest of `starved` until the others fit; False if there was no need."""
+def _preempt_newest(starved: list[_Starved], scheduler: Scheduler) -> bool:
+    """Preempt the newest of `starved` until the others fit; False if all fit."""
     missing = sum(num_blocks for _, num_blocks in starved)
     has_preempted = False
     while starved and len(scheduler.running) > 1 and missing > scheduler.blocks.num_free:

@@ -15,12 +15,12 @@ from sarathi_lab.engine.scheduler import Scheduler
 ContextChunking = Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS", "FORCE_CHUNK"]
 CapacityScheduler = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"]
 
-# DynamicBatchConfig::kDefaultBatchSizeTable: below so many sequences that the cache can hold, so
-# many in a batch; above the table, full multiples of 512 where the rest is less than 128.
+# DynamicBatchConfig::kDefaultBatchSizeTable: (sequences that the cache holds, batch); above it,
+# multiples of 512 where the rest is less than 128.
 _BATCH_SIZES = ((144, 128), (336, 256), (672, 512), (832, 768), (1280, 1024), (1664, 1536))
 _BATCH_SIZE_STEP = 512
 _BATCH_SIZE_REST = 128
-# DynamicBatchTuner: above such an input:output ratio, at least so many tokens of an iteration.
+# DynamicBatchTuner: (input:output ratio above, least tokens of an iteration).
 _LEAST_TOKENS = ((2.0, 8192), (0.5, 4096), (0.0, 2048))
 
 
@@ -34,27 +34,25 @@ class TensorRTLLM(Policy):
     """All decodes, then every prompt that the cache has room for shares the rest of
     `max_num_tokens`.
 
-    `context_chunking_policy` says how, where not all fit whole. FIRST_COME_FIRST_SERVED gives each
-    what is left, rounded down to `chunk_unit_size` unless it ends the prompt, so a short end behind
-    may still fit. EQUAL_PROGRESS gives each one more unit by turns. FORCE_CHUNK gives each exactly
-    one unit, or its end, even where more would fit.
+    `context_chunking_policy` applies where not all fit whole. FIRST_COME_FIRST_SERVED gives each
+    the rest, rounded down to `chunk_unit_size` unless it ends the prompt. EQUAL_PROGRESS gives each
+    one more unit in turn. FORCE_CHUNK gives each one unit, or its end, even where more would fit.
 
-    `capacity_scheduler_policy` says who has room: GUARANTEED_NO_EVICT sets a request's whole output
-    aside, so none is ever paused; MAX_UTILIZATION sets only the prompt aside and pauses the newest
+    `capacity_scheduler_policy` decides about room: GUARANTEED_NO_EVICT reserves a request's whole
+    output, so none is ever paused; MAX_UTILIZATION reserves only the prompt and pauses the newest
     when the cache is short; STATIC_BATCH is the former, but begins nothing while anything runs.
 
-    Two limits can be tuned by the mean input and output length of the requests that were active in
-    the last iterations, `dynamic_batch_moving_average_window` of them: `enable_batch_size_tuning`
-    lowers the batch by how many such requests the cache holds, `enable_max_num_tokens_tuning` the
-    tokens to batch x (input : output + 1), rounded up to a power of two and at least 8192, 4096 or
-    2048 for ratios above 2, above 0.5 or below. Neither exceeds what was set, so batches up to 128
-    and budgets up to 2048 tokens are never changed.
+    Two limits can be tuned by the mean input and output length of the last
+    `dynamic_batch_moving_average_window` active requests: `enable_batch_size_tuning` lowers the
+    batch by how many such requests the cache holds, `enable_max_num_tokens_tuning` the tokens to
+    batch x (input : output + 1), rounded up to a power of two and at least 8192, 4096 or 2048 for
+    ratios above 2, above 0.5 or below. Neither exceeds the setting, so batches up to 128 and
+    budgets up to 2048 tokens never change.
 
-    Read in the public C++ source: `microBatchScheduler.cpp`, `capacityScheduler.cpp`, and for the
-    tuning's exact table and thresholds `dynamicBatchTuner.cpp/.h`, `dynamicBatchConfig` and
-    `executorImpl.cpp`. The default of `max_num_tokens` is 8192 there. FORCE_CHUNK is known from its
-    description only. Deviations: STATIC_BATCH goes on with prompts that it has begun; a waiting
-    prompt that gets no token keeps no room beyond the iteration.
+    Read in `microBatchScheduler.cpp`, `capacityScheduler.cpp`, `dynamicBatchTuner.cpp/.h`,
+    `dynamicBatchConfig` and `executorImpl.cpp`; `max_num_tokens` is 8192 by default there.
+    FORCE_CHUNK is known from its description only. Deviations: STATIC_BATCH continues prompts that
+    it has begun; a waiting prompt without a token keeps no room beyond the iteration.
     """
 
     name = "trtllm"
@@ -112,7 +110,7 @@ class TensorRTLLM(Policy):
         return chosen
 
     def _sizes(self, pending: list[int], left: int) -> list[int]:
-        """How many of `left` tokens each prompt gets; `pending` is what it lacks."""
+        """Share `left` tokens between prompts that lack `pending`."""
         unit = self.chunk_unit_size
         if self.context_chunking_policy == "FORCE_CHUNK":
             pending = [min(unit, wanted) for wanted in pending]
@@ -141,7 +139,7 @@ class TensorRTLLM(Policy):
             lengths.popleft()
         if not lengths:
             return batch_size, budget
-        input_len, output_len = (sum(own) / len(lengths) for own in zip(*lengths, strict=True))
+        input_len, output_len = (sum(each) / len(lengths) for each in zip(*lengths, strict=True))
         if self.enable_batch_size_tuning:
             needed = scheduler.blocks.blocks_for(int(input_len) + int(output_len))
             held = scheduler.blocks.num_blocks // needed

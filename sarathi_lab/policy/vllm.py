@@ -1,4 +1,4 @@
-"""vLLM's schedulers: v0 without and with chunked prefill, and v1."""
+"""vLLM's schedulers, v0 without and with chunked prefill and v1, and nano-vLLM's."""
 
 from __future__ import annotations
 
@@ -53,15 +53,14 @@ class VllmV0Chunked(Policy):
     """vLLM v0 with `enable_chunked_prefill`: decodes, then running prompts, then swapped ones, then
     new ones.
 
-    Up to `max_num_partial_prefills` prompts share `max_num_batched_tokens` equally, so that none
-    hogs an iteration. Of the long ones among them, those that lack more than
-    `long_prefill_token_threshold` tokens (0: 4 % of the model length), at most
-    `max_long_partial_prefills` are prefilled at a time, and shorter ones overtake those that wait.
+    Up to `max_num_partial_prefills` prompts share `max_num_batched_tokens` equally. Of long ones,
+    which lack more than `long_prefill_token_threshold` tokens (0: 4 % of the model length), at most
+    `max_long_partial_prefills` are prefilled at a time, and shorter ones overtake waiting ones.
     Both limits act from 2 partial prefills on. A batch has its prompts in front.
 
     Names and defaults are those of `SchedulerConfig` and `_schedule_chunked_prefill` in vLLM 0.8.
-    Unlike there, nobody is admitted in an iteration that preempted, or while a sequence is swapped
-    out; of the waiting prompts the next `queues.LOOKAHEAD` are looked at rather than all.
+    Unlike there, none is admitted in an iteration that preempted, or while a sequence is swapped
+    out; of waiting prompts the next `queues.LOOKAHEAD` are tried, not all.
     """
 
     name = "vllm_v0_chunked"
@@ -140,16 +139,15 @@ class VllmV1(Policy):
     """vLLM v1: running sequences in the order they run in, then waiting ones, within
     `max_num_batched_tokens`.
 
-    Prompts and decodes are one: each takes what it lacks, but no more than
+    Prompts and decodes are treated alike: each takes what it lacks, but no more than
     `long_prefill_token_threshold` (0: no limit) at a time, and one that can't take anything is
-    passed by. Nobody is admitted in an iteration that preempted. Blocks are taken chunk by chunk,
+    passed over. None is admitted in an iteration that preempted. Blocks are taken chunk by chunk,
     but `scheduler_reserve_full_isl` admits a prompt only if all of it fits.
     `enable_chunked_prefill=False` admits prompts only if they fit the rest of the budget.
 
-    Names and defaults are those of `SchedulerConfig` in vLLM of mid-2026. The victim of a short
-    cache is the one that arrived last, there the one that was admitted last (they differ after a
-    preemption); a victim that is already in the batch is never taken out again, which vLLM does by
-    priority.
+    Names and defaults are those of `SchedulerConfig` in vLLM of mid-2026. The last to arrive is
+    evicted first, there the last to be admitted (they differ after a preemption); a sequence in the
+    batch is never evicted, which vLLM does by priority.
     """
 
     name = "vllm_v1"
@@ -175,14 +173,41 @@ class VllmV1(Policy):
             scheduler.admit(batch, budget, size=size, may_enter=may_enter)
 
     def size(self, batch: Batch, scheduler: Scheduler) -> Size:
-        """How many tokens a sequence takes of those that are left."""
+        """Make the limit of a sequence's tokens."""
         return at_most(self.long_prefill_token_threshold or self.max_num_batched_tokens)
 
     def _whole(self, size: Size) -> Size:
-        """`size`, where prompts are not cut to fit: 0 for one that would be."""
+        """Limit `size` without chunking: 0 for a prompt that would be cut."""
         if self.enable_chunked_prefill:
             return size
         return lambda one, left: size(one, left) if size(one, one.num_pending) <= left else 0
+
+
+@dataclass(frozen=True)
+class NanoVllm(Policy):
+    """Prompts first, within `max_num_batched_tokens`, of which only the first may be cut; decodes
+    if there are none.
+
+    The default is that of nano-vLLM's `Config` in 2026. Its `max_num_seqs` limits a batch, `batch`
+    here also running sequences. Without swapping there; here swapped sequences return beside the
+    decodes, before any is admitted.
+    """
+
+    name = "nano_vllm"
+    budget_field = "max_num_batched_tokens"
+    max_num_batched_tokens: int = 16384
+    reserve = "prompt"
+
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        def size(sequence: SequenceState, left: int) -> int:
+            return left if not batch.chunks or left == sequence.num_pending else 0
+
+        scheduler.continue_prefills(batch, self.max_num_batched_tokens, size=size)
+        if not scheduler.swapped:
+            scheduler.admit(batch, self.max_num_batched_tokens, size=size)
+        if not batch.chunks:
+            scheduler.add_decodes(batch)
+            scheduler.swap_in(batch, self.max_num_batched_tokens)
 
 
 def at_most(num_tokens: int) -> Size:
@@ -191,7 +216,7 @@ def at_most(num_tokens: int) -> Size:
 
 
 def fits_whole(scheduler: Scheduler) -> Test:
-    """Whether the cache could take all of a waiting sequence, though it takes less at first."""
+    """Make a test whether the cache has room for all of a waiting sequence."""
     watermark = scheduler.policy.watermark
     return lambda sequence: scheduler.blocks.can_hold(sequence.num_known, watermark)
 

@@ -24,7 +24,7 @@ from sarathi_lab.experiment.server_flags import ServerFlag, flags
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
-from sarathi_lab.policy.profile_table import make_profile_table
+from sarathi_lab.policy.ascend import make_profile_table
 from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import Result, Shown
 from sarathi_lab.tasks.base import Task
