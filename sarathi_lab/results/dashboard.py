@@ -1,8 +1,13 @@
-"""What the dashboard shows: a section per question, the same in the workspace and in the report."""
+"""The command `dashboard`: a W&B workspace and a report that compare the runs of a project, with a
+section for each question.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import argparse
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -13,23 +18,27 @@ from pydantic import TypeAdapter
 from wandb_workspaces import expr
 from wandb_workspaces.reports.v2.interface import BlockTypes, PanelTypes
 
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.errors import UserError, exit_code
 from sarathi_lab.results.table import MILLISECONDS, factor, heading
+from sarathi_lab.results.tracking import require_login
+from sarathi_lab.results.wandb_process import environment
 
+Chosen = Mapping[str, Sequence[str]]  # values of the columns `WHERE`
 COLUMNS = 3
 TIMEOUT = 60  # seconds
 UNITS = 24  # of W&B's grid, in a row
 HEIGHT = 8
-CLAIMS = "claims"  # the name of the table that `sarathi_lab.tasks.dashboard` logs
 RATIOS = ("throughput", "throughput_vs_request_level", "throughput_vs_orca")
-# Where a run was made: what runs are grouped by, and may be filtered by. Not "host", which the
-# package takes for W&B's own column in a filter.
-WHERE = ("executor", "device", "hostname")
+# Columns that runs are grouped by, and may be filtered by, with examples. Not "host", which the
+# package takes for W&B's column in a filter.
+WHERE = {"executor": "torch", "device": "'simulated h100'", "hostname": "my-laptop"}
 EXECUTORS = ("torch", "simulated")  # of runs; the sweeps' own tables have none
-PINNED = [f"config:{name}" for name in ("policy", "chunk", "pd_ratio", *WHERE)]
-PINNED += [f"summary:{name}" for name in RATIOS]
-PINNED += [f"summary:ms/{name}" for name in ("decode_time_marginal", "ttft_p50", "tbt_p99")]
-PINNED += [f"summary:{name}" for name in ("kv_reread_factor", "mfu", "mbu")]
+TIMES = ("decode_time_marginal", "ttft_p50", "tbt_p99")
+PINNED = [
+    *(f"config:{name}" for name in ("policy", "chunk", "pd_ratio", *WHERE)),
+    *(f"summary:{name}" for name in (*RATIOS, *(f"ms/{time}" for time in TIMES))),
+    *(f"summary:{name}" for name in ("kv_reread_factor", "mfu", "mbu")),
+]
 AXES = {
     "chunk": "chunk [tokens]",
     "pd_ratio": "P:D",
@@ -41,7 +50,7 @@ AXES = {
 
 
 class Question(NamedTuple):
-    """One section: its name, what the reader should look for, and its panels."""
+    """Section of panels with a text on what to look for."""
 
     name: str
     text: str
@@ -49,12 +58,9 @@ class Question(NamedTuple):
 
 
 def questions() -> list[Question]:
-    """The sections, in the order in which people ask."""
+    """Return the sections in their order."""
     by_policy = [*RATIOS, "decode_throughput", "decode_time_marginal", "time_over_roofline"]
-    by_chunk = ["throughput", "throughput_vs_orca", "decode_speedup"]
-    by_chunk += ["decode_time_marginal", "mfu", "tbt_p99"]
-    rereads = [("chunk", "kv_reread_factor"), ("seq_len", "kv_reread_factor")]
-    rereads += [("chunk", "kv_read_bytes_vs_request_level")]
+    by_chunk = ["throughput", "throughput_vs_orca", "decode_speedup", "decode_time_marginal"]
     waits = ["ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99"]
     return [
         Question(
@@ -67,7 +73,7 @@ def questions() -> list[Question]:
             "Chunk size",
             "Small chunks keep the gaps between tokens short and re-read more; large ones use "
             "the device better.",
-            [_scatter("chunk", name) for name in by_chunk],
+            [_scatter("chunk", name) for name in (*by_chunk, "mfu", "tbt_p99")],
         ),
         Question(
             "P:D ratio",
@@ -78,40 +84,42 @@ def questions() -> list[Question]:
             "KV re-read",
             "N chunks of a prompt read its keys and values (N + 1) / 2 times; whole prompts "
             "read them once.",
-            [_scatter(*axes) for axes in rereads]
-            + [_line("iteration", "kv_bytes", "KV read [bytes]")],
+            [
+                _scatter("chunk", "kv_reread_factor"),
+                _scatter("seq_len", "kv_reread_factor"),
+                _scatter("chunk", "kv_read_bytes_vs_request_level"),
+                _line("iteration", "kv_bytes", "KV read [bytes]"),
+            ],
         ),
         Question(
             "Latency",
             "Time to the first token against time between tokens: a gain in one is often a loss "
             "in the other.",
-            [_bars(name) for name in waits]
-            + [_scatter("ttft_p50", "tbt_p99"), _line("time", "num_waiting", "requests waiting")],
+            [
+                *map(_bars, waits),
+                _scatter("ttft_p50", "tbt_p99"),
+                _line("time", "num_waiting", "requests waiting"),
+            ],
         ),
         Question(
             "Device",
-            "How near each run came to what the device can do, over all of it and as it went on.",
-            [_bars("mfu"), _bars("mbu")]
-            + [_line("tokens", name, name.upper()) for name in ("mfu", "mbu")],
-        ),
-        Question(
-            "Claims",
-            "What SARATHI and those who repeat it claim, and what was found on each device.",
-            [wr.WeavePanelSummaryTable(table_name=CLAIMS)],
+            "Share of the device's peaks that each run reached, overall and over time.",
+            [
+                *map(_bars, ("mfu", "mbu")),
+                *(_line("tokens", name, name.upper()) for name in ("mfu", "mbu")),
+            ],
         ),
     ]
 
 
-def filters(chosen: Mapping[str, Sequence[str]]) -> list[expr.FilterExpr]:
-    """Runs of the `chosen` values of `WHERE`; of all executors where none is chosen."""
-    values = {"executor": EXECUTORS, **{name: own for name, own in chosen.items() if own}}
-    return [expr.Config(name).isin(list(own)) for name, own in values.items()]
+def filters(chosen: Chosen) -> list[expr.FilterExpr]:
+    """Return the filters of runs with `chosen` values; of all executors where none is chosen."""
+    values = {"executor": EXECUTORS, **{name: some for name, some in chosen.items() if some}}
+    return [expr.Config(name).isin(list(some)) for name, some in values.items()]
 
 
-def workspace(entity: str, project: str, chosen: Mapping[str, Sequence[str]]) -> ws.Workspace:
-    """The questions as a workspace, the quantities that people compare pinned beside the runs,
-    which are filtered by the `chosen` values of `WHERE` and grouped by it.
-    """
+def workspace(entity: str, project: str, chosen: Chosen) -> ws.Workspace:
+    """Return the questions as a workspace of `chosen` runs, with the main quantities pinned."""
     sections = []
     for name, _, panels in questions():
         layout = ws.SectionLayoutSettings(columns=COLUMNS, rows=-(-len(panels) // COLUMNS))
@@ -132,86 +140,44 @@ def workspace(entity: str, project: str, chosen: Mapping[str, Sequence[str]]) ->
     )
 
 
-def report(
-    entity: str, project: str, claims: pd.DataFrame, chosen: Mapping[str, Sequence[str]]
-) -> wr.Report:
-    """The questions as a report of the same runs, with `claims` (`sarathi_lab.experiment.claims`)
-    as a table.
-    """
+def report(entity: str, project: str, claims: pd.DataFrame, chosen: Chosen) -> wr.Report:
+    """Return the questions as a report of the same runs, and the verdicts `claims` as a table."""
     blocks: list[BlockTypes] = [wr.TableOfContents()]
     for name, text, panels in questions():
+        runset = wr.Runset(
+            name="runs by device",
+            filters=filters(chosen),
+            groupby=[f"config.{column}" for column in WHERE],
+        )
         blocks += [wr.H2(text=name), wr.P(text=text)]
-        if name == "Claims":
-            blocks.append(wr.MarkdownBlock(text=markdown(claims)))
-        # Of the report's own project; naming it would ask the server for its id.
-        runset = wr.Runset(name="runs by device")
-        if name != "Claims":  # whose run has no device
-            runset.filters = filters(chosen)
-            runset.groupby = [f"config.{column}" for column in WHERE]
         blocks.append(wr.PanelGrid(runsets=[runset], panels=_placed(panels)))
+    text = "Claims of SARATHI and of its successors, and the values found on each device."
+    blocks += [wr.H2(text="Claims"), wr.P(text=text), wr.MarkdownBlock(text=markdown(claims))]
     return wr.Report(
         entity=entity,
         project=project,
         title="Chunked prefill: what holds",
-        description="Which of SARATHI's claims hold, on which device: written by python -m "
-        "sarathi_lab dashboard",
+        description="Written by python -m sarathi_lab dashboard",
         blocks=blocks,
         width="fluid",
     )
 
 
-def plain(what: ws.Workspace | wr.Report) -> Any:
-    """All that it holds, as JSON has it."""
-    return TypeAdapter(type(what)).dump_python(what, mode="json", exclude_none=True)
-
-
-def find_project(entity: str | None, project: str) -> str:
-    """The entity that owns `project`: the given one, else the user's own.
-
-    Raises UserError if it has no such project, or if the server does not say so in a minute.
-    """
-    try:
-        api = wandb.Api(timeout=TIMEOUT)
-        owner = entity or api.default_entity
-        known = {found.name for found in api.projects(owner)} if owner else set()
-    except Exception as error:  # whatever W&B's transport raises
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise UserError(
-            f"W&B can't be asked for project {project} ({reason}); try again, or use --dry-run"
-        ) from None
-    if not owner:
-        raise UserError("this account has no default entity; name a user or team with --entity")
-    if project not in known:
-        raise UserError(
-            f"{owner} has no project {project}; name another with --project or --entity, or "
-            "make it by sending a run: "
-            "python -m sarathi_lab.run tracking.mode=online, or wandb sync"
-        )
-    return owner
-
-
 def markdown(table: pd.DataFrame) -> str:
-    """A table in Markdown: three significant digits, an empty cell for what is missing."""
-    rows = [list(map(str, table.columns)), ["---"] * table.shape[1]]
-    rows += [[_cell(value) for value in row] for row in table.itertuples(index=False)]
+    """Return a table in Markdown: three significant digits, an empty cell for what is missing."""
+    cells = table.map(lambda value: f"{value:.3g}" if isinstance(value, float) else str(value))
+    cells = cells.mask(table.isna(), "").replace({r"\|": r"\\|", "\n": " "}, regex=True)
+    rows = [list(map(str, table)), ["---"] * table.shape[1], *cells.to_numpy().tolist()]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _cell(value: object) -> str:
-    if value is None or (isinstance(value, float) and pd.isna(value)):
-        return ""
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    return str(value).replace("|", "\\|").replace("\n", " ")
-
-
 def _shown(name: str) -> str:
-    """The summary's name of a quantity in the unit that people read."""
+    """Return the summary's name of a quantity, of times that in milliseconds."""
     return f"ms/{name}" if factor(name) == MILLISECONDS else name
 
 
 def _title(name: str) -> str:
-    """The heading of a quantity as W&B shows it: stored, or in milliseconds."""
+    """Return the heading of a quantity as W&B shows it: stored, or in milliseconds."""
     return heading(name) if factor(name) in (1, MILLISECONDS) else name
 
 
@@ -219,14 +185,14 @@ def _bars(name: str) -> PanelTypes:
     return wr.BarPlot(
         title=_title(name),
         metrics=[wr.SummaryMetric(_shown(name))],
-        groupby=wr.Config("policy_where"),  # a mean over devices would be of none
+        groupby=wr.Config("policy_where"),  # no means over several devices
         groupby_aggfunc="mean",
         orientation="h",
     )
 
 
 def _scatter(x: str, y: str) -> PanelTypes:
-    """A point per run; `x` is one of AXES, which are settings, or a quantity like `y`."""
+    """Return a panel with a point a run; `x` is a setting in AXES, or a quantity like `y`."""
     across = wr.Config(x) if x in AXES else wr.SummaryMetric(_shown(x))
     title = f"{_title(y)} by {AXES.get(x) or _title(x)}"
     return wr.ScatterPlot(title=title, x=across, y=wr.SummaryMetric(_shown(y)))
@@ -244,9 +210,73 @@ def _line(x: str, column: str, title: str) -> PanelTypes:
 
 
 def _placed(panels: Sequence[Any]) -> list[PanelTypes]:
-    """The panels on the grid of a report, side by side; one alone takes the row."""
+    """Place the panels side by side on the grid of a report; a single one takes the row."""
     width = UNITS // min(COLUMNS, len(panels))
     for number, panel in enumerate(panels):
         row, column = divmod(number, COLUMNS)
         panel.layout = wr.Layout(x=column * width, y=row * HEIGHT, w=width, h=HEIGHT)
     return list(panels)
+
+
+def main(args: Sequence[str], verdicts: Callable[[], pd.DataFrame]) -> int:
+    """Run a command line; returns 0, 2 for a mistake of the user's, 130 for Ctrl-C."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sarathi_lab dashboard",
+        description="Write a workspace and a report into a W&B project: chunk size, P:D, "
+        "policies, KV re-read, claims.",
+    )
+    entity = os.environ.get("WANDB_ENTITY")
+    parser.add_argument("--entity", default=entity, help="user or team (default: yours)")
+    text = "as in tracking.project (default: %(default)s)"
+    parser.add_argument("--project", default="sarathi-lab", help=text)
+    for name, example in WHERE.items():
+        text = f"show only runs of this {name}, such as {example}; may be repeated"
+        parser.add_argument(f"--{name}", action="append", default=[], help=text)
+    text = "print both as JSON; needs no account and no network"
+    parser.add_argument("--dry-run", action="store_true", help=text)
+    options = parser.parse_args(args)
+    return exit_code(lambda: _write(options, verdicts()), "what was written is kept")
+
+
+def _write(options: argparse.Namespace, claims: pd.DataFrame) -> int:
+    chosen = {name: getattr(options, name) for name in WHERE}
+    if not options.dry_run:
+        require_login("a dashboard is written to W&B", "or use --dry-run")
+    entity = options.entity or ("" if options.dry_run else _default_entity())
+    views = {
+        "workspace": workspace(entity, options.project, chosen),
+        "report": report(entity, options.project, claims, chosen),
+    }
+    if not options.dry_run:
+        with environment({"WANDB_SILENT": "true"}):
+            for view in views.values():
+                _save(view)
+        return 0
+    shown = {
+        name: TypeAdapter(type(view)).dump_python(view, mode="json", exclude_none=True)
+        for name, view in views.items()
+    }
+    print(json.dumps(shown, indent=2))
+    return 0
+
+
+def _default_entity() -> str:
+    reason = "none is set"
+    try:
+        if entity := wandb.Api(timeout=TIMEOUT).default_entity:
+            return str(entity)
+    except Exception as error:  # of W&B's transport
+        reason = str(error).partition("\n")[0]
+    raise UserError(f"W&B gives no default entity ({reason}); name a user or team with --entity")
+
+
+def _save(view: ws.Workspace | wr.Report) -> None:
+    try:
+        view.save()
+    except Exception as error:  # of W&B's transport
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UserError(
+            f"W&B refused the {type(view).__name__.lower()} ({reason}); check that "
+            f"{view.entity}/{view.project} exists and that you may write to it, or use --dry-run"
+        ) from None
+    print(view.url)

@@ -10,10 +10,11 @@ import sys
 import pandas as pd
 import pytest
 
-from sarathi_lab.results.dashboard import AXES
+from sarathi_lab.__main__ import main
+from sarathi_lab.results import dashboard
+from sarathi_lab.results.dashboard import AXES, report
 from sarathi_lab.results.metrics import COMPARED
 from sarathi_lab.results.tracking import STEP_OF
-from sarathi_lab.tasks import dashboard
 
 KEY = "a" * 40
 SECTIONS = [
@@ -23,7 +24,6 @@ SECTIONS = [
     "KV re-read",
     "Latency",
     "Device",
-    "Claims",
 ]
 
 
@@ -96,7 +96,7 @@ def test_the_dry_run_prints_a_section_per_question_for_the_right_project(printed
 
 def test_panels_show_what_runs_log(printed):
     names = metrics(printed["workspace"]["sections"])
-    assert {"chunk", "pd_ratio", "policy_where", "claims"} <= names
+    assert {"chunk", "pd_ratio", "policy_where"} <= names
     assert {"kv_reread_factor", "throughput_vs_orca", "ms/tbt_p99"} <= names
     assert {"ms/decode_time_marginal", "ms/ttft_p99"} <= names
     assert {"iterations/mfu", "iterations/num_waiting", "iterations/kv_bytes"} <= names
@@ -133,8 +133,6 @@ def test_panels_of_a_report_do_not_overlap(printed):
 
 
 def test_the_claims_stand_in_the_report():
-    from sarathi_lab.results.dashboard import report
-
     claims = pd.DataFrame(
         {"claim": ["decodes | cheap"], "measured": [5.12345], "low": [float("nan")]}
     )
@@ -156,52 +154,31 @@ def test_without_a_login_it_is_one_line(tmp_path):
 
 def test_a_missing_package_is_one_line(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb_workspaces.workspaces", None)
-    monkeypatch.delitem(sys.modules, "sarathi_lab.results.dashboard", raising=False)
-    monkeypatch.delattr("sarathi_lab.results.dashboard", raising=False)
-    assert dashboard.main(["--dry-run"]) == 2
-    assert capsys.readouterr().err == (
-        "error: package wandb-workspaces is missing; run pip install 'sarathi-lab[dashboard]'\n"
-    )
-
-
-class Api:
-    """A server that knows one project."""
-
-    default_entity = "me"
-
-    def __init__(self, timeout: int) -> None:
-        pass
-
-    def projects(self, entity: str) -> list:
-        if entity == "down":
-            raise ConnectionError("no route\nto host")
-        return [type("Project", (), {"name": "mine"})]
+    monkeypatch.delitem(sys.modules, "sarathi_lab.results.dashboard")
+    assert main(["dashboard", "--dry-run"]) == 2
+    assert "error: the package wandb_workspaces is not installed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("args", "error"),
     [
-        (["--project", "other"], "error: me has no project other; name another with --project"),
         (
-            ["--entity", "down"],
-            "error: W&B can't be asked for project sarathi-lab (no route); try again",
+            ["--entity=me"],
+            "W&B refused the workspace (permission denied); check that me/",
         ),
-        (
-            ["--project", "mine"],
-            "error: W&B refused the workspace (permission denied); check that you may write to "
-            "me/mine",
-        ),
+        ([], "W&B gives no default entity (no route); name a user or team with --entity"),
     ],
 )
 def test_what_the_server_refuses_is_one_line(args, error, monkeypatch, capsys):
-    monkeypatch.setattr("wandb.Api", Api)
-    monkeypatch.setattr(dashboard, "require_login", lambda what, mend: None)
-    monkeypatch.setattr(dashboard, "log_claims", lambda claims, entity, project: None)
-
     def refuse(self) -> None:
         raise PermissionError("permission denied")
 
+    def fail(timeout: int) -> None:
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr("wandb.Api", fail)
+    monkeypatch.setattr(dashboard, "require_login", lambda what, mend: None)
     monkeypatch.setattr("wandb_workspaces.workspaces.Workspace.save", refuse)
-    assert dashboard.main(args) == 2
+    assert dashboard.main(args, lambda: pd.DataFrame({"claim": ["a"]})) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(error)
+    assert line.startswith(f"error: {error}")
