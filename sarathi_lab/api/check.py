@@ -1,47 +1,48 @@
-"""`lab.check_policy`: random queues under a policy, until one breaks a rule."""
+"""`lab.check_policy`: random queues served with a policy, until one breaks a rule."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from textwrap import shorten
 
-from sarathi_lab.api.rules import (
-    Checker,
-    CountingScheduler,
-    RuleBroken,
-    ShadowCache,
-    ShadowExecutor,
-    check_books,
-    history,
-    hold,
-)
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.executor import StepResult
+from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
-from sarathi_lab.engine.request import Batch, Request
+from sarathi_lab.engine.request import Batch, Request, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.policy import Policy
 
 LONGEST_PROMPT, LONGEST_OUTPUT = 28, 12  # tokens
-NUM_LAYERS = 6  # for policies by which prompts pass these in groups
-STREAM = 40  # requests of one size that keep coming while others wait
-MOST_OVERTAKING = STREAM // 2  # requests that come later and are done before one
+MOST_REQUESTS = 10
+NUM_LAYERS = 6  # of a model for policies with layered prefill
+STREAM = 40  # requests of equal size that arrive while others wait
+MOST_OVERTAKING = STREAM // 2  # later requests that finish before one
+MOST_ITERATIONS = 5000  # of a run of a few short requests
+Schedule = list[list[tuple[int, int, int]]]  # by iteration: request, start and tokens of each chunk
 
 
-class PolicyFault(UserError):
-    """What a policy does wrong: the `rule` (see `check_policy`), and the queue that shows it."""
+class RuleBroken(AssertionError):
+    """Violation of a rule."""
 
-    def __init__(self, message: str, rule: str, case: Case) -> None:
-        super().__init__(message)
+    def __init__(self, rule: str, how: str) -> None:
+        super().__init__(f"{rule}: {how}")
         self.rule = rule
-        self.case = case
+
+
+def hold(condition: bool, rule: str, how: str) -> None:
+    """Raise RuleBroken unless the condition holds."""
+    if not condition:
+        raise RuleBroken(rule, how)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A queue of requests, and an engine: sizes in sequences, blocks and tokens."""
+    """Queue of requests and sizes of an engine, in sequences, blocks and tokens."""
 
     requests: tuple[Request, ...]
     policy: Policy
@@ -53,16 +54,24 @@ class Case:
 
     def __str__(self) -> str:
         queue = [f"{r.prompt_len}+{r.output_len} at {r.arrival_time:g} s" for r in self.requests]
-        told = f"{len(queue)} requests ({', '.join(queue[:6])}{', ...' if queue[6:] else ''})"
-        host = f" + {self.num_host_blocks} on the host" if self.num_host_blocks else ""
-        cache = f"{self.num_blocks}{host} blocks of {self.block_size}"
+        shown = f"{len(queue)} requests ({', '.join(queue[:6])}{', ...' if queue[6:] else ''})"
+        cache = f"{self.num_blocks} blocks of {self.block_size}, {self.num_host_blocks} on the host"
         sizes = f"batch {self.batch_size}, {cache}, {self.num_stages} in flight"
-        return f"{told}, {shorten(repr(self.policy), 160)}, {sizes}"
+        return f"{shown}, {shorten(repr(self.policy), 160)}, {sizes}"
+
+
+class PolicyFault(UserError):
+    """Violation of a `rule` (see `check_policy`) in a `case`."""
+
+    def __init__(self, message: str, rule: str, case: Case) -> None:
+        super().__init__(message)
+        self.rule = rule
+        self.case = case
 
 
 @dataclass(frozen=True)
 class PolicyCheck:
-    """How many random queues a policy served without breaking a rule, and refused in one line."""
+    """Numbers of random queues that a policy served without breaking a rule, and refused."""
 
     policy: str
     num_served: int
@@ -78,19 +87,19 @@ class PolicyCheck:
 def check_policy(
     policy: Policy | type[Policy], num_queues: int = 100, seed: int = 0
 ) -> PolicyCheck:
-    """Serve random queues, pipelines, tight caches and swapping included, under a policy (a class:
-    with its defaults; of one that cuts prompts also with random budgets).
+    """Serve random queues, pipelines, tight caches and swapping included, with a policy (a class:
+    with its defaults; one with a token budget also with random budgets).
 
-    Raises PolicyFault for the first rule that it breaks, with the shortest queue found to show it:
+    Raises PolicyFault for the first rule that it breaks; queues grow, so that a short one shows it:
 
     - batch: a batch holds each sequence once, at most `batch` of them, and what `Batch.add` counts
     - budget: it has no more tokens than the policy's `budget`, where that `is_capped`
-    - blocks: nobody reads or writes a cache block of others, and none is lost
-    - order: tokens come one by one, after their request, and none is computed twice
+    - blocks: no chunk is computed without cache blocks, and no block is shared or lost
+    - order: tokens come one by one, after their request
     - progress: every request is served
     - starvation: of a stream of requests none is overtaken by half of those after it
-    - same schedule: the same queue is served in the same way again, so that the policy itself
-      remembers nothing (what it must remember is for `Scheduler.state`)
+    - same schedule: an equal queue is served equally, so that the policy itself has no state
+      (`Scheduler.state` is for that)
     - no errors: `fill` raises nothing
 
     Raises UserError for a policy that refuses every queue.
@@ -98,37 +107,38 @@ def check_policy(
     policy = policy() if isinstance(policy, type) else policy
     refused: list[str] = []
     for number in range(num_queues):
-        case = _case(policy, Random(f"{seed} {number}"))
+        most = 1 + number * MOST_REQUESTS // num_queues
+        case = _case(policy, Random(f"{seed} {number}"), most)
         try:
             try:
-                found = _fault(case)
+                broken = _find_fault(case)
             except UserError:  # maybe of the random budget only
                 case = replace(case, policy=policy)
-                found = _fault(case)
+                broken = _find_fault(case)
         except UserError as error:
             refused.append(str(error))
             continue
-        if found is not None:
-            case, found = _shortest(case, found)
-            raise PolicyFault(f"{found}; seen with {case}", found.rule, case)
+        if broken is not None:
+            raise PolicyFault(f"{broken}; seen with {case}", broken.rule, case)
     if len(refused) == num_queues:
         raise UserError(f"policy={policy} refuses every queue, such as: {refused[0]}")
     return PolicyCheck(policy.name, num_queues - len(refused), len(refused))
 
 
-def _case(policy: Policy, random: Random) -> Case:
-    """A stream every fourth time, else a few requests in a cache that is often tight."""
+def _case(policy: Policy, random: Random, most_requests: int) -> Case:
+    """Draw a stream every fourth time, else a few requests and a cache that is often tight."""
+
+    def draw_sizes() -> tuple[int, int]:
+        return random.randint(1, LONGEST_PROMPT), random.randint(1, LONGEST_OUTPUT)
+
     is_stream, batch_size = random.random() < 0.25, random.randint(1, 5)
     if is_stream:
         sizes = [(random.randint(1, 9), random.randint(1, 5))] * STREAM
         times = [0.4 * i for i in range(STREAM)]
     else:
-        number = random.randint(1, 10)
-        lengths = (LONGEST_PROMPT, LONGEST_OUTPUT)
-        sizes = [(random.randint(1, lengths[0]), random.randint(1, lengths[1]))] * number
-        sizes = [(random.randint(1, lengths[0]), random.randint(1, lengths[1])) for _ in sizes]
-        times = [random.choice((0.0, 0.0, 3.0, 4.5, 12.0)) for _ in sizes]
-    queue = zip(sorted(times), sizes, strict=True)
+        sizes = [draw_sizes() for _ in range(random.randint(1, most_requests))]
+        times = sorted(random.choice((0.0, 0.0, 3.0, 4.5, 12.0)) for _ in sizes)
+    queue = zip(times, sizes, strict=True)
     requests = tuple(Request(i, time, *size) for i, (time, size) in enumerate(queue))
     block_size, longest = random.choice((1, 3, 4, 8)), max(one.total_len for one in requests)
     spare = batch_size * longest if is_stream else random.randint(-1, 12)
@@ -145,8 +155,8 @@ def _case(policy: Policy, random: Random) -> Case:
     )
 
 
-def _fault(case: Case) -> RuleBroken | None:
-    """The first rule that the case breaks. Raises UserError where the policy refuses it."""
+def _find_fault(case: Case) -> RuleBroken | None:
+    """Return the first rule that is broken. Raises UserError where the policy refuses the case."""
     schedulers = [_scheduler(case) for _ in range(2)]
     for request in case.requests:
         schedulers[0].check_fits(request)
@@ -155,65 +165,129 @@ def _fault(case: Case) -> RuleBroken | None:
         hold(first == again, "same schedule", "the queue is served in another way a second time")
     except RuleBroken as broken:
         return broken
-    except Exception as error:  # whatever a policy's `fill` raises, and the loop when it stalls
+    except Exception as error:  # of the policy's `fill`, or of the loop when it stalls
         if "stalled with" in str(error):
             return RuleBroken("progress", str(error))
         return RuleBroken("no errors", f"{type(error).__name__}: {error}")
     return None
 
 
-def _scheduler(case: Case) -> CountingScheduler:
-    longest = max(request.total_len for request in case.requests)
-    return CountingScheduler(
+def _scheduler(case: Case) -> Scheduler:
+    return Scheduler(
         case.policy,
         BlockManager(case.num_blocks, case.block_size, case.num_host_blocks),
         batch_size=case.batch_size,
-        max_model_len=longest,
+        max_model_len=max(request.total_len for request in case.requests),
         num_micro_batches=case.num_stages,
         preemption="swap" if case.num_host_blocks else "recompute",
     )
 
 
-def _serve(case: Case, scheduler: CountingScheduler) -> list[list[tuple[int, int, int]]]:
-    """Serve the case, and return its schedule: a row (request, start, tokens) a chunk."""
-
+def _serve(case: Case, scheduler: Scheduler) -> Schedule:
     def times(batch: Batch) -> list[float]:
         return [(0.5 + 0.1 * batch.num_tokens) / case.num_stages] * case.num_stages
 
-    checker, requests = Checker(scheduler), case.requests
-    histories = [history((), one.request_id, one.total_len, is_shared=False) for one in requests]
-    cache = ShadowCache(scheduler, histories)
-    pipeline = PipelineExecutor(case.num_stages, times, num_layers=NUM_LAYERS)
-    executor = ShadowExecutor(pipeline, [cache])
-    run_engine(requests, scheduler, executor, checker)
-    check_books(requests, [scheduler], checker)
-    if len(requests) == STREAM:
-        _check_starvation(checker, requests)
+    checker = Checker(scheduler)
+    executor = PipelineExecutor(case.num_stages, times, num_layers=NUM_LAYERS)
+    run_engine(case.requests, scheduler, executor, checker)
+    missing = len(case.requests) - len(checker.finished)
+    hold(missing == 0, "progress", f"{missing} requests are not served")
+    hold(not scheduler.has_work, "progress", "sequences are left after the last request")
+    for sequence in checker.finished:
+        check_tokens(sequence)
+    if len(case.requests) == STREAM:
+        _check_starvation([one.request.request_id for one in checker.finished])
     return checker.schedule
 
 
-def _check_starvation(checker: Checker, requests: Sequence[Request]) -> None:
-    order = [one.request.request_id for one in checker.finished]
+def _check_starvation(order: Sequence[int]) -> None:
     for place, number in enumerate(order):
         later = sum(other > number for other in order[:place])
         how = f"request {number} is overtaken by {later} of those that come after it"
         hold(later <= MOST_OVERTAKING, "starvation", how)
 
 
-def _shortest(case: Case, found: RuleBroken) -> tuple[Case, RuleBroken]:
-    """The case without the requests that it does not need to break the same rule; whole where that
-    shows in a long queue, or not every time.
+class Checker(Ledger):
+    """Ledger that checks every iteration, and keeps the schedule and what finished."""
+
+    def __init__(self, *schedulers: Scheduler) -> None:
+        super().__init__()
+        self.schedulers = schedulers
+        self.finished: list[SequenceState] = []
+        self.schedule: Schedule = []
+
+    def record(self, result: StepResult, finished: list[SequenceState]) -> None:
+        super().record(result, finished)
+        batch = result.batch
+        for scheduler, part in zip(self.schedulers, batch.parts or (batch,), strict=True):
+            check_batch(part, scheduler)
+            self.check_cache(scheduler)
+        rows = [(c.sequence.request.request_id, c.start, c.num_tokens) for c in batch.chunks]
+        self.schedule.append(rows)
+        self.finished += finished
+        hold(len(self.schedule) < MOST_ITERATIONS, "progress", "sequences evict one another")
+
+    def check_cache(self, scheduler: Scheduler) -> None:
+        check_blocks(scheduler.blocks, scheduler.running)
+
+
+def check_batch(batch: Batch, scheduler: Scheduler) -> None:
+    """Raise RuleBroken unless `batch` keeps its limits and sums up its chunks."""
+    chunks, policy = batch.chunks, scheduler.policy
+    sequences = {chunk.sequence for chunk in chunks}
+    hold(len(sequences) == len(chunks), "batch", "a sequence is in it twice")
+    how = f"it has {len(chunks)} sequences, where batch={scheduler.batch_size}"
+    hold(len(chunks) <= scheduler.batch_size, "batch", how)
+    hold(all(chunk.num_tokens > 0 for chunk in chunks), "batch", "a chunk has no tokens")
+    prompts = [chunk for chunk in chunks if not chunk.is_decode]
+    decodes = [chunk for chunk in chunks if chunk.is_decode]
+    rejected = batch.num_rejected_tokens  # drafts that are no longer in their chunks
+    part = int if batch.layers is None else batch.layers.of
+    sums = {
+        "num_prefills": len(prompts),
+        "num_decodes": len(decodes),
+        "num_decode_tokens": sum(chunk.num_tokens for chunk in decodes) + rejected,
+        "num_prefill_tokens": sum(part(chunk.num_tokens) for chunk in prompts),
+        "prefill_kv_tokens": sum(part(chunk.start + chunk.num_tokens) for chunk in prompts),
+        "decode_kv_tokens": sum(chunk.start + chunk.num_tokens for chunk in decodes) + rejected,
+    }
+    for name, value in sums.items():
+        counted = getattr(batch, name)
+        how = f"{name} is {counted}, its chunks make {value}; use Batch.add"
+        hold(counted == value, "batch", how)
+    # A sequence that comes back to its cached tokens looks like a decode beside whole prompts.
+    is_cut = bool(decodes) and scheduler.blocks.prefix is None and not policy.in_layers
+    budget = policy.budget if isinstance(policy, Policy) else None
+    if isinstance(policy, Policy) and budget is not None and (policy.is_capped or is_cut):
+        on_top = batch.num_decode_tokens if policy.decodes_on_top else 0
+        how = (
+            f"a batch has {batch.num_tokens} tokens, {len(decodes)} of them decodes, where "
+            f"{budget} are allowed{' for prompts' if on_top else ''}"
+        )
+        hold(batch.num_tokens <= max(budget + on_top, len(decodes)), "budget", how)
+
+
+def check_blocks(blocks: BlockManager, sequences: Iterable[SequenceState]) -> None:
+    """Raise RuleBroken unless every block of a cache without shared prefixes is free or held by one
+    of `sequences`, and these hold as many as they have computed.
     """
-    for number in reversed(range(len(case.requests))):
-        if len(case.requests) == 1 or found.rule in ("starvation", "same schedule"):
-            break
-        left = [one for i, one in enumerate(case.requests) if i != number]
-        renumbered = tuple(replace(one, request_id=i) for i, one in enumerate(left))
-        fewer = replace(case, requests=renumbered)
-        try:
-            broken = _fault(fewer)
-        except UserError:
-            continue
-        if broken is not None and broken.rule == found.rule:
-            case, found = fewer, broken
-    return case, found
+    sequences = list(sequences)
+    held = [block for sequence in sequences for block in sequence.block_ids]
+    hold(len(set(held)) == len(held), "blocks", "two sequences hold a block")
+    how = f"{len(held)} held + {blocks.num_free} free blocks are not the {blocks.num_blocks} blocks"
+    hold(len(held) + blocks.num_free == blocks.num_blocks, "blocks", how)
+    for sequence in sequences:
+        has_room = len(sequence.block_ids) * blocks.block_size >= sequence.num_computed
+        how = f"{sequence} has computed tokens for which it holds no block"
+        hold(has_room, "blocks", how)
+
+
+def check_tokens(sequence: SequenceState) -> None:
+    """Raise RuleBroken unless a finished sequence has its tokens one after the other."""
+    request, times = sequence.request, sequence.token_times
+    how = f"request {request.request_id} has its tokens at {times}"
+    hold(len(times) == request.output_len and times == sorted(times), "order", how)
+    first = sequence.first_scheduled_time
+    how = f"request {request.request_id} runs at {first}, before it came or after its token"
+    is_after = first is not None and request.arrival_time <= first < times[0]
+    hold(is_after, "order", how)

@@ -14,9 +14,9 @@ from every_policy import MAX_LEN, POLICIES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from rules import CountingScheduler, check_books, history
 from shadow import Checker, ShadowCache, ShadowExecutor, Telling, as_array
 
-from sarathi_lab.api.rules import CountingScheduler, check_books, history
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine import prefix_cache

@@ -13,9 +13,9 @@ from helpers import ScriptedExecutor, scheduler_for, serve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from integrity import check_integrity
+from rules import ShadowCache, history
 from shadow import Checker, ShadowExecutor
 
-from sarathi_lab.api.rules import ShadowCache, history
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine

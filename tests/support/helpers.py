@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sarathi_lab.api.rules import tokens_of
+from rules import tokens_of
+
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.ledger import Ledger

@@ -1,14 +1,14 @@
-"""The rules of `sarathi_lab.api.rules` over scripted executors, shared prefixes included."""
+"""The rules of `rules` over scripted executors, shared prefixes included."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+import rules
 from helpers import ScriptedExecutor
 from integrity import check_integrity
 
-from sarathi_lab.api import rules
 from sarathi_lab.engine.request import Batch, Chunk, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.extensions.speculation import Assumed, AssumedDrafter

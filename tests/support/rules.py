@@ -5,33 +5,18 @@ an executor and a recorder that check a run against it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from sarathi_lab.api import check
+from sarathi_lab.api.check import check_tokens, hold
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import NO_TOKEN, Executor, StepResult
-from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Batch, Chunk, Layers, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy import Policy
 
-MOST_ITERATIONS = 5000  # of a run of a few short requests
 History = list[int]  # by position: a number for the token there and all before it
-
-
-class RuleBroken(AssertionError):
-    """A rule that does not hold, and how it shows."""
-
-    def __init__(self, rule: str, how: str) -> None:
-        super().__init__(f"{rule}: {how}")
-        self.rule = rule
-
-
-def hold(is_so: bool, rule: str, how: str) -> None:
-    """Raise RuleBroken unless it `is_so`."""
-    if not is_so:
-        raise RuleBroken(rule, how)
 
 
 def tokens_of(chunk: Chunk) -> list[int]:
@@ -162,75 +147,20 @@ class CountingScheduler(Scheduler):
         self.num_lost += num_computed - sequence.num_computed
 
 
-class Checker(Ledger):
-    """A ledger that checks every iteration and keeps what finished and the sums of all."""
+class Checker(check.Checker):
+    """Checker that also sums the tokens of all batches."""
 
-    def __init__(self, *schedulers: Scheduler) -> None:
-        super().__init__()
-        self.schedulers = schedulers
-        self.finished: list[SequenceState] = []
-        self.num_tokens = self.num_hits = self.num_emits = 0
-        # A row (request, start, tokens) for every chunk of every batch.
-        self.schedule: list[list[tuple[int, int, int]]] = []
+    num_tokens = num_hits = num_emits = 0
 
     def record(self, result: StepResult, finished: list[SequenceState]) -> None:
         super().record(result, finished)
-        batch = result.batch
-        for scheduler, part in zip(self.schedulers, batch.parts or (batch,), strict=True):
-            check_batch(part, scheduler)
-            self.check_cache(scheduler)
+        for scheduler in self.schedulers:
             idle = [*scheduler.waiting, *scheduler.swapped]
             hold(not any(one.block_ids for one in idle), "blocks", "who waits holds blocks")
-        rows = [(c.sequence.request.request_id, c.start, c.num_tokens) for c in batch.chunks]
-        self.schedule.append(rows)
-        self.finished += finished
+        batch = result.batch
         self.num_tokens += batch.num_tokens - batch.num_rejected_tokens
         self.num_hits += batch.prefix_hit_tokens
         self.num_emits += batch.num_emits - batch.num_rejected_tokens
-        is_ending = len(self._iterations) < MOST_ITERATIONS
-        hold(is_ending, "progress", "sequences evict one another and none gets done")
-
-    def check_cache(self, scheduler: Scheduler) -> None:
-        """Raise RuleBroken unless the books of the scheduler's cache are right."""
-        check_blocks(scheduler.blocks, scheduler.running)
-
-
-def check_batch(batch: Batch, scheduler: Scheduler) -> None:
-    """Raise RuleBroken unless `batch` keeps its limits and sums up its chunks."""
-    chunks, policy = batch.chunks, scheduler.policy
-    sequences = {chunk.sequence for chunk in chunks}
-    hold(len(sequences) == len(chunks), "batch", "a sequence is in it twice")
-    how = f"it has {len(chunks)} sequences, where batch={scheduler.batch_size}"
-    hold(len(chunks) <= scheduler.batch_size, "batch", how)
-    hold(all(chunk.num_tokens > 0 for chunk in chunks), "batch", "a chunk has no tokens")
-    prompts = [chunk for chunk in chunks if not chunk.is_decode]
-    decodes = [chunk for chunk in chunks if chunk.is_decode]
-    wrong = batch.num_rejected_tokens  # drafts that are no longer of their chunks
-    pairs = [range(chunk.start + 1, chunk.start + chunk.num_tokens + 1) for chunk in prompts]
-    part = int if batch.layers is None else batch.layers.of
-    sums = {
-        "num_prefills": len(prompts),
-        "num_decodes": len(decodes),
-        "num_decode_tokens": sum(chunk.num_tokens for chunk in decodes) + wrong,
-        "num_prefill_tokens": sum(part(chunk.num_tokens) for chunk in prompts),
-        "prefill_kv_tokens": sum(part(chunk.start + chunk.num_tokens) for chunk in prompts),
-        "decode_kv_tokens": sum(chunk.start + chunk.num_tokens for chunk in decodes) + wrong,
-        "prefill_query_key_pairs": sum(part(sum(own)) for own in pairs),
-    }
-    for name, value in sums.items():
-        own = getattr(batch, name)
-        hold(own == value, "batch", f"{name} is {own}, its chunks make {value}; use Batch.add")
-    # A sequence that comes back to its cached tokens looks like a decode beside whole prompts.
-    is_cut = bool(decodes) and scheduler.blocks.prefix is None and not policy.in_layers
-    budget = policy.budget if isinstance(policy, Policy) else None
-    if isinstance(policy, Policy) and budget is not None and (policy.is_capped or is_cut):
-        on_top = batch.num_decode_tokens if policy.decodes_on_top else 0
-        hold(
-            batch.num_tokens <= max(budget + on_top, len(decodes)),
-            "budget",
-            f"a batch has {batch.num_tokens} tokens, {len(decodes)} of them decodes, where "
-            f"{budget} are allowed{' for prompts' if on_top else ''}",
-        )
 
 
 def check_books(
@@ -249,12 +179,7 @@ def check_books(
         output_len, what = requests[i].output_len, f"request {i}"
         tokens = [1000 * i + k if knows_tokens else NO_TOKEN for k in range(output_len)]
         hold(one.output_token_ids == tokens, "order", f"{what} has tokens {one.output_token_ids}")
-        times = one.token_times
-        is_sorted = len(times) == len(tokens) and times == sorted(times)
-        hold(is_sorted, "order", f"{what} has its tokens at {times}")
-        first = one.first_scheduled_time
-        is_after = first is not None and one.request.arrival_time <= first < times[0]
-        hold(is_after, "order", f"{what} runs at {first}, before it came or after its token")
+        check_tokens(one)
     for scheduler in schedulers:
         hold(not scheduler.has_work, "progress", "sequences are left that nobody waits for")
         is_free = scheduler.blocks.num_free == scheduler.blocks.num_blocks
@@ -265,20 +190,3 @@ def check_books(
     needed += sum(scheduler.num_lost for scheduler in schedulers)
     computed = checker.num_tokens + checker.num_hits
     hold(computed == needed, "order", f"{computed} tokens were computed or found, not {needed}")
-
-
-def check_blocks(blocks: BlockManager, sequences: Iterable[SequenceState]) -> None:
-    """Raise RuleBroken unless every block of a cache without shared prefixes is free or held by one
-    of `sequences`, who hold as many as they have computed.
-    """
-    sequences = list(sequences)
-    held = [block for sequence in sequences for block in sequence.block_ids]
-    hold(len(set(held)) == len(held), "blocks", "two sequences hold a block")
-    hold(
-        len(held) + blocks.num_free == blocks.num_blocks,
-        "blocks",
-        f"{len(held)} held + {blocks.num_free} free blocks are not the {blocks.num_blocks} blocks",
-    )
-    for sequence in sequences:
-        has_room = len(sequence.block_ids) * blocks.block_size >= sequence.num_computed
-        hold(has_room, "blocks", f"{sequence} has computed more tokens than its blocks hold")
