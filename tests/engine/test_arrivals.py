@@ -4,27 +4,23 @@ thousand at a time.
 
 from __future__ import annotations
 
-import tracemalloc
 from dataclasses import fields
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from helpers import ScriptedExecutor, requests_of, scheduler_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.instantiate import load_option, read_option
+from sarathi_lab.config.instantiate import read_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop, as_arrivals
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
-from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.model.weights import load_model
 from sarathi_lab.policy import Orca, RequestLevel, SarathiServe
 from sarathi_lab.run import main
 from sarathi_lab.workload.base import Arriving
@@ -222,17 +218,6 @@ def test_thousands_of_requests_of_every_process(kind):
         assert counter.most_waiting <= 100
 
 
-def test_thousands_of_requests_of_users_take_bounded_memory():
-    requests = grid(num_requests=3000).generate(None).requests
-    loop = ClosedLoop(requests, num_users=64)
-    scheduler = scheduler_for(SarathiServe(chunk=256), batch_size=64, num_blocks=200)
-    tracemalloc.start()
-    run_engine(loop, scheduler, SimulatedExecutor(lambda batch: 0.005), Counter())
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 500_000  # 64 sequences, and nothing of those that are done
-
-
 def test_priorities_are_dealt_in_their_shares_and_the_first_ones_stay():
     many = (
         grid(num_requests=5000, priorities=[0, 3, 7], priority_shares=[0.1, 0.2, 0.7])
@@ -295,20 +280,6 @@ def test_the_urgent_wait_less_where_the_queue_is_ordered_by_priority():
     }
     assert by_order["priority"][0] < 0.5 * by_order["fcfs"][0]
     assert by_order["priority"][1] >= by_order["fcfs"][1]
-
-
-def test_users_on_a_real_device():
-    model = load_model(
-        load_option("model", "tiny"), None, torch.device("cpu"), torch.float32, seed=0
-    )
-    executor = TorchExecutor(model, num_blocks=100, block_size=4)
-    load = grid(num_requests=6, seq_len=24, arrivals="users", users=2, think_time=0.02).generate(
-        256
-    )
-    table = served(load.arrivals(), executor, num_blocks=100)
-    answers = sorted(table.finish_time + 0.02)
-    assert table.arrival_time.tolist() == pytest.approx([0.0, 0.0, *answers[:4]])
-    assert (table.first_scheduled_time >= table.arrival_time).all()
 
 
 def test_a_run_of_users_and_what_it_says(tmp_path, capsys):

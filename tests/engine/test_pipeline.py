@@ -130,13 +130,6 @@ def test_sending_delays_the_next_stage_but_keeps_none_busy():
     assert not second.bubbles
 
 
-def test_stages_may_take_different_times():
-    executor = PipelineExecutor(2, lambda batch: [1.0, 3.0])
-    executor.submit(decode())
-    executor.submit(decode())
-    assert [executor.collect().stages for _ in range(2)] == [[(0, 1), (1, 4)], [(1, 2), (4, 7)]]
-
-
 def test_a_gap_without_requests_to_run_is_not_the_micro_batches_fault():
     ledger = served(requests_of((4, 1), (4, 1), arrivals=[0.0, 50.0]), Orca(), pipeline(2))
     assert ledger.bubbles().to_dict("list") == {
@@ -191,16 +184,6 @@ def test_busy_time_and_bubbles_fill_every_stage(lengths, num_stages, policy):
         assert (row.start, row.end) == (chain.start.iloc[0], chain.end.iloc[-1])
     emitted = ledger.iterations().num_emits.sum()
     assert emitted == sum(output_len for _, output_len in lengths)
-
-
-def test_bubble_time_of_a_request_is_what_its_micro_batches_met():
-    ledger = served(requests_of((4, 3), (9, 2), (5, 4)), Orca(), pipeline(2), batch_size=1)
-    bubbles = ledger.bubbles()
-    seconds = (bubbles.end - bubbles.start).sum()
-    assert seconds > 0
-    assert ledger.requests().bubble_time.sum() == pytest.approx(
-        seconds
-    )  # one request a micro-batch: nothing is shared
 
 
 def test_one_stage_is_a_device_without_bubbles():

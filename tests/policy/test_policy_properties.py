@@ -1,6 +1,9 @@
-"""In which order policies begin requests, and what gives way where the cache is short."""
+"""Properties of all policies: the order in which requests begin, and refused parameters."""
 
 from __future__ import annotations
+
+from dataclasses import fields, replace
+from itertools import product
 
 import pytest
 from every_policy import MAX_LEN, POLICIES
@@ -9,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shadow import Checker
 
-from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Request
-from sarathi_lab.policy import SarathiServe
 
 # Those that let a later request pass an earlier one that has no room, or is long.
 OUT_OF_ORDER = (
@@ -71,32 +73,21 @@ def test_sequences_in_flight_elsewhere_do_not_drive_an_older_one_out():
     assert len(checker.finished) == len(requests)
 
 
-def test_memory_pressure_preempts_and_loses_nothing():
-    requests = [Request(i, 0.0, 12, 16) for i in range(8)]
-    scheduler = scheduler_for(
-        SarathiServe(chunk=16, watermark=0.0), num_blocks=12, max_model_len=28
-    )
-    ledger = Ledger()
-    run_engine(requests, scheduler, ScriptedExecutor(), ledger)
-    table = ledger.requests()
-    assert scheduler.num_preemptions > 0
-    assert (
-        table.num_preemptions.sum()
-        == scheduler.num_preemptions
-        == ledger.iterations().num_preemptions.sum()
-    )
-    assert (
-        table.output_len.tolist() == [len(tokens) for tokens in table.output_token_ids] == [16] * 8
-    )
+OF_CLASS = {type(policy): policy for policy in POLICIES.values()}
 
 
-def test_a_sequence_in_the_batch_is_never_evicted_for_a_later_one():
-    """Two decodes need the last block; the older takes it and the newer must give way, not the
-    batch's own.
-    """
-    scheduler = scheduler_for(
-        SarathiServe(chunk=16, watermark=0.0), num_blocks=4, block_size=4, max_model_len=12
-    )
-    executor = ScriptedExecutor()
-    run_engine([Request(i, 0.0, 8, 4) for i in range(2)], scheduler, executor, Ledger())
-    assert executor.schedule[1] == [(0, 8, 1)]
+@pytest.mark.parametrize("policy", OF_CLASS.values(), ids=lambda policy: policy.name)
+def test_every_field_refuses_wrong_types_and_sizes_by_its_name(policy):
+    checked = ("reserve", "watermark", policy.budget_field)  # by every policy
+    names = [one.name for one in fields(policy) if "check" in one.metadata or one.name in checked]
+    for name, wrong in product(names, ("?", -1)):
+        with pytest.raises(UserError, match=rf"\b{name}=(\?|-1)"):
+            replace(policy, **{name: wrong}).validate(4, MAX_LEN)
+
+
+@pytest.mark.parametrize("policy", OF_CLASS.values(), ids=lambda policy: policy.name)
+def test_a_budget_leaves_a_full_batch_of_decodes_a_prompts_token(policy):
+    whole_or_on_top = ("lmdeploy", "layered_prefill", "ascend_v0_9", "ascend")
+    if policy.budget_field and policy.name not in whole_or_on_top:
+        with pytest.raises(UserError, match=f"{policy.budget_field}=3 is smaller than the 3"):
+            policy.with_budget(3).validate(4, MAX_LEN)

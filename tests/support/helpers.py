@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,12 @@ def requests_of(
     return [
         Request(i, time, p, d) for i, ((p, d), time) in enumerate(zip(lengths, times, strict=True))
     ]
+
+
+def rows(text: str) -> list[list[ChunkRow]]:
+    """The batches of a schedule, such as "0:0+4 | 0:4+1 1:0+3": REQUEST:START+TOKENS."""
+    chunks = [re.findall(r"(\d+):(\d+)\+(\d+)", batch) for batch in text.split("|")]
+    return [[(int(one), int(at), int(size)) for one, at, size in batch] for batch in chunks]
 
 
 def scheduler_for(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from helpers import ScriptedExecutor, requests_of, scheduler_for, serve
+from helpers import ScriptedExecutor, requests_of, rows, scheduler_for, serve
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Predictor
@@ -169,13 +169,9 @@ def test_sliding_serve_puts_those_last_whose_deadline_is_over():
 
 def test_lprs_has_a_target_without_decodes_too():
     policy = Lprs(8, **LADDER, target_time=5 * TOKEN)
-    assert schedule(policy, requests_of((12, 2), (6, 1))) == [
-        [(1, 0, 5)],
-        [(1, 5, 1), (0, 0, 4)],
-        [(0, 4, 5)],
-        [(0, 9, 3)],
-        [(0, 12, 1)],
-    ]
+    assert schedule(policy, requests_of((12, 2), (6, 1))) == rows(
+        "1:0+5 | 1:5+1 0:0+4 | 0:4+5 | 0:9+3 | 0:12+1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,12 +204,9 @@ def test_lprs_controls_how_many_prompts_are_active_and_their_chunks():
 def test_p_pas_from_one_prompt_on_cuts_only_beside_decodes():
     policy = PPas(max_num_batched_tokens=32, min_active_prefills=1)
     requests = requests_of((10, 3), (10, 1), (10, 1), arrivals=[0, 0.5, 0.5])
-    assert serve(requests, scheduler_for(policy)).schedule == [
-        [(0, 0, 10)],
-        [(0, 10, 1), (1, 0, 4)],
-        [(0, 11, 1), (1, 4, 4)],
-        [(1, 8, 2), (2, 0, 10)],
-    ]
+    assert serve(requests, scheduler_for(policy)).schedule == rows(
+        "0:0+10 | 0:10+1 1:0+4 | 0:11+1 1:4+4 | 1:8+2 2:0+10"
+    )
 
 
 def test_prompts_that_fill_the_cache_between_them_do_not_wait_for_each_other():

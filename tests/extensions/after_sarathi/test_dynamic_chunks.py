@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from helpers import ScriptedExecutor, requests_of, scheduler_for, serve
+from helpers import ScriptedExecutor, requests_of, rows, scheduler_for, serve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,11 +32,7 @@ def schedule(policy: DynamicChunks, **kwargs):
 def test_chunks_shrink_so_that_each_takes_as_long():
     assert schedule(SHRINKING) == CHUNKS
     # Half as far from 8: 5.7 behind 8 tokens, 5.0 behind 13.
-    assert schedule(replace(SHRINKING, smooth_factor=0.5)) == [
-        [(0, 0, 8)],
-        [(0, 8, 5)],
-        [(0, 13, 3)],
-    ]
+    assert schedule(replace(SHRINKING, smooth_factor=0.5)) == rows("0:0+8 | 0:8+5 | 0:13+3")
     assert schedule(replace(SHRINKING, smooth_factor=0.0)) == [[(0, 0, 8)], [(0, 8, 8)]]
     assert SHRINKING.next_chunk(8) == 3
     assert replace(SHRINKING, alignment=2).next_chunk(8) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from helpers import ScriptedExecutor, requests_of, scheduler_for, serve
+from helpers import ScriptedExecutor, requests_of, rows, scheduler_for, serve
 from hypothesis import given
 from hypothesis import strategies as st
 from plans import plan_of
@@ -43,17 +43,10 @@ def test_decodes_go_on_while_prompts_pass_groups_of_layers():
     """
     requests = requests_of((4, 6), (8, 2), (4, 1), (18, 1), arrivals=[0.0, 1.0, 1.0, 2.0])
     executor = serve(requests, scheduler_for(POLICY), Layered())
-    assert executor.schedule == [
-        [(0, 0, 4)],
-        [(0, 4, 1), (1, 0, 8), (2, 0, 4)],
-        [(0, 5, 1), (1, 0, 8), (2, 0, 4)],
-        [(0, 6, 1), (1, 0, 8), (2, 0, 4)],
-        [(0, 7, 1), (1, 8, 1), (3, 0, 16)],
-        [(0, 8, 1), (3, 0, 16)],
-        [(3, 0, 16)],
-        [(3, 0, 16)],
-        [(3, 16, 2)],
-    ]
+    assert executor.schedule == rows(
+        "0:0+4 | 0:4+1 1:0+8 2:0+4 | 0:5+1 1:0+8 2:0+4 | 0:6+1 1:0+8 2:0+4 | "
+        "0:7+1 1:8+1 3:0+16 | 0:8+1 3:0+16 | 3:0+16 | 3:0+16 | 3:16+2"
+    )
     groups = [(0, 2), (2, 4), (4, 6), (0, 1), (1, 3), (3, 4), (4, 6)]
     assert executor.layers == [None, *(Layers(*group, 6) for group in groups), None]
 

@@ -6,7 +6,7 @@ from itertools import takewhile
 
 import numpy as np
 import pytest
-from helpers import ScriptedExecutor, requests_of, scheduler_for, serve
+from helpers import ScriptedExecutor, requests_of, rows, scheduler_for, serve
 from hypothesis import given
 from hypothesis import strategies as st
 from shadow import Telling
@@ -41,12 +41,7 @@ def test_one_speculating_batch_by_hand():
     )
     executor, ledger = ScriptedExecutor(), Ledger()
     loop.run_engine(requests_of((3, 7), (12, 1)), scheduler, executor, ledger)
-    assert executor.schedule == [
-        [(0, 0, 3)],
-        [(0, 3, 4), (1, 0, 4)],
-        [(0, 5, 4), (1, 4, 4)],
-        [(1, 8, 4)],
-    ]
+    assert executor.schedule == rows("0:0+3 | 0:3+4 1:0+4 | 0:5+4 1:4+4 | 1:8+4")
     requests, iterations = ledger.requests(), ledger.iterations()
     assert requests.output_token_ids.tolist() == [list(range(7)), [1000]]
     assert requests.token_times[0] == [1, 2, 2, 3, 3, 3, 3]
