@@ -134,13 +134,13 @@ class Results:
         by their number. If none is named, of some that serve most, and the reference. Raises
         UserError for names that there are not.
         """
-        from sarathi_lab.results.plots import sweeps
+        from sarathi_lab.results.plots import tasks
 
         if missing := [name for name in names if name not in self.names]:
             raise UserError(f"{missing[0]} is none of these runs; use some of {self.names}")
         places = [self.names.index(name) for name in names] or self._foremost()
         read = self._tables["iterations"]
-        return sweeps.curves({self.names[place]: read[place]() for place in places}, x=x)
+        return tasks.curves({self.names[place]: read[place]() for place in places}, x=x)
 
     def _foremost(self) -> list[int]:
         """Where the runs are that serve most, the best of each policy first, and the reference."""

@@ -1,7 +1,7 @@
 """Weights & Biases behind a small interface, and the null tracker.
 
 A run is written offline in one go when it has ended, so that no measurement shares its time with
-W&B, and sent afterwards by `wandb sync`, a process of its own.
+W&B, and uploaded afterwards by `wandb sync` in another process.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,37 +25,35 @@ from sarathi_lab.config.checked import check_fields, number, text
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import make_folder
 from sarathi_lab.results.table import MILLISECONDS, factor
-from sarathi_lab.results.wandb_process import AGENT_VARIABLES, environment, of_agent, send
 
 if TYPE_CHECKING:
     import wandb
 
+AGENT_VARIABLES = ("WANDB_SWEEP_ID", "WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH")
 MAX_TAG = 64  # characters
 MAX_HISTORY_ROWS = 2000
-LOCAL_TIMEOUT = 60.0  # seconds for opening a run, which usually takes a tenth of one
-LEAST_ROOM = 1 << 20  # bytes; W&B's process says nothing of a full disk, and its record ends early
-# What the columns of the history are drawn over: by default the iteration's number.
+LOCAL_TIMEOUT = 60.0  # seconds for opening a run, which usually takes 0.1
+LEAST_ROOM = 1 << 20  # bytes; W&B does not report a full disk, and its record is cut off
+# x axes of the history's columns; by default the iteration's number.
 STEP_OF = {
-    # the state of the server, which arrivals change, at a time [s]
+    # state of the server, which arrivals change, by time [s]
     **dict.fromkeys(("num_running", "num_waiting", "num_blocks_used", "num_preemptions"), "time"),
-    # efficiency at the same progress: policies reach the same number of tokens in different numbers
-    # of iterations
+    # efficiency by progress: policies compute the same tokens in different numbers of iterations
     **dict.fromkeys(("mfu", "mbu", "time_over_roofline"), "tokens"),
 }
-UNSEEN = ["output_token_ids", "token_times"]  # lists, which no table shows
+LISTS = ["output_token_ids", "token_times"]  # columns that W&B's tables cannot show
 T = TypeVar("T")
-_gave_up: set[Hashable] = set()  # what has failed once is not tried again in this process
+_gave_up: set[Hashable] = set()  # failed once, so not tried again in this process
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of one run, when it has ended.
+    """A run that has ended, as it is tracked.
 
-    `group` is the sweep, `job_type` the experiment; `config` has flat names that people filter by
-    (its "command" is shown as the run's notes), and all settings below "settings". `iterations` is
-    the history, `summary` that of summary.json; the tables (parquet, CSV) in `folder` become one
-    artifact, its pictures (PNG) are shown. Artifacts of one name are versions of each other; None:
-    one of this run alone.
+    `group` is the sweep, `job_type` the experiment; `config` has flat names to filter by ("command"
+    becomes the notes) and all settings under "settings". `iterations` is the history. Tables of
+    `folder` (parquet, CSV) become one artifact, pictures (PNG) are displayed. Artifacts of one name
+    are versions of each other; None: one of this run alone.
     """
 
     name: str
@@ -68,27 +69,25 @@ class TrackedRun:
 
 
 class Tracker:
-    """Takes runs that have ended and keeps nothing of them; `conf/tracking/*.yaml` picks one."""
+    """Null tracker, and the interface of the others (`conf/tracking/*.yaml`)."""
 
     def check(self) -> None:
-        """Raise UserError if runs could not be taken."""
+        """Raise UserError if runs cannot be tracked."""
 
     def hint(self) -> str:
-        """The command that shows the tracked runs, empty if there are none."""
+        """Return the command that shows the tracked runs, "" if there are none."""
         return ""
 
     def track(self, run: TrackedRun) -> None:
-        """Keep `run`. Never raises for a tracker's own trouble."""
+        """Keep `run`. Never raises for the tracker's failures."""
 
 
 @dataclass(frozen=True)
 class WandbTracker(Tracker):
-    """Writes W&B runs below `dir`/wandb. "offline" needs no account and sends nothing; `wandb sync`
-    can later.
+    """Writes W&B runs below `dir`/wandb; "offline" needs no account and sends nothing.
 
-    Online runs are written the same way and then sent. `timeout` is how long (seconds) sending one
-    may take. Whatever W&B fails at, or its server takes too long for, costs one line of warning;
-    only a process of W&B's on this machine that stops answering is waited for.
+    Online runs are written the same way and then uploaded, for at most `timeout` seconds. A failure
+    of W&B or of its server costs one line of warning.
     """
 
     mode: str
@@ -104,7 +103,7 @@ class WandbTracker(Tracker):
             )
 
     def check(self) -> None:
-        """Refuses online runs without a login, too; the server is not asked whether it takes it."""
+        """Raise UserError if `dir` cannot be written, or online without a login."""
         make_folder(Path(self.dir), "tracking.dir")
         if self.mode == "online":
             with environment(self._variables()):
@@ -114,16 +113,15 @@ class WandbTracker(Tracker):
         return shlex.join(["wandb", "leet", str(self._folder)])
 
     def track(self, run: TrackedRun) -> None:
-        """Write the run, and send it if online. W&B's trouble costs a warning, once a process."""
         lost = "results are complete without it, and later runs are not tracked"
-        folder = self._tried(lost, self._write, run)
+        folder = self._try(lost, self._write, run)
         if folder is not None and self.mode == "online":
             sync = shlex.join(["wandb", "sync", str(self._folder)])
             kept = f"it and later runs stay here, and {sync} sends them"
-            self._tried(kept, send, folder, self.timeout)
+            self._try(kept, send, folder, self.timeout)
 
-    def _tried(self, consequence: str, work: Callable[..., T], *args: Any) -> T | None:
-        """What `work` returns. What it raises is one line of warning, and it is not tried again."""
+    def _try(self, consequence: str, work: Callable[..., T], *args: Any) -> T | None:
+        """Do `work`; print a warning if it raises, and do not try again."""
         if (self, consequence) in _gave_up:
             return None
         try:
@@ -135,12 +133,11 @@ class WandbTracker(Tracker):
             return None
 
     def _write(self, run: TrackedRun) -> Path:
-        """Returns the folder of the W&B run. Raises what W&B does."""
-        # Else W&B would go to a temporary folder, where nobody looks.
-        self._folder.mkdir(parents=True, exist_ok=True)
-        agent = of_agent(is_baseline=bool(run.config.get("is_baseline")))
+        """Write the run offline; returns its folder. Raises what W&B does."""
+        self._folder.mkdir(parents=True, exist_ok=True)  # else W&B uses a temporary folder
+        agent = agent_settings(is_baseline=bool(run.config.get("is_baseline")))
         with environment(self._variables()):
-            import wandb  # takes half a second, which tracking=none need not wait for
+            import wandb  # takes half a second
 
             opened = wandb.init(
                 name=run.name,
@@ -153,9 +150,8 @@ class WandbTracker(Tracker):
                 mode="offline",
                 dir=self.dir,
                 reinit="create_new",
-                # Our tables own the terminal, and measurements the machine: no captured output, no
-                # sampling thread; commit and versions are in the configuration.
                 settings=wandb.Settings(
+                    # No captured output, no sampling thread; versions are in the configuration.
                     console="off",
                     silent=True,
                     x_disable_stats=True,
@@ -180,19 +176,74 @@ class WandbTracker(Tracker):
         return Path(self.dir) / "wandb"
 
     def _variables(self) -> dict[str, str | None]:
-        """What W&B can be told by its environment only; None: nothing."""
-        # Artifacts wait to be uploaded beside the runs that need them for a later `wandb sync`.
+        """Return W&B's settings that only its environment has; None removes one."""
+        # Artifacts wait beside their runs for `wandb sync`.
         data = os.environ.get("WANDB_DATA_DIR") or str(self._folder.absolute() / "data")
         return {
             "WANDB_SILENT": "true",
             "WANDB_DATA_DIR": data,
             "WANDB_ERROR_REPORTING": "false",  # would send telemetry from offline runs, too
-            **dict.fromkeys(AGENT_VARIABLES),  # W&B would give the agent's id to baselines, too
+            **dict.fromkeys(AGENT_VARIABLES),  # else baselines get the agent's run id, too
         }
 
 
+# -- W&B's environment, agent and upload -----------------------------------------------------------
+
+
+@contextmanager
+def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Set environment variables, or remove those that are None, within the block."""
+    before = {name: os.environ.get(name) for name in variables}
+    try:
+        _set(variables)
+        yield
+    finally:
+        _set(before)
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+
+
+def agent_settings(*, is_baseline: bool) -> dict[str, Any]:
+    """Return the settings of a run of the `wandb agent` that started this process, or of a baseline
+    beside it; empty without an agent.
+    """
+    sweep_id, run_id = os.environ.get("WANDB_SWEEP_ID"), os.environ.get("WANDB_RUN_ID")
+    if not sweep_id or not run_id:
+        return {}
+    settings = {"group": sweep_id, "project": os.environ.get("WANDB_PROJECT")}
+    if entity := os.environ.get("WANDB_ENTITY"):
+        settings["entity"] = entity
+    return settings if is_baseline else {**settings, "sweep_id": sweep_id, "run_id": run_id}
+
+
+def send(folder: Path, timeout: float) -> None:
+    """Upload the run in `folder` by `wandb sync`, which is ended after `timeout` seconds.
+
+    Raises TimeoutError or ConnectionError if the server did not take all of it.
+    """
+    command = [sys.executable, "-m", "wandb", "sync", str(folder)]
+    env = {**os.environ, "WANDB_SILENT": "false"}
+    with tempfile.TemporaryFile("w+") as output:  # a pipe would block beyond the timeout
+        streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        try:
+            subprocess.run(command, timeout=timeout, env=env, check=False, **streams)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"the server did not take the run within {timeout:g} s") from None
+        output.seek(0)
+        lines = output.read().splitlines()
+    if not list(folder.glob("*.wandb.synced")):  # the exit code is 0 in any case
+        errors = [line.partition("ERROR")[2].strip() for line in lines if "ERROR" in line]
+        reason = next(iter(errors), "no reason given")
+        raise ConnectionError(f"the server did not take the run ({reason})")
+
+
 def require_login(what: str, mend: str) -> None:
-    """Raise UserError, saying `what` needs it, without W&B or a well-formed key for its server."""
+    """Raise UserError that names `what` without W&B or a well-formed key for its server."""
     try:
         import wandb
     except ModuleNotFoundError:
@@ -208,9 +259,9 @@ def require_login(what: str, mend: str) -> None:
 
 
 def fetch_runs(where: str) -> list[Any]:
-    """The server's runs of "entity/project", or the one of "entity/project/run".
+    """Return the server's runs of "entity/project", or the one of "entity/project/run".
 
-    UserError if it does not give them.
+    Raises UserError if it does not return them.
     """
     import wandb
 
@@ -224,13 +275,13 @@ def fetch_runs(where: str) -> list[Any]:
         ) from None
 
 
-# -- in terms of W&B -------------------------------------------------------------------------------
+# -- contents of a run -----------------------------------------------------------------------------
 
 
 def _log(opened: wandb.Run, run: TrackedRun) -> None:
     if run.iterations is not None:
         _log_iterations(opened, run.iterations)
-    # Times that people read in milliseconds stand there also as ms/NAME.
+    # Times displayed in milliseconds are there as ms/NAME, too.
     shown = {
         f"ms/{name}": value * MILLISECONDS
         for name, value in run.summary.items()
@@ -242,13 +293,13 @@ def _log(opened: wandb.Run, run: TrackedRun) -> None:
 
 
 def _log_iterations(opened: wandb.Run, iterations: pd.DataFrame) -> None:
-    """Every iteration, or 2,000 evenly spaced ones of a longer run (the artifact has all), with
-    `iteration`, `time` (seconds) and `tokens` (computed so far) as x axes.
+    """Log every iteration, or 2,000 evenly spaced ones of a longer run, with `iteration`, `time`
+    (seconds) and `tokens` (computed so far) as x axes.
     """
     tokens = (iterations.num_prefill_tokens + iterations.num_decode_tokens).cumsum()
     axes = iterations[["iteration"]].assign(time=iterations.end, tokens=tokens)
     curves = iterations.drop(columns="iteration")
-    # Their last values would stand in the summary, some under the name of another quantity.
+    # Their last values must not replace the summary's.
     for axis in axes:
         opened.define_metric(axis, summary="none")
     for column in map(str, curves):
@@ -261,7 +312,7 @@ def _log_iterations(opened: wandb.Run, iterations: pd.DataFrame) -> None:
 
 
 def _log_folder(opened: wandb.Run, folder: Path, name: str) -> None:
-    """All tables as one artifact; pictures, CSV tables and requests also to look at."""
+    """Log all tables as one artifact; display pictures, CSV tables and requests, too."""
     import wandb
 
     artifact = wandb.Artifact(name, type="tables")
@@ -270,9 +321,8 @@ def _log_folder(opened: wandb.Run, folder: Path, name: str) -> None:
     opened.log_artifact(artifact)
     tables = {path.stem: pd.read_csv(path) for path in sorted(folder.glob("*.csv"))}
     if (requests := folder / "requests.parquet").is_file():
-        tables["requests"] = pd.read_parquet(requests).drop(columns=UNSEEN)
+        tables["requests"] = pd.read_parquet(requests).drop(columns=LISTS)
     shown: dict[str, Any] = {name: wandb.Table(dataframe=table) for name, table in tables.items()}
-    # Under names of their own: a sweep's table and its picture are both called sweep.
     for path in sorted(folder.glob("*.png")):
         shown[f"picture/{path.stem}"] = wandb.Image(str(path))
     opened.summary.update(shown)  # in the history their sizes would be curves

@@ -1,10 +1,10 @@
-"""Pictures of runs: a sweep by what it varied (`draw_sweep`), and iterations side by side."""
+"""The picture of a sweep by what it varied."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,15 +30,6 @@ from sarathi_lab.results.plots.style import (
 from sarathi_lab.results.sweep_analysis import text
 from sarathi_lab.results.table import MILLISECONDS, factor, heading
 
-# Column of the iterations, factor and y label.
-CURVES = (
-    ("num_prefill_tokens", 1.0, "prompt tokens"),
-    ("num_decode_tokens", 1.0, "decodes"),
-    ("busy", 1e3, "iteration time [ms]"),
-    ("num_waiting", 1.0, "requests waiting"),
-)
-NUM_MARKERS = 10
-LABEL_WIDTH = 52  # characters
 QUANTITIES = ["capacity", "throughput", "throughput_vs_{}", "slo_attainment", "ttft_p50"]
 QUANTITIES += ["tbt_p99", "decode_time_marginal", "kv_reread_factor"]
 MOST_PANELS, MOST_ROWS = 6, 3  # of quantities: without facets, with them
@@ -344,24 +335,3 @@ def _title(runs: pd.DataFrame, names: Sequence[str], base: str | None) -> str:
     if base is not None and sweep_analysis.replays_differ(runs, base).any():
         title += f"\nCUDA graphs had different shares in the iterations of {base} and of others"
     return title
-
-
-def curves(runs: Mapping[str, pd.DataFrame], x: str = "iteration") -> Figure:
-    """Draw batches, times and queues of each run's iterations (tables by name) against `x`:
-    "iteration", or "end" for the time.
-    """
-    shown = [curve for curve in CURVES if any(curve[0] in table for table in runs.values())]
-    figure, axes = panels(len(shown), 1, (9, 1.9 * len(shown) + 0.8), sharex=True)
-    steps: Any = "steps-pre" if x == "end" else "default"  # an iteration lasts until its end
-    for ax, (column, scale, words) in zip(axes, shown, strict=True):
-        for i, (name, table) in enumerate(runs.items()):
-            if column in table and x in table:
-                every = max(1, len(table) // NUM_MARKERS)
-                style: dict[str, Any] = {"ls": ("-", "--", "-.", ":")[i % 4], "color": f"C{i}"}
-                style |= {"marker": marker(i), "markersize": 4, "markevery": every}
-                label = textwrap.fill(name, LABEL_WIDTH, break_on_hyphens=False)
-                ax.plot(table[x], scale * table[column], label=label, drawstyle=steps, **style)
-        ax.set_ylabel(words)
-    axes[-1].set_xlabel("time [s]" if x == "end" else x)
-    legend_below(figure, keys_of(axes[:1]))
-    return finished(figure)

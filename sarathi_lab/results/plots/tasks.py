@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -18,6 +20,7 @@ from sarathi_lab.results.plots.style import (
     WIDTH,
     colours,
     finished,
+    keys_of,
     legend_below,
     marker,
     panels,
@@ -61,6 +64,16 @@ IN_USE = {
     "blocks": "KV blocks in use",
 }
 MIXES = ("never mixes prompts and decodes", "mixes, whole prompts", "mixes, cuts prompts")
+
+# Column of the iterations, factor and y label.
+CURVES = (
+    ("num_prefill_tokens", 1.0, "prompt tokens"),
+    ("num_decode_tokens", 1.0, "decodes"),
+    ("busy", 1e3, "iteration time [ms]"),
+    ("num_waiting", 1.0, "requests waiting"),
+)
+NUM_MARKERS = 10
+LABEL_WIDTH = 52  # characters
 
 
 def rate_curves(table: pd.DataFrame, slo: Slo, capacity: float, where: str) -> Figure:
@@ -241,3 +254,24 @@ def validation(run: RealRun, requests: pd.DataFrame, both: pd.DataFrame, where: 
         note = "the run did not record them"
         axes[5].text(0.5, 0.03, note, transform=axes[5].transAxes, ha="center", fontsize="small")
     return finished(figure, where)
+
+
+def curves(runs: Mapping[str, pd.DataFrame], x: str = "iteration") -> Figure:
+    """Draw batches, times and queues of each run's iterations (tables by name) against `x`:
+    "iteration", or "end" for the time.
+    """
+    shown = [curve for curve in CURVES if any(curve[0] in table for table in runs.values())]
+    figure, axes = panels(len(shown), 1, (9, 1.9 * len(shown) + 0.8), sharex=True)
+    steps: Any = "steps-pre" if x == "end" else "default"  # an iteration lasts until its end
+    for ax, (column, scale, words) in zip(axes, shown, strict=True):
+        for i, (name, table) in enumerate(runs.items()):
+            if column in table and x in table:
+                every = max(1, len(table) // NUM_MARKERS)
+                style: dict[str, Any] = {"ls": ("-", "--", "-.", ":")[i % 4], "color": f"C{i}"}
+                style |= {"marker": marker(i), "markersize": 4, "markevery": every}
+                label = textwrap.fill(name, LABEL_WIDTH, break_on_hyphens=False)
+                ax.plot(table[x], scale * table[column], label=label, drawstyle=steps, **style)
+        ax.set_ylabel(words)
+    axes[-1].set_xlabel("time [s]" if x == "end" else x)
+    legend_below(figure, keys_of(axes[:1]))
+    return finished(figure)
