@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pandas as pd
+
 from sarathi_lab.engine.executor import Backend, StepResult
 from sarathi_lab.engine.request import Batch
 
@@ -37,6 +39,10 @@ class Speculation:
     def describe(self) -> str:
         """Describe the drafts; empty without any."""
         return ""
+
+    def metrics(self, iterations: pd.DataFrame) -> dict[str, float]:
+        """Return the quantities of a run that only drafts give (METRICS.md)."""
+        return {}
 
     def check(self, backend: Backend) -> None:
         """Raise UserError for a device that has no use for the drafts."""

@@ -28,7 +28,7 @@ from sarathi_lab.experiment.clock import CostClock
 from sarathi_lab.experiment.work import Room
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.load import POINT, load_paper
-from sarathi_lab.results.plots.spec import SERVING, PlotSpec
+from sarathi_lab.results.plots.spec import PlotSpec
 
 if TYPE_CHECKING:
     from sarathi_lab.executor.torch.backend import TorchBackend
@@ -245,7 +245,7 @@ def figure(kind: type[Figure] = Figure, **declared: Any) -> Callable[[Any], Any]
         declared.setdefault("papers", [A6000])
 
     def register(make: Any) -> Any:
-        look = declared.get("look") or SERVING.get(make.__name__, PlotSpec())
+        look = declared.get("look", PlotSpec())
         declared["look"] = replace(look, title=look.title or declared["question"])
         make.figure = kind(make.__name__, make, **declared)
         return make

@@ -30,6 +30,7 @@ from sarathi_lab.experiment.serving import (
 )
 from sarathi_lab.experiment.trials import Trials
 from sarathi_lab.policy import Policy
+from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import gaps, latency
 
 BOTH, HYBRID, CHUNKED = "hybrid and chunked", "hybrid only", "chunked only"  # the paper's Table 4
@@ -38,7 +39,13 @@ STALL_BINS = 120
 LONG, TBT, TTFT = "longest gap", "TBT P99", "TTFT P50"
 
 
-@under_load("Do whole prompts stop the tokens of others?", 40)
+@under_load(
+    "Do whole prompts stop the tokens of others?",
+    40,
+    look=by_device(
+        "point", "longest gap", x="time [s]", y="longest gap [ms]", log_y=True, unit="ms"
+    ),
+)
 def sarathi_serve_stalls(bench: ServingBench, seed: int, **sizes: Any) -> Iterator[Point]:
     """The longest gaps between tokens, over time in the first round (Fig 1a), and of all."""
     dataset = list(sizes["datasets"])[-1]  # of the longest prompts
@@ -52,7 +59,7 @@ def sarathi_serve_stalls(bench: ServingBench, seed: int, **sizes: Any) -> Iterat
     yield from compared(dataset, waits, {CHUNKING: waits[CHUNKING]})
 
 
-@under_load("Which half of Sarathi-Serve does what?", 40)
+@under_load("Which half of Sarathi-Serve does what?", 40, look=by_device("bar", TTFT, TBT))
 def sarathi_serve_ablation(bench: ServingBench, seed: int, **sizes: Any) -> Iterator[Point]:
     """Whole prompts beside decodes, chunks apart from decodes, and beside them (Table 4)."""
     whole, budget = longest(sizes) + sizes["batch"], sizes["budget"]
@@ -64,7 +71,13 @@ def sarathi_serve_ablation(bench: ServingBench, seed: int, **sizes: Any) -> Iter
         yield from compared(dataset, waits, {"both": waits[BOTH]})
 
 
-@under_load("How much more load does Sarathi-Serve sustain?", 120, MISTRAL, YI)
+@under_load(
+    "How much more load does Sarathi-Serve sustain?",
+    120,
+    MISTRAL,
+    YI,
+    look=by_device("bar", "capacity"),
+)
 def sarathi_serve_capacity(
     bench: ServingBench,
     seed: int,
@@ -103,7 +116,11 @@ def sarathi_serve_capacity(
                 yield point(dataset, quantity, "ratio", name, gain, slo=kind)
 
 
-@under_load("Which token budget, when requests arrive over time?", 60)
+@under_load(
+    "Which token budget, when requests arrive over time?",
+    60,
+    look=by_device("pair", TBT, TTFT, hue="x", legend="budget [tokens]"),
+)
 def sarathi_serve_budget(
     bench: ServingBench, seed: int, *, budgets: Sequence[int], **sizes: Any
 ) -> Iterator[Point]:

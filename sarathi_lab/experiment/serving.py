@@ -34,6 +34,7 @@ from sarathi_lab.policy import Policy
 from sarathi_lab.results import load
 from sarathi_lab.results.decode_cost import decode_iteration
 from sarathi_lab.results.intervals import FEWEST_PAIRS, summary
+from sarathi_lab.results.plots.spec import PlotSpec
 from sarathi_lab.results.slo import Slo
 from sarathi_lab.workload.synthetic import Lognormal
 
@@ -122,9 +123,9 @@ def under_load(question: str, seconds: float, *papers: Platform, **declared: Any
     return figure(LoadFigure, **own, **declared)
 
 
-def only_simulated(question: str, *papers: Platform) -> Register:
+def only_simulated(question: str, *papers: Platform, look: PlotSpec) -> Register:
     """Register an experiment under load that is never measured."""
-    return figure(SimulatedLoadFigure, question=question, papers=papers, seconds=0)
+    return figure(SimulatedLoadFigure, question=question, papers=papers, seconds=0, look=look)
 
 
 def _replayed(engine: Engine, model: str) -> pd.DataFrame:

@@ -20,8 +20,7 @@ from wandb_workspaces.reports.v2.interface import BlockTypes, PanelTypes
 
 from sarathi_lab.config.errors import UserError, exit_code
 from sarathi_lab.results.table import MILLISECONDS, factor, heading
-from sarathi_lab.results.tracking import require_login
-from sarathi_lab.results.wandb_process import environment
+from sarathi_lab.results.tracking import environment, require_login
 
 Chosen = Mapping[str, Sequence[str]]  # values of the columns `WHERE`
 COLUMNS = 3

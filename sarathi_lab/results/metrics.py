@@ -135,36 +135,6 @@ def prefix_metrics(requests: pd.DataFrame) -> dict[str, float]:
     return {"prefix_hit_rate": float(requests.prefix_hit_tokens.sum() / requests.prompt_len.sum())}
 
 
-def speculation_metrics(iterations: pd.DataFrame) -> dict[str, float]:
-    """What only a run with drafts has: how many were right, and tokens of a decode's iteration."""
-    drafts, accepted = iterations.num_draft_tokens.sum(), iterations.num_accepted_tokens.sum()
-    decodes = iterations.num_decode_tokens.sum() - drafts
-    found = {"num_draft_tokens": drafts, "tokens_per_decode": 1 + accepted / decodes}
-    return {"acceptance_rate": float(accepted / drafts), **{k: float(v) for k, v in found.items()}}
-
-
-def cluster_metrics(
-    summary: Mapping[str, float], num_instances: int, num_devices: int
-) -> dict[str, float]:
-    """What only several engines have, from the `summary` of all of them."""
-    rates = ("throughput", "output_throughput", "request_throughput", "goodput")
-    return {
-        "num_devices": float(num_devices),
-        "instance_idle_fraction": 1 - summary["busy_time"] / (num_instances * summary["duration"]),
-        **{f"{name}_per_device": summary[name] / num_devices for name in rates if name in summary},
-    }
-
-
-def transfer_metrics(transfers: pd.DataFrame) -> dict[str, float]:
-    """Of caches that moved between engines; the time counts the wait for the link."""
-    if transfers.empty:
-        return {}
-    seconds = transfers.end - transfers.requested
-    num_bytes = float(transfers.num_bytes.sum())
-    moved = {"num_transfers": float(len(transfers)), "transfer_bytes": num_bytes}
-    return {**moved, **quantiles("transfer_time", seconds)}
-
-
 def compare(
     summary: Mapping[str, float], baseline: Mapping[str, float], name: str
 ) -> dict[str, float]:

@@ -243,8 +243,7 @@ def _measured(
     summary |= cluster_summary
     if backend.power is not None:
         summary |= metrics.energy_metrics(iterations, summary, backend.power, *sizes)
-    if "num_draft_tokens" in iterations:
-        summary |= metrics.speculation_metrics(iterations)
+    summary |= plan.engine.speculation.metrics(iterations)
     if plan.engine.shares_prefixes:
         summary |= metrics.prefix_metrics(requests)
     if backend.num_stages > 1:

@@ -27,6 +27,7 @@ from sarathi_lab.experiment.serving import ServingBench, compared, point, under_
 from sarathi_lab.experiment.trials import Trials
 from sarathi_lab.extensions.after_sarathi import Lprs, SloBudget
 from sarathi_lab.policy import Policy
+from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import is_good, waits
 from sarathi_lab.results.slo import Slo
 
@@ -79,6 +80,7 @@ class Search:
     Platform("llama3-8b", "h100"),
     is_chained=True,  # where its searches begin
     simulated=PROFILED,
+    look=by_device("bar", "capacity"),
 )
 def adaptive_budgets(
     bench: ServingBench,
@@ -170,6 +172,7 @@ def _overloaded(
     60,
     Platform("llama3.2-3b", "a100"),
     simulated=PROFILED,
+    look=by_device("bar", "mean latency, low load", "mean latency, high load"),
 )
 def p_pas_gain(
     bench: ServingBench,

@@ -19,6 +19,7 @@ from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import PROFILED, Ints, Platform
 from sarathi_lab.experiment.serving import CHUNKING, ServingBench, compared, point, under_load
 from sarathi_lab.policy import Policy
+from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import jain_index
 from sarathi_lab.workload.base import random_prompt
 
@@ -34,6 +35,7 @@ TTFT, SPEED = "TTFT", "throughput / one stage's"
     60,
     Platform("llama3.1-8b", "h100"),
     simulated=PROFILED,
+    look=by_device("pair", "TTFT P99, short", "TTFT, long"),
 )
 def long_prompts(
     bench: ServingBench,
@@ -134,6 +136,7 @@ def _ttft(ledger: Ledger) -> float:
     30,
     Platform("llama3.1-70b", "h100", 8),
     simulated=(*PROFILED, "executor.pipeline_parallel=4"),
+    look=by_device("line", "throughput / one stage's", x="chunk [tokens]", log_x=True),
 )
 def dynamic_chunks(
     bench: ServingBench,

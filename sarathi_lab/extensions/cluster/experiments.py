@@ -29,6 +29,7 @@ from sarathi_lab.experiment.serving import (
     ratios,
 )
 from sarathi_lab.extensions.cluster import Disaggregated, PrefillAndDecodeHeavy, Replicas, Several
+from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import gaps, is_good
 from sarathi_lab.results.slo import Slo
 from sarathi_lab.workload.agentic import Agentic
@@ -54,6 +55,7 @@ class Setting(NamedTuple):
 @only_simulated(
     "What do chunks, prefix caching and the router do to each turn's first token?",
     Platform("llama3.1-8b", "h100"),
+    look=by_device("bar", "TTFT P50, later turns", "hit share, later turns"),
 )
 def agentic(
     bench: ServingBench,
@@ -147,6 +149,7 @@ def _values(table: pd.DataFrame) -> Values:
 @only_simulated(
     "At equal GPUs, does it pay to chunk, to disaggregate, or to do both?",
     Platform("llama3-8b", "h100"),
+    look=by_device("bar", "goodput per GPU"),
 )
 def disaggregation(
     bench: ServingBench,

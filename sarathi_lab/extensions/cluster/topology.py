@@ -38,7 +38,7 @@ from sarathi_lab.extensions.cluster.cluster import (
 )
 from sarathi_lab.extensions.cluster.taichi import TaiChi
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.results import metrics
+from sarathi_lab.results.serving_metrics import quantiles
 
 INSTANCES = "use a number of engines such as 2"
 TOKENS = "use the tokens of an iteration such as 2048, or null for the policy's own"
@@ -141,8 +141,8 @@ class Several(Topology):
         self, scheduler: Cluster, summary: Mapping[str, float], num_devices: int
     ) -> tuple[dict[str, pd.DataFrame], dict[str, float]]:
         moves = pd.DataFrame(scheduler.transfers, columns=list(Transfer._fields))
-        found = metrics.transfer_metrics(moves)
-        found |= metrics.cluster_metrics(summary, self.num_instances, num_devices)
+        found = transfer_metrics(moves)
+        found |= cluster_metrics(summary, self.num_instances, num_devices)
         return {"transfers.parquet": moves} if len(moves) else {}, found
 
     def scheduler(self, policy: Policy, make: MakeScheduler, executor: Executor) -> Cluster:
@@ -263,3 +263,25 @@ class PrefillAndDecodeHeavy(Linked):
 
     def cluster(self, schedulers: Sequence[Scheduler], instances: Instances) -> Cluster:
         return TaiChi(schedulers, instances, self.prefill, self.ttft, self.tpot)
+
+
+def cluster_metrics(
+    summary: Mapping[str, float], num_instances: int, num_devices: int
+) -> dict[str, float]:
+    """Return the quantities of several engines, from the `summary` of all of them."""
+    rates = ("throughput", "output_throughput", "request_throughput", "goodput")
+    return {
+        "num_devices": float(num_devices),
+        "instance_idle_fraction": 1 - summary["busy_time"] / (num_instances * summary["duration"]),
+        **{f"{name}_per_device": summary[name] / num_devices for name in rates if name in summary},
+    }
+
+
+def transfer_metrics(transfers: pd.DataFrame) -> dict[str, float]:
+    """Return the quantities of cache transfers; their time includes the wait for the link."""
+    if transfers.empty:
+        return {}
+    seconds = transfers.end - transfers.requested
+    num_bytes = float(transfers.num_bytes.sum())
+    moved = {"num_transfers": float(len(transfers)), "transfer_bytes": num_bytes}
+    return {**moved, **quantiles("transfer_time", seconds)}

@@ -25,6 +25,7 @@ from sarathi_lab.experiment.serving import (
     ratios,
 )
 from sarathi_lab.results import metrics
+from sarathi_lab.results.plots.spec import by_device
 
 PER_TOKEN, PER_OUTPUT, WATTS = "energy a token", "energy an output token", "power of a device"
 OF_ITERATIONS = "power of iterations"
@@ -57,6 +58,7 @@ def energy_of(bench: ServingBench, ledger: Ledger) -> tuple[pd.DataFrame, dict[s
     Platform("llama3-8b", "h100"),
     Platform("qwen3-30b-a3b", "h100"),
     Platform("llama3.1-70b", "a100", 4),
+    look=by_device("bar", "energy a token", "power of a device"),
 )
 def energy(
     bench: ServingBench,

@@ -21,6 +21,7 @@ from sarathi_lab.experiment.serving import (
 )
 from sarathi_lab.extensions.energy.experiments import PER_TOKEN, check_power, energy_of
 from sarathi_lab.policy import Policy
+from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import latency, waits
 
 LAYERED = "layered_prefill"
@@ -35,6 +36,7 @@ UNITS = {PER_TOKEN: "J", EXPERTS: "MB"}
     Platform("qwen3-30b-a3b", "h100", 2),
     Platform("qwen3-30b-a3b", "h200"),
     Platform("qwen3-8b", "h100"),
+    look=by_device("line", "TTFT mean", x="load [of saturation]"),
 )
 def layered_prefill(
     bench: ServingBench,

@@ -18,7 +18,7 @@ from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import PROFILED, Ints, Platform
 from sarathi_lab.experiment.serving import ServingBench, Values, compared, point, under_load
 from sarathi_lab.extensions.speculation import Assumed, PromptLookup
-from sarathi_lab.results.metrics import speculation_metrics
+from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import latency
 
 NONE = "no drafts"
@@ -36,6 +36,13 @@ UNITS = {RATE: "tokens/s", "acceptance_rate": "share", "tokens_per_decode": "tok
     Platform("qwen3-30b-a3b", "h100"),
     Platform("llama3-8b", "a100"),
     simulated=PROFILED,
+    look=by_device(
+        "line",
+        "latency P50 / no drafts",
+        "throughput, all at once / no drafts",
+        x="chunk [tokens]",
+        log_x=True,
+    ),
 )
 def speculation(
     bench: ServingBench,
@@ -67,7 +74,7 @@ def speculation(
             waits = {}
             for budget in budgets:
                 both = (_served(bench, some, own, budget) for some in (arriving, at_once))
-                found = _values(*both)
+                found = _values(own, *both)
                 none = without.setdefault(budget, found)  # the first has no drafts
                 waits[budget] = found[WAITS["latency_p50"]]
                 yield from compared(dataset, {name: found}, {NONE: none}, UNITS, budget)
@@ -105,16 +112,15 @@ def _served(
     return engine.serve(requests, bench.chunking(max(budget, engine.batch_size)))
 
 
-def _values(arriving: Ledger, at_once: Ledger) -> Values:
+def _values(drafts: Speculation, arriving: Ledger, at_once: Ledger) -> Values:
     """By quantity: seconds, tokens a second, and what was accepted if there were drafts."""
     table, iterations = at_once.requests(), arriving.iterations()
     tokens = table.prompt_len.sum() + table.output_len.sum()
     found = {words: latency(arriving.requests())[key] for key, words in WAITS.items()}
     found[RATE] = float(tokens / table.finish_time.max())
-    if "num_draft_tokens" in iterations:
-        accepted = speculation_metrics(iterations)
-        found |= {name: accepted[name] for name in ("acceptance_rate", "tokens_per_decode")}
-    return found
+    accepted = drafts.metrics(iterations)
+    names = [name for name in ("acceptance_rate", "tokens_per_decode") if name in accepted]
+    return found | {name: accepted[name] for name in names}
 
 
 def _reserved(

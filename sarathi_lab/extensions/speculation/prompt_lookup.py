@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, ClassVar
 
+import pandas as pd
+
 from sarathi_lab.config.checked import check_fields, require_order, whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import NO_TOKEN, Backend, StepResult
@@ -53,6 +55,16 @@ class Drafting(Speculation, ABC):
                 f"{named} needs a batch's tokens before the next batch is made, which here is "
                 f"made while it runs; add {fix}"
             )
+
+    def metrics(self, iterations: pd.DataFrame) -> dict[str, float]:
+        """Return the share of right drafts and the tokens that a decode emits in an iteration."""
+        if "num_draft_tokens" not in iterations:
+            return {}
+        drafts = float(iterations.num_draft_tokens.sum())
+        accepted = float(iterations.num_accepted_tokens.sum())
+        decodes = float(iterations.num_decode_tokens.sum()) - drafts
+        found = {"acceptance_rate": accepted / drafts, "num_draft_tokens": drafts}
+        return {**found, "tokens_per_decode": 1 + accepted / decodes}
 
 
 def _without_overlap(backend: Backend) -> str:

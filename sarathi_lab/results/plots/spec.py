@@ -27,7 +27,6 @@ SERIES = {
     "throughput_gain": "end to end",
 }
 Kind = Literal["line", "point", "bar", "pair"]
-GAPS, TBT, TTFT, CAPACITY = "longest gap", "TBT P99", "TTFT P50", "capacity"
 
 
 @dataclass(frozen=True)
@@ -79,32 +78,6 @@ def in_tokens(name: str) -> str:
     return re.sub(r"\b(\d+)K\b", lambda number: str(1024 * int(number[1])), name)
 
 
-def _by_device(kind: Kind, *quantities: str, **options: Any) -> PlotSpec:
+def by_device(kind: Kind, *quantities: str, **options: Any) -> PlotSpec:
+    """Make the spec of an experiment under load: a group of panels for each device."""
     return PlotSpec(kind=kind, quantities=quantities, is_by_device=True, columns=4, **options)
-
-
-SERVING: Mapping[str, PlotSpec] = {
-    "sarathi_serve_stalls": _by_device(
-        "point", GAPS, x="time [s]", y="longest gap [ms]", log_y=True, unit="ms"
-    ),
-    "sarathi_serve_ablation": _by_device("bar", TTFT, TBT),
-    "sarathi_serve_capacity": _by_device("bar", CAPACITY),
-    "sarathi_serve_budget": _by_device("pair", TBT, TTFT, hue="x", legend="budget [tokens]"),
-    "disaggregation": _by_device("bar", "goodput per GPU"),
-    "long_prompts": _by_device("pair", "TTFT P99, short", "TTFT, long"),
-    "dynamic_chunks": _by_device(
-        "line", "throughput / one stage's", x="chunk [tokens]", log_x=True
-    ),
-    "layered_prefill": _by_device("line", "TTFT mean", x="load [of saturation]"),
-    "adaptive_budgets": _by_device("bar", CAPACITY),
-    "p_pas_gain": _by_device("bar", "mean latency, low load", "mean latency, high load"),
-    "energy": _by_device("bar", "energy a token", "power of a device"),
-    "speculation": _by_device(
-        "line",
-        "latency P50 / no drafts",
-        "throughput, all at once / no drafts",
-        x="chunk [tokens]",
-        log_x=True,
-    ),
-    "agentic": _by_device("bar", "TTFT P50, later turns", "hit share, later turns"),
-}
