@@ -1,4 +1,4 @@
-"""The same requests at many rates, each served once, and the highest that meets an objective."""
+"""The search for a capacity: the highest rate of the same requests that meets an objective."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.arrivals import Arrivals
@@ -20,15 +22,17 @@ from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.intervals import ends_of_median
+from sarathi_lab.results.serving_metrics import is_met
+from sarathi_lab.results.slo import Slo
 
 ROUNDING = 1e-9  # of the logarithm, so that a rate of the grid is its own step
-# Where a search ends by default, in saturation rates. Above, only a short run meets an objective.
+# Default limits of a search, in saturation rates. Above, only a short run meets an objective.
 BELOW, ABOVE = 1 / 64, 2.0
 
 
 @dataclass(frozen=True)
 class Engine:
-    """An executor and its scheduler's sizes: sequences, tokens of the longest, cache blocks."""
+    """An executor and its scheduler's sizes, for runs under any policy."""
 
     executor: Executor
     batch_size: int
@@ -36,11 +40,11 @@ class Engine:
     num_blocks: int
     block_size: int
     num_stages: int = 1
-    cluster: Topology = SINGLE  # which made the executor
+    cluster: Topology = SINGLE  # that made the executor
     on_iteration: Callable[[int], None] = lambda num_tokens: None
     shares_prefixes: bool = False
     speculation: Speculation = NO_SPECULATION
-    # By policy, the shares of the iterations of each of its runs that were replayed.
+    # By policy, the share of replayed iterations in each run.
     replayed: defaultdict[str, list[float]] = field(
         default_factory=lambda: defaultdict(list), compare=False
     )
@@ -65,16 +69,16 @@ class Engine:
 
 
 def mean_rate(requests: Sequence[Request]) -> float:
-    """(R - 1) / (a_R - a_1) requests per second; infinite if all arrive at once."""
+    """Compute (R - 1) / (a_R - a_1) requests per second; infinite if all arrive at once."""
     times = [request.arrival_time for request in requests]
     span = max(times) - min(times)
     return (len(times) - 1) / span if span > 0 else math.inf
 
 
 def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
-    """The same requests at `rate` a second from 0. Raises UserError if they have no gaps."""
-    own = mean_rate(requests)
-    if not math.isfinite(own) or not own:
+    """Stretch the arrivals to `rate` a second, from 0. Raises UserError if they have no gaps."""
+    present = mean_rate(requests)
+    if not math.isfinite(present) or not present:
         raise UserError(
             f"the workload's {len(requests)} requests come all at once, so there is no rate to "
             "change; use a workload with arrivals, such as workload.arrivals=poisson, and at least "
@@ -82,14 +86,14 @@ def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
         )
     first = min(request.arrival_time for request in requests)
     return [
-        replace(request, arrival_time=(request.arrival_time - first) * own / rate)
+        replace(request, arrival_time=(request.arrival_time - first) * present / rate)
         for request in requests
     ]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Rates (1 + `precision`)^k requests/s for whole k: those of all policies and objectives."""
+    """Rates (1 + `precision`)^k requests/s for whole k, shared by policies and objectives."""
 
     precision: float
 
@@ -97,7 +101,7 @@ class Grid:
         return (1 + self.precision) ** step
 
     def step(self, rate: float) -> int:
-        """The highest step whose rate is not above `rate`."""
+        """Find the highest step whose rate is not above `rate`."""
         return math.floor(math.log(rate) / math.log1p(self.precision) + ROUNDING)
 
 
@@ -111,10 +115,10 @@ class Bracket(NamedTuple):
 def highest_passing(
     passes: Callable[[int], bool], start: int, lowest: int, highest: int
 ) -> Bracket:
-    """The bracket found from `start` within `lowest` to `highest`, both included.
+    """Search the bracket from `start` within `lowest` to `highest`, inclusive.
 
-    Goes 1, 2, 4, ... steps up while steps pass, or down while they fail, and halves what is
-    between. Whether steps pass need not be monotone: then it is one place where passing ends.
+    Steps 1, 2, 4, ... up while steps pass, or down while they fail, then bisects. If passing is not
+    monotone, the result is one of its ends.
     """
     step, stride = min(max(start, lowest), highest), 1
     is_up = passes(step)
@@ -132,26 +136,24 @@ def highest_passing(
 
 
 def run_lengths(num_requests: int, doublings: int) -> list[int]:
-    """Requests of a run, each twice as many as before, from 2: the last are all `num_requests`."""
+    """List the numbers of requests per run, doubling from 2 or more to `num_requests`."""
     return sorted({max(2, num_requests >> shift) for shift in range(doublings + 1)})
 
 
 @dataclass(frozen=True)
 class Capacities:
-    """The brackets of a search by seed, in runs of `num_requests`; `lowest` and `highest` are the
-    steps at its limits, `shorter` what runs of half as many found.
-    """
+    """Brackets of a search by seed, in runs of `num_requests`."""
 
     grid: Grid
-    lowest: int
+    lowest: int  # step at the lower limit
     highest: int
     brackets: Mapping[int, Bracket]
     num_requests: int
-    shorter: Capacities | None = None
+    shorter: Capacities | None = None  # of runs of half as many requests
 
     @property
     def values(self) -> list[float]:
-        """The highest passing rate of each seed; 0 where even the lowest fails."""
+        """Highest passing rate of each seed; 0 where even the lowest fails."""
         steps = [bracket.passing for bracket in self.brackets.values()]
         return [0.0 if step is None else self.grid.rate(step) for step in steps]
 
@@ -161,7 +163,7 @@ class Capacities:
 
     @property
     def is_settled(self) -> bool:
-        """Whether twice the requests moved the median by a step of the grid at most."""
+        """Whether doubling the requests moved the median by at most a step of the grid."""
         if self.shorter is None:
             return False
         low, high = sorted((self.median, self.shorter.median))
@@ -169,13 +171,13 @@ class Capacities:
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether the median is the highest rate tried, which passed."""
+        """Whether the median is the highest rate of the search."""
         return self.median >= self.grid.rate(self.highest)
 
     @property
     def summary(self) -> dict[str, float]:
-        """The median over the seeds and its interval, which the grid's next rate ends: never, where
-        the highest rate tried passed. Not a number where it has not settled.
+        """Median over the seeds and its interval, up to the grid's next rate (infinite if the
+        highest rate passed). NaN without convergence.
         """
         if not self.is_settled:
             ends = (f"capacity_{name}" for name in ("low", "high", "confidence"))
@@ -191,15 +193,15 @@ class Capacities:
 
     @property
     def history(self) -> str:
-        """What each length of run found, the shortest first."""
+        """Median by length of run, the shortest first."""
         before = f"{self.shorter.history}, " if self.shorter else ""
         return f"{before}{self.median:.3g}/s in runs of {self.num_requests:,}"
 
     @property
     def remark(self) -> str:
-        """Why there is no capacity, or seeds have no bracket; empty if all is well."""
+        """Why there is no capacity, or seeds have no bracket; else empty."""
         if not self.is_settled:
-            return f"no capacity: runs are too short for it to stand still ({self.history})"
+            return f"no capacity: did not converge ({self.history})"
         brackets = self.brackets.values()
         ends = (
             (self.lowest, "lowest", "fails", sum(b.passing is None for b in brackets)),
@@ -216,7 +218,72 @@ class Capacities:
 def limits_around(
     saturation: float, lowest: float | None, highest: float | None
 ) -> tuple[float, float]:
-    """Where a search ends (requests/s): as given, else far below and above the saturation rate."""
+    """Choose a search's limits (requests/s): as given, else far from the saturation rate."""
     low = saturation * BELOW if lowest is None else lowest
     high = saturation * ABOVE if highest is None else highest
     return min(low, high), max(low, high)
+
+
+class Trial(NamedTuple):
+    """One run: its seed, number of requests and their rate (1/s), and its tables."""
+
+    seed: int
+    num_requests: int
+    rate: float
+    iterations: pd.DataFrame
+    requests: pd.DataFrame
+
+
+@dataclass
+class Trials:
+    """Runs of `loads`, the requests of each seed, under one policy on `engine`, all kept.
+
+    A seed's search begins at the result of the one before.
+    """
+
+    engine: Engine
+    policy: Policy
+    loads: Mapping[int, Sequence[Request]]
+    grid: Grid
+    known: dict[tuple[int, int, int], Trial] = field(default_factory=dict)  # seed, number, step
+
+    def at(self, seed: int, number: int, step: int) -> Trial:
+        """Serve a seed's first `number` requests at a step of the grid, unless it is known."""
+        key = (seed, number, step)
+        if key not in self.known:
+            rate = self.grid.rate(step)
+            ledger = self.engine.serve(at_rate(self.loads[seed][:number], rate), self.policy)
+            self.known[key] = Trial(seed, number, rate, ledger.iterations(), ledger.requests())
+        return self.known[key]
+
+    def saturation_rate(self, number: int) -> float:
+        """Measure requests per second of the first seed's first `number`, arriving all at once."""
+        chosen = next(iter(self.loads.values()))[:number]
+        ledger = self.engine.serve([replace(one, arrival_time=0.0) for one in chosen], self.policy)
+        return len(chosen) / float(ledger.iterations().end.max())
+
+    def capacity(
+        self, slo: Slo, start: float, limits: tuple[float, float], lengths: Sequence[int]
+    ) -> Capacities:
+        """Search each seed's highest rate that meets `slo`, from `start` within `limits` (1/s).
+
+        A short run meets an objective despite a growing queue, so runs of `lengths` requests are
+        searched in turn until the capacity converges.
+        """
+        lowest, highest = map(self.grid.step, limits)
+        at, result = self.grid.step(start), None
+        for number in lengths:
+            brackets = {}
+            for seed in self.loads:
+
+                @cache
+                def passes(step: int, seed: int = seed, number: int = number) -> bool:
+                    return is_met(self.at(seed, number, step).requests, slo)
+
+                brackets[seed] = bracket = highest_passing(passes, at, lowest, highest)
+                at = lowest if bracket.passing is None else bracket.passing
+            result = Capacities(self.grid, lowest, highest, brackets, number, result)
+            if result.is_settled:
+                break
+        assert result is not None, "there is a length at least"
+        return result

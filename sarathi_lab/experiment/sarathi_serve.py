@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.experiment.capacity import Grid, limits_around, run_lengths
+from sarathi_lab.experiment.capacity import Grid, Trials, limits_around, run_lengths
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.serving import (
     CHUNKING,
@@ -28,7 +28,6 @@ from sarathi_lab.experiment.serving import (
     point,
     under_load,
 )
-from sarathi_lab.experiment.trials import Trials
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import gaps, latency

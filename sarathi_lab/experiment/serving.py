@@ -22,12 +22,11 @@ from sarathi_lab.engine.config import SINGLE, Topology
 from sarathi_lab.engine.executor import Sizes as BuildSizes
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.experiment.capacity import Engine, Grid, at_rate
+from sarathi_lab.experiment.capacity import Engine, Grid, Trials, at_rate
 from sarathi_lab.experiment.cases import Point, Round
 from sarathi_lab.experiment.clock import Estimate
 from sarathi_lab.experiment.registry import PROFILED, Figure, Platform, Sizes, figure
 from sarathi_lab.experiment.samples import MOST_ROUNDS, Samples, keep, rounds, table_of
-from sarathi_lab.experiment.trials import Trials
 from sarathi_lab.experiment.work import BLOCK_SIZE, Room
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
 
 import pandas as pd
 from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import number, whole
 from sarathi_lab.config.console import progress_of
-from sarathi_lab.config.crew import Crew, crew_size
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.engine.executor import Executor
-from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment import capacity as search
-from sarathi_lab.experiment.trials import Trial, Trials
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.results.metrics import add_costs, summarise
 from sarathi_lab.results.plots.tasks import rate_curves
@@ -31,9 +25,9 @@ from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.plan import AUTO, Plan, changed, make_plan, slo_reference
 
 RATES = "use requests per second, or null"
-SCALED = ("poisson", "gamma", "ramp")  # arrivals that have a rate; a file's have their own gaps
-FIRST_TRIALS, LATER_TRIALS = 8, 4  # of a seed, about: the length of the progress bar
-# Columns of capacity.parquet, where a run has them.
+SCALED = ("poisson", "gamma", "ramp")  # arrivals with a rate
+FIRST_TRIALS, LATER_TRIALS = 8, 4  # expected per seed, for the progress bar
+# Optional columns of capacity.parquet.
 COLUMNS = (
     *("throughput", "output_throughput", "request_throughput", "duration", "num_preemptions"),
     *("slo_attainment", "goodput", "num_stalls", "longest_gap", "ttft_p50", "ttft_p90", "ttft_p99"),
@@ -47,10 +41,10 @@ SHOWN = {"ttft_p50": "TTFT P50", "tbt_p99": "TBT P99", "tpot_p99": "TPOT P99"}
 
 @dataclass(frozen=True)
 class Capacity(Task):
-    """Looks for the capacity with `seeds` sets of requests, to a rate of `precision` (a share).
+    """Search of the capacity with `seeds` sets of requests, to a rate of `precision` (a share).
 
-    The workload's requests are doubled until the capacity stands still, `doublings` times at most;
-    requests that are given, such as a trace's, are searched by half of them and by all. Leaves
+    The workload's requests are doubled until the capacity converges, `doublings` times at most;
+    given requests, such as a trace's, are searched by half of them and by all. Leaves
     capacity.parquet (a row per run), and the tables of the first seed's run at its capacity.
     """
 
@@ -66,7 +60,6 @@ class Capacity(Task):
     doublings: int = whole(3, minimum=1, fix="use a few, such as 3")
     lowest: float | None = number(None, above=0, fix=RATES)
     highest: float | None = number(None, above=0, fix=RATES)
-    processes: int | None = crew_size()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,7 +69,7 @@ class Capacity(Task):
             )
 
     def check(self, cfg: DictConfig) -> list[Plan]:
-        """A plan for each seed, of equal sizes."""
+        """Make a plan for each seed, of equal sizes."""
         if getattr(cfg.policy, "chunk", None) == AUTO:
             raise UserError(
                 f"chunk={AUTO} is advised for one load, not for every rate; name a chunk such as "
@@ -84,19 +77,14 @@ class Capacity(Task):
             )
         seeds = range(cfg.seed, cfg.seed + self.seeds)
         configs = [self._with_arrivals(cfg, seed) for seed in seeds]
-        plans = [make_plan(own) for own in configs]
+        plans = [make_plan(config) for config in configs]
         slo, name = plans[0].targets.slo, plans[0].load.name
-        if self.processes is not None and self._size(plans[0]) != self.processes:
-            raise UserError(
-                f"task.processes={self.processes} has no effect: it is for executor=simulated, and "
-                "a measurement is alone; drop it"
-            )
         if not slo.bounds and not slo.is_relative:
             raise UserError(
                 f"slo={slo.name} has no bounds that a rate could meet; name an objective, such as "
                 "slo=strict or slo=mlperf-llama2-70b"
             )
-        for plan in plans:  # refuses what has no gaps
+        for plan in plans:  # raises for requests without gaps
             search.at_rate(plan.load.requests[: self._lengths(plan)[0]], 1.0)
         first, *others = (
             [(r.arrival_time, r.prompt_len, r.output_len) for r in plan.load.requests]
@@ -110,7 +98,7 @@ class Capacity(Task):
         longest = max(plan.max_model_len for plan in plans)
         if all(plan.max_model_len == longest for plan in plans):
             return plans
-        return [make_plan(changed(own, max_model_len=longest)) for own in configs]
+        return [make_plan(changed(config, max_model_len=longest)) for config in configs]
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         plans: list[Plan] = context.prepared or self.check(cfg)
@@ -118,10 +106,11 @@ class Capacity(Task):
         serve.print_plan(plan, context)
         trials, slo, saturation, found = self._search(plans, self._lengths(plan))
         peaks = plan.backend.peaks()
-        crew = Crew(partial(_Objective, plan, slo, peaks), self._size(plan))
-        with progress_of("summing up", len(trials.known), "runs") as advance:
-            found_of = crew.map(_summary, trials.known.values(), advance)
-        summaries = dict(zip(trials.known, found_of, strict=True))
+        summaries = {}
+        with progress_of("summarising", len(trials.known), "runs") as advance:
+            for key, trial in trials.known.items():
+                summaries[key] = _summary(plan, slo, peaks, trial)
+                advance(1)
         table = pd.DataFrame(
             dict(zip(("seed", "num_requests", "rate"), trial, strict=False))
             | {"slo_met": is_met(trial.requests, slo)}
@@ -154,95 +143,75 @@ class Capacity(Task):
         )
 
     def _lengths(self, plan: Plan) -> list[int]:
-        """Requests of the runs of a search; the last are all of the plan's."""
+        """List the numbers of requests per run, up to all of the plan's."""
         doublings = self.doublings if _grows(plan) else 1
         return search.run_lengths(len(plan.load.requests), doublings)
 
     def _search(
         self, plans: Sequence[Plan], lengths: Sequence[int]
-    ) -> tuple[Trials, Slo, float, search.Capacities]:
-        """The runs, the objective in seconds, the saturation rate and what was found."""
+    ) -> tuple[search.Trials, Slo, float, search.Capacities]:
+        """Return the runs, the objective in seconds, the saturation rate and the result."""
         plan = plans[0]
         executor = plan.build()[1]
         plan = plan.with_cache_of(executor)
         slo = plan.targets.slo.resolved(slo_reference(plan, executor))
         tokens = sum(request.total_len - 1 for request in plan.load.requests[: 2 * lengths[0]])
         expected = tokens * (1 + FIRST_TRIALS + LATER_TRIALS * (len(plans) - 1))
-        title = f"looking for the capacity under {slo.name}"
-        grid = search.Grid(self.precision)
-        crew = Crew(partial(_trials, plans, grid), self._size(plan))
-        with progress_of(title, expected, "tokens") as progress:
-            trials = _trials([plan, *plans[1:]], grid, executor, progress)
-            if crew.size > 1:
-                trials.share = partial(crew.do, Trials.serve)
+        engine, loads = plan.engine, {int(one.config["seed"]): one.load.requests for one in plans}
+        with progress_of(f"capacity under {slo.name}", expected, "tokens") as progress:
+            on_device = search.Engine(
+                executor,
+                engine.batch_size,
+                plan.max_model_len,
+                engine.num_blocks,
+                engine.block_size,
+                plan.backend.num_stages,
+                engine.cluster,
+                progress,
+                speculation=engine.speculation,
+            )
+            trials = search.Trials(on_device, plan.policy, loads, search.Grid(self.precision))
             saturation = trials.saturation_rate(lengths[0])
             limits = search.limits_around(saturation, self.lowest, self.highest)
             return trials, slo, saturation, trials.capacity(slo, saturation, limits, lengths)
 
-    def _size(self, plan: Plan) -> int | None:
-        """Processes that serve: what is measured has the machine to itself."""
-        return self.processes if isinstance(plan.backend, SimulatedBackend) else 1
-
     def _with_arrivals(self, cfg: DictConfig, seed: int) -> DictConfig:
-        """`cfg` with another seed, the requests of its longest runs, and arrivals whose gaps a rate
-        can stretch. Refuses a rate.
+        """Return `cfg` with another seed, the requests of its longest runs, and arrivals whose gaps
+        a rate can stretch. Raises UserError for a rate.
         """
-        own = changed(cfg, seed=seed)
-        if isinstance(own.workload.get("num_requests"), int):
-            own.workload.num_requests <<= self.doublings
-        kind = own.workload.get("arrivals")
-        if "rate" in own.workload and kind in ("closed", *SCALED):
-            if own.workload.rate is not None:
+        config = changed(cfg, seed=seed)
+        if isinstance(config.workload.get("num_requests"), int):
+            config.workload.num_requests <<= self.doublings
+        kind = config.workload.get("arrivals")
+        if "rate" in config.workload and kind in ("closed", *SCALED):
+            if config.workload.rate is not None:
                 raise UserError(
-                    f"workload.rate={own.workload.rate} has no effect: task=capacity looks for the "
-                    "rate; drop it"
+                    f"workload.rate={config.workload.rate} has no effect: task=capacity "
+                    "searches the rate; drop it"
                 )
-            own.workload.rate = 1.0
+            config.workload.rate = 1.0
             if kind == "closed":
-                own.workload.arrivals = "poisson"
-        return own
+                config.workload.arrivals = "poisson"
+        return config
 
 
-def _trials(
-    plans: Sequence[Plan],
-    grid: search.Grid,
-    executor: Executor | None = None,
-    progress: Callable[[float], None] = lambda num_tokens: None,
-) -> Trials:
-    """Runs of the plans' requests, by seed, on `executor` or one of their own."""
-    plan, own = plans[0], plans[0].engine
-    cache = (own.num_blocks, own.block_size)
-    sizes = (own.batch_size, plan.max_model_len, *cache, plan.backend.num_stages)
-    executor = executor or plan.build()[1]
-    engine = search.Engine(executor, *sizes, own.cluster, progress, speculation=own.speculation)
-    loads = {int(own.config["seed"]): own.load.requests for own in plans}
-    return Trials(engine, plan.policy, loads, grid)
-
-
-def _costs(plan: Plan, trial: Trial, peaks: Peaks) -> pd.DataFrame:
+def _costs(plan: Plan, trial: search.Trial, peaks: Peaks) -> pd.DataFrame:
     return add_costs(trial.iterations, plan.spec, plan.backend.dtype_bytes, peaks)
 
 
-class _Objective(NamedTuple):
-    plan: Plan
-    slo: Slo
-    peaks: Peaks
-
-
-def _summary(of: _Objective, trial: Trial) -> dict[str, float]:
-    plan, slo, peaks = of
+def _summary(plan: Plan, slo: Slo, peaks: Peaks, trial: search.Trial) -> dict[str, float]:
     served = (trial.requests, float(trial.iterations.end.max()))
-    own = summarise(_costs(plan, trial, peaks), trial.requests, peaks, None)
-    return own | serve.serving_summary_of(plan, *served, peaks, slo)
+    general = summarise(_costs(plan, trial, peaks), trial.requests, peaks, None)
+    return general | serve.serving_summary_of(plan, *served, peaks, slo)
 
 
 def _grows(plan: Plan) -> bool:
-    """Whether its workload makes as many requests as it is asked for."""
+    """Whether its workload generates any number of requests."""
     return "num_requests" in plan.config["workload"]
 
 
 def _shown(slo: Slo, found: search.Capacities, summary: Mapping[str, float], fix: str) -> list[str]:
-    """The rate with its interval and objective, seeds without one, and latencies at that rate."""
+    """Describe the rate with its interval and objective, and the latencies at that rate."""
     num_seeds = len(found.brackets)
     at_least = "at least " if found.is_lower_bound else ""
     interval = f"{summary['capacity_low']:.3g} to {summary['capacity_high']:.3g}"
@@ -258,6 +227,6 @@ def _shown(slo: Slo, found: search.Capacities, summary: Mapping[str, float], fix
         f"  capacity {at_least}{summary['capacity']:.3g} requests/s ({interval}, {num_seeds} "
         f"seed{'s' * (num_seeds > 1)}) {under}",
         *([f"  {found.remark}"] if found.remark else []),
-        f"  it stands still: {found.history}",
+        f"  converged: {found.history}",
         f"{runs}; at the capacity, {', '.join(at_capacity)}" if at_capacity else runs,
     ]
