@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
 from sarathi_lab.model.power import PowerModel
-from sarathi_lab.model.roofline import TILE, Peaks, roofline_time
+from sarathi_lab.model.roofline import TILE, Peaks, operation_rooflines, roofline_time
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.decode_cost import DecodeCost
 from sarathi_lab.results.serving_metrics import QUANTILES, latency, quantiles
@@ -262,3 +263,43 @@ def _overheads(iterations: pd.DataFrame) -> dict[str, float]:
         "padding_fraction": num_padding.sum() / num_tokens.sum(),
         "replayed_fraction": iterations.is_replayed.mean(),
     }
+
+
+# -- operations ------------------------------------------------------------------------------------
+
+OUTSIDE = "others"  # packing, launches, and what else was not timed
+PARTS = {  # rooflines that a timed operation consists of, where names differ
+    "attention": ("attention_prefill", "attention_decode"),
+    "rotary": (),  # within that of `elementwise`
+    "ffn": ("ffn_up", "ffn_down", "router", "shared_up", "shared_down", "shared_gate"),
+    "logits": ("lm_head",),
+}
+EXPERTS = {  # the same of a mixture in C++
+    "experts": ("router", "ffn_up", "ffn_down"),
+    "ffn_up": ("shared_gate", "shared_up"),
+    "ffn_down": ("shared_down",),
+}
+
+
+def operation_table(
+    times: pd.DataFrame,
+    iterations: pd.DataFrame,
+    spec: ModelSpec,
+    dtype_bytes: int,
+    peaks: Peaks,
+) -> pd.DataFrame:
+    """Return where the time of `iterations` went, from the `times` (operation, seconds) taken in
+    them: `operation`, `seconds`, `share` of the time, `roofline` (seconds of each operation alone,
+    NaN where it has none) and `time_over_roofline`.
+    """
+    seconds = times.groupby("operation", sort=False).seconds.sum()
+    seconds[OUTSIDE] = iterations.busy.sum() - seconds.sum()
+    least: Counter[str] = Counter()
+    for work in iterations.itertuples():
+        least.update(operation_rooflines(spec, work, dtype_bytes, peaks))
+    parts = PARTS | (EXPERTS if "experts" in seconds else {})
+    roofline = [sum(least[part] for part in parts.get(name, (name,))) for name in seconds.index]
+    table = pd.DataFrame({"operation": seconds.index, "seconds": seconds.to_numpy()})
+    table["share"] = table.seconds / iterations.busy.sum()
+    table["roofline"] = pd.Series(roofline, dtype=float).where(lambda least: least > 0)
+    return table.assign(time_over_roofline=table.seconds / table.roofline)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sarathi_lab.results.provenance import provenance
-from sarathi_lab.results.result import Shown
+from sarathi_lab.results.result import DisplayTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,8 +28,8 @@ class Section:
     said: Sequence[str] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
     pictures: Mapping[str, bytes] = field(default_factory=dict)
-    tables: Sequence[Shown] = ()
-    folded: Sequence[Shown] = ()
+    tables: Sequence[DisplayTable] = ()
+    folded: Sequence[DisplayTable] = ()
 
 
 def png(figure: Figure) -> bytes:

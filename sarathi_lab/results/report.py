@@ -17,7 +17,7 @@ from sarathi_lab.engine.executor import Backend
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results import sweep_analysis
 from sarathi_lab.results.load import load_runs
-from sarathi_lab.results.result import Shown, show
+from sarathi_lab.results.result import DisplayTable, show
 from sarathi_lab.results.table import HEADINGS, MILLISECONDS, factor
 
 MARGINAL = "decode_time_marginal"
@@ -73,7 +73,7 @@ def summary_table(
     baselines: Collection[str] = (),
     *,
     is_whole: bool = False,
-) -> list[Shown | str]:
+) -> list[DisplayTable | str]:
     """One run's table, with the ratio to each baseline beside each value: what people look at
     first, or all (`is_whole`).
     """
@@ -89,7 +89,7 @@ def summary_table(
     ]
     left_out = len(names) - len(shown)
     more = [f"  {left_out} more in summary.json; -v prints them"] if left_out else []
-    return [Shown(rows, left=[""]), *more]
+    return [DisplayTable(rows, left=[""]), *more]
 
 
 def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None:
@@ -137,7 +137,7 @@ def save_picture(folder: Path, runs: pd.DataFrame, **axes: Any) -> Path:
     return path
 
 
-def sweep_table(runs: pd.DataFrame, title: str) -> Shown:
+def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     """What tells the runs of a sweep apart, in 80 columns: a row for all seeds and repetitions of
     the same settings, medians; a baseline that equals an own run is left out. Arrows show which
     direction is better; all else is in sweep.csv.
@@ -197,7 +197,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> Shown:
         f"{APART}: replayed shares differ": base is not None and runs.replays_apart.any(),
     }
     said = ", ".join(sign for sign, is_there in signs.items() if is_there)
-    return Shown(rows, left=["policy"], unbroken=["policy"], title=f"{title} ({said})")
+    return DisplayTable(rows, left=["policy"], unbroken=["policy"], title=f"{title} ({said})")
 
 
 def _heading(setting: str) -> str:
@@ -280,3 +280,16 @@ def _shown(name: str, value: float) -> str:
 
 def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}x"
+
+
+def operation_display(table: pd.DataFrame) -> DisplayTable:
+    """Display an operation table, longest first."""
+    headings = {
+        "operation": "operation",
+        "seconds": "seconds",
+        "share": "of all",
+        "time_over_roofline": "/ roofline",
+    }
+    rows = table.sort_values("seconds", ascending=False)[list(headings)].rename(columns=headings)
+    formats = {"seconds": ".3f", "of all": ".1%", "/ roofline": ".2f"}
+    return DisplayTable(rows.to_dict("records"), left=["operation"], formats=formats)

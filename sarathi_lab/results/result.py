@@ -27,7 +27,7 @@ ITERATIONS, REQUESTS = "iterations.parquet", "requests.parquet"
 
 
 @dataclass(frozen=True)
-class Shown:
+class DisplayTable:
     """A table for people under a bold `title`: `rows` by heading, set right but for those in
     `left`, the `unbroken` ones never wrapped. `formats` are those of `format`, by heading. Text
     stays as it is, NaN is "-".
@@ -75,7 +75,7 @@ class Result:
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     figures: Mapping[str, Figure] = field(default_factory=dict)
     summary: Mapping[str, float] = field(default_factory=dict)
-    shown: Sequence[Shown | str] = ()  # printed in this order, when all is saved
+    shown: Sequence[DisplayTable | str] = ()  # printed in this order, when all is saved
     places: Mapping[str, Path | str] | None = None  # printed last; None: the folder
     labels: Mapping[str, Any] = field(default_factory=dict)  # flat, to filter by in W&B; run.json
     tags: Sequence[str] = ()  # in W&B
@@ -166,7 +166,7 @@ def _columns(result: Result, context: RunContext) -> dict[str, Any]:
     return {**columns, "settings": settings}
 
 
-def show(shown: Iterable[Shown | str]) -> None:
+def show(shown: Iterable[DisplayTable | str]) -> None:
     out = console()
     for part in shown:
         if isinstance(part, str):

@@ -27,7 +27,7 @@ from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.steal_corrected_clock import exclude_stolen_time
 from sarathi_lab.results.provenance import slug_of
 from sarathi_lab.results.report import print_cautions
-from sarathi_lab.results.result import Result, Shown
+from sarathi_lab.results.result import DisplayTable, Result
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.subjects import BLOCK_SIZE, Subject, measured_subject
 
@@ -205,7 +205,7 @@ def _write(hardware: Hardware, folder: Path, title: str) -> Path:
 
 def _errors(
     held_out: Mapping[str, float], measured: profiling.Measured, hardware: Hardware
-) -> list[str | Shown]:
+) -> list[str | DisplayTable]:
     """How much was measured, and the errors of both cost models."""
     num_dropped = measured.num_dropped
     dropped = f", the {num_dropped} longest left out for lack of time" if num_dropped else ""
@@ -224,6 +224,6 @@ def _errors(
     uncertainty = ", ".join(f"{kind} {error:.0%}" for kind, error in errors)
     return [
         *lines,
-        Shown(rows, left=[""], formats={heading: ".1%"}),
+        DisplayTable(rows, left=[""], formats={heading: ".1%"}),
         "  executor.cost_model=analytic on sizes that it was not fitted to (mean): " + uncertainty,
     ]

@@ -20,7 +20,7 @@ from sarathi_lab.experiment.claims import in_words, load_claims, verdicts
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.results import load
 from sarathi_lab.results.load import SIMULATED
-from sarathi_lab.results.result import Shown, show
+from sarathi_lab.results.result import DisplayTable, show
 
 README = RECORDS / "README.md"
 BEGIN, END = "<!-- claims: python -m sarathi_lab claims --readme -->", "<!-- end of claims -->"
@@ -53,7 +53,7 @@ def print_verdicts(table: pd.DataFrame) -> None:
             title += " over seeds, else the cost model's own error"
         counts = rows.verdict.value_counts().items()
         said = ", ".join(f"{count} {verdict}" for verdict, count in counts)
-        show([Shown(told, columns, unbroken=columns[1:4], title=title, markup=True), said])
+        show([DisplayTable(told, columns, unbroken=columns[1:4], title=title, markup=True), said])
 
 
 def readme_table(table: pd.DataFrame) -> str:

@@ -14,7 +14,7 @@ from sarathi_lab.config.console import console, duration
 from sarathi_lab.config.instantiate import build, resolved
 from sarathi_lab.config.jobs import run_name
 from sarathi_lab.config.sweep_record import FINISHED
-from sarathi_lab.results.result import Shown, show
+from sarathi_lab.results.result import DisplayTable, show
 
 # What the time of a run depends on most; its policy, chunk and seed change it by less.
 KIND = ("task", "workload", "executor", "model", "batch", "cache", "dtype")
@@ -39,7 +39,7 @@ def print_jobs(command_line: CommandLine) -> None:
         name = run_name(str(job.composed.hydra.runtime.choices["policy"]), job.settings, swept)
         about = "-" if seconds is None else duration(seconds)
         rows.append({"": str(number), "run": name, "about": about, "by": by})
-    show([Shown(rows, left=["run", "by"])])
+    show([DisplayTable(rows, left=["run", "by"])])
     console().print(_total(command_line, known), soft_wrap=True)
 
 

@@ -27,7 +27,7 @@ from sarathi_lab.results import load
 from sarathi_lab.results.load import POINTS
 from sarathi_lab.results.plots import figures as plots
 from sarathi_lab.results.plots.tasks import policies
-from sarathi_lab.results.result import Result, Shown
+from sarathi_lab.results.result import DisplayTable, Result
 from sarathi_lab.results.table import rows_of_points
 from sarathi_lab.tasks.base import Task
 
@@ -165,7 +165,7 @@ def recompute(
     )
 
 
-def _shown_ranges(points: pd.DataFrame) -> Shown:
+def _shown_ranges(points: pd.DataFrame) -> DisplayTable:
     """What is predicted for GPUs that the paper does not have: each line's ends, and where."""
     rows: list[Mapping[Any, object]] = []
     keys = ["figure", "panel", "series", "hardware", "level", "model", "method"]
@@ -178,10 +178,10 @@ def _shown_ranges(points: pd.DataFrame) -> Shown:
         rows.append({**row, "least": least, "most": most, "unit": str(line.unit.iloc[0])})
     left = ("figure", "panel", "line", "device", "unit")
     title = "On other GPUs than the paper's: least and most of each line"
-    return Shown(rows, left=left, title=title)
+    return DisplayTable(rows, left=left, title=title)
 
 
-def _shown_errors(errors: pd.DataFrame) -> Shown:
+def _shown_errors(errors: pd.DataFrame) -> DisplayTable:
     """The error table as people read it: mean and, in brackets, largest absolute relative error."""
     rows = [
         {
@@ -196,7 +196,7 @@ def _shown_errors(errors: pd.DataFrame) -> Shown:
         for row in errors.to_dict("records")
     ]
     title = "Error against the paper's points: mean (largest)"
-    return Shown(rows, left=("", "device", "verdict"), title=title)
+    return DisplayTable(rows, left=("", "device", "verdict"), title=title)
 
 
 def _error(mean: float, largest: float, digits: int, digits_largest: int) -> str:

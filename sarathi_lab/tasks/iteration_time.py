@@ -22,7 +22,7 @@ from sarathi_lab.model.roofline import roofline_time
 from sarathi_lab.results.plots.tasks import KINDS, iteration_times
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.report import print_cautions
-from sarathi_lab.results.result import Result, Shown
+from sarathi_lab.results.result import DisplayTable, Result
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.subjects import BLOCK_SIZE, Subject, measured_subject, where_of
 
@@ -125,11 +125,11 @@ class IterationTime(Task):
         return blocks_needed([shape for _, shape in self._shapes()], BLOCK_SIZE)
 
 
-def _shown(table: pd.DataFrame, words: str) -> Shown:
+def _shown(table: pd.DataFrame, words: str) -> DisplayTable:
     """Milliseconds and time/roofline, a line per number of tokens and a column per context."""
     rows: dict[int, dict[str, Any]] = {}
     for row in table.to_dict("records"):
         cell = f"{1e3 * row['seconds']:.2f} ({row['time_over_roofline']:.1f}x)"
         heading = f"context {row['context']}\n[ms] (/ roofline)"
         rows.setdefault(row["tokens"], {words: str(row["tokens"])})[heading] = cell
-    return Shown(list(rows.values()))
+    return DisplayTable(list(rows.values()))

@@ -33,7 +33,7 @@ from sarathi_lab.results.intervals import LEVEL
 from sarathi_lab.results.load import POINTS
 from sarathi_lab.results.plots import figures as plots
 from sarathi_lab.results.provenance import device_folder
-from sarathi_lab.results.result import Result, Shown
+from sarathi_lab.results.result import DisplayTable, Result
 from sarathi_lab.results.table import rows_of_points
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.figures import PROCESSES, Figures, recompute
@@ -278,7 +278,7 @@ def policy_of(cfg: DictConfig, name: str, budget: int) -> Policy | None:
     return build(changed(cfg, policy=OmegaConf.load(path), chunk=budget).policy) if known else None
 
 
-def _lines(device: str, table: pd.DataFrame) -> Shown:
+def _lines(device: str, table: pd.DataFrame) -> DisplayTable:
     """Each line's least and most with their intervals, and what is missing."""
     rows = []
     for (panel, series), line in table.groupby(["panel", "series"], sort=False):
@@ -306,4 +306,4 @@ def _lines(device: str, table: pd.DataFrame) -> Shown:
         if below := int((reached < LEVEL).sum()):
             what += f", of {below} of {len(reached)} points of less, as their rounds are alike"
     left = ("panel", "line", "unit", "missing")
-    return Shown(rows, left=left, title=f"{table.figure.iloc[0]} on {device}: {what}")
+    return DisplayTable(rows, left=left, title=f"{table.figure.iloc[0]} on {device}: {what}")

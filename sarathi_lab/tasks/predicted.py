@@ -26,7 +26,7 @@ from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
 from sarathi_lab.policy.ascend import make_profile_table
 from sarathi_lab.results.report import print_cautions
-from sarathi_lab.results.result import Result, Shown
+from sarathi_lab.results.result import DisplayTable, Result
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.plan import AUTO, Plan, make_plan
 from sarathi_lab.tasks.serve import print_advice, print_plan
@@ -126,7 +126,7 @@ class Advise(Task):
         by_cause[[*columns]] *= 1e3
         by_cause = by_cause[["chunk", *columns, "loss"]].rename(columns=columns)
         formats = dict.fromkeys(columns.values(), ".1f") | {"loss": "+.1%"}
-        table = Shown(by_cause.to_dict("records"), formats=formats)
+        table = DisplayTable(by_cause.to_dict("records"), formats=formats)
         cut = " that leave prompts whole, where they have any" if advice.do_not_chunk else ""
         shown = [f"  as settings of servers{cut}"]  # each on its own line, so that it can be copied
         for server in servers:

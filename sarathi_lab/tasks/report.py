@@ -20,7 +20,7 @@ from sarathi_lab.results import load, sweep_analysis
 from sarathi_lab.results.page import Section, png, write_page
 from sarathi_lab.results.provenance import last_commit
 from sarathi_lab.results.report import cell, conclusion, sweep_table
-from sarathi_lab.results.result import Shown
+from sarathi_lab.results.result import DisplayTable
 from sarathi_lab.results.table import HEADINGS, heading
 from sarathi_lab.tasks.figures import draw
 
@@ -119,15 +119,15 @@ def _all_of(own: pd.DataFrame, name: str) -> str:
     return " or ".join(map(str, own[name].dropna().unique())) if name in own else ""
 
 
-def _failed(place: Path) -> Shown:
+def _failed(place: Path) -> DisplayTable:
     found = {
         path.parent.name: read_object(path, load.AGAIN) for path in place.glob("*/failed.json")
     }
     rows = [{"run": run, "error": failure.get("error")} for run, failure in sorted(found.items())]
-    return Shown(rows, left=["run", "error"], title="Runs that failed")
+    return DisplayTable(rows, left=["run", "error"], title="Runs that failed")
 
 
-def _quantities(runs: pd.DataFrame, varying: Sequence[str]) -> Shown:
+def _quantities(runs: pd.DataFrame, varying: Sequence[str]) -> DisplayTable:
     """A row a run, and all that is known of it in the units that people read."""
     known = [name for name in map(str, runs) if name.partition("_vs_")[0] in HEADINGS]
     rows = [
@@ -138,17 +138,17 @@ def _quantities(runs: pd.DataFrame, varying: Sequence[str]) -> Shown:
         }
         for _, run in runs.iterrows()
     ]
-    return Shown(rows, left=["run", "policy"], title="All quantities of every run")
+    return DisplayTable(rows, left=["run", "policy"], title="All quantities of every run")
 
 
-def _settings(own: pd.DataFrame, settings: Sequence[str]) -> Shown:
+def _settings(own: pd.DataFrame, settings: Sequence[str]) -> DisplayTable:
     known = [name for name in settings if name in own and sweep_analysis.is_setting(name)]
     rows = [
         {"setting": name, "value": sweep_analysis.text(own[name].iloc[0])}
         for name in known
         if own[name].map(str).nunique() == 1
     ]
-    return Shown(rows, left=["setting", "value"], title="Settings that all runs share")
+    return DisplayTable(rows, left=["setting", "value"], title="Settings that all runs share")
 
 
 def _of_experiments(root: Path) -> list[Section]:
@@ -158,7 +158,7 @@ def _of_experiments(root: Path) -> list[Section]:
     said = f"Of {judged.id.nunique()} claims {ids.get('holds', 0)} hold on at least one device, "
     said += f"simulated ones included, and {ids.get('fails', 0)} fail on at least one."
     counts = pd.crosstab(judged.device, judged.verdict).reset_index().to_dict("records")
-    by_device = Shown(counts, left=["device"], title="Verdicts by device")
+    by_device = DisplayTable(counts, left=["device"], title="Verdicts by device")
     first = Section("Which claims hold", [said], tables=[by_device, _claims(judged)])
     folders = sorted({path.parent for path in root.glob("*/*/results")}, key=lambda path: path.name)
     sections = []
@@ -169,9 +169,11 @@ def _of_experiments(root: Path) -> list[Section]:
     return [first, *sections]
 
 
-def _claims(judged: pd.DataFrame) -> Shown:
+def _claims(judged: pd.DataFrame) -> DisplayTable:
     rows = judged.assign(measured=[in_words(row) for row in judged.to_dict("records")])
-    return Shown(rows[CLAIMS].to_dict("records"), left=CLAIMS, title="In brackets the interval")
+    return DisplayTable(
+        rows[CLAIMS].to_dict("records"), left=CLAIMS, title="In brackets the interval"
+    )
 
 
 def _of_experiment(folder: Path, root: Path, judged: pd.DataFrame) -> Section:
@@ -209,7 +211,7 @@ def _of_experiment(folder: Path, root: Path, judged: pd.DataFrame) -> Section:
     )
 
 
-def _points(path: Path, table: pd.DataFrame) -> Shown:
+def _points(path: Path, table: pd.DataFrame) -> DisplayTable:
     """The rows of a recorded table, which are many where a curve is."""
     table = table.dropna(axis="columns", how="all").drop(columns=UNSHOWN, errors="ignore")
     first = "" if len(table) <= LONGEST else f"the first {LONGEST} of "
@@ -219,4 +221,4 @@ def _points(path: Path, table: pd.DataFrame) -> Shown:
         for row in table.head(LONGEST).to_dict("records")
     ]
     texts = [str(name) for name in table if not pd.api.types.is_numeric_dtype(table[name])]
-    return Shown(rows, left=texts, title=title)
+    return DisplayTable(rows, left=texts, title=title)

@@ -26,10 +26,15 @@ from sarathi_lab.model.roofline import Peaks, request_roofline
 from sarathi_lab.results import metrics
 from sarathi_lab.results.decode_cost import fullest_hybrid, measure_decode_cost
 from sarathi_lab.results.load import AGAIN, load_summary
-from sarathi_lab.results.operations import operation_table, shown_operations
 from sarathi_lab.results.provenance import provenance
-from sarathi_lab.results.report import cell, print_device, summary_line, summary_table
-from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result, Shown, Stopped, show
+from sarathi_lab.results.report import (
+    cell,
+    operation_display,
+    print_device,
+    summary_line,
+    summary_table,
+)
+from sarathi_lab.results.result import ITERATIONS, REQUESTS, DisplayTable, Result, Stopped, show
 from sarathi_lab.results.saturation import Saturated, delay_trend
 from sarathi_lab.results.serving_metrics import serving_summary, stall_histogram
 from sarathi_lab.results.slo import Slo
@@ -180,14 +185,14 @@ def _executed(
     for name, baseline in summaries.items():
         summary |= metrics.compare(summary, baseline, name)
         cautions += metrics.replay_caution(summary, baseline, name)
-    shown: list[Shown | str] = [summary_line(summary)]
+    shown: list[DisplayTable | str] = [summary_line(summary)]
     if context.is_verbose or not is_baseline:
         shown = summary_table(
             context.policy or plan.policy.name, summary, summaries, is_whole=context.is_verbose
         )
     labels["schedule"] = schedule_of(tables[ITERATIONS])
     if "operations" in tables:
-        shown.append(shown_operations(tables["operations"]))
+        shown.append(operation_display(tables["operations"]))
     shown += cautions
     return replace(result, labels=labels, tables=tables, summary=summary, shown=shown)
 
@@ -222,7 +227,9 @@ def _measured(
     profile = dict(executor.write_profile(run_dir))
     if (watched := run_dir / "operations.parquet").is_file():
         times, spec = pd.read_parquet(watched), plan.spec
-        tables["operations"] = operation_table(times, iterations, spec, backend.dtype_bytes, peaks)
+        tables["operations"] = metrics.operation_table(
+            times, iterations, spec, backend.dtype_bytes, peaks
+        )
     decode_cost = None
     if (composition := fullest_hybrid(iterations)) is not None:
         cache = {"num_blocks": plan.engine.num_blocks, "block_size": plan.engine.block_size}
@@ -320,4 +327,4 @@ def print_advice(advice: Advice) -> None:
         show([f"  do not chunk here: {advice.do_not_chunk}"])
         chunk = "the best of chunks, chunk=auto,"
     title = f"  {chunk} is {advice.chunk}, for {advice.objective}, by these predictions"
-    show([f"{title} (* within 1 % of the best)", Shown(rows)])
+    show([f"{title} (* within 1 % of the best)", DisplayTable(rows)])

@@ -24,7 +24,7 @@ from sarathi_lab.policy import VllmV1
 from sarathi_lab.results.plots.tasks import validation
 from sarathi_lab.results.real_run import NULL_BLOCKS, RealRun, read_run
 from sarathi_lab.results.report import print_cautions
-from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result, Shown
+from sarathi_lab.results.result import ITERATIONS, REQUESTS, DisplayTable, Result
 from sarathi_lab.results.validation import mean_errors, over_time, validation_table
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.plan import changed
@@ -145,7 +145,11 @@ class Validate(Task):
             },
             figures={"validation": validation(run, requests, both, title)},
             summary={f"error/{name}": error for name, error in mean_errors(table).items()},
-            shown=[Shown(table.to_dict("records"), ["metric", "quantile", "unit"], formats=SHOWN)],
+            shown=[
+                DisplayTable(
+                    table.to_dict("records"), ["metric", "quantile", "unit"], formats=SHOWN
+                )
+            ],
             labels={"model": replay.spec.name, "device": backend.device_name},
             tags=["validate", replay.spec.name, backend.device_name],
         )
