@@ -24,7 +24,7 @@ from sarathi_lab.config.paths import CONF, make_folder
 from sarathi_lab.config.sweep import Sweep
 from sarathi_lab.config.sweep_record import as_command
 from sarathi_lab.config.sweep_resume import check_unused, find_sweep, split_resume
-from sarathi_lab.executor.torch.ranks import launched
+from sarathi_lab.extensions.ranks.follow import run_or_follow
 
 
 def main(args: Sequence[str]) -> int:
@@ -33,16 +33,7 @@ def main(args: Sequence[str]) -> int:
     0; 2 for a mistake of the user's, or runs that stopped; 1 for runs that failed otherwise; 130
     for Ctrl-C. Of torchrun's ranks the first does it, the others follow and do not return.
     """
-    if launched.is_follower():
-        from sarathi_lab.executor.torch.ranks.worker import follow_torchrun
-
-        follow_torchrun()
-    code = exit_code(lambda: _main(args), "finished runs are kept")
-    if launched.by_torchrun() and code == 0:  # else torchrun ends the others
-        from sarathi_lab.executor.torch.ranks import group
-
-        group.close()
-    return code
+    return run_or_follow(lambda: exit_code(lambda: _main(args), "finished runs are kept"))
 
 
 def _main(args: Sequence[str]) -> int:

@@ -128,7 +128,7 @@ def test_a_gpu_has_none(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     assert TorchBackend().num_threads is None
     with pytest.raises(
-        UserError, match=r"executor\.threads=2 is for a CPU, the device is a GPU; leave it out"
+        UserError, match=r"executor\.threads=2 needs a CPU, the device is a GPU; leave it out"
     ):
         TorchBackend(threads=2)
 

@@ -91,7 +91,7 @@ def test_a_run_leaves_no_profile_unless_asked(tmp_path):
     [
         (
             {"profile": "nvtx"},
-            "executor.profile=nvtx names ranges of a GPU, the device is a CPU",
+            "executor.profile=nvtx needs a GPU, the device is cpu",
         ),
         (
             {"profile": "all"},

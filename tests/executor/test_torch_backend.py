@@ -92,7 +92,7 @@ def test_memory_that_the_driver_or_a_library_refuses_is_said_so(words):
 def test_kernels_need_a_gpu_unless_they_are_interpreted(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(
-        UserError, match=r"executor\.kernels=triton needs a GPU, the device is a CPU"
+        UserError, match=r"executor\.kernels=triton needs a GPU, the device is cpu"
     ):
         TorchBackend(device="cpu", kernels="triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -158,7 +158,7 @@ def test_a_cache_of_all_memory(monkeypatch, tmp_path):
         == 0
     )
     simulated = plan_of("executor=simulated", "model=13b", "cache.num_blocks=auto")
-    assert simulated.num_blocks * 16 == pytest.approx(
+    assert simulated.engine.num_blocks * 16 == pytest.approx(
         (simulated.backend.hardware.memory_bytes - 26.0e9) / 819_200, rel=0.02
     )
 

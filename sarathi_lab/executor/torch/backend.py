@@ -1,73 +1,282 @@
-"""The real device as a backend: a CPU or a GPU through torch."""
+"""Backend of a CPU or GPU through torch: settings, checks and assembly of the executor."""
 
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any, ClassVar, Protocol, get_args
 
 import torch
 
 from sarathi_kernels.runtime.chip import chip_of
+from sarathi_lab.config.checked import check_fields, flag, one_of, whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch import device as devices
-from sarathi_lab.executor.torch.checks import check_settings, check_split, in_weights
-from sarathi_lab.executor.torch.device import has_fast_path, measure_peaks, num_threads
+from sarathi_lab.executor.torch.device import has_fast_path, measure_peaks
 from sarathi_lab.executor.torch.device_errors import explain_device_errors
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
 from sarathi_lab.executor.torch.kernel_selection import (
     FIX,
+    built_isa,
+    require_isa,
     require_supported,
     use_native,
     use_triton,
     why_not_built,
 )
-from sarathi_lab.executor.torch.maker import Maker
 from sarathi_lab.executor.torch.memory import KvBudget, Memory, free_memory_bytes
-from sarathi_lab.executor.torch.profiler import make_profiler
-from sarathi_lab.executor.torch.ranks.build import build as build_on_ranks
-from sarathi_lab.executor.torch.settings import INT8, TorchSettings
+from sarathi_lab.executor.torch.placement import place
+from sarathi_lab.executor.torch.profiler import ProfileKind, make_profiler
 from sarathi_lab.executor.torch.shapes import LARGEST_HYBRID, Limits
 from sarathi_lab.executor.torch.timeline import timeline_of
-from sarathi_lab.model import native_operations
+from sarathi_lab.model import fp8, native_operations
+from sarathi_lab.model.operations import Hybrid
+from sarathi_lab.model.parts import Degrees
 from sarathi_lab.model.roofline import Peaks
-from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.model.spec import WEIGHT_DTYPES, ModelSpec, WeightDtype
 from sarathi_lab.model.transformer import Transformer
+from sarathi_lab.model.weights import load_model
 
 WARM_UP_TOKENS = 256
+INT8 = "int8"  # dtype of products alone, beside bfloat16
 SPARE = 0.02  # of the memory: CUDA graphs, fragments, what libraries take at first use
 SPARE_BYTES = 1 << 30
-WHOLE = ("none", "operations")  # profiles that C++ has of an iteration in one call
+WHOLE = ("none", "operations")  # profiles of an iteration in one call of C++
+
+
+class SeveralDevices(Protocol):
+    """Interface of the module `TorchBackend.ranks`."""
+
+    def check_settings(self, backend: TorchBackend) -> None:
+        """Raise UserError for settings that several devices do not support."""
+
+    def check_model(self, backend: TorchBackend, spec: ModelSpec) -> None:
+        """Raise UserError for a model that can't be split."""
+
+    def part_spec(self, backend: TorchBackend, spec: ModelSpec) -> ModelSpec:
+        """Return the shapes of one device's part."""
+
+    def build(
+        self, backend: TorchBackend, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes
+    ) -> TorchExecutor:
+        """Return a warmed-up executor over all devices. Raises RunError."""
 
 
 @dataclass(frozen=True)
-class TorchBackend(TorchSettings):
-    """Runs the model with torch, as its settings say. Raises UserError for what is not there."""
+class TorchBackend:
+    """Backend that runs a model with torch on `device`. Raises UserError for invalid settings.
+
+    `seed` draws random weights. `kernels` compute all but matrix products: "triton", or plain
+    "torch"; "native" computes whole iterations in C++ on a CPU, by the instructions `isa`. "auto"
+    is Triton on a GPU, and C++ on a CPU that can compile it. With Triton, `overlap` makes the next
+    batch while one runs, `cuda_graphs` replays batches of a few padded shapes, and `hybrid` is how
+    a chunk and decodes share the device in attention. `threads` compute on a CPU (None: torch's
+    number). `profile` selects a profiler. `weights="fp8"` has weights and activations of the
+    layers' products in 8 bits, which a CPU emulates; `dtype="int8"` has all products in int8, on a
+    CPU, and the rest in bfloat16. `tensor_parallel` devices share a layer, `pipeline_parallel`
+    stages share the layers: a process each, started by the module `ranks`, and lost after
+    `rank_timeout` seconds without an answer.
+    """
+
+    name: ClassVar[str] = "torch"
+    computes_tokens: ClassVar[bool] = True
+    power: ClassVar[None] = None  # not measured
+    device: str = "auto"
+    dtype: str = "auto"
+    seed: int = 0
+    kernels: str = one_of("auto", valid=("auto", "triton", "native", "torch"))
+    isa: str = "auto"
+    cuda_graphs: bool = flag(True)
+    overlap: bool = flag(True)
+    hybrid: Hybrid = one_of("series", valid=get_args(Hybrid))
+    threads: int | None = None
+    profile: ProfileKind = one_of("none", valid=get_args(ProfileKind))
+    weights: WeightDtype = one_of("auto", valid=WEIGHT_DTYPES)
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    rank_timeout: int = whole(
+        300, minimum=1, fix="use seconds after which a rank without an answer is lost, such as 300"
+    )
+    ranks: str | None = None
 
     def __post_init__(self) -> None:
-        _ = self.torch_dtype  # a device that is not there is refused at once
-        check_settings(self)
+        _ = self.torch_dtype  # refuse a device that is not there
+        check_fields(self, "executor.")
+        self._check_device()
+        if self.dtype == INT8:
+            self._check_int8()
+        if self._several is not None:
+            self._several.check_settings(self)
+        elif self.rank_timeout != type(self).rank_timeout:
+            raise UserError(
+                f"executor.rank_timeout={self.rank_timeout} is for several ranks, not one device; "
+                "leave it out, or add executor.tensor_parallel or executor.pipeline_parallel"
+            )
+        require_isa(self.isa, is_wanted=self.wants_native)
 
-    def on_rank(self, local_rank: int) -> TorchBackend:
-        """The same on the GPU of a rank of this machine."""
-        return replace(self, device=f"cuda:{local_rank}") if self.uses_gpus else self
+    # -- what follows from the settings ------------------------------------------------------------
 
-    def _why_not_native(self, spec: ModelSpec) -> str | None:
-        """Why C++ does not compute `spec`, though it is wanted; None if it does, or is not."""
-        if not self.wants_native:
+    @property
+    def degrees(self) -> Degrees:
+        return Degrees(self.tensor_parallel, self.pipeline_parallel)
+
+    @property
+    def num_devices(self) -> int:
+        return self.degrees.num_devices
+
+    @property
+    def num_stages(self) -> int:
+        return self.pipeline_parallel
+
+    @property
+    def _several(self) -> SeveralDevices | None:
+        """The module of several devices, None for one."""
+        if self.num_devices == 1:
             return None
-        if self.weights == "fp8":
-            return "its products in 8 bits are those of dtype=int8"
-        return native_operations.why_not(spec, self.torch_dtype) or why_not_built(self.isa)
+        if self.ranks is None:
+            raise UserError(
+                f"executor.tensor_parallel={self.tensor_parallel} executor.pipeline_parallel="
+                f"{self.pipeline_parallel} need executor.ranks; use conf/executor/torch.yaml's"
+            )
+        module: Any = import_module(self.ranks)
+        return module
+
+    @cached_property
+    def torch_device(self) -> torch.device:
+        device = devices.resolve_device(self.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # streams, events and Triton use the current one
+        return device
+
+    @property
+    def uses_gpus(self) -> bool:
+        return self.torch_device.type == "cuda"
+
+    @property
+    def uses_kernels(self) -> bool:
+        """Whether Triton's kernels compute all but matrix products."""
+        return self.kernels == "triton" or (self.kernels == "auto" and self.uses_gpus)
+
+    @property
+    def wants_native(self) -> bool:
+        """Whether C++ is to compute, where it can be compiled."""
+        return not self.uses_gpus and self.kernels in ("auto", "native")
+
+    @cached_property
+    def _dtype(self) -> tuple[str, torch.dtype]:
+        return devices.resolve_dtype(self.dtype, self.torch_device)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return self._dtype[1]
+
+    @property
+    def dtype_name(self) -> str:
+        return self._dtype[0]
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes of an element of the cache, and of a weight unless weights are in 8 bits."""
+        return self.torch_dtype.itemsize
+
+    @property
+    def device_name(self) -> str:
+        isa = self.wants_native and built_isa(self.isa)
+        name = devices.device_description(self.torch_device, self._threads, isa or None)
+        return name if self.num_devices == 1 else f"{name}, {self.degrees.description}"
+
+    @property
+    def num_threads(self) -> int | None:
+        """Threads that compute, on each of several ranks; None on a GPU."""
+        return None if self.uses_gpus else self._threads
+
+    @property
+    def placement(self) -> str | None:
+        """Description of the cores of C++ threads; None without C++."""
+        return place(self._threads).describe() if self.wants_native else None
+
+    @property
+    def _threads(self) -> int:
+        """`threads`, or a rank's share of all."""
+        return self.threads or max(1, devices.num_threads(None) // self.num_devices)
+
+    @property
+    def default_model(self) -> str:
+        return devices.default_model_name(self.torch_device, self.dtype_bytes)
+
+    # -- checks ------------------------------------------------------------------------------------
+
+    def _check_device(self) -> None:
+        """Raise UserError for settings of another kind of device."""
+        devices.require_threads("executor.threads", self.threads)
+        is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+        if self.uses_gpus:
+            other, wrong = "CPU", {"threads": self.threads is not None}
+            wrong["kernels"] = self.kernels == "native"
+        else:
+            other, wrong = "GPU", {"profile": self.profile == "nvtx"}
+            wrong["kernels"] = self.kernels == "triton" and not is_interpreted
+        for name in filter(wrong.get, wrong):
+            fix = "use executor.kernels=auto" if name == "kernels" else "leave it out"
+            raise UserError(
+                f"executor.{name}={getattr(self, name)} needs a {other}, the device is "
+                f"{self.device_name}; {fix}"
+            )
+        for name in () if self.uses_kernels else ("overlap", "cuda_graphs", "hybrid"):
+            if (value := getattr(self, name)) != getattr(type(self), name):
+                raise UserError(
+                    f"executor.{name}={value} is for Triton's kernels, which do not run here "
+                    f"(device {self.torch_device.type}, executor.kernels={self.kernels}); leave it "
+                    "out"
+                )
+
+    def _check_int8(self) -> None:
+        """Raise UserError where products in int8 do not run."""
+        for fails, reason, fix in (
+            (self.uses_gpus, "it needs a CPU", "use executor.weights=fp8 or dtype=bfloat16"),
+            (self.uses_kernels, "Triton has no int8 products", "use executor.kernels=auto"),
+            (
+                self.weights != "auto",
+                f"executor.weights={self.weights} is another type of the same weights",
+                "leave one of them out",
+            ),
+            (
+                self.tensor_parallel > 1,
+                f"executor.tensor_parallel={self.tensor_parallel} cuts the rows of its scales",
+                "use executor.pipeline_parallel or dtype=bfloat16",
+            ),
+        ):
+            if fails:
+                raise UserError(f"dtype=int8 does not run here: {reason}; {fix}")
+
+    def with_weights(self, spec: ModelSpec) -> ModelSpec:
+        """Return `spec` with the weight type of this backend. Raises UserError if it can't run."""
+        spec.require_runnable()
+        weights: WeightDtype = "int8" if self.dtype == INT8 else self.weights
+        setting = "dtype=int8" if weights == "int8" else f"executor.weights={weights}"
+        reason = None
+        if weights == "fp8":
+            sizes = [(one.in_features, one.out_features) for one in spec.layer_linears]
+            reason = fp8.why_not(sizes, self.torch_device, self.torch_dtype)
+        if weights != "auto" and spec.num_experts:
+            reason = f"model {spec.name} is a mixture of experts"
+        if reason is not None:
+            fix = setting.partition("=")[0] + ("=bfloat16" if weights == "int8" else "=auto")
+            raise UserError(f"{setting} does not run here: {reason}; use {fix}")
+        return replace(spec, weight_dtype=weights)
 
     def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
-        """Raise UserError for what can't run: a shape, kernels, or more than the free memory."""
-        spec = in_weights(self, spec)
-        check_split(self, spec)
+        """Raise UserError for a model that does not run here: shape, kernels, free memory."""
+        spec = self.with_weights(spec)
+        if self._several is not None:
+            self._several.check_model(self, spec)
         if self.uses_kernels:
             with explain_device_errors(self.torch_device, "the run of a first kernel"):
                 require_supported(spec, self.torch_device, self.torch_dtype)
@@ -76,47 +285,25 @@ class TorchBackend(TorchSettings):
             raise UserError(f"executor.kernels=native does not run here: {reason}; {FIX}")
         self._memory(spec).check(kv_tokens, host_kv_tokens)
 
-    def _memory(self, spec: ModelSpec) -> Memory:
-        """Before weights are in 8 bits they are there as they are loaded. A GPU holds one rank's
-        part, a machine's memory all of them.
-        """
-        spec = replace(spec, weight_dtype="auto")
-        if self.uses_gpus and self.num_devices > 1:
-            spec = self.ranks.part(0).spec(spec)
-        return Memory(self.torch_device, self.device_name, spec, self.dtype_bytes)
-
-    def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
-        return self._memory(spec).kv_blocks(block_size)
-
-    def peaks(self) -> Peaks:
-        """Measured on this device; the best so far."""
-        threads, count = self.num_threads, self.num_devices
-        devices.use_threads(threads if count == 1 or threads is None else None)  # of all ranks here
-        with explain_device_errors(self.torch_device, "the measurement of its peaks"):
-            in_int8 = self.dtype == INT8 and self.wants_native and not why_not_built(self.isa)
-            dtype = torch.int8 if in_int8 else self.torch_dtype
-            found = measure_peaks(self.torch_device, dtype, self.isa)
-        devices.use_threads(threads)
-        if threads is not None or count == 1:
-            return found
-        flops, rate = found.flops_per_second, found.bytes_per_second
-        return Peaks(count * flops, count * rate, f"{found.source} x {count}")
-
-    def size(self) -> tuple[int, int]:
-        """Bytes of the device's memory, and how many multiprocessors or CPU threads compute."""
-        return devices.device_size(self.torch_device, num_threads(self.threads))
+    def _why_not_native(self, spec: ModelSpec) -> str | None:
+        """Return why C++ does not compute `spec` though wanted; None if it does or is not."""
+        if not self.wants_native:
+            return None
+        if self.weights == "fp8":
+            return "its products in 8 bits need dtype=int8"
+        return native_operations.why_not(spec, self.torch_dtype) or why_not_built(self.isa)
 
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
-        """What makes a CPU slower than it could be; nothing else, as what runs here is measured."""
+        """Return what makes a CPU slower than it could be; all else is measured."""
         cautions = []
         if reason := self._why_not_native(spec):
             cautions.append(f"plain torch computes this, not C++: {reason}")
         uses_torch = reason is not None or not self.wants_native
-        if self.torch_device.type == "cpu" and uses_torch and not has_fast_path(self.torch_dtype):
+        if not self.uses_gpus and uses_torch and not has_fast_path(self.torch_dtype):
             cautions.append(
                 f"torch has no fast {self.dtype_name} on this CPU; dtype=float32 may well be faster"
             )
-        if self.weights == "fp8" and self.torch_device.type == "cpu":
+        if self.weights == "fp8" and not self.uses_gpus:
             cautions.append("a CPU emulates products in 8 bits: their numbers, not their speed")
         elif self.dtype == INT8 and uses_torch:
             cautions.append("plain torch emulates products in int8: their numbers, not their speed")
@@ -124,37 +311,108 @@ class TorchBackend(TorchSettings):
             cautions.append(f"the roofline is that of products in {self.dtype_name}, not in 8 bits")
         return cautions
 
+    # -- the device --------------------------------------------------------------------------------
+
+    def _memory(self, spec: ModelSpec) -> Memory:
+        """Return the memory that `spec` is loaded to, before 8-bit weights are quantised: of one
+        part on a GPU, of all parts on a CPU.
+        """
+        spec = replace(spec, weight_dtype="auto")
+        if self.uses_gpus and self._several is not None:
+            spec = self._several.part_spec(self, spec)
+        return Memory(self.torch_device, self.device_name, spec, self.dtype_bytes)
+
+    def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
+        return self._memory(spec).kv_blocks(block_size)
+
+    def peaks(self) -> Peaks:
+        """Measure the peaks of this device; the best so far count."""
+        threads, count = self.num_threads, self.num_devices
+        devices.use_threads(threads if count == 1 or threads is None else None)  # of all ranks
+        with explain_device_errors(self.torch_device, "the measurement of its peaks"):
+            in_int8 = self.dtype == INT8 and self.wants_native and not why_not_built(self.isa)
+            dtype = torch.int8 if in_int8 else self.torch_dtype
+            peaks = measure_peaks(self.torch_device, dtype, self.isa)
+        devices.use_threads(threads)
+        if threads is not None or count == 1:
+            return peaks
+        flops, rate = peaks.flops_per_second, peaks.bytes_per_second
+        return Peaks(count * flops, count * rate, f"{peaks.source} x {count}")
+
+    def size(self) -> tuple[int, int]:
+        """Return the bytes of memory, and the number of multiprocessors or CPU threads."""
+        return devices.device_size(self.torch_device, devices.num_threads(self.threads))
+
     def predictor(self, spec: ModelSpec) -> None:
-        """None: a real device is measured, not predicted."""
+        """Return None: a real device is measured, not predicted."""
+
+    # -- the executor ------------------------------------------------------------------------------
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> TorchExecutor:
-        """Load weights, make the cache and warm up. Raises RunError if memory does not suffice, or
-        a rank is gone.
+        """Load weights, make the cache and warm up. Raises RunError without memory, or for a lost
+        rank.
         """
-        if self.num_devices > 1:
-            return build_on_ranks(self, spec, checkpoint, sizes)
-        executor = self.built(spec, checkpoint, sizes)
+        if self._several is not None:
+            return self._several.build(self, spec, checkpoint, sizes)
+        place = self.torch_device, self.torch_dtype, self.seed
+        model = self.load(spec, lambda spec: load_model(spec, checkpoint, *place))
+        executor = self.assemble(TorchExecutor, model, sizes)
         self.warm_up(executor, sizes)
         return executor
 
-    def built(
-        self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes, maker: Maker | None = None
-    ) -> TorchExecutor:
-        """The executor, not warmed up; a `maker` has it of a part of the model."""
-        maker = maker or Maker()
-        spec = in_weights(self, spec)
+    def load(
+        self, spec: ModelSpec, load: Callable[[ModelSpec], Transformer], *, is_whole: bool = True
+    ) -> Transformer:
+        """Load a model and select its kernels; unless it `is_whole`, C++ computes it in parts."""
+        spec = self.with_weights(spec)
         devices.use_threads(self.num_threads)
         devices.prepare_memory(self.torch_device)
         with explain_device_errors(self.torch_device, f"the loading of {spec.name}"):
-            model = maker.load(spec, checkpoint, self.torch_device, self.torch_dtype, self.seed)
+            model = load(spec)
             if self.uses_kernels:
                 use_triton(model, self.hybrid)
             elif self.wants_native and self._why_not_native(spec) is None:
-                is_whole = maker.is_whole and self.profile in WHOLE
-                use_native(model, is_whole=is_whole, isa=self.isa)
-            make = partial(self._executor, maker, model)
-            num_blocks = maker.agreed(self._num_blocks(make, sizes))
-            return make(num_blocks, sizes.block_size, sizes.num_host_blocks)
+                use_native(model, is_whole=is_whole and self.profile in WHOLE, isa=self.isa)
+        return model
+
+    def assemble(
+        self,
+        executor: Callable[..., TorchExecutor],
+        model: Transformer,
+        sizes: Sizes,
+        agree: Callable[[int], int] = int,
+    ) -> TorchExecutor:
+        """Make an `executor` of `model`, not warmed up, of as many blocks as all ranks `agree`."""
+        # A stage waits for the one before it, which can't be part of a graph.
+        uses_graphs = self.uses_kernels and self.cuda_graphs and self.num_stages == 1
+        block_size, limits = sizes.block_size, None
+        if self.uses_kernels:
+            limits = Limits(model.spec, block_size, chip_of(self.torch_device).num_sms)
+        timeline = timeline_of(self.torch_device)
+        make = partial(
+            executor,
+            model,
+            block_size=block_size,
+            timeline=timeline,
+            profiler=make_profiler(self.profile, timeline),
+            limits=limits,
+            capacity=2 if self.uses_kernels and self.overlap else 1,
+            graphs=CudaGraphs() if uses_graphs and self.uses_gpus else NoGraphs(),
+        )
+        with explain_device_errors(self.torch_device, f"the loading of {model.spec.name}"):
+            num_blocks = agree(self._num_blocks(make, sizes))
+            return make(num_blocks=num_blocks, num_host_blocks=sizes.num_host_blocks)
+
+    def _num_blocks(self, make: Callable[..., TorchExecutor], sizes: Sizes) -> int:
+        """Return the planned number of blocks if they fit beside an iteration's activations, or
+        all that fit.
+        """
+        if not self.uses_gpus or not self.uses_kernels:
+            return sizes.num_blocks
+        num_emits = sizes.batch_size * (1 + sizes.num_drafts)
+        tokens = sizes.max_batch_tokens or WARM_UP_TOKENS
+        budget = measure_kv_budget(make(num_blocks=1), tokens, num_emits)
+        return budget.fit(None if sizes.fills_memory else sizes.num_blocks)
 
     def warm_up(self, executor: TorchExecutor, sizes: Sizes) -> None:
         executor.warm_up(
@@ -162,43 +420,6 @@ class TorchBackend(TorchSettings):
             chunk_tokens=sizes.chunk or WARM_UP_TOKENS,
             longest=sizes.max_model_len or executor.num_blocks * sizes.block_size,
             max_tokens=sizes.max_batch_tokens,
-        )
-
-    def _num_blocks(self, make: Callable[..., TorchExecutor], sizes: Sizes) -> int:
-        """The planned cache, if it fits beside an iteration's activations, or all that does."""
-        if not self.uses_gpus or not self.uses_kernels:
-            return sizes.num_blocks
-        probe = make(1, sizes.block_size)
-        num_emits = sizes.batch_size * (1 + sizes.num_drafts)
-        budget = measure_kv_budget(probe, sizes.max_batch_tokens or WARM_UP_TOKENS, num_emits)
-        return budget.fit(None if sizes.fills_memory else sizes.num_blocks)
-
-    def _executor(
-        self,
-        maker: Maker,
-        model: Transformer,
-        num_blocks: int,
-        block_size: int,
-        num_host_blocks: int = 0,
-    ) -> TorchExecutor:
-        uses_kernels = self.uses_kernels
-        # A stage's waiting for the one before is no part of its work: it stays out of graphs.
-        uses_graphs = uses_kernels and self.cuda_graphs and self.num_stages == 1
-        uses_graphs = uses_graphs and self.uses_gpus
-        timeline = timeline_of(self.torch_device)
-        limits = None
-        if uses_kernels:
-            limits = Limits(model.spec, block_size, chip_of(self.torch_device).num_sms)
-        return maker.executor(
-            model,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            num_host_blocks=num_host_blocks,
-            timeline=timeline,
-            profiler=make_profiler(self.profile, timeline),
-            limits=limits,
-            capacity=2 if uses_kernels and self.overlap else 1,
-            graphs=CudaGraphs() if uses_graphs else NoGraphs(),
         )
 
 
@@ -220,3 +441,12 @@ def measure_kv_budget(probe: TorchExecutor, num_tokens: int, num_emits: int) -> 
     model = probe.model
     block = model.spec.kv_bytes_per_token(model.dtype.itemsize) * probe.block_size
     return KvBudget(max(0, free), block, activations, num_tokens)
+
+
+def require_one_device(backend: object, what: str) -> None:
+    """Raise UserError for several ranks, where `what` measures one device."""
+    if (count := getattr(backend, "num_devices", 1)) > 1:
+        raise UserError(
+            f"{what} looks into one device, not {count}; leave out executor.tensor_parallel and "
+            "executor.pipeline_parallel"
+        )

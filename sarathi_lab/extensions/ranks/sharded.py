@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from sarathi_lab.extensions.ranks.parts import Interval, Part
 from sarathi_lab.model.checkpoint import stored_tensors
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
-from sarathi_lab.model.parts import Interval, Part
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.tensor_names import Source, parameter_sources
 from sarathi_lab.model.transformer import KVCache, Transformer

@@ -1,0 +1,1 @@
+"""Execution of one model by several processes, with tensor and pipeline parallelism."""

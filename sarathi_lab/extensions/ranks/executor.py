@@ -1,0 +1,231 @@
+"""Executors of the ranks: rank 0's, driven by the engine, and those that follow it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sarathi_kernels.attention.reference import Segment
+from sarathi_lab.config.errors import RunError
+from sarathi_lab.engine.executor import Span, StepResult, bubbles_between
+from sarathi_lab.engine.request import Batch, Copy
+from sarathi_lab.executor.torch.executor import InFlight, TorchExecutor
+from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer, add_masks, pack
+from sarathi_lab.executor.torch.shapes import Shape
+from sarathi_lab.extensions.ranks.exchange import RankExchange
+from sarathi_lab.extensions.ranks.group import Group
+from sarathi_lab.extensions.ranks.sharded import ShardedTransformer
+from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
+
+POLL = 5e-4  # seconds between checks for a finished batch while an arrival is awaited
+
+
+class RankExecutor(TorchExecutor):
+    """Base of the executors of all ranks."""
+
+    model: ShardedTransformer
+
+    def __init__(
+        self, model: ShardedTransformer, group: Group, exchange: RankExchange, **settings: Any
+    ) -> None:
+        super().__init__(model, **settings)
+        self.group = group
+        self.exchange = exchange
+        exchange.timeline = self.timeline
+        self.num_layers = None  # prompts pass all layers at once
+        self.num_stages = model.part.ranks.pipeline
+        if self.num_stages > 1:
+            self.capacity, self.feeds_tokens = self.num_stages, False
+            if self._limits is not None:
+                num_buffers = max(NUM_BUFFERS, self.num_stages)
+                self._packer = Packer(self._limits, model.device, num_buffers)
+
+    @property
+    def ended(self) -> Any:
+        """Mark of the end of this stage's part of the newest iteration."""
+        mark = self.exchange.ended
+        return self.timeline.mark() if mark is None else mark
+
+
+class Follower(RankExecutor):
+    """Executor of the calls of rank 0. The first rank of each later stage reports its times, and
+    that of the last stage the tokens.
+    """
+
+    @torch.inference_mode()
+    def run_packed(self, inputs: PackedInputs, copies: Sequence[Copy]) -> None:
+        """Compute inputs of plain torch or C++."""
+        model = self.model
+        inputs = add_masks(to_device(inputs, model.device), model)
+        self.exchange.begin()
+        self._swap(Batch(copies=list(copies)))
+        self._report(model.operations.greedy(model(inputs, self.cache)))
+
+    @torch.inference_mode()
+    def run_filled(
+        self, shape: Shape, buffer: Tensor, num_emits: int, copies: Sequence[Copy]
+    ) -> None:
+        """Compute inputs packed for kernels."""
+        self._packer.take(buffer)
+        self.exchange.begin()
+        self._swap(Batch(copies=list(copies)))
+        self._compute(shape)
+        self._report(self._sampled[:num_emits])
+
+    def _report(self, token_ids: Tensor) -> None:
+        part, end = self.model.part, self.ended
+        if part.stage == 0 or part.tensor > 0:
+            return
+        began, ended = self.timeline.wait(self.exchange.began), self.timeline.wait(end)
+        zero = time.perf_counter() - self.timeline.now + self.group.clock_offset
+        tokens = token_ids.tolist() if part.is_last else []
+        result = zero + began, zero + ended, tokens
+        self.group.report(part.stage, result, is_last=part.is_last)
+
+
+class Driver(RankExecutor):
+    """Executor of rank 0 for the engine: it packs each batch, sends it to the others and computes
+    its part. With stages, as many batches are in flight; stages report their times, and bubbles
+    are classified as in simulation.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._later = range(1, self.num_stages)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._calls: deque[int] = deque()  # numbers of those in flight
+        self._last: Batch | None = None
+        self._free_at: list[float] = []
+        self._num_started = 0
+        self._num_starved = 0  # free places in the pipeline without a request to put in
+        self._starved: deque[bool] = deque()  # of those in flight
+
+    # -- the engine's side -------------------------------------------------------------------------
+
+    def start(self) -> None:
+        while self._in_flight:  # of a run that stopped half-way: its reports are on their way
+            self._finish()
+        super().start()
+        self._reset()
+        self._call("start")
+
+    def submit(self, batch: Batch) -> None:
+        """Send `batch` to all ranks and compute its first stage. Raises RunError for a lost one."""
+        with self.group.end_if_lost():
+            super().submit(batch)
+        self._calls.append(self.group.num_calls)
+        self._starved.append(self._num_starved > 0)
+        self._num_starved = max(0, self._num_starved - 1)
+
+    def collect(self) -> StepResult:
+        self._num_starved = self.capacity - self.num_in_flight
+        if not self._in_flight or self.num_stages == 1:
+            with self.group.end_if_lost():
+                return super().collect()
+        done, spans, token_ids = self._finish()
+        if NAN_TOKEN in token_ids:
+            raise _nan_error()
+        before, self._last = self._last, done.batch
+        free_at, self._free_at = self._free_at, [end for _, end in spans]
+        number, self._num_started = self._num_started, self._num_started + 1
+        is_starved = self._starved.popleft()
+        bubbles = bubbles_between(before, done.batch, free_at, spans, is_starved, number)
+        end = spans[-1][1]
+        self._profiler.collected()
+        return StepResult(done.batch, spans[0][0], end, token_ids, spans, bubbles, **done.fields)
+
+    def _finish(self) -> tuple[InFlight, list[Span], list[int]]:
+        """Wait for the oldest batch: its spans by stage, and its tokens."""
+        done = self._in_flight.popleft()
+        spans = [(self.timeline.wait(done.start), self.timeline.wait(done.end))]
+        if self.num_stages == 1:
+            return done, spans, done.token_ids.tolist()
+        with self.group.end_if_lost():
+            last = self.group.size - self.model.part.ranks.tensor
+            reports = self.group.take_reports(self._calls.popleft(), self._later, last)
+        zero = time.perf_counter() - self.timeline.now
+        for began, ended, _ in reports:
+            # Clocks of other machines are not exact: no stage begins before the one before ends.
+            start = max(began - zero, spans[-1][1])
+            spans.append((start, max(start, ended - zero)))
+        return done, spans, reports[-1][2]
+
+    def _is_done(self) -> bool:
+        with self.group.end_if_lost():
+            return bool(self._calls) and self.group.has_reports(self._calls[0], self._later)
+
+    @property
+    def next_end(self) -> float:
+        """`now` where only waiting helps; of a pipeline, whose first stage may be idle, infinite
+        until the batch is done.
+        """
+        return self.now if self.num_stages == 1 or self._is_done() else float("inf")
+
+    def wait_until(self, time: float) -> None:
+        """Wait until `time`, or until a batch is done."""
+        self._num_starved = self.capacity - self.num_in_flight
+        while (left := time - self.now) > 0:
+            if self.num_stages > 1 and self._is_done():
+                return
+            self._sleep(min(left, POLL) if self._in_flight else left)
+
+    def prepare(self, *sizes: int) -> None:
+        self._call("prepare", *sizes)
+        super().prepare(*sizes)
+
+    # -- the other ranks' side ---------------------------------------------------------------------
+
+    def _call(self, method: str, *arguments: Any) -> None:
+        with self.group.end_if_lost():
+            self.group.call(method, *arguments)
+
+    def _launch_unpadded(self, batch: Batch, begun: float) -> InFlight:
+        model = self.model
+        self.exchange.begin()
+        inputs = pack(batch, self._tokens, model, with_masks=False)
+        self.group.call("run_packed", to_device(inputs, torch.device("cpu")), batch.copies)
+        inputs = add_masks(inputs, model)
+        host_time = time.perf_counter() - begun
+        self._swap(batch)
+        token_ids = self._fetch(model.operations.greedy(model(inputs, self.cache)))
+        fields = {"host_time": host_time}
+        launched = self.timeline.launched
+        return InFlight(batch, self.exchange.began, self.ended, launched, token_ids, fields)
+
+    def _share(self, batch: Batch, shape: Shape) -> None:
+        self.exchange.begin()
+        filled = self._packer.filled(shape)
+        self.group.call("run_filled", shape, filled, batch.num_emits, batch.copies)
+
+    def _launch(self, batch: Batch, begun: float) -> InFlight:
+        done = super()._launch(batch, begun)
+        return done if self._limits is None else done._replace(end=self.ended)
+
+    def _run_again(self, batch: Batch) -> None:
+        raise _nan_error()
+
+
+def to_device(inputs: PackedInputs, device: torch.device) -> PackedInputs:
+    """Copy inputs of plain torch to `device`."""
+    segments: list[Segment] = [
+        one if isinstance(one.blocks, slice) else replace(one, blocks=one.blocks.to(device))
+        for one in inputs.attention
+    ]
+    values = {one.name: getattr(inputs, one.name) for one in fields(inputs)}
+    tensors = {name: value.to(device) for name, value in values.items() if torch.is_tensor(value)}
+    return replace(inputs, **tensors, attention=segments)
+
+
+def _nan_error() -> RunError:
+    return RunError(
+        "the logits of an iteration are not numbers; check the model's weights (one device, "
+        "without executor.tensor_parallel and executor.pipeline_parallel, names the layer)"
+    )
