@@ -91,9 +91,7 @@ def test_memory_that_the_driver_or_a_library_refuses_is_said_so(words):
 
 def test_kernels_need_a_gpu_unless_they_are_interpreted(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(
-        UserError, match=r"executor\.kernels=triton needs a GPU, the device is cpu"
-    ):
+    with pytest.raises(UserError, match=r"executor\.kernels=triton needs a GPU, the device is cpu"):
         TorchBackend(device="cpu", kernels="triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert TorchBackend(device="cpu", kernels="triton").uses_kernels

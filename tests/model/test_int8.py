@@ -186,7 +186,10 @@ def test_a_models_logits_are_near_those_of_float32(logits, path):
     ("settings", "told"),
     [
         ({"weights": "fp8"}, "executor.weights=fp8 is another type of the same weights"),
-        ({"tensor_parallel": 2}, "executor.tensor_parallel=2 cuts .* use executor.pipeline_parallel"),
+        (
+            {"tensor_parallel": 2},
+            "executor.tensor_parallel=2 cuts .* use executor.pipeline_parallel",
+        ),
         ({"kernels": "triton"}, "Triton has no int8 products; use executor.kernels=auto"),
     ],
 )
