@@ -1,4 +1,4 @@
-"""`lab.Playground`: a configuration whose settings are tried one after the other, in memory."""
+"""`lab.Playground`: a configuration whose changes are simulated in memory."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from sarathi_lab.results.serving_metrics import latency
 from sarathi_lab.tasks.plan import Plan, changed, make_plans
 from sarathi_lab.tasks.serve import fingerprint
 
-MOST_KNOWN = 64  # runs that are not simulated again, such as the baseline's when the chunk moves
+MOST_KNOWN = 64  # cached runs, such as the baseline's when the chunk changes
 GROUPS = ("hardware", "model", "policy")
-CAUSES = {  # of what chunks cost (`LossSplit`)
+CAUSES = {  # of the overhead of chunks
     "attention": "every chunk reads the cache again",
     "matmul": "every chunk loads the weights again and part-fills tiles",
-    "fixed": "every iteration has a cost of its own",
+    "fixed": "every iteration has a fixed cost",
 }
 
 
 class Playground:
-    """A configuration, composed once: a change of it is served without composing anything anew.
+    """Configuration that is composed once and simulated with changes.
 
     `settings` are those of `lab.serve`. Raises UserError as that does.
     """
@@ -42,13 +42,12 @@ class Playground:
 
     @staticmethod
     def options(group: str) -> list[str]:
-        """What can be chosen for "hardware", "model" and "policy"."""
+        """Return the options of "hardware", "model" or "policy"."""
         return [name for name in option_files(group) if name != "auto"]
 
-    def serve(self, **changes: Any) -> Tried:
-        """Serve it with `changes` of its settings: values, and names of options for hardware, model
-        and policy. Nothing is written; what the policy does not read has no effect. Raises
-        UserError.
+    def serve(self, **changes: Any) -> PlaygroundRun:
+        """Simulate it with changed settings: values, and names of options for hardware, model and
+        policy. What the policy does not read has no effect. Raises UserError.
         """
         groups = [name for name in GROUPS if name in changes]
         cfg = changed(self._cfg, **{name: _option(name, changes[name]) for name in groups})
@@ -57,7 +56,7 @@ class Playground:
         plan, baselines = make_plans(cfg)
         name = str(changes.get("policy", plan.policy.name))  # some options share a class
         plans = {name: plan, **{key: one for key, one in baselines.items() if key != name}}
-        return Tried(plan, {name: self._ledger(one) for name, one in plans.items()})
+        return PlaygroundRun(plan, {name: self._ledger(one) for name, one in plans.items()})
 
     def _ledger(self, plan: Plan) -> Ledger:
         if (key := fingerprint(plan)) not in self._known:
@@ -70,26 +69,26 @@ class Playground:
 
 
 @dataclass(frozen=True)
-class Tried:
-    """What a configuration did: the ledgers of its policy and of its baselines, by name."""
+class PlaygroundRun:
+    """Ledgers of a configuration's policy and of its baselines, by name."""
 
     plan: Plan
     ledgers: dict[str, Ledger]
 
     @cached_property
     def iterations(self) -> dict[str, pd.DataFrame]:
-        """The tables of iterations by policy (METRICS.md)."""
+        """Tables of iterations by policy (METRICS.md)."""
         return {name: ledger.iterations() for name, ledger in self.ledgers.items()}
 
     @cached_property
     def requests(self) -> dict[str, pd.DataFrame]:
-        """The tables of requests by policy."""
+        """Tables of requests by policy."""
         return {name: ledger.requests() for name, ledger in self.ledgers.items()}
 
     @cached_property
     def outcomes(self) -> pd.DataFrame:
-        """A row a policy: throughput (tokens/s), its ratio to the last one's, the share of decodes
-        that ride along with prompts, and latencies (seconds).
+        """Table with a row a policy: throughput (tokens/s), `gain`, its ratio to the last policy's,
+        the share of decodes that ride along with prompts, and latencies (seconds).
         """
         rows = {}
         for name, iterations in self.iterations.items():
@@ -104,7 +103,7 @@ class Tried:
         return table.assign(gain=table.throughput / table.throughput.iloc[-1])
 
     def why(self) -> str:
-        """One sentence on how many tokens it serves beside the last baseline, and why."""
+        """Explain in a sentence the throughput beside that of the last baseline."""
         own, base = self.outcomes.iloc[0], self.outcomes.iloc[-1]
         name, other = own.name, base.name
         text = f"{name} serves {own.throughput:,.0f} tokens/s"
@@ -124,7 +123,7 @@ class Tried:
         return f"{text}{longer}, mostly as {CAUSES[cause]}, while {rides}."
 
     def _loss(self) -> LossSplit | None:
-        """What the median prompt takes more in chunks of the mean size; None if none is cut."""
+        """Return the overhead of chunks of the mean size on the median prompt; None if uncut."""
         iterations = next(iter(self.iterations.values()))
         prompts = sorted(request.prompt_len for request in self.plan.load.requests)
         num_chunks = int(iterations.num_prefills.sum())
@@ -138,5 +137,5 @@ class Tried:
 def _option(group: str, name: str) -> DictConfig:
     options = option_files(group)
     if name not in options:
-        raise UserError(f"{group}={name} is no option; use one of {', '.join(options)}")
+        raise UserError(f"{group}={name} is unknown; use one of {', '.join(options)}")
     return read_option(group, options[name])

@@ -1,13 +1,14 @@
-"""`lab.serve` and `lab.sweep`: what the command line does, with Python's values for settings."""
+"""`lab.serve` and `lab.sweep`: the command line with Python values for settings."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,8 +38,8 @@ def serve(*, verbose: bool = False, **settings: Any) -> Results:
     Settings and groups have the names of the command line, dotted ones in `**{"workload.rate": 2}`.
     Values are Python's; `policy` may also be a class of policies, whose parameters are then
     settings, or an object, whose fields stay as they are. Results are kept in `output` and printed
-    if `verbose`; W&B hears of them with `tracking="wandb"`. Raises UserError for what the command
-    line refuses, in the same words, and whatever stops the run.
+    if `verbose`, and tracked with `tracking="wandb"`. Raises UserError for what the command line
+    refuses, in the same words, and what stops the run.
     """
     with _prepared(settings, [], verbose) as (command_line, _):
         run_single(command_line)
@@ -48,9 +49,9 @@ def serve(*, verbose: bool = False, **settings: Any) -> Results:
 def sweep(*, verbose: bool = False, **settings: Any) -> Results:
     """Serve all combinations of the values that settings have, as `-m` does; else as `serve`.
 
-    Any iterable but text and mappings is the values of a setting: `seed=range(5)`. A list that is
-    one value stands in a list: `baselines=[["orca"]]`. Runs that stop are left out with a warning;
-    raises UserError if none is left.
+    Any iterable but text and mappings holds the values of a setting: `seed=range(5)`. A single
+    value that is a list is written inside a list: `baselines=[["orca"]]`. Runs that stop are left
+    out with a warning; raises UserError if none is left.
     """
     with _prepared(settings, ["-m"], verbose) as (command_line, is_resumed):
         jobs = Sweep(command_line, run_task, is_resumed=is_resumed)
@@ -66,8 +67,8 @@ def sweep(*, verbose: bool = False, **settings: Any) -> Results:
 def _prepared(
     settings: Mapping[str, Any], flags: list[str], verbose: bool
 ) -> Iterator[tuple[CommandLine, bool]]:
-    """The command line of `settings`, checked, and whether it continues a sweep; what is printed
-    meanwhile is not seen, unless `verbose`.
+    """Yield the checked command line of `settings` and whether it continues a sweep; output in the
+    block is dropped unless `verbose`.
     """
     with TemporaryDirectory() as folder, nullcontext() if verbose else redirect_stdout(StringIO()):
         args = _arguments({**UNTRACKED, **settings}, flags, Path(folder))
@@ -81,13 +82,13 @@ def _prepared(
 
 
 def read(settings: Mapping[str, Any]) -> DictConfig:
-    """The configuration of a single run, its settings checked. Raises UserError."""
+    """Return the checked configuration of a single run. Raises UserError."""
     with TemporaryDirectory() as folder:
         return read_command_line(_arguments(settings, [], Path(folder))).jobs[0].cfg
 
 
 def _arguments(settings: Mapping[str, Any], flags: Sequence[str], folder: Path) -> list[str]:
-    """What is typed on the command line; `folder` is for options of policies that are objects."""
+    """Return the command line's arguments; `folder` is for options of policy objects."""
     options = PolicyOptions(folder)
     args = [
         f"{name}={_values(value, options) if flags else text_of(value, options)}"
@@ -97,16 +98,16 @@ def _arguments(settings: Mapping[str, Any], flags: Sequence[str], folder: Path) 
 
 
 def _values(setting: Any, options: PolicyOptions) -> str:
-    """The values of a setting that a sweep may vary, or its only one."""
+    """Return the comma-separated values of a setting that a sweep may vary."""
     if isinstance(setting, str | Mapping | Policy) or not isinstance(setting, Iterable):
         return text_of(setting, options)
     if not (values := [text_of(value, options) for value in setting]):
-        raise UserError(f"{setting!r} names no value; name at least one")
+        raise UserError(f"{setting!r} is empty; name at least one value")
     return ",".join(values)
 
 
 def text_of(value: Any, options: PolicyOptions) -> str:
-    """A value as it is typed on the command line; objects of policies are made `options`."""
+    """Return a value as it is typed on the command line; policy objects become `options`."""
     if hasattr(value, "tolist"):  # of numpy and pandas
         value = value.tolist()
     if isinstance(value, Policy) or (isinstance(value, type) and issubclass(value, Policy)):
@@ -124,32 +125,31 @@ def text_of(value: Any, options: PolicyOptions) -> str:
         return text if is_plain else quoted(text)
     if isinstance(value, Iterable):
         return f"[{','.join(text_of(one, options) for one in value)}]"
-    raise UserError(f"{value!r} is no value of a setting; use a number, text, a list or a policy")
+    raise UserError(f"{value!r} is not a value of a setting; use a number, text, list or policy")
 
 
 class PolicyOptions:
-    """A folder of options like those of `conf/policy/`, a file for each policy that was added: an
-    object or a class.
-    """
+    """Folder of options like those of `conf/policy/`, a file for each policy object or class."""
 
     def __init__(self, folder: Path) -> None:
         self.names: list[str] = []
         self._folder = folder / "policy"
 
     def add(self, policy: Policy | type[Policy]) -> str:
-        """The name of the option that makes `policy`: an object's fields as they are; of a class
-        its defaults, and for the tokens of one iteration the setting `chunk`.
+        """Write the option of `policy` and return its name: the fields of an object; the defaults
+        of a class, and the setting `chunk` for its token budget.
 
-        Raises UserError for a class that nobody finds by its name, and for what no YAML file holds.
+        Raises UserError for a class that can't be imported, and for values that YAML can't hold.
         """
         cls = policy if isinstance(policy, type) else type(policy)
-        require_text(
-            f"{cls.__name__}.name",
-            getattr(cls, "name", None),
-            'give the class a name: name: ClassVar[str] = "mine"',
-        )
-        node = {"_target_": _target_of(cls), **_parameters(policy)}
-        name = self._free_name(re.sub(r"\W", "_", cls.name))
+        fix = 'give the class a name: name: ClassVar[str] = "mine"'
+        require_text(f"{cls.__name__}.name", getattr(cls, "name", None), fix)
+        if getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is not cls:
+            raise UserError(
+                f"policy={cls.__qualname__} is not in {cls.__module__} under that name; define it "
+                "at the top of a module or in a notebook's cell, and make its objects again"
+            )
+        node = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **_parameters(policy)}
         try:
             text = OmegaConf.to_yaml(OmegaConf.create(node))
         except OmegaConfBaseException as error:
@@ -158,37 +158,25 @@ class PolicyOptions:
                 f"policy={policy} can't be written as settings ({reason}); use numbers and text, "
                 "or an option's file"
             ) from None
+        taken = {*(path.stem for path in CONF.glob("policy/*.yaml")), *self.names}
+        stem = re.sub(r"\W", "_", cls.name)
+        names = itertools.chain([stem], (f"{stem}_{number}" for number in itertools.count(2)))
+        name = next(name for name in names if name not in taken)
         self._folder.mkdir(exist_ok=True)
         (self._folder / f"{name}.yaml").write_text(text)
         self.names.append(name)
         return name
 
-    def _free_name(self, name: str) -> str:
-        taken = {*(path.stem for path in CONF.glob("policy/*.yaml")), *self.names}
-        number = 1
-        while (found := name if number == 1 else f"{name}_{number}") in taken:
-            number += 1
-        return found
-
-
-def _target_of(cls: type) -> str:
-    if getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is not cls:
-        raise UserError(
-            f"policy={cls.__qualname__} is not what {cls.__module__} has by that name; define it "
-            "at the top of a module or in a notebook's cell, and make its objects anew"
-        )
-    return f"{cls.__module__}.{cls.__qualname__}"
-
 
 def _parameters(policy: Policy | type[Policy]) -> dict[str, Any]:
+    """Return the fields of an object; of a class those with defaults, and its token budget."""
     if not is_dataclass(policy):
         return {}
+    names = [one for one in fields(policy) if one.init]
     if not isinstance(policy, type):
-        return {one.name: getattr(policy, one.name) for one in fields(policy) if one.init}
-    own = {one.name: _default(one) for one in fields(policy) if one.init}
-    own = {name: value for name, value in own.items() if value is not MISSING}
-    return {**own, **({policy.budget_field: "${chunk}"} if policy.budget_field else {})}
-
-
-def _default(one: Field[Any]) -> Any:
-    return one.default if one.default_factory is MISSING else one.default_factory()
+        return {one.name: getattr(policy, one.name) for one in names}
+    found = {one.name: one.default for one in names if one.default is not MISSING}
+    for one in names:
+        if one.default_factory is not MISSING:
+            found[one.name] = one.default_factory()
+    return {**found, **({policy.budget_field: "${chunk}"} if policy.budget_field else {})}

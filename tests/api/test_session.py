@@ -49,7 +49,7 @@ def test_a_run_is_that_of_the_command_line(tmp_path, capsys):
         ({"policy": "orca", "chunk": 8}, "chunk=8 has no effect: policy=orca does not read chunk"),
         ({"chunk": 2}, "chunk=2 is smaller than the 2 decodes"),
         ({"chunk": "256"}, "chunk=256 is not a whole number"),
-        ({"chunk": object}, "is no value of a setting"),
+        ({"chunk": object}, "is not a value of a setting"),
         ({"policy": type("Local", (Orca,), {})}, "define it at the top of a module"),
     ],
 )
