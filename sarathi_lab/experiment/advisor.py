@@ -1,31 +1,24 @@
-"""The chunk to take, by prediction, and where chunked prefill pays."""
+"""The recommended chunk, by prediction."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.capacity import Engine
-from sarathi_lab.experiment.scenario import Scenario, lengths
 from sarathi_lab.policy import Orca, Policy, RequestLevel, Sarathi
-from sarathi_lab.results.intervals import LEVEL, ends_of_median
 from sarathi_lab.results.serving_metrics import is_met, latency
 from sarathi_lab.results.slo import Slo
 
 BASELINES: Mapping[str, Policy] = {"request_level": RequestLevel(), "orca": Orca()}
-NEUTRAL = 0.02  # gains and losses up to this share are neither
-OUTCOMES, UNDECIDED = ("loses", "neutral", "gains"), "undecided"
-CELL = ["pd_ratio", "seq_len", "batch", "chunk", "baseline"]  # of a map
 AS_GOOD = 0.01  # a throughput that is less than this share below the best is as good
 DEFAULT_BLOCK_SIZE = 16  # tokens
 
@@ -193,77 +186,3 @@ def _marked(table: pd.DataFrame) -> pd.DataFrame:
     good = throughput[throughput >= (1 - AS_GOOD) * throughput.max()].index
     best = throughput[throughput == throughput.max()].index
     return table.assign(is_as_good=table.index.isin(good), is_best=table.index.isin(best))
-
-
-def loads_that_fit(
-    pd_ratios: Sequence[float], seq_lens: Sequence[int], batches: Sequence[int], kv_tokens: float
-) -> list[tuple[float, int, int]]:
-    """(P:D, P + D, batch) of which a batch of whole sequences fits `kv_tokens` tokens."""
-    return [
-        (pd_ratio, seq_len, batch)
-        for pd_ratio, seq_len, batch in itertools.product(pd_ratios, seq_lens, batches)
-        if batch * (sum(lengths(seq_len, pd_ratio)) + 1) <= kv_tokens
-    ]
-
-
-def crossover(
-    pd_ratios: Sequence[float],
-    seq_lens: Sequence[int],
-    batches: Sequence[int],
-    chunks: Sequence[int],
-    request_seconds: Callable[[Scenario], float],
-    *,
-    policy: PolicyOfChunk = Sarathi,
-    kv_tokens: float = math.inf,
-    on_load: Callable[[int], None] = lambda num_loads: None,
-) -> pd.DataFrame:
-    """The gain of `policy` over each baseline: a row per load, chunk and baseline.
-
-    Columns: pd_ratio, seq_len (P + D, tokens), batch, chunk (tokens), baseline, gain (ratio of
-    steady throughputs less 1) and outcome ("gains" above 2 %, "loses" below -2 %, else "neutral").
-    Left out is what cannot run: a batch of sequences beyond the `kv_tokens` of the cache, and a
-    chunk below its batch. `on_load` is called with 1 after each of `loads_that_fit`.
-    """
-    rows = []
-    for pd_ratio, seq_len, batch in loads_that_fit(pd_ratios, seq_lens, batches, kv_tokens):
-        size = (*lengths(seq_len, pd_ratio), batch)
-        baselines = {name: request_seconds(Scenario(own, *size)) for name, own in BASELINES.items()}
-        for chunk in (chunk for chunk in chunks if chunk >= batch):
-            seconds = request_seconds(Scenario(policy(chunk), *size, chunk))
-            load = (pd_ratio, seq_len, batch, chunk)
-            rows += [(*load, name, base / seconds - 1) for name, base in baselines.items()]
-        on_load(1)
-    table = pd.DataFrame(rows, columns=[*CELL, "gain"])
-    return table.assign(outcome=_outcome(table.gain))
-
-
-def over_rounds(rounds: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Of maps of the same cells, measured one after the other, one of the median gains.
-
-    Further columns: the median's interval (`low`, `high`, `confidence`) and the `samples`. A cell
-    is "undecided" where the interval reaches beyond one outcome, or does not reach `LEVEL`. Rounds
-    count as independent: a whole map lies between two samples of a cell.
-    """
-    gains = np.array([table.gain for table in rounds]).T
-    ends = pd.DataFrame([ends_of_median(own, is_series=False) for own in gains])
-    low, high = _outcome(ends.low), _outcome(ends.high)
-    is_decided = (low == high) & (ends.confidence >= LEVEL)
-    samples = [" ".join(f"{gain:.6g}" for gain in own) for own in gains]
-    outcome = low.astype(str).where(is_decided, UNDECIDED)
-    table = rounds[0][CELL].assign(gain=np.median(gains, axis=1), outcome=outcome)
-    return table.assign(**ends, samples=samples)
-
-
-def rounds_of(table: pd.DataFrame) -> list[pd.DataFrame]:
-    """The rounds that `over_rounds` made a map of."""
-    gains = table.samples.astype(str).str.split(expand=True).astype(float)
-    return [table[CELL].assign(gain=gains[number]) for number in gains]
-
-
-def _outcome(gain: pd.Series) -> pd.Series:
-    return pd.cut(gain, [-math.inf, -NEUTRAL, NEUTRAL, math.inf], labels=list(OUTCOMES))
-
-
-def at_best_chunk(table: pd.DataFrame) -> pd.DataFrame:
-    """Of `crossover`'s rows those with the best chunk, one per load and baseline."""
-    return table.loc[table.groupby(["baseline", "pd_ratio", "seq_len", "batch"]).gain.idxmax()]
