@@ -60,7 +60,7 @@ class Operations:
     do the same otherwise.
 
     `keys` and `values` are one layer's cache, [num_blocks, block_size, num_kv_heads, head_size],
-    maybe in 8 bits. `range` is put around the work of each named operation, for whoever watches;
+    maybe in 8 bits. `range` is put around the work of each named operation, for the profiler;
     `recorder` returns who wants the seconds of those that are timed elsewhere, if anybody does.
     Attention comes as a sequence of `Segment`, with masks if `wants_masks`. `rotary_dtype` is that
     of cosines and sines.

@@ -362,7 +362,7 @@ class Packer:
         return PackedInputs(attention=plan, **views)
 
     def copy(self, into: Tensor) -> None:
-        """Copy what was filled, for whoever has the inputs of that buffer already."""
+        """Copy what was filled, for a graph that holds the inputs of that buffer."""
         into.copy_(self.host.sized(into.numel()), non_blocking=True)
 
 
