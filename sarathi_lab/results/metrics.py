@@ -282,11 +282,7 @@ EXPERTS = {  # the same of a mixture in C++
 
 
 def operation_table(
-    times: pd.DataFrame,
-    iterations: pd.DataFrame,
-    spec: ModelSpec,
-    dtype_bytes: int,
-    peaks: Peaks,
+    times: pd.DataFrame, iterations: pd.DataFrame, spec: ModelSpec, dtype_bytes: int, peaks: Peaks
 ) -> pd.DataFrame:
     """Return where the time of `iterations` went, from the `times` (operation, seconds) taken in
     them: `operation`, `seconds`, `share` of the time, `roofline` (seconds of each operation alone,

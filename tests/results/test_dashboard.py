@@ -17,14 +17,7 @@ from sarathi_lab.results.metrics import COMPARED
 from sarathi_lab.results.tracking import STEP_OF
 
 KEY = "a" * 40
-SECTIONS = [
-    "Policies side by side",
-    "Chunk size",
-    "P:D ratio",
-    "KV re-read",
-    "Latency",
-    "Device",
-]
+SECTIONS = ["Policies side by side", "Chunk size", "P:D ratio", "KV re-read", "Latency", "Device"]
 
 
 def in_process(tmp_path, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -162,10 +155,7 @@ def test_a_missing_package_is_one_line(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("args", "error"),
     [
-        (
-            ["--entity=me"],
-            "W&B refused the workspace (permission denied); check that me/",
-        ),
+        (["--entity=me"], "W&B refused the workspace (permission denied); check that me/"),
         ([], "W&B gives no default entity (no route); name a user or team with --entity"),
     ],
 )

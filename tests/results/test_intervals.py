@@ -9,12 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from sarathi_lab.results.intervals import (
-    FEWEST_PAIRS,
-    LEVEL,
-    ends_of_median,
-    median_of,
-)
+from sarathi_lab.results.intervals import FEWEST_PAIRS, LEVEL, ends_of_median, median_of
 
 
 def test_a_median_and_quantiles_by_hand():

@@ -58,33 +58,12 @@ def test_one_device_has_one_row_and_names_say_what_ran(tmp_path):
 
 
 def test_the_setting_writes_it_into_every_run_folder(tmp_path, capsys):
-    simulated = [
-        "executor=simulated",
-        "tracking=none",
-        "workload.num_requests=3",
-        "batch=2",
-        f"output={tmp_path}",
-    ]
-    assert main([*simulated, "trace=true"]) == 0
-    folders = {path.parent for path in tmp_path.rglob("run.json")}
-    assert len(folders) == 3
-    assert {path.parent for path in tmp_path.rglob("trace.json")} == folders
-    assert all(json.loads(path.read_text()) for path in tmp_path.rglob("trace.json"))
+    args = ["executor=simulated", "tracking=none", "workload.num_requests=3", "batch=2"]
+    for trace, number in (("true", 3), ("false", 0)):
+        assert main([*args, f"trace={trace}", f"output={tmp_path / trace}"]) == 0
+        traces = list((tmp_path / trace).rglob("trace.json"))
+        assert len(traces) == number
+        assert all(json.loads(path.read_text()) for path in traces)
     capsys.readouterr()
-    assert main([*simulated, "trace=maybe"]) == 2
-    assert capsys.readouterr().err == (
-        "error: trace=maybe is neither true nor false; use true to write trace.json, else false\n"
-    )
-
-
-def test_without_the_setting_there_is_none(tmp_path):
-    main(
-        [
-            "executor=simulated",
-            "tracking=none",
-            "workload.num_requests=3",
-            "batch=2",
-            f"output={tmp_path}",
-        ]
-    )
-    assert not list(tmp_path.rglob("trace.json"))
+    assert main([*args, "trace=maybe", f"output={tmp_path}"]) == 2
+    assert "trace=maybe" in capsys.readouterr().err

@@ -20,11 +20,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.results.tracking import MAX_HISTORY_ROWS, TrackedRun, Tracker, WandbTracker
 
 RUN = TrackedRun(
-    name="a run",
-    group="a sweep",
-    job_type="run",
-    tags=["sarathi", "tiny"],
-    config={"chunk": 256},
+    name="a run", group="a sweep", job_type="run", tags=["sarathi", "tiny"], config={"chunk": 256}
 )
 
 

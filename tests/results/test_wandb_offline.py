@@ -1,5 +1,5 @@
-"""Offline runs hold everything that a later `wandb sync` should send; and the sweep file, as far as
-offline goes.
+"""Offline W&B runs: their contents, the sweep file, and how runs of folders, files and W&B's server
+are read back alike.
 """
 
 from __future__ import annotations
@@ -14,36 +14,41 @@ import pytest
 from omegaconf import OmegaConf
 from wandb_records import records_of, summary_of
 
+import sarathi_lab as lab
+from sarathi_lab.api.results import Results
 from sarathi_lab.config.command_line import read_command_line
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.results import sweep_analysis, wandb_runs
 from sarathi_lab.results.result import Result, track
 from sarathi_lab.run import main
 
 SMALL = ["executor=simulated", "workload.num_requests=3", "batch=2"]
 SUMMARY = {
-    *(
-        "throughput",
-        "decode_throughput",
-        "decode_time_marginal",
-        "ms/decode_time_marginal",
-        "decode_speedup",
-    ),
-    *(
-        "throughput_vs_orca",
-        "throughput_vs_request_level",
-        "decode_throughput_vs_orca",
-        "kv_reread_factor",
-    ),
+    *("throughput", "decode_throughput", "decode_time_marginal", "ms/decode_time_marginal"),
+    *("decode_speedup", "throughput_vs_orca", "throughput_vs_request_level"),
+    *("decode_throughput_vs_orca", "kv_reread_factor"),
     *("mfu", "mbu", "ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99", "ms/ttft_p50", "ms/tbt_p99"),
 }
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict[str, Path]:
-    """A sweep of two chunks with both baselines: name -> its record."""
-    output = tmp_path_factory.mktemp("out")
-    assert main([*SMALL, "chunk=128,256", "-m", f"output={output}"]) == 0
+def output(tmp_path_factory) -> Path:
+    """A tracked sweep of two chunks with both baselines."""
+    folder = tmp_path_factory.mktemp("out")
+    assert main([*SMALL, "chunk=128,256", "-m", f"output={folder}"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def local(output: Path) -> Results:
+    return lab.load(*output.glob("20*"))
+
+
+@pytest.fixture(scope="module")
+def runs(output: Path) -> dict[str, Path]:
+    """The records of the sweep by name."""
     return {summary_of(path)["name"]: path for path in output.rglob("run-*.wandb")}
 
 
@@ -69,14 +74,8 @@ def test_every_run_of_a_sweep_is_in_its_group_under_a_name_that_says_what_varies
 def test_configs_are_flat_and_summaries_hold_what_people_compare(runs):
     shown = summary_of(runs["sarathi chunk=256"])
     config = shown["config"]
-    flat = {
-        "policy": "sarathi",
-        "model": "13b",
-        "executor": "simulated",
-        "chunk": 256,
-        "batch": 2,
-        "pd_ratio": 31,
-    }
+    flat = {"policy": "sarathi", "model": "13b", "executor": "simulated", "chunk": 256}
+    flat |= {"batch": 2, "pd_ratio": 31}
     assert {name: config[name] for name in flat} == flat
     assert config["settings"]["policy"]["chunk"] == 256
     assert config["hostname"] == platform.node()
@@ -155,11 +154,8 @@ def agent_command(parameters: dict[str, object]) -> list[str]:
     arguments = create_sweep_command_args(
         {"args": {name: {"value": value} for name, value in parameters.items()}}
     )
-    arguments |= {
-        "interpreter": [sys.executable],
-        "program": [sweep["program"]],
-        "env": ["/usr/bin/env"],
-    }
+    arguments |= {"interpreter": [sys.executable], "program": [sweep["program"]]}
+    arguments["env"] = ["/usr/bin/env"]
     command: list[str] = []
     for part in create_sweep_command(sweep["command"]):
         command += arguments[part[2:-1]] if part.startswith("${") else [part]
@@ -182,37 +178,117 @@ def test_the_agents_command_makes_the_agents_run_and_leaves_its_baselines_their_
     tmp_path, monkeypatch
 ):
     command = agent_command({"policy": "sarathi", "chunk": 128, "pd_ratio": 10})
-    environment = {
-        "WANDB_SWEEP_ID": "asweep",
-        "WANDB_RUN_ID": "arun",
-        "WANDB_PROJECT": "theirs",
-        "WANDB_ENTITY": "me",
-    }
+    environment = {"SWEEP_ID": "asweep", "RUN_ID": "arun", "PROJECT": "theirs", "ENTITY": "me"}
     for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    small = [
-        "workload.num_requests=3",
-        "batch=2",
-        "baselines=[orca]",
-        "tracking.mode=offline",
-        f"output={tmp_path}",
-    ]
-    done = subprocess.run(
-        [*command, *small], capture_output=True, text=True, timeout=120, check=False
-    )
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    small = ["workload.num_requests=3", "batch=2", "baselines=[orca]", "tracking.mode=offline"]
+    args = [*command, *small, f"output={tmp_path}"]
+    done = subprocess.run(args, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     opened = {
         run["display_name"]: run
         for run in (records_of(path)["run"][0] for path in tmp_path.rglob("*.wandb"))
     }
     (own,) = [run for name, run in opened.items() if name.startswith("sarathi chunk=128")]
-    assert (own["run_id"], own["sweep_id"], own["project"], own["entity"]) == (
-        "arun",
-        "asweep",
-        "theirs",
-        "me",
-    )
+    names = ("run_id", "sweep_id", "project", "entity")
+    assert [own[name] for name in names] == ["arun", "asweep", "theirs", "me"]
     baseline = opened["baseline orca"]
     assert baseline["run_id"] != "arun"
     assert "sweep_id" not in baseline
     assert (baseline["run_group"], baseline["project"]) == ("asweep", "theirs")
+
+
+# -- runs read back --------------------------------------------------------------------------------
+
+
+def test_an_offline_wandb_run_reads_as_its_folder_does(output, local):
+    assert local.varying == ["chunk"]
+    assert "sarathi, chunk 128" in local.names
+    offline = lab.load(output / "wandb")
+    assert offline.varying == local.varying
+    assert sorted(offline.names) == sorted(local.names)
+    both = (found.runs.set_index("name").sort_index() for found in (offline, local))
+    own, folder = both
+    same = [name for name in folder if sweep_analysis.is_setting(name)]
+    assert own[same].map(sweep_analysis.text).equals(folder[same].map(sweep_analysis.text))
+    numbers = folder.select_dtypes("number").columns.difference(same)
+    assert len(numbers) > 50
+    assert own[numbers].to_numpy() == pytest.approx(folder[numbers].to_numpy(), nan_ok=True)
+    own, folder = (
+        found.iterations.sort_values(["name", "iteration"]) for found in (offline, local)
+    )
+    for name in ("num_decode_tokens", "busy"):
+        assert own[name].tolist() == pytest.approx(folder[name].tolist())
+
+
+def test_a_run_on_the_server_reads_the_same(local, monkeypatch):
+    summary = {name: float(local.runs[name][0]) for name in ("throughput", "ttft_p50")}
+    rows = [{"_step": 0, "sweep": "a table"}, {"_step": 1, "iteration": 0, "iterations/busy": 0.5}]
+    settings = {"seed": 0, "policy": {"_target_": "x", "chunk": 8}}
+    found = SimpleNamespace(
+        name="online",
+        path=["me", "lab", "abc"],
+        config={"policy": "sarathi", "chunk": 8, "settings": settings},
+        summary={**summary, "_runtime": 3, "table": {"path": "x"}},
+        history=lambda samples, pandas: rows,
+    )
+    asked = []
+    api = SimpleNamespace(
+        run=lambda where: asked.append(where) or found, runs=lambda where: [found, found]
+    )
+    monkeypatch.setattr("wandb.Api", lambda: api)
+    (online,) = wandb_runs.load("me/lab/abc")
+    assert asked == ["me/lab/abc"]
+    assert online.source == "me/lab/abc"
+    assert online.settings == {"policy": "sarathi", "chunk": 8, "seed": 0, "policy.chunk": 8}
+    assert online.summary == summary
+    assert online.iterations.to_dict("records") == [{"iteration": 0, "busy": 0.5}]
+    assert lab.load("me/lab").names == ["sarathi", "sarathi (2)"]
+
+
+def test_curves_have_a_line_for_every_run_that_is_named(local):
+    name = "sarathi, chunk 256"
+    axes = local.plot_iterations(name).axes
+    own = local.iterations[local.iterations.name == "sarathi chunk=256"]
+    lines = [ax.get_lines() for ax in axes]
+    assert [len(line) for line in lines] == [1] * len(axes)
+    assert lines[1][0].get_ydata().tolist() == own.num_decode_tokens.tolist()
+    both = local.plot_iterations(x="iteration").axes
+    assert [len(ax.get_lines()) for ax in both] == [3] * len(axes)
+    with pytest.raises(UserError, match="is not one of the runs; use some of"):
+        local.plot_iterations("sglang")
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("missing", "missing is not there; name a folder, a .wandb file, or entity/project/run"),
+        ("empty", "empty holds no finished run and no .wandb file"),
+        ("torn", "holds no run that can be read"),
+    ],
+)
+def test_a_place_without_runs_is_refused(place, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "run.json").write_text('{"name": "x"}')
+    with pytest.raises(UserError, match=words):
+        lab.load(place)
+
+
+def test_a_file_that_is_no_run_of_wandb_is_refused(tmp_path):
+    (tmp_path / "run-x.wandb").write_text("nothing")
+    with pytest.raises(UserError, match=r"run-x\.wandb"):
+        lab.load(tmp_path / "run-x.wandb")
+
+
+def test_a_server_that_gives_nothing_is_one_line(monkeypatch):
+    def refuse() -> None:
+        raise ValueError("no such project\nmore")
+
+    monkeypatch.setattr("wandb.Api", refuse)
+    with pytest.raises(
+        UserError, match=r"W&B gives no runs of me/lab \(no such project\); check"
+    ) as error:
+        lab.load("me/lab")
+    assert "\n" not in str(error.value)

@@ -72,9 +72,7 @@ def online(monkeypatch):
     return lambda url: monkeypatch.setenv("WANDB_BASE_URL", url)
 
 
-def test_a_hanging_server_costs_a_sweep_one_line_and_a_bounded_wait_and_loses_nothing(
-    tmp_path,
-):
+def test_a_hanging_server_costs_a_sweep_one_line_and_a_bounded_wait_and_loses_nothing(tmp_path):
     args = [*SMALL, "chunk=128,256", "-m", "baselines=[orca]"]
     args += ["tracking.mode=online", "tracking.timeout=1", f"output={tmp_path}"]
     command = [sys.executable, "-m", "sarathi_lab.run", *args]  # a login lasts for a process
