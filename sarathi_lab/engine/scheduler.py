@@ -71,7 +71,8 @@ class Scheduler(SchedulerState):
                 sequence.in_flight = True  # so that later ones can't evict it
                 decodes.append(sequence)
         batch.add_decodes(decodes)
-        self.drafter.add_drafts(batch, len(batch) - len(decodes), self)
+        if self.has_drafts:
+            self.drafter.add_drafts(batch, len(batch) - len(decodes), self)
 
     def continue_prefills(
         self,
@@ -120,7 +121,8 @@ class Scheduler(SchedulerState):
         if num_tokens <= 0 or not make_room(sequence, sequence.num_computed + num_tokens):
             return False
         batch.add(sequence, num_tokens)
-        self.drafter.add_drafts(batch, len(batch) - 1, self)
+        if self.has_drafts:
+            self.drafter.add_drafts(batch, len(batch) - 1, self)
         return True
 
     def swap_in(

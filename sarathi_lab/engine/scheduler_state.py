@@ -54,6 +54,7 @@ class SchedulerState:
         self.max_model_len = max_model_len
         self.preemption = preemption
         self.drafter = speculation.drafter()
+        self.has_drafts = speculation.tokens > 0  # spares a call for each decode
         self.waiting: WaitingQueue = make_queue(queue_order)
         self.swapped: deque[SequenceState] = deque()
         self._states: dict[type, Any] = {}  # of the policy, by class
