@@ -19,7 +19,7 @@ from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
-from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation
+from sarathi_lab.engine.scheduler_state import NO_SPECULATION, Speculation
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.intervals import ends_of_median
 from sarathi_lab.results.serving_metrics import is_met

@@ -2,14 +2,11 @@
 
 from sarathi_lab.engine.policy import Policy, Reserve
 from sarathi_lab.policy.ascend import Ascend, AscendDynamic, AscendV09
-from sarathi_lab.policy.deepspeed import SplitFuse
-from sarathi_lab.policy.fastdeploy import FastDeploy
 from sarathi_lab.policy.lightllm import LightLLM
-from sarathi_lab.policy.llama_cpp import LlamaCpp
 from sarathi_lab.policy.lmdeploy import LMDeploy, LMDeployPytorch
-from sarathi_lab.policy.openvino import OpenVINO
 from sarathi_lab.policy.paper import Orca, RequestLevel, Sarathi
 from sarathi_lab.policy.sarathi_serve import ChunkedOnly, SarathiServe, SarathiServeDynamic
+from sarathi_lab.policy.servers import FastDeploy, LlamaCpp, OpenVINO, SplitFuse
 from sarathi_lab.policy.sglang import SGLang
 from sarathi_lab.policy.tgi import TGI
 from sarathi_lab.policy.transformers import TransformersFIFO, TransformersPrefillFirst

@@ -15,8 +15,7 @@ from sarathi_lab.config.instantiate import build, copied, option_files, read_opt
 from sarathi_lab.engine.config import AnyScheduler, EngineConfig
 from sarathi_lab.engine.executor import Backend, Executor, Sizes
 from sarathi_lab.engine.queues import QueueOrder
-from sarathi_lab.engine.scheduler_state import Preemption
-from sarathi_lab.engine.speculation import Speculation
+from sarathi_lab.engine.scheduler_state import Preemption, Speculation
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.advisor import BASELINES, Advice, Prediction, advise
 from sarathi_lab.model.checkpoint import resolve_model, text_encoder

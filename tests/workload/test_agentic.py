@@ -17,7 +17,7 @@ from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.model.weights import load_model
 from sarathi_lab.policy import SarathiServe
-from sarathi_lab.workload.agentic import Agentic
+from sarathi_lab.workload.synthetic import Agentic
 
 BLOCK = 4
 SIZES = {"num_requests": 9, "turns": 3, "seed": 0, "shared_prefix_len": 8}

@@ -16,8 +16,7 @@ from sarathi_lab.config.command_line import read_command_line
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.tasks.plan import make_plan
 from sarathi_lab.workload.files import Prompts
-from sarathi_lab.workload.trace_formats import read_trace
-from sarathi_lab.workload.traces import Trace
+from sarathi_lab.workload.traces import Trace, read_trace
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

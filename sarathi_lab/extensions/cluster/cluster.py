@@ -12,8 +12,8 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import NamedTuple
 
+from sarathi_lab.engine.config import Schedulers, load_of
 from sarathi_lab.engine.executor import Executor, StepResult
-from sarathi_lab.engine.replicas import Schedulers, load_of
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 

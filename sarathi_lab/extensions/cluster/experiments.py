@@ -32,7 +32,7 @@ from sarathi_lab.extensions.cluster import Disaggregated, PrefillAndDecodeHeavy,
 from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import gaps, is_good
 from sarathi_lab.results.slo import Slo
-from sarathi_lab.workload.agentic import Agentic
+from sarathi_lab.workload.synthetic import Agentic
 
 KINDS: Mapping[str, type[Several]] = {
     "replicas": Replicas,

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sarathi_lab.engine.config import least_loaded
 from sarathi_lab.engine.executor import StepResult
-from sarathi_lab.engine.replicas import least_loaded
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.extensions.cluster.cluster import Handover, Instances

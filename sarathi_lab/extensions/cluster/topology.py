@@ -20,11 +20,10 @@ from sarathi_lab.config.checked import (
     whole,
 )
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.engine.config import MakeScheduler, Topology
+from sarathi_lab.engine.config import MakeScheduler, Topology, least_loaded
 from sarathi_lab.engine.executor import Backend, Executor
 from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.prefix_cache import num_found
-from sarathi_lab.engine.replicas import least_loaded
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.backend import SimulatedBackend

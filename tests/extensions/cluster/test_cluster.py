@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.config import EngineConfig
+from sarathi_lab.engine.config import EngineConfig, least_loaded
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine, serve
-from sarathi_lab.engine.replicas import least_loaded
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor

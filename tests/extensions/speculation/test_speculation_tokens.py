@@ -17,7 +17,7 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.engine.speculation import NO_SPECULATION
+from sarathi_lab.engine.scheduler_state import NO_SPECULATION
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.extensions.speculation import LookupDrafter, PromptLookup
 from sarathi_lab.policy import Orca, Sarathi, SarathiServe, VllmV1

@@ -1,0 +1,231 @@
+"""Servers of one scheduler: DeepSpeed, FastDeploy, OpenVINO and llama.cpp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sarathi_lab.config.checked import flag, whole
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.policy import Policy
+from sarathi_lab.engine.request import Batch, Request, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.policy.vllm import check_partial_prefills, check_threshold, long_from
+
+
+@dataclass(frozen=True)
+class SplitFuse(Policy):
+    """Dynamic SplitFuse: all decodes, then prompts in their order, the last one cut at
+    `max_ragged_batch_size` tokens.
+
+    Blocks are taken chunk by chunk, but a prompt continues only if the cache has room for all the
+    rest; else later ones wait, too. A decode without a block waits instead of evicting. If nothing
+    can run, the newest running sequence is flushed, and recomputed with its generated tokens.
+
+    The default is that of DeepSpeed's `DSStateManagerConfig`, whose `max_ragged_sequence_count` is
+    `batch` here. MII counts a prompt that lacks one token as a decode; its code of 2024 flushes
+    every request in that case.
+    """
+
+    name = "splitfuse"
+    budget_field = "max_ragged_batch_size"
+    max_ragged_batch_size: int = 768
+    reserve = "chunk"
+
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        self._schedule(batch, scheduler)
+        running = scheduler.running
+        while not batch.chunks and running and not any(one.in_flight for one in running):
+            scheduler.preempt(max(running, key=running.rank))
+            self._schedule(batch, scheduler)
+
+    def _schedule(self, batch: Batch, scheduler: Scheduler) -> None:
+        budget = self.max_ragged_batch_size
+
+        def fits(sequence: SequenceState) -> bool:
+            missing = scheduler.blocks.blocks_for(sequence.num_known) - len(sequence.block_ids)
+            return missing <= scheduler.blocks.num_free
+
+        for sequence in scheduler.idle_decodes[: scheduler.batch_size]:
+            scheduler.take(batch, sequence, 1, evict=False)
+        for sequence in scheduler.idle_prefills[: scheduler.batch_size - len(batch)]:
+            num_tokens = min(sequence.num_pending, budget - batch.num_tokens)
+            if not fits(sequence) or not scheduler.take(batch, sequence, num_tokens, evict=False):
+                return
+        scheduler.admit(batch, budget, may_enter=fits)
+
+
+@dataclass(frozen=True)
+class FastDeploy(Policy):
+    """FastDeploy's V1 scheduler: decodes, then prompts within `max_num_batched_tokens`.
+
+    Running prompts go first, then waiting ones, except after a preemption. At most
+    `max_num_partial_prefills` prompts are in an iteration, of them at most
+    `max_long_partial_prefills` longer than `long_prefill_token_threshold` tokens (0: 4 % of the
+    model length); a further one stops admission. A decode takes `static_decode_blocks` blocks at
+    once when at most `prealloc_dec_block_slot_num_threshold` of its slots are left, and a prompt
+    enters if blocks for it and as many more are free; never more than the request needs, which is
+    unknown to FastDeploy.
+
+    Names and defaults are those of FastDeploy 2 (with cache.block_size=64). The limits on partial
+    prefills act before its scheduler there. The reserve of newer versions after a preemption is not
+    modelled.
+    """
+
+    name = "fastdeploy"
+    budget_field = "max_num_batched_tokens"
+    max_num_batched_tokens: int = 8192
+    max_num_partial_prefills: int = 1
+    max_long_partial_prefills: int = 1
+    long_prefill_token_threshold: int = 0
+    static_decode_blocks: int = whole(2, minimum=0, fix="use 2, or 0 to take blocks one by one")
+    prealloc_dec_block_slot_num_threshold: int = whole(
+        12, minimum=0, fix="use the free slots at which a decode takes more, such as 12"
+    )
+    reserve = "chunk"
+
+    def check(self, batch_size: int, max_model_len: int) -> None:
+        check_partial_prefills(self.max_num_partial_prefills, self.max_long_partial_prefills)
+        check_threshold(self.long_prefill_token_threshold, max_model_len)
+
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        self._extend_decodes(scheduler)
+        for_prompts = self.max_num_batched_tokens - len(scheduler.idle_decodes)
+
+        def size(sequence: SequenceState, left: int) -> int:
+            if sequence.is_decoding:
+                return left
+            return min(left, for_prompts - batch.num_prefill_tokens)
+
+        scheduler.share(batch, scheduler.running.idle, self.max_num_batched_tokens, size)
+        if not scheduler.has_preempted:
+            self._admit(batch, scheduler)
+
+    def _extend_decodes(self, scheduler: Scheduler) -> None:
+        for sequence in scheduler.idle_decodes:
+            slots = len(sequence.block_ids) * scheduler.blocks.block_size
+            num_free = slots - sequence.num_known
+            if sequence.is_running and num_free <= self.prealloc_dec_block_slot_num_threshold:
+                scheduler.make_room(sequence, self._with_decode_blocks(sequence, slots, scheduler))
+
+    def _admit(self, batch: Batch, scheduler: Scheduler) -> None:
+        threshold = long_from(self.long_prefill_token_threshold, scheduler)
+
+        def is_long(sequence: SequenceState) -> bool:
+            return sequence.request.prompt_len > threshold
+
+        def may_enter(sequence: SequenceState) -> bool:
+            num_long = sum(is_long(chunk.sequence) for chunk in batch.chunks if not chunk.is_decode)
+            if is_long(sequence) and num_long >= self.max_long_partial_prefills:
+                return False
+            wanted = self._with_decode_blocks(sequence, sequence.num_known, scheduler)
+            return scheduler.blocks.can_hold(wanted)
+
+        most = (self.max_num_batched_tokens, self.max_num_partial_prefills)
+        scheduler.admit(batch, *most, may_enter=may_enter)
+
+    def _with_decode_blocks(
+        self, sequence: SequenceState, num_tokens: int, scheduler: Scheduler
+    ) -> int:
+        """`num_tokens` and a decode's blocks, but no more than the request needs."""
+        num_tokens += self.static_decode_blocks * scheduler.blocks.block_size
+        return min(num_tokens, sequence.request.total_len)
+
+
+@dataclass(frozen=True)
+class OpenVINO(Policy):
+    """With `dynamic_split_fuse`, decodes and then prompts in order, within
+    `max_num_batched_tokens`.
+
+    A prompt takes no more tokens than the free cache has slots, so prompts evict no sequence.
+    Without `dynamic_split_fuse`, whole prompts go before decodes, never in one batch, and none may
+    exceed the budget.
+
+    Read in `continuous_batching/scheduler.hpp` of 2026; 256 tokens is the system's default.
+    Deviations: an evicted sequence loses all of its cache, not only the needed blocks; where only
+    prompts run and none has a slot, the newest is evicted, while the original drops the requests.
+    """
+
+    name = "openvino"
+    budget_field = "max_num_batched_tokens"
+    max_num_batched_tokens: int = 256
+    dynamic_split_fuse: bool = flag(True)
+
+    def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
+        return 0 if self.dynamic_split_fuse else num_known
+
+    def check(self, batch_size: int, max_model_len: int) -> None:
+        if not self.dynamic_split_fuse:
+            why = "without dynamic_split_fuse a longer prompt is an error; raise it, or use "
+            why += "dynamic_split_fuse=true"
+            self.check_longest("max_num_batched_tokens", max_model_len, why)
+
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        budget = self.max_num_batched_tokens
+        if not self.dynamic_split_fuse:
+            if not scheduler.swapped:
+                scheduler.admit(batch, budget, whole=True)
+            if not batch.chunks:
+                scheduler.add_decodes(batch)
+                scheduler.swap_in(batch, budget)
+            return
+
+        def size(sequence: SequenceState, left: int) -> int:
+            return min(left, scheduler.blocks.num_slots(sequence))
+
+        scheduler.add_decodes(batch)
+        scheduler.continue_prefills(batch, budget, size=size)
+        scheduler.admit(batch, budget, size=size)
+        if not batch.chunks:
+            scheduler.continue_prefills(batch, budget)
+
+
+@dataclass
+class _Round:
+    left: int = 0  # tokens of prompts
+
+
+@dataclass(frozen=True)
+class LlamaCpp(Policy):
+    """Rounds of `n_batch` tokens: all decodes, then prompts in order, computed in iterations of
+    `n_ubatch` tokens.
+
+    A round is one `llama_decode`, fixed when it begins. Decodes are in its first piece and have
+    their next token only in the next round, so they wait for up to `n_batch` tokens of prompts. The
+    lab's batch is the number of parallel slots, each with cache for the longest request, as
+    `--parallel` shares the context.
+
+    Defaults of the server of 2026 are 2048 and 512. Deviation: tokens are emitted at the end of
+    their piece, not of their round, so first tokens are early; the time between tokens is the same.
+    """
+
+    name = "llama_cpp"
+    budget_field = "n_ubatch"
+    n_ubatch: int = 512
+    n_batch: int = whole(2048, minimum=1, fix="use a number of tokens such as 2048")
+    reserve = "max_model_len"
+
+    def check(self, batch_size: int, max_model_len: int) -> None:
+        if self.n_batch < self.n_ubatch:
+            raise UserError(
+                f"n_batch={self.n_batch} is below n_ubatch={self.n_ubatch}, its piece; raise "
+                "n_batch"
+            )
+
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        state = scheduler.state(_Round)
+        if state.left:
+            self._add_piece(batch, scheduler)
+        if not batch.chunks:
+            scheduler.add_decodes(batch)
+            entering = scheduler.upcoming(scheduler.max_num_seqs - len(scheduler.running))
+            wanted = sum(one.num_pending for one in [*scheduler.idle_prefills, *entering])
+            state.left = min(self.n_batch - batch.num_tokens, wanted)
+            self._add_piece(batch, scheduler)
+
+    def _add_piece(self, batch: Batch, scheduler: Scheduler) -> None:
+        """Fill `batch` up to `n_ubatch` tokens with what is left of the round's prompts."""
+        state = scheduler.state(_Round)
+        budget = min(self.n_ubatch, batch.num_tokens + state.left)
+        scheduler.continue_prefills(batch, budget)
+        scheduler.admit(batch, budget)
+        state.left = state.left - batch.num_prefill_tokens if batch.num_tokens == budget else 0
