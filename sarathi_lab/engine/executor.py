@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.model.power import PowerModel
-from sarathi_lab.model.roofline import Peaks
+from sarathi_lab.model.roofline import Peaks, PowerModel
 from sarathi_lab.model.spec import ModelSpec
 
 NO_TOKEN = -1  # emitted by executors without a model

@@ -1,15 +1,18 @@
-"""The recommended chunk, by prediction."""
+"""The recommended chunk, by prediction, and the flags of serving systems for it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
+import yaml
 
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
@@ -27,19 +30,17 @@ PolicyOfChunk = Callable[[int], Policy]
 
 
 class Advice(NamedTuple):
-    """The chunk to take (tokens of an iteration, decodes included), all predictions, the objective
-    that it was chosen for, and why prompts had better not be cut, if so.
-    """
+    """The recommended chunk with its reasons."""
 
-    chunk: int
-    table: pd.DataFrame
+    chunk: int  # tokens of an iteration, decodes included
+    table: pd.DataFrame  # of all predictions
     objective: str
-    do_not_chunk: str | None = None
+    do_not_chunk: str | None = None  # why whole prompts are better, if so
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Serves `requests` on a virtual clock under any policy, with the given batch and cache.
+    """Simulation of `requests` under any policy, with the given batch and cache.
 
     `max_model_len` None is the longest request, `num_blocks` None a cache that is never short;
     without `slo`, whose bounds are in seconds, only throughput counts.
@@ -63,7 +64,7 @@ class Prediction:
         return Engine(executor, self.batch_size, longest, *cache).serve(self.requests, policy)
 
     def throughput(self, ledger: Ledger) -> float:
-        """Prompt plus output tokens per second."""
+        """Compute prompt plus output tokens per second."""
         tokens = sum(request.total_len for request in self.requests)
         return tokens / float(ledger.iterations().end.max())
 
@@ -76,7 +77,7 @@ class Prediction:
         return {name: self.throughput(ledger) for name, ledger in self.baseline_ledgers.items()}
 
     def table(self, chunks: Iterable[int], policy: PolicyOfChunk = Sarathi) -> pd.DataFrame:
-        """The prediction of each chunk under `policy`: a row per chunk, ascending.
+        """Predict each chunk under `policy`: a row per chunk, ascending.
 
         Columns, by the names of METRICS.md: chunk (tokens), throughput (tokens/s), its ratios to
         the baselines, kv_reread_factor, tbt_p50 and tbt_p99 (seconds; NaN if no request has two
@@ -100,7 +101,7 @@ class Prediction:
 
 
 def candidates(requests: Sequence[Request], batch_size: int, tile: int) -> list[int]:
-    """Chunks worth a try (tokens), ascending and not below the batch: multiples of `tile`.
+    """List the first chunks to predict (tokens), ascending from the batch: multiples of `tile`.
 
     Powers of two times the tile (section 4.4), up to the first that holds the longest prompt whole
     beside the decodes; and the neighbours of (P:D) (B - 1), at which prefills and decodes run out
@@ -122,12 +123,12 @@ def advise(
     policy: PolicyOfChunk = Sarathi,
     chunks: Sequence[int] | None = None,
 ) -> Advice:
-    """The chunk with the highest throughput that `prediction` finds for `policy`, among those that
-    meet its objective where any does.
+    """Choose the chunk of the highest throughput for `policy`, among those that meet the objective
+    of `prediction` if any does.
 
-    It is one of `chunks`, if they are given. Else it is found to a `tile`: the gaps beside the best
-    of `candidates` are halved until they are a tile wide. Of the chunks within 1 % of the best, the
-    one with the lowest P99 time between tokens is taken, then the smallest.
+    It is one of `chunks`, if given. Else it is resolved to a `tile`: the gaps beside the best of
+    `candidates` are halved until they are a tile wide. Among the chunks within 1 % of the best, the
+    lowest P99 time between tokens decides, then the smallest chunk.
     """
     tables: list[pd.DataFrame] = []
     untried = list(chunks or candidates(prediction.requests, prediction.batch_size, tile))
@@ -146,8 +147,8 @@ def advise(
 
 
 def _whole_is_better(prediction: Prediction, best: pd.Series) -> str | None:
-    """Why prompts had better be left whole than cut as in the row `best`, None if they had not: the
-    rule among chunks, with the baselines, which cut nothing, as further candidates.
+    """Explain why whole prompts are better than the row `best`; None if they are not. The rule is
+    that among chunks, with the baselines, which cut nothing, as further candidates.
     """
     longest = max(request.prompt_len for request in prediction.requests)
     for name, throughput in prediction.baseline_throughputs.items():
@@ -167,13 +168,13 @@ def _whole_is_better(prediction: Prediction, best: pd.Series) -> str | None:
 
 
 def _eligible(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows that meet the objective; all of them where there is none, or none meets it."""
+    """Select the rows that meet the objective; all if there is none, or none meets it."""
     met = table.loc[table.slo_met] if "slo_met" in table else table
     return table if met.empty else met
 
 
 def _halfway(table: pd.DataFrame, tile: int) -> list[int]:
-    """Multiples of `tile` halfway between the best chunk and its neighbours, if any lie there."""
+    """List multiples of `tile` halfway between the best chunk and its neighbours, if any."""
     met, tried = _eligible(table), sorted(table.chunk)
     best = int(met.chunk.iloc[met.throughput.argmax()])
     place = tried.index(best)
@@ -186,3 +187,92 @@ def _marked(table: pd.DataFrame) -> pd.DataFrame:
     good = throughput[throughput >= (1 - AS_GOOD) * throughput.max()].index
     best = throughput[throughput == throughput.max()].index
     return table.assign(is_as_good=table.index.isin(good), is_best=table.index.isin(best))
+
+
+@dataclass(frozen=True)
+class ServerFlag:
+    """A server's settings: `flags` in order, and the tokens of one iteration that they mean."""
+
+    server: str
+    flags: tuple[str, ...]
+    effective_budget: int
+    note: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Server:
+    """A row of servers.yaml: flag templates, and the rule of the budget as bounds and a unit."""
+
+    name: str
+    flags: tuple[str, ...]
+    rule: str
+    remark: str
+    source: str
+    minimum: tuple[str | int, ...]
+    unit: str | int = 1
+    maximum: str | int | None = None
+    whole: tuple[str, ...] = ()  # with chunked prefill off; empty without such a switch
+
+    def settings(self, wanted: int, tokens: Mapping[str, int]) -> ServerFlag:
+        """Choose the least budget from `wanted` tokens that the rule allows, or the largest;
+        `tokens` are the quantities that the row may name.
+        """
+
+        def value(name: str | int) -> int:
+            return name if isinstance(name, int) else tokens[name]
+
+        unit = value(self.unit)
+        budget = -(-max(wanted, *map(value, self.minimum)) // unit) * unit
+        if self.maximum is not None:
+            budget = min(budget, value(self.maximum) // unit * unit)
+        *flags, rule, remark = (
+            template.format(budget=budget, **tokens)
+            for template in (*self.flags, self.rule, self.remark)
+        )
+        if budget != wanted:
+            moved = "rounded up" if budget > wanted else "lowered"
+            remark = f"{moved} from {wanted} to {budget}: {rule}; {remark}"
+        return ServerFlag(self.name, tuple(flags), budget, remark, self.source)
+
+
+@cache
+def read_servers() -> tuple[Server, ...]:
+    rows = yaml.safe_load(Path(__file__).with_name("servers.yaml").read_text())
+    return tuple(Server(**row) for row in rows)
+
+
+def server_flags(
+    budget: int,
+    *,
+    batch_size: int,
+    max_model_len: int,
+    page_size: int = 64,
+    is_whole: bool = False,
+) -> list[ServerFlag]:
+    """List the settings of every server for iterations of `budget` tokens, decodes included; with
+    `is_whole` of those that can disable cutting, for a budget that fits any prompt.
+
+    The rules are those of servers.yaml; `page_size` is of servers that let one choose it. Raises
+    UserError for a page above `max_model_len`.
+    """
+    if max_model_len < page_size:
+        raise UserError(
+            f"max_model_len={max_model_len} is less than one page of {page_size}; use a smaller "
+            "page_size"
+        )
+    num_decodes = batch_size - 1  # the most beside a prompt
+    tokens = {
+        "batch_size": batch_size,
+        "max_model_len": max_model_len,
+        "page_size": page_size,
+        "num_decodes": num_decodes,
+        "all_tokens": batch_size * max_model_len,
+        "page_beside_decodes": page_size + num_decodes,
+    }
+    servers = read_servers()
+    if is_whole:
+        remark = "chunked prefill is off, so it cuts no prompt"
+        whole = (server for server in servers if server.whole)
+        servers = tuple(replace(one, flags=one.whole, unit=1, remark=remark) for one in whole)
+    return [server.settings(budget, tokens) for server in servers]

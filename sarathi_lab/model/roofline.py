@@ -1,4 +1,4 @@
-"""The roofline: the least time that work can take on a device whose peaks are known."""
+"""Roofline time of work on a device with known peaks, and the power that it draws."""
 
 from __future__ import annotations
 
@@ -8,34 +8,65 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sarathi_lab.config.checked import check_fields, number
 from sarathi_lab.config.console import amount
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.model.spec import Linear, ModelSpec, Work
 
-if TYPE_CHECKING:  # else every rank takes half a second longer to start
+if TYPE_CHECKING:  # its import takes half a second of each rank's start
     import pandas as pd
 
 TILE = 128  # tokens of a tile of a GPU's large matrix products (SARATHI, section 4.4)
+POWER_FIX = "correct the hardware file"
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """What a device can do at best, in FLOP/s and bytes/s, and where the figures are from."""
+    """Peak FLOP/s and bytes/s of a device, and their source."""
 
     flops_per_second: float
     bytes_per_second: float
     source: str
 
     def describe(self) -> str:
-        """Such as "measured: 1.2 TFLOP/s, 20 GB/s"."""
+        """Format such as "measured: 1.2 TFLOP/s, 20 GB/s"."""
         return (
             f"{self.source}: {amount(self.flops_per_second / 1e12)} TFLOP/s, "
             f"{amount(self.bytes_per_second / 1e9)} GB/s"
         )
 
 
+@dataclass(frozen=True)
+class PowerModel:
+    """Watts of a device in an iteration: P = idle + (limit - idle) min(1, (MBU + w MFU)^e).
+
+    MBU and MFU are the used shares of its peak bandwidth and compute, `w` is `compute_weight` and
+    `e` the exponent. Between iterations it draws `idle_watts`. Raises UserError for constants out
+    of range.
+    """
+
+    idle_watts: float = number(above=0, fix=POWER_FIX)
+    limit_watts: float = number(above=0, fix=POWER_FIX)  # the board's power limit
+    compute_weight: float = number(above=0, fix=POWER_FIX)
+    exponent: float = number(above=0, fix=POWER_FIX)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "hardware.power.")
+        if self.idle_watts >= self.limit_watts:
+            raise UserError(
+                f"hardware.power.idle_watts={self.idle_watts:g} is not below limit_watts="
+                f"{self.limit_watts:g}; {POWER_FIX}"
+            )
+
+    def watts(self, mfu: Any, mbu: Any) -> Any:
+        """Compute the watts of one device; elementwise."""
+        share = np.minimum(1.0, (mbu + self.compute_weight * mfu) ** self.exponent)
+        return self.idle_watts + (self.limit_watts - self.idle_watts) * share
+
+
 def roofline_time(spec: ModelSpec, work: Work, dtype_bytes: int, peaks: Peaks) -> Any:
-    """Seconds of one iteration: max(FLOPs / peak, bytes / bandwidth), all operations overlapping.
-    Elementwise if `work` holds arrays.
+    """Compute the least seconds of one iteration, all operations overlapping: max(FLOPs / peak,
+    bytes / bandwidth). Elementwise if `work` holds arrays.
     """
     compute = spec.flops(work) / peaks.flops_per_second
     memory = spec.min_bytes(work, dtype_bytes) / peaks.bytes_per_second
@@ -45,9 +76,8 @@ def roofline_time(spec: ModelSpec, work: Work, dtype_bytes: int, peaks: Peaks) -
 def operation_rooflines(
     spec: ModelSpec, work: Work, dtype_bytes: int, peaks: Peaks
 ) -> dict[str, float]:
-    """Least seconds of each operation of an iteration, all layers: max(FLOPs / peak, bytes /
-    bandwidth) of each alone. Their sum is what operations one after another can reach, which
-    `roofline_time` lets overlap.
+    """Compute the least seconds of each operation of an iteration, over all layers: max(FLOPs /
+    peak, bytes / bandwidth) of each. Their sum bounds operations that run one after another.
 
     Products read weights and inputs and write outputs; attention reads queries and the KV cache.
     `elementwise` is what fused kernels move: norms add to the residual stream, rotary embedding
@@ -94,7 +124,8 @@ def operation_rooflines(
 def request_roofline(
     spec: ModelSpec, requests: pd.DataFrame, dtype_bytes: int, peaks: Peaks
 ) -> NDArray[np.float64]:
-    """Least seconds of each request [R] alone: its prompt whole, then a token an iteration.
+    """Compute the least seconds of each request [R] alone: its whole prompt, then one token per
+    iteration.
 
     Decodes are taken at their mean context, P + D/2: exact where memory bounds them, as it does
     single ones.

@@ -1,4 +1,4 @@
-"""What a model is made of, and the FLOPs and bytes that follow from it."""
+"""Shapes of a model, and the FLOPs and bytes that follow from them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ RopeKind = Literal["linear", "llama3"]
 KvDtype = Literal["auto", "int8", "fp8"]
 WeightDtype = Literal["auto", "fp8", "int8"]
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-WEIGHT_DTYPES = ("auto", "fp8")  # that executor.weights takes; int8 comes with dtype=int8
+WEIGHT_DTYPES = ("auto", "fp8")  # of executor.weights; int8 comes with dtype=int8
 SCALE_BYTES = 4  # of the float32 beside an output channel of int8 weights
-KV_SCALE_BYTES = 4  # the float32 that stands beside every head of 8-bit keys or values
+KV_SCALE_BYTES = 4  # of the float32 beside every head of 8-bit keys or values
 FIX = "correct the model's settings"
 _count = partial(whole, maximum=2**31 - 1, fix=FIX)  # token ids and kernels' sizes have 32 bits
 _size = partial(_count, minimum=1)
-MOST_LAYERS = 10**4  # a hundred times the deepest models there are: layers are gone through
-MOST_PARAMS = 10**13  # ten times the largest models there are; sums over tokens fit into 64 bits
+MAX_LAYERS = 10**4  # a hundred times the deepest models
+MAX_PARAMS = 10**13  # ten times the largest models; sums over tokens fit into 64 bits
 
 
 class Work(Protocol):
-    """The sums that cost depends on: of a `Batch`, or, as arrays, of a table of iterations."""
+    """Sums that determine cost: of a `Batch`, or, as arrays, of a table of iterations."""
 
     num_prefill_tokens: Any
     num_decode_tokens: Any
@@ -54,7 +54,7 @@ class Linear:
 @dataclass(frozen=True)
 class RopeScaling:
     """Rotary scaling: "linear" divides all frequencies by `factor`, "llama3" only the low ones.
-    Raises UserError for what has no meaning.
+    Raises UserError for impossible values.
     """
 
     kind: RopeKind = one_of(valid=get_args(RopeKind))
@@ -78,7 +78,7 @@ class ModelSpec:
 
     `gated_ffn` and `norm="rms"` make the Llama block; without the gate and with `norm="layer"` and
     biases it is SARATHI's plain block (section 2.1: FFN H -> 4H -> H with GeLU, 12 H^2 parameters a
-    layer). FLOPs and bytes count the whole context, also where a `sliding_window` spares some.
+    layer). FLOPs and bytes count the whole context, even with a `sliding_window`.
 
     With `num_experts` the FFN of a layer is a mixture: a router chooses `experts_per_token` of them
     for each token, and `ffn_size` is the width of one. Their outputs are weighted by the softmax
@@ -87,7 +87,7 @@ class ModelSpec:
     """
 
     name: str
-    num_layers: int = _size(maximum=MOST_LAYERS)
+    num_layers: int = _size(maximum=MAX_LAYERS)
     hidden_size: int = _size()
     num_heads: int = _size()
     num_kv_heads: int = _size()
@@ -125,11 +125,11 @@ class ModelSpec:
             raise UserError(f"{model} {complaint}; {FIX}")
 
     def _complaint(self) -> str | None:
-        """What its fields, right one by one, can't be together."""
+        """Describe a contradiction between fields that are valid one by one."""
         if not isinstance(self.name, str) or not self.name:
-            return f"name={self.name} is no name"
+            return f"name={self.name} is not a name"
         if not isinstance(self.rope_scaling, RopeScaling | None):
-            return f"rope_scaling={self.rope_scaling} is no {RopeScaling.__name__}"
+            return f"rope_scaling={self.rope_scaling} is not a {RopeScaling.__name__}"
         if self.num_heads % self.num_kv_heads:
             return (
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}"
@@ -137,7 +137,7 @@ class ModelSpec:
         if not 0 < self.rotary_size + self.rotary_size % 2 <= self.head_size:
             return (
                 f"rotary_fraction={self.rotary_fraction} rotates {self.rotary_size} of "
-                f"head_size={self.head_size} entries, which are not there in pairs"
+                f"head_size={self.head_size} entries, which must be pairs within the head"
             )
         is_mixture = 0 < self.experts_per_token <= self.num_experts
         if (self.num_experts or self.experts_per_token) and not is_mixture:
@@ -147,12 +147,12 @@ class ModelSpec:
             )
         if self.shared_expert_size and not is_mixture:
             return f"shared_expert_size={self.shared_expert_size} needs num_experts"
-        if self.num_params > MOST_PARAMS:
-            return f"it would have {self.num_params:.1e} parameters, of {MOST_PARAMS:.0e} at most"
+        if self.num_params > MAX_PARAMS:
+            return f"it would have {self.num_params:.1e} parameters, of {MAX_PARAMS:.0e} at most"
         return None
 
     def require_runnable(self) -> None:
-        """Raise UserError for a shape that exists for simulation only."""
+        """Raise UserError for a shape for simulation only."""
         has_known_experts = self.gated_ffn and not self.ffn_bias and self.activation == "silu"
         reason = "is for simulation only" if self.simulation_only else ""
         if self.num_experts and not has_known_experts:
@@ -213,18 +213,16 @@ class ModelSpec:
 
     @cached_property
     def num_linear_params(self) -> int:
-        """Parameters of the layers' products, what an iteration reads whatever its batch but for
-        experts that nobody chose.
-        """
+        """Parameters of the layers' products, of which unchosen experts are not read."""
         return sum(linear.num_params for linear in (*self.layer_linears, *self.expert_linears))
 
     @cached_property
     def num_expert_params(self) -> int:
-        """Those of them that are experts' that a router chooses among."""
+        """Parameters of the experts that a router chooses among."""
         return sum(linear.num_params for linear in self.expert_linears)
 
     def share_of_experts(self, num_tokens: Any) -> Any:
-        """Share of a layer's experts that so many tokens choose in the mean, each at random."""
+        """Compute the mean share of a layer's experts that so many tokens choose at random."""
         return 1 - (1 - self.experts_per_token / self.num_experts) ** num_tokens
 
     @cached_property
@@ -236,7 +234,7 @@ class ModelSpec:
     # -- bytes -------------------------------------------------------------------------------------
 
     def linear_bytes(self, dtype_bytes: int) -> int:
-        """Bytes of one parameter of the layers' products; the embedding keeps its own."""
+        """Bytes of one parameter of the layers' products, not of the embedding."""
         return dtype_bytes if self.weight_dtype == "auto" else 1
 
     def head_bytes(self, dtype_bytes: int) -> int:
@@ -245,19 +243,19 @@ class ModelSpec:
 
     @property
     def _scale_bytes(self) -> int:
-        """Of all products in int8."""
+        """Bytes of the scales of all products in int8."""
         linears = (*self.layer_linears, self.lm_head) if self.weight_dtype == "int8" else ()
         return sum(SCALE_BYTES * linear.out_features * linear.count for linear in linears)
 
     def weight_bytes(self, dtype_bytes: int) -> int:
-        """Of all matrices and scales; a head in int8 has its own though the embedding is tied."""
+        """Bytes of all matrices and scales; a head in int8 is stored even if tied."""
         layers = self.num_linear_params * self.linear_bytes(dtype_bytes) + self._scale_bytes
         has_head = self.weight_dtype == "int8" or not self.tie_embeddings
         heads = dtype_bytes + has_head * self.head_bytes(dtype_bytes)
         return layers + self.lm_head.num_params * heads
 
     def kv_head_bytes(self, dtype_bytes: int) -> int:
-        """One token's keys in one head: d_head entries, or as many bytes and a scale in 8 bits."""
+        """Bytes of one token's keys in one head: d_head entries, or d_head bytes and a scale."""
         if self.kv_dtype == "auto":
             return self.head_size * dtype_bytes
         return self.head_size + KV_SCALE_BYTES
@@ -274,7 +272,7 @@ class ModelSpec:
         return num_tokens * self.kv_bytes_per_token(dtype_bytes)
 
     def weight_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
-        """Weights that one iteration reads: the layers' once, the output head's if a row emits."""
+        """Weight bytes of one iteration: the layers', and the output head's if a row emits."""
         head = (work.num_emits > 0) * self.lm_head.num_params * self.head_bytes(dtype_bytes)
         head += self._scale_bytes
         if not self.num_experts:
@@ -283,8 +281,8 @@ class ModelSpec:
         return others + self.expert_read_bytes(work, dtype_bytes) + head
 
     def expert_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
-        """What of these bytes are experts'. Where prompts pass a `layer_share` of the layers alone,
-        decodes choose in the others.
+        """Expert weights among these bytes. Where prompts pass only a `layer_share` of the layers,
+        decodes alone choose in the others.
         """
         decodes, share = work.num_decode_tokens, getattr(work, "layer_share", 1.0)
         chosen = share * self.share_of_experts(work.num_prefill_tokens / share + decodes)

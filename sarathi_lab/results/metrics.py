@@ -8,8 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.model.power import PowerModel
-from sarathi_lab.model.roofline import TILE, Peaks, operation_rooflines, roofline_time
+from sarathi_lab.model.roofline import TILE, Peaks, PowerModel, operation_rooflines, roofline_time
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.decode_cost import DecodeCost
 from sarathi_lab.results.serving_metrics import QUANTILES, latency, quantiles

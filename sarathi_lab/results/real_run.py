@@ -1,4 +1,4 @@
-"""A pinned run of a real server, read from its folder: how it was set up, and what it measured.
+"""A recorded run of a real server, read from its folder, and its comparison with a replay.
 
 The folder has what LLMServingSim keeps of a vLLM run (github.com/casys-kaist/LLMServingSim):
 
@@ -15,6 +15,7 @@ In place of the folder, a file of a benchmark client (`bench_files`) may be name
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,13 +28,15 @@ import pandas as pd
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import json_object, readable
 from sarathi_lab.results.bench_files import is_benchmark_file, read_benchmarks
+from sarathi_lab.results.metrics import throughput
+from sarathi_lab.results.serving_metrics import QUANTILES, Floats, quantiles, waits
 
 BLOCK_SIZE = 16  # vLLM's default
-NULL_BLOCKS = 1  # of vLLM's blocks, which it never hands out
+NULL_BLOCKS = 1  # of vLLM's blocks, never allocated
 ENGINE_TIMES = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 COUNTS = ("input_toks", "output_toks")
 NEEDED = (*COUNTS, "arrival_time", *ENGINE_TIMES)
-# Columns of the ledger's table that a run tells.
+# Columns of the ledger's table that a run has.
 OF_LEDGER = {
     "arrival_time": "arrival_time",
     "scheduled_ts": "first_scheduled_time",
@@ -44,17 +47,21 @@ OF_LEDGER = {
 }
 SERIES = ("t", "running", "waiting", "kv_cache_pct")
 AGAIN = "record the run again"
+WAITS = ("ttft", "tpot", "latency")  # seconds of a request, as METRICS.md defines them
+RATES = {"output_throughput": "tokens/s", "request_throughput": "requests/s", "duration": "s"}
+COLUMNS = ("metric", "quantile", "unit", "real", "simulated", "error")
+MEAN = "mean"
 FIX = "name the folder of a run, with meta.json and requests.jsonl, or a benchmark client's file"
 
 
 @dataclass(frozen=True)
 class RealRun:
-    """How a server was set up, None where its files do not say; and what it measured.
+    """Settings of a server (None: not recorded) and its measurements.
 
-    `requests` has the ledger's columns that a run can tell, with times in seconds since the first
-    arrival. The engine's clock is set so that the request that it heard of soonest was queued when
-    it arrived: what all requests take to the engine and back is in neither these times nor in
-    simulated ones. `timeline` has `SERIES`, seconds since about then, and may be empty.
+    `requests` has the ledger's columns that a run records, with times in seconds since the first
+    arrival. The engine's clock is shifted so that the shortest way from arrival to queue is zero:
+    what all requests take to the engine is in neither these times nor in simulated ones.
+    `timeline` has `SERIES`, in seconds since about then, and may be empty.
     """
 
     source: str
@@ -74,7 +81,7 @@ class RealRun:
     tensor_parallel_size: int
     data_parallel_size: int
     enable_expert_parallel: bool
-    graph_tokens: int  # of the largest recorded CUDA graph; 0 without any
+    graph_tokens: int  # of the largest CUDA graph; 0 without any
     link: tuple[float, float] | None  # bytes/s and seconds
     requests: pd.DataFrame
     timeline: pd.DataFrame
@@ -99,14 +106,14 @@ class RealRun:
 
 
 def read_run(folder: str | Path) -> RealRun:
-    """The run in `folder`. Raises UserError that names the file and what is wrong in it."""
+    """Read the run in `folder`. Raises UserError that names the file and what is wrong in it."""
     place = Path(folder).expanduser()
     if is_benchmark_file(place):
         requests, place = _of_benchmark(place), place.parent
     elif place.is_dir():
         requests = _requests(place / "requests.jsonl")
     else:
-        raise UserError(f"task.run={folder} is no folder; {FIX}")
+        raise UserError(f"task.run={folder} is not a folder; {FIX}")
     meta = _json(place / "meta.json")
     config = _json(place / "config.json") if (place / "config.json").is_file() else {}
     engine = _part(meta, "engine_kwargs", place / "meta.json")
@@ -171,7 +178,7 @@ def _requests(path: Path) -> pd.DataFrame:
         numbers = pd.to_numeric(table[name], errors="coerce")
         least = 1 if name in COUNTS else 0
         bad = ~(numbers >= least) | np.isinf(numbers)
-        _refuse(path, table, name, bad, f"is no number from {least}")
+        _refuse(path, table, name, bad, f"is not a number from {least}")
         table[name] = numbers
     for before, after in pairwise(ENGINE_TIMES):
         _refuse(path, table, after, table[after] < table[before], f"is before {before}")
@@ -182,8 +189,8 @@ def _requests(path: Path) -> pd.DataFrame:
     table = table.assign(arrival_time=arrival).sort_values("arrival_time", ignore_index=True)
     found = table[list(OF_LEDGER)].rename(columns=OF_LEDGER)
     found.insert(0, "request_id", range(len(found)))
-    nobody_knows: list[Any] = [[] for _ in rows]
-    return found.assign(token_times=nobody_knows)
+    unknown: list[Any] = [[] for _ in rows]
+    return found.assign(token_times=unknown)
 
 
 def _refuse(path: Path, table: pd.DataFrame, name: str, bad: Any, why: str) -> None:
@@ -203,7 +210,7 @@ def _timeline(path: Path) -> pd.DataFrame:
         raise UserError(f"{path} has no column {missing[0]}; add it, or delete the file")
     numbers = table[list(SERIES)].apply(pd.to_numeric, errors="coerce")
     for name in SERIES:
-        _refuse(path, table, name, ~(numbers[name] >= 0), "is no number from 0")
+        _refuse(path, table, name, ~(numbers[name] >= 0), "is not a number from 0")
     return numbers
 
 
@@ -233,7 +240,7 @@ def _maybe(of: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _first_instance(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The first engine that LLMServingSim's configuration lists."""
+    """Return the first engine of LLMServingSim's configuration."""
     try:
         return dict(config["nodes"][0]["instances"][0])
     except (KeyError, IndexError, TypeError, ValueError):
@@ -241,7 +248,7 @@ def _first_instance(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _graph_tokens(is_eager: bool, max_num_seqs: int, resolved: Mapping[str, Any]) -> int:
-    """As recorded, else vLLM's default: twice the sequences, 512 at most."""
+    """Return the recorded size, else vLLM's default: twice the sequences, 512 at most."""
     if is_eager:
         return 0
     stated = _maybe(resolved, "compilation_config").get("max_cudagraph_capture_size")
@@ -249,8 +256,65 @@ def _graph_tokens(is_eager: bool, max_num_seqs: int, resolved: Mapping[str, Any]
 
 
 def _link(config: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Of devices to one another: from GB/s and nanoseconds."""
+    """Convert the link between devices from GB/s and nanoseconds."""
     rate, latency = config.get("link_bw"), config.get("link_latency")
     if not (isinstance(rate, int | float) and isinstance(latency, int | float)):
         return None
     return (rate * 1e9, latency * 1e-9) if rate > 0 and latency >= 0 else None
+
+
+def validation_table(
+    run: RealRun, requests: pd.DataFrame, iterations: pd.DataFrame
+) -> pd.DataFrame:
+    """Compare `run` with the ledger's tables of its replay, in `COLUMNS`; the error is relative,
+    NaN without a measurement. Blocks in use are quantiles over the run's seconds.
+    """
+    table = pd.DataFrame(_rows(run, requests, iterations), columns=list(COLUMNS[:-1]))
+    return table.assign(error=table.simulated / table.real - 1)
+
+
+def _rows(
+    run: RealRun, requests: pd.DataFrame, iterations: pd.DataFrame
+) -> Iterator[tuple[str, str, str, float, float]]:
+    real, simulated = waits(run.requests), waits(requests)
+    for metric in WAITS:
+        yield from _quantiles(metric, "s", real[metric], simulated[metric])
+    rates = throughput(run.requests, run.duration)
+    simulated_rates = throughput(requests, float(iterations.end.max()))
+    for metric, unit in RATES.items():
+        yield metric, "", unit, rates[metric], simulated_rates[metric]
+    yield "num_preemptions", "", "", math.nan, float(iterations.num_preemptions.sum())
+    both = over_time(run, iterations)
+    if both.real_blocks.notna().any():
+        yield from _quantiles("blocks_used", "blocks", both.real_blocks, both.simulated_blocks)
+
+
+def _quantiles(
+    metric: str, unit: str, real: pd.Series | Floats, simulated: pd.Series | Floats
+) -> Iterator[tuple[str, str, str, float, float]]:
+    first, second = quantiles("", real), quantiles("", simulated)
+    for name in (MEAN, *(f"p{int(q * 100)}" for q in QUANTILES)):
+        if f"_{name}" in first and f"_{name}" in second:
+            yield metric, name, unit, first[f"_{name}"], second[f"_{name}"]
+
+
+def over_time(run: RealRun, iterations: pd.DataFrame) -> pd.DataFrame:
+    """Sample running and waiting requests and blocks in use, real and simulated, at the `time`
+    (seconds) of each row of the run's timeline.
+    """
+    line = run.timeline
+    samples: dict[str, Any] = {"time": line.t, "real_running": line.running}
+    samples["real_waiting"] = line.waiting
+    samples["real_blocks"] = np.nan if run.blocks_used is None else run.blocks_used
+    last = np.searchsorted(iterations.end, line.t, side="right") - 1
+    for name in ("running", "waiting", "blocks_used"):
+        values = iterations[f"num_{name}"].to_numpy(float)
+        at = np.where(last >= 0, values[np.maximum(last, 0)], 0.0)
+        samples[f"simulated_{name.partition('_')[0]}"] = at
+    return pd.DataFrame(samples)
+
+
+def mean_errors(table: pd.DataFrame) -> dict[str, float]:
+    """Select the relative error of each wait's mean."""
+    means = table[(table["quantile"] == MEAN) & table.metric.isin(WAITS)]
+    return dict(zip(means.metric, means.error, strict=True))

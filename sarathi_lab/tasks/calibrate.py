@@ -1,4 +1,4 @@
-"""The task `calibrate`: measures this machine, so that `executor=simulated` can stand in for it."""
+"""The task `calibrate`: measurement of this machine for `executor=simulated`."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ TABLES = Path("experiments", "lab", "cost_model", "tables")  # of a checkout
 DIGITS = 4  # of the figures in the hardware file
 FLOATS = "%.6g"
 ATTEMPTS = 3  # measurements of up to `seconds` each
-MOST_ERROR = 0.3  # mean of an operation's rows, left out and interpolated from the others
+MAX_ERROR = 0.3  # mean of an operation's held-out rows
 
 
 @dataclass(frozen=True)
 class Calibrate(Task):
-    """Measures the chosen model's operations on the chosen device for up to `seconds`, again where
-    its rows contradict each other; what still does then is not installed.
+    """Measurement of the model's operations on the device for up to `seconds`, repeated if its rows
+    are inconsistent; inconsistent ones are not installed.
 
-    Leaves `<name>.yaml`, a hardware file, and the operation tables that it names, which
+    Leaves `<name>.yaml`, a hardware file, and its operation tables, which
     executor.cost_model=profiled interpolates: decodes up to `batch` sequences, contexts up to
-    `seq_len` tokens, prompts up to 2,048 whatever it is.
+    `seq_len` tokens, prompts up to 2,048.
     """
 
     reads = ("executor", "model", "device", "dtype", "batch", "seq_len")
@@ -70,8 +70,8 @@ class Calibrate(Task):
             )
         if spec.num_experts:
             raise UserError(
-                f"model={spec.name}: a mixture's times depend on what its tokens choose, "
-                "which is not measured here; take a dense model"
+                f"model={spec.name}: a mixture's times depend on the choices of its tokens, "
+                "which are not measured here; take a dense model"
             )
         backend.check(spec, BLOCK_SIZE * profiling.blocks_needed(_shapes(cfg), BLOCK_SIZE))
         installed = CONF / "hardware" / f"{self._hardware_name(backend)}.yaml"
@@ -91,8 +91,8 @@ class Calibrate(Task):
         subject: Subject = context.prepared or self.check(cfg)
         backend, spec, checkpoint = subject
         dtype, device = backend.dtype_name, backend.device_name
-        said = f"\ncalibrating {device} with model {spec.name} in {dtype}"
-        console().print(said, style="bold")
+        heading = f"\ncalibrating {device} with model {spec.name} in {dtype}"
+        console().print(heading, style="bold")
         print_cautions(backend.cautions(spec), context)
         shapes = _shapes(cfg)
         sizes = Sizes(profiling.blocks_needed(shapes, BLOCK_SIZE), BLOCK_SIZE, batch_size=cfg.batch)
@@ -142,8 +142,8 @@ class Calibrate(Task):
     def _measured(
         self, executor: TorchExecutor, shapes: Sequence[profiling.Shape], backend: TorchBackend
     ) -> tuple[profiling.Measured, ProfiledOperations]:
-        """The first of `ATTEMPTS` measurements whose rows are within `MOST_ERROR` of what their
-        neighbours say, or else the best. Raises UserError if that was to be installed.
+        """Measure until rows are within `MAX_ERROR` of their neighbours, `ATTEMPTS` times at most;
+        return the best. Raises UserError if it is to be installed and is not within.
         """
         spec, best, why = executor.model.spec, None, ""
         for attempt in range(1, ATTEMPTS + 1):
@@ -160,23 +160,23 @@ class Calibrate(Task):
             if best is None or error < best[0]:
                 best = error, measured, profiled
                 why = (
-                    f"rows of {worst} are {error:.0%} off what the others say, more than "
-                    f"{MOST_ERROR:.0%}: the machine is busy (others had a core {lost:.0%} of the "
+                    f"rows of {worst} deviate by {error:.0%} from the others, more than "
+                    f"{MAX_ERROR:.0%}: the machine is busy (others had a core {lost:.0%} of the "
                     "time) or slow at times"
                 )
-            if error <= MOST_ERROR:
+            if error <= MAX_ERROR:
                 break
             if attempt < ATTEMPTS:
                 console().print(f"  {why}; measuring again")
         assert best is not None, "there is one attempt at least"
-        if best[0] > MOST_ERROR:
-            said = f"after {ATTEMPTS} measurements {why}"
+        if best[0] > MAX_ERROR:
+            result = f"after {ATTEMPTS} measurements {why}"
             if self.install:
                 raise UserError(
-                    f"task.install=true: {said}; repeat when it is quiet, or with "
+                    f"task.install=true: {result}; repeat when it is quiet, or with "
                     f"task.seconds={2 * self.seconds:g}"
                 )
-            console().print(f"  {said}", style="yellow")
+            console().print(f"  {result}", style="yellow")
         return best[1], best[2]
 
     def _hardware_name(self, backend: TorchBackend) -> str:
@@ -206,7 +206,7 @@ def _write(hardware: Hardware, folder: Path, title: str) -> Path:
 def _errors(
     held_out: Mapping[str, float], measured: profiling.Measured, hardware: Hardware
 ) -> list[str | DisplayTable]:
-    """How much was measured, and the errors of both cost models."""
+    """Describe the extent of the measurement, and the errors of both cost models."""
     num_dropped = measured.num_dropped
     dropped = f", the {num_dropped} longest left out for lack of time" if num_dropped else ""
     lines = [f"  {measured.num_shapes} shapes, medians of {measured.num_rounds} rounds{dropped}"]

@@ -1,4 +1,4 @@
-"""The task `iteration_time`: times one iteration by its tokens and the context before them."""
+"""The task `iteration_time`: one iteration's time by its tokens and the context before them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _sizes(default: Sequence[int], minimum: int) -> Any:
 
 @dataclass(frozen=True)
 class IterationTime(Task):
-    """Times iterations of one prompt's `tokens`, and of `decodes` sequences, behind `contexts`."""
+    """Times of iterations of one prompt's `tokens` and of `decodes` sequences behind `contexts`."""
 
     reads = ("executor", "model", "device", "dtype", "seed")
     tokens: Sequence[int] = _sizes((1, 16, 256), 1)
@@ -60,7 +60,7 @@ class IterationTime(Task):
         if backend.placement:
             out.print(f"  {backend.placement}", soft_wrap=True)
         print_cautions(backend.cautions(spec), context)
-        backend.peaks()  # once before and once after: a busy machine may be freer then
+        backend.peaks()  # again afterwards: the best counts, as a machine may be busy
         sizes = Sizes(self._num_blocks(), BLOCK_SIZE, batch_size=max(self.decodes))
         executor = backend.build(spec, checkpoint, sizes)
         shapes = list(dict.fromkeys(shape for _, shape in self._shapes()))
@@ -115,7 +115,7 @@ class IterationTime(Task):
         )
 
     def _shapes(self) -> list[tuple[str, Shape]]:
-        """The kind and shape of every iteration; one token is a prompt's and a decode's alike."""
+        """List kind and shape of every iteration; one token is both a prompt's and a decode's."""
         prompts = [("prefill", 1, tokens) for tokens in self.tokens]
         sizes = [*prompts, *(("decode", count, 1) for count in self.decodes)]
         both = product(sizes, self.contexts)
@@ -126,7 +126,7 @@ class IterationTime(Task):
 
 
 def _shown(table: pd.DataFrame, words: str) -> DisplayTable:
-    """Milliseconds and time/roofline, a line per number of tokens and a column per context."""
+    """Tabulate milliseconds and time/roofline by number of tokens and context."""
     rows: dict[int, dict[str, Any]] = {}
     for row in table.to_dict("records"):
         cell = f"{1e3 * row['seconds']:.2f} ({row['time_over_roofline']:.1f}x)"

@@ -18,9 +18,8 @@ from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.experiment.advisor import BASELINES, PolicyOfChunk
+from sarathi_lab.experiment.advisor import BASELINES, PolicyOfChunk, ServerFlag, server_flags
 from sarathi_lab.experiment.loss import chunking_loss, why_of_experts
-from sarathi_lab.experiment.server_flags import ServerFlag, flags
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
@@ -154,7 +153,7 @@ class Advise(Task):
         # Any prompt beside all decodes, as one that does not fit would wait for them.
         longest = plan.max_model_len + plan.engine.batch_size - 1
         budget = longest if is_whole else plan.advice.chunk
-        return flags(budget, **sizes, page_size=self.page_size, is_whole=is_whole)
+        return server_flags(budget, **sizes, page_size=self.page_size, is_whole=is_whole)
 
 
 def flags_table(rows: Sequence[ServerFlag]) -> pd.DataFrame:

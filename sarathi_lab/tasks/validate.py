@@ -1,4 +1,4 @@
-"""The task `validate`: a pinned run of a real server, replayed and held against its times."""
+"""The task `validate`: a recorded run of a real server beside its simulated replay."""
 
 from __future__ import annotations
 
@@ -22,21 +22,27 @@ from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 from sarathi_lab.policy import VllmV1
 from sarathi_lab.results.plots.tasks import validation
-from sarathi_lab.results.real_run import NULL_BLOCKS, RealRun, read_run
+from sarathi_lab.results.real_run import (
+    NULL_BLOCKS,
+    RealRun,
+    mean_errors,
+    over_time,
+    read_run,
+    validation_table,
+)
 from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, DisplayTable, Result
-from sarathi_lab.results.validation import mean_errors, over_time, validation_table
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.plan import changed
 
-AUTO = "auto"  # of hardware, host, model and dtype: what the run says
-MEMORY_SHARE = 0.9  # of the device that vLLM takes by default
+AUTO = "auto"  # of hardware, host, model and dtype: as recorded in the run
+MEMORY_SHARE = 0.9  # of the device, vLLM's default
 SHOWN = {"quantile": "", "unit": "", "real": ".4g", "simulated": ".4g", "error": "+.1%"}
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A real run, and all that its replay needs."""
+    """A recorded run and the settings of its replay."""
 
     run: RealRun
     backend: SimulatedBackend
@@ -67,7 +73,7 @@ class Replay:
         serve(self.requests, engine, executor, ledger)
 
     def describe(self) -> list[str]:
-        """What was taken from the run, a line each."""
+        """List the settings taken from the run."""
         run, host = self.run, self.backend.host
         lines = [
             f"{run.server} {run.version} with {run.max_num_batched_tokens} tokens and "
@@ -89,10 +95,10 @@ class Replay:
 
 
 class Validate(Task):
-    """Replays the run in the folder `run` with the simulator's own scheduler and cost model.
+    """Replay of the run in the folder `run` with the simulator's scheduler and cost model.
 
-    Which model, GPU, host, policy, sizes and arrivals is what the run's files say; hardware, host,
-    model and dtype can be named instead.
+    Model, GPU, host, policy, sizes and arrivals are those of the run's files; hardware, host, model
+    and dtype can be named instead.
     """
 
     reads = ("executor", "hardware", "host", "model", "dtype")
@@ -109,12 +115,12 @@ class Validate(Task):
                 f"{run.source}: data_parallel_size={run.data_parallel_size} is simulated only "
                 "where replicas share experts (enable_expert_parallel); take another run"
             )
-        own = _configured(cfg, run)
-        backend = build(own.executor)
+        configured = _configured(cfg, run)
+        backend = build(configured.executor)
         if not isinstance(backend, SimulatedBackend):
             raise UserError(f"task=validate replays in simulation, executor={backend.name} is none")
         backend = _of_run(backend, run, is_named=cfg.hardware.name != AUTO)
-        spec, _ = resolve_model(own, backend)
+        spec, _ = resolve_model(configured, backend)
         backend.check(spec, 0)
         policy = VllmV1(max_num_batched_tokens=run.max_num_batched_tokens)
         shares = True if run.enable_prefix_caching is None else run.enable_prefix_caching
@@ -156,7 +162,7 @@ class Validate(Task):
 
 
 def _configured(cfg: DictConfig, run: RealRun) -> DictConfig:
-    """`cfg` with what the run says wherever it has `AUTO`."""
+    """Return `cfg` with the run's settings in place of `AUTO`."""
     settings: dict[str, object] = {}
     if cfg.hardware.name == AUTO:
         named = {key: cfg.hardware[key] for key in cfg.hardware if key not in ("name", "_target_")}
@@ -177,8 +183,8 @@ def _configured(cfg: DictConfig, run: RealRun) -> DictConfig:
 
 
 def _matching(group: str, name: str | None, source: str, named: dict[object, object]) -> DictConfig:
-    """The settings of the option that `name` begins with, letters and digits alone, and those
-    `named` that are not null in their place. Raises UserError if there is none.
+    """Find the option that `name` begins with (letters and digits only) and merge the `named`
+    settings that are not null. Raises UserError if there is none.
     """
     files = option_files(group)
     wanted = _plain(name or "").removeprefix("nvidia").removeprefix("geforce")
@@ -198,12 +204,10 @@ def _plain(name: str) -> str:
 
 
 def _host(run: RealRun) -> DictConfig:
-    """That of the server's own version, else of the nearest one; ahead of the device or not as the
-    run says.
-    """
+    """Choose the host of the server's version or the nearest one; `overlaps` is the run's."""
     files = {name: path for name, path in option_files("host").items() if "_" in name}
-    own = [name for name in files if name.startswith(f"{run.server}_")]
-    nearest = min(own, key=lambda name: _distance(_numbers(name), _numbers(run.version)))
+    same_server = [name for name in files if name.startswith(f"{run.server}_")]
+    nearest = min(same_server, key=lambda name: _distance(_numbers(name), _numbers(run.version)))
     node = read_option("host", files[nearest])
     if run.async_scheduling is not None:
         node.overlaps = run.async_scheduling
@@ -219,7 +223,7 @@ def _distance(one: Sequence[int], other: Iterable[int]) -> list[int]:
 
 
 def _of_run(backend: SimulatedBackend, run: RealRun, *, is_named: bool) -> SimulatedBackend:
-    """`backend` with the run's devices, and the link between them unless the hardware was named."""
+    """Return `backend` with the run's devices, and their link unless the hardware is named."""
     hardware = backend.hardware
     if run.link is not None and not is_named:
         rate, latency = run.link
@@ -235,7 +239,7 @@ def _of_run(backend: SimulatedBackend, run: RealRun, *, is_named: bool) -> Simul
 
 
 def _num_blocks(run: RealRun, backend: SimulatedBackend, spec: ModelSpec) -> int:
-    """As the run says; else those that its share of a device's memory holds beside the weights."""
+    """Return the run's number, else that of its share of memory beside the weights."""
     if run.num_blocks is not None:
         return run.num_blocks
     share = run.gpu_memory_utilization or MEMORY_SHARE

@@ -9,7 +9,7 @@ from composed import run
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.model.power import PowerModel
+from sarathi_lab.model.roofline import PowerModel
 from sarathi_lab.results.metrics import add_energy, energy_metrics
 
 POWER = PowerModel(idle_watts=100.0, limit_watts=500.0, compute_weight=2.0, exponent=0.5)

@@ -16,9 +16,8 @@ from omegaconf import OmegaConf
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.experiment.advisor import Prediction, advise
+from sarathi_lab.experiment.advisor import Prediction, advise, server_flags
 from sarathi_lab.experiment.loss import chunking_loss
-from sarathi_lab.experiment.server_flags import flags
 from sarathi_lab.policy import SarathiServe
 from sarathi_lab.run import main
 from sarathi_lab.tasks.predicted import Advise, flags_table
@@ -45,7 +44,7 @@ def test_the_tables_are_the_advice_the_loss_and_the_flags(tmp_path, capsys):
         )
         assert row.loss == pytest.approx(split.total / split.whole)
     assert list(tables["loss"].chunk) == list(advice.table.chunk)
-    rows = flags(advice.chunk, batch_size=6, max_model_len=1024)
+    rows = server_flags(advice.chunk, batch_size=6, max_model_len=1024)
     pd.testing.assert_frame_equal(tables["flags"], flags_table(rows))
     text = capsys.readouterr().out
     assert f"chunk=auto is {advice.chunk}" in text

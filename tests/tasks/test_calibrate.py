@@ -71,7 +71,7 @@ def measured(tmp_path_factory):
         patch.setattr(calibrate, "CONF", conf)
         patch.setattr(profiling, "MAX_ROUNDS", 3)
         patch.setattr(profiling, "VISIT", 0.003)
-        patch.setattr(calibrate, "MOST_ERROR", np.inf)  # of a machine as busy as it may be
+        patch.setattr(calibrate, "MAX_ERROR", np.inf)  # of a machine as busy as it may be
         limits = ["task.seconds=30", "task.name=here", "task.install=true"]
         return kept(output / "run", *TINY, *limits), conf
 
@@ -358,7 +358,7 @@ def test_rows_that_contradict_each_other_are_measured_again_and_not_installed(
     assert main(args) == 2
     said = capsys.readouterr()
     assert len(visits) == calibrate.ATTEMPTS
-    assert "off what the others say, more than 30%: the machine is busy" in said.out
+    assert "from the others, more than 30%: the machine is busy" in said.out
     assert not (tmp_path / "conf").exists()
     (line,) = said.err.strip().splitlines()
     assert "after 3 measurements" in line

@@ -117,7 +117,7 @@ def test_a_broken_run_is_refused_in_one_line(name, short_run):
 def test_what_else_is_refused(short_run):
     for settings, word in (
         ([f"task.run={short_run}", "executor=torch"], "in simulation"),
-        ([f"task.run={short_run / 'none'}"], "is no folder"),
+        ([f"task.run={short_run / 'none'}"], "is not a folder"),
     ):
         with pytest.raises(UserError, match=word):
             checked("task=validate", *settings, *ANALYTIC)

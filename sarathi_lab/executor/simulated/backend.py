@@ -25,8 +25,7 @@ from sarathi_lab.executor.simulated.hardware import (
     kv_capacity,
 )
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations
-from sarathi_lab.model.power import PowerModel
-from sarathi_lab.model.roofline import Peaks
+from sarathi_lab.model.roofline import Peaks, PowerModel
 from sarathi_lab.model.spec import DTYPE_BYTES, WEIGHT_DTYPES, ModelSpec, WeightDtype
 
 # Meaning of dtype=auto, by the hardware file's element size.

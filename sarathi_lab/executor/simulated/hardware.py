@@ -14,7 +14,7 @@ from sarathi_lab.config.checked import check_fields, checked, flag, number, text
 from sarathi_lab.config.errors import UserError, require_number
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.model.parts import Degrees, uneven
-from sarathi_lab.model.power import PowerModel
+from sarathi_lab.model.roofline import PowerModel
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 
 FIX = "correct the hardware file"
