@@ -178,7 +178,7 @@ class MeasuredCostModel:
         """
 
         def told(_: int) -> Times:
-            times = self.probe.told(batch)
+            times = self.probe.operation_times(batch)
             times["others"] += times.pop("logits")
             return {attention: times.pop("attention"), **times}
 

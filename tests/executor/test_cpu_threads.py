@@ -105,7 +105,7 @@ def test_peaks_are_those_of_as_many_threads(monkeypatch):
     [
         (0, "=0 is below 1; use a number from 1 to 4, or null for as many as torch takes"),
         (-2, "=-2 is below 1"),
-        (5, "=5 is more than the 4 cores that are there; use a number from 1 to 4"),
+        (5, "=5 is more than the 4 cores present; use a number from 1 to 4"),
         (1.5, "=1.5 is not a whole number"),
         ("all", "=all is not a whole number"),
         (True, "=True is not a whole number"),

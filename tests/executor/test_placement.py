@@ -33,7 +33,7 @@ def machine(tmp_path, monkeypatch):
     write("system/node/node1/cpulist", "4-7,9")
     monkeypatch.setattr(placement, "SYSTEM", tmp_path)
     monkeypatch.setattr(placement, "CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(placement, "OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(placement, "PROCESS_CGROUPS", tmp_path / "own")
 
     def allow(numbers: set[int]) -> None:
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: numbers)

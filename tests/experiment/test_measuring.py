@@ -161,7 +161,7 @@ def test_operations_are_of_the_iterations_whose_whole_counts(executor, monkeypat
         now = next(slower)
         return {name: now * seconds for name, seconds in own.items()}
 
-    monkeypatch.setattr(cost.probe, "told", told)
+    monkeypatch.setattr(cost.probe, "operation_times", told)
     found = cost.operation_times(make_batch(num_decodes=2, context=20))
     assert sum(found.values()) == pytest.approx(10 * 2.75)
     shares = {"qkv_proj": 0.1, "ffn": 0.4, "decode_attention": 0.2, "others": 0.3}

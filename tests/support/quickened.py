@@ -15,7 +15,7 @@ def quicken() -> None:
     """
     composing.quicken()
     device.PRODUCT_SIZE["cpu"], device.STREAM_BYTES["cpu"] = 256, 8 << 20
-    device.OWN_ROWS, device.OWN_SIZE = 64, (512, 256)
+    device.NATIVE_ROWS, device.NATIVE_SIZE = 64, (512, 256)
 
 
 def collect_seldom() -> None:

@@ -1,4 +1,4 @@
-"""Which device and dtype a run uses, what it is called, and what it can do at best."""
+"""Device and dtype of a run: names, threads, and measured peaks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GPU_MODEL = "13b"  # the paper's
 GPU_MODEL_PARAMS = 13.0e9
 FIRST_ROUNDS = 4  # of peaks, before anything is announced
 PRODUCT_SIZE = {"cpu": 1024, "cuda": 8192}  # of square matrices, for the peak of products
-OWN_ROWS, OWN_SIZE = 256, (8192, 2048)  # of C++'s, of which making rows int8 takes little
+NATIVE_ROWS, NATIVE_SIZE = 256, (8192, 2048)  # of C++'s, of which making rows int8 takes little
 # For the peak of memory: far larger than the caches, as what is wanted is the memory's rate.
 STREAM_BYTES = {"cpu": 192 << 20, "cuda": 512 << 20}
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
@@ -49,17 +49,22 @@ ROOM = 1.2  # weights plus a fifth for cache and activations
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of `name` (auto, cpu, cuda or cuda:N). Raises UserError if it is not there."""
+    """Return the device `name` (auto, cpu, cuda or cuda:N). Raises UserError for a missing one."""
     kind, _, index = str(name).partition(":")
     if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdecimal())):
         raise UserError(f"device={name} is unknown; use auto, cpu, cuda or cuda:1")
     if kind == "cpu":
         return torch.device("cpu")
-    with catch_warnings(action="ignore"):  # torch's of an old driver: the error says it
+    with catch_warnings(action="ignore"):  # torch's of an old driver: the error has it
         is_usable = torch.cuda.is_available()
     if not is_usable:
-        if (driver := _driver_of_unusable()) is not None:
-            raise UserError(f"device={name}, but {_unusable_gpu(driver)}")
+        built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+        if (driver := _find_unusable_driver()) is not None:
+            raise UserError(
+                f"device={name}, but the GPU here can't be used: its driver is {driver}, torch "
+                f"{torch.__version__} is built {built}; install a driver and "
+                "a torch of the same CUDA (https://pytorch.org/get-started), or use device=cpu"
+            )
         if kind == "auto":
             return torch.device("cpu")
         why = f"torch {torch.__version__} finds no GPU; use device=cpu or device=auto"
@@ -69,41 +74,24 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", int(index or 0))
 
 
-def _driver_of_unusable() -> str | None:
-    """The NVIDIA driver of a GPU that is there though torch can't use it; None: there is none, or
-    it is hidden on purpose.
-    """
+def _find_unusable_driver() -> str | None:
+    """Return the NVIDIA driver of a GPU that torch can't use; None without one, or if hidden."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
         return None
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-        told = (done.stdout.strip() or done.stderr.strip() or "no answer").splitlines()[0]
-        if done.returncode == 0 and "No devices" not in told:
-            return told
-        told = f"unknown (nvidia-smi: {told.rstrip('.')})"
+        answer = (done.stdout.strip() or done.stderr.strip() or "no answer").splitlines()[0]
+        if done.returncode == 0 and "No devices" not in answer:
+            return answer
     except (OSError, subprocess.SubprocessError) as error:
-        told = f"unknown (nvidia-smi: {error})"
-    return told if any(DEVICE_NODES.glob("nvidia[0-9]*")) else None
-
-
-def _unusable_gpu(driver: str) -> str:
-    """Why torch can't use a GPU with `driver`, and what mends it."""
-    cuda = torch.version.cuda
-    fix = f"install a driver for CUDA {cuda} or newer, or a torch built for the driver's CUDA"
-    if cuda is None:
-        fix = "install a torch built for the driver's CUDA"
-    built = "without CUDA" if cuda is None else f"for CUDA {cuda}"
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        built += f", CUDA_VISIBLE_DEVICES={visible}"
-    return (
-        f"the GPU here can't be used: its driver is {driver}, torch {torch.__version__} is built "
-        f"{built}; {fix} (https://pytorch.org/get-started), or use device=cpu"
-    )
+        answer = str(error)
+    has_node = any(DEVICE_NODES.glob("nvidia[0-9]*"))
+    return f"unknown (nvidia-smi: {answer.rstrip('.')})" if has_node else None
 
 
 def resolve_dtype(name: str, device: torch.device) -> tuple[str, torch.dtype]:
-    """The dtype's name and itself; auto is float32 on a CPU and bfloat16 on a GPU."""
+    """Return the dtype and its name; auto is float32 on a CPU and bfloat16 on a GPU."""
     if name == "auto":
         name = "float32" if device.type == "cpu" else "bfloat16"
     if name not in DTYPES:
@@ -112,7 +100,7 @@ def resolve_dtype(name: str, device: torch.device) -> tuple[str, torch.dtype]:
 
 
 def default_model_name(device: torch.device, dtype_bytes: int) -> str:
-    """What model=auto runs: the paper's 13B on a GPU with room for it, else one of seconds."""
+    """Return the model of model=auto: the paper's 13B on a GPU that holds it."""
     if device.type == "cpu":
         return "30m"
     has_room = free_memory_bytes(device) > ROOM * GPU_MODEL_PARAMS * dtype_bytes
@@ -120,21 +108,19 @@ def default_model_name(device: torch.device, dtype_bytes: int) -> str:
 
 
 def has_fast_path(dtype: torch.dtype) -> bool:
-    """Whether oneDNN, torch's library of products, has instructions of this CPU for `dtype`, else
-    they are many times slower. True where torch was built without that library.
+    """Return whether oneDNN, torch's library of products, has instructions of this CPU for `dtype`;
+    otherwise they are many times slower. True where torch was built without that library.
     """
     if dtype == torch.float32 or not torch.backends.mkldnn.is_available():
         return True
-    there = torch.cpu.get_capabilities()
-    return any(all(map(there.get, needed)) for needed in FAST_PATHS[dtype])
+    present = torch.cpu.get_capabilities()
+    return any(all(map(present.get, needed)) for needed in FAST_PATHS[dtype])
 
 
 def device_description(
     device: torch.device, num_threads: int | None = None, isa: str | None = None
 ) -> str:
-    """Such as "cpu (Intel Xeon, 2 threads, avx512)", or a GPU's name; None: torch's threads, and
-    no instructions to be named.
-    """
+    """Describe a GPU by its name, a CPU as "cpu (Intel Xeon, 2 threads, avx512)"."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     number = num_threads or torch.get_num_threads()
@@ -143,16 +129,15 @@ def device_description(
 
 
 def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def prepare_memory(device: torch.device) -> None:
-    """Have allocations find memory fast, and none that is still held by nobody."""
+    """Release unused memory of earlier runs, and make allocations fast."""
     if device.type == "cpu":
         keep_freed_memory()
     else:
@@ -161,10 +146,10 @@ def prepare_memory(device: torch.device) -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep freed memory; returns whether it does (glibc only).
+    """Let the C library keep freed memory; return whether it does (glibc only).
 
-    Else it maps large tensors afresh at every allocation, and the kernel zeroes their pages at
-    first touch: a fifth of the time of a long prefill. The process then holds its peak memory.
+    Otherwise it maps large tensors at every allocation, and the kernel zeroes their pages at first
+    touch: a fifth of the time of a long prefill. The process then holds its peak memory.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -173,7 +158,7 @@ def keep_freed_memory() -> bool:
 
 
 def device_size(device: torch.device, num_threads: int) -> tuple[int, int]:
-    """Bytes of the device's memory, and the number of multiprocessors, or of threads on a CPU."""
+    """Return the bytes of memory, and the number of multiprocessors, or of threads on a CPU."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return properties.total_memory, properties.multi_processor_count
@@ -184,18 +169,17 @@ best_peaks: dict[tuple[torch.device, torch.dtype, int], Peaks] = {}
 
 
 def measure_peaks(device: torch.device, dtype: torch.dtype, isa: str = "auto") -> Peaks:
-    """The best this process has seen of large products, copies and sums on as many threads.
+    """Measure large products, copies and sums; return the best that this process has seen.
 
-    Measured anew at every call, for a shared machine may be slow for seconds; a peak only rises. A
-    copy counts the bytes read and written. Products are torch's or, on a CPU, C++'s own by the
-    instructions `isa`, whichever are faster (in int8 there are no others): either may reach half of
-    what the CPU does. The first call takes a second or two, later ones less.
+    A shared machine may be slow for seconds, so every call measures and a peak only rises. A copy
+    counts the bytes read and written. Products are torch's or, on a CPU, those of the C++ by the
+    instructions `isa`, whichever are faster (int8 has only these).
     """
     ways = [] if dtype == torch.int8 else [product_speed]
     if device.type == "cpu" and dtype in (torch.int8, *PACKED_DTYPES):
         with suppress(NotBuilt) if ways else nullcontext():
             library.start(torch.get_num_threads(), isa=isa)
-            ways.append(own_product_speed)
+            ways.append(native_product_speed)
     kind = (device, dtype, torch.get_num_threads())
     seen = best_peaks.get(kind)
     flops, num_bytes = (seen.flops_per_second, seen.bytes_per_second) if seen else (0.0, 0.0)
@@ -212,17 +196,19 @@ def measure_peaks(device: torch.device, dtype: torch.dtype, isa: str = "auto") -
     return best_peaks[kind]
 
 
-def own_product_speed(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of C++'s products on a CPU."""
-    columns, inputs = OWN_SIZE
+def native_product_speed(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the FLOP/s of a large product by the C++ of a CPU."""
+    columns, inputs = NATIVE_SIZE
     scales = torch.ones(columns) if dtype == torch.int8 else None
-    weight = pack_linear(torch.ones(OWN_SIZE, dtype=dtype), None, scales)
-    x = torch.ones(OWN_ROWS, inputs)
-    return 2.0 * OWN_ROWS * columns * inputs / _best_time(lambda: library.linear(x, weight), device)
+    weight = pack_linear(torch.ones(NATIVE_SIZE, dtype=dtype), None, scales)
+    x = torch.ones(NATIVE_ROWS, inputs)
+    return (
+        2.0 * NATIVE_ROWS * columns * inputs / _best_time(lambda: library.linear(x, weight), device)
+    )
 
 
 def product_speed(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a large product by torch."""
+    """Return the FLOP/s of a large product by torch."""
     size = PRODUCT_SIZE[device.type]
     left, right = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(left)
@@ -230,7 +216,7 @@ def product_speed(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def stream_speed(device: torch.device) -> float:
-    """Bytes/s of a large copy or sum, whichever is faster."""
+    """Return the bytes/s of a large copy or sum, whichever is faster."""
     num_bytes = STREAM_BYTES[device.type]
     source = torch.ones(num_bytes // 4, device=device)
     target = torch.empty_like(source).zero_()
@@ -244,33 +230,31 @@ def _best_time(operation: Callable[[], object], device: torch.device) -> float:
 
 
 def require_threads(name: str, value: object) -> int | None:
-    """`value`, None or a number of threads; UserError for more than this process has cores."""
+    """Return `value`, None or a number of threads. Raises UserError for more than cores."""
     if value is None:
         return None
     num_cores = len(allowed_cores()) or os.cpu_count() or 1
     fix = f"use a number from 1 to {num_cores}, or null for as many as torch takes"
     threads = require_int(name, value, 1, fix)
     if threads > num_cores:
-        raise UserError(
-            f"{name}={threads} is more than the {num_cores} cores that are there; {fix}"
-        )
+        raise UserError(f"{name}={threads} is more than the {num_cores} cores present; {fix}")
     return threads
 
 
-# Threads that torch took by itself, and those it was told.
+# Threads of torch before and after the newest `use_threads`.
 last_threads: tuple[int, int] | None = None
 
 
 def num_threads(setting: int | None) -> int:
-    """Threads of `setting`; None: as many as torch took before we told it otherwise, but no more
-    than there are fast cores, and time for.
+    """Return `setting`; None is torch's number before any `use_threads`, limited to the fast cores
+    and the share of time of this process.
     """
     if setting is not None:
         return setting
     current = torch.get_num_threads()
-    own, told = last_threads or (current, current)
-    own = own if told == current else current
-    return min(own, most_threads() or own)
+    original, newest = last_threads or (current, current)
+    original = original if newest == current else current
+    return min(original, most_threads() or original)
 
 
 def use_threads(setting: int | None) -> None:

@@ -1,4 +1,4 @@
-"""What can go wrong on a device while it runs: no memory, logits that are not numbers."""
+"""Errors of a device during a run: no memory, failed kernels, logits that are not numbers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from sarathi_lab.engine.request import Batch, Chunk
 from sarathi_lab.model.operations import NAN_TOKEN
 from sarathi_lab.model.transformer import Transformer
 
-# Words for memory that is not there, where torch has no class for it: a CPU's, the driver's own
-# (a graph, a kernel's local memory), and cuBLAS's.
-REFUSALS = (
+# Memory errors without a class in torch: of a CPU, the driver, and cuBLAS.
+OUT_OF_MEMORY = (
     "can't allocate memory",
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -26,12 +25,12 @@ REFUSALS = (
 
 @contextmanager
 def explain_device_errors(device: torch.device, what: str) -> Iterator[None]:
-    """Turn what a device refuses while doing `what`, memory or a kernel, into a RunError."""
+    """Turn errors of memory, graphs and kernels during `what` into a RunError."""
     try:
         yield
     except Exception as error:
         is_memory = isinstance(error, torch.OutOfMemoryError)
-        if is_memory or any(words in str(error) for words in REFUSALS):
+        if is_memory or any(words in str(error) for words in OUT_OF_MEMORY):
             raise RunError(_memory_line(device, what, str(error))) from None
         line = next((line for line in str(error).splitlines() if line.strip()), "no message")
         if isinstance(error, RuntimeError) and "captur" in line.lower():  # CUDA's and torch's words
@@ -54,8 +53,8 @@ def describe_batch(batch: Batch) -> str:
 
 
 def _memory_line(device: torch.device, what: str, error: str) -> str:
-    found = re.search(r"ried to allocate ([\d.]+ \w+)", error)
-    wanted = f"{found[1]} more were wanted" if found else "some more were wanted"
+    match = re.search(r"ried to allocate ([\d.]+ \w+)", error)
+    wanted = f"{match[1] if match else 'some'} more were wanted"
     state = ""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -73,7 +72,7 @@ def _memory_line(device: torch.device, what: str, error: str) -> str:
 def nan_error(
     model: Transformer, batch: Batch, token_ids: list[int], run: Callable[[Batch], object]
 ) -> RunError:
-    """Names the first request whose logits are not numbers, and the layer; `run` runs a batch."""
+    """Name the first request whose logits are not numbers, and the layer; `run` runs a batch."""
     emitting = [one for one in batch.chunks if one.emits_token for _ in range(one.num_rows)]
     chunk = emitting[token_ids.index(NAN_TOKEN)]
     is_half = model.dtype == torch.float16
@@ -85,9 +84,9 @@ def nan_error(
 
 
 def _first_bad_layer(model: Transformer, chunk: Chunk, run: Callable[[Batch], object]) -> str:
-    """Where numbers end, by running the chunk again: its keys are in the cache, unless evicted."""
+    """Find the first bad layer by running the chunk again, unless its keys were evicted."""
     if not chunk.sequence.block_ids:
-        return "in a layer that can't be told, as its cache is given to others"
+        return "in an unknown layer, as its cache was evicted"
     bad: list[int] = []
 
     def check(number: int, module: nn.Module, args: tuple[Tensor, ...], update: Tensor) -> None:

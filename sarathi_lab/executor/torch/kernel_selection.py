@@ -1,4 +1,4 @@
-"""What computes a model besides plain torch: Triton's kernels on a GPU, C++ on a CPU."""
+"""Selection of what computes a model besides torch: Triton on a GPU, C++ on a CPU."""
 
 from __future__ import annotations
 
@@ -37,19 +37,21 @@ def require_supported(spec: ModelSpec, device: torch.device, dtype: torch.dtype)
 
 
 def use_triton(model: Transformer, hybrid: Hybrid) -> None:
-    """Let kernels do what is between the model's matrix products."""
+    """Let Triton compute all but the matrix products of `model`."""
     from sarathi_lab.model.kernel_operations import KernelOperations
 
     model.operations = KernelOperations(model.spec, model.inverse_frequencies, hybrid)
 
 
 def require_isa(isa: str, *, is_wanted: bool) -> None:
-    """Raise UserError unless the C++, if it `is_wanted`, can have the instructions `isa` here."""
+    """Raise UserError unless C++ `is_wanted` and has the instructions `isa`, or they are auto."""
     require_one_of("executor.isa", isa, ISAS)
     if isa == "auto":
         return
     if not is_wanted:
-        raise UserError(f"executor.isa={isa} is for the C++ of a CPU, not used here; leave it out")
+        raise UserError(
+            f"executor.isa={isa} is for the C++ of a CPU, which is not used here; leave it out"
+        )
     try:
         instruction_set(isa)
     except NotBuilt as error:
@@ -57,13 +59,13 @@ def require_isa(isa: str, *, is_wanted: bool) -> None:
 
 
 def built_isa(isa: str) -> str | None:
-    """Of which instructions the compiled C++ is; None without it."""
+    """Return the instructions of the compiled C++; None without it."""
     return instruction_set(isa) if why_not_built(isa) is None else None
 
 
 @cache
 def why_not_built(isa: str) -> str | None:
-    """Why there is no C++ of the instructions `isa`, found out once; None where there is."""
+    """Return why the C++ of the instructions `isa` can't be built; None if it can."""
     try:
         library.load(isa)
     except NotBuilt as error:
@@ -72,9 +74,7 @@ def why_not_built(isa: str) -> str | None:
 
 
 def use_native(model: Transformer, *, is_whole: bool = True, isa: str = "auto") -> None:
-    """Let C++ compute the model by the instructions `isa`, each iteration in one call or, unless
-    `is_whole`, in several.
-    """
+    """Let C++ compute `model`, each iteration in one call or, unless `is_whole`, in several."""
     library.start(torch.get_num_threads(), isa=isa)
     placement = place(torch.get_num_threads())
     library.place(placement.bound, placement.nodes)

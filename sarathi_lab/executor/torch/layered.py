@@ -1,4 +1,4 @@
-"""Batches whose prompts pass the layers in groups: what is between two groups is kept here."""
+"""Passes of prompts through groups of layers; hidden states between two groups are kept here."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sarathi_lab.model.transformer import KVCache, Transformer
 
 @dataclass(frozen=True)
 class LayeredInputs(PackedInputs):
-    """Those of all tokens of a `batch` with `Batch.layers`, and of its decodes alone for the layers
-    `outside`; None without decodes.
+    """Inputs of all tokens of a layered `batch`, and of its decodes alone for the layers `outside`
+    its own; None without decodes.
     """
 
     batch: Batch = field(kw_only=True)
@@ -24,18 +24,15 @@ class LayeredInputs(PackedInputs):
 
 
 def packed_apart(batch: Batch, packed: Callable[[Batch], PackedInputs]) -> LayeredInputs:
-    """The inputs of `batch`, by what packs the inputs of one that passes all layers."""
+    """Pack `batch` by the function that packs a batch for all layers."""
     inside, decodes = batch.split_by_layers()
     outside = packed(decodes) if decodes.chunks else None
     return LayeredInputs(**vars(packed(inside)), batch=batch, outside=outside)
 
 
 class Passes:
-    """Runs inputs through the model; `LayeredInputs` one layer after another, whatever the model's
-    `whole_pass`.
-
-    Of each prompt that is halfway it keeps the hidden states and what is still to be added to them,
-    each [num_tokens, hidden_size], until the next group of layers.
+    """Passes of inputs through the model; `LayeredInputs` layer by layer. For each prompt halfway
+    they keep hidden states and pending updates, both [num_tokens, hidden_size].
     """
 
     def __init__(self, model: Transformer, cache: KVCache) -> None:
@@ -47,12 +44,12 @@ class Passes:
         self.halfway.clear()
 
     def __call__(self, inputs: PackedInputs) -> Tensor:
-        """The logits of all that emit, [num_emits, vocab_size]."""
+        """Return the logits of emitting rows, [num_emits, vocab_size]."""
         if not isinstance(inputs, LayeredInputs):
             logits: Tensor = self.model(inputs, self.cache)
             return logits
         model, batch, layers = self.model, inputs.batch, inputs.batch.layers
-        assert layers is not None, "its prompts pass some layers alone"
+        assert layers is not None, "the batch is layered"
         hidden, update = self._entering(inputs, layers.start)
         within = range(layers.start, layers.stop)
         update = model.pass_layers(hidden, update, inputs, self.cache, within)
@@ -70,9 +67,9 @@ class Passes:
         return model.logits(hidden, update, inputs.outside.emit_rows)
 
     def _entering(self, inputs: LayeredInputs, start: int) -> tuple[Tensor, Tensor | None]:
-        """Hidden states and updates of all tokens in front of layer `start`."""
+        """Return the hidden states and updates of all tokens before layer `start`."""
         model, batch = self.model, inputs.batch
-        # The others were preempted since, and begin anew.
+        # The others were preempted since and start over.
         self.halfway = {one: kept for one, kept in self.halfway.items() if one.layers_passed}
         num_entering = batch.num_decode_tokens if start else None
         with model.operations.range("embedding"):

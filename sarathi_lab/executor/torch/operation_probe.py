@@ -1,4 +1,4 @@
-"""Runs single operations of the engine, each alone, in all layers."""
+"""Measurement of single operations of the engine, each alone, in all layers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import cache, partial
 from typing import Literal, cast
 
@@ -14,11 +13,11 @@ import torch
 from torch import Tensor
 
 from sarathi_kernels.attention.plan import AttentionPlan
-from sarathi_kernels.attention.reference import make_segment
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch, run_once
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.packing import add_masks
 from sarathi_lab.executor.torch.timeline import durations
 from sarathi_lab.model.operations import PackedInputs
 from sarathi_lab.model.transformer import Layer
@@ -27,22 +26,21 @@ CUDA_REPETITIONS = 3  # replays whose mean is a measurement; one of LONG tokens 
 LONG = 2048
 REFERENCE = 64  # tokens
 KEPT = 64  # graphs: each takes some of the device's memory
-# Operations as an iteration in C++ tells them (`structures.OPERATIONS`), by the probe's names.
-TOLD = {"attention_prefill": "attention", "attention_decode": "attention", "lm_head": "logits"}
-TOLD |= dict.fromkeys(("experts", "ffn_up", "ffn_down"), "ffn")
+# Operations of an iteration in C++ (`structures.OPERATIONS`), by the probe's names.
+NATIVE = {"attention_prefill": "attention", "attention_decode": "attention", "lm_head": "logits"}
+NATIVE |= dict.fromkeys(("experts", "ffn_up", "ffn_down"), "ffn")
 PRODUCTS = ("qkv_proj", "out_proj", "ffn", "elementwise")
 
 Timing = Literal["graph", "calls", "host"]  # replayed, launched one by one, of a CPU
 
 
 class OperationProbe:
-    """Runs one operation at a time, in all layers, each with its own weights and cache: caches see
-    what they would. Batches must be of sequences that hold cache blocks.
+    """Timer of one operation at a time in all layers, each with its weights and cache, as in an
+    iteration. Batches must be of sequences that hold cache blocks.
 
-    Times are seconds over all layers of one iteration; on a GPU the device's own, of replayed CUDA
-    graphs, and the mean of several where they are short. `timing` says how the newest was taken.
-    An iteration in C++ tells those of its operations itself: alone, each would wait for threads of
-    torch, which spin on the same cores, and take up to several times as long.
+    Times are seconds over all layers of one iteration; on a GPU of replayed CUDA graphs on its
+    clock, the mean of several where short. `timing` is how the newest was taken. C++ times its
+    operations within an iteration: alone, each would wait for torch's threads on the same cores.
     """
 
     def __init__(self, executor: TorchExecutor) -> None:
@@ -52,22 +50,22 @@ class OperationProbe:
         device = self.model.device
         self._replays = _Replays(device) if device.type == "cuda" else None
         self.timing: Timing = "calls" if self._replays else "host"
-        # What graphs read must stay; on a CPU it is drawn anew, and so in its caches.
-        self._random = cache(self._drawn) if self._replays else self._drawn
+        # Graphs need fixed inputs; on a CPU new ones are in its caches.
+        self._random = cache(self._draw) if self._replays else self._draw
         executor.cache.keys.normal_()
         executor.cache.values.normal_()
 
     @torch.inference_mode()
     def attention(self, batch: Batch) -> float:
-        """Seconds of the attention of `batch`."""
-        if told := self.told(batch):
-            return told["attention"]
+        """Return the seconds of the attention of `batch`."""
+        if times := self.operation_times(batch):
+            return times["attention"]
         spec = self.model.spec
         inputs = self.executor.packed(batch)
         query = self._random(batch.num_tokens, spec.num_heads, spec.head_size)
         work = partial(self._attend, query, inputs)
         plan = inputs.attention
-        # A shape's inputs lie where they lay the last time, unless their buffer has grown since.
+        # The inputs of a shape have the same addresses unless their buffer has grown.
         key = None
         if isinstance(plan, AttentionPlan):
             places = plan.tiles.shape, plan.decodes.shape, plan.block_table.shape
@@ -76,9 +74,9 @@ class OperationProbe:
 
     @torch.inference_mode()
     def keys_read(self, batch: Batch) -> float:
-        """The cached tokens that the newest query of each sequence attends to, summed over `batch`,
-        by what the kernel returns: beside keys of zeros all weigh alike, so a value of one at the
-        newest token, the others zero, comes out as one over their number. Rounded as outputs are.
+        """Count the cached tokens that the newest query of each sequence attends to, summed over
+        `batch`: with keys of zero and a value of one at the newest token alone, the kernel returns
+        one over their number, rounded as outputs are.
         """
         inputs = self.executor.packed(batch)
         newest = torch.tensor([chunk.num_tokens for chunk in batch.chunks]).cumsum(0) - 1
@@ -93,9 +91,9 @@ class OperationProbe:
 
     @torch.inference_mode()
     def products(self, batch: Batch) -> dict[str, float]:
-        """Seconds by operation of what depends on the number of tokens of `batch` alone."""
-        if told := self.told(batch):
-            return {name: told[name] for name in PRODUCTS}
+        """Return the seconds of operations that depend on the number of tokens alone."""
+        if times := self.operation_times(batch):
+            return {name: times[name] for name in PRODUCTS}
         num_tokens = batch.num_tokens
         hidden = self._random(num_tokens, self.model.spec.hidden_size)
         attended = self._random(num_tokens, self.model.spec.q_size)
@@ -105,10 +103,6 @@ class OperationProbe:
             operations.add_norm(residual, hidden, layer.attention_norm)
             operations.add_norm(residual, hidden, layer.ffn_norm)
 
-        def in_all_layers(operation: Callable[[Layer], object]) -> None:
-            for layer in self.layers:
-                operation(layer)
-
         of_a_layer: dict[str, Callable[[Layer], object]] = {
             "qkv_proj": lambda layer: layer.qkv_proj(hidden),
             "out_proj": lambda layer: layer.out_proj(attended),
@@ -117,15 +111,15 @@ class OperationProbe:
         }
         seconds, timings = {}, set[Timing]()
         for name, operation in of_a_layer.items():
-            seconds[name] = self._time(name, partial(in_all_layers, operation), num_tokens)
+            seconds[name] = self._time(name, partial(list, map(operation, self.layers)), num_tokens)
             timings.add(self.timing)
         self.timing = min(timings)  # calls, if any
         return seconds
 
     @torch.inference_mode()
     def reference(self, num_tokens: int) -> float:
-        """Seconds of one product a layer of up to `REFERENCE` tokens: as much memory traffic and
-        arithmetic of the same kinds as fits in a millisecond or few, to know the device's speed by.
+        """Return the seconds of one product a layer of up to `REFERENCE` tokens: memory traffic and
+        arithmetic of a few milliseconds, as a measure of the device's present speed.
         """
         num_rows = min(num_tokens, REFERENCE)
         hidden = self._random(num_rows, self.model.spec.hidden_size)
@@ -135,13 +129,13 @@ class OperationProbe:
 
     @torch.inference_mode()
     def logits(self, num_rows: int) -> float:
-        """Seconds of the output head and sampling for `num_rows` emitted tokens; in C++, where the
-        cache has a block for each of them, without the sampling.
+        """Return the seconds of the output head and sampling for `num_rows` emitted tokens; in C++,
+        where the cache has a block for each of them, without the sampling.
         """
         if self.model.whole_pass is not None and num_rows <= self.executor.num_blocks:
             blocks = BlockManager(self.executor.num_blocks, self.executor.block_size)
             each = make_batch(prefill_tokens=1, num_prefills=num_rows, emits=True, blocks=blocks)
-            return self.told(each)["logits"]
+            return self.operation_times(each)["logits"]
         model, rows = self.model, self._random(num_rows, self.model.spec.hidden_size)
         return self._time(
             "logits",
@@ -150,22 +144,23 @@ class OperationProbe:
         )
 
     def iteration(self, batch: Batch) -> float:
-        """Seconds of the whole iteration of `batch`."""
-        # Where it is LONG, the device works longer than the host launches.
+        """Return the seconds of an iteration of `batch`. A LONG one needs no graph: launches take
+        less time than the device.
+        """
         is_long = batch.num_tokens >= LONG
         with nullcontext() if is_long else self.executor.recorded(batch):
             return self.whole(batch)
 
     def whole(self, batch: Batch) -> float:
-        """Seconds of an iteration of `batch`, replayed if its shape is recorded."""
+        """Return the seconds of an iteration of `batch`, replayed if its shape is recorded."""
         result = run_once(self.executor, batch)
         if self._replays:
             self.timing = "graph" if result.is_replayed else "calls"
         return result.busy
 
-    def told(self, batch: Batch) -> dict[str, float]:
-        """Seconds by operation of one iteration of `batch` in C++, "others" those of all else; none
-        where it is not in C++.
+    def operation_times(self, batch: Batch) -> dict[str, float]:
+        """Return the seconds by operation of one iteration of `batch` in C++, "others" of the rest;
+        empty without C++.
         """
         operations = self.model.operations
         if self.model.whole_pass is None:
@@ -173,7 +168,7 @@ class OperationProbe:
         seconds = dict.fromkeys((*PRODUCTS, "attention", "logits"), 0.0)
 
         def record(name: str, spent: float) -> None:
-            if (part := TOLD.get(name, name)) in seconds:
+            if (part := NATIVE.get(name, name)) in seconds:
                 seconds[part] += spent
 
         before, operations.recorder = operations.recorder, lambda: record
@@ -183,32 +178,20 @@ class OperationProbe:
             operations.recorder = before
         return {**seconds, "others": whole - sum(seconds.values())}
 
-    def _drawn(self, *sizes: int) -> Tensor:
+    def _draw(self, *sizes: int) -> Tensor:
         return torch.randn(sizes, device=self.model.device, dtype=self.model.dtype)
 
     def _attend(self, query: Tensor, inputs: PackedInputs) -> None:
-        """With masks, where plain torch needs them: made once an iteration, they are its cost."""
-        operations = self.model.operations
-        if operations.wants_masks:
-            remade = partial(
-                make_segment,
-                sliding_window=self.model.spec.sliding_window,
-                device=self.model.device,
-                dtype=self.model.dtype,
-            )
-            segments = [
-                remade(old.start, old.num_queries, old.kv_len, old.blocks)
-                for old in inputs.attention
-            ]
-            inputs = replace(inputs, attention=segments)
+        """Attend in all layers; plain torch's masks, made once an iteration, are part of it."""
+        operations, inputs = self.model.operations, add_masks(inputs, self.model)
         for keys, values in self.executor.cache.layers():
             operations.attend(query, inputs, keys, values)
 
     def _time(
         self, name: str, work: Callable[[], object], num_tokens: int, key: Hashable = ()
     ) -> float:
-        """Seconds of `work` once, which is for so many tokens. Work of one name, number of tokens
-        and `key` is the same and reads the same memory: it is captured once. None: never twice.
+        """Return the seconds of `work` on so many tokens. Work of equal name, tokens and `key`
+        reads the same memory and is captured once; None is captured at every call.
         """
         repetitions = CUDA_REPETITIONS if self._replays and num_tokens < LONG else 1
         run = work
@@ -225,23 +208,22 @@ class OperationProbe:
 
 
 class _Replays:
-    """Turns work into CUDA graphs, as the engine replays it: launching kernels one by one may take
-    the host longer than they take the device. One at a time, on one stream and from one pool of
-    memory. The `KEPT` newest are kept.
+    """CUDA graphs of work, as the engine replays it: launches may take longer than kernels. They
+    share a stream and a memory pool; the `KEPT` newest are kept.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
-        # With the work, as that holds what the graph reads.
+        # With the work, which holds the memory that the graph reads.
         self._kept: OrderedDict[Hashable, tuple[torch.cuda.CUDAGraph, object]] = OrderedDict()
-        self._too_large = math.inf  # tokens of work that there was no memory to capture
+        self._too_large = math.inf  # tokens of work that memory did not suffice to capture
 
     def of(
         self, work: Callable[[], object], num_tokens: int, key: Hashable
     ) -> Callable[[], object]:
-        """The replay of `work`, which runs once before; `work` itself if it can't be captured. That
-        of `key`, unless None, is captured once.
+        """Return the replay of `work`, which runs once before, or `work` if it can't be captured.
+        Work of one `key`, unless None, is captured once.
         """
         if key is not None and key in self._kept:
             self._kept.move_to_end(key)
@@ -254,7 +236,7 @@ class _Replays:
         except RuntimeError as error:
             torch.cuda.synchronize()
             is_memory = isinstance(error, torch.OutOfMemoryError)
-            # Smaller work may fit. Another failure may leave torch's allocator in no state for any.
+            # Smaller work may fit; another failure may leave the allocator unusable.
             self._too_large = num_tokens if is_memory else 0
             return work
         self._kept[key] = graph, work
@@ -264,10 +246,9 @@ class _Replays:
 
     def _capture(self, graph: torch.cuda.CUDAGraph, work: Callable[[], object]) -> None:
         self._stream.wait_stream(torch.cuda.current_stream())
-        # Not torch.cuda.graph: it empties the cache of memory each time, which costs more than what
-        # is measured.
+        # Not torch.cuda.graph: it empties the memory cache, which costs more than the work.
         with torch.cuda.stream(self._stream):
-            work()  # whatever is compiled, chosen or allocated at first use
+            work()  # to compile, choose and allocate
             torch.cuda.synchronize()
             graph.capture_begin(pool=self._pool)
             try:

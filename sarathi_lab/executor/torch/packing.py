@@ -76,9 +76,7 @@ def add_masks(inputs: PackedInputs, model: Transformer) -> PackedInputs:
 
 
 def token_ids_of(sequence: SequenceState, start: int, end: int) -> NDArray[np.int64]:
-    """Tokens `start` to `end`; after a preemption they may span the prompt and what followed, and
-    behind what is known come the drafts.
-    """
+    """Return tokens `start` to `end` of prompt, output and drafts, which all may be recomputed."""
     request = sequence.request
     prompt_len = request.prompt_len
     if request.prompt_token_ids is None:
@@ -93,8 +91,8 @@ def token_ids_of(sequence: SequenceState, start: int, end: int) -> NDArray[np.in
 
 
 class BlockTable:
-    """A row for every sequence that was in a batch, while it runs. A sequence only takes blocks, or
-    is preempted and loses all: so what came since its last batch is written, and no more.
+    """Cache blocks of running sequences, a row each. A sequence takes blocks, or loses all when
+    preempted, so only those taken since its last batch are written.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -108,8 +106,8 @@ class BlockTable:
     def rows_of(
         self, sequences: Sequence[SequenceState], preemptions: Sequence[int]
     ) -> NDArray[np.int64]:
-        """The rows of `sequences`, which were preempted so many times; they hold until other
-        sequences are asked for, or one of these is preempted.
+        """Return the rows of `sequences`, which were preempted so many times; valid until other
+        sequences are requested, or one of these is preempted.
         """
         if missing := [one for one in sequences if one not in self._row_of]:
             self._give_rows(missing, set(sequences))
@@ -125,26 +123,24 @@ class BlockTable:
         sequences: Sequence[SequenceState],
         kv_lens: NDArray[np.int64],
     ) -> None:
-        """Write the blocks of `sequences` to their `rows`, where so many tokens need more."""
+        """Write the blocks of `sequences` to their `rows` where `kv_lens` tokens need more."""
         lacking = (self._num_written[rows] * self.block_size < kv_lens).nonzero()[0]
         for i, row in zip(lacking.tolist(), rows[lacking].tolist(), strict=True):
             self._write(row, sequences[i].block_ids)
 
     def slots(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where in the cache the tokens at `positions` of the sequences in `rows` are."""
+        """Return the cache slots of the tokens at `positions` of the sequences in `rows`."""
         blocks = positions // self.block_size
         return (self._ids[rows, blocks] - blocks) * self.block_size + positions
 
     def fill(self, view: NDArray[np.int32], rows: NDArray[np.int64]) -> None:
-        """Write the blocks in `rows` to `view`; what it has no columns for is left out."""
+        """Write the blocks in `rows` to `view`, as many as it has columns."""
         num_columns = min(view.shape[1], self._ids.shape[1])
         view[:, :num_columns] = self._ids[rows, :num_columns]
         view[:, num_columns:] = 0
 
     def _give_rows(self, missing: Sequence[SequenceState], here: set[SequenceState]) -> None:
-        """Give free rows to `missing`: those of sequences that neither run nor are `here`, and then
-        new ones.
-        """
+        """Assign rows to `missing`: first those of sequences that ended and are not `here`."""
         gone = [one for one in self._row_of if not one.is_running and one not in here]
         self._free += [self._row_of.pop(one) for one in gone]
         if (lacking := len(missing) - len(self._free)) > 0:
@@ -170,7 +166,7 @@ class BlockTable:
 
 
 class Fields:
-    """Where each field lies in the buffer for tensors of `shape`, which has `size` elements."""
+    """Layout of the buffer for tensors of `shape`, which has `size` elements."""
 
     def __init__(self, shape: Shape) -> None:
         sizes: dict[str, tuple[int, ...]] = {
@@ -192,7 +188,7 @@ class Fields:
             self.size += -(-num_elements // ALIGNMENT) * ALIGNMENT
 
     def views(self, buffer: Any) -> dict[str, Any]:
-        """Each field of a flat tensor or array, in its shape."""
+        """Return each field of a flat tensor or array, in its shape."""
         return {name: buffer[place].reshape(lengths) for name, place, lengths in self._places}
 
 
@@ -200,8 +196,8 @@ fields_of = lru_cache(maxsize=256)(Fields)
 
 
 class Composition:
-    """What of batches is the same while the same sequences take as many tokens each, as a rule for
-    many iterations. `key` has the columns of their chunks but `start`, and their preemptions.
+    """Part of packed batches that stays equal while the same sequences take as many tokens each,
+    mostly for many iterations. `key`: columns of their chunks but `start`, and preemptions.
     """
 
     def __init__(self, key: tuple[tuple[Any, ...], ...], table: BlockTable) -> None:
@@ -224,7 +220,7 @@ class Composition:
             self.emit_rows = np.repeat(self.ends - np.cumsum(rows), rows) + np.arange(rows.sum())
             are_decodes &= ~have_drafts
             flags = are_decodes.tolist()
-        # As a rule all but one are decodes: worth a way without an array for each.
+        # Mostly all but one are decodes: a faster way without an array for each.
         self.decodes = are_decodes.nonzero()[0]
         self.outputs = [one.output_token_ids for one in compress(self.sequences, flags)]
         prompt_lens = [one.request.prompt_len for one in compress(self.sequences, flags)]
@@ -232,7 +228,7 @@ class Composition:
         self.others = [i for i, is_decode in enumerate(flags) if not is_decode]
 
     def fill(self, views: Views, shape: Shape) -> None:
-        """Write what is the same, and padding, in tensors of `shape`."""
+        """Write the part that stays equal, and padding, in tensors of `shape`."""
         num_sequences = len(self.sequences)
         for name, padding in (("token_ids", 0), ("positions", 0), ("slots", PADDING)):
             views[name][self.num_tokens :] = padding
@@ -247,14 +243,14 @@ class Composition:
 
 
 class Tokens:
-    """The tokens of one batch after the other, and where in the cache they are."""
+    """Token ids, positions and cache slots of batches."""
 
     def __init__(self, block_size: int) -> None:
         self.table = BlockTable(block_size)
         self._newest = Composition(((),) * 5, self.table)
 
     def take(self, batch: Batch) -> tuple[Composition, NDArray[np.int64]]:
-        """The composition of `batch`, the last one if it is still right, and its chunks' starts."""
+        """Return the composition of `batch`, the last one if valid, and its chunks' starts."""
         columns = zip(*batch.chunks, strict=True) if batch.chunks else ((),) * len(Chunk._fields)
         sequences, starts, *others = columns
         key = (sequences, *others, tuple([one.num_preemptions for one in sequences]))
@@ -269,8 +265,8 @@ class Tokens:
         starts: NDArray[np.int64],
         newest: Sequence[SequenceState],
     ) -> NDArray[np.int64]:
-        """Write the fields of BY_TOKEN for the tokens behind `starts`; returns how many tokens each
-        sequence then has in the cache.
+        """Write the fields of BY_TOKEN for the tokens behind `starts`; return the cached tokens of
+        each sequence after them.
         """
         sequences, ends = made.sequences, made.ends
         token_ids, positions, slots, feed_rows = (views[name] for name in BY_TOKEN)
@@ -284,7 +280,7 @@ class Tokens:
         for i in made.others:
             start, end = int(starts[i]), int(kv_lens[i])
             token_ids[ends[i] - made.lengths[i] : ends[i]] = token_ids_of(sequences[i], start, end)
-        last = ends - 1  # only the newest token of a sequence can be on its way
+        last = ends - 1  # only the newest token of a sequence can be in flight
         unknown = (token_ids[last] == NO_TOKEN).nonzero()[0]
         feed_rows[: len(at)] = PADDING
         if newest == made.emitting:
@@ -302,7 +298,7 @@ def _put(field: NDArray[Any], values: NDArray[Any], padding: int) -> None:
 
 
 class Packer:
-    """Packs batches for one device: `fill` on the host, then `send` to the device."""
+    """Packer of batches for one device: `fill` on the host, then `send` to the device."""
 
     def __init__(
         self, limits: Limits, device: torch.device, num_buffers: int | None = None
@@ -318,11 +314,10 @@ class Packer:
     def fill(
         self, batch: Batch, shape: Shape, newest: Sequence[SequenceState]
     ) -> Sequence[SequenceState]:
-        """Write `batch` in tensors of `shape`, and padding behind it, to the buffer that the batch
-        before last has read.
+        """Write `batch` and padding, in tensors of `shape`, to the buffer of the batch before last.
 
-        A token that the host does not know yet is to be fed from the tokens sampled last, a row for
-        each sequence of `newest`. Returns those that `batch` samples tokens of.
+        Tokens in flight are fed from the tokens sampled last, a row for each sequence of `newest`.
+        Returns the sequences that `batch` samples tokens of.
         """
         self._filled = (self._filled + 1) % len(self._hosts)
         made, starts = self._tokens.take(batch)
@@ -337,20 +332,20 @@ class Packer:
 
     @property
     def host(self) -> _HostBuffer:
-        """The buffer that was filled last."""
+        """Buffer that was filled last."""
         return self._hosts[self._filled]
 
     def filled(self, shape: Shape) -> Tensor:
-        """A copy of what was filled, for other ranks to `take`."""
+        """Copy the filled buffer, for other ranks to `take`."""
         return self.host.sized(fields_of(shape).size).clone()
 
     def take(self, buffer: Tensor) -> None:
-        """Take what another rank has filled."""
+        """Take the buffer that another rank has filled."""
         self._filled = (self._filled + 1) % len(self._hosts)
         self.host.overwrite(buffer)
 
     def send(self, shape: Shape, into: Tensor | None = None) -> PackedInputs:
-        """Copy what was filled to `into`, or a buffer that the next call overwrites, unawaited."""
+        """Start to copy the filled buffer to `into`, or one that the next call overwrites."""
         fields = fields_of(shape)
         buffer = self._on_device.sized(fields.size) if into is None else into
         self.copy(buffer)
@@ -362,12 +357,12 @@ class Packer:
         return PackedInputs(attention=plan, **views)
 
     def copy(self, into: Tensor) -> None:
-        """Copy what was filled, for a graph that holds the inputs of that buffer."""
+        """Start to copy the filled buffer to one with inputs from `send`."""
         into.copy_(self.host.sized(into.numel()), non_blocking=True)
 
 
 class _Buffer:
-    """An int32 tensor that grows when it must."""
+    """Growing int32 tensor."""
 
     def __init__(self, **where: Any) -> None:
         self._where = where
@@ -380,7 +375,7 @@ class _Buffer:
 
 
 class _HostBuffer(_Buffer):
-    """One that knows what it was filled with."""
+    """Buffer with the composition and shape that it was filled with."""
 
     def __init__(self, **where: Any) -> None:
         super().__init__(**where)
@@ -392,7 +387,7 @@ class _HostBuffer(_Buffer):
         self.sized(len(numbers)).copy_(numbers)
 
     def views(self, made: Composition, shape: Shape) -> Views:
-        """The fields of `shape`, with what `made` has in common with all its batches."""
+        """Return the fields of `shape`, with the part of `made` filled in."""
         if self._filled is None or self._filled[0] is not made or self._filled[1] != shape:
             fields = fields_of(shape)
             self._views = fields.views(self.sized(fields.size).numpy())

@@ -1,6 +1,4 @@
-"""Which cores the threads of a CPU's engine compute on: one thread a core, the fast ones first,
-node by node of the memory (Linux; elsewhere the system decides).
-"""
+"""Cores for the threads of C++: one thread a core, fast ones first, by memory node (Linux)."""
 
 from __future__ import annotations
 
@@ -12,15 +10,13 @@ from pathlib import Path
 from sarathi_lab.config.cores import allowed_cores
 
 SYSTEM = Path("/sys/devices")
-CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+CGROUPS, PROCESS_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 SLOW = 0.8  # of the fastest core's speed: below are efficiency cores, not mere differences of chips
 
 
 @dataclass(frozen=True)
 class Core:
-    """A core that this process may use: the first of its `number`s, one a hardware thread, and the
-    node of memory that is near.
-    """
+    """Core of this process: the first of its hardware threads, and its memory node."""
 
     number: int
     node: int
@@ -29,36 +25,36 @@ class Core:
 
 @dataclass(frozen=True)
 class Placement:
-    """The core and node of each thread. They are bound if they take all fast cores: where there are
-    cores to spare, others may have these.
+    """Core and node of each thread. Threads are bound if they take all fast cores: others may use
+    what is left over.
     """
 
     num_threads: int
-    cores: tuple[Core, ...]  # none: threads move
+    cores: tuple[Core, ...]  # empty: the system places threads
 
     @property
     def bound(self) -> list[int]:
-        """The number of each thread's core, -1 for any."""
+        """Core number of each thread, -1 for any."""
         return [core.number for core in self.cores] or [-1] * self.num_threads
 
     @property
     def nodes(self) -> list[int]:
-        """Those of the threads, counted from 0."""
-        found = list(dict.fromkeys(core.node for core in self.cores))
-        return [found.index(core.node) for core in self.cores] or [0] * self.num_threads
+        """Node of each thread, counted from 0."""
+        order = list(dict.fromkeys(core.node for core in self.cores))
+        return [order.index(core.node) for core in self.cores] or [0] * self.num_threads
 
     def describe(self) -> str:
         if not self.cores:
             return "threads on cores of the system's choice"
         parts = []
-        for node, own in groupby(self.cores, key=lambda core: core.node):
-            numbers = ", ".join(str(core.number) for core in own)
+        for node, cores in groupby(self.cores, key=lambda core: core.node):
+            numbers = ", ".join(str(core.number) for core in cores)
             parts.append(f"{numbers} (node {node})")
         return f"a thread on each of the cores {', '.join(parts)}"
 
 
 def place(num_threads: int) -> Placement:
-    """Cores for so many threads of this process."""
+    """Choose cores for `num_threads` of this process."""
     cores = sorted(physical_cores(), key=lambda core: not core.is_fast)
     num_fast = sum(core.is_fast for core in cores)
     takes_all = 0 < num_fast <= num_threads <= len(cores)
@@ -67,20 +63,26 @@ def place(num_threads: int) -> Placement:
 
 
 def most_threads() -> int | None:
-    """Threads that pay: the fast cores, no more than this process's share of time lets run at once;
-    None where nothing is known.
-    """
+    """Return the number of fast cores, limited to this process's share of time; None if unknown."""
     known = [sum(core.is_fast for core in physical_cores()), *_quotas()]
     return min((number for number in known if number), default=None)
 
 
 def physical_cores() -> list[Core]:
-    """Those that this process may use, by what Linux says of them; none elsewhere."""
+    """Return the cores of this process, as Linux lists them; none elsewhere."""
     if not (allowed := set(allowed_cores())):
         return []
-    firsts = sorted({min(_siblings(number) & allowed, default=number) for number in allowed})
+    siblings = "system/cpu/cpu{}/topology/thread_siblings_list"
+    firsts = sorted(
+        {min(_numbers(SYSTEM / siblings.format(n)) & allowed, default=n) for n in allowed}
+    )
     slow = _numbers(SYSTEM / "cpu_atom" / "cpus")  # Intel's efficiency cores
-    speeds, nodes = _speeds(firsts), _nodes()
+    nodes = {
+        number: int(folder.name.removeprefix("node"))
+        for folder in (SYSTEM / "system" / "node").glob("node[0-9]*")
+        for number in _numbers(folder / "cpulist")
+    }
+    speeds = _speeds(firsts)
     enough = SLOW * max(speeds)
     return [
         Core(number, nodes.get(number, 0), speed >= enough and number not in slow)
@@ -88,14 +90,8 @@ def physical_cores() -> list[Core]:
     ]
 
 
-def _siblings(number: int) -> set[int]:
-    """The hardware threads that share a core."""
-    path = SYSTEM / "system" / "cpu" / f"cpu{number}" / "topology" / "thread_siblings_list"
-    return _numbers(path) | {number}
-
-
 def _speeds(numbers: Sequence[int]) -> list[float]:
-    """Of cores, in whatever unit there is for all of them; alike where there is none."""
+    """Return the speeds of cores in any common unit; equal ones if unknown."""
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
         texts = [_text(SYSTEM / "system" / "cpu" / f"cpu{number}" / name) for number in numbers]
         if all(texts):
@@ -103,24 +99,14 @@ def _speeds(numbers: Sequence[int]) -> list[float]:
     return [1.0 for _ in numbers]
 
 
-def _nodes() -> dict[int, int]:
-    """The node of memory by core."""
-    folders = (SYSTEM / "system" / "node").glob("node[0-9]*")
-    return {
-        number: int(folder.name.removeprefix("node"))
-        for folder in folders
-        for number in _numbers(folder / "cpulist")
-    }
-
-
 def _quotas() -> Iterable[int]:
-    """How many cores' time this process's groups may take, as containers are limited."""
-    for line in (_text(OWN_CGROUPS) or "0::/").splitlines():
+    """Return the limits of containers on this process, in cores."""
+    for line in (_text(PROCESS_CGROUPS) or "0::/").splitlines():
         controllers, path = line.split(":", 2)[1:]
         if controllers and "cpu" not in controllers.split(","):
             continue
         root = CGROUPS / controllers if controllers else CGROUPS
-        for folder in (root / path.lstrip("/"), root):  # a container's own is the root
+        for folder in (root / path.lstrip("/"), root):  # in a container, the root
             if controllers:
                 limits = [_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
             else:
@@ -130,7 +116,7 @@ def _quotas() -> Iterable[int]:
 
 
 def _numbers(path: Path) -> set[int]:
-    """Of a list such as 0-3,8."""
+    """Read a list such as 0-3,8."""
     found: set[int] = set()
     for part in _text(path).split(","):
         first, _, last = part.partition("-")
@@ -140,7 +126,7 @@ def _numbers(path: Path) -> set[int]:
 
 
 def _text(path: Path) -> str:
-    """What a file says; empty if it is not there."""
+    """Read a file; empty if it is missing."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Times of the engine's operations and iterations by shape, as `task=calibrate` measures them."""
+"""Measurement of operations and iterations by shape (`task=calibrate`)."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ MIN_ROUNDS, MAX_ROUNDS = 3, 40  # of visits to every shape; times are medians ov
 VISIT, MAX_REPETITIONS = 0.03, 10  # seconds, and measurements, after which a visit ends
 COLUMNS = ("operation", "num_tokens", "kv_tokens", "seconds")
 MIN_ROWS = 3  # of an operation: fewer leave nothing to check an interpolation with
-# What the rows of `others` hold beside the fixed cost: nothing of it is by formula.
+# Parts of `others` beside the fixed cost.
 INCLUDED = ("kv_write", "norms")
 MAX_EMITS = 128  # rows of logits: a batch emits one token a sequence
-# seconds: where the parts alone take longer than the whole, what is left is not below this
+# seconds, where the parts alone take longer than the whole
 LEAST_OTHERS = 1e-6
 
 
 @dataclass(frozen=True)
 class Shape:
-    """An iteration of `count` sequences with `num_tokens` new tokens each behind `start` cached.
-    With `is_whole` all its operations are measured, else attention only.
+    """Iteration of `count` sequences with `num_tokens` new tokens each behind `start` cached ones;
+    all its operations are measured if it `is_whole`, else attention only.
     """
 
     count: int
@@ -61,8 +61,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured, and how well: rows with `COLUMNS`, over all layers, and `timing`
-    (`operation_probe.Timing`: "calls" if any of them was).
+    """Measured seconds over all layers (rows of `COLUMNS` and `timing`: "calls" if any was), and
+    how many shapes and rounds they are from.
     """
 
     table: pd.DataFrame
@@ -72,13 +72,13 @@ class Measured:
     num_clamped: int  # rows of others at LEAST_OTHERS
 
     def tables(self, spec: ModelSpec, **about: str) -> OperationTables:
-        """The operation tables of `spec`; `about` is what else their meta.yaml says."""
+        """Return the operation tables of `spec`, with `about` in their meta.yaml."""
         meta = {"model": spec.name, **about, "layers": spec.num_layers, "included": [*INCLUDED]}
         return OperationTables("measured", frames_of(self.table), meta)
 
 
 def calibration_shapes(batch_size: int, longest: int) -> list[Shape]:
-    """What to measure for so many decodes and contexts of up to `longest` tokens, cheap ones first.
+    """Return the shapes to measure for batches and contexts of up to such sizes, cheap ones first.
     Iterations of up to `batch_size` tokens are decodes, larger ones a prompt, as in the engine.
     """
     decodes = sorted({2**i for i in range(batch_size.bit_length())} | {batch_size})
@@ -96,7 +96,6 @@ def calibration_shapes(batch_size: int, longest: int) -> list[Shape]:
             {0, *(start for start in doubling if start + chunk <= longest), max(0, longest - chunk)}
         )
         shapes += [Shape(1, chunk, start) for start in starts]
-    # Of equal ones the first wins.
     keys = ((shape.count, shape.num_tokens, shape.start) for shape in reversed(shapes))
     distinct = dict(zip(keys, reversed(shapes), strict=True))
     return sorted(distinct.values(), key=lambda shape: (shape.total_tokens, shape.kv_tokens))
@@ -114,10 +113,9 @@ def measure_profile(
     seconds: float,
     advance: Callable[[float], None],
 ) -> Measured:
-    """Measure `shapes` in rounds for about `seconds`; `advance` takes the seconds that passed.
-
-    Every round visits every shape once, so that a slow minute of the machine spreads over all of
-    them. Raises UserError if `seconds` don't suffice for the fewest sizes that a profile needs.
+    """Measure `shapes` for about `seconds`, every shape once a round, so that a slow minute of the
+    machine spreads over all; `advance` takes the seconds that passed. Raises UserError if `seconds`
+    do not suffice for the fewest sizes of a profile.
     """
     probe = OperationProbe(executor)
     clock = _Clock(seconds, advance)
@@ -142,7 +140,7 @@ def measure_profile(
 
 
 def _visit(probe: OperationProbe, shape: Shape) -> Iterator[dict[str, tuple[float, Timing]]]:
-    """One measurement of a long shape, several of a short one, which interruptions hurt more."""
+    """Measure a long shape once, a short one several times, as interruptions hurt it more."""
     end = time.perf_counter() + VISIT
     for _ in range(MAX_REPETITIONS):
         yield _measure(probe, shape)
@@ -151,7 +149,7 @@ def _visit(probe: OperationProbe, shape: Shape) -> Iterator[dict[str, tuple[floa
 
 
 class _Clock:
-    """How much of the time is gone, as of the last tick."""
+    """Time spent, as of the last tick."""
 
     def __init__(self, seconds: float, advance: Callable[[float], None]) -> None:
         self.seconds = seconds
@@ -169,7 +167,7 @@ class _Clock:
 
 
 def _affordable(probe: OperationProbe, shapes: Sequence[Shape], clock: _Clock) -> list[Shape]:
-    """Run each shape once to warm up, until `MIN_ROUNDS` more of those done exceed the time."""
+    """Warm up shapes until `MIN_ROUNDS` more rounds of those done exceed the time; return them."""
     kept: list[Shape] = []
     rows = {"prefill_attention": 0, "decode_attention": 0, "whole": 0}
     for shape in shapes:
@@ -191,16 +189,16 @@ def _affordable(probe: OperationProbe, shapes: Sequence[Shape], clock: _Clock) -
 
 
 def _measure(probe: OperationProbe, shape: Shape) -> dict[str, tuple[float, Timing]]:
-    """Seconds by operation, over all layers, and how they were timed; `others` is the whole
-    iteration less the parts.
+    """Return the seconds by operation over all layers, and how they were timed; `others` is the
+    iteration without its parts.
     """
     batch = batch_of(probe.executor, shape)
     times = {shape.attention: (probe.attention(batch), probe.timing)}
     if not shape.is_whole:
         return times
-    if told := probe.told(batch):  # all of one iteration, behind one of its own shape
-        times = {name: (told[name], probe.timing) for name in (*PRODUCTS, "others")}
-        times[shape.attention] = told["attention"], probe.timing
+    if native := probe.operation_times(batch):  # behind an iteration of the same shape
+        times = {name: (native[name], probe.timing) for name in (*PRODUCTS, "others")}
+        times[shape.attention] = native["attention"], probe.timing
     else:
         products = probe.products(batch)
         times |= {name: (seconds, probe.timing) for name, seconds in products.items()}
@@ -212,7 +210,7 @@ def _measure(probe: OperationProbe, shape: Shape) -> dict[str, tuple[float, Timi
 
 
 def batch_of(executor: TorchExecutor, shape: Shape) -> Batch:
-    """A batch of `shape` over the first blocks of the executor's cache, whatever is in there."""
+    """Make a batch of `shape` over the first blocks of the executor's cache."""
     blocks = BlockManager(executor.num_blocks, executor.block_size)
     if shape.attention == "decode_attention":
         return make_batch(num_decodes=shape.count, context=shape.start + 1, blocks=blocks)
@@ -231,11 +229,8 @@ def time_iterations(
     repetitions: int,
     advance: Callable[[int], None],
 ) -> dict[Shape, list[tuple[float, Timing]]]:
-    """Seconds of `repetitions` iterations of every shape, and how each was timed, in turns: a slow
-    minute spreads over all.
-
-    Each goes behind one of its own shape, as in the engine, where iterations resemble the ones
-    before. `advance` is told of every repetition.
+    """Return the seconds of `repetitions` iterations of every shape, in turn, and how each was
+    timed. Each follows one of the same shape, as iterations of an engine resemble each other.
     """
     probe = OperationProbe(executor)
     timings: dict[Shape, list[tuple[float, Timing]]] = {shape: [] for shape in shapes}

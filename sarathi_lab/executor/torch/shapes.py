@@ -1,4 +1,4 @@
-"""Sizes of an iteration's tensors: what the batch has, or a fixed shape that it is padded to."""
+"""Sizes of an iteration's tensors: those of the batch, or of a fixed shape with padding."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Shape:
 
 @dataclass(frozen=True)
 class Limits:
-    """What an executor knows of every batch to come: model, cache and multiprocessors."""
+    """Model, cache and multiprocessors, which bound every batch."""
 
     spec: ModelSpec
     block_size: int
     num_sms: int
 
     def exact(self, batch: Batch) -> Shape:
-        """The shape of `batch` without padding. A chunk of one token is a decode to the kernels."""
+        """Return the shape of `batch` without padding; a chunk of one token is a decode."""
         lengths = [chunk.num_tokens for chunk in batch.chunks]
         contexts = [chunk.start + chunk.num_tokens for chunk in batch.chunks]
         num_decodes = lengths.count(1)
@@ -72,21 +72,21 @@ class Limits:
         )
 
     def empty(self, num_tokens: int, num_emits: int) -> Shape:
-        """Padding alone, as much as so many tokens."""
+        """Return the shape of padding alone."""
         return Shape(num_tokens, 0, num_emits, 0, 0, 0, TILE, 0)
 
     def tile_rows(self, num_prompt_tokens: int) -> int:
         return choose_tile_rows(num_prompt_tokens, self.spec.num_heads, self.num_sms)
 
     def num_parts(self, num_decodes: int, longest: int) -> int:
-        """Room for the parts that decodes' contexts are cut into."""
+        """Return the room for the parts that contexts of decodes are cut into."""
         return room_for_parts(num_decodes, self.spec.num_kv_heads, longest, self.num_sms)
 
     def parts(
         self, sequences: NDArray[Any], kv_lens: NDArray[Any], shape: Shape
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """`parts` and `reductions` (see AttentionPlan) of decodes with so many cached tokens, as
-        many as `shape` has room for.
+        """Plan `parts` and `reductions` (see AttentionPlan) of decodes with so many cached tokens,
+        within the room of `shape`.
         """
         max_parts = shape.num_parts if shape.num_reductions else 0
         heads, window = self.spec.num_kv_heads, self.spec.sliding_window
@@ -94,22 +94,22 @@ class Limits:
 
 
 class Parts:
-    """The parts of decodes' contexts: planned once for many iterations, in which the same decodes
-    go on, a token longer in each. So do their last parts.
+    """Parts of contexts of decodes, planned once for many iterations of the same decodes, in which
+    the last parts grow by a token.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._left = 0  # iterations of this plan
-        self._next: tuple[object, ...] = ()  # what goes on with it: decodes, contexts, and room
+        self._next: tuple[object, ...] = ()  # decodes, contexts and room that continue it
         self._parts = self._reductions = np.zeros((0, 0), dtype=np.int32)
         self._are_last = np.zeros(0, dtype=bool)
 
     def of(
         self, decodes: NDArray[np.int64], kv_lens: NDArray[np.int64], shape: Shape
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """`parts` and `reductions` (see AttentionPlan) of the sequences `decodes`, of those with
-        `kv_lens` cached tokens, as many as `shape` has room for.
+        """Return `parts` and `reductions` (see AttentionPlan) of the sequences `decodes` of those
+        with `kv_lens` cached tokens, within the room of `shape`.
         """
         contexts, room = kv_lens[decodes], (shape.num_parts, shape.num_reductions)
         if self._left and (decodes.tobytes(), contexts.tobytes(), room) == self._next:
@@ -124,13 +124,12 @@ class Parts:
 
 
 class PaddedShapes:
-    """The few shapes that batches of a run are padded to, `all`, the largest of a kind first: what
-    one needs of memory serves the next. Batches that fit none keep their own.
+    """Few shapes that batches of a run are padded to: `all`, the largest of a kind first, as its
+    memory serves the next. Batches that fit none keep their exact shape.
 
-    Decode-only batches go to the next of `bucket_sizes` up to `batch_size` sequences, those with
-    prompts, whatever their policy, to the next of `hybrid_sizes` up to `max_tokens` tokens.
-    `longest` is the most tokens a sequence can have, taken up to a power of two: runs of similar
-    lengths then share what was recorded.
+    Decode-only batches take the next of `bucket_sizes` up to `batch_size` sequences, those with
+    prompts the next of `hybrid_sizes` up to `max_tokens` tokens. `longest`, the most tokens of a
+    sequence, is rounded up to a power of two, so that runs of similar lengths share graphs.
     """
 
     def __init__(self, limits: Limits, *, batch_size: int, max_tokens: int, longest: int) -> None:
@@ -157,7 +156,7 @@ class PaddedShapes:
         )
 
     def choose(self, batch: Batch) -> Shape:
-        """The padded shape for `batch`, or its own, as where there are drafts."""
+        """Return the padded shape for `batch`, or the exact one, as with drafts."""
         if batch.num_draft_tokens:
             return self._limits.exact(batch)
         shapes = self._hybrids if batch.num_prefills else self._decodes
@@ -167,7 +166,7 @@ class PaddedShapes:
         return self._limits.exact(batch)
 
     def _fits(self, batch: Batch, shape: Shape) -> bool:
-        """Whether `shape`, which has room for the tokens of `batch`, has it for the rest."""
+        """Return whether `shape` fits `batch` beyond its number of tokens."""
         if len(batch) > shape.num_sequences:
             return False
         if not batch.num_prefills:
@@ -182,16 +181,13 @@ _start = attrgetter("start")
 
 
 def _num_tiles(lengths: Iterable[int], tile_rows: int) -> int:
-    """Tiles of chunks of so many tokens. A chunk of one is a decode to the kernels."""
+    """Count the tiles of chunks of such lengths; a chunk of one token is a decode."""
     return sum(-(-num_tokens // tile_rows) for num_tokens in lengths if num_tokens > 1)
 
 
 def hybrid_sizes(max_tokens: int) -> list[int]:
-    """Tokens of padded batches with prompts: 64, 128, … 512, 640, 768, … up to `max_tokens`, which
-    is the last; none beyond LARGEST_HYBRID.
-
-    Padding a batch to the next of them adds no tile of `TILE` rows to its matrix products, so it
-    costs less than a launch of each of them.
+    """Return 64, 128, … 512, 640, 768, … up to `max_tokens`, which is the last; none beyond
+    LARGEST_HYBRID. Padding to the next adds no tile of `TILE` rows to matrix products.
     """
     largest = min(max_tokens, LARGEST_HYBRID)
     fine = range(TILE // 2, min(largest, FINE_HYBRID), TILE // 2)
@@ -199,7 +195,7 @@ def hybrid_sizes(max_tokens: int) -> list[int]:
 
 
 def bucket_sizes(batch_size: int) -> list[int]:
-    """1, 2, 4, 8, 16, 24, … up to `batch_size`, which is the last; none beyond LARGEST_GRAPH."""
+    """Return 1, 2, 4, 8, 16, 24, … up to `batch_size`, the last; none beyond LARGEST_GRAPH."""
     largest = min(batch_size, LARGEST_GRAPH)
     sizes = [1, 2, 4, 8, *range(16, largest, 8)]
     return [size for size in sizes if size < largest] + [largest]
