@@ -104,19 +104,19 @@ class PlaygroundRun:
 
     def why(self) -> str:
         """Explain in a sentence the throughput beside that of the last baseline."""
-        own, base = self.outcomes.iloc[0], self.outcomes.iloc[-1]
-        name, other = own.name, base.name
-        text = f"{name} serves {own.throughput:,.0f} tokens/s"
+        chosen, base = self.outcomes.iloc[0], self.outcomes.iloc[-1]
+        name, other = chosen.name, base.name
+        text = f"{name} serves {chosen.throughput:,.0f} tokens/s"
         if len(self.ledgers) == 1:
             return f"{text}, which others are held against."
-        is_equal = abs(own.gain - 1) <= AS_GOOD
-        text += f", as many as {other}" if is_equal else f", {own.gain:.2f} times {other}'s"
-        gaps = [f"{1e3 * one.get('tbt_p99', math.nan):,.0f} ms" for one in (own, base)]
+        is_equal = abs(chosen.gain - 1) <= AS_GOOD
+        text += f", as many as {other}" if is_equal else f", {chosen.gain:.2f} times {other}'s"
+        gaps = [f"{1e3 * one.get('tbt_p99', math.nan):,.0f} ms" for one in (chosen, base)]
         text += f", with {gaps[0]} between tokens at P99 where {other} has {gaps[1]}: "
-        rides = f"{own.riding:.0%} of its decodes ride along with prompts"
+        rides = f"{chosen.riding:.0%} of its decodes ride along with prompts"
         rides += f", {base.riding:.0%} of {other}'s"
         loss = self._loss()
-        if own.gain > 1 or is_equal or loss is None or loss.total <= 0:
+        if chosen.gain > 1 or is_equal or loss is None or loss.total <= 0:
             return f"{text}{rides}."
         cause = max(CAUSES, key=lambda one: float(getattr(loss, one)))
         longer = f"in chunks a prompt takes {loss.total / loss.whole:.0%} longer"

@@ -83,13 +83,13 @@ class Results:
         """Names of the runs by what varies, such as "sarathi, chunk 256"."""
         settings = [one for one in self.varying if one != "policy"]
         short = [one.rpartition(".")[2] for one in settings]
-        found: list[str] = []
+        names: list[str] = []
         for policy, *values in self.runs[["policy", *settings]].itertuples(index=False, name=None):
             pairs = zip(short, map(sweep_analysis.text, values), strict=True)
             name = ", ".join([policy, *(f"{key} {value}" for key, value in pairs if value != "-")])
-            number = sum(one.partition(" (")[0] == name for one in found)
-            found.append(f"{name} ({number + 1})" if number else name)
-        return found
+            number = sum(one.partition(" (")[0] == name for one in names)
+            names.append(f"{name} ({number + 1})" if number else name)
+        return names
 
     def compare(
         self, to: str | Mapping[str, Any] = "orca", metrics: Sequence[str] = METRICS
@@ -157,9 +157,9 @@ class Results:
             if name not in self.runs:
                 raise UserError(f"{name} is not a setting of the runs; use some of {self.varying}")
         for runs in (sweep_analysis.without_baselines(self.runs), self.runs):
-            found = runs[(runs[list(wanted)] == pd.Series(wanted)).all(axis="columns")]
-            if len(found):
-                return found
+            matching = runs[(runs[list(wanted)] == pd.Series(wanted)).all(axis="columns")]
+            if len(matching):
+                return matching
         known = ", ".join(sorted(set(self.runs["policy"])))
         raise UserError(f"to={wanted} matches no run; their policies are {known}")
 
@@ -213,9 +213,9 @@ def _load(place: str | Path) -> Results:
     if not path.exists() and str(place) in files.recorded():
         table = files.load(str(place))
         return Results(table, [name for name in map(str, table) if sweep_analysis.is_setting(name)])
-    found = wandb_runs.load(place)
-    rows = [({"name": run.name, **run.settings}, run.summary) for run in found]
-    return _results(rows, iterations=[partial(getattr, run, "iterations") for run in found])
+    tracked = wandb_runs.load(place)
+    rows = [({"name": run.name, **run.settings}, run.summary) for run in tracked]
+    return _results(rows, iterations=[partial(getattr, run, "iterations") for run in tracked])
 
 
 def _results(rows: Sequence[Row], **tables: Sequence[Reader]) -> Results:

@@ -175,8 +175,8 @@ def _parameters(policy: Policy | type[Policy]) -> dict[str, Any]:
     names = [one for one in fields(policy) if one.init]
     if not isinstance(policy, type):
         return {one.name: getattr(policy, one.name) for one in names}
-    found = {one.name: one.default for one in names if one.default is not MISSING}
+    defaults = {one.name: one.default for one in names if one.default is not MISSING}
     for one in names:
         if one.default_factory is not MISSING:
-            found[one.name] = one.default_factory()
-    return {**found, **({policy.budget_field: "${chunk}"} if policy.budget_field else {})}
+            defaults[one.name] = one.default_factory()
+    return {**defaults, **({policy.budget_field: "${chunk}"} if policy.budget_field else {})}

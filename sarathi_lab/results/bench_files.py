@@ -69,13 +69,13 @@ def read_benchmarks(path: Path) -> list[Benchmark]:
     """Read all benchmarks in a client's file. Raises UserError for what is none."""
     objects = _objects(path)
     try:
-        found = list(_benchmarks(objects, path))
+        benchmarks = list(_benchmarks(objects, path))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
         raise UserError(f"{path} {reason}; {FIX}") from None
-    if not found:
+    if not benchmarks:
         raise UserError(f"{path} has no benchmark; {FIX}")
-    return found
+    return benchmarks
 
 
 def _objects(path: Path) -> list[dict[str, Any]]:
@@ -178,7 +178,7 @@ def _benchmark(
         raise UserError(f"{path} has a request with {shown}; {FIX}")
     sent = numbers.sent - numbers.sent.min()
     first = sent + numbers.ttft
-    found = {
+    columns = {
         "request_id": table.index,
         "arrival_time": sent,
         "first_token_time": first,
@@ -190,6 +190,6 @@ def _benchmark(
             for start, gaps in zip(first, table.gaps, strict=True)
         ],
     }
-    requests = pd.DataFrame(found).reindex(columns=list(REQUEST_COLUMNS))
+    requests = pd.DataFrame(columns).reindex(columns=list(REQUEST_COLUMNS))
     labels = {"executor": "server", "is_baseline": False, "path": str(path)}
     return Benchmark({**settings, **labels}, requests, num_failed)

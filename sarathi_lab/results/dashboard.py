@@ -31,7 +31,7 @@ RATIOS = ("throughput", "throughput_vs_request_level", "throughput_vs_orca")
 # Columns that runs are grouped by, and may be filtered by, with examples. Not "host", which the
 # package takes for W&B's column in a filter.
 WHERE = {"executor": "torch", "device": "'simulated h100'", "hostname": "my-laptop"}
-EXECUTORS = ("torch", "simulated")  # of runs; the sweeps' own tables have none
+EXECUTORS = ("torch", "simulated")  # of runs; tables of sweeps have none
 TIMES = ("decode_time_marginal", "ttft_p50", "tbt_p99")
 PINNED = [
     *(f"config:{name}" for name in ("policy", "chunk", "pd_ratio", *WHERE)),
@@ -150,7 +150,7 @@ def report(entity: str, project: str, claims: pd.DataFrame, chosen: Chosen) -> w
         )
         blocks += [wr.H2(text=name), wr.P(text=text)]
         blocks.append(wr.PanelGrid(runsets=[runset], panels=_placed(panels)))
-    text = "Claims of SARATHI and of its successors, and the values found on each device."
+    text = "Claims of SARATHI and of its successors, and the recorded values by device."
     blocks += [wr.H2(text="Claims"), wr.P(text=text), wr.MarkdownBlock(text=markdown(claims))]
     return wr.Report(
         entity=entity,

@@ -21,9 +21,9 @@ def test_the_labs_policies_break_no_rule(name):
 
 
 def test_a_class_is_checked_with_its_defaults_and_other_budgets():
-    found = lab.check_policy(DecodesThenOneChunk, num_queues=10)
-    assert found.policy == "decodes_then_one_chunk"
-    assert found.num_served + found.num_refused == 10
+    result = lab.check_policy(DecodesThenOneChunk, num_queues=10)
+    assert result.policy == "decodes_then_one_chunk"
+    assert result.num_served + result.num_refused == 10
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ def playground():
 
 def test_it_finds_what_a_run_finds(playground, tmp_path):
     changes = {"policy": "sarathi_serve", "chunk": 128, "hardware": "h100", "model": "7b"}
-    (own,) = playground.serve(**changes).outcomes.to_dict("records")[:1]
+    (row,) = playground.serve(**changes).outcomes.to_dict("records")[:1]
     run = lab.serve(executor="simulated", **SIZES, **changes, output=tmp_path).runs
     run = run[~run.is_baseline].iloc[0]
     for name in ("throughput", "ttft_p50", "tbt_p99"):
-        assert own[name] == pytest.approx(run[name]), name
-    assert own["gain"] == pytest.approx(run["throughput_vs_orca"])
+        assert row[name] == pytest.approx(run[name]), name
+    assert row["gain"] == pytest.approx(run["throughput_vs_orca"])
 
 
 @pytest.mark.parametrize(

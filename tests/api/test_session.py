@@ -32,14 +32,16 @@ def swept(tmp_path_factory):
 
 
 def test_a_run_is_that_of_the_command_line(tmp_path, capsys):
-    found = lab.serve(policy="sarathi", chunk=8, **SMALL, output=tmp_path / "a")
+    result = lab.serve(policy="sarathi", chunk=8, **SMALL, output=tmp_path / "a")
     assert capsys.readouterr().out == ""
     args = [f"{name}={value}" for name, value in SMALL.items()]
     assert main(["chunk=8", *args, "tracking=none", f"output={tmp_path / 'b'}"]) == 0
     other = lab.load(tmp_path / "b")
-    own = ["started_at", "path", "sweep", "output", "name"]
-    pd.testing.assert_frame_equal(found.runs.drop(columns=own), other.runs.drop(columns=own))
-    assert found.runs["is_baseline"].sum() == 2
+    differing = ["started_at", "path", "sweep", "output", "name"]
+    pd.testing.assert_frame_equal(
+        result.runs.drop(columns=differing), other.runs.drop(columns=differing)
+    )
+    assert result.runs["is_baseline"].sum() == 2
 
 
 @pytest.mark.parametrize(
@@ -62,17 +64,17 @@ def test_mistakes_raise_the_line_that_the_command_line_prints(settings, words, t
 
 
 def test_a_sweep_has_a_row_for_every_combination(swept):
-    own = swept.runs[~swept.runs.is_baseline]
-    assert sorted(zip(own["policy"], own["workload.rate"], strict=True)) == [
+    rows = swept.runs[~swept.runs.is_baseline]
+    assert sorted(zip(rows["policy"], rows["workload.rate"], strict=True)) == [
         ("decodes_then_one_chunk", 50),
         ("decodes_then_one_chunk", 500),
-        ("orca_2", 50),  # an object of its own, not conf/policy/orca.yaml
+        ("orca_2", 50),  # an object, not conf/policy/orca.yaml
         ("orca_2", 500),
     ]
     assert {"policy", "workload.rate"} <= set(swept.varying)
     # A class reads `chunk` as its budget, an object's fields stay as they are.
-    assert set(own["policy.tokens"].dropna()) == {8}
-    assert set(own["policy.max_prefills"].dropna()) == {2}
+    assert set(rows["policy.tokens"].dropna()) == {8}
+    assert set(rows["policy.max_prefills"].dropna()) == {2}
 
 
 def test_requests_and_iterations_have_their_runs_settings(swept):
@@ -88,7 +90,7 @@ def test_runs_are_compared_on_the_same_work(swept):
     table = swept.compare(to="orca_2", metrics=["throughput", "tbt_p99"]).set_index("workload.rate")
     base, other = (
         table[table.policy == name] for name in ("orca_2", "decodes_then_one_chunk")
-    )  # of the sweep's own, not the baselines
+    )  # of the sweep, not the baselines
     assert list(base.throughput_vs_orca_2) == [1, 1]
     assert list(other.throughput_vs_orca_2) == pytest.approx(
         list(other.throughput / base.throughput)
@@ -98,21 +100,21 @@ def test_runs_are_compared_on_the_same_work(swept):
 
 
 def test_a_reference_that_is_several_runs_is_refused(tmp_path):
-    found = lab.sweep(chunk=[8, 16], **SMALL, baselines=[["orca"]], output=tmp_path)
+    result = lab.sweep(chunk=[8, 16], **SMALL, baselines=[["orca"]], output=tmp_path)
     with pytest.raises(UserError, match="is 2 runs that differ in chunk"):
-        found.compare(to="sarathi")
-    by_one = found.compare(to={"policy": "sarathi", "chunk": 8}, metrics=["throughput"])
+        result.compare(to="sarathi")
+    by_one = result.compare(to={"policy": "sarathi", "chunk": 8}, metrics=["throughput"])
     assert by_one["throughput_vs_sarathi_8"][0] == 1
-    assert found.compare(to="orca")["throughput_vs_orca"].notna().all()
-    assert found.plot(x="chunk").get_axes()
+    assert result.compare(to="orca")["throughput_vs_orca"].notna().all()
+    assert result.plot(x="chunk").get_axes()
 
 
 def test_runs_that_stop_are_left_out_with_a_warning(tmp_path):
     limits = {"workload.arrivals": "poisson", "workload.rate": [1, 1e5]}
     limits |= {"stop_when_saturated.num_waiting": 1, "baselines": [[]]}
     with pytest.warns(UserWarning, match="waiting"):
-        found = lab.sweep(**SMALL, **limits, chunk=8, output=tmp_path)
-    assert list(found.runs["workload.rate"]) == [1]
+        result = lab.sweep(**SMALL, **limits, chunk=8, output=tmp_path)
+    assert list(result.runs["workload.rate"]) == [1]
 
 
 def test_places_are_loaded_together(swept):

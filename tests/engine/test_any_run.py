@@ -14,8 +14,16 @@ from every_policy import MAX_LEN, POLICIES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from rules import CountingScheduler, check_books, history
-from shadow import Checker, ShadowCache, ShadowExecutor, Telling, as_array
+from shadow import (
+    Checker,
+    CountingScheduler,
+    ShadowCache,
+    ShadowExecutor,
+    Telling,
+    as_array,
+    check_books,
+    history,
+)
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import CONF

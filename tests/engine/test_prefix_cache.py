@@ -13,8 +13,7 @@ from helpers import ScriptedExecutor, scheduler_for, serve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from integrity import check_integrity
-from rules import ShadowCache, history
-from shadow import Checker, ShadowExecutor
+from shadow import Checker, ShadowCache, ShadowExecutor, history
 
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.ledger import Ledger

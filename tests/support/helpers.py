@@ -7,13 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rules import tokens_of
-
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
-from sarathi_lab.engine.request import Batch, Copy, Request
+from sarathi_lab.engine.request import Batch, Chunk, Copy, Request
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy import Policy
 
@@ -47,6 +45,12 @@ def scheduler_for(
 ) -> Scheduler:
     blocks = BlockManager(num_blocks, block_size, num_host_blocks)
     return Scheduler(policy, blocks, batch_size=batch_size, max_model_len=max_model_len, **kwargs)
+
+
+def tokens_of(chunk: Chunk) -> list[int]:
+    """Return the tokens that a chunk's rows emit: 1000 times the request id plus the position."""
+    first = 1000 * chunk.sequence.request.request_id + chunk.output_index - chunk.num_rows
+    return [first + row + 1 for row in range(chunk.num_rows)]
 
 
 class ScriptedExecutor:

@@ -80,9 +80,9 @@ def expected(checkpoint, pieces):
 
 
 def compared(executor, pieces, expected, cuts: Cuts, num_mates: int = 0):
-    found = compare(executor, list(zip(pieces, expected, strict=True)), cuts, num_mates)
-    assert found.num_tokens == len(pieces) * (LENGTH // 2 if cuts.prefix_hit else LENGTH)
-    return found
+    result = compare(executor, list(zip(pieces, expected, strict=True)), cuts, num_mates)
+    assert result.num_tokens == len(pieces) * (LENGTH // 2 if cuts.prefix_hit else LENGTH)
+    return result
 
 
 @pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_library)])
@@ -90,19 +90,19 @@ def compared(executor, pieces, expected, cuts: Cuts, num_mates: int = 0):
 def test_every_cell_is_within_the_bounds(checkpoint, pieces, expected, kv_dtype, kernels):
     executor = executor_of(checkpoint, kv_dtype, kernels)
     for cuts, num_mates in CELLS:
-        found = compared(executor, pieces, expected, cuts, num_mates)
-        assert 0 <= found.kl < BOUNDS[kv_dtype], (cuts, num_mates)
-        assert abs(found.nll_increase) < (1e-6 if kv_dtype == "auto" else 3e-3)
-        assert found.top1_agreement > (0.999 if kv_dtype == "auto" else 0.95)
+        result = compared(executor, pieces, expected, cuts, num_mates)
+        assert 0 <= result.kl < BOUNDS[kv_dtype], (cuts, num_mates)
+        assert abs(result.nll_increase) < (1e-6 if kv_dtype == "auto" else 3e-3)
+        assert result.top1_agreement > (0.999 if kv_dtype == "auto" else 0.95)
 
 
 def test_weights_in_8_bits_are_within_theirs_however_a_text_is_cut(checkpoint, pieces, expected):
     executor = executor_of(checkpoint, "auto", weights="fp8")
     for cuts, num_mates in CELLS:
-        found = compared(executor, pieces, expected, cuts, num_mates)
-        assert 1e-6 < found.kl < WEIGHTS_BOUND, (cuts, num_mates)
-        assert abs(found.nll_increase) < 3e-3
-        assert found.top1_agreement > 0.95
+        result = compared(executor, pieces, expected, cuts, num_mates)
+        assert 1e-6 < result.kl < WEIGHTS_BOUND, (cuts, num_mates)
+        assert abs(result.nll_increase) < 3e-3
+        assert result.top1_agreement > 0.95
     for module in executor.model.modules():
         if isinstance(module, Fp8Linear):
             module.scales.copy_(module.scales.roll(1, 1))  # each of the neighbouring channel
@@ -115,10 +115,10 @@ def test_products_in_int8_are_within_theirs_however_a_text_is_cut(
 ):
     executor = executor_of(checkpoint, "auto", kernels, dtype="int8")
     for cuts, num_mates in CELLS:
-        found = compared(executor, pieces, expected, cuts, num_mates)
-        assert 1e-6 < found.kl < INT8_BOUND, (cuts, num_mates)
-        assert abs(found.nll_increase) < 3e-3
-        assert found.top1_agreement > 0.95
+        result = compared(executor, pieces, expected, cuts, num_mates)
+        assert 1e-6 < result.kl < INT8_BOUND, (cuts, num_mates)
+        assert abs(result.nll_increase) < 3e-3
+        assert result.top1_agreement > 0.95
     if kernels == "torch":
         for module in executor.model.modules():
             if isinstance(module, Int8Linear):
@@ -134,16 +134,14 @@ def test_the_bounds_see_a_broken_scale(checkpoint, pieces, expected, kv_dtype, m
         "sarathi_kernels.attention.reference.dequantize",
         lambda data, scales, dtype: right(data, scales.roll(1, 0), dtype),
     )
-    found = compared(executor_of(checkpoint, kv_dtype), pieces, expected, Cuts(33, 5))
-    assert found.kl > 10 * BOUNDS[kv_dtype]
+    result = compared(executor_of(checkpoint, kv_dtype), pieces, expected, Cuts(33, 5))
+    assert result.kl > 10 * BOUNDS[kv_dtype]
 
 
 def test_agreement_by_hand():
     reference = torch.log(torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.2, 0.6]]))
-    found = (
-        torch.log(torch.tensor([[0.25, 0.5, 0.25], [0.2, 0.2, 0.6]])) + 7.0
-    )  # logits have no zero
-    result = agreement(found, reference, torch.tensor([0, 2]))
+    shifted = torch.log(torch.tensor([[0.25, 0.5, 0.25], [0.2, 0.2, 0.6]])) + 7.0
+    result = agreement(shifted, reference, torch.tensor([0, 2]))
     assert result.kl == pytest.approx((0.5 * np.log(2) - 0.25 * np.log(2)) / 2, rel=1e-6)
     assert result.max_kl == pytest.approx(2 * result.kl)
     assert result.nll == pytest.approx((np.log(4) + np.log(1 / 0.6)) / 2, rel=1e-6)

@@ -159,19 +159,19 @@ def measure(engines: list[str], spec: ModelSpec, dtype: str, options: Options) -
 def summarize(workload: str, answers: Answers, ours: Answers) -> dict[str, Any]:
     """Return medians, throughput, the ratio to our seconds, and the share of equal tokens."""
     number, prompt_len, output_len = WORKLOADS[workload]
-    found = {"version": answers[0].get("version"), "error": ""}
+    result = {"version": answers[0].get("version"), "error": ""}
     if errors := [one["error"] for one in answers if "error" in one]:
-        return {**found, "error": errors[0]}
+        return {**result, "error": errors[0]}
     if [len(ids) for ids in answers[1]["tokens"]] != [output_len] * number:
-        return {**found, "error": f"did not return {output_len} tokens of all {number} requests"}
+        return {**result, "error": f"did not return {output_len} tokens of all {number} requests"}
     seconds = [one["seconds"] for one in answers[2:]]
     low, middle, high = np.quantile(seconds, (0.2, 0.5, 0.8))
-    found |= {"seconds": middle, "q20": low, "q80": high, "repetitions": len(seconds)}
-    found["throughput"] = number * (prompt_len + output_len) / middle
+    result |= {"seconds": middle, "q20": low, "q80": high, "repetitions": len(seconds)}
+    result["throughput"] = number * (prompt_len + output_len) / middle
     if "error" not in ours[-1]:
-        found["ratio"] = middle / np.median([one["seconds"] for one in ours[2:]])
-        found["agreement"] = np.mean(np.equal(answers[1]["tokens"], ours[1]["tokens"]))
-    return found
+        result["ratio"] = middle / np.median([one["seconds"] for one in ours[2:]])
+        result["agreement"] = np.mean(np.equal(answers[1]["tokens"], ours[1]["tokens"]))
+    return result
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -186,10 +186,10 @@ def main(arguments: Sequence[str]) -> None:
         answers: Found = {}
         for group in groups:
             answers |= measure(group, load_option("model", model), dtype, options)
-        for (name, workload), found in answers.items():
+        for (name, workload), result in answers.items():
             peer, _, variant = name.partition(" ")
             row = dict(zip(COLUMNS, (peer, variant, model, dtype, workload, device), strict=True))
-            rows.append(row | summarize(workload, found, answers[OURS, workload]))
+            rows.append(row | summarize(workload, result, answers[OURS, workload]))
         table = pd.DataFrame(rows)
         table.to_csv(Path(options.folder) / "peers.csv", index=False)
         print(table.drop(columns=["version", "device"]).to_string(index=False), flush=True)

@@ -1,4 +1,4 @@
-"""Engines to compare, each in a process of its own: `python engines.py CLASS`.
+"""Engines to compare, each in a separate process: `python engines.py CLASS`.
 
 A JSON object a line is read and answered: {"op": "load", ...settings} with {"version": ...},
 {"op": "run", "prompts": [[id, ...], ...], "output_len": n} with {"seconds": ..., "tokens": ...}, a
@@ -54,8 +54,8 @@ class Sarathi:
         from sarathi_lab.engine.request import Request
 
         requests = [Request(i, 0.0, len(ids), output_len, ids) for i, ids in enumerate(prompts)]
-        found = serve(requests, self.config, self.executor).requests()
-        return [[int(token) for token in tokens] for tokens in found.output_token_ids]
+        result = serve(requests, self.config, self.executor).requests()
+        return [[int(token) for token in tokens] for tokens in result.output_token_ids]
 
 
 class OpenVinoGenAi:
@@ -97,8 +97,8 @@ class OpenVinoGenAi:
         config.set_eos_token_id(0)  # none is refused, even where it is ignored
         config.stop_token_ids = {0}
         inputs = [ov.Tensor(np.array([ids], dtype=np.int64)) for ids in prompts]
-        found = self.pipeline.generate(inputs, [config] * len(inputs))
-        return [list(each.m_generation_ids[0]) for each in found]
+        result = self.pipeline.generate(inputs, [config] * len(inputs))
+        return [list(each.m_generation_ids[0]) for each in result]
 
 
 class Transformers:
@@ -127,8 +127,8 @@ class Transformers:
         for start in range(0, len(prompts), self.batch):
             ids = torch.tensor(prompts[start : start + self.batch], device=self.model.device)
             # A mask, as transformers would otherwise take a prompt's token 0 for padding.
-            found = self.model.generate(ids, attention_mask=torch.ones_like(ids), **options)
-            tokens += found[:, ids.shape[1] :].tolist()
+            result = self.model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+            tokens += result[:, ids.shape[1] :].tolist()
         return tokens
 
     def _continuous(self, prompts: Prompts, output_len: int) -> Prompts:
@@ -144,10 +144,10 @@ class Transformers:
             max_requests_per_batch=self.batch,
             allow_block_sharing=False,
         )
-        found = self.model.generate_batch(
+        result = self.model.generate_batch(
             prompts, generation, continuous_batching_config=batching, persistent_manager=True
         )
-        tokens = {tuple(each.prompt_ids): list(each.generated_tokens) for each in found.values()}
+        tokens = {tuple(each.prompt_ids): list(each.generated_tokens) for each in result.values()}
         return [tokens[tuple(prompt)] for prompt in prompts]
 
 
@@ -178,8 +178,8 @@ class Vllm:
         inputs = [TokensPrompt(prompt_token_ids=ids) for ids in prompts]
         options = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
         sampling = SamplingParams(max_tokens=output_len, **options)
-        found = self.llm.generate(inputs, sampling, use_tqdm=False)
-        return [list(each.outputs[0].token_ids) for each in found]
+        result = self.llm.generate(inputs, sampling, use_tqdm=False)
+        return [list(each.outputs[0].token_ids) for each in result]
 
 
 class LlamaCpp:
@@ -222,8 +222,8 @@ class LlamaCpp:
             "return_tokens": True,
             "response_fields": ["index", "tokens"],
         }
-        found = self._ask("/completion", wanted)
-        return [each["tokens"] for each in sorted(found, key=lambda each: int(each["index"]))]
+        result = self._ask("/completion", wanted)
+        return [each["tokens"] for each in sorted(result, key=lambda each: int(each["index"]))]
 
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
