@@ -1,4 +1,4 @@
-"""Finds and loads what runs left behind, and the paper's points to hold beside it."""
+"""Loading of run folders, of recorded results and of the paper's points."""
 
 from __future__ import annotations
 
@@ -17,31 +17,30 @@ from sarathi_lab.config.paths import EXPERIMENTS, OUTPUTS, make_folder, read_obj
 from sarathi_lab.config.sweep_record import SweepRecord
 from sarathi_lab.results.table import COLUMNS, RESULTS, rows_of_run
 
-POINTS = "figure.parquet"  # the figures of the paper, recomputed: see `paper.task`
-LABELS = "run.json"  # written last, so its presence says that the run is complete
+POINTS = "figure.parquet"  # recomputed figures of the paper
+LABELS = "run.json"  # written last, so its presence marks a complete run
 RENAMED = {"floor": "roofline", "ceiling": "peak"}  # words in the names of older files
 SIMULATED = "simulated-"
 REPLAYED = "replayed share"  # of iterations, as CUDA graphs: a quantity of `load_serving`
-LONGEST = 80  # characters of what a sweep is called by
+LONGEST = 80  # characters of a sweep's name
 AGAIN = "leave it out or run it again"
-# A point: where it is in its figure, the median, the interval around it (see `intervals`), and of
-# how many pairs. Without a y, `reason` says why there is none. `low` and `high` of a simulated
-# point are the cost model's own error.
+# A point: its place in its figure, the median, its interval (see `intervals`) and number of pairs;
+# the `reason` where y is missing. `low` and `high` of a simulated point are the cost model's error.
 POINT = ["figure", "panel", "series", "x", "y", "low", "high", "num_pairs", "unit", "reason"]
-# Of measured points, the level of the interval and the samples, in the order they were taken.
+# Measured points have the level of the interval and the samples in their order, too.
 POINT_COLUMNS = [*POINT, "confidence", "samples", "model", "dtype", "device_name"]
 
 
 def find_runs(*roots: Path) -> list[Path]:
-    """Folders of finished runs below `roots`, baselines included, in natural order."""
+    """Return the folders of finished runs below `roots`, baselines included, in natural order."""
     found = {path.parent for root in roots for path in Path(root).rglob(LABELS)}
     visible = (path for path in found if not any(part.startswith(".") for part in path.parts[-2:]))
     return sorted(visible, key=_natural_order)
 
 
 def find_sweeps(root: Path | str = OUTPUTS) -> dict[str, list[Path]]:
-    """What `lab.load` can take of the runs below `root`: the folder of each sweep that has finished
-    runs, by when and with which values it was started, the newest first; then all single runs.
+    """Return the folders of sweeps with finished runs below `root` by start time and command, the
+    newest first; then those of all single runs.
     """
     own = [run for run in find_runs(Path(root)) if run.parent.name != "baselines"]
     numbers = Counter(map(_sweep_of, own))
@@ -59,27 +58,18 @@ def find_sweeps(root: Path | str = OUTPUTS) -> dict[str, list[Path]]:
 
 
 def _varied(arguments: Sequence[str]) -> list[str]:
-    """The experiment and the settings with several values of a command; all if there are none."""
+    """Return the experiment and the settings with several values of a command, else all."""
     settings = [one for one in arguments if not one.startswith("-")]
     varied = [one for one in settings if re.search(r"^experiment=|=[^\[{]*,", one)]
     return varied or settings
 
 
-class _Names(tuple[str, ...]):
-    """Names in the `attrs` of a table, which pandas copies deeply with whatever is done to it: name
-    by name that takes longer than the doing.
-    """
-
-    def __deepcopy__(self, memo: object) -> _Names:
-        return self
-
-
 def load_runs(*roots: Path | str) -> pd.DataFrame:
-    """One row per finished run below `roots`: its settings and labels (`load_settings`), its
-    summary, its folder (`path`) and its sweep's (`sweep`).
+    """Return a row per finished run below `roots`: settings and labels (`load_settings`), summary,
+    folder (`path`) and its sweep's (`sweep`); NaN where a run lacks a name.
 
-    All columns are flat. A name that a run lacks is NaN. Folders whose files can't be read are left
-    out and listed in `attrs["skipped"]`; `attrs["settings"]` are the columns before the summary's.
+    Unreadable folders are left out and listed in `attrs["skipped"]`; `attrs["settings"]` are the
+    columns before the summary's.
     """
     rows, skipped, settings = [], [], dict[str, None]()
     for path in find_runs(*map(Path, roots)):
@@ -92,17 +82,16 @@ def load_runs(*roots: Path | str) -> pd.DataFrame:
         rows.append({**own, **summary, "path": str(path), "sweep": str(_sweep_of(path))})
     names = settings | dict.fromkeys(name for row in rows for name in row)
     runs = pd.DataFrame(rows, columns=list(names))
-    runs.attrs |= {"skipped": _Names(skipped), "settings": _Names(settings)}
+    runs.attrs |= {"skipped": tuple(skipped), "settings": tuple(settings)}
     return runs
 
 
 def load_settings(path: Path) -> dict[str, Any]:
-    """The settings of the run in `path` by the names that they are typed by (`chunk`,
-    `workload.rate`), and its labels, which win: they say what "auto" stood for, and are None for
-    what its policy does not read. Raises UserError.
+    """Return the settings of the run in `path` by the names that they are typed by (`chunk`,
+    `workload.rate`), overridden by its labels, which have resolved "auto" and are None for what the
+    policy does not read. Raises UserError.
 
-    No value is a list or a mapping: `versions.torch` is a name, "[512,2048]" a value. A run whose
-    configuration was not kept has its labels only.
+    No value is a list or a mapping: `versions.torch` is a name, "[512,2048]" a value.
     """
     labels, config = read_object(path / LABELS, AGAIN), {}
     with readable(path, AGAIN, AttributeError, yaml.YAMLError):
@@ -112,17 +101,16 @@ def load_settings(path: Path) -> dict[str, Any]:
 
 
 def joined(labels: Mapping[Any, Any], config: Mapping[Any, Any]) -> dict[str, Any]:
-    """A run's labels and its resolved configuration in flat names; the labels win."""
+    """Merge a run's labels and its resolved configuration in flat names; labels take precedence."""
     own = _flat(labels)
     return own | {name: v for name, v in flat_settings(config).items() if name not in own}
 
 
 def flat_settings(config: Mapping[Any, Any]) -> dict[str, Any]:
-    """A resolved configuration by the names that its settings are typed by.
+    """Return a resolved configuration by the names that its settings are typed by.
 
-    An option is called by its `name`, else by its class. A group that another one reads by
-    `${...}`, as the simulator does `hardware`, stands there once more: it is said once, and not at
-    all for an executor that does not read it.
+    An option's value is its `name`, else its class. Groups that the simulator reads by `${...}`
+    (`hardware`, `host`) are listed once, and not for executors that do not read them.
     """
     executor = config.get("executor") or {}
     unread = {name for name in ("hardware", "host") if name not in executor}
@@ -149,7 +137,7 @@ def _flat(
 
 
 def _as_typed(value: object) -> str:
-    """A list as it is typed on a command line."""
+    """Write a list as it is typed on a command line."""
     if isinstance(value, list):
         return f"[{','.join(map(_as_typed, value))}]"
     return "null" if value is None else str(value)
@@ -185,12 +173,12 @@ def load_summary(path: Path | str) -> dict[str, float]:
 
 
 def load_iterations(path: Path | str) -> pd.DataFrame:
-    """One row per iteration of the run in `path`; columns as in METRICS.md."""
+    """Load the iterations of the run in `path`, a row each; columns as in METRICS.md."""
     return _parquet(Path(path) / "iterations.parquet").rename(columns=new_name)
 
 
 def load_requests(path: Path | str) -> pd.DataFrame:
-    """One row per request of the run in `path`."""
+    """Load the requests of the run in `path`, a row each."""
     return _parquet(Path(path) / "requests.parquet")
 
 
@@ -200,14 +188,12 @@ def _parquet(path: Path) -> pd.DataFrame:
 
 
 def new_name(name: str) -> str:
-    """What a quantity of an older file is called now."""
+    """Return today's name of a quantity of an older file."""
     return "_".join(RENAMED.get(word, word) for word in str(name).split("_"))
 
 
 def load_paper(figure: str) -> pd.DataFrame:
-    """The paper's points of a figure or table, such as "fig09" or "table2"; see
-    `experiments/sarathi/paper/README.md`.
-    """
+    """Load the paper's points of a figure or table, such as "fig09" or "table2"."""
     path = EXPERIMENTS / "sarathi" / "paper" / f"{figure}.csv"
     if not path.is_file():
         known = ", ".join(sorted(option.stem for option in path.parent.glob("*.csv")))
@@ -216,7 +202,7 @@ def load_paper(figure: str) -> pd.DataFrame:
 
 
 def _sweep_of(run: Path) -> Path:
-    """The folder that a run shares with its baselines; a single run's is its own."""
+    """Return the folder that a run shares with its baselines."""
     if run.parent.name == "baselines":
         return run.parent.parent
     return run.parent if run.name.isdecimal() else run  # Hydra numbers the jobs of a sweep
@@ -227,10 +213,8 @@ def _natural_order(path: Path) -> tuple[tuple[int, int | str], ...]:
 
 
 def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
-    """All recorded rows of `experiment`, such as "fig09" or "orca": `device` and `is_simulated`,
-    then its own columns.
-
-    Raises UserError if nothing is recorded.
+    """Load all recorded rows of `experiment`, such as "fig09" or "orca", with `device` and
+    `is_simulated` first. Raises UserError if nothing is recorded.
     """
     tables = []
     for path in sorted(root.glob(f"*/{experiment}/results/*/{experiment}.csv")):
@@ -250,26 +234,24 @@ def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
 
 
 def load_serving(experiment: str, device: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
-    """What serving the requests of `experiment` was like on a device, a row a quantity and policy
-    (`experiments/README.md`); empty where nothing of it is recorded.
-    """
+    """Load the recorded quantities of serving `experiment` on a device by policy; may be empty."""
     found = root.glob(f"*/{experiment}/results/{device}/{experiment}-serving.csv")
     return next(map(pd.read_csv, found), pd.DataFrame({"quantity": []}))
 
 
 def recorded(root: Path = EXPERIMENTS) -> list[str]:
-    """The experiments that have recorded results, in the order of their names."""
+    """Return the experiments that have recorded results, sorted."""
     paths = root.glob("*/*/results/*/*.csv")
     return sorted({path.stem for path in paths if path.stem == path.parents[2].name})
 
 
 def path_of(experiment: str, device: str, root: Path = EXPERIMENTS) -> Path:
-    """Where the results of an experiment on a device belong."""
+    """Return the file for an experiment's results on a device."""
     return root / group_of(experiment) / experiment / "results" / device / f"{experiment}.csv"
 
 
 def group_of(experiment: str) -> str:
-    """The folder of `experiments/` that has the experiment; `lab` for one that is not there."""
+    """Return the folder of `experiments/` that has the experiment; `lab` for an unknown one."""
     return next((path.parent.name for path in EXPERIMENTS.glob(f"*/{experiment}")), "lab")
 
 
@@ -280,7 +262,7 @@ def save(
     root: Path = EXPERIMENTS,
     stem: str | None = None,
 ) -> Path:
-    """Record a table in place of the one before; returns its path. `stem` names a further one."""
+    """Record a table, replacing the previous one; returns its path. `stem` names another."""
     path = path_of(experiment, device, root).with_stem(stem or experiment)
     make_folder(path.parent, "task.record")
     table.to_csv(path, index=False, float_format="%.6g")

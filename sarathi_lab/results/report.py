@@ -1,4 +1,4 @@
-"""What a person sees of a run and of a sweep: device, cautions, tables, picture."""
+"""Display of a run and of a sweep in the terminal: device, cautions, tables, picture."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ SWEEP_COLUMNS = {
     "tbt_p99": "TBT\nP99",
 }
 LINE = ("throughput", "ttft_p50", "tbt_p99")  # of a baseline
-MAIN = (  # of a run; the rest is for who asks
+MAIN = (  # of a run; -v prints the others
     *("duration", "num_failed", "throughput", "decode_throughput", "decode_speedup"),
     *("kv_reread_factor", "ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99", "num_stalls"),
     *("longest_gap", "acceptance_rate", "tokens_per_decode"),
     *("slo_attainment", "goodput", "capacity", "bubble_fraction", "time_over_roofline"),
 )
 BETTER = dict.fromkeys((MARGINAL, "kv_reread_factor", "ttft_p50", "tbt_p99"), "v")
-APART = "#"  # marks a ratio of runs that CUDA graphs had a different share in
-UNSEEN = ("sweep", "status")  # of the runs' labels, in sweep.csv
+REPLAYS_DIFFER = "#"  # marks a ratio of runs with different shares of CUDA graphs
+NOT_IN_CSV = ("sweep", "status", "swept")
 _cautioned: set[tuple[str, str]] = set()  # by sweep
 
 
 def print_device(place: RunContext, spec: ModelSpec, backend: Backend, policy: str) -> None:
-    """The name of a run, and which model is on which device under which policy."""
+    """Print the name of a run, its model, device and policy."""
     out = console()
     out.print(f"\n{place.name}", style="bold")
     model = f"{spec.name} ({spec.num_params / 1e6:,.0f}M parameters, {backend.dtype_name})"
@@ -53,7 +53,7 @@ def print_device(place: RunContext, spec: ModelSpec, backend: Backend, policy: s
 
 
 def print_cautions(cautions: Iterable[str], place: RunContext) -> None:
-    """What to keep in mind of a device's figures, printed once a sweep."""
+    """Print a device's cautions once a sweep."""
     for caution in cautions:
         if (place.group, caution) not in _cautioned:
             _cautioned.add((place.group, caution))
@@ -61,7 +61,7 @@ def print_cautions(cautions: Iterable[str], place: RunContext) -> None:
 
 
 def summary_line(summary: Mapping[str, float]) -> str:
-    """What a baseline did, in a line; the runs beside it show their ratios to it."""
+    """Summarise a baseline in a line."""
     known = [name for name in LINE if name in summary]  # outputs of one token have no TBT
     parts = [f"{HEADINGS[name][0].split(' [')[0]} {_shown(name, summary[name])}" for name in known]
     return f"  {', '.join(parts)}"
@@ -74,8 +74,8 @@ def summary_table(
     *,
     is_whole: bool = False,
 ) -> list[DisplayTable | str]:
-    """One run's table, with the ratio to each baseline beside each value: what people look at
-    first, or all (`is_whole`).
+    """Return one run's table with the ratio to each baseline beside each value: the main
+    quantities, or all (`is_whole`).
     """
     names = [name for name in HEADINGS if name in summary]
     shown = names if is_whole else [name for name in names if name in MAIN]
@@ -93,8 +93,8 @@ def summary_table(
 
 
 def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None:
-    """Print and keep the table of a sweep of `num_jobs` with its baselines, what it says in one
-    sentence, and its picture, whose `axes` are those of `draw_sweep`.
+    """Print and save the table of a sweep of `num_jobs` with its baselines, its conclusion, and its
+    picture (`axes` of `draw_sweep`).
     """
     runs = load_runs(sweep_dir)
     if runs.empty:
@@ -111,13 +111,13 @@ def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None
     places = [os.path.relpath(path, sweep_dir) for path in runs.path]
     dotted = [name for name in map(str, runs) if "." in name]  # settings, versions, baselines
     same = [one for one in dotted if runs[one].nunique() < 2 or one.startswith("baselines.")]
-    runs.assign(path=places).drop(columns=[*UNSEEN, *same], errors="ignore").to_csv(
+    runs.assign(path=places).drop(columns=[*NOT_IN_CSV, *same], errors="ignore").to_csv(
         table, index=False
     )
     print_place("table", table)
     try:
         picture = save_picture(sweep_dir, runs, **axes)
-    except UserError as error:  # of a name that only the finished runs could tell
+    except UserError as error:  # a name that the finished runs lack
         console().print(f"  plot: {error}; drawn as without", soft_wrap=True)
         picture = save_picture(sweep_dir, runs)
     print_place("figure", picture)
@@ -138,66 +138,56 @@ def save_picture(folder: Path, runs: pd.DataFrame, **axes: Any) -> Path:
 
 
 def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
-    """What tells the runs of a sweep apart, in 80 columns: a row for all seeds and repetitions of
-    the same settings, medians; a baseline that equals an own run is left out. Arrows show which
-    direction is better; all else is in sweep.csv.
+    """Return a sweep's settings and main quantities in 80 columns: a row for all seeds and
+    repetitions of the same settings (medians), without baselines that equal a swept run.
     """
+    runs = runs.reset_index(drop=True)
     base = sweep_analysis.reference(runs)
-    quantities = {"throughput": "tokens/s", **SWEEP_COLUMNS}
+    columns = {"throughput": "tokens/s", **SWEEP_COLUMNS}
+    differ = pd.Series(False, runs.index)
     if base is not None:
         for name in ("throughput", MARGINAL):
             runs = sweep_analysis.relative(runs, name, base)
-        runs = runs.assign(replays_apart=sweep_analysis.replays_differ(runs, base))
-        quantities = {
-            "throughput": "tokens/s",
-            f"throughput_vs_{base}": f"x {base}",
-            **SWEEP_COLUMNS,
-        }
+        differ = sweep_analysis.replays_differ(runs, base)
+        columns = {"throughput": "tokens/s", f"throughput_vs_{base}": f"x {base}", **SWEEP_COLUMNS}
     by = list(dict.fromkeys(["policy", *sweep_analysis.varied(runs), "is_baseline"]))
-    level, rows = sweep_analysis.noise(runs), []
-    known = {name: words for name, words in quantities.items() if name in runs}
-    if len(by) > 3:  # settings take the room
-        known.pop(MARGINAL, None)
-    units = {name: _unit(name, runs[name]) for name in known}
-    tables = {name: sweep_analysis.medians(runs, by, name) for name in known}
-    places = {name: sweep_analysis.group_keys(table, by) for name, table in tables.items()}
-    is_unsure: dict[Any, bool] = {}
-    if base is not None and f"{MARGINAL}_vs_{base}" in runs:
-        ratios = sweep_analysis.medians(runs[runs.policy != base], by, f"{MARGINAL}_vs_{base}")
-        own_level = sweep_analysis.noise(runs, MARGINAL)
-        for (_, ratio), place in zip(
-            ratios.iterrows(), sweep_analysis.group_keys(ratios, by), strict=True
-        ):
-            is_unsure[place] = not sweep_analysis.is_decided(ratio, own_level)
-    once = sweep_analysis.without_repeated(runs, known)
-    whole, groups = once.drop_duplicates(by), sweep_analysis.group_keys(runs, by)
-    for (_, run), place in zip(whole.iterrows(), sweep_analysis.group_keys(whole, by), strict=True):
-        row = {
-            _heading(name): sweep_analysis.text(run[name]) for name in by if name != "is_baseline"
-        }
-        is_apart = base is not None and bool(runs.replays_apart[groups == place].any())
-        if run["is_baseline"]:
-            row["policy"] += " *"
-        for name, words in known.items():
-            found = tables[name][places[name] == place]
-            unit, scale = units[name]
-            heading = f"{words}{unit}\n{BETTER.get(name, '^')}"
-            row[heading] = _median(name, found.iloc[0], scale, level) if len(found) else "-"
-            if name == MARGINAL and is_unsure.get(place) and row[heading] not in ("-", "noise"):
-                row[heading] = f"~{row[heading]}"
-            row[heading] += APART if is_apart and "_vs_" in name and len(found) else ""
+    if len(by) > 3:  # settings need the room
+        columns.pop(MARGINAL)
+    known = [name for name in columns if name in runs]
+    ratio = f"{MARGINAL}_vs_{base}"
+    names = [*known, *([ratio] if ratio in runs else [])]
+    groups, table = sweep_analysis.group_keys(runs, by), sweep_analysis.medians(runs, by, *names)
+    keys = zip(sweep_analysis.group_keys(table, by), table["quantity"], strict=True)
+    found = dict(zip(keys, table.to_dict("records"), strict=True))
+    levels = {name: sweep_analysis.noise(runs, name) for name in ("throughput", MARGINAL)}
+    once, rows = sweep_analysis.without_repeated(runs, known), []
+    whole = once.drop_duplicates(by)
+    for (_, run), group in zip(whole.iterrows(), groups[whole.index], strict=True):
+        row = {_heading(name): sweep_analysis.text(run[name]) for name in by[:-1]}
+        row["policy"] += " *" if run["is_baseline"] else ""
+        for name in known:
+            unit, scale = _unit(name, runs[name])
+            cell = _median(name, found.get((group, name)), scale, levels["throughput"])
+            other = (
+                found.get((group, ratio)) if name == MARGINAL and run["policy"] != base else None
+            )
+            if other and cell not in ("-", "noise"):
+                cell = "~" * (not sweep_analysis.is_decided(other, levels[MARGINAL])) + cell
+            if "_vs_" in name and cell != "-" and differ[groups == group].any():
+                cell += REPLAYS_DIFFER
+            row[f"{columns[name]}{unit}\n{BETTER.get(name, '^')}"] = cell
         rows.append(row)
-    most = max(int(table["num_samples"].max()) for table in tables.values())
+    most = int(table["num_samples"].max())
     signs = {
         f"medians of {most}": most > 1,
         "*: baseline": once.is_baseline.any(),
         "equal runs once": len(once) < len(runs),
         "^ more, v less is better": True,
-        f"~: not told apart from {base}'s": any("~" in str(list(row.values())) for row in rows),
-        f"{APART}: replayed shares differ": base is not None and runs.replays_apart.any(),
+        f"~: difference from {base} not significant": "~" in str(rows),
+        f"{REPLAYS_DIFFER}: replayed shares differ": differ.any(),
     }
-    said = ", ".join(sign for sign, is_there in signs.items() if is_there)
-    return DisplayTable(rows, left=["policy"], unbroken=["policy"], title=f"{title} ({said})")
+    notes = ", ".join(sign for sign, is_there in signs.items() if is_there)
+    return DisplayTable(rows, left=["policy"], unbroken=["policy"], title=f"{title} ({notes})")
 
 
 def _heading(setting: str) -> str:
@@ -205,13 +195,15 @@ def _heading(setting: str) -> str:
 
 
 def _unit(name: str, values: pd.Series) -> tuple[str, float]:
-    """The unit that people read values of this size in, as a heading's end, and its factor."""
+    """Return the unit of values of this size, as a heading's end, and its factor."""
     if factor(name) != MILLISECONDS or "_vs_" in name:
         return "", factor(name)
     return ("\n[s]", 1.0) if values.max() >= 10 else ("\n[ms]", MILLISECONDS)
 
 
-def _median(name: str, row: pd.Series, scale: float, noise: float) -> str:
+def _median(name: str, row: Mapping[Any, Any] | None, scale: float, noise: float) -> str:
+    if row is None:
+        return "-"
     if "_vs_" in name:
         is_base = name.endswith(f"_vs_{row['policy']}")
         mark = "" if is_base or sweep_analysis.is_decided(row, noise) else "~"
@@ -222,37 +214,29 @@ def _median(name: str, row: pd.Series, scale: float, noise: float) -> str:
 
 
 def conclusion(runs: pd.DataFrame) -> list[str]:
-    """What a sweep says, in one sentence: the run that gains most over the reference, with its
-    interval, or that this machine's noise hides it. Empty where there is nothing to compare.
+    """Summarise a sweep in one sentence: the run that gains most over the reference, with its
+    interval, or why that is undecided. Empty where there is nothing to compare.
     """
     base = sweep_analysis.reference(runs)
     if base is None or "throughput" not in runs:
         return []
     runs = sweep_analysis.relative(runs, "throughput", base)
     own = sweep_analysis.without_baselines(runs)
-    own = own[own.policy != base]
     by = list(dict.fromkeys(["policy", *sweep_analysis.varied(runs)]))
-    ratios = sweep_analysis.medians(own, by, f"throughput_vs_{base}")
+    ratios = sweep_analysis.medians(own[own.policy != base], by, f"throughput_vs_{base}")
     if ratios.empty:
         return []
-    level = sweep_analysis.noise(runs)
-    best = ratios.iloc[int(ratios["value"].argmax())]
-    settings = [
-        f"{name}={sweep_analysis.text(best[name])}"
-        for name in by[1:]
-        if sweep_analysis.text(best[name]) != "-"
-    ]
-    words = (
-        f"{' '.join([best['policy'], *settings])} serves {best['value']:.2f} times {base}'s tokens"
-    )
+    best, level = ratios.iloc[int(ratios["value"].argmax())], sweep_analysis.noise(runs)
+    settings = {name: sweep_analysis.text(best[name]) for name in by[1:]}
+    named = [best["policy"], *(f"{name}={v}" for name, v in settings.items() if v != "-")]
+    words = f"{' '.join(named)} serves {best['value']:.2f} times {base}'s tokens"
     if best["num_samples"] > 1:
         interval = f"{best['low']:.2f} to {best['high']:.2f} in {best['num_samples']} samples"
         words += f" ({interval}, {best['confidence']:.0%})"
     if not sweep_analysis.is_decided(best, level):
-        why = "one run each does not tell its noise" if math.isnan(level) else ""
-        why = why or (f"equal work differed by up to {level:.2f} times" if level > 1 else "")
-        why = why or "the interval includes 1"
-        words += f", which is undecided: {why}"
+        why = f"equal work differed by up to {level:.2f} times" if level > 1 else ""
+        why = "one run each does not tell its noise" if math.isnan(level) else why
+        words += f", which is undecided: {why or 'the interval includes 1'}"
     elif best["value"] < 1:
         words += f": none of the swept runs gains on {base}"
     if sweep_analysis.replays_differ(runs, base)[runs.policy == best["policy"]].any():
@@ -261,7 +245,7 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
 
 
 def cell(name: str, value: float) -> str:
-    """A quantity, or its ratio to a baseline, as people read it."""
+    """Format a quantity, or its ratio to a baseline."""
     if pd.isna(value):
         return "-"
     if "_vs_" in name:
@@ -273,7 +257,7 @@ def cell(name: str, value: float) -> str:
 
 
 def _shown(name: str, value: float) -> str:
-    """With its unit."""
+    """Format a quantity with its unit."""
     _, has_unit, unit = HEADINGS[name][0].partition(" [")
     return f"{cell(name, value)} {unit.rstrip(']')}" if has_unit else cell(name, value)
 

@@ -111,9 +111,3 @@ def append(folder: Path, rows: pd.DataFrame) -> Path:
         rows = rows.drop_duplicates(["case", "quantity"], keep="last")
     rows.to_parquet(path, index=False)
     return path
-
-
-def wide(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per case with its quantities as columns, both in the order of the rows."""
-    table = rows.pivot(index="case", columns="quantity", values="value")
-    return table.loc[rows["case"].unique(), rows["quantity"].unique()].rename_axis(columns=None)
