@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,15 @@ from omegaconf import OmegaConf
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import CONF
-from sarathi_lab.workload.base import Arriving
 from sarathi_lab.workload.files import Prompts
-from sarathi_lab.workload.synthetic import Lognormal, PaperGrid, Uniform, Zipf, split_length
+from sarathi_lab.workload.synthetic import (
+    Agentic,
+    Lognormal,
+    PaperGrid,
+    Uniform,
+    Zipf,
+    split_length,
+)
 from sarathi_lab.workload.traces import Trace
 
 SAMPLES = Path(__file__).parents[1] / "data"
@@ -51,10 +58,6 @@ def test_the_paper_grid_repeats_one_length_and_its_tokens_depend_on_seed_and_req
     assert few[0].prompt_token_ids.max() < 4096
 
 
-def test_without_a_vocabulary_only_lengths_are_made():
-    assert all(request.prompt_token_ids is None for request in grid().generate(None).requests)
-
-
 def test_uniform_covers_its_range_and_zipf_prefers_short_ones():
     settings = {"num_requests": 3000, "pd_ratio": 10, "seed": 3, "min_len": 10, "max_len": 19}
     uniform = [request.total_len for request in Uniform(**settings).generate(None).requests]
@@ -67,27 +70,11 @@ def test_uniform_covers_its_range_and_zipf_prefers_short_ones():
     assert np.mean(flat) == pytest.approx(14.5, abs=0.3)
 
 
-def test_poisson_arrivals_keep_their_rate_and_start_at_zero():
-    times = Arriving(arrivals="poisson", rate=4.0, seed=1).times(5000)
-    assert times[0] == 0.0
-    assert np.all(np.diff(times) > 0)
-    assert 5000 / times[-1] == pytest.approx(4.0, rel=0.05)
-    # Twice the rate is the same pattern at twice the speed, so that rates are compared on equal
-    # terms.
-    assert np.allclose(Arriving(arrivals="poisson", rate=8.0, seed=1).times(5000), times / 2)
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"num_requests": 0}, "num_requests=0"),
-        ({"pd_ratio": -1}, "pd_ratio=-1"),
         ({"pd_ratio": float("nan")}, "pd_ratio=nan"),
-        ({"seq_len": 1}, "seq_len=1"),
-        ({"seed": -1}, "seed=-1"),
-        ({"arrivals": "weekly"}, "arrivals=weekly is unknown"),
         ({"arrivals": "poisson"}, "needs workload.rate"),
-        ({"arrivals": "poisson", "rate": 0}, "rate=0"),
         ({"rate": 2.0}, "rate=2.0 has no effect"),
     ],
 )
@@ -99,8 +86,6 @@ def test_impossible_grids_are_refused(settings, words):
 def test_crossed_bounds_are_refused():
     with pytest.raises(UserError, match=r"min_len=20 exceeds workload\.max_len=10"):
         Uniform(num_requests=1, pd_ratio=1, seed=0, min_len=20, max_len=10)
-    with pytest.raises(UserError, match="theta=0"):
-        Zipf(num_requests=1, pd_ratio=1, seed=0, min_len=2, max_len=10, theta=0)
 
 
 def test_more_requests_leave_the_first_ones_as_they_were():
@@ -235,15 +220,8 @@ def test_trace_rows_reconcile_and_seven_digits_count(tmp_path):
     ("text", "words"),
     [
         ("", "is empty; name a file"),
-        ("\n\n", "is empty; name a file"),
-        (HEADER, "is empty but for its header"),
-        (
-            "TIMESTAMP,GeneratedTokens\n2023-11-16 18:15:50,1\n",
-            "no known format has.*ContextTokens",
-        ),
         (HEADER + "2023-11-16 18:15:50,1,1\n2023-11-16 18:15:50,x,1\n", "line 3 is broken"),
         (HEADER + "2023-11-16 18:15:50,1\n", "line 2 is broken .2 of 3 columns"),
-        (HEADER + "yesterday-ish,1,1\n", "line 2 is broken"),
         (HEADER + "now,1,1\n", "line 2 is broken .'now' is not a time"),
         (HEADER + "3000-11-16 18:15:50,1,1\n", "line 2 is broken"),
         (HEADER + 10**6 * "x" + "\n", "line 2 is broken"),
@@ -252,7 +230,6 @@ def test_trace_rows_reconcile_and_seven_digits_count(tmp_path):
             "line 3 is broken",
         ),
         (HEADER + ",1,1\n", "line 2 is broken"),
-        (HEADER + "2023-11-16 18:15:50,-5,1\n", "line 2 is broken"),
         (
             HEADER + "2023-11-16 18:15:50,0,1\n",
             r"all 1 rows were dropped \(1 without prompt or output\)",
@@ -276,14 +253,6 @@ def test_files_that_are_none(tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\xd8")
     with pytest.raises(UserError, match="not UTF-8"):
         Prompts(path=str(tmp_path / "binary")).generate(None)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("time_scale", 0), ("max_requests", 0), ("max_len", 1), ("seed", -1)]
-)
-def test_impossible_trace_settings(name, value):
-    with pytest.raises(UserError, match=name):
-        Trace(**{"path": "unused", "seed": 0, name: value})
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the public traces are not here")
@@ -311,6 +280,35 @@ LENGTHS = {
 }
 
 
+LOGNORMAL = dict(
+    zip(
+        ("prompt_p50", "prompt_p90", "output_p50", "output_p90", "max_len"),
+        LENGTHS["lognormal"],
+        strict=True,
+    )
+)
+VARIED = {"num_requests": 1, "pd_ratio": 1, "seed": 0, "min_len": 2, "max_len": 9}
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        grid(),
+        Uniform(**VARIED),
+        Zipf(**VARIED),
+        Lognormal(num_requests=1, seed=0, **LOGNORMAL),
+        Agentic(num_requests=1, seed=0, **LOGNORMAL),
+        Trace(path="unused", seed=0),
+    ],
+    ids=lambda load: load.name,
+)
+def test_every_field_refuses_wrong_types_and_sizes_by_its_name(load):
+    for name in (one.name for one in fields(load) if "check" in one.metadata):
+        for wrong in ("?", -1):
+            with pytest.raises(UserError, match=rf"\b{name}=(\?|-1)"):
+                replace(load, **{name: wrong})
+
+
 @pytest.mark.parametrize("name", LENGTHS)
 def test_lognormal_lengths_have_the_stated_median_and_p90_below_the_longest(name):
     p50, p90, output_p50, output_p90, max_len = LENGTHS[name]
@@ -331,15 +329,8 @@ def test_lognormal_lengths_have_the_stated_median_and_p90_below_the_longest(name
 
 
 def test_lognormal_lengths_depend_on_the_seed_and_not_on_the_rate():
-    own = dict(
-        zip(
-            ("prompt_p50", "prompt_p90", "output_p50", "output_p90", "max_len"),
-            LENGTHS["lognormal"],
-            strict=True,
-        )
-    )
     loads = [
-        Lognormal(num_requests=9, seed=seed, arrivals="poisson", rate=rate, **own)
+        Lognormal(num_requests=9, seed=seed, arrivals="poisson", rate=rate, **LOGNORMAL)
         .generate(None)
         .requests
         for seed, rate in ((0, 1.0), (0, 4.0), (1, 1.0))
@@ -353,19 +344,10 @@ def test_lognormal_lengths_depend_on_the_seed_and_not_on_the_rate():
     ("changes", "words"),
     [
         ({"prompt_p90": 100}, "prompt_p90=100 is not above workload.prompt_p50=173"),
-        ({"output_p50": 0}, "output_p50=0 must be a finite number above 0"),
         ({"max_len": 600}, "max_len=600 is not above prompt_p90 . output_p90 = 653.4 tokens"),
         ({"max_len": 656}, "prompt_p90=570 is too near workload.max_len=656"),
-        ({"num_requests": 0}, "num_requests=0 is below 1"),
     ],
 )
 def test_lengths_that_no_lognormal_has_are_refused(changes, words):
-    own = dict(
-        zip(
-            ("prompt_p50", "prompt_p90", "output_p50", "output_p90", "max_len"),
-            LENGTHS["lognormal"],
-            strict=True,
-        )
-    )
     with pytest.raises(UserError, match=words):
-        Lognormal(**{"num_requests": 9, "seed": 0, **own, **changes}).generate(None)
+        Lognormal(**{"num_requests": 9, "seed": 0, **LOGNORMAL, **changes}).generate(None)

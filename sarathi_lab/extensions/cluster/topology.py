@@ -40,7 +40,7 @@ from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.serving_metrics import quantiles
 
 INSTANCES = "use a number of engines such as 2"
-TOKENS = "use the tokens of an iteration such as 2048, or null for the policy's own"
+TOKENS = "use the tokens of an iteration such as 2048, or null for the policy's"
 RATE = "use bytes per second, or null for the hardware's"
 OBJECTIVE = "name an objective with both bounds, such as slo=mlperf-llama3-8b, or seconds"
 SECONDS = "use seconds, or null for the hardware's"
@@ -113,7 +113,7 @@ class Several(Topology):
 
     @property
     def budgets(self) -> Sequence[int | None]:
-        """Of each instance the tokens of an iteration; None: the policy's own."""
+        """Tokens of an iteration of each instance; None: the policy's."""
         return [None] * self.num_instances
 
     def check(
@@ -146,12 +146,12 @@ class Several(Topology):
 
     def scheduler(self, policy: Policy, make: MakeScheduler, executor: Executor) -> Cluster:
         assert isinstance(executor, Instances), "it was made by this topology"
-        return self.cluster([make(own) for own in self.policies(policy)], executor)
+        return self.cluster([make(each) for each in self.policies(policy)], executor)
 
     def policies(self, policy: Policy) -> Sequence[Policy]:
         """The policy of each instance; one that never cuts prompts has no budget to change."""
         cuts = policy.budget_field is not None
-        return [policy.with_budget(own) if own and cuts else policy for own in self.budgets]
+        return [policy.with_budget(one) if one and cuts else policy for one in self.budgets]
 
     @abstractmethod
     def cluster(self, schedulers: Sequence[Scheduler], instances: Instances) -> Cluster: ...
@@ -159,7 +159,7 @@ class Several(Topology):
 
 @dataclass(frozen=True, kw_only=True)
 class Replicas(Several, Routing):
-    """`num` engines, each with requests of its own from the first to the last token."""
+    """`num` engines, each of which serves its requests from the first to the last token."""
 
     num: int = whole(2, minimum=1, fix=INSTANCES)
 

@@ -14,7 +14,7 @@ from sarathi_lab.engine.scheduler import Scheduler
 
 @dataclass
 class _Pass:
-    """The groups of layers of the prompts that are halfway, and how many of these are passed."""
+    """Groups of layers of the current pass, and how many are passed."""
 
     num_groups: int = 1
     num_passed: int = 0
@@ -25,7 +25,7 @@ class LayeredPrefill(Policy):
     """Decodes pass all layers in every iteration, prompts one group of them; the next group is the
     next iteration's. So the weights of a layer are read once for a prompt, not once for a chunk.
 
-    When nobody is halfway, running prompts and then waiting ones begin a pass of up to
+    Without a prompt halfway, running prompts and then waiting ones begin a pass of up to
     `max_num_batched_tokens` tokens together; a longer prompt goes on in the next. The layers come
     in as many groups as the pass has times `chunk` tokens, so that an iteration computes about as
     much as with chunks of that size, or in `groups`; at most one by one.
@@ -45,7 +45,7 @@ class LayeredPrefill(Policy):
 
     @property
     def is_capped(self) -> bool:
-        """No: a group of layers computes whole prompts."""
+        """False, as a group of layers computes whole prompts."""
         return False
 
     @property
@@ -53,7 +53,7 @@ class LayeredPrefill(Policy):
         return self.max_num_batched_tokens
 
     def check_budget(self, batch_size: int, max_model_len: int) -> None:
-        """Decodes leave prompts whatever `chunk` says, so it needs no room for them."""
+        """Any positive number is valid, as decodes don't count."""
         require_int("chunk", self.chunk, 1, "use a number of tokens such as 512")
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
@@ -64,7 +64,7 @@ class LayeredPrefill(Policy):
             if sequence.num_halfway:
                 scheduler.take(batch, sequence, sequence.num_halfway)
         if batch.num_prefills:
-            # No other prompt comes back from host memory while some are halfway.
+            # No other prompt is swapped in while some are halfway.
             scheduler.swap_in(batch, size=lambda one, left: left if one.is_decoding else 0)
         else:
             state.num_groups, state.num_passed = self._begin(batch, scheduler), 0
@@ -76,7 +76,7 @@ class LayeredPrefill(Policy):
             batch.restrict_to(Layers(start, stop, num_layers))
 
     def _begin(self, batch: Batch, scheduler: Scheduler) -> int:
-        """Let prompts begin a pass; returns its groups of layers."""
+        """Start a pass of prompts; returns its groups of layers."""
         most = batch.num_tokens + self.max_num_batched_tokens
         scheduler.continue_prefills(batch, most)
         scheduler.admit(batch, most)

@@ -1,9 +1,9 @@
 """Speculative decoding (Leviathan et al., arXiv 2211.17192) of greedy tokens: a decode carries
 drafts of the next ones, which are verified in the pass that it is in, beside a chunk or not.
 
-A decode with k drafts is a chunk of 1 + k tokens that wants the logits of every row. Of the drafts
-those are right that the rows before them sample; the first row behind them gives one token more.
-The cache of the others is overwritten, as positions are counted from what is computed.
+A decode with k drafts is a chunk of 1 + k tokens with logits of every row. Drafts are right if the
+rows before them sample the same tokens; the first row behind them gives one token more. The cache
+of wrong drafts is overwritten, as positions are counted from computed tokens.
 """
 
 from __future__ import annotations
@@ -137,11 +137,11 @@ class Proposer(Drafter, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptLookup(Drafting):
-    """Up to `tokens` drafts: what followed the last tokens where they stood before, in prompt or
+    """Up to `tokens` drafts: the tokens behind an earlier occurrence of the last tokens in prompt or
     output (prompt lookup decoding; vLLM's `ngram` method).
 
-    Of the last `max_ngram` to `min_ngram` tokens the longest that stood there count, and where they
-    stood last. Where that runs into the end, it goes on with itself.
+    The longest match of the last `max_ngram` to `min_ngram` tokens counts, and its last occurrence.
+    At the end the drafts continue with themselves.
     """
 
     reads_tokens = True
@@ -161,7 +161,7 @@ class PromptLookup(Drafting):
 
 @dataclass
 class _Text:
-    """What is known of a request, and by its n-grams where what follows the newest one begins."""
+    """The tokens of a request, and where the token behind the last occurrence of each n-gram is."""
 
     known: list[int]
     follows: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -169,7 +169,7 @@ class _Text:
 
 
 class LookupDrafter(Proposer):
-    """The drafter of a `PromptLookup`; it goes through each token once."""
+    """The drafter of `PromptLookup`, which indexes each token once."""
 
     def __init__(self, settings: PromptLookup) -> None:
         super().__init__(settings.tokens)
@@ -192,7 +192,7 @@ class LookupDrafter(Proposer):
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def _text(self, sequence: SequenceState) -> _Text:
-        """All that is known of `sequence`, indexed."""
+        """The indexed tokens of `sequence`."""
         request = sequence.request
         if request.request_id not in self._known:
             if request.prompt_token_ids is None:
@@ -211,11 +211,11 @@ class LookupDrafter(Proposer):
 
 @dataclass(frozen=True, kw_only=True)
 class Assumed(Drafting):
-    """`tokens` drafts of each decode, of which every one is right with probability `acceptance`, if
-    those before it are.
+    """`tokens` drafts of each decode; each is right with probability `acceptance` if those before
+    it are.
 
-    Which of a request's output tokens a drafter would know is drawn by `seed` and request alone: so
-    it is the same under every policy and number of drafts. Making drafts takes no time.
+    The output tokens that would be drafted right are drawn by `seed` and request only, so they are
+    equal for every policy and number of drafts. Drafting takes no time.
     """
 
     reads_tokens = False
@@ -229,13 +229,13 @@ class Assumed(Drafting):
         return f"{self.tokens} drafts a decode, each right with probability {self.acceptance:g}"
 
     def known(self, request: Request) -> list[bool]:
-        """By output token, whether a draft in its place would be right."""
+        """Draw for each output token whether its draft would be right."""
         dice = np.random.default_rng([self.seed, 5, request.request_id])
         return (dice.random(request.output_len) < self.acceptance).tolist()
 
 
 class AssumedDrafter(Proposer):
-    """The drafter of an `Assumed`: its drafts are no tokens."""
+    """The drafter of `Assumed`, whose drafts are placeholders."""
 
     def __init__(self, settings: Assumed) -> None:
         super().__init__(settings.tokens)
