@@ -137,7 +137,7 @@ class Proposer(Drafter, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptLookup(Drafting):
-    """Up to `tokens` drafts: the tokens behind an earlier occurrence of the last tokens in prompt or
+    """Up to `tokens` drafts: those behind an earlier occurrence of the last tokens in prompt or
     output (prompt lookup decoding; vLLM's `ngram` method).
 
     The longest match of the last `max_ngram` to `min_ngram` tokens counts, and its last occurrence.
