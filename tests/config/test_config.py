@@ -49,7 +49,7 @@ CHOICES = [
 def test_what_a_run_tells_is_refused_without_one(group):
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("config", ["executor=simulated", f"{group}=auto"])
-    with pytest.raises(UserError, match="task=validate finds in a run; name one, such as"):
+    with pytest.raises(UserError, match="task=validate reads from a run; name one, such as"):
         build(cfg.executor)
 
 

@@ -100,19 +100,6 @@ def test_kernels_that_the_fit_did_not_see(held_out_errors, kind):
     assert by_gpu.max() < 2 * AIMS[kind]  # of ten rows
 
 
-def test_before_today_s_kernels_were_fitted_attention_was_twice_too_dear(silicon_fit):
-    rows = pd.read_csv(MEASURED_KERNELS).query("gpu == 'h100' and kind == 'prompts'")
-    rows = rows.assign(seconds=rows.microseconds / 1e6)
-    sizes = ["batch", "start", "length", "heads", "kv_heads", "head_size"]
-    rows = rows.astype(dict.fromkeys(sizes, int))
-    h100 = load_option("hardware", "h100")
-    before, after = (
-        abs(silicon_fit.errors("prompts", hardware, rows)).mean()
-        for hardware in (silicon_fit.before(h100), h100)
-    )
-    assert before > 5 * after
-
-
 @pytest.mark.parametrize("gpu", TODAY)
 def test_longer_is_never_faster(silicon_fit, gpu):
     hardware = load_option("hardware", gpu)
@@ -167,10 +154,3 @@ def test_the_fit_finds_the_constants_that_made_the_times(silicon_fit):
     found = silicon_fit.best_fit(started, "decodes", {"decodes": rows}, names, [{}])
     assert found.kv_efficiency == pytest.approx(true.kv_efficiency, rel=0.01)
     assert found.decode_launch == pytest.approx(true.decode_launch, rel=0.01)
-
-
-def test_tables_that_are_not_there_are_named(silicon_fit, tmp_path):
-    with pytest.raises(SystemExit, match="no tables of x, but of: a100"):
-        silicon_fit.main(tmp_path, None, ["x"])
-    with pytest.raises(SystemExit, match="nowhere is not there"):
-        silicon_fit.main(tmp_path / "nowhere", None)

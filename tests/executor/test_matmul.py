@@ -14,7 +14,7 @@ from simulated import GPUS, MEASURED, TOY, batch_of
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.executor.simulated.kernel_times import matmul_time, num_waves, overlapped
+from sarathi_lab.executor.simulated.kernel_times import matmul_time, overlapped
 from sarathi_lab.results.load import load_paper
 
 # Launches of a second and memory too fast to matter: what is left of 4 SMs of 1e9 FLOP/s is waves
@@ -25,10 +25,6 @@ FIG_7_COLUMNS = {
     "postproj": ["out_proj"],
     "ffn": ["ffn_up", "activation", "ffn_down"],
 }
-
-
-def test_waves():
-    assert [num_waves(blocks, 84) for blocks in (1, 84, 85, 168)] == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -81,10 +77,6 @@ def test_memory_bound_products_take_their_bytes():
 def test_compute_and_memory_overlap_but_not_wholly():
     assert overlapped(3.0, 3.0) == pytest.approx(3.0 * 2 ** (1 / 3))
     assert overlapped(1.0, 10.0) == pytest.approx(10.0, rel=1e-3)
-
-
-def test_no_rows_take_no_time():
-    assert matmul_time(0, 5120, 5120, load_option("hardware", "a6000"), 2) == 0.0
 
 
 @pytest.mark.parametrize("name", GPUS)

@@ -6,12 +6,11 @@ import dataclasses
 import math
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from helpers import requests_of, scheduler_for
-from simulated import GPUS, SPEC, TOY, batch_of
+from simulated import SPEC, TOY, batch_of
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
@@ -20,7 +19,6 @@ from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
-from sarathi_lab.executor.simulated.hardware import check_memory
 from sarathi_lab.executor.simulated.kernel_times import matmul_time
 from sarathi_lab.experiment.clock import CostClock
 from sarathi_lab.experiment.work import batch
@@ -142,25 +140,6 @@ def test_every_fixed_cost_has_an_effect(field, calls):
     assert added == pytest.approx(calls, rel=1e-3)
 
 
-def test_one_token_past_the_tile_costs_a_tile():
-    cost = make_cost_model(
-        "analytic", load_option("model", "13b"), load_option("hardware", "a6000"), 2
-    )
-    at, past, next_tile = (cost.iteration_time(batch_of(chunk=n)) for n in (512, 513, 640))
-    assert past > 1.15 * at  # Fig 7: +28 %
-    assert next_tile < 1.06 * past  # +4.5 %, attention included
-
-
-def test_more_tokens_never_cost_less():
-    cost = make_cost_model(
-        "analytic", load_option("model", "13b"), load_option("hardware", "a6000"), 2
-    )
-    times = [
-        cost.iteration_time(batch_of(chunk=n, decodes=3, context=500)) for n in range(1, 1200, 7)
-    ]
-    assert times == sorted(times)
-
-
 # Table 2 of the paper, LLaMA-13B on an A6000: prefill of 1024, 4 decodes at 1024, and 1021 + 3
 # together.
 TABLE_2 = [
@@ -179,7 +158,7 @@ def test_table_2_within_ten_percent():
     assert max(errors) < 0.1
 
 
-@pytest.mark.parametrize("name", GPUS)
+@pytest.mark.parametrize("name", ["a6000"])
 def test_wider_elements_are_refused_as_the_peaks_are_of_16_bits(name):
     assert SimulatedBackend(load_option("hardware", name), "bfloat16").dtype_bytes == 2
     with pytest.raises(
@@ -223,39 +202,26 @@ def test_executor_contract():
     assert executor.now == 0.0
 
 
-def test_memory_is_checked_with_the_number_of_devices():
-    check_memory(
-        load_option("model", "13b"), load_option("hardware", "a6000"), 2, kv_tokens=18 * 1024
-    )  # the paper's largest batch fits
-    with pytest.raises(
-        UserError,
-        match=r"gpt3-175b needs 35\d\.\d GB .* 1 x a100 is 80 GB \(6 would do: "
-        r".*tensor_parallel=6",
-    ):
-        check_memory(
-            load_option("model", "gpt3-175b"), load_option("hardware", "a100"), 2, kv_tokens=1024
-        )
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("flops_per_second", 0),
-        ("bytes_per_second", -1.0),
         ("memory_bytes", None),
         ("num_sms", 0),
         ("num_sms", 84.5),
         ("matmul_efficiency", 1.2),
         ("memory_efficiency", 0),
-        ("kv_efficiency", -0.1),
         ("causal_efficiency", None),
         ("attention_efficiency", "high"),
-        ("kernel_launch", -1e-6),
         ("attention_launch", float("inf")),
         ("iteration_overhead", -0.5),
         ("uncertainty", None),
         ("uncertainty", {"matmul": 0.1}),
         ("uncertainty", {"matmul": 0.1, "attention": -0.2}),
+        ("dtype_bytes", 3),
+        ("dtype_bytes", None),
+        ("tables", ["tiny"]),
+        ("tables", ""),
     ],
 )
 def test_impossible_hardware_is_refused(field, value):
@@ -288,18 +254,3 @@ def test_simulation_does_not_import_torch(tmp_path):
         cwd=Path(__file__).parents[1] / "support",
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_a_thousand_requests_in_seconds():
-    cost = make_cost_model(
-        "analytic", load_option("model", "13b"), load_option("hardware", "a6000"), 2
-    )
-    requests = requests_of(*[(992, 32)] * 1000)
-    scheduler = scheduler_for(
-        Sarathi(chunk=256), batch_size=18, num_blocks=1200, block_size=16, max_model_len=1024
-    )
-    ledger = Ledger()
-    start = time.perf_counter()
-    run_engine(requests, scheduler, SimulatedExecutor(cost.iteration_time), ledger)
-    assert time.perf_counter() - start < 20  # about 1 s on two idle cores
-    assert len(ledger.requests()) == 1000

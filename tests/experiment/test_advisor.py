@@ -209,36 +209,6 @@ def test_auto_runs_the_advised_chunk_and_says_why(tmp_path, capsys):
     assert float(predicted) == pytest.approx(summary["throughput"], abs=0.5)
 
 
-def test_auto_is_chosen_anew_for_every_job_of_a_sweep(tmp_path, capsys):
-    small = [
-        "executor=simulated",
-        "tracking=none",
-        "workload.num_requests=8",
-        "baselines=[]",
-        f"output={tmp_path}",
-    ]
-    assert main(["chunk=auto,1024", "batch=4,8", "-m", *small]) == 0
-    runs = [json.loads(path.read_text()) for path in tmp_path.rglob("run.json")]
-    chunks = {(run["batch"], run["name"].split()[1]): run["chunk"] for run in runs}
-    assert chunks[4, "chunk=1024"] == chunks[8, "chunk=1024"] == 1024
-    for batch in (4, 8):
-        assert (
-            chunks[batch, "chunk=auto"]
-            == advise(
-                Prediction(requests_of(*[(992, 32)] * 8), batch, COST.iteration_time), TILE
-            ).chunk
-        )
-
-
-def test_auto_is_predicted_once_a_run(tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setattr(
-        plan, "advise", lambda *args, **kwargs: calls.append(args) or advise(*args, **kwargs)
-    )
-    assert main(["chunk=auto", "baselines=[]", *SIMULATED, f"output={tmp_path}"]) == 0
-    assert len(calls) == 1
-
-
 def test_auto_is_chosen_anew_for_another_server():
     small = ["chunk=auto", "baselines=[]", *SIMULATED]
     others = ["hardware=a100", "pd_ratio=10", "batch=4", "cache.num_blocks=100"]

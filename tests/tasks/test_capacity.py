@@ -34,7 +34,7 @@ from sarathi_lab.run import main
 from sarathi_lab.tasks.capacity import Capacity
 
 
-@pytest.mark.parametrize("start", [-30, -1, 0, 6, 7, 8, 30])
+@pytest.mark.parametrize("start", [-30, 0, 7, 30])
 @pytest.mark.parametrize("last", [-20, 0, 7, 19])
 def test_the_bracket_is_found_from_wherever_the_search_begins(start, last):
     tried = []
@@ -48,17 +48,6 @@ def test_the_bracket_is_found_from_wherever_the_search_begins(start, last):
     assert len(tried) <= 14
     assert min(tried) >= -20
     assert max(tried) <= 20
-
-
-def test_limits_that_all_pass_or_all_fail_have_half_a_bracket():
-    assert highest_passing(lambda step: True, 0, -5, 5) == Bracket(5, None)
-    assert highest_passing(lambda step: False, 0, -5, 5) == Bracket(None, -5)
-
-
-def test_a_start_next_to_the_answer_takes_few_rates():
-    tried = []
-    highest_passing(lambda step: bool(tried.append(step)) or step <= 40, 40, 0, 100)
-    assert tried == [40, 41]
 
 
 def test_rates_of_the_grid_are_the_same_for_everyone():

@@ -9,12 +9,10 @@ import itertools
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from composed import checked, run
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.config.paths import CONF
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
@@ -72,12 +70,6 @@ def test_times_are_medians_of_the_second_of_two(tmp_path, monkeypatch):
     monkeypatch.setattr(TorchBackend, "peaks", lambda self: Peaks(1e12, 1e10, "given"))
     table = run(tmp_path, *TASK, *one).tables["iteration_time"]
     assert table.seconds.tolist() == [2.0, 2.0]  # a prompt of one token is one decode
-
-
-def test_the_file_lists_the_tasks_settings():
-    node = yaml.safe_load((CONF / "task" / "iteration_time.yaml").read_text())
-    del node["_target_"]
-    assert IterationTime(**node).tokens == [2**i for i in range(11)]
 
 
 @pytest.mark.parametrize(
