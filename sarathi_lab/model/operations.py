@@ -1,4 +1,4 @@
-"""What a layer does besides its matrix products, in plain torch."""
+"""Operations of a layer besides its matrix products, in plain torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from sarathi_kernels.attention.kv_cache import Cache, write_kv
 from sarathi_kernels.attention.reference import paged_attention
 from sarathi_kernels.elementwise.activation import activate_, gated_activate_
 from sarathi_kernels.elementwise.rotary import apply_rotary, rotary_tables
-from sarathi_lab.model.experts import experts
 from sarathi_lab.model.spec import ModelSpec
 
 # How a chunk and decodes share a device in attention.
@@ -24,15 +23,16 @@ Rotary = tuple[Tensor, Tensor]  # cosines and sines
 Range = Callable[[str], AbstractContextManager[object]]
 Record = Callable[[str, float], None]  # takes an operation's seconds
 NAN_TOKEN = -2  # sampled from logits that are not numbers
+ALIGNED_BYTES = 16  # of the rows of grouped products
 
 
 @dataclass(frozen=True)
 class PackedInputs:
-    """The tokens of one iteration, those of all sequences one after the other.
+    """Tokens of one iteration, those of all sequences one after the other.
 
-    `slots` says where each token's key and value go; `emit_rows` the rows whose logits are wanted;
-    `attention` what each sequence's tokens see, as the operations want it. Where `feed_rows` is not
-    negative, the token is that row of the tokens sampled last; None if the host knows all.
+    `slots` are the cache slots of keys and values, `emit_rows` the rows whose logits are needed,
+    `attention` the context of each sequence's tokens, as the operations take it. Where `feed_rows`
+    is not negative, the token is that row of the tokens sampled last; None if the host has all.
     """
 
     token_ids: Tensor  # [num_tokens]
@@ -56,14 +56,13 @@ def no_recorder() -> None:
 
 
 class Operations:
-    """The operations of a decoder over packed tokens and a paged cache, in plain torch; subclasses
-    do the same otherwise.
+    """Operations of a decoder over packed tokens and a paged cache, in plain torch; the base of
+    those in Triton and C++.
 
     `keys` and `values` are one layer's cache, [num_blocks, block_size, num_kv_heads, head_size],
-    maybe in 8 bits. `range` is put around the work of each named operation, for the profiler;
-    `recorder` returns who wants the seconds of those that are timed elsewhere, if anybody does.
-    Attention comes as a sequence of `Segment`, with masks if `wants_masks`. `rotary_dtype` is that
-    of cosines and sines.
+    maybe in 8 bits. A profiler sets `range`, which encloses each named operation, and `recorder`,
+    which returns the receiver of seconds that operations measure themselves. Attention comes as a
+    sequence of `Segment`, with masks if `wants_masks`. `rotary_dtype` is of cosines and sines.
     """
 
     wants_masks = True
@@ -79,11 +78,11 @@ class Operations:
         self._rotary_dtype = rotary_dtype
 
     def rotary(self, positions: Tensor) -> Rotary:
-        """Cosines and sines of `positions` [num_tokens], each [num_tokens, rotary_size / 2]."""
+        """Return cosines and sines of `positions`, each [num_tokens, rotary_size / 2]."""
         return rotary_tables(positions, self._inverse_frequencies, self._rotary_dtype)
 
     def add_norm(self, hidden: Tensor, update: Tensor | None, norm: nn.Module) -> Tensor:
-        """Add `update` to `hidden` in place, both [num_tokens, hidden_size]; the normed sum."""
+        """Add `update` to `hidden` in place, both [num_tokens, hidden_size]; return its norm."""
         if update is not None:
             hidden += update
         return norm(hidden)
@@ -95,7 +94,7 @@ class Operations:
     def rotate_and_store(
         self, heads: Tensor, inputs: PackedInputs, rotary: Rotary, keys: Cache, values: Cache
     ) -> Tensor:
-        """Rotate queries and keys, and store keys and values at their slots; returns the queries.
+        """Rotate queries and keys, store keys and values at their slots; return the queries.
 
         `heads` holds queries, keys and values side by side, [num_tokens, num_heads + 2
         num_kv_heads, head_size].
@@ -107,26 +106,25 @@ class Operations:
         return query
 
     def attend(self, query: Tensor, inputs: PackedInputs, keys: Cache, values: Cache) -> Tensor:
-        """Causal attention of [num_tokens, num_heads, head_size] to the cache; the same shape."""
+        """Attend causally from queries [num_tokens, num_heads, head_size] to the cache."""
         return paged_attention(query, keys, values, inputs.attention, scale=self._scale)
 
     def expand(self, x: Tensor, up: nn.Linear) -> Tensor:
-        """The product with `up` and the activation: [num_tokens, hidden_size] to [., ffn_size]."""
+        """Multiply by `up` and activate: [num_tokens, hidden_size] to [., ffn_size]."""
         if not self.spec.gated_ffn:
             return activate_(up(x), self.spec.activation)
         if not isinstance(up, nn.Linear):  # in 8 bits
             return gated_activate_(*up(x).chunk(2, dim=-1), self.spec.activation)
-        # Two products of the one weight: their results are contiguous, which the activation and the
-        # next product gain more from (a quarter of the block's time on 4,096 tokens) than one wide
-        # product saves.
+        # Two products, as contiguous results save the activation and the next product more (a
+        # quarter of the block's time on 4,096 tokens) than one wide product saves.
         weights = up.weight.chunk(2)
         biases = (None, None) if up.bias is None else up.bias.chunk(2)
         gate, raised = (F.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
         return gated_activate_(gate, raised, self.spec.activation)
 
     def experts(self, x: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        """What the chosen experts add to each of [num_tokens, hidden_size]; the same shape."""
-        return experts(
+        """Return the update by the chosen experts of each token, [num_tokens, hidden_size]."""
+        return mix_experts(
             x,
             router_logits,
             gate_up,
@@ -136,8 +134,51 @@ class Operations:
         )
 
     def greedy(self, logits: Tensor) -> Tensor:
-        """The likeliest token of each row of [num_emits, vocab_size]; NAN_TOKEN where a logit is
-        not a number.
-        """
+        """Return the likeliest token of each row of [num_emits, vocab_size], NAN_TOKEN for NaN."""
         largest, token_ids = logits.max(dim=-1)
         return token_ids.masked_fill_(largest.isnan(), NAN_TOKEN)
+
+
+def mix_experts(
+    hidden: Tensor,  # [num_tokens, hidden_size]
+    router_logits: Tensor,  # [num_tokens, num_experts]
+    gate_up: Tensor,  # [num_experts, 2 size, hidden_size], gates first
+    down: Tensor,  # [num_experts, hidden_size, size]
+    *,
+    top_k: int,
+    normalised: bool,
+) -> Tensor:
+    """Return the sum of the outputs of each token's `top_k` experts, with SiLU, weighted by their
+    shares (`route`); [num_tokens, hidden_size].
+
+    Sizes depend on the number of tokens alone, and nothing waits for the device where it has a
+    grouped product of the dtype (bfloat16 on a GPU, all on a CPU).
+    """
+    shares, chosen = route(router_logits, top_k, normalised=normalised)
+    # Pairs of a token and an expert, numbered token by token; those of one expert side by side.
+    of_pairs, order = chosen.flatten().sort(stable=True)
+    numbers = torch.arange(max(len(order), len(down)), device=hidden.device)
+    ends = torch.searchsorted(of_pairs, numbers[: len(down)], right=True, out_int32=True)
+    gate, up = _grouped(hidden[order // top_k], gate_up, ends).chunk(2, dim=-1)
+    results = _grouped(gated_activate_(gate, up, "silu"), down, ends)
+    places = torch.empty_like(order).scatter_(0, order, numbers[: len(order)])
+    by_token = results[places].unflatten(0, chosen.shape)  # [num_tokens, top_k, hidden_size]
+    return by_token.mul_(shares[..., None].to(by_token.dtype)).sum(dim=1)
+
+
+def route(logits: Tensor, top_k: int, *, normalised: bool) -> tuple[Tensor, Tensor]:
+    """Return shares and numbers [num_tokens, top_k] of the experts with the largest logits of each
+    row [num_tokens, num_experts]: a softmax over all, or over those chosen if `normalised`.
+    """
+    shares, chosen = logits.softmax(dim=-1, dtype=torch.float32).topk(top_k, dim=-1)
+    return shares / shares.sum(dim=-1, keepdim=True) if normalised else shares, chosen
+
+
+def _grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """Multiply rows [num_rows, in_features] up to each of `ends` by the weights [num_experts,
+    out_features, in_features] of one expert after the other; [num_rows, out_features].
+    """
+    multiple = ALIGNED_BYTES // rows.element_size()
+    if missing := -rows.shape[1] % multiple:
+        rows, weights = F.pad(rows, (0, missing)), F.pad(weights, (0, missing))
+    return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)

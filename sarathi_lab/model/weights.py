@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.model.checkpoint import Stored, stored_tensors
-from sarathi_lab.model.fp8 import Fp8Linear
-from sarathi_lab.model.int8 import Int8Linear
+from sarathi_lab.model.eight_bit import Fp8Linear, Int8Linear
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.tensor_names import Source, parameter_sources
 from sarathi_lab.model.transformer import Transformer

@@ -17,7 +17,7 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.model.int8 import Int8Linear
+from sarathi_lab.model.eight_bit import Int8Linear
 
 DOTS = "armv8.2-a+dotprod"  # NEON's own products of four numbers, which not all of it has
 DRIVER = __file__.replace("test_instruction_sets.py", "instruction_sets.cpp")

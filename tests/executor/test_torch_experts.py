@@ -25,7 +25,7 @@ from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.model.checkpoint import AutoModel
-from sarathi_lab.model.experts import experts
+from sarathi_lab.model.operations import mix_experts
 from sarathi_lab.model.weights import load_model
 
 SPEC = load_option("model", "tiny-moe")
@@ -68,7 +68,7 @@ def test_experts(dtype, num_tokens, hidden_size, size, num_experts, top_k, norma
     logits = 3 * made(num_tokens, num_experts, dtype=dtype, seed=1) * num_experts**0.5
     gate_up = made(num_experts, 2 * size, hidden_size, dtype=dtype, seed=2)
     down = made(num_experts, hidden_size, size, dtype=dtype, seed=3)
-    found = experts(hidden, logits, gate_up, down, top_k=top_k, normalised=normalised)
+    found = mix_experts(hidden, logits, gate_up, down, top_k=top_k, normalised=normalised)
     expected = by_token(hidden, logits, gate_up, down, top_k, normalised=normalised)
     assert (found.dtype, found.shape) == (dtype, hidden.shape)
     assert relative_error(found, expected) < BOUNDS[dtype]
@@ -79,7 +79,7 @@ def test_no_tokens_and_tokens_that_all_choose_the_same():
     for rows in (0, 5):
         hidden = made(rows, 8, dtype=torch.float32, seed=0)
         logits = torch.tensor([0.0, 9.0, 0.0, 8.0], device=DEVICE).repeat(rows, 1)
-        found = experts(hidden, logits, gate_up, down, top_k=2, normalised=True)
+        found = mix_experts(hidden, logits, gate_up, down, top_k=2, normalised=True)
         expected = by_token(hidden, logits, gate_up, down, 2, normalised=True)
         assert torch.allclose(found.double(), expected, atol=1e-6)
 
@@ -88,7 +88,7 @@ def test_nothing_depends_on_what_tokens_chose():
     """Tensors without data have no choices to wait for, as in the capture of a CUDA graph."""
     sizes = ((7, 64), (7, 8), (8, 96, 64), (8, 64, 48))
     empty = (torch.empty(one, device="meta", dtype=torch.bfloat16) for one in sizes)
-    assert experts(*empty, top_k=2, normalised=True).shape == (7, 64)
+    assert mix_experts(*empty, top_k=2, normalised=True).shape == (7, 64)
 
 
 # -- checkpoints -----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch import nn
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.model.fp8 import E4M3, Fp8Linear, why_not
+from sarathi_lab.model.eight_bit import E4M3, Fp8Linear, why_not_fp8
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.weights import load_model
 
@@ -101,9 +101,9 @@ def test_the_layers_are_in_8_bits_and_the_rest_as_before():
 )
 def test_what_a_gpu_refuses(capability, dtype, size, told, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    reason = why_not([(64, 128), (128, size)], GPU, dtype)
+    reason = why_not_fp8([(64, 128), (128, size)], GPU, dtype)
     assert told in reason if told else reason is None
-    assert why_not([(64, size)], CPU, torch.float32) is None
+    assert why_not_fp8([(64, size)], CPU, torch.float32) is None
 
 
 def test_the_backend_says_what_computes_them():

@@ -18,7 +18,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.model import native_operations
-from sarathi_lab.model.int8 import Int8Linear
+from sarathi_lab.model.eight_bit import Int8Linear
 from sarathi_lab.model.roofline import Peaks, operation_rooflines
 from sarathi_lab.model.spec import SCALE_BYTES
 from sarathi_lab.model.weights import load_model

@@ -36,7 +36,8 @@ from sarathi_lab.executor.torch.placement import place
 from sarathi_lab.executor.torch.profiler import ProfileKind, make_profiler
 from sarathi_lab.executor.torch.shapes import LARGEST_HYBRID, Limits
 from sarathi_lab.executor.torch.timeline import timeline_of
-from sarathi_lab.model import fp8, native_operations
+from sarathi_lab.model import native_operations
+from sarathi_lab.model.eight_bit import why_not_fp8
 from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.parts import Degrees
 from sarathi_lab.model.roofline import Peaks
@@ -264,7 +265,7 @@ class TorchBackend:
         reason = None
         if weights == "fp8":
             sizes = [(one.in_features, one.out_features) for one in spec.layer_linears]
-            reason = fp8.why_not(sizes, self.torch_device, self.torch_dtype)
+            reason = why_not_fp8(sizes, self.torch_device, self.torch_dtype)
         if weights != "auto" and spec.num_experts:
             reason = f"model {spec.name} is a mixture of experts"
         if reason is not None:

@@ -12,9 +12,8 @@ import torch.distributed as dist
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.extensions.ranks.exchange import RankExchange
 from sarathi_lab.extensions.ranks.executor import Driver, Follower, RankExecutor
-from sarathi_lab.extensions.ranks.group import Group, group_of
+from sarathi_lab.extensions.ranks.group import Group, RankExchange, group_of
 from sarathi_lab.extensions.ranks.parts import Ranks
 from sarathi_lab.extensions.ranks.sharded import ShardedTransformer, load_part
 from sarathi_lab.extensions.ranks.torchrun import by_torchrun, check_size

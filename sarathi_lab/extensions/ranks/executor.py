@@ -18,8 +18,7 @@ from sarathi_lab.engine.request import Batch, Copy
 from sarathi_lab.executor.torch.executor import InFlight, TorchExecutor
 from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer, add_masks, pack
 from sarathi_lab.executor.torch.shapes import Shape
-from sarathi_lab.extensions.ranks.exchange import RankExchange
-from sarathi_lab.extensions.ranks.group import Group
+from sarathi_lab.extensions.ranks.group import Group, RankExchange
 from sarathi_lab.extensions.ranks.sharded import ShardedTransformer
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 

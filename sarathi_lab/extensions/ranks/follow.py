@@ -24,7 +24,7 @@ def run_or_follow(run: Callable[[], int]) -> int:
     from sarathi_lab.extensions.ranks import group
 
     if os.environ["RANK"] != "0":
-        return follow(group.join_torchrun())
+        return follow(group.join())
     code = run()
     if code == 0:  # otherwise torchrun ends the others
         group.close()
@@ -58,7 +58,7 @@ def follow(group: Group) -> int:
 if __name__ == "__main__":
     from sarathi_lab.extensions.ranks.group import join
 
-    code = follow(join(int(os.environ["MASTER_PORT"])))
+    code = follow(join())
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # at once, whatever torch.distributed waits for

@@ -19,9 +19,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from sarathi_lab.config.errors import RunError
-from sarathi_lab.extensions.ranks.parts import Ranks
+from sarathi_lab.executor.torch.timeline import HostTimeline, Mark
+from sarathi_lab.extensions.ranks.parts import Part, Ranks
 from sarathi_lab.extensions.ranks.torchrun import by_torchrun
 
 HOST = "127.0.0.1"
@@ -184,6 +186,57 @@ class Group:
             dist.destroy_process_group()
 
 
+class RankExchange:
+    """Exchanges of `part`, and the marks between which its stage computed an iteration: waiting is
+    not work.
+    """
+
+    def __init__(
+        self, group: Group, part: Part, hidden_size: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._group = group
+        self._before, self._next = (group.rank + step * part.ranks.tensor for step in (-1, 1))
+        self._hidden_size, self._device, self._dtype = hidden_size, device, dtype
+        self._sent: deque[tuple[Any, Tensor]] = deque()
+        self._max_sent = 2 * part.ranks.pipeline
+        self.timeline = HostTimeline()
+        self.began: Mark = 0.0
+        self.ended: Mark | None = None
+
+    def begin(self) -> None:
+        self.began, self.ended = self.timeline.mark(), None
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        with self._group.exchange():
+            dist.all_reduce(tensor, group=self._group.stage)
+        return tensor
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        stage = self._group.stage
+        parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size(stage))]
+        with self._group.exchange():
+            dist.all_gather(parts, tensor, group=stage)
+        return torch.stack(parts)
+
+    def receive(self, num_tokens: int) -> Tensor:
+        size = (num_tokens, self._hidden_size)
+        hidden = torch.empty(size, device=self._device, dtype=self._dtype)
+        with self._group.exchange():
+            work = dist.irecv(hidden, self._before, group=self._group.all)
+            assert work is not None, "this rank is in the group"
+            work.wait()
+        self.begin()
+        return hidden
+
+    def send(self, hidden: Tensor) -> None:
+        self.ended = self.timeline.mark()
+        with self._group.exchange():
+            work = dist.isend(hidden, self._next, group=self._group.all)
+            self._sent.append((work, hidden))  # dropped, the message would not arrive
+            if len(self._sent) > self._max_sent:
+                self._sent.popleft()[0].wait()
+
+
 _current: Group | None = None  # rank 0's, kept between runs, as processes take seconds to start
 
 
@@ -195,7 +248,7 @@ def group_of(size: int) -> Group:
     if by_torchrun():
         if _current is not None:
             raise RunError("a rank of torchrun's is lost; start the command again")
-        _current = join_torchrun()
+        _current = join()
     else:
         close()
         _current = _start(size)
@@ -207,30 +260,23 @@ def close() -> None:
     """Stop the ranks that this process leads; those of torchrun also if nothing was computed."""
     global _current
     if _current is None and by_torchrun() and os.environ["RANK"] == "0":
-        _current = join_torchrun()
+        _current = join()
     if _current is not None:
         _current.close()
 
 
-def join_torchrun() -> Group:
-    """Join the group as the rank that torchrun gave this process."""
+def join() -> Group:
+    """Join the group as the rank that the environment gives, as torchrun sets it."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    rendezvous = dist.rendezvous("env://", rank, size, timeout=JOIN_TIMEOUT)
-    store, _, _ = next(iter(rendezvous))
+    store, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=JOIN_TIMEOUT)))
     return Group(dist.PrefixStore("sarathi_lab", store), rank, size)
-
-
-def join(port: int) -> Group:
-    """Join the group of the process that started this one."""
-    store = dist.TCPStore(HOST, port, is_master=False, timeout=JOIN_TIMEOUT)
-    return Group(store, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
 
 
 def _start(size: int) -> Group:
     """Start the other ranks as processes of this machine and join them."""
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=JOIN_TIMEOUT)
-    path = os.pathsep.join(filter(None, sys.path))
-    common = {"PYTHONPATH": path, "MASTER_PORT": str(store.port), "WORLD_SIZE": str(size)}
+    common = {"MASTER_ADDR": HOST, "MASTER_PORT": str(store.port), "WORLD_SIZE": str(size)}
+    common["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "sarathi_lab.extensions.ranks.follow"],
@@ -241,7 +287,7 @@ def _start(size: int) -> Group:
         for rank in range(1, size)
     ]
     try:
-        return Group(store, 0, size, processes)
+        return Group(dist.PrefixStore("sarathi_lab", store), 0, size, processes)
     except BaseException as error:
         for process in processes:
             process.kill()
