@@ -62,21 +62,6 @@ def make_batch(
     return batch
 
 
-def chunks_of(
-    prompt_len: int, chunk: int, *, num_decodes: int = 0, context: int = 1
-) -> list[Batch]:
-    """Cut a prompt into batches of `chunk` tokens (the last may have fewer) and `num_decodes`."""
-    return [
-        make_batch(
-            prefill_tokens=min(chunk, prompt_len - start),
-            start=start,
-            num_decodes=num_decodes,
-            context=context,
-        )
-        for start in range(0, prompt_len, chunk)
-    ]
-
-
 def run_once(executor: Executor, batch: Batch) -> StepResult:
     """Run one iteration of `batch`, which can be run again afterwards."""
     executor.submit(batch)

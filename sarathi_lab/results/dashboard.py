@@ -239,23 +239,23 @@ def main(args: Sequence[str], verdicts: Callable[[], pd.DataFrame]) -> int:
 
 def _write(options: argparse.Namespace, claims: pd.DataFrame) -> int:
     chosen = {name: getattr(options, name) for name in WHERE}
-    if not options.dry_run:
-        require_login("a dashboard is written to W&B", "or use --dry-run")
-    entity = options.entity or ("" if options.dry_run else _default_entity())
-    views = {
-        "workspace": workspace(entity, options.project, chosen),
-        "report": report(entity, options.project, claims, chosen),
-    }
-    if not options.dry_run:
-        with environment({"WANDB_SILENT": "true"}):
-            for view in views.values():
-                _save(view)
+    if options.dry_run:
+        entity = options.entity or ""
+        views = {
+            "workspace": workspace(entity, options.project, chosen),
+            "report": report(entity, options.project, claims, chosen),
+        }
+        shown = {
+            name: TypeAdapter(type(view)).dump_python(view, mode="json", exclude_none=True)
+            for name, view in views.items()
+        }
+        print(json.dumps(shown, indent=2))
         return 0
-    shown = {
-        name: TypeAdapter(type(view)).dump_python(view, mode="json", exclude_none=True)
-        for name, view in views.items()
-    }
-    print(json.dumps(shown, indent=2))
+    with environment({"WANDB_SILENT": "true"}):
+        require_login("a dashboard is written to W&B", "or use --dry-run")
+        entity = options.entity or _default_entity()
+        _save(workspace(entity, options.project, chosen))
+        _save(report(entity, options.project, claims, chosen))
     return 0
 
 

@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 
 from sarathi_lab.config.paths import CONF
-from sarathi_lab.engine.compositions import chunks_of
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.experiment.clock import CostClock, Estimate
 from sarathi_lab.experiment.figures import (
@@ -234,13 +233,6 @@ def test_steady_state_past_the_optimum_rides_in_full_batches_only():
 def test_steady_orca_takes_one_iteration_a_prompt():
     spent = request_times(ToyCost().operation_times, Scenario(Orca(), 8, 12, 4))
     assert spent["qkv_proj"] == pytest.approx(1 + (12 - 3) / 4, rel=0.1)
-
-
-def test_chunks_cover_the_prompt_once():
-    batches = chunks_of(10, 4, num_decodes=2, context=7)
-    assert [batch.num_prefill_tokens for batch in batches] == [4, 4, 2]
-    assert [batch.prefill_kv_tokens for batch in batches] == [4, 8, 10]
-    assert {batch.decode_kv_tokens for batch in batches} == {14}
 
 
 def test_counting_and_serving_agree_where_nothing_is_left_over(points):
