@@ -150,10 +150,3 @@ def test_a_sweep_over_threads_records_each_runs_own(monkeypatch, tmp_path, capsy
     labels = [json.loads(path.read_text()) for path in sorted(tmp_path.rglob("run.json"))]
     assert [run["threads"] for run in labels] == [1, 2]
     assert [run["device"].rpartition(", ")[2] for run in labels] == ["1 thread)", "2 threads)"]
-
-
-def test_refused_where_it_would_have_no_effect(tmp_path, capsys):
-    args = ["executor=simulated", "executor.threads=2", "tracking=none"]
-    assert main([*args, f"output={tmp_path / 'x'}"]) == 2
-    assert "executor.threads" in capsys.readouterr().err
-    assert not (tmp_path / "x").exists()

@@ -351,36 +351,3 @@ def test_the_setting_reaches_the_run(tmp_path):
     assert int8["kv_read_bytes"] / auto["kv_read_bytes"] == pytest.approx(132 / 256)
     assert int8["duration"] < auto["duration"]
     assert int8["roofline"] < auto["roofline"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (
-            ["cache.dtype=int4"],
-            "cache.dtype=int4 is unknown (did you mean int8?); use one of auto, int8, fp8",
-        ),
-        (
-            ["+model.kv_dtype=int8", "model=13b"],
-            "model.kv_dtype=int8 is set by the cache; use cache.dtype=int8 instead",
-        ),
-        (
-            ["cache.dtype=int8", "executor.cost_model=profiled", "model=13b"],
-            "cache.dtype=int8; use",
-        ),
-        (["task=crossover", "cache.dtype=int8"], "cache.dtype=int8 has no effect"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_where_it_has_no_meaning_it_is_refused_in_one_line(tmp_path, capsys, settings, said):
-    base = [
-        s
-        for s in SIMULATED
-        if "task=" not in "".join(settings) or s.startswith(("executor", "tracking"))
-    ]
-    if "executor=torch" in settings:
-        base = ["tracking=none"]
-    assert main([*base, f"hydra.run.dir={tmp_path}", *settings]) == 2
-    errors = capsys.readouterr().err.strip().splitlines()
-    assert len(errors) == 1
-    assert said in errors[0]

@@ -210,12 +210,6 @@ def test_settings_that_ranks_do_not_support_are_refused(settings, words):
         TorchBackend(**{"device": "cpu", "ranks": RANKS, **settings}).check(SPEC, 100)
 
 
-def test_a_task_that_measures_one_device_refuses_ranks(tmp_path, capsys):
-    args = ["task=calibrate", "device=cpu", "executor.tensor_parallel=2", f"output={tmp_path}"]
-    assert main(["model=tiny", "tracking=none", *args]) == 2
-    assert "looks into one device, not 2" in capsys.readouterr().err
-
-
 def test_a_killed_rank_is_named_and_the_next_run_starts_others(tmp_path, capsys):
     executor = built(2, 2)
     processes = executor.group.processes
