@@ -1,9 +1,7 @@
-"""What a decode costs alone and piggybacked on a chunk: the paper's central comparison (Table 2,
-Fig 8).
+"""Cost of a decode alone and piggybacked on a chunk: the paper's main comparison (Table 2, Fig 8).
 
-Measured by paired probes on the executor, after the run: the run's fullest hybrid batch is taken
-apart and run as chunk alone, decodes alone and both together, back to back, so that drift of the
-machine cancels.
+Measured after the run by paired probes on the executor: the chunk of the run's fullest hybrid
+batch, its decodes, and both together run back to back, so that drift of the machine cancels.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ MIN_REPETITIONS, MAX_REPETITIONS = 3, 15
 
 @dataclass(frozen=True)
 class Composition:
-    """One chunk at an offset, and decodes of equal context, the own token included (tokens)."""
+    """One chunk at an offset, and decodes of equal context [tokens], the current one included."""
 
     chunk_tokens: int
     chunk_start: int
@@ -39,8 +37,8 @@ class Composition:
 class DecodeCost:
     """Seconds per decode token: `alone` in a decode-only batch, `marginal` in the hybrid batch.
 
-    `marginal` is (hybrid - same chunk alone) / num_decodes, the median over paired repetitions; on
-    a noisy machine it can come out negative, which says that it is below the noise.
+    `marginal` is (hybrid - same chunk alone) / num_decodes, the median over paired repetitions; a
+    negative value is below the noise.
     """
 
     alone: float
@@ -49,11 +47,8 @@ class DecodeCost:
 
 
 def fullest_hybrid(iterations: pd.DataFrame) -> Composition | None:
-    """The fullest mix of one chunk and decodes in a run, at its median contexts; None if never
-    mixed, or if decodes had drafts.
-
-    The most decodes beside a chunk (the paper's B - 1); of the chunks seen there the most frequent,
-    then the largest.
+    """Return the mix of one chunk with the most decodes (the paper's B - 1) in a run, the most
+    frequent and then largest such chunk, at median contexts; None if there is none, or with drafts.
     """
     hybrids = iterations[(iterations.num_prefills == 1) & (iterations.num_decode_tokens > 0)]
     if hybrids.empty or "num_draft_tokens" in iterations:
@@ -79,8 +74,8 @@ def measure_decode_cost(
     block_size: int,
     seconds: float = 1.5,
 ) -> DecodeCost:
-    """Run the three batches in turn until `seconds` of wall time are spent (at least 3, at most 15
-    times each); on a pipeline a stage's time counts.
+    """Run the three batches in turn for `seconds` of wall time (3 to 15 times each); on a pipeline
+    a stage's time counts.
     """
     composition = _fitted(composition, num_blocks, block_size)
     blocks = BlockManager(num_blocks, block_size)
@@ -113,7 +108,7 @@ def measure_decode_cost(
 def decode_iteration(
     executor: Executor, num_decodes: int, context: int, *, num_blocks: int, block_size: int
 ) -> float:
-    """Median seconds of `num_decodes` decodes in an iteration that each see `context` tokens, or as
+    """Return the median seconds of an iteration of `num_decodes` decodes at `context` tokens, or as
     many as fit; on a pipeline from the first stage to the last.
     """
     context = max(2, min(context, num_blocks // num_decodes * block_size))
@@ -124,7 +119,7 @@ def decode_iteration(
 
 
 def _fitted(composition: Composition, num_blocks: int, block_size: int) -> Composition:
-    """With contexts that fit the cache together: medians may never have been there at once."""
+    """Shorten contexts to fit the cache together, as medians may not have occurred at once."""
     num_decodes, tokens = composition.num_decodes, composition.chunk_tokens
     most_for_chunk = (num_blocks - num_decodes) * block_size  # a block for each decode at least
     chunk_start = min(composition.chunk_start, most_for_chunk - tokens)

@@ -1,14 +1,11 @@
-"""Statistics of repeated, paired measurements: medians with intervals whose level is known, and
-when not to believe them.
+"""Medians of repeated, paired measurements with intervals of known confidence.
 
-A sample is what one pair gave, such as the ratio of two policies' times on the same requests, run
-one after the other: what slows the machine for a while slows both. The interval of the median is
-between two order statistics, whatever the distribution: of n independent samples the k-th smallest
-and the k-th largest enclose it with probability 1 - 2 P(X < k), X binomial of n and 1/2 (Thompson,
-1936), which is 75 % for the ends of 3 and 97 % for those of 6.
-
-Rounds that follow each other may be alike. With r the autocorrelation of neighbours' ranks, n
-samples say as much as n (1 - r) / (1 + r) blocks, and count as so many.
+A sample comes from one pair, such as the ratio of two policies' times on the same requests, run one
+after the other, so that slow phases of the machine affect both. The interval of the median is
+between two order statistics, for any distribution: of n independent samples the k-th smallest and
+k-th largest enclose it with probability 1 - 2 P(X < k), X binomial of n and 1/2 (Thompson, 1936),
+which is 75 % for the ends of 3 and 97 % for those of 6. Successive rounds may be correlated: with r
+the autocorrelation of neighbours' ranks, n samples count as n (1 - r) / (1 + r).
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ FEWEST_PAIRS = 6  # below, no interval of the median reaches LEVEL
 
 
 class Ends(NamedTuple):
-    """An interval, and the probability with which it encloses what it is of (`confidence`)."""
+    """An interval and the probability that it encloses the median (`confidence`)."""
 
     low: float
     high: float
@@ -35,10 +32,8 @@ class Ends(NamedTuple):
 
 @dataclass(frozen=True)
 class Interval:
-    """The median of `num_pairs` samples, their 20 % and 80 % quantiles, and the interval of the
-    median of at least `LEVEL`, or else what `confidence` says.
-
-    `reason` says why it is not to be used, None if it is.
+    """The median of `num_pairs` samples, their 20 % and 80 % quantiles, the interval of the median
+    with its `confidence`, and the `reason` not to use it, if any.
     """
 
     median: float
@@ -51,7 +46,7 @@ class Interval:
     reason: str | None = None
 
     def spread(self, of: float | None = None) -> float:
-        """Half the interval over the median, or over `of`; infinite if an end is."""
+        """Return half the interval over the median, or over `of`; infinite if an end is."""
         whole = abs(self.median) if of is None else of
         if not math.isfinite(self.high) or not whole:
             return math.inf
@@ -61,10 +56,10 @@ class Interval:
 def ends_of_median(
     samples: Sequence[float], *, level: float = LEVEL, is_series: bool = True
 ) -> Ends:
-    """The narrowest interval of the median that reaches `level`, else the widest that there is.
+    """Return the narrowest interval of the median that reaches `level`, else the widest one.
 
-    Samples are in the order in which they were taken if `is_series`, else independent, as seeds
-    are. They may be positive infinity (a price below the noise); then an end may be, too.
+    Samples are in the order of measurement if `is_series`, else independent (seeds). They may be
+    positive infinity (a cost below the noise).
     """
     ordered, number = np.sort(np.asarray(samples, dtype=float)), len(samples)
     blocks = _blocks(samples) if is_series else number
@@ -74,14 +69,14 @@ def ends_of_median(
 
 
 def _confidence(k: int, number: int, blocks: int) -> float:
-    """Of the k-th smallest and largest of a `number` of samples that count as so many `blocks`."""
+    """Return the confidence of the k-th smallest and largest of `number` correlated samples."""
     beyond = sum(math.comb(blocks, i) for i in range((k - 1) * blocks // number + 1))
     return max(0.0, 1 - 2 * beyond / 2**blocks)
 
 
 def _blocks(samples: Sequence[float]) -> int:
-    """As how many independent samples a series counts, by the autocorrelation of neighbours' ranks;
-    what as few as these show by chance (half a standard error) is let pass.
+    """Return the effective number of samples of a series by the autocorrelation of neighbours'
+    ranks, where that exceeds half a standard error.
     """
     _, places, counts = np.unique(samples, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[places] - (len(samples) + 1) / 2
@@ -93,12 +88,9 @@ def _blocks(samples: Sequence[float]) -> int:
 def median_of(
     samples: Sequence[float], max_spread: float, *, of: float | None = None, is_series: bool = True
 ) -> Interval:
-    """The median of paired samples with its interval; with a reason if the pairs are too few or too
-    far apart.
-
-    `max_spread` is the largest half interval over the median (or over `of`, for differences that
-    may be nothing) that still counts as a measurement. Samples that are not a number are pairs that
-    could not be measured. `is_series`: see `ends_of_median`.
+    """Return the median of paired samples with its interval, and a reason if pairs are too few or
+    differ too much: half the interval over the median (or over `of`, for differences that may be
+    zero) exceeds `max_spread`. NaN samples could not be measured. `is_series`: `ends_of_median`.
     """
     known = [sample for sample in samples if not math.isnan(sample)]
     if not known:
@@ -121,7 +113,7 @@ def _reason(found: Interval, max_spread: float, of: float | None) -> str | None:
 
 
 def coarse_to_fine(items: Sequence[T]) -> list[T]:
-    """The same items, ends and middles first, so that a cut list is spread over all."""
+    """Order items by ends and middles first, so that a cut list covers the whole range."""
     steps = (2**i for i in range(len(items).bit_length(), -1, -1))
     indices = range(len(items))
     order = dict.fromkeys(index for step in steps for index in (*indices[::step], *indices[-1:]))
@@ -129,13 +121,13 @@ def coarse_to_fine(items: Sequence[T]) -> list[T]:
 
 
 def summary(samples: Sequence[float], unit: str) -> dict[str, object]:
-    """The columns of every measured value: median, unit, quantiles, number of repetitions."""
+    """Return the columns of a measured value: median, unit, quantiles, number of repetitions."""
     value, q20, q80 = (float(np.quantile(samples, share)) for share in (0.5, 0.2, 0.8))
     return {"value": value, "unit": unit, "q20": q20, "q80": q80, "repetitions": len(samples)}
 
 
 def spread(samples: Sequence[float]) -> float:
-    """Half the range of the samples over their median; not a number for one sample."""
+    """Return half the range of the samples over their median; NaN for one sample."""
     if len(samples) < 2:
         return float("nan")
     return (max(samples) - min(samples)) / 2 / float(np.median(samples))

@@ -1,4 +1,4 @@
-"""From the ledger's tables to the summary; METRICS.md defines every name in symbols."""
+"""Metrics of a run from the ledger's tables; METRICS.md defines every name in symbols."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sarathi_lab.results.decode_cost import DecodeCost
 from sarathi_lab.results.serving_metrics import QUANTILES, latency, quantiles
 
 WAITS = ("ttft", "tbt", "tpot", "latency", "normalised_latency", "bubble_time")
-# What a run is compared by: ratios are reported as <name>_vs_<baseline>, run divided by baseline.
+# Compared with a baseline: <name>_vs_<baseline> is the run's value divided by the baseline's.
 COMPARED = (
     "throughput",
     "output_throughput",
@@ -29,15 +29,14 @@ COMPARED = (
 # Difference in the share of iterations replayed as CUDA graphs above which policies are not
 # compared alone: part of their ratio is launch time on the host.
 REPLAY_TOLERANCE = 0.05
-# Of an iteration's time: the device that needs less than a tenth more than the host takes to launch
-# it had nothing in store at the end of it.
+# Share of an iteration's time from which launching on the host leaves the device without work.
 STARVED = 0.9
 
 
 def add_costs(
     iterations: pd.DataFrame, spec: ModelSpec, dtype_bytes: int, peaks: Peaks
 ) -> pd.DataFrame:
-    """The iterations with the FLOPs, bytes and tiles of each, and how near the peaks it came."""
+    """Add FLOPs, bytes and tiles of each iteration and its shares of the peaks."""
     num_tokens = iterations.num_prefill_tokens + iterations.num_decode_tokens
     flops, num_bytes = spec.flops(iterations), spec.min_bytes(iterations, dtype_bytes)
     roofline = roofline_time(spec, iterations, dtype_bytes, peaks)
@@ -57,9 +56,7 @@ def add_costs(
 
 
 def add_energy(iterations: pd.DataFrame, power: PowerModel, num_devices: int) -> pd.DataFrame:
-    """`add_costs`' table with the watts of a device and the joules of the `num_devices` that an
-    iteration runs on.
-    """
+    """Add the watts of a device and the joules of the `num_devices` that an iteration runs on."""
     watts = power.watts(iterations.mfu, iterations.mbu)
     return iterations.assign(watts=watts, energy=num_devices * watts * iterations.busy)
 
@@ -71,8 +68,8 @@ def energy_metrics(
     num_devices: int,
     num_instances: int = 1,
 ) -> dict[str, float]:
-    """What only a run with a power model has, from `add_energy`'s table and the `summary`: what
-    iterations take, and the idle power of all `num_devices` beside them.
+    """Return the energy of a run [J, W]: that of its iterations (`add_energy`'s table) and the idle
+    power of all `num_devices` between them.
     """
     whole = num_devices * summary["duration"]
     idle = max(0.0, whole - num_devices / num_instances * iterations.busy.sum())
@@ -89,7 +86,7 @@ def energy_metrics(
 def summarise(
     iterations: pd.DataFrame, requests: pd.DataFrame, peaks: Peaks, decode_cost: DecodeCost | None
 ) -> dict[str, float]:
-    """Flat names to numbers for one run; a quantity that the run cannot tell is left out.
+    """Return a run's quantities by name, without those that it does not have.
 
     `iterations` is `add_costs`' table; `decode_cost` is None for policies that never mix chunks and
     decodes.
@@ -124,21 +121,21 @@ def summarise(
 def pipeline_metrics(
     iterations: pd.DataFrame, requests: pd.DataFrame, bubbles: pd.DataFrame, num_stages: int
 ) -> dict[str, float]:
-    """What only a pipeline of `num_stages` has; `bubbles` is the ledger's table."""
+    """Return the bubbles of a pipeline of `num_stages` from the ledger's table."""
     idle = (bubbles.end - bubbles.start).sum() / num_stages
     share = float(idle / (idle + iterations.busy.sum()))
     return {"bubble_fraction": share, **quantiles("bubble_time", requests.bubble_time)}
 
 
 def prefix_metrics(requests: pd.DataFrame) -> dict[str, float]:
-    """What only a run with prefix caching has."""
+    """Return the hit rate of prefix caching."""
     return {"prefix_hit_rate": float(requests.prefix_hit_tokens.sum() / requests.prompt_len.sum())}
 
 
 def compare(
     summary: Mapping[str, float], baseline: Mapping[str, float], name: str
 ) -> dict[str, float]:
-    """Ratios of `summary` to `baseline` of every compared quantity that both have."""
+    """Return the ratios of `summary` to `baseline` of the compared quantities that both have."""
     return {
         f"{quantity}_vs_{name}": summary[quantity] / baseline[quantity]
         for quantity in COMPARED
@@ -147,16 +144,16 @@ def compare(
 
 
 def throughput(requests: pd.DataFrame, duration: float) -> dict[str, float]:
-    """Counts and rates of finished `requests` over `duration` seconds."""
+    """Return counts and rates of finished `requests` over `duration` seconds."""
     num_prompt_tokens, num_output_tokens = requests.prompt_len.sum(), requests.output_len.sum()
-    own = rates(num_prompt_tokens, num_output_tokens, len(requests), duration)
-    return {"num_requests": len(requests), **own}
+    counts = (num_prompt_tokens, num_output_tokens, len(requests))
+    return {"num_requests": len(requests), **rates(*counts, duration)}
 
 
 def rates(
     num_prompt_tokens: float, num_output_tokens: float, num_requests: float, duration: float
 ) -> dict[str, float]:
-    """Of what came out in `duration` seconds, with its counts of tokens."""
+    """Return token counts and rates over `duration` seconds."""
     return {
         "num_prompt_tokens": num_prompt_tokens,
         "num_output_tokens": num_output_tokens,
@@ -193,7 +190,7 @@ def _decode(iterations: pd.DataFrame, cost: DecodeCost | None) -> dict[str, floa
 
 
 def _time_over_roofline_by_kind(iterations: pd.DataFrame) -> dict[str, float]:
-    """Of each kind of iteration that there was."""
+    """Return time over roofline of each kind of iteration present."""
     has_prefill, has_decode = iterations.num_prefill_tokens > 0, iterations.num_decode_tokens > 0
     kinds = {
         "prefill": has_prefill & ~has_decode,
@@ -210,7 +207,7 @@ def _time_over_roofline_by_kind(iterations: pd.DataFrame) -> dict[str, float]:
 def replay_caution(
     summary: Mapping[str, float], baseline: Mapping[str, float], name: str
 ) -> list[str]:
-    """A line if the ratios to a baseline are in part of CUDA graphs; see `REPLAY_TOLERANCE`."""
+    """Return a caution if ratios to a baseline include CUDA graphs (`REPLAY_TOLERANCE`)."""
     own, other = (one.get("replayed_fraction", np.nan) for one in (summary, baseline))
     if not abs(own - other) > REPLAY_TOLERANCE:
         return []
@@ -221,8 +218,8 @@ def replay_caution(
 
 
 def device_idle_fraction(iterations: pd.DataFrame) -> float:
-    """Share of a device's time, while there were requests to serve, between iterations and within
-    those whose launches it waited for (`starved_time`).
+    """Return the share of time in which a device idles although there are requests: between
+    iterations and while it waits for launches (`starved_time`).
     """
     own = "instance" in iterations
     devices = [each for _, each in iterations.groupby("instance")] if own else [iterations]
@@ -238,9 +235,8 @@ def _idle_between(iterations: pd.DataFrame) -> float:
 
 
 def starved_time(iterations: pd.DataFrame) -> pd.Series:
-    """Seconds of each iteration in which its device may have waited for launches, at most: what it
-    took beyond its roofline (all, without that column) if it was done as soon as it was launched,
-    operation by operation.
+    """Return an upper bound of the seconds of each iteration in which its device waited for
+    launches: the time beyond its roofline (all without that column) if it ended with its launches.
     """
     took = iterations.end - iterations.start
     is_starved = ~iterations.is_replayed.astype(bool) & (
@@ -251,7 +247,7 @@ def starved_time(iterations: pd.DataFrame) -> pd.Series:
 
 
 def _overheads(iterations: pd.DataFrame) -> dict[str, float]:
-    """What a real device loses between and beside the work; nothing where none was measured."""
+    """Return a real device's overheads; empty where no host time was measured."""
     if not iterations.host_time.any():
         return {}
     num_padding = iterations.num_padding_tokens

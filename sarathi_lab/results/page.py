@@ -1,4 +1,4 @@
-"""One page of HTML that needs no other file and no network: what was run, found and drawn."""
+"""A self-contained page of HTML with runs, results and pictures."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: `said` is its conclusion, `facts` say by name what was run, `tables` are
-    shown and those `folded` away open by a click, `pictures` are PNG files by what they show.
+    """A part of the page: its conclusions (`said`), `facts` of the run by name, `tables`, those
+    `folded` behind a click, and `pictures` (PNG) by title.
     """
 
     title: str
@@ -33,13 +33,13 @@ class Section:
 
 
 def png(figure: Figure) -> bytes:
-    """A picture as the file that a section takes."""
+    """Return a picture as a PNG file."""
     figure.savefig(file := BytesIO(), format="png", dpi=150)
     return file.getvalue()
 
 
 def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
-    """Write the page. Everything in it is text: what looks like HTML is shown, not obeyed."""
+    """Write the page; all texts are escaped."""
     environment = Environment(
         loader=PackageLoader("sarathi_lab.results", "."),
         autoescape=True,

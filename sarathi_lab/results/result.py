@@ -1,4 +1,4 @@
-"""What a task hands back, and the one writer that saves, tracks and prints it."""
+"""The result of a task, and the writer that saves, tracks and prints it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ from sarathi_lab.results.tracking import TrackedRun, Tracker
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TYPED = ("policy", "workload")  # of a sweep's settings, what labels are as typed
+TYPED = ("policy", "workload")  # settings of a sweep whose labels are as typed
 ITERATIONS, REQUESTS = "iterations.parquet", "requests.parquet"
 
 
 @dataclass(frozen=True)
 class DisplayTable:
-    """A table for people under a bold `title`: `rows` by heading, set right but for those in
-    `left`, the `unbroken` ones never wrapped. `formats` are those of `format`, by heading. Text
-    stays as it is, NaN is "-".
+    """A table for display under a bold `title`: `rows` by heading, right-aligned except those in
+    `left`, `unbroken` ones never wrapped, numbers in `formats` by heading; NaN is "-".
     """
 
     rows: Iterable[Mapping[Any, object]]
@@ -41,7 +40,7 @@ class DisplayTable:
     markup: bool = False  # whether cells hold rich's styles, such as [green]
 
     def cells(self) -> list[list[str]]:
-        """The headings, and the rows below them, as text."""
+        """Return the headings and the rows below them as text."""
         rows = list(self.rows)
         headings = list(rows[0]) if rows else []
         lines = [[self._cell(name, row[name]) for name in headings] for row in rows]
@@ -65,17 +64,17 @@ class DisplayTable:
 
 @dataclass(frozen=True)
 class Result:
-    """What a task found.
+    """The outcome of a task.
 
-    `tables` are kept as NAME.csv, or under their own names where these end in .csv or .parquet;
-    `figures` as NAME.png; `summary` (SI units) as summary.json. iterations.parquet is the history
-    in W&B, too. Files that a task leaves in the folder itself are tracked with the others.
+    `tables` are saved as NAME.csv unless NAME ends in .csv or .parquet, `figures` as NAME.png,
+    `summary` (SI units) as summary.json and long rows (results.parquet). iterations.parquet is the
+    history in W&B. Other files of the folder are tracked, too.
     """
 
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     figures: Mapping[str, Figure] = field(default_factory=dict)
     summary: Mapping[str, float] = field(default_factory=dict)
-    shown: Sequence[DisplayTable | str] = ()  # printed in this order, when all is saved
+    shown: Sequence[DisplayTable | str] = ()  # printed last, in this order
     places: Mapping[str, Path | str] | None = None  # printed last; None: the folder
     labels: Mapping[str, Any] = field(default_factory=dict)  # flat, to filter by in W&B; run.json
     tags: Sequence[str] = ()  # in W&B
@@ -86,7 +85,7 @@ class Result:
 
 
 class Stopped(RunError):
-    """Stops a run whose finished part, `result`, is kept; its summary says how it stopped."""
+    """Error of a run whose finished part, `result`, is kept."""
 
     def __init__(self, message: str, result: Result | None = None) -> None:
         super().__init__(message)
@@ -94,8 +93,8 @@ class Stopped(RunError):
 
 
 def write(result: Result, context: RunContext, tracker: Tracker, *, is_run: bool = False) -> None:
-    """Save `result` in the folder of `context`, track and print it; a run (`is_run`) gets run.json,
-    which marks its folder as complete.
+    """Save `result` in the folder of `context`, track and print it; run.json marks the folder of a
+    run (`is_run`) as complete.
     """
     folder = context.run_dir
     _save(result, folder)
@@ -119,7 +118,7 @@ def write(result: Result, context: RunContext, tracker: Tracker, *, is_run: bool
 
 
 def write_stopped(result: Result, context: RunContext, error: str) -> None:
-    """Save what a run that stopped has done; without run.json, so that none takes it for whole."""
+    """Save the part of a run that stopped, without run.json."""
     _save(result, context.run_dir)
     labels = {"task": context.task, **result.labels, "error": error, **result.summary}
     write_json(context.run_dir / "failed.json", labels)
@@ -128,7 +127,7 @@ def write_stopped(result: Result, context: RunContext, error: str) -> None:
 def track(
     result: Result, context: RunContext, tracker: Tracker, *, has_failed: bool = False
 ) -> None:
-    """Track a result, once it is saved; of a run that has failed its labels and summary only."""
+    """Track a saved result; of a failed run its labels and summary only."""
     tracker.track(
         TrackedRun(
             name=context.name,
@@ -146,13 +145,13 @@ def track(
 
 
 def _columns(result: Result, context: RunContext) -> dict[str, Any]:
-    """What a dashboard filters and groups a run by, and its settings: of the simulated hardware and
-    its serving system only where the executor reads them.
+    """Return a run's columns in a dashboard, and its settings: those of the simulated hardware and
+    host only where the executor reads them.
     """
     columns = {"task": context.task, "hostname": platform.node(), "command": context.command}
     columns |= result.labels
     if "device" in columns:
-        # A simulated device is the same on every host; two machines may have one model of CPU.
+        # Two machines may have the same model of CPU; a simulated device has no machine.
         is_simulated = columns.get("executor") == "simulated"
         where = (
             columns["device"] if is_simulated else f"{columns['device']} ({columns['hostname']})"

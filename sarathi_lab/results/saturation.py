@@ -1,4 +1,4 @@
-"""Whether a system keeps up: a test for a steady state, and the end of a hopeless run."""
+"""Overload: a test for a steady state, and limits that stop a saturated run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from sarathi_lab.engine.request import SequenceState
 from sarathi_lab.workload import LoadedRequests
 
 NUM_BATCHES = 10  # of requests, whose mean delays are tested for a trend
-MIN_REQUESTS = 2 * NUM_BATCHES  # below, nothing is said
+MIN_REQUESTS = 2 * NUM_BATCHES  # for a test
 SETTING = "stop_when_saturated"
-LEAST_SLOPE = 0.01  # seconds of delay a second: a load of 1 % above what is served
-RECENT = 100  # arrivals that the rate of a saturated run is taken from
+LEAST_SLOPE = 0.01  # seconds of delay a second: a load of 1 % above capacity
+RECENT = 100  # arrivals that define the rate of a saturated run
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Trend:
 
 
 def delay_trend(requests: pd.DataFrame) -> Trend | None:
-    """The trend of the scheduling delay over `requests`; None for fewer than 20, or if they arrive
-    all at once.
+    """Return the trend of the scheduling delay over `requests`; None for fewer than 20, or if all
+    arrive at once.
 
     The means of 10 batches of requests in the order of arrival (batch means, which are nearly
     independent: Law and Carson, 1979) are tested for a monotone trend (Mann, 1945; Kendall, 1975),
@@ -54,7 +54,7 @@ def delay_trend(requests: pd.DataFrame) -> Trend | None:
     arrivals = ordered.arrival_time.to_numpy(dtype=float)
     if len(ordered) < MIN_REQUESTS or arrivals[-1] <= arrivals[0]:
         return None
-    from scipy.stats import kendalltau, theilslopes  # which most runs don't need: takes a second
+    from scipy.stats import kendalltau, theilslopes  # takes a second, and most runs do not need it
 
     delays = (ordered.first_scheduled_time - ordered.arrival_time).to_numpy(dtype=float)
     times, means = (
@@ -67,7 +67,7 @@ def delay_trend(requests: pd.DataFrame) -> Trend | None:
 
 
 class Saturated(RunError):
-    """Stops a run at `time` (seconds) that can't keep up with `rate` (requests per second)."""
+    """Error of a run stopped at `time` [s] that is overloaded at `rate` [requests/s]."""
 
     def __init__(self, message: str, time: float, rate: float | None) -> None:
         super().__init__(message)
@@ -76,10 +76,8 @@ class Saturated(RunError):
 
 @dataclass(frozen=True)
 class SaturationLimits:
-    """What a queue may reach before its run is stopped; None: anything.
-
-    `scheduling_delay` is the longest that a request in a batch has waited for its first one, in
-    seconds; `num_waiting` counts the waiting requests, preempted ones included.
+    """Limits beyond which a run is stopped, None for no limit: the longest `scheduling_delay` [s]
+    of a request in a batch, and the waiting requests, preempted ones included.
     """
 
     scheduling_delay: float | None = number(
@@ -97,7 +95,7 @@ class SaturationLimits:
         return self.scheduling_delay is not None or self.num_waiting is not None
 
     def check(self, load: LoadedRequests) -> None:
-        """Raise UserError if the requests' times can't overload anything."""
+        """Raise UserError if the requests have no arrival times that could overload."""
         if not self.are_set or load.has_times:
             return
         waits = load.waits_for_answers
@@ -108,7 +106,7 @@ class SaturationLimits:
         )
 
     def guard(self, recorder: Recorder, load: LoadedRequests) -> Recorder:
-        """`recorder`, or one that stops the run as well."""
+        """Return `recorder`, wrapped to stop the run at a limit if any is set."""
         if not self.are_set:
             return recorder
         arrivals = np.sort([request.arrival_time for request in load.requests])
@@ -117,7 +115,7 @@ class SaturationLimits:
 
 @dataclass(frozen=True)
 class _Guard:
-    """Passes iterations on to `recorder`; raises `Saturated` after the first beyond a limit."""
+    """Recorder that passes iterations on and raises `Saturated` after the first beyond a limit."""
 
     recorder: Recorder
     limits: SaturationLimits
@@ -140,9 +138,9 @@ class _Guard:
         recent = self.arrivals[self.arrivals <= time][-RECENT:]
         duration = float(np.ptp(recent)) if len(recent) else 0.0
         rate = (len(recent) - 1) / duration if duration > 0 else None  # none if all came at once
-        told = "" if rate is None else f" at {rate:.3g} requests/s"
+        at = "" if rate is None else f" at {rate:.3g} requests/s"
         message = (
-            f"saturated after {time:.1f} s{told}: {what}, more than {SETTING}.{limit}; lower the "
+            f"saturated after {time:.1f} s{at}: {what}, more than {SETTING}.{limit}; lower the "
             "rate or raise the limit"
         )
         raise Saturated(message, time, rate)

@@ -1,9 +1,7 @@
-"""What users of a server feel, from the ledger's requests; every name is defined in symbols in
-METRICS.md.
+"""Latency, stalls, goodput and fairness from the ledger's requests; METRICS.md has the symbols.
 
-All functions take the table of requests (`ledger.REQUEST_COLUMNS`), so a part of a run is a part of
-its rows. Times are seconds. What no request can tell, such as the gaps of single tokens, is left
-out of what they return.
+All functions take the table of requests (`ledger.REQUEST_COLUMNS`) or some of its rows. Times are
+seconds. Undefined quantities, such as gaps of single tokens, are left out of the results.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ Floats = NDArray[np.float64]
 def quantiles(
     name: str, values: pd.Series | Floats, chosen: Sequence[float] = QUANTILES
 ) -> dict[str, float]:
-    """`<name>_p50` and so on, and the mean, of the values that are numbers; nothing of none."""
+    """Return `<name>_mean` and `<name>_p50` and so on of the values that are not NaN."""
     array = np.asarray(values, dtype=float)
     array = array[~np.isnan(array)]
     if not len(array):
@@ -36,13 +34,13 @@ def quantiles(
 
 
 def gaps(requests: pd.DataFrame) -> Floats:
-    """Times between tokens of all requests one after the other [sum of (tokens - 1)]."""
+    """Return the times between tokens of all requests [sum of (tokens - 1)]."""
     return np.concatenate([np.empty(0), *(np.diff(times) for times in requests.token_times)])
 
 
 def waits(requests: pd.DataFrame) -> dict[str, Floats]:
-    """The times that users wait, by request [R], but those between tokens (`tbt`), which are
-    `gaps`. A request of one token has no time per output token (`tpot`).
+    """Return latencies by name and request [R], except `tbt`, which are `gaps`. A request of one
+    token has no time per output token (`tpot`: NaN).
     """
     output_len = requests.output_len.to_numpy(dtype=float)
     whole = (requests.finish_time - requests.arrival_time).to_numpy(dtype=float)
@@ -59,6 +57,7 @@ def waits(requests: pd.DataFrame) -> dict[str, Floats]:
 
 
 def latency(requests: pd.DataFrame) -> dict[str, float]:
+    """Return mean and quantiles of all latencies."""
     times = waits(requests).items()
     return {key: q for name, own in times for key, q in quantiles(name, own).items()}
 
@@ -66,10 +65,8 @@ def latency(requests: pd.DataFrame) -> dict[str, float]:
 def serving_summary(
     requests: pd.DataFrame, seconds: float, targets: Targets, alone: Floats | None = None
 ) -> dict[str, float]:
-    """Stalls, latency by class of prompts, goodput and fairness of `requests`, which were served in
-    `seconds`.
-
-    `alone` is the time that each would take on an idle engine [R], None where nobody knows.
+    """Return stalls, latency by prompt class, goodput and fairness of `requests` served in
+    `seconds`; `alone` is the time of each on an idle engine [R], None if unknown.
     """
     if requests.empty:
         return {}
@@ -86,7 +83,7 @@ def serving_summary(
 
 
 def stalls(requests: pd.DataFrame, threshold: float) -> dict[str, float]:
-    """Gaps above `threshold` seconds, and the longest of all (Sarathi-Serve, Fig 1a)."""
+    """Return gaps above `threshold` seconds and the longest gap (Sarathi-Serve, Fig 1a)."""
     between = gaps(requests)
     if not len(between):
         return {}
@@ -102,7 +99,7 @@ def stalls(requests: pd.DataFrame, threshold: float) -> dict[str, float]:
 
 
 def stall_histogram(requests: pd.DataFrame, threshold: float) -> pd.DataFrame:
-    """Stalls by length: `count` of gaps in (low, high] seconds, in doubling steps."""
+    """Return stalls by length: `count` of gaps in (low, high] seconds, in doubling steps."""
     edges = threshold * np.array(STALL_STEPS)
     counts = np.bincount(np.searchsorted(edges, gaps(requests)), minlength=len(edges))
     return pd.DataFrame({"low": edges[:-1], "high": edges[1:], "count": counts[1:]})
@@ -112,12 +109,14 @@ def stall_histogram(requests: pd.DataFrame, threshold: float) -> pd.DataFrame:
 
 
 def prompt_classes(requests: pd.DataFrame, bounds: Sequence[int]) -> NDArray[np.str_]:
-    """Of each request [R]: "short" below the first bound (tokens), "long" from the second on."""
+    """Return the class of each request [R]: "short" below the first bound (tokens), "long" from the
+    second on, else "medium".
+    """
     return np.array(CLASSES)[np.searchsorted(bounds, requests.prompt_len, side="right")]
 
 
 def by_class(requests: pd.DataFrame, classes: NDArray[np.str_]) -> dict[str, float]:
-    """Latencies of each class that has requests; nothing if all are of one."""
+    """Return latencies of each class present; empty if all requests are of one."""
     summary: dict[str, float] = {}
     for name, is_own in _masks(classes).items():
         times = waits(requests[is_own])
@@ -128,7 +127,7 @@ def by_class(requests: pd.DataFrame, classes: NDArray[np.str_]) -> dict[str, flo
 
 
 def _masks(classes: NDArray[np.str_]) -> dict[str, NDArray[np.bool_]]:
-    """Which requests [R] are of each class that has some; none if all are of one."""
+    """Return a mask [R] for each class present; empty if all requests are of one."""
     masks = {name: classes == name for name in CLASSES if (classes == name).any()}
     return masks if len(masks) > 1 else {}
 
@@ -137,9 +136,8 @@ def _masks(classes: NDArray[np.str_]) -> dict[str, NDArray[np.bool_]]:
 
 
 def is_good(requests: pd.DataFrame, slo: Slo) -> dict[str, NDArray[np.bool_]]:
-    """By bound for single requests whether each meets it [R], as does one without such a time, and
-    under "all" whether it meets all. A gap stands for those of its request by the objective's
-    quantile of them.
+    """Return by bound whether each request meets it [R] (one without such a time does), and under
+    "all" whether it meets every bound. Gaps of a request count by the objective's quantile.
     """
     values = waits(requests)
     if slo.tbt is not None:
@@ -153,7 +151,7 @@ def is_good(requests: pd.DataFrame, slo: Slo) -> dict[str, NDArray[np.bool_]]:
 
 
 def run_values(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
-    """The run's quantile by bound of `slo`; of the scheduling delay the median."""
+    """Return the run's quantile for each bound of `slo`, for the scheduling delay the median."""
     values, found = waits(requests), {}
     for name in slo.bounds:
         if len(own := values[name][~np.isnan(values[name])]):
@@ -163,14 +161,14 @@ def run_values(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
 
 
 def is_met(requests: pd.DataFrame, slo: Slo) -> bool:
-    """Whether the run as a whole meets every bound."""
+    """Return whether the run's quantiles meet every bound."""
     return all(value <= slo.bounds[name] for name, value in run_values(requests, slo).items())
 
 
 def goodput(
     requests: pd.DataFrame, seconds: float, slo: Slo, classes: NDArray[np.str_]
 ) -> dict[str, float]:
-    """Share and rate of the requests within every bound, shares by bound and by class."""
+    """Return share and rate of the requests within every bound, and shares by bound and class."""
     if not slo.bounds:
         return {}
     met = is_good(requests, slo)
@@ -188,12 +186,12 @@ def goodput(
 
 
 def jain_index(values: Floats) -> float:
-    """(Σ x)² / (n Σ x²): 1 if all are alike, 1/n at worst (Jain et al., DEC-TR-301, 1984)."""
+    """Return (Σ x)² / (n Σ x²): 1 if all are equal, at least 1/n (Jain et al., 1984)."""
     return float(values.sum() ** 2 / (len(values) * (values**2).sum()))
 
 
 def fairness(requests: pd.DataFrame, alone: Floats, classes: NDArray[np.str_]) -> dict[str, float]:
-    """Slowdowns (latency over `alone` [R]), Jain's index of them, worst class over best."""
+    """Return slowdowns (latency over `alone` [R]), their Jain index, worst class over best."""
     slowdown = waits(requests)["latency"] / alone
     means = {name: float(slowdown[is_own].mean()) for name, is_own in _masks(classes).items()}
     return {

@@ -1,4 +1,4 @@
-"""Service level objectives: the bounds that latencies are held against (config group `slo`)."""
+"""Service level objectives: bounds of latencies (config group `slo`)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ SHARE = "use a share of the tokens or requests, such as 0.99"
 
 @dataclass(frozen=True, kw_only=True)
 class Slo:
-    """Bounds in seconds, None where there is none: of the `quantile` of the time to the first token
-    (`ttft`), between tokens (`tbt`) and per output token (`tpot`), and of the median
-    `scheduling_delay`.
+    """Bounds in seconds, or None, of the `quantile` of time to first token (`ttft`), between tokens
+    (`tbt`) and per output token (`tpot`), and of the median `scheduling_delay`.
 
-    With a `tbt_factor` the bound between tokens is so many times a decode-only iteration of
-    `decode_batch` sequences at `decode_context` tokens on the device at hand (Sarathi-Serve,
-    section 5.1: 5 strict, 25 relaxed, of 32 at 4K); of a smaller batch or shorter sequences where
-    the run has no such ones. `resolved` puts the time in. Raises UserError.
+    With a `tbt_factor` the `tbt` bound is that multiple of a decode-only iteration of
+    `decode_batch` sequences at `decode_context` tokens on the device (Sarathi-Serve, section 5.1:
+    5 strict, 25 relaxed, of 32 at 4K), fewer where the run's are. Raises UserError.
     """
 
     name: str
@@ -48,22 +46,22 @@ class Slo:
 
     @property
     def bounds(self) -> Mapping[str, float]:
-        """The bounds that there are, by name."""
+        """Return the bounds that are set, by name."""
         return {name: bound for name in BOUNDS if (bound := getattr(self, name)) is not None}
 
     @property
     def is_relative(self) -> bool:
-        """Whether a bound waits for the time of a decode iteration."""
+        """Return whether a bound depends on the time of a decode iteration."""
         return self.tbt_factor is not None
 
     def resolved(self, decode_seconds: float | None) -> Slo:
-        """With its relative bound in seconds, if it has one and the time is known."""
+        """Return the objective with its relative bound in seconds, if that is known."""
         if self.tbt_factor is None or decode_seconds is None:
             return self
         return replace(self, tbt=self.tbt_factor * decode_seconds, tbt_factor=None)
 
     def describe(self) -> str:
-        """In words, such as "P99 TBT 100 ms, P50 scheduling delay 2000 ms"."""
+        """Describe it, such as "P99 TBT 100 ms, P50 scheduling delay 2000 ms"."""
         percent = f"P{100 * self.quantile:g}"
         words = {name: f"{percent} {name.upper()}" for name in ("ttft", "tbt", "tpot")}
         words["scheduling_delay"] = "P50 scheduling delay"
@@ -75,9 +73,8 @@ class Slo:
 
 @dataclass(frozen=True)
 class Targets:
-    """What a run's latencies are held against: the objective, the gap (seconds) that counts as a
-    generation stall, and the prompt lengths (tokens) from which requests are of medium length and
-    long. Raises UserError.
+    """Targets of a run's latencies: the objective, the gap [s] that counts as a generation stall,
+    and the prompt lengths [tokens] from which prompts are medium and long. Raises UserError.
     """
 
     slo: Slo = field(default_factory=lambda: Slo(name="none"))

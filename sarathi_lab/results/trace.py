@@ -1,5 +1,5 @@
-"""A run as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing: a row per stage,
-micro-batches and bubbles; a process per instance of a cluster.
+"""A run as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing: a row per stage with
+micro-batches and bubbles, a process per instance of a cluster.
 
 Format: the JSON array of Chrome's trace event format; "X" is an event with a duration, "M" names a
 row.
@@ -22,7 +22,7 @@ COUNTS = ["num_prefill_tokens", "num_decode_tokens", "prefill_kv_tokens", "decod
 def write_trace(
     path: Path, iterations: pd.DataFrame, stages: pd.DataFrame, bubbles: pd.DataFrame
 ) -> None:
-    """Write the ledger's three tables as trace events, a row per stage."""
+    """Write the ledger's three tables as trace events."""
     with path.open("w") as file:  # one by one: a long run on many stages has millions
         file.write("[")
         for i, event in enumerate(_events(iterations, stages, bubbles)):

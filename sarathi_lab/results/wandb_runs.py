@@ -1,4 +1,4 @@
-"""Runs that W&B has, in its offline files and on its server, by the names that folders have."""
+"""Runs of W&B's offline files and of its server, with the names that run folders use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SERVED = "throughput"  # in the summary of every run that served requests
 
 @dataclass(frozen=True)
 class WandbRun:
-    """`settings` has flat names, `summary` those of METRICS.md, `iterations` what is kept."""
+    """A run: `settings` has flat names, `summary` those of METRICS.md; `iterations` a part."""
 
     name: str
     source: str
@@ -37,7 +37,7 @@ class WandbRun:
 
 
 def load(place: str | Path) -> list[WandbRun]:
-    """The runs at `place`: a `.wandb` file or a folder of such, or "entity/project" or
+    """Return the runs at `place`: a `.wandb` file or a folder of such, or "entity/project" or
     "entity/project/run" on W&B's server. Raises UserError for a place without runs.
     """
     path = Path(place)
@@ -47,7 +47,7 @@ def load(place: str | Path) -> list[WandbRun]:
             raise UserError(
                 f"{place} holds no finished run and no .wandb file; name a folder such as outputs"
             )
-        with ThreadPoolExecutor(READERS) as pool:  # each waits for a process of its own
+        with ThreadPoolExecutor(READERS) as pool:  # each waits for a process
             runs = list(pool.map(_offline, files))
     elif str(place).count("/") in (1, 2) and not str(place).startswith((".", "/", "~")):
         runs = []
@@ -59,7 +59,7 @@ def load(place: str | Path) -> list[WandbRun]:
         raise UserError(
             f"{place} is not there; name a folder, a .wandb file, or entity/project/run on W&B"
         )
-    # A sweep's own table, for one, is a run to W&B, too.
+    # A sweep's table is a run in W&B, too.
     served = [run for run in runs if SERVED in run.summary]
     if not served:
         raise UserError(f"{place} holds no run that served requests; name another")
@@ -67,7 +67,7 @@ def load(place: str | Path) -> list[WandbRun]:
 
 
 def _offline(path: Path) -> WandbRun:
-    """A run from its `.wandb` file, by W&B's own reader: a record in JSON a line."""
+    """Read a run from its `.wandb` file by `wandb leet inspect`, a JSON record a line."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     if done.returncode:
@@ -100,9 +100,7 @@ def _from_wandb(
     summary: Mapping[str, Any],
     rows: Sequence[Mapping[str, Any]],
 ) -> WandbRun:
-    """Without what W&B keeps for itself. The labels stand beside the settings in `config`; of
-    `rows` those of iterations count: tables and pictures have steps of their own.
-    """
+    """Convert a run, without W&B's internal keys; of `rows` those of iterations are kept."""
     labels = {key: config[key] for key in config if key != "settings" and not key.startswith("_")}
     numbers = {
         new_name(key): float(value)

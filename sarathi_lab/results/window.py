@@ -1,4 +1,4 @@
-"""Which part of a run its metrics count, without warm-up and drain."""
+"""The part of a run that its metrics count, without warm-up and drain."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ FIX = "use seconds such as 30, a share of the requests such as 10%, or null"
 
 @dataclass(frozen=True)
 class Window:
-    """What is left of a run without its first `warmup` and its last `cooldown`.
-
-    Either is seconds, or a share of the requests as text ("10%"); None cuts nothing off. In
-    symbols: METRICS.md.
+    """A run without its first `warmup` and last `cooldown`: seconds, a share of requests ("10%"),
+    or None for no cut. Symbols: METRICS.md.
     """
 
     warmup: float | str | None = None
@@ -39,7 +37,7 @@ class Window:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is cut off."""
+        """Return whether nothing is cut off."""
         return self.warmup is None and self.cooldown is None
 
     def check(self, load: LoadedRequests) -> None:
@@ -61,7 +59,7 @@ class Window:
             )
 
     def of(self, iterations: pd.DataFrame, requests: pd.DataFrame) -> Part:
-        """The part that counts, from the ledger's tables. Raises RunError if nothing is left."""
+        """Return the part that counts, from the ledger's tables. Raises RunError if it is empty."""
         duration = float(iterations.end.max())
         arrivals = np.sort(requests.arrival_time.to_numpy(dtype=float))
         start, is_start_share = self._cut("warmup")
@@ -79,7 +77,7 @@ class Window:
         return part
 
     def _cut(self, name: str) -> tuple[float, bool]:
-        """What is cut off at one end, and whether it is a share of the requests, not seconds."""
+        """Return the cut at one end, and whether it is a share of the requests, not seconds."""
         value = getattr(self, name)
         if value is None:
             return 0.0, False
@@ -100,15 +98,15 @@ class Part(NamedTuple):
     end: float
 
     def requests(self, requests: pd.DataFrame) -> pd.DataFrame:
-        """Those that arrived in it, whenever they finished."""
+        """Return the requests that arrived in it."""
         return requests[(requests.arrival_time >= self.start) & (requests.arrival_time < self.end)]
 
     def spans(self, table: pd.DataFrame) -> pd.DataFrame:
-        """The iterations, or the idle gaps of a pipeline, that began and ended in it."""
+        """Return the iterations, or bubbles of a pipeline, that began and ended in it."""
         return table[(table.start >= self.start) & (table.end <= self.end)]
 
     def throughput(self, requests: pd.DataFrame) -> dict[str, float]:
-        """Counts and rates (METRICS.md) of what came out in this part, of all `requests`."""
+        """Return counts and rates (METRICS.md) of tokens emitted in this part by all `requests`."""
 
         def holds(times: pd.Series) -> pd.Series:
             return times.between(self.start, self.end)

@@ -1,7 +1,7 @@
-"""The picture of a playground: batches over time, and how long users wait.
+"""The picture of a playground: batches over time, and latencies.
 
-It is drawn at every move, so its axes, lines and areas are kept, and only their data change: laid
-out anew, it took ten times as long.
+It is drawn at every move of a slider, so only the data of its axes, lines and areas change, which
+is ten times faster than a new layout.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ SIZE, DPI = (11.0, 4.4), 80  # inches, and pixels an inch
 PLACES = {"left": 0.065, "right": 0.985, "top": 0.93, "bottom": 0.12, "hspace": 0.35}
 BOTTOM = 0.8  # tokens, below which the axis ends
 FEWEST = 1e-3  # share of gaps, below which the axis ends
-# Dark and light, so that print without colour tells them apart. No hatches: on bars of a few pixels
-# they make patterns of their own.
+# Dark and light, distinct without colour; hatches do not work on bars of a few pixels.
 PREFILL: dict[str, Any] = {"facecolor": "#31688e", "edgecolor": "black", "linewidth": 0.15}
 DECODE: dict[str, Any] = {**PREFILL, "facecolor": "#fde725"}
 KINDS = {"prompt tokens": PREFILL, "decodes": DECODE}
 
 
 class Picture:
-    """Left the batches of a policy and of another, right their times to first and between tokens;
-    `show` changes what it shows.
+    """Batches of up to two policies at the left, their times to first and between tokens at the
+    right.
     """
 
     def __init__(self) -> None:
@@ -57,7 +56,7 @@ class Picture:
     def show(
         self, iterations: Mapping[str, pd.DataFrame], requests: Mapping[str, pd.DataFrame]
     ) -> None:
-        """Show the iterations and requests (the ledger's tables) of one or two policies by name."""
+        """Draw the iterations and requests (the ledger's tables) of one or two policies by name."""
         tables = iterations.values()
         longest = max(float(table.end.max()) for table in tables)
         most = max(float((one.num_prefill_tokens + one.num_decode_tokens).max()) for one in tables)
@@ -75,7 +74,7 @@ class Picture:
 
 
 class _Batches:
-    """Bars as wide as iterations take: decodes below, prompt tokens on top."""
+    """Bars as wide as iterations: decodes below, prompt tokens on top."""
 
     def __init__(self, ax: Axes) -> None:
         self._ax = ax
@@ -97,7 +96,7 @@ class _Batches:
             return
         decodes = table.num_decode_tokens.to_numpy(dtype=float)
         both = decodes + table.num_prefill_tokens.to_numpy()
-        edges = table[["start", "end"]].to_numpy().ravel()  # with what is idle between two
+        edges = table[["start", "end"]].to_numpy().ravel()  # gaps included
         for area, tokens in zip(self._areas, (both, decodes), strict=True):
             _set(area, tokens, edges)
 
@@ -121,7 +120,7 @@ class _Curves:
     def show(
         self, times: Mapping[str, NDArray[np.float64]], *, complementary: bool = False
     ) -> None:
-        """Times by policy [any number]; `complementary`: the share that is above, not below."""
+        """Draw times by policy [any number]; `complementary`: the share above, not below."""
         shown = [*times.items(), ("", np.empty(0))]
         for line, (name, own) in zip(self._lines, shown, strict=False):
             shares = np.arange(1, len(own) + 1) / max(1, len(own))
