@@ -25,7 +25,7 @@ from sarathi_lab.results.intervals import ends_of_median
 from sarathi_lab.results.serving_metrics import is_met
 from sarathi_lab.results.slo import Slo
 
-ROUNDING = 1e-9  # of the logarithm, so that a rate of the grid is its own step
+ROUNDING = 1e-9  # of the logarithm, so that rate and step are inverse
 # Default limits of a search, in saturation rates. Above, only a short run meets an objective.
 BELOW, ABOVE = 1 / 64, 2.0
 

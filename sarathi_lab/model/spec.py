@@ -83,7 +83,7 @@ class ModelSpec:
     With `num_experts` the FFN of a layer is a mixture: a router chooses `experts_per_token` of them
     for each token, and `ffn_size` is the width of one. Their outputs are weighted by the softmax
     over all, which `normalise_experts` scales to sum to one over those chosen. Every token passes
-    the shared expert of `shared_expert_size`, times the sigmoid of a gate of its own (Qwen2-MoE).
+    the shared expert of `shared_expert_size`, times the sigmoid of a gate (Qwen2-MoE).
     """
 
     name: str

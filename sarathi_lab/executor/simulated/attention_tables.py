@@ -1,4 +1,4 @@
-"""One layer's attention by measured tables: of the model's own shape, or of the nearest."""
+"""One layer's attention by measured tables: of the model's shape, or of the nearest."""
 
 from __future__ import annotations
 
@@ -72,27 +72,26 @@ class AttentionTable:
         """
         tokens, decodes = batch.num_prefill_tokens, batch.num_decodes
         context = batch.decode_kv_tokens / decodes if decodes else 0.0
-        chunk, before, prefill = 0.0, 0.0, 0.0
-        if tokens:
-            chunk, before = equivalent_chunk(tokens, batch.prefill_query_key_pairs)
-            prefill = self._prefill(batch, (chunk, before, 0.0, 0.0))
+        prefill = self._prefill(batch) if tokens else 0.0
         if not decodes:
             return prefill, 0.0
-        if tokens and in_one_call and self._mixed is not None:
-            both = self._on(self._mixed, OF_BOTH, (chunk, before, decodes, context))
-            return min(prefill, both), max(0.0, both - prefill)
-        decode = self._decode(decodes, context)
         if not (tokens and in_one_call):
-            return prefill, decode
-        separate = self._formula(chunk, before, 0, 0, 1) + self._formula(0, 0, decodes, context, 1)
-        slowdown = self._formula(chunk, before, decodes, context, 1) / separate
-        both = (prefill + decode) * slowdown
+            return prefill, self._decode(decodes, context)
+        chunk, before = equivalent_chunk(tokens, batch.prefill_query_key_pairs)
+        if self._mixed is not None:
+            both = self._on(self._mixed, OF_BOTH, (chunk, before, decodes, context))
+        else:
+            separate = self._formula(chunk, before, 0, 0, 1)
+            separate += self._formula(0, 0, decodes, context, 1)
+            slowdown = self._formula(chunk, before, decodes, context, 1) / separate
+            both = (prefill + self._decode(decodes, context)) * slowdown
         return min(prefill, both), max(0.0, both - prefill)
 
-    def _prefill(self, batch: Batch, point: tuple[float, ...]) -> float:
-        if self._prompts.grid is not None:
-            return self._on(self._prompts.grid, OF_PREFILL, point)
+    def _prefill(self, batch: Batch) -> float:
         tokens, pairs = batch.num_prefill_tokens, batch.prefill_query_key_pairs
+        if self._prompts.grid is not None:
+            point = (*equivalent_chunk(tokens, pairs), 0.0, 0.0)
+            return self._on(self._prompts.grid, OF_PREFILL, point)
         return self._prompts.costs.time(tokens, 1.0, tokens, pairs, batch.prefill_kv_tokens)
 
     def _decode(self, decodes: int, context: float) -> float:

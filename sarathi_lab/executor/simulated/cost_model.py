@@ -85,7 +85,7 @@ class CostModel:
         if hardware and parallel.pipeline > 1:
             self._latency, self._network_rate = hardware.link_latency, hardware.network_rate
             self._link_rate = hardware.link_rate if parallel.tensor > 1 else math.inf
-        # Each device copies its share of a block over its own link.
+        # Each device copies its share of a block over its link.
         self._swapped_token_bytes = spec.kv_bytes_per_token(dtype_bytes) / parallel.num_devices
         # Cached by number of tokens: a run has few different ones.
         self._token_times = cache(operations.token_times)

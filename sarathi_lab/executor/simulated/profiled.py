@@ -182,7 +182,7 @@ class ProfiledOperations:
         self.errors["all_reduce"] = curve_error(*_floats(rows))
 
     def _make_attention(self, spec: ModelSpec) -> AttentionTable | ShapedAttention | None:
-        """Choose the rows of the model's own shape, if there are such with contexts or mixed
+        """Choose the rows of the model's shape, if there are such with contexts or mixed
         batches, else those of the nearest.
         """
         rows, formula = self.tables.frames.get("attention"), self._formula
@@ -314,7 +314,7 @@ def profiled_operations(
     setting = "executor.cost_model=profiled"
     if spec.kv_dtype != "auto":
         raise UserError(
-            f"{setting} applies to a cache in the model's own type, in which it was measured, not "
+            f"{setting} applies to a cache in the model's type, in which it was measured, not "
             f"to cache.dtype={spec.kv_dtype}; use executor.cost_model=analytic, or "
             "cache.dtype=auto"
         )
