@@ -58,7 +58,7 @@ def ran(requests, topology: Several, policy, link: Link | None = LINK) -> tuple[
     return ledger, cluster
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     LENGTHS,
     st.sampled_from(list(POLICIES)),
@@ -104,7 +104,7 @@ def check_transfers(cluster, wished, num_prefill: int | None, link: Link) -> Non
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(LENGTHS, st.sampled_from([0.5, 4.0, 100.0]), st.sampled_from([1.0, 1.5, 4.0]))
 def test_requests_that_move_by_slack_are_served_once_and_their_caches_add_up(wished, ttft, tpot):
     budgets = {"prefill_chunk": 16, "decode_chunk": 4}
@@ -123,7 +123,7 @@ def test_requests_that_move_by_slack_are_served_once_and_their_caches_add_up(wis
         places[move.request_id] = move.target
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(LENGTHS, st.sampled_from(list(POLICIES)))
 def test_one_replica_gives_what_one_engine_gives(wished, policy):
     engine = EngineConfig(POLICIES[policy], max_model_len=40, **SIZES)
