@@ -1,7 +1,8 @@
 """Scheduling policies, one module per system; `conf/policy/` names these classes."""
 
 from sarathi_lab.engine.policy import Policy, Reserve
-from sarathi_lab.policy.ascend import Ascend, AscendDynamic, AscendV09
+from sarathi_lab.policy.ascend import Ascend, AscendV09
+from sarathi_lab.policy.ascend_dynamic import AscendDynamic
 from sarathi_lab.policy.lightllm import LightLLM
 from sarathi_lab.policy.lmdeploy import LMDeploy, LMDeployPytorch
 from sarathi_lab.policy.paper import Orca, RequestLevel, Sarathi

@@ -25,7 +25,7 @@ from sarathi_lab.policy import (
     VllmV0Chunked,
     VllmV1,
 )
-from sarathi_lab.policy.ascend import (
+from sarathi_lab.policy.ascend_dynamic import (
     ProfileTable,
     Row,
     make_profile_table,

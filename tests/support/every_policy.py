@@ -41,7 +41,7 @@ from sarathi_lab.policy import (
     VllmV0Chunked,
     VllmV1,
 )
-from sarathi_lab.policy.ascend import ProfileTable, Row
+from sarathi_lab.policy.ascend_dynamic import ProfileTable, Row
 
 MAX_LEN = 40
 # 8 tokens beside a decode, 6 beside up to two, nothing beside more.
