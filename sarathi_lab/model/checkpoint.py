@@ -23,7 +23,7 @@ from sarathi_lab.model.tensor_names import Source, parameter_sources
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ["*.json", "*.safetensors"]
 DTYPES = ("F64", "F32", "BF16", "F16")
-# What old versions of transformers saved besides: buffers that follow from the settings.
+# Buffers that old versions of transformers saved, which follow from the settings.
 UNUSED = re.compile(r"rotary_emb\.inv_freq$|attention\.(masked_)?bias$")
 
 
@@ -203,7 +203,7 @@ def resolve_model(cfg: DictConfig, backend: HasDefaultModel) -> tuple[ModelSpec,
 
 
 def text_encoder(checkpoint: Path | None) -> Callable[[str], list[int]] | None:
-    """Text to token ids by the checkpoint's own tokenizer, if it has one."""
+    """Return the encoder of text to token ids by the checkpoint's tokenizer, if it has one."""
     if checkpoint is None or not (checkpoint / "tokenizer.json").is_file():
         return None
     from tokenizers import Tokenizer

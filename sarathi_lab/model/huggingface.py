@@ -28,7 +28,7 @@ ACTIVATIONS = {
 
 @cache
 def known(what: str) -> Mapping[str, Any]:
-    """What huggingface.yaml knows of transformers: "defaults", "own_defaults" or "tensors"."""
+    """Return a section of huggingface.yaml: "defaults", "own_defaults" or "tensors"."""
     found: Any = yaml.safe_load(Path(__file__).with_name("huggingface.yaml").read_text())
     return found[what]
 
@@ -72,7 +72,7 @@ def _supported(name: str, value: Any, valid: Iterable[str]) -> str:
 
 
 def _shared(config: Config) -> dict[str, Any]:
-    """What all families call by the same names."""
+    """Return the fields that all families share."""
     hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
     num_kv_heads, head_size = config.get("num_key_value_heads"), config.get("head_dim")
     kinds = config.get("layer_types") or []
@@ -100,10 +100,10 @@ def _rotary(config: Config, theta: str, fraction: str) -> dict[str, Any]:
     """Rotary settings, in an object by new or old names, or by the two names beside it."""
     rope: Config = {}
     for name in ("rope_parameters", "rope_scaling"):  # transformers, too, heeds the old name more
-        own = {} if config.get(name) is None else config[name]
-        if not isinstance(own, dict) or any(isinstance(value, dict) for value in own.values()):
-            raise UserError(f"{name}={own!r} is not one set of rotary settings; {AGAIN}")
-        rope = own or rope
+        given = {} if config.get(name) is None else config[name]
+        if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
+            raise UserError(f"{name}={given!r} is not one set of rotary settings; {AGAIN}")
+        rope = given or rope
     return {
         "rope_theta": rope.get("rope_theta", config[theta]),
         "rotary_fraction": rope.get("partial_rotary_factor", config[fraction]),
@@ -163,7 +163,7 @@ def _mixtral(config: Config) -> dict[str, Any]:
 
 
 def _qwen_moe(config: Config) -> dict[str, Any]:
-    """What mixtures of Qwen's call by the same names. Raises UserError for dense layers."""
+    """Return the fields that mixtures of Qwen share. Raises UserError for dense layers."""
     for name, kept in (("decoder_sparse_step", 1), ("mlp_only_layers", None)):
         if (value := config[name] or None) != kept:
             raise UserError(

@@ -62,7 +62,7 @@ class NativeLinear(nn.Module):
 
 
 def _pack_all(model: Transformer) -> None:
-    """Put packed weights, all in one piece of memory, in the place of the model's own."""
+    """Put packed weights, all in one piece of memory, in place of the model's."""
     weights = list(_weights(model))
     nbytes = sum(
         packed_nbytes(_parts(getattr(parent, name))[0], is_gated=is_gated)
@@ -96,18 +96,19 @@ def _weights(model: Transformer) -> Iterator[tuple[nn.Module, str, bool]]:
 
 
 def _parts(
-    own: nn.Linear | Int8Linear | Tensor,
+    product: nn.Linear | Int8Linear | Tensor,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Weight, bias and scales of a product, or the weights of experts."""
-    if isinstance(own, Tensor):
-        return own, None, None
-    return own.weight, own.bias, own.scales if isinstance(own, Int8Linear) else None
+    if isinstance(product, Tensor):
+        return product, None, None
+    scales = product.scales if isinstance(product, Int8Linear) else None
+    return product.weight, product.bias, scales
 
 
 class NativeOperations(Operations):
     """Products and attention in C++; the rest, which is little, is torch's.
 
-    Weights are packed and take the place of the model's own, so that there is one copy of each; a
+    Weights are packed and replace the model's, so that there is one copy of each; a
     tied embedding is kept as it was, beside the packed output head. `whole_pass` does everything in
     one call, unless it is not to be (`is_whole`).
     """
@@ -126,7 +127,7 @@ class NativeOperations(Operations):
     # -- the whole iteration -----------------------------------------------------------------------
 
     def whole_pass(self, inputs: PackedInputs, cache: KVCache) -> Tensor:
-        """What `Transformer.forward` returns; logits [num_emits, vocab_size] are float32."""
+        """Compute as `Transformer.forward`; logits [num_emits, vocab_size] are float32."""
         if self._cache() is not cache:
             self._cache = weakref.ref(cache)
             for tensor in cache.tensors:

@@ -21,7 +21,7 @@ class KVCache:
     """Keys and values of all layers: [num_layers, num_blocks, block_size, num_kv_heads, head_size].
 
     So neighbouring blocks of a layer form one view that attention reads in place. In 8 bits
-    (`spec.kv_dtype`) the float32 scales of heads lie in tensors of their own, without head_size.
+    (`spec.kv_dtype`) the float32 scales of heads lie in separate tensors, without head_size.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Transformer(nn.Module):
         return update
 
     def logits(self, hidden: Tensor, update: Tensor, rows: Tensor) -> Tensor:
-        """Those of some rows behind the last layer, [len(rows), vocab_size]."""
+        """Return the logits of some rows behind the last layer, [len(rows), vocab_size]."""
         with self.operations.range("logits"):
             emitting, last = hidden.index_select(0, rows), update.index_select(0, rows)
             return self.lm_head(self.operations.add_norm(emitting, last, self.final_norm))

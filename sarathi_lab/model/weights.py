@@ -23,7 +23,7 @@ def load_model(
     spec: ModelSpec, directory: Path | None, device: torch.device, dtype: torch.dtype, seed: int
 ) -> Transformer:
     """The model on `device`, its weights from the checkpoint in `directory`, or random from `seed`.
-    In 8 bits, where `spec` says so, once they are there in `dtype`. Raises UserError for a shape
+    In 8 bits, where `spec` has them, once they are loaded in `dtype`. Raises UserError for a shape
     that is meant for simulation only.
     """
     spec.require_runnable()
@@ -36,8 +36,8 @@ def load_model(
 
 
 def in_8_bits(model: Transformer) -> Transformer:
-    """`model` with such products in the place of its own, exchanged one after the other, if its
-    spec says so: those of its layers, and in int8 the output head.
+    """Replace the products of the layers by those in 8 bits, if the spec has them; in int8 also the
+    output head.
     """
     if (made := PRODUCTS.get(model.spec.weight_dtype)) is None:
         return model
@@ -69,7 +69,7 @@ def draw(parameter: Tensor, name: str, spec: ModelSpec, generator: torch.Generat
 
 def fill_from(model: Transformer, directory: Path) -> None:
     """Copy each tensor into its rows; files are mapped, so the weights are never there twice.
-    Raises UserError for an output head that is told to equal the embedding, and does not.
+    Raises UserError for a tied output head that differs from the embedding.
     """
     stored = stored_tensors(directory)
     files = opened(stored)

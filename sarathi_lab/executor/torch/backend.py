@@ -162,12 +162,12 @@ class TorchBackend:
 
     @property
     def uses_kernels(self) -> bool:
-        """Whether Triton's kernels compute all but matrix products."""
+        """True if Triton's kernels compute all but matrix products."""
         return self.kernels == "triton" or (self.kernels == "auto" and self.uses_gpus)
 
     @property
     def wants_native(self) -> bool:
-        """Whether C++ is to compute, where it can be compiled."""
+        """True if C++ is to compute, where it can be compiled."""
         return not self.uses_gpus and self.kernels in ("auto", "native")
 
     @cached_property

@@ -16,7 +16,7 @@ from sarathi_lab.model.transformer import KVCache, Transformer
 @dataclass(frozen=True)
 class LayeredInputs(PackedInputs):
     """Inputs of all tokens of a layered `batch`, and of its decodes alone for the layers `outside`
-    its own; None without decodes.
+    its group; None without decodes.
     """
 
     batch: Batch = field(kw_only=True)

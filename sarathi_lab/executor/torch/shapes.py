@@ -23,7 +23,9 @@ LARGEST_GRAPH = 512  # decodes; larger batches keep the device busy enough witho
 # so many in a layer of hidden size 2,048: about what launching its kernels takes the host.
 LARGEST_HYBRID = 4096
 ITERATIONS = 64  # that parts are kept for: so many tokens longer than planned they may get
-FINE_HYBRID = 512  # tokens; up to here hybrid shapes are half a tile apart, beyond a whole one
+FINE_HYBRID = (
+    512  # tokens; up to here hybrid shapes are in steps of half a tile, beyond of a whole one
+)
 
 
 @dataclass(frozen=True)

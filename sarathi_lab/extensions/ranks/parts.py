@@ -41,7 +41,7 @@ class Ranks(Degrees):
 
 @dataclass(frozen=True)
 class Part:
-    """What rank number `tensor` of those that share `stage` has."""
+    """Part of rank number `tensor` in `stage`."""
 
     ranks: Ranks
     stage: int
@@ -79,7 +79,7 @@ class Part:
         return size * self.tensor // share, size * (self.tensor + 1) // share
 
     def names(self, name: str, spec: ModelSpec) -> list[str]:
-        """What this part calls a parameter of the whole model; nothing if it lacks it."""
+        """Return the names of a parameter of the whole model in this part, none if it lacks it."""
         if name.startswith("layers."):
             _, number, rest = name.split(".", 2)
             layers = self.layers(spec)
@@ -124,7 +124,7 @@ class Part:
         return self.tensor * share, (self.tensor + 1) * share
 
     def adds_bias(self, name: str) -> bool:
-        """Whether it is this part that adds a bias; of those that sum their products one does."""
+        """Return whether this part adds a bias: one of those that sum their products does."""
         return self.tensor == 0 or not name.endswith(("out_proj.bias", "ffn_down.bias"))
 
 

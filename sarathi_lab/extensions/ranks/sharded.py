@@ -19,13 +19,13 @@ from sarathi_lab.model.weights import by_projection, draw, in_8_bits, opened, un
 
 
 class Exchange(Protocol):
-    """How a rank reaches those that share its layers, and the stages beside its own."""
+    """Exchanges of a rank with those that share its layers, and with neighbouring stages."""
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum over the ranks of the stage, in place."""
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """Those of all ranks of the stage, [ranks, ...]."""
+        """Return the tensors of all ranks of the stage, [ranks, ...]."""
 
     def receive(self, num_tokens: int) -> Tensor:
         """The hidden states [num_tokens, hidden_size] that the stage before sends."""
@@ -93,7 +93,7 @@ class ShardedTransformer(Transformer):
         return hidden.new_empty((0, self.spec.vocab_size))
 
     def _embedded(self, token_ids: Tensor) -> Tensor:
-        """The rows of all ranks' tables: each looks up its own ids, and adds nothing for others."""
+        """Sum the rows of all ranks' tables: each looks up its ids and adds zeros for others."""
         if self.part.ranks.tensor == 1:
             found: Tensor = self.embedding(token_ids)
             return found
@@ -118,8 +118,8 @@ class _Greedy:
     def __call__(self, logits: Tensor) -> Tensor:
         largest, ids = logits.max(dim=-1)
         # Both in one tensor: 64 bits hold every logit and every id.
-        own = torch.stack([largest.double(), (ids + self._first).double()], dim=-1)
-        found = self._exchange.gather(own)  # [ranks, num_emits, 2], by ids
+        local = torch.stack([largest.double(), (ids + self._first).double()], dim=-1)
+        found = self._exchange.gather(local)  # [ranks, num_emits, 2], by ids
         best = found[..., 0].max(dim=0)  # the first of equal ones; NaN if there is one
         chosen = found[..., 1].gather(0, best.indices[None])[0].long()
         return chosen.masked_fill_(best.values.isnan(), NAN_TOKEN)
@@ -154,9 +154,9 @@ def _fill_at_random(model: ShardedTransformer, spec: ModelSpec, seed: int) -> No
     for name, parameter in whole.named_parameters():
         full = torch.empty(parameter.shape, device=model.device, dtype=model.dtype)
         draw(full, name, spec, generator)
-        for own in model.part.names(name, spec):
+        for local in model.part.names(name, spec):
             cuts = model.part.cuts(name, spec)
-            target = model.get_parameter(own)
+            target = model.get_parameter(local)
             target.copy_(full if cuts is None else _cut(full, *cuts))
             if not model.part.adds_bias(name):
                 target.zero_()
@@ -178,8 +178,8 @@ def _fill_from(model: ShardedTransformer, spec: ModelSpec, directory: Path) -> N
         if head.tied and model.part.is_last and head.tensor in stored:
             _check_tied(model, view(head.tensor), head.tensor, directory)
         cuts = model.part.cuts(name, spec)
-        for own in model.part.names(name, spec):
-            target = model.get_parameter(own)
+        for local in model.part.names(name, spec):
+            target = model.get_parameter(local)
             if not model.part.adds_bias(name):
                 target.zero_()
                 continue
@@ -206,7 +206,7 @@ def _slices(
     spec: ModelSpec,
     part: Part,
 ) -> Iterator[Tensor]:
-    """What a part has of the tensors that fill a parameter; nothing else is read."""
+    """Read the slices of a part from the tensors that fill a parameter, and nothing else."""
     offset = 0
     for source in sources:
         stored = view(source.tensor)
@@ -226,8 +226,8 @@ def _slices(
 
 
 def _check_tied(model: ShardedTransformer, stored: Any, tensor: str, directory: Path) -> None:
-    """Raise UserError for an output head that is told to equal the embedding, and does not."""
-    own = model.get_parameter("embedding.weight" if model.part.is_first else "lm_head.weight")
+    """Raise UserError for a tied output head that differs from the embedding."""
+    local = model.get_parameter("embedding.weight" if model.part.is_first else "lm_head.weight")
     first, end = model.vocabulary
-    if not torch.equal(stored[first:end].to(own), own):
+    if not torch.equal(stored[first:end].to(local), local):
         raise untied(tensor, directory)
