@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from sarathi_lab.engine.compositions import make_batch
-from sarathi_lab.experiment.real_pipeline import StageTimes
+from sarathi_lab.extensions.ranks.experiments import StageTimes
 from sarathi_lab.results import load
 from sarathi_lab.run import main
 
