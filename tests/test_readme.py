@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from sarathi_lab.config.command_line import read_command_line
 from sarathi_lab.config.paths import CONF, EXPERIMENTS, REPOSITORY
+from sarathi_lab.config.sweeper import compose
 from sarathi_lab.results.load import load_runs
 from sarathi_lab.run import main
 
@@ -43,7 +43,7 @@ def test_every_command_passes_its_checks(command, monkeypatch):
     if "hydra/launcher=ray" in command:
         pytest.importorskip("ray", reason="pip install -e '.[ray]'")
     monkeypatch.chdir(REPOSITORY)
-    command_line = read_command_line(shlex.split(command))
+    command_line = compose(shlex.split(command))
     command_line.check()
 
 

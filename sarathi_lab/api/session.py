@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import re
 import sys
@@ -19,14 +20,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sarathi_lab.api.results import Results, load
 from sarathi_lab.config.arguments import quoted
-from sarathi_lab.config.command_line import CommandLine, read_command_line
 from sarathi_lab.config.errors import UserError, require_text
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import CONF
-from sarathi_lab.config.sweep import Sweep
+from sarathi_lab.config.sweeper import LabSweeper, compose
 from sarathi_lab.policy import Policy
-from sarathi_lab.run import prepare, run_single
-from sarathi_lab.tasks.base import run_task
+from sarathi_lab.run import run
 
 UNTRACKED = {"tracking": "none"}  # as W&B takes longer to start than many a simulation
 KEYWORDS = ("", "null", "true", "false", "nan", "inf")  # text that Hydra takes for another kind
@@ -41,9 +40,9 @@ def serve(*, verbose: bool = False, **settings: Any) -> Results:
     if `verbose`, and tracked with `tracking="wandb"`. Raises UserError for what the command line
     refuses, in the same words, and what stops the run.
     """
-    with _prepared(settings, [], verbose) as (command_line, _):
-        run_single(command_line)
-    return load(command_line.results_dir)
+    with _prepared(settings, [], verbose) as sweeper:
+        sweeper.run()
+    return load(sweeper.record.folder)
 
 
 def sweep(*, verbose: bool = False, **settings: Any) -> Results:
@@ -53,38 +52,38 @@ def sweep(*, verbose: bool = False, **settings: Any) -> Results:
     value that is a list is written inside a list: `baselines=[["orca"]]`. Runs that stop are left
     out with a warning; raises UserError if none is left.
     """
-    with _prepared(settings, ["-m"], verbose) as (command_line, is_resumed):
-        jobs = Sweep(command_line, run_task, is_resumed=is_resumed)
-        jobs.run()
-    if (failure := jobs.failure()) is not None:
-        if not any(map(jobs.record.is_finished, jobs.record.begun())):
-            raise UserError(failure[0])
-        warnings.warn(f"{failure[0]} (see {jobs.record.folder})", stacklevel=2)
-    return load(command_line.results_dir)
+    with _prepared(settings, ["-m"], verbose) as sweeper:
+        try:
+            sweeper.run(reports=False)
+        except UserError as error:
+            record = sweeper.record
+            if not any(map(record.is_finished, record.begun())):
+                raise
+            warnings.warn(f"{error} (see {record.folder})", stacklevel=2)
+    return load(sweeper.record.folder)
 
 
 @contextmanager
-def _prepared(
-    settings: Mapping[str, Any], flags: list[str], verbose: bool
-) -> Iterator[tuple[CommandLine, bool]]:
-    """Yield the checked command line of `settings` and whether it continues a sweep; output in the
-    block is dropped unless `verbose`.
+def _prepared(settings: Mapping[str, Any], flags: list[str], verbose: bool) -> Iterator[LabSweeper]:
+    """Compose and check the jobs of `settings`; what is printed meanwhile is not seen, unless
+    `verbose`.
     """
     with TemporaryDirectory() as folder, nullcontext() if verbose else redirect_stdout(StringIO()):
         args = _arguments({**UNTRACKED, **settings}, flags, Path(folder))
-        command_line, is_resumed = prepare(args)
-        if not build((cfg := command_line.jobs[0].cfg).task).has_runs:
+        sweeper = compose(args, inspect.unwrap(run))
+        sweeper.check()
+        if not build((cfg := sweeper.jobs[0].cfg).task).has_runs:
             raise UserError(
                 f"task={type(build(cfg.task)).__name__.lower()} leaves no runs to return; use the "
                 "command line for it"
             )
-        yield command_line, is_resumed
+        yield sweeper
 
 
 def read(settings: Mapping[str, Any]) -> DictConfig:
     """Return the checked configuration of a single run. Raises UserError."""
     with TemporaryDirectory() as folder:
-        return read_command_line(_arguments(settings, [], Path(folder))).jobs[0].cfg
+        return compose(_arguments(settings, [], Path(folder))).jobs[0].cfg
 
 
 def _arguments(settings: Mapping[str, Any], flags: Sequence[str], folder: Path) -> list[str]:

@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from errno import EDQUOT, EFBIG, ENOSPC
 from typing import Any
 
+EXIT_FAILED = 1  # by what no user can mend
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
 MOST, LEAST = 2**63 - 1, 1e-18  # of any quantity but 0: what 64 bits hold, and no time overflows
 LAST_SECOND = 1e9  # of a run: later, doubles hold less than microseconds
 CREDENTIALS = re.compile(r"//[^/@\s]+@")  # of an address, which no message repeats
@@ -20,6 +23,8 @@ CREDENTIALS = re.compile(r"//[^/@\s]+@")  # of an address, which no message repe
 
 class UserError(Exception):
     """A mistake in the input: the message names the value, the reason and the fix, in one line."""
+
+    exit_code = EXIT_USER_ERROR
 
 
 class RunError(UserError):
@@ -121,23 +126,18 @@ def no_room(error: BaseException) -> UserError | None:
     return UserError(f"{where} can't be written ({os.strerror(error.errno)}); make room for it")
 
 
-EXIT_FAILED = 1  # by what no user can mend
-EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
-
-
 def exit_code(command: Callable[[], int], kept: str) -> int:
-    """What `command` returns; 2 for a user's mistake, 130 for Ctrl-C, which says what is `kept`."""
+    """Return what `command` does; 2 for a user's mistake; 130 for Ctrl-C, naming what is `kept`."""
     try:
         return command()
     except UserError as error:
         print(f"error: {CREDENTIALS.sub('//***@', str(error))}", file=sys.stderr)
-        return EXIT_USER_ERROR
+        return error.exit_code
     except OSError as error:
-        if (told := no_room(error)) is None:
+        if (reason := no_room(error)) is None:
             raise
-        print(f"error: {told}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        print(f"interrupted: {kept}", file=sys.stderr)
+        print(f"error: {reason}", file=sys.stderr)
+        return UserError.exit_code
+    except KeyboardInterrupt as interrupt:  # which may carry the command that continues
+        print("; ".join([f"interrupted: {kept}", *map(str, interrupt.args)]), file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -1,15 +1,14 @@
-"""What a sweep leaves in its folder for the one that continues it: the command, and the outcome of
-every job.
-"""
+"""The record that a sweep leaves in its folder: its command, what it varies, how its jobs ended."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,11 +21,13 @@ FAILED = "failed.json"  # why it did not
 OUTPUT = "output.txt"  # what a job in another process printed
 BEST = "best.json"  # a search's end
 LOCK = Path(".locks") / "sweep"
+LATEST = "true"
+NOT_OF_WORK = ("output", "tracking", "resume", "limit", "repeat", "plot")
 
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """A sweep's folder, the command line that it was started with, and what its jobs do."""
+    """A sweep's folder, the command line that started it, and the settings that it varies."""
 
     folder: Path
     arguments: list[str]
@@ -35,24 +36,23 @@ class SweepRecord:
     is_search: bool  # a search chooses its jobs as it goes
     started_at: str
     host: str = ""  # that it was started on
-
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Raises OSError or ValueError where there is none."""
-        return cls(folder=folder, **json.loads((folder / RECORD).read_text()))
+    swept: tuple[str, ...] = ()
 
     @classmethod
     def find(cls, folder: Path) -> Self | None:
-        """The same; None where there is none, or one of another program or version."""
+        """Read the record in `folder`; None if there is none, or one of another version."""
         try:
-            return cls.read(folder)
+            record = cls(folder=folder, **json.loads((folder / RECORD).read_text()))
         except (OSError, ValueError, TypeError):
             return None
+        object.__setattr__(record, "swept", tuple(record.swept))
+        return record
 
     def write(self) -> None:
-        """Leave it in the folder, which is made if it is missing."""
+        """Write it into the folder, which is made if it is missing."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        content = {key: value for key, value in vars(self).items() if key != "folder"}
+        content = asdict(self)
+        del content["folder"]
         write_json(self.folder / RECORD, content)
 
     @property
@@ -69,9 +69,7 @@ class SweepRecord:
         return self.folder / str(number)
 
     def is_finished(self, number: int) -> bool:
-        """Whether job `number` came to its end, by this sweep or the one that it continues; not if
-        its file is damaged, as what lies beside it may be, too.
-        """
+        """Whether job `number` came to its end; not if its file is damaged."""
         end = _contents(self.job_dir(number) / FINISHED) or {}
         return isinstance(end.get("seconds"), float)
 
@@ -86,7 +84,6 @@ class SweepRecord:
         return self.is_finished(number) or self.failure(number) is not None
 
     def is_complete(self) -> bool:
-        """Whether nothing is left to do."""
         if self.is_search:
             return (self.folder / BEST).is_file()
         return all(self.is_finished(number) for number in range(self.num_jobs))
@@ -96,7 +93,7 @@ class SweepRecord:
         return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdecimal())
 
     def clear_unfinished(self) -> None:
-        """Remove what jobs and baselines without an end have left, so that they begin anew."""
+        """Remove the folders of jobs and baselines without an end."""
         jobs = [self.job_dir(number) for number in self.begun() if not self.is_finished(number)]
         baselines = self.folder / "baselines"
         for path in (*jobs, *baselines.glob("*-failed"), *baselines.glob(".*")):
@@ -111,12 +108,13 @@ class SweepRecord:
                 f"resume={self.folder} is still running; wait for it, or stop it and its jobs first"
             )
         alone.close()
-        with self.job_running():
+        with job_running(self.folder):
             yield
 
-    def job_running(self) -> AbstractContextManager[Any]:
-        """The same for one job, which may outlive the command that started it."""
-        return try_lock(self.folder / LOCK, shared=True) or nullcontext()
+
+def job_running(folder: Path) -> AbstractContextManager[Any]:
+    """Mark the sweep in `folder` as running; a job may outlive the command that started it."""
+    return try_lock(folder / LOCK, shared=True) or nullcontext()
 
 
 def _contents(path: Path) -> dict[str, Any] | None:
@@ -133,9 +131,71 @@ def as_command(arguments: Sequence[str]) -> str:
 
 
 def record_failure(run_dir: Path, **why: str) -> None:
-    """Say that the job in `run_dir` failed, unless the run itself has said more; where there is no
-    room to say so, it has not ended.
-    """
-    with suppress(OSError):
+    """Write failed.json into `run_dir`, unless the run itself wrote a fuller one."""
+    with suppress(OSError):  # of a full disk: the job has then not ended
         if not (run_dir / FAILED).is_file():
             write_json(run_dir / FAILED, why)
+
+
+def read_record(folder: Path) -> SweepRecord:
+    """Read the record that `resume=folder` names. Raises UserError without one."""
+    if record := SweepRecord.find(folder.absolute()):
+        return record
+    raise UserError(
+        f"resume={folder} is not the folder of a sweep: it has no readable {RECORD}; "
+        "name one such as outputs/DATE/TIME, or use resume=true"
+    )
+
+
+def fingerprint(configs: Sequence[Mapping[str, Any]], search: object) -> str:
+    """Equal for sweeps whose jobs do the same work, wherever they leave the results."""
+    jobs = [{key: cfg[key] for key in cfg if key not in NOT_OF_WORK} for cfg in configs]
+    text = json.dumps([jobs, search], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def find_sweep(resume: str, new: SweepRecord, output: Path) -> SweepRecord:
+    """Find the sweep that `resume` names ("true": the latest unfinished one of the same jobs as
+    `new` below `output`). Raises UserError if there is none, or it is complete or another one.
+    """
+    if resume.lower() != LATEST:
+        return _check_same(resume, read_record(Path(resume)), new)
+    paths = {path.absolute() for path in [*output.rglob(RECORD), new.folder / RECORD]}
+    records = [record for path in paths if (record := SweepRecord.find(path.parent))]
+    same = [record for record in records if record.fingerprint == new.fingerprint]
+    same.sort(key=lambda record: record.started_at)
+    if unfinished := [record for record in same if not record.is_complete()]:
+        return unfinished[-1]
+    found = f": {same[-1].folder} is complete" if same else ""
+    raise UserError(
+        f"resume=true finds no unfinished sweep of this command below {output}{found}; drop it "
+        "to start one"
+    )
+
+
+def _check_same(resume: str, record: SweepRecord, new: SweepRecord) -> SweepRecord:
+    if record.fingerprint != new.fingerprint:
+        only_there = " ".join(arg for arg in record.arguments if arg not in new.arguments)
+        only_here = " ".join(arg for arg in new.arguments if arg not in record.arguments)
+        differ = f"{only_there or 'nothing more'} there, {only_here or 'nothing more'} here"
+        if not only_there and not only_here:
+            differ = "the files in conf/ have changed since"
+        raise UserError(
+            f"resume={resume} has another configuration ({differ}); repeat its command, or "
+            "start a new sweep"
+        )
+    if record.is_complete():
+        raise UserError(
+            f"resume={resume} has nothing left to run: the sweep is complete; drop it to start "
+            "another"
+        )
+    return record
+
+
+def check_unused(folder: Path) -> None:
+    """Refuse a folder for a new sweep in which its results would be mixed with others'."""
+    if next(folder.rglob("run.json"), None) or (folder / RECORD).exists():
+        raise UserError(
+            f"hydra.sweep.dir={folder} has results of other runs; name another folder, or "
+            f"resume={folder} if it is their sweep that shall go on"
+        )

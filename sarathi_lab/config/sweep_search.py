@@ -1,130 +1,142 @@
-"""Lets optuna choose what to try: each run's summary tells it how good its values were.
-
-The ask-and-tell way of optuna itself: Hydra's own optuna plugin (1.3.0) asks for optuna before
-version 3, and begins anew each time, while a search here goes on from its journal.
-"""
+"""A sweep whose values optuna chooses, by the summaries of the runs so far."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from itertools import islice, product
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
-from sarathi_lab.config.checked import check_fields, one_of, whole
 from sarathi_lab.config.console import console
-from sarathi_lab.config.errors import UserError, require_one_of
+from sarathi_lab.config.errors import UserError, require_int, require_one_of
+from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import write_json
-from sarathi_lab.config.sweep_record import BEST, SweepRecord
+from sarathi_lab.config.sweep_jobs import Job, JobMaker
+from sarathi_lab.config.sweep_record import BEST
+from sarathi_lab.config.sweeper import LabSweeper
 
 if TYPE_CHECKING:
     import optuna
 
 JOURNAL = "search.journal"
 MOST_VALUES = 10_000  # of a range of fractions, which are counted one by one
-Launch = Callable[[Mapping[int, Sequence[str]]], None]
 
 
-@dataclass(frozen=True)
-class OptunaSearch:
+class OptunaSearch(LabSweeper):
     """Maximise or minimise `objective`, a name of summary.json, in `n_trials` trials, `parallel` of
-    them at a time.
-
-    A trial of values that a run has had takes over its outcome. `params` are settings as on the
-    command line.
+    them at a time, by optuna's ask and tell; a search that was stopped goes on from its journal.
     """
 
-    objective: str
-    direction: Literal["maximize", "minimize"] = one_of(valid=("maximize", "minimize"))
-    n_trials: int = whole(minimum=1, fix="use the number of trials, such as 20")
-    parallel: int = whole(minimum=1, fix="use the number of trials at a time, such as 1")
-    seed: int = whole(minimum=0, fix="use a number such as 0")
-    params: Mapping[str, str] | None = None
+    def __init__(
+        self,
+        *,
+        objective: str,
+        direction: str,
+        n_trials: int,
+        parallel: int,
+        seed: int,
+        params: Mapping[str, str] | None = None,
+        dry_run: bool = False,
+    ) -> None:
+        super().__init__(params, dry_run=dry_run)
+        self.objective, self.direction, self.seed = objective, direction, seed
+        self.n_trials, self.parallel = n_trials, parallel
 
-    def __post_init__(self) -> None:
-        check_fields(self, "hydra.sweeper.")
+    def _check(self) -> None:
+        require_one_of("hydra.sweeper.direction", self.direction, ("maximize", "minimize"))
+        for name, minimum in (("n_trials", 1), ("parallel", 1), ("seed", 0)):
+            fix = "use a number such as 20"
+            require_int(f"hydra.sweeper.{name}", getattr(self, name), minimum, fix)
         if importlib.util.find_spec("optuna") is None:
             raise UserError(
                 "hydra/sweeper=optuna_search needs the package optuna, which is missing; pip "
                 "install optuna"
             )
 
-    def check_objective(self, quantities: Iterable[str]) -> None:
-        """Refuse what summary.json can't have: `quantities` and their ratios to baselines."""
-        require_one_of("hydra.sweeper.objective", self.objective.partition("_vs_")[0], quantities)
-
-    def identity(self) -> dict[str, Any]:
-        """What makes it another search: all but how many run at a time."""
-        own = asdict(self)
-        return {key: own[key] for key in own if key not in ("parallel", "params")}
-
-    def extremes(self, overrides: Sequence[Override]) -> list[list[str]]:
+    def make_jobs(self, maker: JobMaker) -> list[Job]:
         """The jobs at the ends of the search space, to check before anything runs."""
-        if not any(override.is_sweep_override() for override in overrides):
+        self._check()
+        if not any(setting.is_sweep_override() for setting in self.settings):
             raise UserError(
                 "hydra/sweeper=optuna_search has nothing to search; add a space such as "
                 "'chunk=range(128,1025,step=64)'"
             )
-        ends = [[f"{o.get_key_element()}={value}" for value in _ends(o)] for o in overrides]
-        return [list(job) for job in product(*ends)]
+        ends = [[f"{o.get_key_element()}={value}" for value in _ends(o)] for o in self.settings]
+        jobs = [maker.compose(job) for job in product(*ends)]
+        maker.check(jobs)
+        for job in jobs:
+            maker.num_rounds(job, is_search=True)
+        build(jobs[0].cfg.task).check_objective(self.objective)
+        self._maker = maker
+        return jobs
 
-    def run(self, record: SweepRecord, overrides: Sequence[Override], launch: Launch) -> None:
-        """Search until `n_trials` trials have a result or have failed now; leaves best.json.
+    @property
+    def search_settings(self) -> Mapping[str, Any]:  # type: ignore[override]
+        names = ("objective", "direction", "n_trials", "seed")
+        return {name: getattr(self, name) for name in names}
 
-        `launch` runs jobs, by number and settings, and returns when all have ended.
-        """
+    @property
+    def num_planned(self) -> int:
+        return self.n_trials
+
+    @property
+    def num_jobs(self) -> int:
+        """The runs so far: some trials repeat another's."""
+        return len(self.record.begun())
+
+    def run_jobs(self) -> None:
+        """Search until `n_trials` trials have a result or have failed now; leaves best.json."""
         from optuna.trial import TrialState
 
-        study = self._study(record)
-        space = {o.get_key_element(): _distribution(o) for o in overrides if o.is_sweep_override()}
-        fixed = [
-            f"{o.get_key_element()}={o.get_value_element_as_str()}"
-            for o in overrides
-            if not o.is_sweep_override()
-        ]
+        study, fixed = self._study(), [o for o in self.settings if not o.is_sweep_override()]
+        space = {o.get_key_element(): _distribution(o) for o in self.settings if o not in fixed}
         known = _retry_unfinished(study)
         num_left = self.n_trials - sum(trial.value is not None for trial in study.trials)
         while num_left > 0:
             trials = [study.ask(space) for _ in range(min(self.parallel, num_left))]
-            jobs = {
-                trial.number: [*fixed, *(f"{key}={value}" for key, value in trial.params.items())]
-                for trial in trials
-                if _key(trial.params) not in known
-            }
-            launch(jobs)
+            new = [trial for trial in trials if _key(trial.params) not in known]
+            self.launch({trial.number: self._job(fixed, trial.params) for trial in new})
+            known |= {_key(trial.params): self._value(trial.number) for trial in new}
             for trial in trials:
-                key = _key(trial.params)
-                if key not in known:
-                    known[key] = self._value(record, trial.number)
-                state = TrialState.FAIL if known[key] is None else TrialState.COMPLETE
-                study.tell(trial, known[key], state)
+                value = known[_key(trial.params)]
+                state = TrialState.FAIL if value is None else TrialState.COMPLETE
+                study.tell(trial, value, state)
             num_left -= len(trials)
-        self._report(study, record)
+        self._report(study)
 
-    def _study(self, record: SweepRecord) -> optuna.Study:
+    def _job(self, fixed: Sequence[Override], params: Mapping[str, Any]) -> Job:
+        """The job of these values: the checked one if there is one."""
+        settings = [f"{o.get_key_element()}={o.get_value_element_as_str()}" for o in fixed]
+        settings += [f"{key}={value}" for key, value in params.items()]
+        checked = (job for job in self.jobs if job.settings == tuple(settings) and job.prepared)
+        return next(checked, None) or self._maker.compose(settings)
+
+    def _study(self) -> optuna.Study:
         import optuna
         from optuna.storages.journal import JournalFileBackend
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        storage = optuna.storages.JournalStorage(JournalFileBackend(str(record.folder / JOURNAL)))
+        journal = JournalFileBackend(str(self.record.folder / JOURNAL))
         study = optuna.create_study(
-            study_name="search", storage=storage, direction=self.direction, load_if_exists=True
+            study_name="search",
+            storage=optuna.storages.JournalStorage(journal),
+            direction=self.direction,
+            load_if_exists=True,
         )
         # Another seed for each continuation, or its first proposals would be those of the first
         # start.
         study.sampler = optuna.samplers.TPESampler(seed=self.seed + len(study.trials))
         return study
 
-    def _value(self, record: SweepRecord, number: int) -> float | None:
-        """What the run of a trial came to; None if it failed."""
-        if not record.is_finished(number):
+    def _value(self, number: int) -> float | None:
+        """The objective of a trial's run; None if it failed."""
+        if not self.record.is_finished(number):
             return None
-        path = record.job_dir(number) / "summary.json"
+        path = self.record.job_dir(number) / "summary.json"
         summary = json.loads(path.read_text())
         if self.objective not in summary:
             raise UserError(
@@ -133,19 +145,17 @@ class OptunaSearch:
             )
         return None if math.isnan(value := summary[self.objective]) else value
 
-    def _report(self, study: optuna.Study, record: SweepRecord) -> None:
+    def _report(self, study: optuna.Study) -> None:
         finished = [trial for trial in study.trials if trial.value is not None]
         if not finished:
             return
         best = study.best_trial
         values = " ".join(f"{key}={value}" for key, value in best.params.items())
-        console().print(
-            f"\nbest of {len(finished)} trials: {values}, {self.objective} {best.value:.6g}",
-            style="bold",
-        )
+        text = f"\nbest of {len(finished)} trials: {values}, {self.objective} {best.value:.6g}"
+        console().print(text, style="bold")
         if len(finished) >= self.n_trials:
             content = {"params": best.params, "objective": self.objective, "value": best.value}
-            write_json(record.folder / BEST, {**content, "trials": len(finished)})
+            write_json(self.record.folder / BEST, {**content, "trials": len(finished)})
 
 
 def _retry_unfinished(study: optuna.Study) -> dict[str, float | None]:

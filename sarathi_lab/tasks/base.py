@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import check_fields
-from sarathi_lab.config.console import Progress, lines_of
+from sarathi_lab.config.console import Progress, lines_of, print_place
+from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.config.instantiate import build, resolved
-from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.config.run_context import RunContext, group_of
+from sarathi_lab.config.sweep_jobs import Job
 from sarathi_lab.config.sweep_record import SweepRecord
+from sarathi_lab.config.sweeper import LabSweeper
+from sarathi_lab.results.report import print_sweep
 from sarathi_lab.results.result import Result, Stopped, track, write, write_stopped
+from sarathi_lab.results.table import HEADINGS
 from sarathi_lab.results.tracking import TrackedRun, Tracker
 
 
@@ -42,6 +47,29 @@ class Task(ABC):
         None where nothing is known. `shared` names what earlier runs of the sweep did for this one.
         """
         return None
+
+    def report_sweep(
+        self, job: Job, record: SweepRecord, num_jobs: int, *, is_tracked: bool
+    ) -> None:
+        """Print the table of a sweep that should have `num_jobs` runs, one of them `job`."""
+        if not self.has_runs:
+            print_place("results", record.folder)
+            return
+        print_sweep(record.folder, num_jobs, resolved(job.cfg)["plot"])
+        if is_tracked and (record.folder / "sweep.csv").is_file():
+            choices, swept = job.composed.hydra.runtime.choices, record.swept
+            track_sweep(job.cfg, record, group_of(record.folder, choices, swept, record.host))
+
+    def print_estimates(self, sweeper: LabSweeper) -> None:
+        """Print what `--dry-run` does of checked jobs."""
+        from sarathi_lab.tasks.dry_run import print_jobs
+
+        print_jobs(sweeper)
+
+    def check_objective(self, objective: str) -> None:
+        """Refuse an objective of a search that summary.json can't have."""
+        quantity = objective.partition("_vs_")[0]
+        require_one_of("hydra.sweeper.objective", quantity, HEADINGS)
 
 
 def run_task(cfg: DictConfig, context: RunContext) -> None:
@@ -79,24 +107,21 @@ def _with_settings(result: Result, cfg: DictConfig) -> Result:
     return replace(result, config=resolved(cfg)) if result.config is None else result
 
 
-def track_sweep(cfg: DictConfig, record: SweepRecord, swept: Sequence[str], group: str) -> None:
+def track_sweep(cfg: DictConfig, record: SweepRecord, group: str) -> None:
     """Track sweep.csv and sweep.png of a sweep; `cfg` is that of one of its jobs."""
-    folder = record.folder
-    if not (folder / "sweep.csv").is_file():
-        return
     tracker: Tracker = build(cfg.tracking)
     tracker.track(
         TrackedRun(
-            name=f"sweep of {', '.join(swept)}",
+            name=f"sweep of {', '.join(record.swept)}",
             group=group,
             job_type="sweep",
             tags=["sweep"],
             config={
                 "task": "sweep",
-                "swept": list(swept),
+                "swept": list(record.swept),
                 "hostname": record.host,
                 "command": record.command,
             },
-            folder=folder,
+            folder=record.folder,
         )
     )

@@ -9,11 +9,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from sarathi_lab.config.command_line import CommandLine
 from sarathi_lab.config.console import console, duration
 from sarathi_lab.config.instantiate import build, resolved
-from sarathi_lab.config.jobs import run_name
+from sarathi_lab.config.run_context import run_name
 from sarathi_lab.config.sweep_record import FINISHED
+from sarathi_lab.config.sweeper import LabSweeper
 from sarathi_lab.results.result import DisplayTable, show
 
 # What the time of a run depends on most; its policy, chunk and seed change it by less.
@@ -21,15 +21,14 @@ KIND = ("task", "workload", "executor", "model", "batch", "cache", "dtype")
 MOST_SECONDS = 20.0  # of estimating; runs that come later are not estimated one by one
 
 
-def print_jobs(command_line: CommandLine) -> None:
-    """Check every job and list it with an estimate of its time: what the newest finished run of its
-    kind below `output` took, else what its task makes of it. Raises UserError as the check does.
+def print_jobs(sweeper: LabSweeper) -> None:
+    """List the checked jobs, each with an estimate of its time: what the newest finished run of its
+    kind below `output` took, else what its task makes of it.
     """
-    finished = _finished(Path(str(command_line.jobs[0].cfg.output)))
-    swept = command_line.swept if command_line.is_sweep else None
+    finished = _finished(Path(str(sweeper.jobs[0].cfg.output)))
+    swept = sweeper.record.swept if sweeper.is_sweep else None
     start, shared, rows, known = time.monotonic(), set[str](), [], []
-    for number, job in enumerate(command_line.jobs):
-        job.check()
+    for number, job in enumerate(sweeper.jobs):
         found = finished.get(_kind(resolved(job.cfg)))
         if found is None and time.monotonic() - start < MOST_SECONDS:
             found = build(job.cfg.task).estimate(job.prepared, shared)
@@ -40,20 +39,19 @@ def print_jobs(command_line: CommandLine) -> None:
         about = "-" if seconds is None else duration(seconds)
         rows.append({"": str(number), "run": name, "about": about, "by": by})
     show([DisplayTable(rows, left=["run", "by"])])
-    console().print(_total(command_line, known), soft_wrap=True)
+    console().print(_total(sweeper, known), soft_wrap=True)
 
 
-def _total(command_line: CommandLine, known: list[float]) -> str:
+def _total(sweeper: LabSweeper, known: list[float]) -> str:
     """How many runs there are, and their time together."""
-    search, number = command_line.search, len(command_line.jobs)
-    told = f"{number} run{'s' * (number > 1)}, checked and not started"
-    if search is not None:
-        number = search.n_trials
-        told = f"a search of {number} trials, of which these are the ends of its space"
+    number = sweeper.num_planned
+    text = f"{number} run{'s' * (number > 1)}, checked and not started"
+    if sweeper.record.is_search:
+        text = f"a search of {number} trials, of which these are the ends of its space"
     if not known:
-        return f"{told}; how long it takes is unknown"
+        return f"{text}; how long it takes is unknown"
     whole = duration(sum(known) / len(known) * number)
-    return f"{told}; about {whole} in all, one after the other"
+    return f"{text}; about {whole} in all, one after the other"
 
 
 def _finished(output: Path) -> dict[str, tuple[float, str]]:

@@ -13,9 +13,9 @@ import pytest
 from composed import config_of, run_of
 from omegaconf import OmegaConf
 
-from sarathi_lab.config.effects import check_job
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.instantiate import build, make_loader, resolved
+from sarathi_lab.config.instantiate import build, resolved
+from sarathi_lab.config.unused_settings import check_job
 
 VALUES = (
     *(None, True, 0, 5, -1, 2**62, 10**30, 10**400, 1e-320, 1e300, float("inf"), float("nan")),
@@ -70,14 +70,13 @@ def cases() -> list[tuple[tuple[str, ...], str, object]]:
 
 
 def test_it_runs_or_one_line_says_why_not(tmp_path, monkeypatch, capsys):
-    loader = make_loader()
     for settings, path, value in cases():
         cfg = config_of(*settings)
         OmegaConf.set_struct(cfg, False)
         OmegaConf.update(cfg, path, value, merge=False)
         OmegaConf.set_struct(cfg, True)
         try:
-            check_job(cfg, cfg, [], (), loader)
+            check_job(cfg, cfg, [], ())
             resolved(cfg)
             build(cfg.tracking).check()
             run_of(tmp_path, cfg)

@@ -7,17 +7,15 @@ from __future__ import annotations
 from itertools import zip_longest
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.types import RunMode
+from hydra import compose as compose_with_hydra
+from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
-from sarathi_lab.config.combinations import Composer, combinations
-from sarathi_lab.config.command_line import read_command_line
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.explain import GROUPS, options
+from sarathi_lab.config.hydra_errors import GROUPS, options
 from sarathi_lab.config.instantiate import build, make_loader
 from sarathi_lab.config.paths import CONF
+from sarathi_lab.config.sweeper import compose
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.tasks.plan import make_plan
 
@@ -48,7 +46,7 @@ CHOICES = [
 @pytest.mark.parametrize("group", ["hardware", "host"])
 def test_what_a_run_tells_is_refused_without_one(group):
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("config", ["executor=simulated", f"{group}=auto"])
+        cfg = compose_with_hydra("config", ["executor=simulated", f"{group}=auto"])
     with pytest.raises(UserError, match="task=validate reads from a run; name one, such as"):
         build(cfg.executor)
 
@@ -74,7 +72,7 @@ def test_every_option_instantiates_and_makes_a_plan_in_simulation(chosen):
         room += ["cluster.ttft=1", "cluster.tpot=0.05"]
     options = [f"{group}={option}" for group, option in chosen]
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("config", [*options, *executor, *room])
+        cfg = compose_with_hydra("config", [*options, *executor, *room])
     for group, option in chosen:
         assert (CONF / group / f"{option}.yaml").read_text().startswith(("_target_", "#"))
         assert build(cfg[group]) is not None
@@ -95,9 +93,7 @@ def test_every_experiment_composes_all_its_jobs(experiment):
     figure = FIGURES.get(experiment)
     is_simulated = not has_own_task or (figure is not None and figure.is_simulated)
     device = ["executor=simulated"] if is_simulated else []
-    command_line = read_command_line(
-        [f"experiment={experiment}", *device, *NEEDED.get(experiment, [])]
-    )
+    command_line = compose([f"experiment={experiment}", *device, *NEEDED.get(experiment, [])])
     assert command_line.is_sweep != has_own_task
     assert (len(command_line.jobs) > 1) != has_own_task
     command_line.check()
@@ -121,12 +117,12 @@ def test_parts_that_workloads_share_are_no_workloads():
 
 
 def test_runs_of_the_same_second_have_folders_of_their_own():
-    folders = {read_command_line(["executor=simulated"]).results_dir for _ in range(3)}
+    folders = {compose(["executor=simulated"]).record.folder for _ in range(3)}
     assert len(folders) == 3
 
 
 def test_the_default_command_plans_three_runs_on_this_machine():
-    command_line = read_command_line(["chunk=256,512,1024", "-m"])
+    command_line = compose(["chunk=256,512,1024", "-m"])
     assert [job.cfg.chunk for job in command_line.jobs] == 3 * [256, 512, 1024]
     plan = make_plan(command_line.jobs[0].cfg)
     assert plan.backend.name == "torch"
@@ -134,68 +130,46 @@ def test_the_default_command_plans_three_runs_on_this_machine():
 
 
 def test_a_sweep_of_policies_may_name_a_chunk_that_not_all_of_them_read():
-    command_line = read_command_line(
-        ["policy=sarathi,orca", "chunk=128", "executor=simulated", "-m"]
-    )
+    command_line = compose(["policy=sarathi,orca", "chunk=128", "executor=simulated", "-m"])
     assert [job.cfg.chunk for job in command_line.jobs] == [128, 128]
     with pytest.raises(UserError, match="chunk=128 has no effect"):
-        read_command_line(["policy=orca,request_level", "chunk=128", "executor=simulated", "-m"])
+        compose(["policy=orca,request_level", "chunk=128", "executor=simulated", "-m"])
 
 
 def test_in_a_sweep_what_a_job_does_not_read_collapses():
     """Nothing else of the job changes, so that its results are those of a sweep without it."""
-    line = read_command_line(["policy=orca,sarathi", "chunk=128,512", "executor=simulated", "-m"])
+    line = compose(["policy=orca,sarathi", "chunk=128,512", "executor=simulated", "-m"])
     kept = [" ".join(one for one in job.settings if "executor" not in one) for job in line.jobs]
     assert kept == ["policy=orca", "policy=sarathi chunk=128", "policy=sarathi chunk=512"]
-    assert line.notes == ("policy=orca does not read chunk: run once for all its values",)
+    assert line.notes == ["policy=orca does not read chunk: run once for all its values"]
     with pytest.raises(UserError, match="chunk=128 has no effect"):
-        read_command_line(["policy=orca,request_level", "chunk=128,512", "-m"])
+        compose(["policy=orca,request_level", "chunk=128,512", "-m"])
 
 
 def test_a_field_of_one_of_the_swept_policies_is_left_out_of_the_others():
     args = ["policy=orca,sarathi", "policy.min_decodes=1,2", "executor=simulated", "-m"]
-    line = read_command_line(args)
+    line = compose(args)
     kept = [" ".join(one for one in job.settings if "executor" not in one) for job in line.jobs]
     own = [f"policy=sarathi policy.min_decodes={number}" for number in (1, 2)]
     assert kept == ["policy=orca", *own]
-    assert line.notes == (
+    assert line.notes == [
         "policy=orca does not read policy.min_decodes: run once for all its values",
-    )
+    ]
     with pytest.raises(UserError, match=r"policy\.min_decods is not a parameter"):
-        read_command_line(["policy=orca,sarathi", "policy.min_decods=1,2", "-m"])
-
-
-@pytest.mark.parametrize(
-    "added", [[], ["+plot.mine=[1,'a b']", "~prompt_classes"], ["++window={warmup:0.2}"]]
-)
-def test_jobs_that_are_copied_are_those_that_hydra_composes(added):
-    """Changed, added, deleted, of options and of experiments, one inside another."""
-    swept = ["plot={x:seq_len},{y:[tpot]}", "policy.min_decodes='1',null"]
-    keys = ["plot.hue=seed", "window.warmup=10%"]
-    of_hydra = ["hydra.job.config.override_dirname.exclude_keys=[output]", "output='a=b,c'"]
-    line = [*swept, *keys, *of_hydra, "policy=sarathi", "experiment=batch_size,chunk_size"]
-    line += added
-    loader, overrides = make_loader(), OverridesParser.create().parse_overrides(line)
-    mode = RunMode.MULTIRUN
-    master = loader.load_configuration("config", line, mode, validate_sweep_overrides=False)
-    composer = Composer(master, loader)
-    for settings in combinations([one for one in overrides if not one.is_hydra_override()]):
-        composed = composer.job(settings).composed
-        anew = loader.load_sweep_config(master, settings)
-        assert OmegaConf.to_container(composed) == OmegaConf.to_container(anew)
+        compose(["policy=orca,sarathi", "policy.min_decods=1,2", "-m"])
 
 
 def test_measured_sweeps_are_repeated_round_after_round():
     """So that a slow minute of the machine is one of all settings; a simulation repeats itself."""
-    line = read_command_line(["chunk=256,512", "repeat=2", "-m"])
+    line = compose(["chunk=256,512", "repeat=2", "-m"])
     rounds = [(job.cfg.repetition, job.cfg.chunk) for job in line.jobs]
     assert rounds == [(0, 256), (0, 512), (1, 256), (1, 512)]
-    assert line.swept == ("chunk", "repetition")
-    mixed = read_command_line(["executor=simulated,torch", "repeat=2", "-m"])
+    assert line.record.swept == ("chunk", "repetition")
+    mixed = compose(["executor=simulated,torch", "repeat=2", "-m"])
     assert [job.cfg.repetition for job in mixed.jobs] == [0, 0, 1]
-    assert mixed.notes == ("simulated runs repeat themselves: run in one round",)
+    assert mixed.notes == ["simulated runs repeat themselves: run in one round"]
     number = {
-        args: len(read_command_line([*args, "-m"]).jobs)
+        args: len(compose([*args, "-m"]).jobs)
         for args in [
             ("chunk=128,256",),
             ("chunk=128,256", "executor=simulated"),

@@ -6,10 +6,11 @@ import errno
 
 import pytest
 
-from sarathi_lab.config import cores, jobs
+from sarathi_lab.config import cores
 from sarathi_lab.config.errors import UserError, exit_code
 from sarathi_lab.results.load import load_iterations, load_runs, load_summary
 from sarathi_lab.run import main
+from sarathi_lab.tasks import base
 
 SWEEP = [
     *("executor=simulated", "model=tiny", "tracking=none", "baselines=[]", "batch=2", "seq_len=34"),
@@ -29,7 +30,7 @@ def test_where_a_disk_is_full_each_run_says_so_in_a_line_and_the_rest_goes_on(
     tmp_path, monkeypatch, capsys
 ):
     """The first run has no room, not even for why; the second has."""
-    work, is_full = jobs.run_here, [True]
+    work, is_full = base.run_task, [True]
 
     def writes(*args, **named):
         if is_full.pop() if is_full else False:
@@ -41,7 +42,7 @@ def test_where_a_disk_is_full_each_run_says_so_in_a_line_and_the_rest_goes_on(
     def refuses(*args):
         raise FULL
 
-    monkeypatch.setattr(jobs, "run_here", writes)
+    monkeypatch.setattr(base, "run_task", writes)
     assert main([*SWEEP, f"output={tmp_path}"]) == 1
     out, err = capsys.readouterr()
     line = "  stopped: table.parquet can't be written (No space left on device); make room for it"

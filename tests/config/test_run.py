@@ -16,12 +16,9 @@ import pandas as pd
 import pytest
 import yaml
 from commands import running
-from hydra.core.config_loader import ConfigLoader
 from plans import plan_of
 from wandb_records import summary_of
 
-from sarathi_lab.config import command_line
-from sarathi_lab.config.instantiate import make_loader
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.engine.ledger import ITERATION_COLUMNS, REQUEST_COLUMNS
 from sarathi_lab.run import main
@@ -59,30 +56,17 @@ def sweep(tmp_path_factory):
     return folder.parent, out.getvalue()
 
 
-def test_every_job_is_composed_and_planned_once(tmp_path, monkeypatch, capsys):
-    """A sweep also composes what its jobs share, and jobs that differ in values alone are composed
-    together; a baseline shares its run's requests.
-    """
-    composed, made = [], []
+def test_every_job_is_planned_once(tmp_path, monkeypatch, capsys):
+    """A baseline shares its run's requests."""
+    made = []
     generate = PaperGrid.generate
-
-    def counted_loader() -> ConfigLoader:
-        loader = make_loader()
-        load = loader.load_configuration
-        loader.load_configuration = lambda *args, **kwargs: (
-            composed.append(0) or load(*args, **kwargs)
-        )
-        return loader
-
-    monkeypatch.setattr(command_line, "make_loader", counted_loader)
     monkeypatch.setattr(
         PaperGrid, "generate", lambda self, *args: made.append(0) or generate(self, *args)
     )
     small = [*SIMULATED, "baselines=[orca]", f"output={tmp_path}"]
     assert main(["chunk=128", *small]) == 0
-    assert (len(composed), len(made)) == (1, 1)
     assert main(["chunk=128,256", "-m", *small]) == 0
-    assert (len(composed), len(made)) == (1 + 2, 1 + 2)
+    assert len(made) == 1 + 2
 
 
 def test_every_run_leaves_its_tables_and_resolved_config(sweep):

@@ -16,10 +16,10 @@ from wandb_records import records_of, summary_of
 
 import sarathi_lab as lab
 from sarathi_lab.api.results import Results
-from sarathi_lab.config.command_line import read_command_line
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.config.sweeper import compose
 from sarathi_lab.results import sweep_analysis, wandb_runs
 from sarathi_lab.results.result import Result, track
 from sarathi_lab.run import main
@@ -169,7 +169,7 @@ def test_every_choice_of_the_sweep_file_is_a_valid_command_line():
             command = agent_command(
                 {"policy": "sarathi", "chunk": 256, "pd_ratio": 10, str(name): value}
             )
-            (job,) = read_command_line(command[command.index("sarathi_lab.run") + 1 :]).jobs
+            (job,) = compose(command[command.index("sarathi_lab.run") + 1 :]).jobs
             job.check()
             assert job.cfg.tracking.mode == "online"
 

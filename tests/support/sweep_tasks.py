@@ -16,14 +16,14 @@ from omegaconf import DictConfig
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.paths import write_json
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.tasks.base import Task
 
 
 @dataclass(frozen=True)
-class Scripted:
+class Scripted(Task):
     """Leaves `result.json`, and a line in the output folder's `calls` for every start."""
 
     reads: ClassVar[None] = None
-    has_runs: ClassVar[bool] = False
 
     def check(self, cfg: DictConfig) -> None:
         """All is well."""

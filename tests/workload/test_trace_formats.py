@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sarathi_lab.config.command_line import read_command_line
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.sweeper import compose
 from sarathi_lab.tasks.plan import make_plan
 from sarathi_lab.workload.files import Prompts
 from sarathi_lab.workload.traces import Trace, read_trace
@@ -238,7 +238,7 @@ def test_rows_above_the_models_length_are_dropped_with_the_reason(tmp_path):
     args = ["executor=simulated", "model=30m", "batch=2", "workload=trace", f"workload.path={path}"]
 
     def described(*more: str) -> str:
-        return make_plan(read_command_line([*args, *more]).jobs[0].cfg).load.describe()
+        return make_plan(compose([*args, *more]).jobs[0].cfg).load.describe()
 
     assert "3 rows read = 2 used + 1 dropped, 1 over max_len=4096" in described()
     assert "3 rows read = 1 used + 2 dropped, 2 over max_len=600" in described("max_model_len=600")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from sarathi_lab.config.command_line import read_command_line
 from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.sweeper import compose
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.executor.simulated.hardware import Host
 from sarathi_lab.results.real_run import mean_errors, validation_table
@@ -27,7 +27,7 @@ HOSTS = [
 def errors(folder: Path, host: Host) -> dict[str, float]:
     """Relative errors of the replay of the run in `folder` with `host`."""
     settings = ["task=validate", f"task.run={folder / 'run'}", f"hardware.tables={folder / 'tp1'}"]
-    cfg = read_command_line(settings).jobs[0].cfg
+    cfg = compose(settings).jobs[0].cfg
     replay = build(cfg.task).check(cfg)
     ledger = Ledger()
     replace(replay, backend=replace(replay.backend, host=host)).serve(ledger)

@@ -1,4 +1,4 @@
-"""What other processes are asked to do in tests of `config.apart`; imported there by name."""
+"""Functions that tests of `config.worker` call in other processes, imported there by name."""
 
 from __future__ import annotations
 
@@ -10,13 +10,6 @@ import time
 from pathlib import Path
 
 from sarathi_lab.config.errors import UserError
-
-
-class Odd(Exception):
-    """Can't be made again from what pickle keeps of it."""
-
-    def __init__(self, one: str, two: str) -> None:
-        super().__init__(f"{one} and {two}")
 
 
 def write(path: Path) -> None:
@@ -31,19 +24,12 @@ def divide() -> None:
     raise ZeroDivisionError("a mistake")
 
 
-def fail_oddly() -> None:
-    raise Odd("this", "that")
-
-
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def hang(folder: Path) -> None:
-    """Start a process, say so, and wait; leave a word on the way out."""
+    """Start a process, write its number, and wait."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     (folder / "child").write_text(str(child.pid))
-    try:
-        time.sleep(60)
-    finally:
-        (folder / "found").write_text("half")
+    time.sleep(60)

@@ -1,19 +1,21 @@
-"""Refuses settings that Hydra accepts but that would have no effect."""
+"""Refusals of settings that Hydra accepts but that would have no effect."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
 from functools import cache
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from sarathi_lab.config.arguments import searchpath
 from sarathi_lab.config.errors import UserError, require_number, require_one_of, require_text
-from sarathi_lab.config.explain import GROUPS, options, parameter_names, unknown_name
+from sarathi_lab.config.hydra_errors import GROUPS, parameter_names, unknown_name
 from sarathi_lab.config.instantiate import class_of, parameters_of
 from sarathi_lab.config.paths import CONF
 
@@ -30,31 +32,56 @@ READ_BY = {
     "host": ("executor",),
 }
 READ_BY_ALL_TASKS = ("task", "experiment", "tracking", "output", "resume", "limit", "hydra")
+MOST_NAMES = 1000  # of options of a group
 OF_RUNS = ("repeat", "repetition", "plot")  # read for tasks whose runs a sweep compares
-WITHOUT_EFFECT = ("hydra.sweep.subdir", "hydra.sweeper.max_batch_size")
+
+
+def check_names(settings: Sequence[str]) -> None:
+    """Refuse settings and options that there are not, before Hydra composes anything."""
+    known = [*GROUPS, *_top_level(), "experiment"]
+    folders = [CONF, *(Path(source.rpartition("://")[2]) for source in searchpath(settings))]
+    for override in OverridesParser.create().parse_overrides(list(settings)):
+        name = override.key_or_group
+        if override.is_hydra_override() or override.type != OverrideType.CHANGE:
+            continue
+        if name.partition(".")[0] not in known:
+            raise unknown_name(name, known, "a setting")
+        if name in (*GROUPS, "experiment"):
+            paths = [path for folder in folders for path in folder.glob(f"{name}/*.yaml")]
+            for value in _values(override):
+                if value not in ("null", "None"):
+                    require_one_of(name, value, sorted({path.stem for path in paths}))
+
+
+def _values(override: Override) -> list[str]:
+    """The values of a setting that is swept, or its one value; none if it is no text."""
+    if override.is_discrete_sweep():
+        values = islice(override.sweep_string_iterator(), MOST_NAMES)
+        return [str(value).strip("'\"") for value in values]
+    value = override.value()
+    return [value] if isinstance(value, str) else []
 
 
 def check_single(settings: Sequence[str]) -> None:
     """Refuse what only a sweep reads."""
+    of_sweep = (
+        r"\+*(hydra[/.](launcher|sweeper(?!\.dry_run)|sweep)\b|repeat=|plot\.|resume=(?!false))"
+    )
     for setting in settings:
-        if re.match(r"\+*(hydra[/.](launcher|sweeper|sweep)\b|repeat=|plot\.)", setting):
+        if re.match(of_sweep, setting):
             raise UserError(f"{setting} has no effect on one run; add -m for a sweep, or drop it")
 
 
-def check_sweep(settings: Sequence[str], num_processes: int | None) -> None:
-    """Refuse settings of Hydra's that a sweep does not read, and launchers without a process."""
+def check_sweep(settings: Sequence[str], varied: Sequence[str], num_processes: int | None) -> None:
+    """Refuse settings of Hydra's that a sweep does not read, launchers without a process, and
+    values of what is one for a whole sweep.
+    """
     if num_processes == 0:
         raise UserError("hydra.launcher.n_jobs=0 runs nothing; use a number such as 2, or -1")
     for setting in settings:
-        if (name := setting.partition("=")[0]) in WITHOUT_EFFECT:
-            raise UserError(
-                f"{setting} has no effect: runs are numbered, and launched together; drop {name}"
-            )
-
-
-def check_varied(names: Collection[str]) -> None:
-    """Refuse values of what is one for a whole sweep."""
-    for name in names:
+        if setting.startswith("hydra.sweep.subdir="):
+            raise UserError(f"{setting} has no effect: runs are numbered; drop hydra.sweep.subdir")
+    for name in varied:
         if name == "repeat" or name.startswith("plot."):
             raise UserError(
                 f"{name} has several values, but is of the whole sweep; write one, or a list such "
@@ -67,17 +94,10 @@ def check_job(
     cfg: DictConfig,
     settings: Sequence[str],
     read_by_others: Collection[str],
-    loader: ConfigLoader,
 ) -> None:
     """Refuse `settings` that mean nothing to the job (`composed`: with Hydra's node) nor others."""
     parsed = OverridesParser.create().parse_overrides(list(settings))
     _check_top_level(cfg)
-    # Hydra passes over an overlay that is not there, because having none is fine.
-    asked = [one.value() for one in parsed if one.key_or_group == "experiment"]
-    valid = options("experiment", settings, loader) if asked else []
-    for name in asked:
-        if name is not None:
-            require_one_of("experiment", str(name), valid)
     fit_targets(cfg, settings)
     for override in parsed:
         _check_is_read(composed, cfg, override, read_by_others)
