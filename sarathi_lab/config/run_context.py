@@ -50,7 +50,7 @@ def current_run(prepared: Any = None) -> RunContext:
     swept: tuple[str, ...] = ()
     if record is None:
         host = platform.node()
-        command = as_command([*hydra.overrides.hydra, *settings])
+        command = as_command([*settings, *hydra.overrides.hydra])
     else:
         swept, host, command = record.swept, record.host, record.command
     choices = hydra.runtime.choices

@@ -138,7 +138,7 @@ class LabSweeper(Sweeper):
         folder = hydra.sweep.dir if self.is_sweep else hydra.run.dir
         return SweepRecord(
             folder=Path(str(folder)).absolute(),
-            arguments=[*flags, *others, *own],
+            arguments=[*flags, *own, *others],
             fingerprint=fingerprint([resolved(job.cfg) for job in self.jobs], self.search_settings),
             num_jobs=self.num_planned,
             is_search=self.search_settings is not None,
@@ -193,7 +193,7 @@ class LabSweeper(Sweeper):
                 raise error from None
         finally:
             if (folder / "run.json").is_file():
-                print_place("results", folder)
+                print_place("results", Path(str(self.config.hydra.run.dir)))
             self._print_hint()
 
     def _run_job(self, job: Job, folder: str, subfolder: str | None) -> Exception | None:

@@ -318,7 +318,7 @@ def test_a_simulation_says_what_it_does_not_count():
     assert not any("cache.dtype" in line for line in backend.cautions(load_option("model", "13b")))
     profiled = SimulatedBackend(load_option("hardware", "a6000"), cost_model="profiled")
     with pytest.raises(
-        UserError, match="cost_model=profiled applies to a cache in the model's own type"
+        UserError, match="cost_model=profiled applies to a cache in the model's type"
     ):
         profiled.check(spec, 16)
 
