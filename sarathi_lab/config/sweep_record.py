@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from sarathi_lab.config.console import duration
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import json_object, try_lock, write_json
 
@@ -42,11 +43,11 @@ class SweepRecord:
     def find(cls, folder: Path) -> Self | None:
         """Read the record in `folder`; None if there is none, or one of another version."""
         try:
-            record = cls(folder=folder, **json.loads((folder / RECORD).read_text()))
-        except (OSError, ValueError, TypeError):
+            content = json.loads((folder / RECORD).read_text())
+            swept = tuple(content.pop("swept", ()))
+            return cls(folder=folder, **content, swept=swept)
+        except (OSError, ValueError, TypeError, AttributeError):
             return None
-        object.__setattr__(record, "swept", tuple(record.swept))
-        return record
 
     def write(self) -> None:
         """Write it into the folder, which is made if it is missing."""
@@ -72,6 +73,13 @@ class SweepRecord:
         """Whether job `number` came to its end; not if its file is damaged."""
         end = _contents(self.job_dir(number) / FINISHED) or {}
         return isinstance(end.get("seconds"), float)
+
+    def outcome(self, number: int) -> str:
+        """How job `number` ended, for a line of the terminal."""
+        if (failure := self.failure(number)) is not None:
+            return f"failed: {failure['error']}"
+        seconds = json.loads((self.job_dir(number) / FINISHED).read_text())["seconds"]
+        return f"took {duration(seconds)}"
 
     def failure(self, number: int) -> dict[str, Any] | None:
         """Why job `number` failed (`error`, and `traceback` of a bug), None if it did not."""

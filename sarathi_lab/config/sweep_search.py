@@ -75,7 +75,7 @@ class OptunaSearch(LabSweeper):
         return jobs
 
     @property
-    def search_settings(self) -> Mapping[str, Any]:  # type: ignore[override]
+    def search_settings(self) -> Mapping[str, Any]:
         names = ("objective", "direction", "n_trials", "seed")
         return {name: getattr(self, name) for name in names}
 

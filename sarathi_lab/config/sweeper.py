@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import platform
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +34,13 @@ from sarathi_lab.config.sweep_jobs import (
     swept_names,
 )
 from sarathi_lab.config.sweep_record import (
-    FINISHED,
     SweepRecord,
     check_unused,
     find_sweep,
     fingerprint,
 )
 from sarathi_lab.config.unused_settings import check_names, check_single, check_sweep
+from sarathi_lab.config.worker import interrupts_kept_from_children
 
 POLL_SECONDS = 0.5
 MULTIRUN = "hydra.mode=MULTIRUN"  # for -m
@@ -147,7 +144,10 @@ class LabSweeper(Sweeper):
             swept=swept_names(self.settings),
         )
 
-    search_settings: Mapping[str, Any] | None = None  # of a search, what makes it another one
+    @property
+    def search_settings(self) -> Mapping[str, Any] | None:
+        """The settings that make a search another one; None for all combinations."""
+        return None
 
     @property
     def num_planned(self) -> int:
@@ -249,7 +249,7 @@ class LabSweeper(Sweeper):
         self._launched += jobs
         self._pending |= {number: self._name(number, job) for number, job in jobs.items()}
         if self.is_remote:
-            with self._watching(), _interrupts_kept_from_children():
+            with self._watching(), interrupts_kept_from_children():
                 self._launch_remotely(jobs)
             return
         for number, job in jobs.items():
@@ -298,19 +298,13 @@ class LabSweeper(Sweeper):
             if not self.record.has_ended(number):
                 continue
             self._done += 1
-            outcome = self._outcome(number)
+            outcome = self.record.outcome(number)
             if num_left := self.record.num_jobs - self._done:
                 pace = (time.monotonic() - self._started) / (self._done - self._done_before)
                 outcome += f", about {duration(pace * num_left)} left"
             place, name = f"[{self._done}/{self.record.num_jobs}]", self._pending.pop(number)
             console().print(f"{place} {name} {outcome}", soft_wrap=True)
         return self._done - before
-
-    def _outcome(self, number: int) -> str:
-        if (failure := self.record.failure(number)) is not None:
-            return f"failed: {failure['error']}"
-        seconds = json.loads((self.record.job_dir(number) / FINISHED).read_text())["seconds"]
-        return f"took {duration(seconds)}"
 
     def _name(self, number: int, job: Job) -> str:
         varied = [one for one in job.settings if name_of(one) in self.record.swept]
@@ -352,16 +346,3 @@ class _Failed(UserError):
     """Runs that failed by what no user can mend."""
 
     exit_code = EXIT_FAILED
-
-
-@contextmanager
-def _interrupts_kept_from_children() -> Iterator[None]:
-    """Start processes that a terminal's Ctrl-C does not reach: the launcher ends them, as one that
-    is still importing would print a traceback. This process gets it in another thread.
-    """
-    resource_tracker.ensure_running()  # begun later, it would unblock the signal again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,8 +1,11 @@
-"""Work in a process of its own, which a time limit or a crash ends alone."""
+"""Other processes: one that a time limit or a crash ends alone, and those of a launcher."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import Any
 
 from sarathi_lab.config.errors import RunError
@@ -26,3 +29,16 @@ def run_with_timeout(function: Callable[..., None], *args: Any, limit: float) ->
         raise RunError(f"its process was killed ({str(error).splitlines()[0]})") from None
     finally:
         pool.shutdown(wait=True, kill_workers=True)
+
+
+@contextmanager
+def interrupts_kept_from_children() -> Iterator[None]:
+    """Start processes that a terminal's Ctrl-C does not reach: the launcher ends them, as one that
+    is still importing would print a traceback. This process gets it in another thread.
+    """
+    resource_tracker.ensure_running()  # begun later, it would unblock the signal again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

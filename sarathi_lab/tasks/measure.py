@@ -18,7 +18,8 @@ from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.executor.torch.backend import TorchBackend, require_one_device
+from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch.checks import require_one_device
 from sarathi_lab.executor.torch.device import resolve_device
 from sarathi_lab.experiment.figures import paper
 from sarathi_lab.experiment.measure import Session

@@ -8,7 +8,8 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
-from sarathi_lab.executor.torch.backend import TorchBackend, require_one_device
+from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch.checks import require_one_device
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
 

@@ -482,7 +482,7 @@ def test_a_folder_that_cannot_be_written_is_no_crash(unbuilt, monkeypatch):
 
 
 def test_float16_is_left_to_torch(monkeypatch):
-    monkeypatch.setattr("sarathi_lab.executor.torch.backend.has_fast_path", lambda dtype: True)
+    monkeypatch.setattr("sarathi_lab.executor.torch.checks.has_fast_path", lambda dtype: True)
     (caution,) = TorchBackend(device="cpu", dtype="float16").cautions(SPEC)
     assert "float16" in caution
     assert TorchBackend(device="cpu", kernels="torch", dtype="float16").cautions(SPEC) == []

@@ -195,7 +195,7 @@ def test_a_slow_cpu_works_and_says_so_once_a_sweep(monkeypatch, tmp_path, capsys
 
     monkeypatch.setattr(library, "load", fail)
     backend.why_not_built.cache_clear()
-    monkeypatch.setattr("sarathi_lab.executor.torch.backend.has_fast_path", lambda dtype: False)
+    monkeypatch.setattr("sarathi_lab.executor.torch.checks.has_fast_path", lambda dtype: False)
     monkeypatch.setattr(
         "sarathi_lab.executor.torch.backend.measure_peaks", lambda *_: Peaks(1e12, 1e10, "given")
     )

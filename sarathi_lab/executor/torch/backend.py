@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 
@@ -17,8 +16,9 @@ from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.checked import check_fields, flag, one_of, whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.executor.torch import checks
 from sarathi_lab.executor.torch import device as devices
-from sarathi_lab.executor.torch.device import has_fast_path, measure_peaks
+from sarathi_lab.executor.torch.device import measure_peaks
 from sarathi_lab.executor.torch.device_errors import explain_device_errors
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
@@ -31,13 +31,13 @@ from sarathi_lab.executor.torch.kernel_selection import (
     use_triton,
     why_not_built,
 )
-from sarathi_lab.executor.torch.memory import KvBudget, Memory, free_memory_bytes
+from sarathi_lab.executor.torch.kv_budget import WARM_UP_TOKENS, fitting_blocks
+from sarathi_lab.executor.torch.memory import Memory
 from sarathi_lab.executor.torch.placement import place
 from sarathi_lab.executor.torch.profiler import ProfileKind, make_profiler
-from sarathi_lab.executor.torch.shapes import LARGEST_HYBRID, Limits
+from sarathi_lab.executor.torch.shapes import Limits
 from sarathi_lab.executor.torch.timeline import timeline_of
 from sarathi_lab.model import native_operations
-from sarathi_lab.model.eight_bit import why_not_fp8
 from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.parts import Degrees
 from sarathi_lab.model.roofline import Peaks
@@ -45,29 +45,7 @@ from sarathi_lab.model.spec import WEIGHT_DTYPES, ModelSpec, WeightDtype
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
 
-WARM_UP_TOKENS = 256
-INT8 = "int8"  # dtype of products alone, beside bfloat16
-SPARE = 0.02  # of the memory: CUDA graphs, fragments, what libraries take at first use
-SPARE_BYTES = 1 << 30
 WHOLE = ("none", "operations")  # profiles of an iteration in one call of C++
-
-
-class SeveralDevices(Protocol):
-    """Interface of the module `TorchBackend.ranks`."""
-
-    def check_settings(self, backend: TorchBackend) -> None:
-        """Raise UserError for settings that several devices do not support."""
-
-    def check_model(self, backend: TorchBackend, spec: ModelSpec) -> None:
-        """Raise UserError for a model that can't be split."""
-
-    def part_spec(self, backend: TorchBackend, spec: ModelSpec) -> ModelSpec:
-        """Return the shapes of one device's part."""
-
-    def build(
-        self, backend: TorchBackend, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes
-    ) -> TorchExecutor:
-        """Return a warmed-up executor over all devices. Raises RunError."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +89,8 @@ class TorchBackend:
         _ = self.torch_dtype  # refuse a device that is not there
         check_fields(self, "executor.")
         self._check_device()
-        if self.dtype == INT8:
-            self._check_int8()
+        if self.dtype == checks.INT8:
+            checks.check_int8(self.weights, self.tensor_parallel, self.uses_gpus, self.uses_kernels)
         if self._several is not None:
             self._several.check_settings(self)
         elif self.rank_timeout != type(self).rank_timeout:
@@ -121,8 +99,6 @@ class TorchBackend:
                 "leave it out, or add executor.tensor_parallel or executor.pipeline_parallel"
             )
         require_isa(self.isa, is_wanted=self.wants_native)
-
-    # -- what follows from the settings ------------------------------------------------------------
 
     @property
     def degrees(self) -> Degrees:
@@ -137,7 +113,7 @@ class TorchBackend:
         return self.pipeline_parallel
 
     @property
-    def _several(self) -> SeveralDevices | None:
+    def _several(self) -> checks.SeveralDevices[TorchBackend] | None:
         """The module of several devices, None for one."""
         if self.num_devices == 1:
             return None
@@ -173,6 +149,10 @@ class TorchBackend:
     @cached_property
     def _dtype(self) -> tuple[str, torch.dtype]:
         return devices.resolve_dtype(self.dtype, self.torch_device)
+
+    @property
+    def _weights(self) -> WeightDtype:
+        return "int8" if self.dtype == checks.INT8 else self.weights
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -212,8 +192,6 @@ class TorchBackend:
     def default_model(self) -> str:
         return devices.default_model_name(self.torch_device, self.dtype_bytes)
 
-    # -- checks ------------------------------------------------------------------------------------
-
     def _check_device(self) -> None:
         """Raise UserError for settings of another kind of device."""
         devices.require_threads("executor.threads", self.threads)
@@ -238,40 +216,9 @@ class TorchBackend:
                     "out"
                 )
 
-    def _check_int8(self) -> None:
-        """Raise UserError where products in int8 do not run."""
-        for fails, reason, fix in (
-            (self.uses_gpus, "it needs a CPU", "use executor.weights=fp8 or dtype=bfloat16"),
-            (self.uses_kernels, "Triton has no int8 products", "use executor.kernels=auto"),
-            (
-                self.weights != "auto",
-                f"executor.weights={self.weights} is another type of the same weights",
-                "leave one of them out",
-            ),
-            (
-                self.tensor_parallel > 1,
-                f"executor.tensor_parallel={self.tensor_parallel} cuts the rows of its scales",
-                "use executor.pipeline_parallel or dtype=bfloat16",
-            ),
-        ):
-            if fails:
-                raise UserError(f"dtype=int8 does not run here: {reason}; {fix}")
-
     def with_weights(self, spec: ModelSpec) -> ModelSpec:
         """Return `spec` with the weight type of this backend. Raises UserError if it can't run."""
-        spec.require_runnable()
-        weights: WeightDtype = "int8" if self.dtype == INT8 else self.weights
-        setting = "dtype=int8" if weights == "int8" else f"executor.weights={weights}"
-        reason = None
-        if weights == "fp8":
-            sizes = [(one.in_features, one.out_features) for one in spec.layer_linears]
-            reason = why_not_fp8(sizes, self.torch_device, self.torch_dtype)
-        if weights != "auto" and spec.num_experts:
-            reason = f"model {spec.name} is a mixture of experts"
-        if reason is not None:
-            fix = setting.partition("=")[0] + ("=bfloat16" if weights == "int8" else "=auto")
-            raise UserError(f"{setting} does not run here: {reason}; use {fix}")
-        return replace(spec, weight_dtype=weights)
+        return checks.with_weights(spec, self._weights, self.torch_device, self.torch_dtype)
 
     def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
         """Raise UserError for a model that does not run here: shape, kernels, free memory."""
@@ -296,28 +243,13 @@ class TorchBackend:
 
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
         """Return what makes a CPU slower than it could be; all else is measured."""
-        cautions = []
-        if reason := self._why_not_native(spec):
-            cautions.append(f"plain torch computes this, not C++: {reason}")
-        uses_torch = reason is not None or not self.wants_native
-        if not self.uses_gpus and uses_torch and not has_fast_path(self.torch_dtype):
-            cautions.append(
-                f"torch has no fast {self.dtype_name} on this CPU; dtype=float32 may well be faster"
-            )
-        if self.weights == "fp8" and not self.uses_gpus:
-            cautions.append("a CPU emulates products in 8 bits: their numbers, not their speed")
-        elif self.dtype == INT8 and uses_torch:
-            cautions.append("plain torch emulates products in int8: their numbers, not their speed")
-        elif self.weights == "fp8":
-            cautions.append(f"the roofline is that of products in {self.dtype_name}, not in 8 bits")
-        return cautions
-
-    # -- the device --------------------------------------------------------------------------------
+        reason = self._why_not_native(spec)
+        by_torch = reason is not None or not self.wants_native
+        kind = self._weights, self._dtype
+        return checks.cautions_of(*kind, reason, not self.uses_gpus, by_torch)
 
     def _memory(self, spec: ModelSpec) -> Memory:
-        """Return the memory that `spec` is loaded to, before 8-bit weights are quantised: of one
-        part on a GPU, of all parts on a CPU.
-        """
+        """Return the memory of one part on a GPU, of all on a CPU, before weights are quantised."""
         spec = replace(spec, weight_dtype="auto")
         if self.uses_gpus and self._several is not None:
             spec = self._several.part_spec(self, spec)
@@ -331,8 +263,8 @@ class TorchBackend:
         threads, count = self.num_threads, self.num_devices
         devices.use_threads(threads if count == 1 or threads is None else None)  # of all ranks
         with explain_device_errors(self.torch_device, "the measurement of its peaks"):
-            in_int8 = self.dtype == INT8 and self.wants_native and not why_not_built(self.isa)
-            dtype = torch.int8 if in_int8 else self.torch_dtype
+            has_int8 = self.wants_native and not why_not_built(self.isa)
+            dtype = torch.int8 if self._weights == "int8" and has_int8 else self.torch_dtype
             peaks = measure_peaks(self.torch_device, dtype, self.isa)
         devices.use_threads(threads)
         if threads is not None or count == 1:
@@ -346,8 +278,6 @@ class TorchBackend:
 
     def predictor(self, spec: ModelSpec) -> None:
         """Return None: a real device is measured, not predicted."""
-
-    # -- the executor ------------------------------------------------------------------------------
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> TorchExecutor:
         """Load weights, make the cache and warm up. Raises RunError without memory, or for a lost
@@ -405,15 +335,10 @@ class TorchBackend:
             return make(num_blocks=num_blocks, num_host_blocks=sizes.num_host_blocks)
 
     def _num_blocks(self, make: Callable[..., TorchExecutor], sizes: Sizes) -> int:
-        """Return the planned number of blocks if they fit beside an iteration's activations, or
-        all that fit.
-        """
+        """Return the planned number of blocks, or on a GPU what fits it."""
         if not self.uses_gpus or not self.uses_kernels:
             return sizes.num_blocks
-        num_emits = sizes.batch_size * (1 + sizes.num_drafts)
-        tokens = sizes.max_batch_tokens or WARM_UP_TOKENS
-        budget = measure_kv_budget(make(num_blocks=1), tokens, num_emits)
-        return budget.fit(None if sizes.fills_memory else sizes.num_blocks)
+        return fitting_blocks(make, sizes)
 
     def warm_up(self, executor: TorchExecutor, sizes: Sizes) -> None:
         executor.warm_up(
@@ -421,33 +346,4 @@ class TorchBackend:
             chunk_tokens=sizes.chunk or WARM_UP_TOKENS,
             longest=sizes.max_model_len or executor.num_blocks * sizes.block_size,
             max_tokens=sizes.max_batch_tokens,
-        )
-
-
-def measure_kv_budget(probe: TorchExecutor, num_tokens: int, num_emits: int) -> KvBudget:
-    """Measure the memory that `probe`, of one block, leaves beside an iteration of such sizes."""
-    device = probe.model.device
-    gc.collect()
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    probe.compute_padding(num_tokens, num_emits)
-    torch.cuda.synchronize(device)
-    activations = torch.cuda.max_memory_allocated(device) - before
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(device).total_memory
-    # Graphs keep those of the largest of them, beside what fits none.
-    kept = int(activations * min(1.0, LARGEST_HYBRID / num_tokens))
-    free = free_memory_bytes(device) - activations - kept - max(SPARE_BYTES, int(SPARE * total))
-    model = probe.model
-    block = model.spec.kv_bytes_per_token(model.dtype.itemsize) * probe.block_size
-    return KvBudget(max(0, free), block, activations, num_tokens)
-
-
-def require_one_device(backend: object, what: str) -> None:
-    """Raise UserError for several ranks, where `what` measures one device."""
-    if (count := getattr(backend, "num_devices", 1)) > 1:
-        raise UserError(
-            f"{what} looks into one device, not {count}; leave out executor.tensor_parallel and "
-            "executor.pipeline_parallel"
         )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,26 +32,13 @@ from sarathi_lab.executor.torch.memory import HostPool
 from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer, Tokens, fields_of, pack
 from sarathi_lab.executor.torch.profiler import NullProfiler
 from sarathi_lab.executor.torch.shapes import Limits, PaddedShapes, Shape
-from sarathi_lab.executor.torch.timeline import HostTimeline, Mark
+from sarathi_lab.executor.torch.timeline import HostTimeline, InFlight
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.transformer import KVCache, Transformer
 
 MAX_EMITS = 1 << 16  # tokens sampled in one iteration
 MAX_RECORDED = 256  # shapes: those of an experiment's few settings, which take turns
 MAX_KEPT = 64  # recorded shapes of measurements: each takes some of the device's memory
-
-
-class InFlight(NamedTuple):
-    """Submitted batch: its marks, the time its launch took until, its tokens on their way to the
-    host, and further fields of its `StepResult`.
-    """
-
-    batch: Batch
-    start: Mark
-    end: Mark
-    launched: float
-    token_ids: Tensor
-    fields: Mapping[str, Any]
 
 
 class TorchExecutor:

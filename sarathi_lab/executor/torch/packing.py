@@ -19,6 +19,7 @@ from sarathi_kernels.attention.plan import PADDING, AttentionPlan, tiles_of
 from sarathi_kernels.attention.reference import Segment, make_segment
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import Batch, Chunk, SequenceState
+from sarathi_lab.executor.torch.block_table import BlockTable
 from sarathi_lab.executor.torch.shapes import Limits, Parts, Shape
 from sarathi_lab.model.operations import PackedInputs
 from sarathi_lab.model.transformer import Transformer
@@ -88,81 +89,6 @@ def token_ids_of(sequence: SequenceState, start: int, end: int) -> NDArray[np.in
     known = [np.asarray(prompt, dtype=np.int64), np.asarray(output, dtype=np.int64)]
     drafts = sequence.draft_token_ids[: max(0, end - sequence.num_known)]
     return np.concatenate([*known, np.asarray(drafts, dtype=np.int64)] if drafts else known)
-
-
-class BlockTable:
-    """Cache blocks of running sequences, a row each. A sequence takes blocks, or loses all when
-    preempted, so only those taken since its last batch are written.
-    """
-
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
-        self._row_of: dict[SequenceState, int] = {}
-        self._free: list[int] = []  # rows
-        self._ids = np.zeros((0, 0), dtype=np.int32)
-        self._num_written = np.zeros(0, dtype=np.int64)
-        self._num_preemptions = np.zeros(0, dtype=np.int64)  # of the sequence, when it was written
-
-    def rows_of(
-        self, sequences: Sequence[SequenceState], preemptions: Sequence[int]
-    ) -> NDArray[np.int64]:
-        """Return the rows of `sequences`, which were preempted so many times; valid until other
-        sequences are requested, or one of these is preempted.
-        """
-        if missing := [one for one in sequences if one not in self._row_of]:
-            self._give_rows(missing, set(sequences))
-        rows = np.array([self._row_of[one] for one in sequences], dtype=np.int64)
-        lost = rows[self._num_preemptions[rows] != preemptions]
-        self._ids[lost], self._num_written[lost] = 0, 0
-        self._num_preemptions[rows] = preemptions
-        return rows
-
-    def extend(
-        self,
-        rows: NDArray[np.int64],
-        sequences: Sequence[SequenceState],
-        kv_lens: NDArray[np.int64],
-    ) -> None:
-        """Write the blocks of `sequences` to their `rows` where `kv_lens` tokens need more."""
-        lacking = (self._num_written[rows] * self.block_size < kv_lens).nonzero()[0]
-        for i, row in zip(lacking.tolist(), rows[lacking].tolist(), strict=True):
-            self._write(row, sequences[i].block_ids)
-
-    def slots(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the cache slots of the tokens at `positions` of the sequences in `rows`."""
-        blocks = positions // self.block_size
-        return (self._ids[rows, blocks] - blocks) * self.block_size + positions
-
-    def fill(self, view: NDArray[np.int32], rows: NDArray[np.int64]) -> None:
-        """Write the blocks in `rows` to `view`, as many as it has columns."""
-        num_columns = min(view.shape[1], self._ids.shape[1])
-        view[:, :num_columns] = self._ids[rows, :num_columns]
-        view[:, num_columns:] = 0
-
-    def _give_rows(self, missing: Sequence[SequenceState], here: set[SequenceState]) -> None:
-        """Assign rows to `missing`: first those of sequences that ended and are not `here`."""
-        gone = [one for one in self._row_of if not one.is_running and one not in here]
-        self._free += [self._row_of.pop(one) for one in gone]
-        if (lacking := len(missing) - len(self._free)) > 0:
-            num_rows = len(self._ids)
-            self._resize(num_rows + max(num_rows, lacking), self._ids.shape[1])
-            self._free += range(num_rows, len(self._ids))
-        for sequence in missing:
-            row = self._row_of[sequence] = self._free.pop()
-            self._ids[row], self._num_written[row] = 0, 0
-
-    def _write(self, row: int, block_ids: list[int]) -> None:
-        first, last = int(self._num_written[row]), len(block_ids)
-        if last > self._ids.shape[1]:
-            self._resize(len(self._ids), 2 * last)
-        self._ids[row, first:last] = block_ids[first:]
-        self._num_written[row] = last
-
-    def _resize(self, num_rows: int, num_columns: int) -> None:
-        more = num_rows - len(self._ids)
-        self._ids = np.pad(self._ids, ((0, more), (0, num_columns - self._ids.shape[1])))
-        self._num_written = np.pad(self._num_written, (0, more))
-        self._num_preemptions = np.pad(self._num_preemptions, (0, more))
 
 
 class Fields:

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+
+from sarathi_lab.engine.request import Batch
 
 Mark = Any  # a point in a timeline
+
+
+class InFlight(NamedTuple):
+    """Submitted batch: its marks, the time its launch took until, its tokens on their way to the
+    host, and further fields of its `StepResult`.
+    """
+
+    batch: Batch
+    start: Mark
+    end: Mark
+    launched: float
+    token_ids: Tensor
+    fields: Mapping[str, Any]
 
 
 class HostTimeline:

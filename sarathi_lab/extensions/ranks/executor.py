@@ -15,9 +15,10 @@ from sarathi_kernels.attention.reference import Segment
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.executor import Span, StepResult, bubbles_between
 from sarathi_lab.engine.request import Batch, Copy
-from sarathi_lab.executor.torch.executor import InFlight, TorchExecutor
+from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer, add_masks, pack
 from sarathi_lab.executor.torch.shapes import Shape
+from sarathi_lab.executor.torch.timeline import InFlight
 from sarathi_lab.extensions.ranks.group import Group, RankExchange
 from sarathi_lab.extensions.ranks.sharded import ShardedTransformer
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
