@@ -58,6 +58,7 @@ def test_the_figure_of_the_tour_is_simulated_recorded_and_drawn(tmp_path, monkey
     path.write_text(overlay.replace("sarathi_lab.experiment.chunk_gain.", "tour."))
     places = [f"--config-dir={tmp_path}", f"task.record={tmp_path}", f"hydra.run.dir={tmp_path}"]
     chosen = ["experiment=chunk_gain", "executor=simulated", "model=tiny", "tracking=none"]
+    chosen += ["task.processes=1"]  # a worker started for an earlier test has an older sys.path
     assert run([*chosen, *places]) == 0
     assert (tmp_path / "chunk_gain.png").stat().st_size > 10_000
     points = load.load("chunk_gain", tmp_path).assign(source="simulated")
