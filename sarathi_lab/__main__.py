@@ -21,7 +21,10 @@ COMMANDS = {
         "a sweep, or all experiments, as one page: report FOLDER",
     ),
     "figures": ("sarathi_lab.tasks.figures", "the paper's figures from recorded results"),
-    "dashboard": ("sarathi_lab.results.dashboard", "a W&B workspace that shows the lab's runs"),
+    "dashboard": (
+        "sarathi_lab.extensions.dashboard",
+        "a W&B workspace that shows the lab's runs",
+    ),
     "completion": ("sarathi_lab.__main__", 'tab completion: eval "$(sarathi-lab completion bash)"'),
 }
 # Hydra completes the settings of `run`; it wants a line that begins with the command's name, and of
@@ -55,7 +58,6 @@ def main(args: Sequence[str] | None = None) -> int:
     if command in COMMANDS:
         try:
             needed = {"claims": ("sarathi_lab.run", "main")}
-            needed["dashboard"] = ("sarathi_lab.experiment.claims", "verdicts")
             module, name = needed.get(command, ("", ""))
             handed = [getattr(import_module(module), name)] if module else []
             answer = import_module(COMMANDS[command][0]).main

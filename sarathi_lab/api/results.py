@@ -14,8 +14,9 @@ import pandas as pd
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import OUTPUTS
 from sarathi_lab.results import load as files
-from sarathi_lab.results import sweep_analysis, wandb_runs
+from sarathi_lab.results import sweep_analysis
 from sarathi_lab.results.bench_files import is_benchmark_file, read_benchmarks
+from sarathi_lab.results.tracking import fetch_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -176,7 +177,7 @@ class Results:
 
 
 def load(*places: str | Path) -> Results:
-    """Load runs below folders (default: `outputs`), of W&B's files (`.wandb`) and projects
+    """Load runs below folders (default: `outputs`), of projects on W&B's server
     ("entity/project"), recorded of an experiment, such as "orca", or measured by a benchmark client
     (`results.bench_files`).
 
@@ -213,9 +214,11 @@ def _load(place: str | Path) -> Results:
     if not path.exists() and str(place) in files.recorded():
         table = files.load(str(place))
         return Results(table, [name for name in map(str, table) if sweep_analysis.is_setting(name)])
-    tracked = wandb_runs.load(place)
-    rows = [({"name": run.name, **run.settings}, run.summary) for run in tracked]
-    return _results(rows, iterations=[partial(getattr, run, "iterations") for run in tracked])
+    if path.exists():
+        raise UserError(f"{place} holds no finished run; name a folder such as outputs")
+    tracked = fetch_runs(str(place))
+    rows = [(settings, summary) for settings, summary, _ in tracked]
+    return _results(rows, iterations=[partial(pd.DataFrame, table) for *_, table in tracked])
 
 
 def _results(rows: Sequence[Row], **tables: Sequence[Reader]) -> Results:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import yaml
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import EXPERIMENTS, OUTPUTS, make_folder, read_object, readable
 from sarathi_lab.config.sweep_record import SweepRecord
-from sarathi_lab.results.table import COLUMNS, RESULTS, rows_of_run
+from sarathi_lab.results.table import RESULTS
 
 POINTS = "figure.parquet"  # recomputed figures of the paper
 LABELS = "run.json"  # written last, so its presence marks a complete run
@@ -42,17 +41,16 @@ def find_sweeps(root: Path | str = OUTPUTS) -> dict[str, list[Path]]:
     """Return the folders of sweeps with finished runs below `root` by start time and command, the
     newest first; then those of all single runs.
     """
-    own = [run for run in find_runs(Path(root)) if run.parent.name != "baselines"]
-    numbers = Counter(map(_sweep_of, own))
-    sweeps: list[tuple[str, Path]] = []
-    for folder, number in numbers.items():
+    runs = [run for run in find_runs(Path(root)) if run.parent.name != "baselines"]
+    sweeps, single = list[tuple[str, Path]](), []
+    for folder, number in Counter(map(_sweep_of, runs)).items():
         if (record := SweepRecord.find(folder)) is None:
+            single.append(folder)
             continue
         started = record.started_at[:19].replace("T", " ")
         what = " ".join(_varied(record.arguments))
-        what = what if len(what) <= LONGEST else f"{what[:LONGEST]}..."
+        what = f"{what[:LONGEST]}..." if len(what) > LONGEST else what
         sweeps.append((f"{started}, {number} runs: {what}", folder))
-    single = [folder for folder in numbers if folder not in {path for _, path in sweeps}]
     found = {name: [folder] for name, folder in sorted(sweeps, reverse=True)}
     return found | ({f"{len(single)} single runs": single} if single else {})
 
@@ -60,8 +58,7 @@ def find_sweeps(root: Path | str = OUTPUTS) -> dict[str, list[Path]]:
 def _varied(arguments: Sequence[str]) -> list[str]:
     """Return the experiment and the settings with several values of a command, else all."""
     settings = [one for one in arguments if not one.startswith("-")]
-    varied = [one for one in settings if re.search(r"^experiment=|=[^\[{]*,", one)]
-    return varied or settings
+    return [one for one in settings if re.search(r"^experiment=|=[^\[{]*,", one)] or settings
 
 
 def load_runs(*roots: Path | str) -> pd.DataFrame:
@@ -74,12 +71,12 @@ def load_runs(*roots: Path | str) -> pd.DataFrame:
     rows, skipped, settings = [], [], dict[str, None]()
     for path in find_runs(*map(Path, roots)):
         try:
-            own, summary = load_settings(path), load_summary(path)
+            labels, summary = load_settings(path), load_summary(path)
         except UserError:
             skipped.append(str(path))
             continue
-        settings |= dict.fromkeys(own)
-        rows.append({**own, **summary, "path": str(path), "sweep": str(_sweep_of(path))})
+        settings |= dict.fromkeys(labels)
+        rows.append({**labels, **summary, "path": str(path), "sweep": str(_sweep_of(path))})
     names = settings | dict.fromkeys(name for row in rows for name in row)
     runs = pd.DataFrame(rows, columns=list(names))
     runs.attrs |= {"skipped": tuple(skipped), "settings": tuple(settings)}
@@ -101,21 +98,17 @@ def load_settings(path: Path) -> dict[str, Any]:
 
 
 def joined(labels: Mapping[Any, Any], config: Mapping[Any, Any]) -> dict[str, Any]:
-    """Merge a run's labels and its resolved configuration in flat names; labels take precedence."""
-    own = _flat(labels)
-    return own | {name: v for name, v in flat_settings(config).items() if name not in own}
-
-
-def flat_settings(config: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return a resolved configuration by the names that its settings are typed by.
+    """Merge a run's labels and its resolved configuration in flat names; labels take precedence.
 
     An option's value is its `name`, else its class. Groups that the simulator reads by `${...}`
     (`hardware`, `host`) are listed once, and not for executors that do not read them.
     """
     executor = config.get("executor") or {}
-    unread = {name for name in ("hardware", "host") if name not in executor}
-    again = {f"executor.{name}" for name in ("hardware", "host")}
-    return _flat({key: value for key, value in config.items() if key not in unread}, leaving=again)
+    shared = ("hardware", "host")
+    read = {key: value for key, value in config.items() if key not in shared or key in executor}
+    flat = _flat(read, leaving=[f"executor.{name}" for name in shared])
+    own = _flat(labels)
+    return own | {name: value for name, value in flat.items() if name not in own}
 
 
 def _flat(
@@ -126,11 +119,11 @@ def _flat(
         if (name := f"{prefix}{key}") in leaving:
             continue
         if isinstance(value, Mapping):
-            own = _flat(value, f"{name}.", leaving)
-            target = own.pop(f"{name}._target_", None)
+            inner = _flat(value, f"{name}.", leaving)
+            target = inner.pop(f"{name}._target_", None)
             if target is not None:
-                flat[name] = own.pop(f"{name}.name", str(target).rpartition(".")[2])
-            flat |= own
+                flat[name] = inner.pop(f"{name}.name", str(target).rpartition(".")[2])
+            flat |= inner
         else:
             flat[name] = _as_typed(value) if isinstance(value, list) else value
     return flat
@@ -141,26 +134,6 @@ def _as_typed(value: object) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(_as_typed, value))}]"
     return "null" if value is None else str(value)
-
-
-def load_rows(*roots: Path | str) -> pd.DataFrame:
-    """Return the long table (`table.COLUMNS`) of all runs below `roots`, with their `path`.
-
-    Folders that cannot be read are left out.
-    """
-    tables = []
-    for path in find_runs(*map(Path, roots)):
-        with suppress(UserError):
-            tables.append(_rows_of(path).assign(path=str(path)))
-    empty = pd.DataFrame(columns=[*COLUMNS, "path"])
-    return pd.concat(tables or [empty], ignore_index=True)
-
-
-def _rows_of(path: Path) -> pd.DataFrame:
-    """Return the rows of the run in `path`, of an older one from summary.json and run.json."""
-    if (path / RESULTS).is_file():
-        return _parquet(path / RESULTS)
-    return rows_of_run(load_summary(path), read_object(path / LABELS, AGAIN))
 
 
 def load_summary(path: Path | str) -> dict[str, float]:
@@ -218,8 +191,8 @@ def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
     """
     tables = []
     for path in sorted(root.glob(f"*/{experiment}/results/*/{experiment}.csv")):
-        device = path.parent.name
         table = pd.read_csv(path).rename(columns={"device": "device_name"})
+        device = path.parent.name
         labels = {"device": device, "is_simulated": device.startswith(SIMULATED)}
         whole = pd.concat([pd.DataFrame(labels, index=table.index), table], axis="columns")
         tables.append(whole.dropna(axis="columns", how="all"))
@@ -245,25 +218,16 @@ def recorded(root: Path = EXPERIMENTS) -> list[str]:
     return sorted({path.stem for path in paths if path.stem == path.parents[2].name})
 
 
-def path_of(experiment: str, device: str, root: Path = EXPERIMENTS) -> Path:
-    """Return the file for an experiment's results on a device."""
-    return root / group_of(experiment) / experiment / "results" / device / f"{experiment}.csv"
-
-
 def group_of(experiment: str) -> str:
     """Return the folder of `experiments/` that has the experiment; `lab` for an unknown one."""
     return next((path.parent.name for path in EXPERIMENTS.glob(f"*/{experiment}")), "lab")
 
 
 def save(
-    table: pd.DataFrame,
-    experiment: str,
-    device: str,
-    root: Path = EXPERIMENTS,
-    stem: str | None = None,
+    table: pd.DataFrame, experiment: str, device: str, root: Path, stem: str | None = None
 ) -> Path:
     """Record a table, replacing the previous one; returns its path. `stem` names another."""
-    path = path_of(experiment, device, root).with_stem(stem or experiment)
-    make_folder(path.parent, "task.record")
-    table.to_csv(path, index=False, float_format="%.6g")
+    folder = root / group_of(experiment) / experiment / "results" / device
+    make_folder(folder, "task.record")
+    table.to_csv(path := folder / f"{stem or experiment}.csv", index=False, float_format="%.6g")
     return path

@@ -36,7 +36,6 @@ MAIN = (  # of a run; -v prints the others
     *("slo_attainment", "goodput", "capacity", "bubble_fraction", "time_over_roofline"),
 )
 BETTER = dict.fromkeys((MARGINAL, "kv_reread_factor", "ttft_p50", "tbt_p99"), "v")
-REPLAYS_DIFFER = "#"  # marks a ratio of runs with different shares of CUDA graphs
 NOT_IN_CSV = ("sweep", "status", "swept")
 _cautioned: set[tuple[str, str]] = set()  # by sweep
 
@@ -62,8 +61,10 @@ def print_cautions(cautions: Iterable[str], place: RunContext) -> None:
 
 def summary_line(summary: Mapping[str, float]) -> str:
     """Summarise a baseline in a line."""
-    known = [name for name in LINE if name in summary]  # outputs of one token have no TBT
-    parts = [f"{HEADINGS[name][0].split(' [')[0]} {_shown(name, summary[name])}" for name in known]
+    parts = []
+    for name in (one for one in LINE if one in summary):  # outputs of one token have no TBT
+        words, _, unit = HEADINGS[name][0].partition(" [")
+        parts.append(f"{words} {cell(name, summary[name])} {unit.rstrip(']')}".rstrip())
     return f"  {', '.join(parts)}"
 
 
@@ -78,14 +79,14 @@ def summary_table(
     quantities, or all (`is_whole`).
     """
     names = [name for name in HEADINGS if name in summary]
-    shown = names if is_whole else [name for name in names if name in MAIN]
+    shown = [name for name in names if is_whole or name in MAIN]
     rows = [
         {
-            "": heading,
+            "": HEADINGS[name][0],
             policy: cell(name, summary[name]),
-            **{f"/ {other}": _ratio(summary.get(f"{name}_vs_{other}")) for other in baselines},
+            **{f"/ {one}": _ratio(summary.get(f"{name}_vs_{one}")) for one in baselines},
         }
-        for name, heading in ((name, HEADINGS[name][0]) for name in shown)
+        for name in shown
     ]
     left_out = len(names) - len(shown)
     more = [f"  {left_out} more in summary.json; -v prints them"] if left_out else []
@@ -100,21 +101,14 @@ def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None
     if runs.empty:
         console().print(f"no finished runs in {sweep_dir}")
         return
-    order = ["policy", *sweep_analysis.varied(runs)]
-    baselines = runs[runs.is_baseline].sort_values(list(dict.fromkeys(order)), kind="stable")
+    order = list(dict.fromkeys(["policy", *sweep_analysis.varied(runs)]))
+    baselines = runs[runs.is_baseline].sort_values(order, kind="stable")
     runs = pd.concat([baselines, runs[~runs.is_baseline]])
     which = f"All {len(runs)} runs"
     if num_missing := num_jobs - int((~runs.is_baseline).sum()):
         which = f"The {len(runs)} finished runs, {num_missing} missing,"
     show([sweep_table(runs, f"{which} of this sweep"), *conclusion(runs)])
-    table = sweep_dir / "sweep.csv"
-    places = [os.path.relpath(path, sweep_dir) for path in runs.path]
-    dotted = [name for name in map(str, runs) if "." in name]  # settings, versions, baselines
-    same = [one for one in dotted if runs[one].nunique() < 2 or one.startswith("baselines.")]
-    runs.assign(path=places).drop(columns=[*NOT_IN_CSV, *same], errors="ignore").to_csv(
-        table, index=False
-    )
-    print_place("table", table)
+    print_place("table", _save_table(sweep_dir, runs))
     try:
         picture = save_picture(sweep_dir, runs, **axes)
     except UserError as error:  # a name that the finished runs lack
@@ -122,6 +116,16 @@ def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None
         picture = save_picture(sweep_dir, runs)
     print_place("figure", picture)
     print_place("results", sweep_dir)
+
+
+def _save_table(folder: Path, runs: pd.DataFrame) -> Path:
+    """Save sweep.csv without settings and versions that all runs share; returns its path."""
+    places = [os.path.relpath(path, folder) for path in runs.path]
+    dotted = [name for name in map(str, runs) if "." in name]
+    same = [one for one in dotted if runs[one].nunique() < 2 or one.startswith("baselines.")]
+    table = runs.assign(path=places).drop(columns=[*NOT_IN_CSV, *same], errors="ignore")
+    table.to_csv(path := folder / "sweep.csv", index=False)
+    return path
 
 
 def save_picture(folder: Path, runs: pd.DataFrame, **axes: Any) -> Path:
@@ -144,47 +148,40 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     runs = runs.reset_index(drop=True)
     base = sweep_analysis.reference(runs)
     columns = {"throughput": "tokens/s", **SWEEP_COLUMNS}
-    differ = pd.Series(False, runs.index)
     if base is not None:
         for name in ("throughput", MARGINAL):
             runs = sweep_analysis.relative(runs, name, base)
-        differ = sweep_analysis.replays_differ(runs, base)
         columns = {"throughput": "tokens/s", f"throughput_vs_{base}": f"x {base}", **SWEEP_COLUMNS}
     by = list(dict.fromkeys(["policy", *sweep_analysis.varied(runs), "is_baseline"]))
     if len(by) > 3:  # settings need the room
         columns.pop(MARGINAL)
     known = [name for name in columns if name in runs]
     ratio = f"{MARGINAL}_vs_{base}"
-    names = [*known, *([ratio] if ratio in runs else [])]
-    groups, table = sweep_analysis.group_keys(runs, by), sweep_analysis.medians(runs, by, *names)
-    keys = zip(sweep_analysis.group_keys(table, by), table["quantity"], strict=True)
-    found = dict(zip(keys, table.to_dict("records"), strict=True))
     levels = {name: sweep_analysis.noise(runs, name) for name in ("throughput", MARGINAL)}
+    units = {name: _unit(name, runs[name]) for name in known}
     once, rows = sweep_analysis.without_repeated(runs, known), []
-    whole = once.drop_duplicates(by)
-    for (_, run), group in zip(whole.iterrows(), groups[whole.index], strict=True):
+    groups = [own for _, own in once.groupby(sweep_analysis.group_keys(once, by), sort=False)]
+    for group in groups:
+        names = [*known, *([ratio] if ratio in runs else [])]
+        found = sweep_analysis.medians(group, by, *names).set_index("quantity").to_dict("index")
+        run = group.iloc[0]
         row = {_heading(name): sweep_analysis.text(run[name]) for name in by[:-1]}
         row["policy"] += " *" if run["is_baseline"] else ""
         for name in known:
-            unit, scale = _unit(name, runs[name])
-            cell = _median(name, found.get((group, name)), scale, levels["throughput"])
-            other = (
-                found.get((group, ratio)) if name == MARGINAL and run["policy"] != base else None
-            )
+            unit, scale = units[name]
+            cell = _median(name, found.get(name), scale, levels["throughput"])
+            other = found.get(ratio) if name == MARGINAL and run["policy"] != base else None
             if other and cell not in ("-", "noise"):
                 cell = "~" * (not sweep_analysis.is_decided(other, levels[MARGINAL])) + cell
-            if "_vs_" in name and cell != "-" and differ[groups == group].any():
-                cell += REPLAYS_DIFFER
             row[f"{columns[name]}{unit}\n{BETTER.get(name, '^')}"] = cell
         rows.append(row)
-    most = int(table["num_samples"].max())
+    most = max(map(len, groups))
     signs = {
         f"medians of {most}": most > 1,
         "*: baseline": once.is_baseline.any(),
         "equal runs once": len(once) < len(runs),
         "^ more, v less is better": True,
         f"~: difference from {base} not significant": "~" in str(rows),
-        f"{REPLAYS_DIFFER}: replayed shares differ": differ.any(),
     }
     notes = ", ".join(sign for sign, is_there in signs.items() if is_there)
     return DisplayTable(rows, left=["policy"], unbroken=["policy"], title=f"{title} ({notes})")
@@ -239,8 +236,6 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
         words += f", which is undecided: {why or 'the interval includes 1'}"
     elif best["value"] < 1:
         words += f": none of the swept runs gains on {base}"
-    if sweep_analysis.replays_differ(runs, base)[runs.policy == best["policy"]].any():
-        words += f"; what was replayed as CUDA graphs differs from {base}'s share"
     return [f"\n{words}."]
 
 
@@ -256,24 +251,14 @@ def cell(name: str, value: float) -> str:
     return amount(number) if how.endswith("g") else format(number, how)
 
 
-def _shown(name: str, value: float) -> str:
-    """Format a quantity with its unit."""
-    _, has_unit, unit = HEADINGS[name][0].partition(" [")
-    return f"{cell(name, value)} {unit.rstrip(']')}" if has_unit else cell(name, value)
-
-
 def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}x"
 
 
 def operation_display(table: pd.DataFrame) -> DisplayTable:
     """Display an operation table, longest first."""
-    headings = {
-        "operation": "operation",
-        "seconds": "seconds",
-        "share": "of all",
-        "time_over_roofline": "/ roofline",
-    }
+    headings = {"operation": "operation", "seconds": "seconds", "share": "of all"}
+    headings["time_over_roofline"] = "/ roofline"
     rows = table.sort_values("seconds", ascending=False)[list(headings)].rename(columns=headings)
     formats = {"seconds": ".3f", "of all": ".1%", "/ roofline": ".2f"}
     return DisplayTable(rows.to_dict("records"), left=["operation"], formats=formats)

@@ -16,7 +16,7 @@ from sarathi_lab.config.console import console, print_place
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.paths import write_json
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.results.table import append, rows_of_run
+from sarathi_lab.results.table import RESULTS, rows_of_run
 from sarathi_lab.results.tracking import TrackedRun, Tracker
 
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ def write(result: Result, context: RunContext, tracker: Tracker, *, is_run: bool
     _save(result, folder)
     if result.summary:
         write_json(folder / "summary.json", result.summary)
-        append(folder, rows_of_run(result.summary, {"name": context.name, **result.labels}))
+        rows = rows_of_run(result.summary, {"name": context.name, **result.labels})
+        rows.to_parquet(folder / RESULTS, index=False)
     track(result, context, tracker)
     if is_run:
         # Some options share a class, whose name the label is.

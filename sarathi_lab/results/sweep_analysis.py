@@ -18,7 +18,6 @@ from omegaconf import OmegaConf
 from sarathi_lab.config.errors import UserError, suggestion
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.results.intervals import FEWEST_PAIRS, ends_of_median
-from sarathi_lab.results.metrics import REPLAY_TOLERANCE
 
 SAMPLES = ("repetition", "seed")  # further samples of the same case
 REFERENCES = ("orca", "request_level")  # the first one present is what runs are compared with
@@ -132,18 +131,6 @@ def group_keys(runs: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
     """Return equal texts for runs that agree in `keys`."""
     parts = [runs[key].map(text) for key in keys]
     return pd.Series(list(zip(*parts, strict=True)) if parts else "", index=runs.index)
-
-
-def replays_differ(runs: pd.DataFrame, to: str) -> pd.Series:
-    """Return for each run whether its share of replayed iterations differs by more than
-    `REPLAY_TOLERANCE` from that of the run of the policy `to` on the same requests.
-    """
-    name = "replayed_fraction"
-    if name not in runs:
-        return pd.Series(False, runs.index)
-    keys, base = same_work(runs), runs[runs.policy == to]
-    others = group_keys(runs, keys).map(base[name].groupby(group_keys(base, keys)).median())
-    return (runs[name] - others.astype(float)).abs() > REPLAY_TOLERANCE
 
 
 def reference(runs: pd.DataFrame) -> str | None:

@@ -1,7 +1,6 @@
 """The long table of results: a row per case and quantity, in SI units.
 
-`COLUMNS` come first, in this order; the settings of the case may follow by the names that they are
-typed by (`chunk`, `workload.rate`), so that nothing is parsed out of a case's name.
+`COLUMNS` come first; the settings of the case may follow by the names that they are typed by.
 
 | column | meaning |
 | --- | --- |
@@ -50,33 +49,20 @@ def factor(name: str) -> float:
     return HEADINGS.get(name, (name, 1, ""))[1]
 
 
-def rows_of(
-    quantities: Mapping[str, float],
-    *,
-    case: str,
-    device: str = "",
-    level: str = MEASURED,
-    seed: Any = None,
-    commit: str | None = None,
-) -> pd.DataFrame:
-    """Return the rows of one case from its quantities by name."""
-    table = pd.DataFrame({"quantity": list(quantities), "value": list(quantities.values())})
-    table = table.astype({"quantity": str, "value": float})
-    table["unit"] = table.quantity.map(UNITS).fillna("")
-    labels = {"case": case, "device": device, "level": level, "commit": commit or ""}
-    return table.assign(**labels, low=float("nan"), high=float("nan"), seed=seed)[COLUMNS]
-
-
 def rows_of_run(quantities: Mapping[str, float], labels: Mapping[str, Any]) -> pd.DataFrame:
     """Return the rows of a run from its quantities and its labels (run.json)."""
-    return rows_of(
-        quantities,
+    table = pd.DataFrame({"quantity": list(quantities), "value": list(quantities.values())})
+    table = table.astype({"quantity": str, "value": float})
+    return table.assign(
         case=str(labels.get("name", "")),
+        low=float("nan"),
+        high=float("nan"),
+        unit=table["quantity"].map(UNITS).fillna(""),
         device=str(labels.get("device", "")),
         level=SIMULATED if labels.get("executor") == SIMULATED else MEASURED,
         seed=labels.get("seed"),
-        commit=labels.get("git_commit"),
-    )
+        commit=labels.get("git_commit") or "",
+    )[COLUMNS]
 
 
 def rows_of_points(points: pd.DataFrame) -> pd.DataFrame:
@@ -99,15 +85,3 @@ def rows_of_points(points: pd.DataFrame) -> pd.DataFrame:
     }
     table = points.rename(columns={"y": "value"}).assign(**columns)
     return table[[*COLUMNS, *(name for name in table if name not in COLUMNS)]]
-
-
-def append(folder: Path, rows: pd.DataFrame) -> Path:
-    """Append rows to the table in `folder`, in place of those of the same case and quantity, and
-    return its path.
-    """
-    path = folder / RESULTS
-    if path.is_file():
-        rows = pd.concat([pd.read_parquet(path), rows], ignore_index=True)
-        rows = rows.drop_duplicates(["case", "quantity"], keep="last")
-    rows.to_parquet(path, index=False)
-    return path

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import pandas as pd
 from sarathi_lab.config.checked import check_fields, number, text
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import make_folder
+from sarathi_lab.results.load import joined, new_name
 from sarathi_lab.results.table import MILLISECONDS, factor
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ AGENT_VARIABLES = ("WANDB_SWEEP_ID", "WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH")
 MAX_TAG = 64  # characters
 MAX_HISTORY_ROWS = 2000
 LOCAL_TIMEOUT = 60.0  # seconds for opening a run, which usually takes 0.1
-LEAST_ROOM = 1 << 20  # bytes; W&B does not report a full disk, and its record is cut off
 # x axes of the history's columns; by default the iteration's number.
 STEP_OF = {
     # state of the server, which arrivals change, by time [s]
@@ -41,7 +40,9 @@ STEP_OF = {
     # efficiency by progress: policies compute the same tokens in different numbers of iterations
     **dict.fromkeys(("mfu", "mbu", "time_over_roofline"), "tokens"),
 }
+PREFIX = "iterations/"  # of the history's columns
 LISTS = ["output_token_ids", "token_times"]  # columns that W&B's tables cannot show
+Fetched = tuple[dict[str, Any], dict[str, float], pd.DataFrame]
 T = TypeVar("T")
 _gave_up: set[Hashable] = set()  # failed once, so not tried again in this process
 
@@ -166,10 +167,7 @@ class WandbTracker(Tracker):
                 _log(opened, run)
             finally:
                 opened.finish(exit_code=int(run.has_failed))
-        folder = Path(opened.settings.sync_dir).absolute()
-        if shutil.disk_usage(folder).free < LEAST_ROOM:
-            raise OSError(f"no space left for {folder}, whose record may be incomplete")
-        return folder
+        return Path(opened.settings.sync_dir).absolute()
 
     @property
     def _folder(self) -> Path:
@@ -187,30 +185,22 @@ class WandbTracker(Tracker):
         }
 
 
-# -- W&B's environment, agent and upload -----------------------------------------------------------
-
-
 @contextmanager
 def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
     """Set environment variables, or remove those that are None, within the block."""
-    before = {name: os.environ.get(name) for name in variables}
+    before = {name: os.environ.pop(name, None) for name in variables}
+    os.environ |= {name: value for name, value in variables.items() if value is not None}
     try:
-        _set(variables)
         yield
     finally:
-        _set(before)
-
-
-def _set(variables: Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
+        for name in variables:
+            os.environ.pop(name, None)
+        os.environ |= {name: value for name, value in before.items() if value is not None}
 
 
 def agent_settings(*, is_baseline: bool) -> dict[str, Any]:
-    """Return the settings of a run of the `wandb agent` that started this process, or of a baseline
-    beside it; empty without an agent.
+    """Return the settings of a run of the `wandb agent`, or of a baseline beside it; empty without
+    an agent.
     """
     sweep_id, run_id = os.environ.get("WANDB_SWEEP_ID"), os.environ.get("WANDB_RUN_ID")
     if not sweep_id or not run_id:
@@ -258,24 +248,48 @@ def require_login(what: str, mend: str) -> None:
         raise UserError(f"{what}, but nobody is logged in to W&B; {fix}")
 
 
-def fetch_runs(where: str) -> list[Any]:
-    """Return the server's runs of "entity/project", or the one of "entity/project/run".
+def fetch_runs(where: str) -> list[Fetched]:
+    """Return settings by flat names, summary and (thinned) iterations of the runs of
+    "entity/project", or of the one of "entity/project/run", without tables of sweeps.
 
-    Raises UserError if it does not return them.
+    Raises UserError if the server does not return runs that served requests.
     """
+    if where.count("/") not in (1, 2) or where.startswith((".", "/", "~")):
+        raise UserError(
+            f"{where} holds no finished run; name a folder such as outputs, or entity/project/run "
+            "on W&B"
+        )
     import wandb
 
     try:
         api = wandb.Api()
-        return [api.run(where)] if where.count("/") == 2 else list(api.runs(where))
+        runs = [api.run(where)] if where.count("/") == 2 else list(api.runs(where))
+        found = [_fetched(run) for run in runs if "throughput" in run.summary]
     except (wandb.Error, ValueError, OSError) as error:  # ValueError: of a project not there
         reason = str(error).partition("\n")[0]
         raise UserError(
             f"W&B gives no runs of {where} ({reason}); check the path and `wandb login`"
         ) from None
+    if not found:
+        raise UserError(f"{where} holds no run that served requests; name another")
+    return found
 
 
-# -- contents of a run -----------------------------------------------------------------------------
+def _fetched(run: Any) -> Fetched:
+    """Convert a run of W&B's interface, without its internal keys."""
+    config = dict(run.config)
+    settings = config.pop("settings", {})
+    labels = {key: value for key, value in config.items() if not key.startswith("_")}
+    numbers = {
+        new_name(key): float(value)
+        for key, value in run.summary.items()
+        if isinstance(value, int | float) and not key.startswith("_")
+    }
+    rows = run.history(samples=MAX_HISTORY_ROWS, pandas=False)
+    table = pd.DataFrame([row for row in rows if "iteration" in row])
+    table = table.filter(regex=f"^iteration$|^{PREFIX}")
+    iterations = table.rename(columns=lambda key: new_name(key.removeprefix(PREFIX)))
+    return {"name": run.name, **joined(labels, settings)}, numbers, iterations
 
 
 def _log(opened: wandb.Run, run: TrackedRun) -> None:
@@ -304,10 +318,10 @@ def _log_iterations(opened: wandb.Run, iterations: pd.DataFrame) -> None:
         opened.define_metric(axis, summary="none")
     for column in map(str, curves):
         step = STEP_OF.get(column, "iteration")
-        opened.define_metric(f"iterations/{column}", step_metric=step, summary="none")
+        opened.define_metric(f"{PREFIX}{column}", step_metric=step, summary="none")
     num_rows = min(len(iterations), MAX_HISTORY_ROWS)
     chosen = np.linspace(0, len(iterations) - 1, num_rows, dtype=int)
-    for row in axes.join(curves.add_prefix("iterations/")).iloc[chosen].to_dict("records"):
+    for row in axes.join(curves.add_prefix(PREFIX)).iloc[chosen].to_dict("records"):
         opened.log(row)
 
 

@@ -1,4 +1,6 @@
-"""The part of a run that its metrics count, without warm-up and drain."""
+"""The part of a run that its metrics count, the test for a steady state, and limits that stop a
+saturated run.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,23 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from sarathi_lab.config.checked import check_fields, number, whole
 from sarathi_lab.config.errors import RunError, UserError, require_number
+from sarathi_lab.engine.executor import StepResult
+from sarathi_lab.engine.loop import Recorder
+from sarathi_lab.engine.request import SequenceState
 from sarathi_lab.results.metrics import rates
 from sarathi_lab.workload import LoadedRequests
 
 ROUNDING = 1e-9  # 29 % of 100 are 29, not 28.999999999999996
 FIX = "use seconds such as 30, a share of the requests such as 10%, or null"
+NUM_BATCHES = 10  # of requests, whose mean delays are tested for a trend
+SETTING = "stop_when_saturated"
+LEAST_SLOPE = 0.01  # seconds of delay a second: a load of 1 % above capacity
+RECENT = 100  # arrivals that define the rate of a saturated run
+ARRIVE = "add workload.arrivals=poisson and workload.rate"
 
 
 @dataclass(frozen=True)
@@ -30,10 +42,7 @@ class Window:
     def __post_init__(self) -> None:
         cuts = [self._cut(name) for name in ("warmup", "cooldown")]
         if all(is_share for _, is_share in cuts) and sum(amount for amount, _ in cuts) >= 1:
-            raise UserError(
-                f"window.warmup={self.warmup} and window.cooldown={self.cooldown} leave "
-                "nothing; lower one"
-            )
+            raise UserError(f"{self._describe()} leave nothing; lower one")
 
     @property
     def is_whole(self) -> bool:
@@ -46,9 +55,8 @@ class Window:
             return
         if not load.has_times:
             raise UserError(
-                f"window.warmup={self.warmup}, window.cooldown={self.cooldown}: all requests "
-                "arrive at once, so there is no steady part; drop them, or add "
-                "workload.arrivals=poisson and workload.rate"
+                f"{self._describe()}: all requests arrive at once, so there is no steady part; "
+                f"drop them, or {ARRIVE}"
             )
         start, is_share = self._cut("warmup")
         last = max(request.arrival_time for request in load.requests)
@@ -71,10 +79,13 @@ class Window:
         part = Part(float(start), float(arrivals[-num_late] if num_late else last))
         if part.requests(requests).empty or part.spans(iterations).empty:
             raise RunError(
-                f"window.warmup={self.warmup} and window.cooldown={self.cooldown} leave nothing "
-                f"of a run of {duration:.1f} s; lower them or raise workload.num_requests"
+                f"{self._describe()} leave nothing of a run of {duration:.1f} s; lower them or "
+                "raise workload.num_requests"
             )
         return part
+
+    def _describe(self) -> str:
+        return f"window.warmup={self.warmup} and window.cooldown={self.cooldown}"
 
     def _cut(self, name: str) -> tuple[float, bool]:
         """Return the cut at one end, and whether it is a share of the requests, not seconds."""
@@ -99,7 +110,7 @@ class Part(NamedTuple):
 
     def requests(self, requests: pd.DataFrame) -> pd.DataFrame:
         """Return the requests that arrived in it."""
-        return requests[(requests.arrival_time >= self.start) & (requests.arrival_time < self.end)]
+        return requests[requests.arrival_time.between(self.start, self.end, inclusive="left")]
 
     def spans(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the iterations, or bubbles of a pipeline, that began and ended in it."""
@@ -107,12 +118,128 @@ class Part(NamedTuple):
 
     def throughput(self, requests: pd.DataFrame) -> dict[str, float]:
         """Return counts and rates (METRICS.md) of tokens emitted in this part by all `requests`."""
+        tokens = requests.token_times.explode().between(self.start, self.end)
+        is_first = requests.first_token_time.between(self.start, self.end)
+        is_finished = requests.finish_time.between(self.start, self.end)
+        num_prompt_tokens = float(requests.prompt_len[is_first].sum())
+        counts = (num_prompt_tokens, float(tokens.sum()), float(is_finished.sum()))
+        found = rates(*counts, self.end - self.start)
+        return {"window_start": self.start, "window_end": self.end, **found}
 
-        def holds(times: pd.Series) -> pd.Series:
-            return times.between(self.start, self.end)
 
-        num_output = float(holds(requests.token_times.explode()).sum())
-        num_prompt = float(requests.prompt_len[holds(requests.first_token_time)].sum())
-        num_finished = float(holds(requests.finish_time).sum())
-        own = rates(num_prompt, num_output, num_finished, self.end - self.start)
-        return {"window_start": self.start, "window_end": self.end, **own}
+class Trend(NamedTuple):
+    """The scheduling delay in a run's first and last tenth (seconds), and its slope (s/s)."""
+
+    first: float
+    last: float
+    slope: float
+    is_growing: bool
+
+    def caution(self) -> str:
+        return (
+            f"not steady: the scheduling delay grew from {self.first:.2f} to {self.last:.2f} s "
+            f"({self.slope:.3f} s a second), so it depends on the length of the run; lower the "
+            "load, or count later"
+        )
+
+
+def delay_trend(requests: pd.DataFrame) -> Trend | None:
+    """Return the trend of the scheduling delay over `requests`; None for fewer than 20, or if all
+    arrive at once.
+
+    The means of 10 batches of requests in the order of arrival (batch means, which are nearly
+    independent: Law and Carson, 1979) are tested for a monotone trend (Mann, 1945; Kendall, 1975),
+    one-sided at 1 %, and must grow by at least 0.01 seconds a second in Sen's median slope (1968).
+    With an offered load of rho > 1 times what is served, the delay grows by rho - 1 seconds a
+    second.
+    """
+    ordered = requests.sort_values("arrival_time", kind="stable")
+    arrivals = ordered.arrival_time.to_numpy(dtype=float)
+    if len(ordered) < 2 * NUM_BATCHES or arrivals[-1] <= arrivals[0]:
+        return None
+    from scipy.stats import kendalltau, theilslopes  # takes a second, and most runs do not need it
+
+    delays = (ordered.first_scheduled_time - ordered.arrival_time).to_numpy(dtype=float)
+    times, means = (
+        [float(batch.mean()) for batch in np.array_split(values, NUM_BATCHES)]
+        for values in (arrivals, delays)
+    )
+    slope = float(theilslopes(means, times).slope)
+    test = kendalltau(times, means, alternative="greater")
+    return Trend(means[0], means[-1], slope, test.pvalue < 0.01 and slope >= LEAST_SLOPE)
+
+
+class Saturated(RunError):
+    """Error of a run stopped at `time` [s] that is overloaded at `rate` [requests/s]."""
+
+    def __init__(self, message: str, time: float, rate: float | None) -> None:
+        super().__init__(message)
+        self.time, self.rate = time, rate
+
+
+@dataclass(frozen=True)
+class SaturationLimits:
+    """Limits beyond which a run is stopped, None for no limit: the longest `scheduling_delay` [s]
+    of a request in a batch, and the waiting requests, preempted ones included.
+    """
+
+    scheduling_delay: float | None = number(
+        None, above=0, fix="use seconds such as 30, or null to go on"
+    )
+    num_waiting: int | None = whole(
+        None, minimum=1, fix="use a number of requests such as 1000, or null to go on"
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self, f"{SETTING}.")
+
+    @property
+    def are_set(self) -> bool:
+        return self.scheduling_delay is not None or self.num_waiting is not None
+
+    def check(self, load: LoadedRequests) -> None:
+        """Raise UserError if the requests have no arrival times that could overload."""
+        if not self.are_set or load.has_times:
+            return
+        waits = load.waits_for_answers
+        why = "users wait for their answers" if waits else "all requests arrive at once"
+        raise UserError(f"{SETTING} has no effect: {why}; drop it, or {ARRIVE}")
+
+    def guard(self, recorder: Recorder, load: LoadedRequests) -> Recorder:
+        """Return `recorder`, wrapped to stop the run at a limit if any is set."""
+        if not self.are_set:
+            return recorder
+        return _Guard(recorder, self, np.sort([request.arrival_time for request in load.requests]))
+
+
+@dataclass(frozen=True)
+class _Guard:
+    """Recorder that passes iterations on and raises `Saturated` after the first beyond a limit."""
+
+    recorder: Recorder
+    limits: SaturationLimits
+    arrivals: NDArray[np.float64]
+
+    def record(self, result: StepResult, finished: list[SequenceState]) -> None:
+        self.recorder.record(result, finished)
+        most, longest = self.limits.num_waiting, self.limits.scheduling_delay
+        queues = result.batch.queues
+        if most is not None and queues is not None and queues.num_waiting > most:
+            self._stop(result.end, f"{queues.num_waiting} requests wait", f"num_waiting={most}")
+        if longest is not None:
+            sequences = (chunk.sequence for chunk in result.batch.chunks)
+            delay = max((s.first_scheduled_time or 0.0) - s.request.arrival_time for s in sequences)
+            if delay > longest:
+                limit = f"scheduling_delay={longest:g}"
+                self._stop(result.end, f"a request waited {delay:.2f} s", limit)
+
+    def _stop(self, time: float, what: str, limit: str) -> None:
+        recent = self.arrivals[self.arrivals <= time][-RECENT:]
+        duration = float(np.ptp(recent)) if len(recent) else 0.0
+        rate = (len(recent) - 1) / duration if duration > 0 else None  # none if all came at once
+        at = "" if rate is None else f" at {rate:.3g} requests/s"
+        message = (
+            f"saturated after {time:.1f} s{at}: {what}, more than {SETTING}.{limit}; lower the "
+            "rate or raise the limit"
+        )
+        raise Saturated(message, time, rate)

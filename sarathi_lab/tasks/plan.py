@@ -23,9 +23,8 @@ from sarathi_lab.model.roofline import TILE
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.decode_cost import decode_iteration
-from sarathi_lab.results.saturation import SaturationLimits
 from sarathi_lab.results.slo import Targets
-from sarathi_lab.results.window import Window
+from sarathi_lab.results.window import SaturationLimits, Window
 from sarathi_lab.tasks.plan_checks import check_layers
 from sarathi_lab.workload import LoadedRequests, Workload
 from sarathi_lab.workload.traces import Trace

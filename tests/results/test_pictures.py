@@ -45,27 +45,13 @@ def runs() -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def cells() -> pd.DataFrame:
-    """Gains of every outcome; the larger batch has one chunk only."""
-    grid = [
-        (chunk, batch, ratio) for chunk in (64, 256) for batch in (4, 8) for ratio in (10, 20, 50)
-    ]
-    table = pd.DataFrame(grid, columns=["chunk", "batch", "pd_ratio"])
-    table = table[(table.chunk == 64) | (table.batch == 4)]
-    gain = np.linspace(-0.67, 0.38, len(table))
-    outcome = np.select([gain > 0.02, gain < -0.02], ["gains", "loses"], "neutral")
-    return table.assign(seq_len=1024, baseline="orca", gain=gain, outcome=outcome)
-
-
-@pytest.fixture(scope="module")
-def pictures(runs, cells) -> dict[str, Figure]:
+def pictures(runs) -> dict[str, Figure]:
     rates = pd.concat([runs.assign(**{"workload.rate": rate}) for rate in (1, 2)])
     twice = [runs.assign(name=runs.name + f" repetition={i}", repetition=i) for i in (0, 1)]
     return {
         "policies": tasks.policies(pd.concat(twice)),
         "sweep of policies": sweeps.draw_sweep(runs),
         "rates": sweeps.draw_sweep(rates[rates.policy.isin(["orca", "sarathi"])]),
-        "crossover": tasks.crossover_map(cells, "13b", baseline="orca"),
         "fig11": drawn("fig11"),
     }
 
@@ -84,7 +70,7 @@ def hidden(figure: Figure) -> list[object]:
     return [ax for ax in figure.axes if not ax.axison]
 
 
-@pytest.mark.parametrize("name", ["policies", "sweep of policies", "rates", "crossover", "fig11"])
+@pytest.mark.parametrize("name", ["policies", "sweep of policies", "rates", "fig11"])
 def test_text_can_be_read_at_the_width_of_a_page(pictures, name):
     figure = pictures[name]
     width = figure.get_size_inches()[0]
@@ -223,14 +209,6 @@ def test_a_budget_is_drawn_where_both_of_its_times_were_measured():
     (axes,) = [ax for ax in figure.axes if ax.axison]
     assert axes.get_title() == "gpu\nd"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["32"]
-
-
-def test_a_gain_is_as_deep_as_a_loss_and_what_did_not_run_is_explained(pictures):
-    figure = pictures["crossover"]
-    heat = [ax.collections[0] for ax in figure.axes if ax.collections]
-    assert {mesh.get_clim() for mesh in heat} == {(-tasks.STRONGEST, tasks.STRONGEST)}
-    words = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert any("not run: exceeds the cache" in word for word in words)
 
 
 @pytest.mark.parametrize("wide", [1.2, 2.9, 3.1, 6.0, 9.9])

@@ -20,8 +20,8 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.config.sweeper import compose
-from sarathi_lab.results import sweep_analysis, wandb_runs
 from sarathi_lab.results.result import Result, track
+from sarathi_lab.results.tracking import fetch_runs
 from sarathi_lab.run import main
 
 SMALL = ["executor=simulated", "workload.num_requests=3", "batch=2"]
@@ -201,26 +201,6 @@ def test_the_agents_command_makes_the_agents_run_and_leaves_its_baselines_their_
 # -- runs read back --------------------------------------------------------------------------------
 
 
-def test_an_offline_wandb_run_reads_as_its_folder_does(output, local):
-    assert local.varying == ["chunk"]
-    assert "sarathi, chunk 128" in local.names
-    offline = lab.load(output / "wandb")
-    assert offline.varying == local.varying
-    assert sorted(offline.names) == sorted(local.names)
-    both = (found.runs.set_index("name").sort_index() for found in (offline, local))
-    own, folder = both
-    same = [name for name in folder if sweep_analysis.is_setting(name)]
-    assert own[same].map(sweep_analysis.text).equals(folder[same].map(sweep_analysis.text))
-    numbers = folder.select_dtypes("number").columns.difference(same)
-    assert len(numbers) > 50
-    assert own[numbers].to_numpy() == pytest.approx(folder[numbers].to_numpy(), nan_ok=True)
-    own, folder = (
-        found.iterations.sort_values(["name", "iteration"]) for found in (offline, local)
-    )
-    for name in ("num_decode_tokens", "busy"):
-        assert own[name].tolist() == pytest.approx(folder[name].tolist())
-
-
 def test_a_run_on_the_server_reads_the_same(local, monkeypatch):
     summary = {name: float(local.runs[name][0]) for name in ("throughput", "ttft_p50")}
     rows = [{"_step": 0, "sweep": "a table"}, {"_step": 1, "iteration": 0, "iterations/busy": 0.5}]
@@ -237,12 +217,11 @@ def test_a_run_on_the_server_reads_the_same(local, monkeypatch):
         run=lambda where: asked.append(where) or found, runs=lambda where: [found, found]
     )
     monkeypatch.setattr("wandb.Api", lambda: api)
-    (online,) = wandb_runs.load("me/lab/abc")
+    ((found_settings, found_summary, iterations),) = fetch_runs("me/lab/abc")
     assert asked == ["me/lab/abc"]
-    assert online.source == "me/lab/abc"
-    assert online.settings == {"policy": "sarathi", "chunk": 8, "seed": 0, "policy.chunk": 8}
-    assert online.summary == summary
-    assert online.iterations.to_dict("records") == [{"iteration": 0, "busy": 0.5}]
+    flat = {"name": "online", "policy": "sarathi", "chunk": 8, "seed": 0, "policy.chunk": 8}
+    assert (found_settings, found_summary) == (flat, summary)
+    assert iterations.to_dict("records") == [{"iteration": 0, "busy": 0.5}]
     assert lab.load("me/lab").names == ["sarathi", "sarathi (2)"]
 
 
@@ -262,8 +241,8 @@ def test_curves_have_a_line_for_every_run_that_is_named(local):
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        ("missing", "missing is not there; name a folder, a .wandb file, or entity/project/run"),
-        ("empty", "empty holds no finished run and no .wandb file"),
+        ("missing", "missing holds no finished run; name a folder such as outputs, or entity/pro"),
+        ("empty", "empty holds no finished run; name a folder"),
         ("torn", "holds no run that can be read"),
     ],
 )
@@ -274,12 +253,6 @@ def test_a_place_without_runs_is_refused(place, words, tmp_path, monkeypatch):
     (tmp_path / "torn" / "run.json").write_text('{"name": "x"}')
     with pytest.raises(UserError, match=words):
         lab.load(place)
-
-
-def test_a_file_that_is_no_run_of_wandb_is_refused(tmp_path):
-    (tmp_path / "run-x.wandb").write_text("nothing")
-    with pytest.raises(UserError, match=r"run-x\.wandb"):
-        lab.load(tmp_path / "run-x.wandb")
 
 
 def test_a_server_that_gives_nothing_is_one_line(monkeypatch):

@@ -16,8 +16,14 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.policy import Orca
-from sarathi_lab.results.saturation import NUM_BATCHES, Saturated, SaturationLimits, delay_trend
-from sarathi_lab.results.window import Part, Window
+from sarathi_lab.results.window import (
+    NUM_BATCHES,
+    Part,
+    Saturated,
+    SaturationLimits,
+    Window,
+    delay_trend,
+)
 from sarathi_lab.run import main
 from sarathi_lab.workload import LoadedRequests
 from sarathi_lab.workload.synthetic import PaperGrid

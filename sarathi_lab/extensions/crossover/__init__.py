@@ -92,7 +92,9 @@ class Crossover(Task):
             policy_of(chunk).validate(batch, length)
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
-        from sarathi_lab.results.plots.tasks import crossover_map  # matplotlib takes a second
+        from sarathi_lab.extensions.crossover.picture import (
+            crossover_map,
+        )  # matplotlib takes a second
 
         backend, spec, kv_tokens = _subject(cfg)
         is_simulated = isinstance(backend, SimulatedBackend)

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, NullLocator
 
-from sarathi_lab.results import sweep_analysis
+from sarathi_lab.results import sweep_analysis as analysis
 from sarathi_lab.results.plots.style import (
     AXIS_NAMES,
     LINES,
@@ -56,22 +56,20 @@ def choose_axes(
     """Choose what is not named: x is the setting with the most numbers, else with the most values;
     hue is the policy, else the next; then facet. Raises UserError for an unknown name.
     """
-    x, hue, facet = (
-        sweep_analysis.find_column(runs, one) if one else None for one in (x, hue, facet)
-    )
-    varied = sweep_analysis.varied(runs)
+    x, hue, facet = (analysis.find_column(runs, one) if one else None for one in (x, hue, facet))
+    varied = analysis.varied(runs)
     if runs.policy.nunique() > 1:  # baselines included
         varied = list(dict.fromkeys(["policy", *varied]))
     left = [one for one in varied if one not in (x, hue, facet)]
     if x is None:
-        swept = sweep_analysis.without_baselines(runs)
+        swept = analysis.without_baselines(runs)
         numbers = [one for one in left if is_numeric(swept, one)]
         x = max(numbers or left or ["policy"], key=lambda one: swept[one].nunique())
-    left = [one for one in left if one != x]
+        left = [one for one in left if one != x]
     hue = hue or (left.pop(0) if left else None)
     if facet is None and left and len(_values(runs, left[0])) <= MOST_FACETS:
         facet = left.pop(0)
-    return SweepAxes(x, hue, facet, tuple(one for one in left if one not in (hue, facet)))
+    return SweepAxes(x, hue, facet, tuple(left))
 
 
 def draw_sweep(
@@ -90,17 +88,16 @@ def draw_sweep(
     x is a line across. Raises UserError for an unknown name.
     """
     runs = runs.reset_index(drop=True)  # rows of concatenated tables may share a label
-    base = sweep_analysis.reference(runs)
+    base = analysis.reference(runs)
     named = [y] if isinstance(y, str) else list(y or [])
     for ratio in (f"throughput_vs_{base}", *named):
         quantity, is_ratio, to = ratio.partition("_vs_")
-        runs = sweep_analysis.relative(runs, quantity, to) if is_ratio else runs
+        runs = analysis.relative(runs, quantity, to) if is_ratio else runs
     axes = choose_axes(runs, x=x, hue=hue, facet=facet)
-    names = [sweep_analysis.find_column(runs, name) for name in named]
-    number = 0 if is_numeric(runs, axes.x) else len(_values(runs, axes.x))
+    number = 0 if is_numeric(runs, axes.x) else len(_values(runs, axes.x))  # of names in rows
     most = MOST_ROWS if axes.facet else 4 if number > MANY else MOST_PANELS
-    names = names or _quantities(runs, base, most)
-    runs = sweep_analysis.without_repeated(runs, names)
+    names = [analysis.find_column(runs, name) for name in named] or _quantities(runs, base, most)
+    runs = analysis.without_repeated(runs, names)
     facets = _values(runs, axes.facet) if axes.facet else [""]
     figure, grid = _grid(runs, axes, len(names), len(facets), number)
     of_facet = runs[axes.facet].map(text) if axes.facet else pd.Series("", runs.index)
@@ -109,15 +106,14 @@ def draw_sweep(
         panel = _Panel(runs, axes, name, names[0])
         parts = [panel.medians(runs[of_facet.isin([value, "-"])]) for value in facets]
         for rows, value in zip(parts, facets, strict=True):
-            ax = next(free)
-            panel.draw(ax, rows)
+            panel.draw(ax := next(free), rows)
             panel.set_axes(ax, pd.concat(parts))
             if axes.facet and name == names[0]:
                 ax.set_title(f"{_short(axes.facet)} = {value}")
     for ax in free:
         ax.set_axis_off()
     legend_below(figure, keys_of(grid))
-    return finished(figure, _title(runs, names, base))
+    return finished(figure, _title(runs, names))
 
 
 def _grid(
@@ -126,8 +122,8 @@ def _grid(
     """Create the axes; `number` is that of the names in rows, 0 for numbers along x."""
     columns = num_facets
     if not axes.facet:
-        columns = min(num_quantities, 3 if num_quantities > 4 else 2)
-        columns = num_quantities if number > MANY else columns
+        most = num_quantities if number > MANY else 3 if num_quantities > 4 else 2
+        columns = min(num_quantities, most)
     rows = math.ceil(num_quantities * num_facets / columns)
     lines = 0.5 * len(_values(runs, axes.hue)) if axes.hue else 1.0  # of text that a name needs
     height = max(2.6, 0.9 + 0.21 * number * max(1.0, lines))
@@ -153,86 +149,72 @@ class _Panel:
         is_time = not self.is_ratio and factor(name) == MILLISECONDS
         self.is_long = is_time and float(runs[name].max()) > LONG
         self.colours = colours(_values(runs, axes.hue or axes.x))
-        self.noise = sweep_analysis.noise(runs)
+        self.noise = analysis.noise(runs)
         names = list(dict.fromkeys(runs[axes.x].map(text)))
         self.rows = names[::-1]  # names from below, policies by how well they do
         if axes.x == "policy" and axes.hue is None:
             place = runs.groupby("policy")[sorted_by].median()
             self.rows = sorted(names, key=lambda one: float(place.get(one, math.nan)))
         self.by = list(dict.fromkeys(filter(None, [axes.x, axes.hue, *axes.others, "policy"])))
-        self.labels = list(dict.fromkeys(self._label(row) for _, row in runs.iterrows()))
-        markers = dict.fromkeys(map(self._marked, self.labels, self._first_rows()))
-        self.markers = dict(zip(markers, map(marker, range(len(markers))), strict=True))
+        kinds = dict(self._label(row) for _, row in runs.iterrows())
+        self.labels, order = list(kinds), list(dict.fromkeys(kinds.values()))
+        self.markers = {label: marker(order.index(kind)) for label, kind in kinds.items()}
+
+    def _label(self, row: Any) -> tuple[str, str]:
+        """Return the name of a row's series, its settings other than x, and what has a marker:
+        settings without a colour or axis, else the series.
+        """
+        named = {one: text(row[one]) for one in self.by if one not in (self.axes.x, "policy")}
+        parts = [f"{_short(name)} {value}" for name, value in named.items() if value != "-"]
+        label = ", ".join([row["policy"]] * (self.axes.hue == "policy") + parts)
+        return label, ", ".join(named[one] for one in self.axes.others) or label
 
     def medians(self, runs: pd.DataFrame) -> pd.DataFrame:
         """Return the rows to draw, in the displayed unit, with the `label` of their series."""
-        rows = sweep_analysis.medians(runs, self.by, self.name)
+        rows = analysis.medians(runs, self.by, self.name)
         rows[VALUES] *= 1.0 if self.is_long else factor(self.name)
         if self.name == "decode_time_marginal":  # a difference of times that may be equal
             rows.loc[rows["value"] <= 0, VALUES] = math.nan
-        return rows.assign(label=[self._label(row) for _, row in rows.iterrows()])
+        return rows.assign(label=[self._label(row)[0] for _, row in rows.iterrows()])
 
     def draw(self, ax: Axes, rows: pd.DataFrame) -> None:
         for label, line in rows.dropna(subset=["value"]).groupby("label", sort=False):
-            first = line.iloc[0]
-            hue = self.colours.get(text(first[self.axes.hue]) if self.axes.hue else "", "C0")
-            style: dict[str, Any] = {"color": hue, "linestyle": self._line_style(line)}
+            hue = text(line[self.axes.hue].iloc[0]) if self.axes.hue else ""
+            style: dict[str, Any] = {"color": self.colours.get(hue, "C0"), "label": label or None}
+            style["linestyle"] = self._line_style(line)
             is_across = ~self.is_listed & line[self.axes.x].isna()
             for _, row in line[is_across].iterrows():
-                ax.axhline(row["value"], label=label, **style)
+                ax.axhline(row["value"], **style)
                 if row["num_samples"] > 1:
-                    ax.axhspan(row["low"], row["high"], color=hue, alpha=0.12, linewidth=0)
-            shape = self.markers[self._marked(str(label), first)]
-            self._points(ax, line[~is_across], {**style, "marker": shape, "label": label or None})
+                    ax.axhspan(row["low"], row["high"], color=style["color"], alpha=0.12, lw=0)
+            style["marker"] = self.markers[str(label)]
+            self._points(ax, line[~is_across], style)
         if self.is_ratio:
             (ax.axvline if self.is_listed else ax.axhline)(1.0, color="black", ls=":", lw=1.0)
 
     def _points(self, ax: Axes, line: pd.DataFrame, style: dict[str, Any]) -> None:
-        """Draw a series with its intervals; ratios that are not decided are hollow."""
-        if line.empty:
-            return
-        line = line if self.is_listed else line.sort_values(self.axes.x)
-        ends = np.array([line.value - line.low, line.high - line.value], dtype=float)
-        bars = np.where(line.num_samples > 1, np.maximum(0, ends), np.nan)
-        is_open = [self._is_open(row) for _, row in line.iterrows()]
-        if not self.is_listed:
-            xs = line[self.axes.x].astype(float)
-            ax.errorbar(xs, line.value, yerr=bars, capsize=2, zorder=3, **style)
-            hollow: dict[str, Any] = {**style, "label": None, "linestyle": "", "mfc": "w"}
-            ax.plot(xs[is_open], line.value[is_open], zorder=4, **hollow)
-            return
-        index = self.labels.index(str(line.label.iloc[0]))
+        """Draw a series with its intervals; ratios that are not decided are hollow. In rows each
+        point may have a colour.
+        """
+        if not self.is_listed and len(line):
+            line = line.sort_values(self.axes.x)
+            ax.plot(line[self.axes.x].astype(float), line["value"], **style)
+            style = {**style, "label": None}
+        index = self.labels.index(style["label"] or "") if self.is_listed else 0
         shift = 0.6 * ((index + 0.5) / len(self.labels) - 0.5) if self.axes.hue else 0.0
-        places = [self.rows.index(text(value)) + shift for value in line[self.axes.x]]
-        shape: dict[str, Any] = {
-            "marker": style["marker"],
-            "label": style["label"],
-            "ls": "",
-            "capsize": 2,
-        }
-        for i, (_, row) in enumerate(line.iterrows()):  # each may have a colour
-            hue = style["color"] if self.axes.hue else self.colours[text(row[self.axes.x])]
-            fill: dict[str, Any] = {"color": hue, "mfc": "w" if is_open[i] else hue}
-            ax.errorbar(row["value"], places[i], xerr=bars[:, [i]], zorder=3, **shape, **fill)
-
-    def _is_open(self, row: Any) -> bool:
-        is_base = self.name.endswith(f"_vs_{row['policy']}")
-        return self.is_ratio and not is_base and not sweep_analysis.is_decided(row, self.noise)
-
-    def _label(self, row: Any) -> str:
-        """Name a series by its settings other than x."""
-        named = {one: text(row[one]) for one in self.by if one != self.axes.x}
-        policy = named.pop("policy", "-")
-        parts = [policy] if self.axes.hue == "policy" else []
-        return ", ".join(parts + [f"{_short(k)} {v}" for k, v in named.items() if v != "-"])
-
-    def _marked(self, label: str, row: Any) -> object:
-        """Return what has a marker: settings without a colour or axis, else the series."""
-        return tuple(text(row[one]) for one in self.axes.others) or label
-
-    def _first_rows(self) -> list[Any]:
-        rows = {self._label(row): row for _, row in reversed(list(self.runs.iterrows()))}
-        return [rows[label] for label in self.labels]
+        for _, row in line.iterrows():
+            name, hue = text(row[self.axes.x]), style["color"]
+            hue = hue if self.axes.hue or not self.is_listed else self.colours[name]
+            is_base = self.name.endswith(f"_vs_{row['policy']}")
+            is_open = self.is_ratio and not is_base and not analysis.is_decided(row, self.noise)
+            ends: Any = [[max(0, row["value"] - row["low"])], [max(0, row["high"] - row["value"])]]
+            ends = ends if row["num_samples"] > 1 else None
+            point: dict[str, Any] = {"x": row[self.axes.x], "y": row["value"], "yerr": ends}
+            if self.is_listed:
+                place = self.rows.index(name) + shift
+                point = {"x": row["value"], "y": place, "xerr": ends}
+            point |= {**style, "color": hue, "mfc": "w" if is_open else hue, "linestyle": ""}
+            ax.errorbar(**point, capsize=2, zorder=3)
 
     def _line_style(self, rows: pd.DataFrame) -> Any:
         known = next((one.executor for one in (rows, self.runs) if "executor" in one), None)
@@ -311,27 +293,25 @@ def _short(name: str) -> str:
     return AXIS_NAMES.get(name, name.rpartition(".")[2])
 
 
-def _title(runs: pd.DataFrame, names: Sequence[str], base: str | None) -> str:
+def _title(runs: pd.DataFrame, names: Sequence[str]) -> str:
     """Name model and device, and explain points, intervals and hollow markers."""
-    swept = sweep_analysis.without_baselines(runs)
-    parts = [
-        sorted({text(value) for value in swept[name]})
+    swept = analysis.without_baselines(runs)
+    known = {
+        name: " or ".join(sorted({text(value) for value in swept[name]}))
         for name in ("model", "dtype", "device")
-        if name in swept
-    ]
-    known = [" or ".join(one) for one in parts if len(one) <= 2]
-    title = ", ".join(known[:-1]) + f" on {known[-1]}" if len(known) > 1 else " ".join(known)
-    over = [name for name in sweep_analysis.SAMPLES if name in swept and swept[name].nunique() > 1]
+        if name in swept and swept[name].nunique() <= 2
+    }
+    title = ", ".join(words for name, words in known.items() if name != "device")
+    title = " on ".join(filter(None, [title, known.get("device")]))
+    over = [name for name in analysis.SAMPLES if name in swept and swept[name].nunique() > 1]
     if over:
-        by = ["policy", *sweep_analysis.varied(swept)]
-        table = sweep_analysis.medians(swept, by, "throughput")
+        by = ["policy", *analysis.varied(swept)]
+        table = analysis.medians(swept, by, "throughput")
         number, confidence = int(table["num_samples"].min()), table["confidence"].min()
         samples = " and ".join(f"{name}s" for name in over)
         title += f"\nmedians of {number} {samples} with their {confidence:.0%} interval"
-    level = sweep_analysis.noise(runs)
+    level = analysis.noise(runs)
     if any("_vs_" in name for name in names) and level > 1:
         title += "; hollow: difference from 1 not significant "
         title += f"(equal work differed by up to {level:.2f} times)"
-    if base is not None and sweep_analysis.replays_differ(runs, base).any():
-        title += f"\nCUDA graphs had different shares in the iterations of {base} and of others"
     return title

@@ -27,8 +27,8 @@ from sarathi_lab.extensions.crossover import (
     loads_that_fit,
     over_rounds,
 )
+from sarathi_lab.extensions.crossover.picture import STRONGEST, crossover_map
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi
-from sarathi_lab.results.plots.tasks import crossover_map
 from sarathi_lab.run import main
 
 COST = make_cost_model("analytic", load_option("model", "13b"), load_option("hardware", "a6000"), 2)
@@ -171,11 +171,15 @@ def test_the_map_has_a_panel_per_chunk_and_a_number_per_cell(cells, y):
     assert sorted(texts) == sorted(f"{100 * gain:+.0f}" for gain in shown.gain)
 
 
-def test_the_map_marks_what_is_undecided(cells):
+def test_the_map_marks_what_is_undecided_and_what_did_not_run(cells):
     table = cells.assign(outcome=["undecided", *cells.outcome[1:]])
-    figure = crossover_map(table, "13b on a device")
+    shown = table[table.baseline == "request_level"]
+    figure = crossover_map(table.drop(shown.index[-1]), "13b on a device")
     (text,) = (t.get_text() for ax in figure.axes for t in ax.texts if t.get_text()[-1] == "?")
     assert text == f"{100 * cells.gain[0]:+.0f}?"
+    heat = [ax.collections[0] for ax in figure.axes if ax.collections]
+    assert {mesh.get_clim() for mesh in heat} == {(-STRONGEST, STRONGEST)}
+    assert "not run: exceeds the cache" in figure.legends[0].get_texts()[3].get_text()
 
 
 # -- the task --------------------------------------------------------------------------------------

@@ -1,0 +1,172 @@
+"""The command `dashboard`: a W&B workspace that compares the runs of a project."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import wandb
+import wandb_workspaces.reports.v2 as wr
+import wandb_workspaces.workspaces as ws
+from pydantic import TypeAdapter
+from wandb_workspaces import expr
+from wandb_workspaces.reports.v2.interface import PanelTypes
+
+from sarathi_lab.config.errors import UserError, exit_code
+from sarathi_lab.results.table import MILLISECONDS, factor, heading
+from sarathi_lab.results.tracking import environment, require_login
+
+Chosen = Mapping[str, Sequence[str]]  # values of the columns `WHERE`
+COLUMNS = 3
+TIMEOUT = 60  # seconds
+RATIOS = ("throughput", "throughput_vs_request_level", "throughput_vs_orca")
+# Columns that runs are grouped by, and may be filtered by, with examples. Not "host", which the
+# package takes for W&B's column in a filter.
+WHERE = {"executor": "torch", "device": "'simulated h100'", "hostname": "my-laptop"}
+EXECUTORS = ("torch", "simulated")  # of runs; tables of sweeps have none
+TIMES = ("decode_time_marginal", "ttft_p50", "tbt_p99")
+PINNED = [
+    *(f"config:{name}" for name in ("policy", "chunk", "pd_ratio", *WHERE)),
+    *(f"summary:{name}" for name in (*RATIOS, *(f"ms/{time}" for time in TIMES))),
+    *(f"summary:{name}" for name in ("kv_reread_factor", "mfu", "mbu")),
+]
+AXES = {
+    "chunk": "chunk [tokens]",
+    "pd_ratio": "P:D",
+    "seq_len": "P + D [tokens]",
+    "iteration": "iteration",
+    "time": "time [s]",
+    "tokens": "tokens computed",
+}
+# Panels by section: a quantity as bars by policy, points (x, y), or a line (x, column, title).
+SECTIONS: Mapping[str, Sequence[tuple[str, ...]]] = {
+    "Policies side by side": [
+        *((name,) for name in RATIOS),
+        *((name,) for name in ("decode_throughput", "decode_time_marginal", "time_over_roofline")),
+    ],
+    "Chunk size": [
+        *(("chunk", name) for name in ("throughput", "throughput_vs_orca", "decode_speedup")),
+        *(("chunk", name) for name in ("decode_time_marginal", "mfu", "tbt_p99")),
+    ],
+    "P:D ratio": [("pd_ratio", name) for name in RATIOS],
+    "KV re-read": [
+        ("chunk", "kv_reread_factor"),
+        ("seq_len", "kv_reread_factor"),
+        ("chunk", "kv_read_bytes_vs_request_level"),
+        ("iteration", "kv_bytes", "KV read [bytes]"),
+    ],
+    "Latency": [
+        *((name,) for name in ("ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99")),
+        ("ttft_p50", "tbt_p99"),
+        ("time", "num_waiting", "requests waiting"),
+    ],
+    "Device": [("mfu",), ("mbu",), ("tokens", "mfu", "MFU"), ("tokens", "mbu", "MBU")],
+}
+
+
+def workspace(entity: str, project: str, chosen: Chosen) -> ws.Workspace:
+    """Return the workspace of runs with the `chosen` values, the main quantities pinned."""
+    values = {"executor": EXECUTORS, **{name: some for name, some in chosen.items() if some}}
+    runs = ws.RunsetSettings(
+        pinned_columns=PINNED,
+        filters=[expr.Config(name).isin(list(some)) for name, some in values.items()],
+        groupby=[expr.Config(name) for name in WHERE],
+    )
+    return ws.Workspace(
+        entity=entity,
+        project=project,
+        name="Chunked prefill",
+        sections=[_section(name) for name in SECTIONS],
+        settings=ws.WorkspaceSettings(max_runs=50),
+        runset_settings=runs,
+    )
+
+
+def _section(name: str) -> ws.Section:
+    kinds: dict[int, Any] = {1: _bars, 2: _scatter, 3: _line}
+    panels = [kinds[len(axes)](*axes) for axes in SECTIONS[name]]
+    layout = ws.SectionLayoutSettings(columns=COLUMNS, rows=-(-len(panels) // COLUMNS))
+    return ws.Section(name=name, panels=panels, is_open=True, layout_settings=layout)
+
+
+def _shown(name: str) -> str:
+    """Return the summary's name of a quantity, of times that in milliseconds."""
+    return f"ms/{name}" if factor(name) == MILLISECONDS else name
+
+
+def _title(name: str) -> str:
+    """Return the heading of a quantity as W&B shows it: stored, or in milliseconds."""
+    return heading(name) if factor(name) in (1, MILLISECONDS) else name
+
+
+def _bars(name: str) -> PanelTypes:
+    return wr.BarPlot(
+        title=_title(name),
+        metrics=[wr.SummaryMetric(_shown(name))],
+        groupby=wr.Config("policy_where"),  # no means over several devices
+        groupby_aggfunc="mean",
+        orientation="h",
+    )
+
+
+def _scatter(x: str, y: str) -> PanelTypes:
+    """Return a panel with a point a run; `x` is a setting in AXES, or a quantity like `y`."""
+    across = wr.Config(x) if x in AXES else wr.SummaryMetric(_shown(x))
+    title = f"{_title(y)} by {AXES.get(x) or _title(x)}"
+    return wr.ScatterPlot(title=title, x=across, y=wr.SummaryMetric(_shown(y)))
+
+
+def _line(x: str, column: str, title: str) -> PanelTypes:
+    return wr.LinePlot(
+        title=f"{title} by {AXES[x]}",
+        x=wr.Metric(x),
+        y=[wr.Metric(f"iterations/{column}")],
+        title_x=AXES[x],
+        title_y=title,
+        max_runs_to_show=20,
+    )
+
+
+def main(args: Sequence[str]) -> int:
+    """Run a command line; returns 0, 2 for a mistake of the user's, 130 for Ctrl-C."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sarathi_lab dashboard",
+        description="Write a workspace into a W&B project: chunk size, P:D, policies, KV re-read.",
+    )
+    entity = os.environ.get("WANDB_ENTITY")
+    parser.add_argument("--entity", default=entity, help="user or team (default: yours)")
+    text = "as in tracking.project (default: %(default)s)"
+    parser.add_argument("--project", default="sarathi-lab", help=text)
+    for name, example in WHERE.items():
+        text = f"show only runs of this {name}, such as {example}; may be repeated"
+        parser.add_argument(f"--{name}", action="append", default=[], help=text)
+    text = "print it as JSON; needs no account and no network"
+    parser.add_argument("--dry-run", action="store_true", help=text)
+    options = parser.parse_args(args)
+    return exit_code(lambda: _write(options), "no workspace was written")
+
+
+def _write(options: argparse.Namespace) -> int:
+    chosen = {name: getattr(options, name) for name in WHERE}
+    if options.dry_run:
+        view = workspace(options.entity or "", options.project, chosen)
+        shown = TypeAdapter(type(view)).dump_python(view, mode="json", exclude_none=True)
+        print(json.dumps(shown, indent=2))
+        return 0
+    with environment({"WANDB_SILENT": "true"}):
+        require_login("a dashboard is written to W&B", "or use --dry-run")
+        try:
+            entity = options.entity or wandb.Api(timeout=TIMEOUT).default_entity
+            view = workspace(str(entity), options.project, chosen)
+            view.save()
+        except Exception as error:  # of W&B's transport
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise UserError(
+                f"W&B refused the workspace ({reason}); check that {options.entity or 'the entity'}"
+                f"/{options.project} exists and that you may write to it, or use --dry-run"
+            ) from None
+    print(view.url)
+    return 0
