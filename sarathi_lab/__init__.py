@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sarathi_lab.engine.policy import Policy
     from sarathi_lab.engine.request import Request
     from sarathi_lab.model.spec import ModelSpec
-    from sarathi_lab.results.load import find_sweeps, load_runs
+    from sarathi_lab.results.load import find_sweeps, load_rows, load_runs
 
 __version__ = "0.1.0"
 _HOMES = {
@@ -28,6 +28,7 @@ _HOMES = {
     "find_sweeps": "results.load",
     "load": "api.results",
     "load_option": "config.instantiate",
+    "load_rows": "results.load",
     "load_runs": "results.load",
     "serve": "api.session",
     "sweep": "api.session",
@@ -42,6 +43,7 @@ __all__ = [
     "find_sweeps",
     "load",
     "load_option",
+    "load_rows",
     "load_runs",
     "serve",
     "sweep",

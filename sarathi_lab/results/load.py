@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import yaml
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import EXPERIMENTS, OUTPUTS, make_folder, read_object, readable
 from sarathi_lab.config.sweep_record import SweepRecord
-from sarathi_lab.results.table import RESULTS
+from sarathi_lab.results.table import COLUMNS, RESULTS, rows_of_run
 
 POINTS = "figure.parquet"  # recomputed figures of the paper
 LABELS = "run.json"  # written last, so its presence marks a complete run
@@ -136,13 +137,30 @@ def _as_typed(value: object) -> str:
     return "null" if value is None else str(value)
 
 
+def load_rows(*roots: Path | str) -> pd.DataFrame:
+    """Return the long table (`table.COLUMNS`) of all readable runs below `roots`, with their
+    `path`.
+    """
+    tables = [pd.DataFrame(columns=[*COLUMNS, "path"])]
+    for path in find_runs(*map(Path, roots)):
+        with suppress(UserError):
+            tables.append(_rows_of(path).assign(path=str(path)))
+    return pd.concat(tables[1:] or tables, ignore_index=True)
+
+
+def _rows_of(path: Path) -> pd.DataFrame:
+    """Return the rows of the run in `path`, of an older one from summary.json and run.json."""
+    if (file := path / RESULTS).is_file():
+        return _parquet(file)
+    summary = read_object(path / "summary.json", AGAIN)
+    named = {new_name(name): value for name, value in summary.items()}
+    return rows_of_run(named, read_object(path / LABELS, AGAIN))
+
+
 def load_summary(path: Path | str) -> dict[str, float]:
     """Return the quantities of the run in `path` by name."""
-    if (file := Path(path) / RESULTS).is_file():
-        rows = _parquet(file)
-        return dict(zip(rows["quantity"], rows["value"], strict=True))
-    summary = read_object(Path(path) / "summary.json", AGAIN)
-    return {new_name(name): value for name, value in summary.items()}
+    rows = _rows_of(Path(path))
+    return dict(zip(rows["quantity"], rows["value"], strict=True))
 
 
 def load_iterations(path: Path | str) -> pd.DataFrame:

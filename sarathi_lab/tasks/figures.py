@@ -26,7 +26,7 @@ from sarathi_lab.experiment.simulate import Job, check_fits, jobs_of, predict_al
 from sarathi_lab.results import load
 from sarathi_lab.results.load import POINTS
 from sarathi_lab.results.plots import figures as plots
-from sarathi_lab.results.plots.tasks import policies
+from sarathi_lab.results.plots.sweeps import policies
 from sarathi_lab.results.result import DisplayTable, Result
 from sarathi_lab.results.table import rows_of_points
 from sarathi_lab.tasks.base import Task

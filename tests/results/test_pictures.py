@@ -17,7 +17,7 @@ from matplotlib.text import Text
 
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.experiment.figures import FIGURES, PAPERS, points_of, serving_points
-from sarathi_lab.results.plots import sweeps, tasks
+from sarathi_lab.results.plots import sweeps
 from sarathi_lab.results.plots.figures import draw
 from sarathi_lab.results.plots.style import POLICIES, colours, finished, panels, tick_in_steps
 from sarathi_lab.results.table import rows_of_points
@@ -49,7 +49,7 @@ def pictures(runs) -> dict[str, Figure]:
     rates = pd.concat([runs.assign(**{"workload.rate": rate}) for rate in (1, 2)])
     twice = [runs.assign(name=runs.name + f" repetition={i}", repetition=i) for i in (0, 1)]
     return {
-        "policies": tasks.policies(pd.concat(twice)),
+        "policies": sweeps.policies(pd.concat(twice)),
         "sweep of policies": sweeps.draw_sweep(runs),
         "rates": sweeps.draw_sweep(rates[rates.policy.isin(["orca", "sarathi"])]),
         "fig11": drawn("fig11"),
@@ -120,21 +120,16 @@ def test_the_papers_marks_stand_beside_its_own_hardware():
 
 def test_every_policy_is_a_point_within_the_axes_in_its_own_colour(pictures, runs):
     figure = pictures["policies"]
-    own = colours(list(POLICIES))
+    alone = colours(list(POLICIES))
     listed = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert runs.set_index("policy").tbt_p99[listed].is_monotonic_increasing
+    assert runs.set_index("policy").tbt_p99[listed].is_monotonic_decreasing  # from below
     for ax in figure.axes:
-        dots = [(*at, to_hex(face)) for part in ax.collections for at, face in points_in(part)]
-        names = [listed[int(row)] for _, row, _ in dots]
+        dots = [container[0] for container in ax.containers]
+        names = [listed[int(dot.get_ydata()[0])] for dot in dots]
         assert sorted(names) == sorted(POLICIES)
-        assert all(own[name] == face for name, (*_, face) in zip(names, dots, strict=True))
+        assert [to_hex(dot.get_color()) for dot in dots] == [alone[name] for name in names]
         low, high = ax.get_xlim()
-        assert all(low < x < high for x, *_ in dots)
-        assert [line for line in ax.get_lines() if to_hex(line.get_color()) == own["orca"]]
-
-
-def points_in(part):
-    return zip(part.get_offsets(), part.get_facecolors(), strict=True)
+        assert all(low < dot.get_xdata()[0] < high for dot in dots)
 
 
 def test_a_policy_has_one_colour_everywhere(pictures):

@@ -18,13 +18,14 @@ from sarathi_lab.results.load import (
     load_iterations,
     load_paper,
     load_requests,
+    load_rows,
     load_runs,
     load_summary,
 )
 from sarathi_lab.results.plots import sweeps
 from sarathi_lab.results.report import conclusion, save_picture, sweep_table
 from sarathi_lab.results.result import show
-from sarathi_lab.results.table import COLUMNS, factor, heading, rows_of_run
+from sarathi_lab.results.table import COLUMNS, RESULTS, factor, heading, rows_of_run
 from sarathi_lab.run import main
 from sarathi_lab.tasks import plot
 
@@ -164,7 +165,12 @@ def test_rows_of_a_run_are_long_and_an_older_run_is_read_from_its_summary(tmp_pa
     shown = rows[["case", "quantity", "value", "unit", "level", "commit"]].to_numpy().tolist()
     assert shown[0] == ["new", "throughput", 30.0, "tokens/s", "measured", "abc"]
     write_run(tmp_path / "old", {"throughput": 10.0, "ttft_p50_floor": 0.5})
+    write_run(tmp_path / "new", {})
+    rows.to_parquet(tmp_path / "new" / RESULTS)
     assert load_summary(tmp_path / "old")["ttft_p50_roofline"] == 0.5
+    read = load_rows(tmp_path)
+    assert list(read) == [*COLUMNS, "path"]
+    assert read[read["quantity"] == "throughput"].value.tolist() == [30.0, 10.0]
 
 
 def runs_of(**values: list[object]) -> pd.DataFrame:

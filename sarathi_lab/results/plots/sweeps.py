@@ -116,6 +116,11 @@ def draw_sweep(
     return finished(figure, _title(runs, names))
 
 
+def policies(runs: pd.DataFrame) -> Figure:
+    """Draw latency and throughput of policies, the shortest gaps between tokens on top."""
+    return draw_sweep(runs, x="policy", y=["tbt_p99", "ttft_p50", "ttft_p99", "throughput"])
+
+
 def _grid(
     runs: pd.DataFrame, axes: SweepAxes, num_quantities: int, num_facets: int, number: int
 ) -> tuple[Figure, list[Axes]]:
@@ -151,10 +156,11 @@ class _Panel:
         self.colours = colours(_values(runs, axes.hue or axes.x))
         self.noise = analysis.noise(runs)
         names = list(dict.fromkeys(runs[axes.x].map(text)))
-        self.rows = names[::-1]  # names from below, policies by how well they do
+        self.rows = names[::-1]  # names from below, the best policy on top
         if axes.x == "policy" and axes.hue is None:
-            place = runs.groupby("policy")[sorted_by].median()
-            self.rows = sorted(names, key=lambda one: float(place.get(one, math.nan)))
+            place = runs.groupby("policy")[sorted_by].median().reindex(names)
+            is_more_better = factor(sorted_by) != MILLISECONDS
+            self.rows = list(place.sort_values(ascending=is_more_better, kind="stable").index)
         self.by = list(dict.fromkeys(filter(None, [axes.x, axes.hue, *axes.others, "policy"])))
         kinds = dict(self._label(row) for _, row in runs.iterrows())
         self.labels, order = list(kinds), list(dict.fromkeys(kinds.values()))

@@ -1,4 +1,4 @@
-"""Pictures of tasks: capacity, iteration times, policies, a real run and its replay."""
+"""Pictures of tasks: capacity, iteration times, a real run and its replay."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from sarathi_lab.results.plots.style import (
     WIDTH,
-    colours,
     finished,
     keys_of,
     legend_below,
@@ -34,14 +31,6 @@ BOUNDED = {
     "scheduling_delay": ("scheduling_delay_p50", "scheduling delay P50 [ms]"),
 }
 KINDS = {"prefill": "tokens of one prompt", "decode": "decodes, one a sequence"}
-# Column of `sweep.csv`, factor and heading.
-PANELS = (
-    ("tbt_p99", 1e3, "TBT P99 [ms]"),
-    ("ttft_p50", 1.0, "TTFT P50 [s]"),
-    ("ttft_p99", 1.0, "TTFT P99 [s]"),
-    ("throughput", 1.0, "throughput [tokens/s]"),
-)
-REFERENCE = "orca"
 REAL: dict[str, Any] = {"color": "0.25"}
 SIMULATED: dict[str, Any] = {"color": "C1", "linestyle": "--"}
 WAITS = {
@@ -54,8 +43,6 @@ IN_USE = {
     "waiting": "requests that wait",
     "blocks": "KV blocks in use",
 }
-MIXES = ("never mixes prompts and decodes", "mixes, whole prompts", "mixes, cuts prompts")
-
 # Column of the iterations, factor and y label.
 CURVES = (
     ("num_prefill_tokens", 1.0, "prompt tokens"),
@@ -117,47 +104,6 @@ def iteration_times(table: pd.DataFrame, where: str) -> Figure:
     axes[0].plot([], [], linestyle=":", color="0.4", label="roofline")
     axes[0].legend(fontsize="small")
     return finished(figure, where)
-
-
-def _kind_of(run: pd.Series) -> str:
-    """Return whether a run mixed prompts and decodes, and read a prompt's cache again."""
-    if pd.isna(run.decode_time_marginal):
-        return MIXES[0]
-    return MIXES[2] if run.kv_reread_factor > 1 else MIXES[1]
-
-
-def policies(runs: pd.DataFrame) -> Figure:
-    """Draw latency and throughput of a device's policies, medians of seeds and repetitions, in the
-    order of the gaps between tokens; Orca's are lines, and markers show what a policy mixes.
-    """
-    quantities = [*(column for column, *_ in PANELS), "decode_time_marginal", "kv_reread_factor"]
-    each = runs.groupby("policy")[quantities].median().sort_values("tbt_p99")
-    each = each.assign(kind=each.apply(_kind_of, axis="columns"))
-    figure, axes = panels(1, len(PANELS), (WIDTH, 0.21 * len(each) + 1.8), sharey=True)
-    rows = pd.Series(range(len(each)), each.index)
-    colour = colours(list(each.index))
-    shapes = dict(zip(MIXES, map(marker, range(len(MIXES))), strict=True))
-    for ax, (column, factor, heading) in zip(axes, PANELS, strict=True):
-        shown = factor * each[column]
-        for kind, own in each.groupby("kind"):
-            dots: dict[str, Any] = {"marker": shapes[str(kind)], "c": own.index.map(colour)}
-            ax.scatter(shown[own.index], rows[own.index], s=36, zorder=3, **dots)
-        if REFERENCE in shown:
-            ax.axvline(shown[REFERENCE], color=colour[REFERENCE], linestyle="--", linewidth=1.0)
-        if shown.max() > 4 * shown.min():
-            ax.set_xscale("log")
-            tick_in_steps(ax.xaxis)
-        else:
-            ax.xaxis.set_major_locator(MaxNLocator(3))
-        ax.margins(x=0.1)
-        ax.set_xlabel(heading)
-    axes[0].set_yticks(rows, each.index)
-    axes[0].set_ylim(len(each) - 0.4, -0.6)
-    keys = [Line2D([], [], color="0.3", marker=shapes[one], ls="", label=one) for one in MIXES]
-    keys.append(Line2D([], [], color=colours([REFERENCE])[REFERENCE], ls="--", label=REFERENCE))
-    legend_below(figure, keys)
-    where = " or ".join(runs.device.unique()) if "device" in runs else ""
-    return finished(figure, f"{len(each)} policies on the same requests, {where}".rstrip(", "))
 
 
 def validation(run: RealRun, requests: pd.DataFrame, both: pd.DataFrame, where: str) -> Figure:
