@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from sarathi_lab.executor.simulated.cost_model import KINDS, OperationTimes
 from sarathi_lab.executor.simulated.hardware import EXPERTS
 from sarathi_lab.experiment.work import chunked
-from sarathi_lab.model.spec import ModelSpec
 
 MATMUL = (*KINDS["preproj"], *KINDS["postproj"], *KINDS["ffn"], "lm_head")
 ATTENTION = KINDS["attn"]
@@ -57,18 +56,3 @@ def chunking_loss(prompt_len: int, chunk: int, operation_times: OperationTimes) 
         return total
 
     return LossSplit.of(seconds_in(prompt_len), seconds_in(chunk))
-
-
-def why_of_experts(spec: ModelSpec, prompt_len: int, chunk: int, loss: LossSplit) -> str:
-    """Explain what a chunk loads again of the experts of a mixture `spec`, and its time."""
-    reads = {tokens: float(spec.share_of_experts(tokens)) for tokens in (chunk, prompt_len)}
-    each = {
-        tokens: tokens * spec.experts_per_token / spec.num_experts / share
-        for tokens, share in reads.items()
-    }
-    return (
-        f"experts: a chunk of {chunk} tokens loads {reads[chunk]:.0%} of a layer's "
-        f"{spec.num_experts}, each for {each[chunk]:.0f} tokens, the whole prompt for "
-        f"{each[prompt_len]:.0f}; loading them again for every chunk takes "
-        f"{1e3 * loss.experts:.1f} of the {1e3 * loss.total:.1f} ms that cutting takes more"
-    )

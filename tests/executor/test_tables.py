@@ -19,7 +19,6 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
-from sarathi_lab.executor.simulated.from_profile import rows_of
 from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations
 from sarathi_lab.executor.tables import (
@@ -30,6 +29,7 @@ from sarathi_lab.executor.tables import (
     read_tables,
     write_tables,
 )
+from sarathi_lab.extensions.calibration.from_profile import rows_of
 from sarathi_lab.model.spec import ModelSpec
 
 ROW_OPERATIONS = ("qkv_proj", "out_proj", "ffn", "elementwise", "logits", "others")

@@ -26,9 +26,9 @@ from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.executor.simulated import kernel_times
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
-from sarathi_lab.executor.simulated.from_profile import Errors, Group, evenly, fit
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, matmul_time
+from sarathi_lab.extensions.calibration.from_profile import Errors, Group, evenly, fit
 
 START = {
     "matmul_efficiency": 0.9,

@@ -14,7 +14,7 @@ from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.sweeper import compose
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.executor.simulated.hardware import Host
-from sarathi_lab.results.real_run import mean_errors, validation_table
+from sarathi_lab.extensions.replay.real_run import mean_errors, validation_table
 
 HERE = Path(__file__).parent
 SERIAL = (0.0, 0.25e-3, 0.5e-3, 1e-3)  # seconds an iteration

@@ -23,8 +23,8 @@ from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.capacity import Grid, Trials, at_rate, highest_passing
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import PROFILED, Platform
-from sarathi_lab.experiment.serving import ServingBench, compared, point, under_load
 from sarathi_lab.extensions.after_sarathi import Lprs, SloBudget
+from sarathi_lab.extensions.under_load import ServingBench, compared, point, under_load
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import is_good, waits

@@ -18,7 +18,8 @@ from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.capacity import at_rate
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import Platform
-from sarathi_lab.experiment.serving import (
+from sarathi_lab.extensions.cluster import Disaggregated, PrefillAndDecodeHeavy, Replicas, Several
+from sarathi_lab.extensions.under_load import (
     ServingBench,
     Values,
     compared,
@@ -28,7 +29,6 @@ from sarathi_lab.experiment.serving import (
     point,
     ratios,
 )
-from sarathi_lab.extensions.cluster import Disaggregated, PrefillAndDecodeHeavy, Replicas, Several
 from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import gaps, is_good
 from sarathi_lab.results.slo import Slo

@@ -25,6 +25,7 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.hardware import kv_capacity
 from sarathi_lab.experiment.advisor import BASELINES, PolicyOfChunk
 from sarathi_lab.experiment.scenario import Scenario, lengths, request_times
+from sarathi_lab.extensions.advice import cost_of, policy_of_chunk
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Sarathi
 from sarathi_lab.results.intervals import FEWEST_PAIRS, LEVEL, ends_of_median
@@ -32,7 +33,6 @@ from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.report import print_device
 from sarathi_lab.results.result import Result
 from sarathi_lab.tasks.base import Task
-from sarathi_lab.tasks.predicted import cost_of, policy_of_chunk
 
 NEUTRAL = 0.02  # gains and losses up to this share are neutral
 OUTCOMES, UNDECIDED = ("loses", "neutral", "gains"), "undecided"

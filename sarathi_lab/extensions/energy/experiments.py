@@ -15,7 +15,7 @@ from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.capacity import at_rate
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import Ints, Platform
-from sarathi_lab.experiment.serving import (
+from sarathi_lab.extensions.under_load import (
     CHUNKING,
     ServingBench,
     compared,

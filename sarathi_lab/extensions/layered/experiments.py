@@ -11,7 +11,8 @@ from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.capacity import at_rate
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import Platform
-from sarathi_lab.experiment.serving import (
+from sarathi_lab.extensions.energy.experiments import PER_TOKEN, check_power, energy_of
+from sarathi_lab.extensions.under_load import (
     CHUNKING,
     ServingBench,
     Values,
@@ -19,7 +20,6 @@ from sarathi_lab.experiment.serving import (
     only_simulated,
     ratios,
 )
-from sarathi_lab.extensions.energy.experiments import PER_TOKEN, check_power, energy_of
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import latency, waits

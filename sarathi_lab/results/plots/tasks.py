@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -19,8 +18,6 @@ from sarathi_lab.results.plots.style import (
     panels,
     tick_in_steps,
 )
-from sarathi_lab.results.real_run import RealRun
-from sarathi_lab.results.serving_metrics import waits
 from sarathi_lab.results.slo import Slo
 
 # By bound: the column of capacity.parquet that it is for, and its name.
@@ -29,19 +26,6 @@ BOUNDED = {
     "ttft": ("ttft_p99", "TTFT P99 [ms]"),
     "tpot": ("tpot_p99", "TPOT P99 [ms]"),
     "scheduling_delay": ("scheduling_delay_p50", "scheduling delay P50 [ms]"),
-}
-KINDS = {"prefill": "tokens of one prompt", "decode": "decodes, one a sequence"}
-REAL: dict[str, Any] = {"color": "0.25"}
-SIMULATED: dict[str, Any] = {"color": "C1", "linestyle": "--"}
-WAITS = {
-    "ttft": (1.0, "time to first token [s]"),
-    "tpot": (1e3, "time per output token [ms]"),
-    "latency": (1.0, "end to end [s]"),
-}
-IN_USE = {
-    "running": "requests that run",
-    "waiting": "requests that wait",
-    "blocks": "KV blocks in use",
 }
 # Column of the iterations, factor and y label.
 CURVES = (
@@ -83,52 +67,6 @@ def rate_curves(table: pd.DataFrame, slo: Slo, capacity: float, where: str) -> F
         ax.set(xlabel="requests per second", ylabel=label)
     axes[0].legend(fontsize="small")
     return finished(figure, f"{where}, {slo.name}")
-
-
-def iteration_times(table: pd.DataFrame, where: str) -> Figure:
-    """Draw milliseconds over tokens, a line per context, the roofline dotted."""
-    figure, axes = panels(1, 2, (WIDTH, 4.2), sharey=True)
-    for ax, (kind, xlabel) in zip(axes, KINDS.items(), strict=True):
-        rows = table[table.kind == kind].sort_values("tokens")
-        for i, (context, line) in enumerate(rows.groupby("context")):
-            own, label = f"C{i}", f"context {context}"
-            ax.plot(line.tokens, 1e3 * line.seconds, marker="o", color=own, label=label)
-            ax.fill_between(line.tokens, 1e3 * line.q20, 1e3 * line.q80, color=own, alpha=0.2)
-            ax.plot(line.tokens, 1e3 * line.roofline, linestyle=":", color=own)
-        ax.set(xscale="log", yscale="log", xlabel=xlabel)
-        sizes = sorted(rows.tokens.unique())
-        ax.set_xticks(sizes, list(map(str, sizes)))
-        ax.minorticks_off()
-    tick_in_steps(axes[0].yaxis)
-    axes[0].set_ylabel("iteration time [ms]")
-    axes[0].plot([], [], linestyle=":", color="0.4", label="roofline")
-    axes[0].legend(fontsize="small")
-    return finished(figure, where)
-
-
-def validation(run: RealRun, requests: pd.DataFrame, both: pd.DataFrame, where: str) -> Figure:
-    """Draw distributions of waits above; below over time (`over_time`'s table) running and waiting
-    requests, and blocks in use where they were recorded.
-    """
-    figure, axes = panels(2, 3, (12, 6.4))
-    real, simulated = waits(run.requests), waits(requests)
-    for ax, (name, (factor, label)) in zip(axes[:3], WAITS.items(), strict=True):
-        for values, style, whose in (
-            (real[name], REAL, "real"),
-            (simulated[name], SIMULATED, "simulated"),
-        ):
-            ordered = np.sort(factor * values[~np.isnan(values)])
-            ax.plot(ordered, np.linspace(0, 1, len(ordered)), label=whose, **style)
-        ax.set(xlabel=label, ylabel="share of requests", ylim=(0, 1))
-    axes[0].legend(fontsize="small")
-    for ax, (name, label) in zip(axes[3:], IN_USE.items(), strict=True):
-        for whose, style in (("real", REAL), ("simulated", SIMULATED)):
-            ax.plot(both.time, both[f"{whose}_{name}"], linewidth=1.2, **style)
-        ax.set(xlabel="time [s]", ylabel=label, ylim=(0, None))
-    if both.real_blocks.isna().all():
-        note = "the run did not record them"
-        axes[5].text(0.5, 0.03, note, transform=axes[5].transAxes, ha="center", fontsize="small")
-    return finished(figure, where)
 
 
 def curves(runs: Mapping[str, pd.DataFrame], x: str = "iteration") -> Figure:

@@ -12,9 +12,9 @@ from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.experiment.capacity import Engine
 from sarathi_lab.experiment.figures import FIGURES
-from sarathi_lab.experiment.serving import ServingBench
 from sarathi_lab.extensions.after_sarathi import DynamicChunks, Ranked
 from sarathi_lab.extensions.after_sarathi.long_prompts import one_by_one
+from sarathi_lab.extensions.under_load import ServingBench
 from sarathi_lab.policy import SarathiServe, VllmV1
 from sarathi_lab.results.serving_metrics import jain_index
 

@@ -17,7 +17,6 @@ from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.paths import CONF, IS_CHECKOUT, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Sizes
-from sarathi_lab.executor.simulated.from_profile import hardware_from_profile
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations
 from sarathi_lab.executor.tables import write_tables
@@ -25,6 +24,7 @@ from sarathi_lab.executor.torch import profiling
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.steal_corrected_clock import exclude_stolen_time
+from sarathi_lab.extensions.calibration.from_profile import hardware_from_profile
 from sarathi_lab.results.provenance import slug_of
 from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import DisplayTable, Result

@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.console import console, progress_of
@@ -18,11 +22,7 @@ from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.experts import Sharing
-from sarathi_lab.model.checkpoint import resolve_model
-from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
-from sarathi_lab.policy import VllmV1
-from sarathi_lab.results.plots.tasks import validation
-from sarathi_lab.results.real_run import (
+from sarathi_lab.extensions.replay.real_run import (
     NULL_BLOCKS,
     RealRun,
     mean_errors,
@@ -30,14 +30,33 @@ from sarathi_lab.results.real_run import (
     read_run,
     validation_table,
 )
+from sarathi_lab.model.checkpoint import resolve_model
+from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
+from sarathi_lab.policy import VllmV1
+from sarathi_lab.results.plots.style import finished, panels
 from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, DisplayTable, Result
+from sarathi_lab.results.serving_metrics import waits
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.plan import changed
 
 AUTO = "auto"  # of hardware, host, model and dtype: as recorded in the run
 MEMORY_SHARE = 0.9  # of the device, vLLM's default
 SHOWN = {"quantile": "", "unit": "", "real": ".4g", "simulated": ".4g", "error": "+.1%"}
+STYLES: dict[str, dict[str, Any]] = {
+    "real": {"color": "0.25"},
+    "simulated": {"color": "C1", "linestyle": "--"},
+}
+WAITS = {
+    "ttft": (1.0, "time to first token [s]"),
+    "tpot": (1e3, "time per output token [ms]"),
+    "latency": (1.0, "end to end [s]"),
+}
+IN_USE = {
+    "running": "requests that run",
+    "waiting": "requests that wait",
+    "blocks": "KV blocks in use",
+}
 
 
 @dataclass(frozen=True)
@@ -245,3 +264,25 @@ def _num_blocks(run: RealRun, backend: SimulatedBackend, spec: ModelSpec) -> int
     share = run.gpu_memory_utilization or MEMORY_SHARE
     hardware = replace(backend.hardware, memory_bytes=share * backend.hardware.memory_bytes)
     return replace(backend, hardware=hardware).kv_blocks(spec, run.block_size) - NULL_BLOCKS
+
+
+def validation(run: RealRun, requests: pd.DataFrame, both: pd.DataFrame, where: str) -> Figure:
+    """Draw distributions of waits above; below over time (`over_time`'s table) running and waiting
+    requests, and blocks in use where they were recorded.
+    """
+    figure, axes = panels(2, 3, (12, 6.4))
+    found = {"real": waits(run.requests), "simulated": waits(requests)}
+    for whose, style in STYLES.items():
+        for ax, (name, (factor, label)) in zip(axes[:3], WAITS.items(), strict=True):
+            values = found[whose][name]
+            ordered = np.sort(factor * values[~np.isnan(values)])
+            ax.plot(ordered, np.linspace(0, 1, len(ordered)), label=whose, **style)
+            ax.set(xlabel=label, ylabel="share of requests", ylim=(0, 1))
+        for ax, (name, label) in zip(axes[3:], IN_USE.items(), strict=True):
+            ax.plot(both.time, both[f"{whose}_{name}"], linewidth=1.2, **style)
+            ax.set(xlabel="time [s]", ylabel=label, ylim=(0, None))
+    axes[0].legend(fontsize="small")
+    if both.real_blocks.isna().all():
+        note = "the run did not record them"
+        axes[5].text(0.5, 0.03, note, transform=axes[5].transAxes, ha="center", fontsize="small")
+    return finished(figure, where)

@@ -16,11 +16,12 @@ from omegaconf import OmegaConf
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.experiment.advisor import Prediction, advise, server_flags
+from sarathi_lab.experiment.advisor import Prediction, advise
 from sarathi_lab.experiment.loss import chunking_loss
+from sarathi_lab.extensions.advice import Advise, flags_table
+from sarathi_lab.extensions.advice.server_flags import server_flags
 from sarathi_lab.policy import SarathiServe
 from sarathi_lab.run import main
-from sarathi_lab.tasks.predicted import Advise, flags_table
 
 COST = make_cost_model("analytic", load_option("model", "13b"), load_option("hardware", "a6000"), 2)
 SMALL = ["task=advise", "workload.num_requests=12", "batch=6", "tracking=none"]

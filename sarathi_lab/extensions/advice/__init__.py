@@ -18,8 +18,9 @@ from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.experiment.advisor import BASELINES, PolicyOfChunk, ServerFlag, server_flags
-from sarathi_lab.experiment.loss import chunking_loss, why_of_experts
+from sarathi_lab.experiment.advisor import BASELINES, PolicyOfChunk
+from sarathi_lab.experiment.loss import LossSplit, chunking_loss
+from sarathi_lab.extensions.advice.server_flags import ServerFlag, server_flags
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
@@ -154,6 +155,21 @@ class Advise(Task):
         longest = plan.max_model_len + plan.engine.batch_size - 1
         budget = longest if is_whole else plan.advice.chunk
         return server_flags(budget, **sizes, page_size=self.page_size, is_whole=is_whole)
+
+
+def why_of_experts(spec: ModelSpec, prompt_len: int, chunk: int, loss: LossSplit) -> str:
+    """Explain what a chunk loads again of the experts of a mixture `spec`, and its time."""
+    reads = {tokens: float(spec.share_of_experts(tokens)) for tokens in (chunk, prompt_len)}
+    each = {
+        tokens: tokens * spec.experts_per_token / spec.num_experts / share
+        for tokens, share in reads.items()
+    }
+    return (
+        f"experts: a chunk of {chunk} tokens loads {reads[chunk]:.0%} of a layer's "
+        f"{spec.num_experts}, each for {each[chunk]:.0f} tokens, the whole prompt for "
+        f"{each[prompt_len]:.0f}; loading them again for every chunk takes "
+        f"{1e3 * loss.experts:.1f} of the {1e3 * loss.total:.1f} ms that cutting takes more"
+    )
 
 
 def flags_table(rows: Sequence[ServerFlag]) -> pd.DataFrame:

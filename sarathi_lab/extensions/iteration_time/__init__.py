@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import listed, whole
@@ -19,12 +20,14 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.profiling import Shape, batch_of, blocks_needed, time_iterations
 from sarathi_lab.model.roofline import roofline_time
-from sarathi_lab.results.plots.tasks import KINDS, iteration_times
+from sarathi_lab.results.plots.style import WIDTH, finished, panels, tick_in_steps
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import DisplayTable, Result
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.subjects import BLOCK_SIZE, Subject, measured_subject, where_of
+
+KINDS = {"prefill": "tokens of one prompt", "decode": "decodes, one a sequence"}
 
 
 def _sizes(default: Sequence[int], minimum: int) -> Any:
@@ -133,3 +136,24 @@ def _shown(table: pd.DataFrame, words: str) -> DisplayTable:
         heading = f"context {row['context']}\n[ms] (/ roofline)"
         rows.setdefault(row["tokens"], {words: str(row["tokens"])})[heading] = cell
     return DisplayTable(list(rows.values()))
+
+
+def iteration_times(table: pd.DataFrame, where: str) -> Figure:
+    """Draw milliseconds over tokens, a line per context, the roofline dotted."""
+    figure, axes = panels(1, 2, (WIDTH, 4.2), sharey=True)
+    for ax, (kind, xlabel) in zip(axes, KINDS.items(), strict=True):
+        rows = table[table.kind == kind].sort_values("tokens")
+        for i, (context, line) in enumerate(rows.groupby("context")):
+            own, label = f"C{i}", f"context {context}"
+            ax.plot(line.tokens, 1e3 * line.seconds, marker="o", color=own, label=label)
+            ax.fill_between(line.tokens, 1e3 * line.q20, 1e3 * line.q80, color=own, alpha=0.2)
+            ax.plot(line.tokens, 1e3 * line.roofline, linestyle=":", color=own)
+        ax.set(xscale="log", yscale="log", xlabel=xlabel)
+        sizes = sorted(rows.tokens.unique())
+        ax.set_xticks(sizes, list(map(str, sizes)))
+        ax.minorticks_off()
+    tick_in_steps(axes[0].yaxis)
+    axes[0].set_ylabel("iteration time [ms]")
+    axes[0].plot([], [], linestyle=":", color="0.4", label="roofline")
+    axes[0].legend(fontsize="small")
+    return finished(figure, where)

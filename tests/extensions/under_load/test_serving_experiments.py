@@ -22,11 +22,11 @@ from sarathi_lab.experiment.capacity import Engine, mean_rate
 from sarathi_lab.experiment.cases import Round
 from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.experiment.samples import rounds, table_of
-from sarathi_lab.experiment.sarathi_serve import longest_gaps
-from sarathi_lab.experiment.serving import ServingBench, datasets, longest
 from sarathi_lab.extensions.after_sarathi import PPas
 from sarathi_lab.extensions.cluster import Link
 from sarathi_lab.extensions.layered import LayeredPrefill
+from sarathi_lab.extensions.under_load import ServingBench, datasets, longest
+from sarathi_lab.extensions.under_load.sarathi_serve import longest_gaps
 from sarathi_lab.policy import Orca, PrefillFirst, SarathiServe
 from sarathi_lab.results import load
 from sarathi_lab.results.plots.figures import draw

@@ -13,7 +13,7 @@ from composed import checked, config_of, kept, run
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import REPOSITORY
-from sarathi_lab.results.real_run import read_run
+from sarathi_lab.extensions.replay.real_run import read_run
 
 RUNS = REPOSITORY / "experiments" / "lab" / "real_servers"
 DENSE, MIXTURE = RUNS / "rtx-4090-llama-3.1-8b", RUNS / "rtx-pro-6000-qwen3-30b-a3b"

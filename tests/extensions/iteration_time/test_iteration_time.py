@@ -16,9 +16,9 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
+from sarathi_lab.extensions.iteration_time import IterationTime
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.run import main
-from sarathi_lab.tasks.iteration_time import IterationTime
 
 TASK = ["task=iteration_time", "model=tiny", "device=cpu", "executor.threads=1", "tracking=none"]
 SIZES = ["task.tokens=[1,4,64]", "task.decodes=[1,3]", "task.contexts=[0,20]", "task.repetitions=2"]

@@ -16,7 +16,7 @@ import pandas as pd
 
 from sarathi_lab.experiment.capacity import Grid, Trials, limits_around, run_lengths
 from sarathi_lab.experiment.cases import Point
-from sarathi_lab.experiment.serving import (
+from sarathi_lab.extensions.under_load import (
     CHUNKING,
     LOAD,
     MISTRAL,

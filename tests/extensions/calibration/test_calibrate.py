@@ -22,14 +22,6 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.executor.simulated.from_profile import (
-    ATTENDED,
-    PARTS,
-    STREAMED,
-    batch_of_row,
-    hardware_from_profile,
-    rows_of,
-)
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.tables import ATTENTION, OperationTables, frames_of, read_tables
 from sarathi_lab.executor.torch import profiling
@@ -43,8 +35,16 @@ from sarathi_lab.executor.torch.profiling import (
     measure_profile,
 )
 from sarathi_lab.executor.torch.steal_corrected_clock import exclude_stolen_time
+from sarathi_lab.extensions import calibration as calibrate
+from sarathi_lab.extensions.calibration.from_profile import (
+    ATTENDED,
+    PARTS,
+    STREAMED,
+    batch_of_row,
+    hardware_from_profile,
+    rows_of,
+)
 from sarathi_lab.run import main
-from sarathi_lab.tasks import calibrate
 
 ROW_OPERATIONS = ("qkv_proj", "out_proj", "ffn", "elementwise", "logits", "others")
 TINY = ["task=calibrate", "model=tiny", "device=cpu", "batch=4", "seq_len=256", "tracking=none"]

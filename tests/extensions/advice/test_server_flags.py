@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.experiment.advisor import ServerFlag, read_servers, server_flags
+from sarathi_lab.extensions.advice.server_flags import ServerFlag, read_servers, server_flags
 
 # Server -> whether a budget suits (batch, model length, page); the rules in the sources' own words.
 RULES = {
