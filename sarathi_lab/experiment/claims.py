@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -114,7 +114,7 @@ class Claim:
 
 @cache  # parsing it takes longer than judging by it
 def load_claims(path: Path = CLAIMS) -> tuple[Claim, ...]:
-    """The claims of a file. Raises UserError for one that is not written as `Claim` has it."""
+    """Return the claims of a file. Raises UserError for one that lacks or has other fields."""
     with readable(path, "restore it from git", YAMLError, OmegaConfBaseException):
         entries: Any = OmegaConf.to_container(OmegaConf.load(path))
     known, claims = [field.name for field in fields(Claim)], []
@@ -124,101 +124,101 @@ def load_claims(path: Path = CLAIMS) -> tuple[Claim, ...]:
         try:
             claims.append(Claim(**entry))
         except TypeError as error:
-            raise UserError(
-                f"claims.yaml: {entry.get('id')}: {str(error).partition(')')[2].strip()}; add it"
-            ) from None
+            missing = str(error).partition(")")[2].strip()
+            raise UserError(f"claims.yaml: {entry.get('id')}: {missing}; add it") from None
     return tuple(claims)
 
 
 def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) -> pd.DataFrame:
-    """A row per claim and device: `COLUMNS`; of simulated devices where they have results.
+    """Return a row per claim and device: `COLUMNS`; of simulated devices where they have results.
 
     `expected` is in words, `note` the reason why nothing was measured or nothing can be decided,
     else the claim's caveat, and whether the policies differ in what was replayed; `mark` is
     `FITTED` where the value is no prediction. `attrs["names"]` are the machines that were measured.
     """
-    tables = {name: _by_device(load.load(name, root)) for name in load.recorded(root)}
-    parts = [part for table in tables.values() for part in table.items()]
-    measured = sorted({device for device, own in parts if not own.is_simulated.all()})
+    tables = {
+        name: {str(device): rows for device, rows in load.load(name, root).groupby("device")}
+        for name in load.recorded(root)
+    }
+    names: dict[str, dict[str, None]] = {}
+    for device, rows in (part for table in tables.values() for part in table.items()):
+        if not rows.is_simulated.all():
+            machines = rows.get("device_name", pd.Series(dtype=str)).dropna().map(str)
+            names[device] = names.get(device, {}) | dict.fromkeys(machines)
     remarks_on = cache(lambda name, device: replay_remark(load.load_serving(name, device, root)))
-    rows = []
+    found = []
     for claim in load_claims() if claims is None else claims:
         table = tables.get(claim.experiment, {})
-        for device in dict.fromkeys([*measured, *table]) or ["none"]:
-            found, reason = _value(claim, table.get(device))
-            if reason is not None and device not in measured and device != "none":
+        for device in dict.fromkeys([*sorted(names), *table]) or ["none"]:
+            value, reason = _value(claim, table.get(device))
+            if reason is not None and device not in names and device != "none":
                 continue  # a GPU of another model
-            if found.confidence < LEVEL:
-                reason = f"the interval is one of {found.confidence:.0%}, not of {LEVEL:.0%}"
-            is_fitted = device.startswith(f"{load.SIMULATED}{claim.fitted}")
-            words = {"device": device, "expected": f"{claim.direction} {claim.expected:g}"}
+            if value.confidence < LEVEL:
+                reason = f"the interval is one of {value.confidence:.0%}, not of {LEVEL:.0%}"
             remarks = [reason or claim.caveat]
-            if not math.isnan(found.measured):
+            if not math.isnan(value.measured):
                 remarks += remarks_on(claim.experiment, device)
-            judged = {"note": "; ".join(remarks), "verdict": claim.judge(found)}
-            own_words = {name: getattr(claim, name) for name in OWN}
-            mark = {"mark": FITTED if is_fitted else ""}
-            rows.append({**own_words, **words, **found._asdict(), **mark, **judged})
-    names: dict[str, dict[str, None]] = {device: {} for device in measured}
-    for device, own in parts:
-        if device in names and "device_name" in own:
-            names[device] |= dict.fromkeys(own.device_name.dropna().map(str))
-    found_all = pd.DataFrame(rows, columns=COLUMNS)
-    found_all.attrs["names"] = {device: "; ".join(own) for device, own in names.items()}
-    return found_all
+            is_fitted = device.startswith(f"{load.SIMULATED}{claim.fitted}")
+            found.append(
+                {name: getattr(claim, name) for name in OWN}
+                | {"device": device, "expected": f"{claim.direction} {claim.expected:g}"}
+                | {"mark": FITTED if is_fitted else "", "note": "; ".join(remarks)}
+                | {**value._asdict(), "verdict": claim.judge(value)}
+            )
+    judged = pd.DataFrame(found, columns=COLUMNS)
+    judged.attrs["names"] = {device: "; ".join(machines) for device, machines in names.items()}
+    return judged
 
 
 def replay_remark(serving: pd.DataFrame) -> list[str]:
-    """That policies served the same requests with shares of CUDA graphs further apart than
-    `REPLAY_TOLERANCE`, if they did; `serving` is `load.load_serving`'s table.
+    """Describe policies that served the same requests with shares of CUDA graphs that differ by
+    more than `REPLAY_TOLERANCE`, if they did; `serving` is `load.load_serving`'s table.
     """
     rows = serving[serving.quantity == load.REPLAYED]
     if rows.empty:
         return []
-    same = [name for name in SAME_REQUESTS if name in rows]
-    shares = rows.groupby(same, dropna=False).value
-    apart = float((shares.max() - shares.min()).max())
-    if apart <= REPLAY_TOLERANCE:
+    shares = rows.groupby([name for name in SAME_REQUESTS if name in rows], dropna=False).value
+    difference = float((shares.max() - shares.min()).max())
+    if difference <= REPLAY_TOLERANCE:
         return []
     return [
-        f"policies differ by {apart:.0%} of their iterations in what was replayed as CUDA graphs: "
-        "the value is in part of launches"
+        f"policies differ by {difference:.0%} of their iterations in what was replayed as CUDA "
+        "graphs: the value is in part of launches"
     ]
 
 
-def _by_device(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    return {str(device): own for device, own in table.groupby("device", sort=False)}
-
-
 def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[Value, str | None]:
-    """The claim's value and interval in a device's rows, or none with the reason: a point it needs
-    is missing.
+    """Return the claim's value and interval in a device's rows, or none with the reason: a point it
+    needs is missing.
     """
     if rows is None:
         return Value(), "no results of this device"
     queries = [where for where in (claim.where, claim.over) if where is not None]
     picked = [_query(claim, where, rows) for where in queries]
-    take, chosen = TAKES[claim.take], _chosen(claim, picked, 1)
-    needed = [take.needed(chosen)]
+    is_line = claim.take == LINE
+    needed = [_line_ends(_chosen(claim, picked, 1)) if is_line else _chosen(claim, picked, 1)]
     if claim.needs is not None:
         needed.append(_query(claim, claim.needs, rows))
     if any(part.empty for part in needed):
         return Value(), ABSENT
     if any(part.y.isna().any() for part in needed):
-        missing = pd.concat([part[part.y.isna()] for part in needed])
-        return Value(), ", ".join(map(str, missing.reason.dropna().unique())) or ABSENT
-    parts = take.parts(needed[0])
-    several, at_once = parts, take.at_once(len(parts))
+        reasons = pd.concat([part.reason[part.y.isna()] for part in needed]).dropna()
+        return Value(), ", ".join(map(str, reasons.unique())) or ABSENT
+    parts_of, combine = TAKES[claim.take]
+    parts = parts_of(needed[0])
+    # The best of points may seem too good by one end of each interval, too bad by that of one.
+    at_once = float(len(parts)) if is_line else (len(parts) + 1) / 2
+    several = parts
     if at_once > 1:  # each has an interval so wide that all hold together
         several = _chosen(claim, picked, at_once).loc[parts.index]
     missed = at_once * (1 - several.confidence.astype(float)).mean(skipna=False)
-    value, low, high = map(float, take.combine(several))
+    value, low, high = map(float, combine(several))
     return Value(value, low, high, max(1 - missed, 0.0)), None
 
 
 def _chosen(claim: Claim, picked: Sequence[pd.DataFrame], at_once: float) -> pd.DataFrame:
-    """The claim's rows, of those `picked` by its queries, with intervals of which so many at once
-    miss as seldom as one of LEVEL.
+    """Return the rows `picked` by the claim's queries, with intervals of which so many at once miss
+    as seldom as one of `LEVEL`.
     """
     own, *others = (_bounded(rows, len(picked) * at_once) for rows in picked)
     if not others:
@@ -235,7 +235,7 @@ def _chosen(claim: Claim, picked: Sequence[pd.DataFrame], at_once: float) -> pd.
 
 
 def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
-    """The rows with intervals as wide as so many at once need, where their samples are known."""
+    """Widen the intervals to what so many at once need, where samples are known."""
     level = 1 - (1 - LEVEL) / at_once
     ends = rows[[*Ends._fields]].to_numpy(dtype=float, copy=True)
     for i, (samples, is_simulated) in enumerate(zip(rows.samples, rows.is_simulated, strict=True)):
@@ -258,29 +258,8 @@ def _query(claim: Claim, where: str, rows: pd.DataFrame) -> pd.DataFrame:
         ) from None
 
 
-class Take(NamedTuple):
-    """How one value is made of rows: those that it `needed`, the `parts` that it may be made of
-    (all but what is surely not it), how many of their intervals miss `at_once`, and value, low and
-    high that these `combine` to.
-    """
-
-    needed: Callable[[pd.DataFrame], pd.DataFrame]
-    parts: Callable[[pd.DataFrame], pd.DataFrame]
-    at_once: Callable[[int], float]
-    combine: Callable[[pd.DataFrame], tuple[float, float, float]]
-
-
-def _whole(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows
-
-
-def _of_best(number: int) -> float:
-    """The best of points may seem too good by one end of each interval, too bad by that of one."""
-    return (number + 1) / 2
-
-
 def _line_ends(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the least and largest x; none if these are one."""
+    """Return the rows of the least and largest x; none if these are one."""
     ordered = rows.sort_values("x")
     return ordered.iloc[[0, -1]] if ordered.x.nunique() > 1 else ordered[:0]
 
@@ -294,33 +273,28 @@ def _maybe_largest(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows.high >= rows.low.max()]
 
 
-def _x_of_max(rows: pd.DataFrame) -> tuple[float, float, float]:
-    """Where y is largest, and the least and largest x at which it may be."""
-    return rows.sort_values("y").x.iloc[-1], rows.x.min(), rows.x.max()
-
-
 def _maybe_best(rows: pd.DataFrame) -> pd.DataFrame:
-    """The errors of a cost model are those of all points alike: they leave one place."""
+    """Errors of a cost model are those of all points alike: they leave one place."""
     return _maybe_largest(rows) if rows.num_pairs.max() else rows.nlargest(1, "y")
 
 
-TAKES: Mapping[str, Take] = {
-    "max": Take(_whole, _maybe_largest, _of_best, lambda rows: tuple(rows[ENDS].max())),
-    "min": Take(
-        _whole,
-        lambda rows: rows[rows.low <= rows.high.min()],
-        _of_best,
-        lambda rows: tuple(rows[ENDS].min()),
-    ),
-    "x of max": Take(_whole, _maybe_best, _of_best, _x_of_max),  # where y is largest
-    # y at the largest x over that at the smallest
-    "last / first": Take(_line_ends, _whole, float, _last_over_first),
+def _x_of_max(rows: pd.DataFrame) -> tuple[float, float, float]:
+    return rows.sort_values("y").x.iloc[-1], rows.x.min(), rows.x.max()
+
+
+# How a value is made of rows: those that it may be made of, and value, low and high of these.
+LINE = "last / first"  # y at the largest x over that at the smallest
+TAKES: Mapping[str, tuple[Any, Any]] = {
+    "max": (_maybe_largest, lambda rows: rows[ENDS].max()),
+    "min": (lambda rows: rows[rows.low <= rows.high.min()], lambda rows: rows[ENDS].min()),
+    "x of max": (_maybe_best, _x_of_max),  # where y is largest
+    LINE: (lambda rows: rows, _last_over_first),
 }
 
 
 def in_words(row: Mapping[Any, Any]) -> str:
-    """What a row of `verdicts` measured, such as "1.31 (1.25 to 1.36, 97 %)": the interval and, of
-    samples, its level; with its mark. Empty if nothing was.
+    """Describe a row of `verdicts`, such as "1.31 (1.25 to 1.36, 97 %)", with the level of samples
+    and the mark; empty if nothing was measured.
     """
     value, *ends, confidence = (float(row[name]) for name in Value._fields)
     if math.isnan(value):
@@ -331,7 +305,7 @@ def in_words(row: Mapping[Any, Any]) -> str:
 
 
 def verdict(experiment: str, table: pd.DataFrame) -> str:
-    """What the claims of an experiment say in the table of `verdicts`, in Markdown."""
+    """Summarise the claims of an experiment in Markdown, from the table of `verdicts`."""
     own = table[table.experiment == experiment]
     lines = []
     for claim, rows in own.groupby("claim", sort=False):

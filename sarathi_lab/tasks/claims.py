@@ -1,4 +1,4 @@
-"""The verdicts as people read them: in the terminal, and as the README's table."""
+"""Verdicts on claims: in the terminal, in experiments/README.md, and after a run of experiments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,113 +29,111 @@ AFTER = "after_sarathi"  # the folder of experiments on what came after SARATHI
 PROFILED = "-profiled"
 STYLES = {"holds": "green", "partly": "yellow", "fails": "red"}
 STYLES |= {"undecided": "cyan", "not measured": "dim"}
+SHOWN = ["claim", "expected", "measured", "verdict", "note"]
 FEW_MINUTES = 200.0  # seconds of measuring, for those who just want to see
-OVERHEAD = 4.0  # seconds of an experiment beside its measuring, about: loading, warming up, writing
-SIMULATED_USUALLY = 6.0  # seconds, where nothing is recorded
-COSTS = RECORDS / "costs.csv"  # what each experiment took, in a process of its own
+COSTS = "costs.csv"  # in the results: what each experiment took, in a process of its own
 JOB = ["experiment", "how"]  # how: "simulated" or "measured"
 Command = Callable[[Sequence[str]], int]  # runs a command line; returns its exit code
-Job = tuple[str, str]
 
 
 def print_verdicts(table: pd.DataFrame) -> None:
-    """One block a device: each claim with what was expected, what was measured, and the verdict."""
-    columns = ["claim", "expected", "measured", "verdict", "note"]
+    """Print a block for each device: each claim with expected and measured value, and verdict."""
     for device, rows in table.groupby("device", sort=False):
-        told = rows.assign(
+        shown = rows.assign(
             measured=[in_words(row) for row in rows.to_dict("records")],
             verdict="[" + rows.verdict.map(STYLES) + "]" + rows.verdict + "[/]",
-        )[columns].to_dict("records")
+        )[SHOWN].to_dict("records")
         machines = table.attrs.get("names", {}).get(device)
         where = f"Recorded on {machines}" if machines else f"On {device}"
         title = f"{where}, in brackets the interval and its level"
         if str(device).startswith(SIMULATED):
             title += " over seeds, else the cost model's own error"
         counts = rows.verdict.value_counts().items()
-        said = ", ".join(f"{count} {verdict}" for verdict, count in counts)
-        show([DisplayTable(told, columns, unbroken=columns[1:4], title=title, markup=True), said])
+        summary = ", ".join(f"{count} {verdict}" for verdict, count in counts)
+        show([DisplayTable(shown, SHOWN, unbroken=SHOWN[1:4], title=title, markup=True), summary])
 
 
 def readme_table(table: pd.DataFrame) -> str:
-    """The verdicts in Markdown: a row per claim, a column per device, one for the simulated."""
-    devices = measured_devices(table)
-    lines = [f"| claim | source | expected | {' | '.join([*devices, 'simulated'])} |"]
-    lines.append("|" + " --- |" * (len(devices) + 4))
+    """Format the verdicts in Markdown: a row per claim, a column per device, one for the simulated
+    devices.
+    """
+    devices = _measured_devices(table)
+    headings = ["claim", "source", "expected", *devices, "simulated"]
+    lines = [_line(headings), "|" + " --- |" * len(headings)]
     for _, rows in table[~_is_after(table)].groupby("id", sort=False):
-        first, cells = rows.iloc[0], recorded_cells(rows, devices)
-        lines.append(f"| {first.claim} | {first.source} | {first.expected} | {' | '.join(cells)} |")
+        first = rows.iloc[0]
+        lines.append(_line([first.claim, first.source, first.expected, *_cells(rows, devices)]))
     return "\n".join(lines)
 
 
 def map_table(table: pd.DataFrame, root: str = "") -> str:
-    """What came after SARATHI in Markdown: each claim, its source, the gain claimed, what was found
-    on which device, and under which conditions; `root` leads to `experiments/`.
+    """Format the claims on what came after SARATHI in Markdown: source, gain claimed, what was
+    measured on which device, and conditions; `root` leads to `experiments/`.
     """
-    lines = ["| experiment | claim | source | claimed | found | conditions |", "|" + " --- |" * 6]
+    headings = ["experiment", "claim", "source", "claimed", "found", "conditions"]
+    lines = [_line(headings), "|" + " --- |" * len(headings)]
     conditions = {claim.id: claim.caveat for claim in load_claims()}
     for name, rows in table[_is_after(table)].groupby("id", sort=False):
         first, known = rows.iloc[0], rows[rows.verdict != "not measured"]
-        devices = measured_devices(known)
-        *cells, simulated = recorded_cells(known, devices)
+        devices = _measured_devices(known)
+        *cells, simulated = _cells(known, devices)
         found = [f"{device} {cell}" for device, cell in zip(devices, cells, strict=True)]
         where = f"[{first.experiment}]({root}{AFTER}/{first.experiment}/README.md)"
-        told = (first.claim, first.source, first.expected, "; ".join([*found, simulated]))
-        lines.append(f"| {where} | {' | '.join(told)} | {conditions[str(name)]} |")
+        own = [where, first.claim, first.source, first.expected, "; ".join([*found, simulated])]
+        lines.append(_line([*own, conditions[str(name)]]))
     return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _is_after(table: pd.DataFrame) -> pd.Series:
     return table.experiment.map(load.group_of) == AFTER
 
 
-def measured_devices(table: pd.DataFrame) -> list[str]:
-    """Those that are no simulations."""
+def _measured_devices(table: pd.DataFrame) -> list[str]:
     devices = dict.fromkeys(map(str, table.device))
     return [one for one in devices if one != "none" and not one.startswith(SIMULATED)]
 
 
-def recorded_cells(rows: pd.DataFrame, devices: Sequence[str]) -> list[str]:
-    """The verdicts on one claim in Markdown: on each of `devices`, and on all simulated ones."""
-    found = {str(row["device"]): row for row in rows.to_dict("records")}
-    return [*(_cell(found.get(device)) for device in devices), _simulated(found) or _cell(None)]
+def _cells(rows: pd.DataFrame, devices: Sequence[str]) -> list[str]:
+    """Format the verdicts on one claim: on each of `devices`, and by verdict on the simulated ones,
+    each once where it has two levels.
+    """
+    own = {str(row["device"]): row for row in rows.to_dict("records")}
+    simulated: dict[str, list[str]] = {}
+    for device in sorted(own):
+        base = device.removesuffix(PROFILED)
+        if device.startswith(SIMULATED) and (device == base or base not in own):
+            words = f"{base.removeprefix(SIMULATED)} {in_words(own[device])}"
+            simulated.setdefault(own[device]["verdict"], []).append(words)
+    found = [_cell(own.get(device)) for device in devices]
+    last = "; ".join(f"**{verdict}**: {', '.join(words)}" for verdict, words in simulated.items())
+    return [*found, last or _cell(None)]
 
 
-def _cell(row: Mapping[Hashable, Any] | None) -> str:
+def _cell(row: Mapping[Any, Any] | None) -> str:
     if row is None or row["verdict"] == "not measured":
         return "not measured"
     return f"**{row['verdict']}**: {in_words(row)}"
 
 
-def _simulated(found: Mapping[str, Mapping[Hashable, Any]]) -> str:
-    """The simulated devices by verdict, each with its value, once where it has two levels."""
-    told: dict[str, list[str]] = {}
-    for device in sorted(found):
-        base = device.removesuffix(PROFILED)
-        if device.startswith(SIMULATED) and (device == base or base not in found):
-            words = f"{base.removeprefix(SIMULATED)} {in_words(found[device])}"
-            told.setdefault(found[device]["verdict"], []).append(words)
-    return "; ".join(f"**{verdict}**: {', '.join(words)}" for verdict, words in told.items())
-
-
 def write_readme(table: pd.DataFrame, path: Path = README) -> None:
     """Put the tables between their marks. Raises UserError if the marks are gone."""
-    write_block(path, BEGIN, END, readme_table(table))
-    write_block(path, BEGIN_MAP, END_MAP, map_table(table))
-
-
-def write_block(path: Path, begin: str, end: str, block: str) -> None:
-    """Replace what is between two marks in a file. Raises UserError if one is gone."""
-    text = path.read_text()
-    if begin not in text or end not in text:
-        raise UserError(
-            f"{path} has no place for the claims; put {begin} and {end} on lines of their own"
-        )
-    before, _, rest = text.partition(begin)
-    path.write_text(f"{before}{begin}\n{block}\n{end}{rest.partition(end)[2]}")
+    blocks = ((BEGIN, END, readme_table(table)), (BEGIN_MAP, END_MAP, map_table(table)))
+    for begin, end, block in blocks:
+        text = path.read_text()
+        if begin not in text or end not in text:
+            raise UserError(
+                f"{path} has no place for the claims; put {begin} and {end} on lines of their own"
+            )
+        before, _, rest = text.partition(begin)
+        path.write_text(f"{before}{begin}\n{block}\n{end}{rest.partition(end)[2]}")
 
 
 def main(args: Sequence[str], run: Command) -> int:
-    """Returns 0, 1 if experiments failed, 2 for a mistake of the user's, 130 for Ctrl-C."""
+    """Return 0, 1 if experiments failed, 2 for a user's mistake, 130 for Ctrl-C."""
     options = _parser().parse_args(args)
     return exit_code(lambda: _main(options, run), "experiments that finished are kept")
 
@@ -143,8 +141,8 @@ def main(args: Sequence[str], run: Command) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m sarathi_lab claims",
-        description="Print for every claim and device whether it holds. Reads what is recorded "
-        "unless told to run.",
+        description="Print for every claim and device whether it holds, from what is recorded; "
+        "with --run or --simulate after running the experiments.",
     )
     add = parser.add_argument
     text = "first measure on the device at hand, in a few minutes"
@@ -171,10 +169,10 @@ def _main(options: argparse.Namespace, run: Command) -> int:
         fix = f"use the seconds in all, such as {FEW_MINUTES:.0f}"
         require_number("--seconds", options.seconds, above=0, fix=fix)
     for name in ("--only", "--seconds", "--resume", "settings"):
-        if getattr(options, name.strip("-")) and not does_run:
-            raise UserError(f"{name} is for runs; add --run (measure) or --simulate, or drop it")
-    if (options.seconds or options.settings) and not options.run:
-        raise UserError("--seconds and settings are for measuring; add --run, or drop them")
+        needs_run = name in ("--seconds", "settings")
+        if getattr(options, name.strip("-")) and not (options.run if needs_run else does_run):
+            fix = "--run (measure)" if needs_run else "--run (measure) or --simulate"
+            raise UserError(f"{name} is for runs; add {fix}, or drop it")
     if options.readme and results != RECORDS:
         raise UserError(
             f"--readme shows what is recorded, not {os.path.relpath(results)}; add --results "
@@ -194,74 +192,38 @@ def _main(options: argparse.Namespace, run: Command) -> int:
 
 
 def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[str]:
-    """Run and record experiments; returns those that failed, which do not stop the others."""
+    """Run and record experiments; return those that failed, which do not stop the others."""
     make_folder(results, "--results")
     needed = {claim.experiment: list(claim.settings) for claim in load_claims()}
-    is_record = results == RECORDS
+    is_record, costs = results == RECORDS, results / COSTS
     names = options.only or [name for name in FIGURES if is_record or name in needed]
-    measured = [name for name in names if not FIGURES[name].is_simulated]
-    seconds = {name: FIGURES[name].seconds for name in measured}
+    seconds = {n: FIGURES[n].seconds for n in names if not FIGURES[n].is_simulated}
     if not seconds and options.run:
         raise UserError(f"{', '.join(names)}: simulated only; use --simulate in place of --run")
     if seconds and (total := options.seconds or (None if is_record else FEW_MINUTES)):
         share = total / sum(seconds.values())  # by what each experiment needs
         seconds = {name: max(0.5, share * own) for name, own in seconds.items()}
-    costs = load_costs().seconds
-    jobs: dict[Job, float] = {}  # with about their seconds
-    if options.run:
-        jobs |= {(name, "measured"): own + OVERHEAD for name, own in seconds.items()}
+    jobs = [(name, "measured") for name in seconds if options.run]
     if options.simulate:
-        jobs |= {
-            (one, "simulated"): costs.get((one, "simulated"), SIMULATED_USUALLY)
-            for one in names
-            if not FIGURES[one].is_measured_only
-        }
-    done = load_costs(results / COSTS.name).index if options.resume else ()
-    jobs = {job: about for job, about in jobs.items() if job not in done}
+        jobs += [(name, "simulated") for name in names if not FIGURES[name].is_measured_only]
+    if options.resume and costs.is_file():
+        done = set(pd.read_csv(costs)[JOB].itertuples(index=False, name=None))
+        jobs = [job for job in jobs if job not in done]
+    failed = []
     with tempfile.TemporaryDirectory(prefix="sarathi-lab-") as folder:
-
-        def run_one(job: Job) -> int:
-            name, how = job
-            aside = f"{folder}/{name}-{how}"
+        for number, (name, how) in enumerate(jobs, 1):
+            console().print(f"\n[{number}/{len(jobs)}] {name}, {how}", style="bold")
             own = ["executor=simulated", *FIGURES[name].simulated]
             if how == "measured":
-                own = list(options.settings)
-                own += [] if FIGURES[name].is_measured_only else [f"task.seconds={seconds[name]:g}"]
+                timed = [] if FIGURES[name].is_measured_only else [f"{seconds[name]:g}"]
+                own = [*options.settings, *(f"task.seconds={one}" for one in timed)]
             fixed = [f"experiment={name}", "tracking=none", f"task.record={results}"]
             fixed += [] if is_record else needed.get(name, [])
-            start = time.monotonic()
-            code = run([*fixed, f"output={aside}", f"hydra.run.dir={aside}/run", *own])
-            if code == 0 and not is_record:
-                _add_cost(results / COSTS.name, job, time.monotonic() - start)
-            return code
-
-        return take_turns(jobs, run_one)
-
-
-def take_turns(jobs: Mapping[Job, float], run: Callable[[Job], int]) -> list[str]:
-    """Run each of `jobs`, with about the seconds that it takes, and say how far this is; returns
-    those that failed, which do not stop the others.
-    """
-    failed, start, left = [], time.monotonic(), sum(jobs.values())
-    for number, (job, seconds) in enumerate(jobs.items(), 1):
-        name = ", ".join(job)
-        times = f"{time.monotonic() - start:.0f} s gone, about {left:.0f} s left"
-        console().print(f"\n[{number}/{len(jobs)}] {name}; {times}", style="bold")
-        left -= seconds
-        if run(job):
-            failed.append(name)
+            place, start = f"{folder}/{name}-{how}", time.monotonic()
+            if run([*fixed, f"output={place}", f"hydra.run.dir={place}/run", *own]):
+                failed.append(f"{name}, {how}")
+            elif not is_record:
+                took = pd.DataFrame([[name, how, round(time.monotonic() - start, 1)]])
+                header = [*JOB, "seconds"] if not costs.exists() else False
+                took.to_csv(costs, mode="a", header=header, index=False)
     return failed
-
-
-def _add_cost(path: Path, job: Job, seconds: float) -> None:
-    row = pd.DataFrame([[*job, round(seconds, 1)]], columns=[*JOB, "seconds"])
-    row.to_csv(path, mode="a", header=not path.exists(), index=False)
-
-
-def load_costs(path: Path = COSTS) -> pd.DataFrame:
-    """What experiments took, by `JOB`: `device`, `seconds` of the whole command, and the bytes of
-    `memory` of its largest process; empty where there is no such file.
-    """
-    if path.is_file():
-        return pd.read_csv(path).set_index(JOB)
-    return pd.DataFrame(columns=[*JOB, "device", "seconds", "memory"]).set_index(JOB)
