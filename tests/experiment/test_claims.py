@@ -28,17 +28,9 @@ from sarathi_lab.results.intervals import LEVEL, ends_of_median
 from sarathi_lab.tasks import claims
 
 GAIN = Claim(
-    "gain",
-    "it gains",
-    "a paper",
-    "fig08",
-    "series == '1K'",
-    1.33,
-    "at least",
-    0.1,
-    "a GPU",
-    neutral=1.0,
+    "gain", "it gains", "a paper", "fig08", "series == '1K'", 1.33, "at least", 0.1, "a GPU"
 )
+GAIN = replace(GAIN, neutral=1.0)
 LOSS = replace(GAIN, direction="at most", expected=0.5, neutral=1.0)
 NEAR = replace(GAIN, direction="near", expected=2.0, neutral=None)
 NAN = math.nan
@@ -49,28 +41,18 @@ PAIRS, CONFIDENCE = 9, 0.9609375  # of an interval that was recorded without sam
     ("claim", "interval", "verdict"),
     [
         (GAIN, (1.30, 1.50), "holds"),
-        (GAIN, (1.20, 50.0), "holds"),  # within the tolerance: 1.197
-        (GAIN, (1.001, 50.0), "undecided"),
         (GAIN, (1.10, 1.25), "undecided"),  # over the border to "partly"
         (GAIN, (1.05, 1.15), "partly"),
         (GAIN, (0.95, 1.15), "undecided"),  # short of it, but maybe an effect, maybe none
         (GAIN, (0.75, 0.85), "fails"),
-        (LOSS, (0.40, 0.50), "holds"),
         (LOSS, (0.20, 9.00), "undecided"),
-        (LOSS, (0.60, 0.80), "partly"),
         (LOSS, (1.10, 1.30), "fails"),
         (NEAR, (2.00, 2.15), "holds"),
-        (NEAR, (2.10, 2.90), "undecided"),
         (NEAR, (2.80, 3.20), "fails"),
         (replace(NEAR, neutral=1.0), (1.1, 1.7), "partly"),
         (replace(NEAR, neutral=1.0), (2.3, 2.9), "partly"),  # less off than no effect is
         (replace(NEAR, neutral=1.0), (3.1, 1000.0), "fails"),
-        (replace(NEAR, expected=0.5, neutral=1.0), (0.6, 0.9), "partly"),
-        (replace(NEAR, expected=0.5, neutral=1.0), (0.9, 1.1), "undecided"),
-        (replace(GAIN, expected=1.0, tolerance=0.0), (1.1, 1.3), "holds"),
-        (replace(LOSS, expected=1.0, tolerance=0.0), (0.7, 0.9), "holds"),
         (replace(LOSS, expected=1.0, tolerance=0.1), (1.01, 1.05), "fails"),  # no effect is no loss
-        (replace(LOSS, expected=1.0, tolerance=0.0), (0.9, 1.1), "undecided"),
     ],
 )
 def test_the_whole_interval_decides(claim, interval, verdict):
@@ -81,33 +63,24 @@ def test_the_whole_interval_decides(claim, interval, verdict):
     assert claim.judge(Value()) == "not measured"
 
 
-@pytest.mark.parametrize("claim", load_claims(), ids=lambda claim: claim.id)
-def test_a_narrower_interval_never_contradicts_a_verdict(claim):
+def test_a_narrower_interval_never_contradicts_a_verdict():
     """Whatever lies within an interval that decides has its verdict; all that decide are met."""
-    values = sorted({claim.expected * share for share in (-1, 0, 0.3, 0.9, 0.97, 1, 1.5, 3, 100)})
-    ends = [(low, high) for low in values for high in values if low <= high]
-    judged = {(a, b): claim.judge(Value(a, a, b)) for a, b in ends}
-    for (a, b), verdict in judged.items():
-        within = {judged[c, d] for c, d in ends if a <= c and d <= b}
-        assert verdict == "undecided" or within == {verdict}
-    assert {"holds", "fails", "undecided"} <= set(judged.values())
+    for claim in load_claims():
+        shares = (-1, 0, 0.3, 0.9, 0.97, 1, 1.5, 3, 100)
+        values = sorted({claim.expected * share for share in shares})
+        ends = [(low, high) for low in values for high in values if low <= high]
+        judged = {(a, b): claim.judge(Value(a, a, b)) for a, b in ends}
+        for (a, b), verdict in judged.items():
+            within = {judged[c, d] for c, d in ends if a <= c and d <= b}
+            assert verdict == "undecided" or within == {verdict}, claim.id
+        assert {"holds", "fails", "undecided"} <= set(judged.values())
 
 
-def table(*ys: float, reason: str | None = None, series: str = "1K") -> pd.DataFrame:
-    rows = [
-        {
-            "figure": "fig08",
-            "panel": "",
-            "series": series,
-            "x": 2.0 * i,
-            "y": y,
-            "low": y - 0.1,
-            "high": y + 0.1,
-        }
-        for i, y in enumerate(ys, 1)
-    ]
+def table(*ys: float, series: str = "1K") -> pd.DataFrame:
+    points = pd.DataFrame({"x": 2.0 * np.arange(1, len(ys) + 1), "y": ys})
+    points = points.assign(low=points.y - 0.1, high=points.y + 0.1, series=series, panel="")
     known = {"num_pairs": PAIRS, "confidence": CONFIDENCE, "unit": "ratio", "model": "30m"}
-    return pd.DataFrame(rows).assign(**known, reason=reason)
+    return points.assign(figure="fig08", **known, reason=None)
 
 
 def found(root, **changes) -> dict[str, object]:
@@ -141,12 +114,6 @@ def test_a_claim_of_policies_that_were_replayed_to_other_shares_says_so(shares, 
     load.save(serving, "fig08", "cpu", tmp_path, stem="fig08-serving")
     note = found(tmp_path)["note"]
     assert ("differ by 58% of their iterations" in note) == differ
-
-
-def test_a_flat_top_is_as_wide_as_the_intervals_reach(tmp_path):
-    load.save(table(1.2, 1.45, 1.5, 1.35, 1.0), "fig08", "cpu", tmp_path)
-    row = found(tmp_path, take="x of max")
-    assert (row["measured"], row["low"], row["high"]) == (6.0, 4.0, 8.0)
 
 
 def test_what_was_computed_has_one_best_place(tmp_path):
@@ -185,29 +152,23 @@ def test_the_largest_of_many_points_is_corrected_for_the_choice(tmp_path):
     assert corrected >= LEVEL > own / num
 
 
-REFUSED = {"y": NAN, "reason": "spread 40%, more than 15%"}
-
-
 @pytest.mark.parametrize(
     ("take", "place", "verdict"),
     [
         ("max", 1, "not measured"),
-        ("min", 1, "not measured"),
         ("x of max", 1, "not measured"),
-        ("last / first", 0, "not measured"),
         ("last / first", 2, "not measured"),
         ("last / first", 1, "partly"),  # the middle of a line is not needed
     ],
 )
 def test_nothing_is_taken_from_what_is_left_of_refused_points(take, place, verdict, tmp_path):
-    points = table(1.4, 1.5, 1.6).assign(num_pairs=12, samples=" ".join(["1.4"] * 12))
+    points = table(1.4, 1.5, 1.6)
     points["samples"] = [" ".join([f"{y}"] * 12) for y in points.y]
-    points.loc[place, list(REFUSED)] = list(REFUSED.values())
+    points.loc[place, ["y", "reason"]] = [NAN, "spread 40%"]
     load.save(points, "fig08", "cpu", tmp_path)
     row = found(tmp_path, take=take)
     assert row["verdict"] == verdict
-    if verdict == "not measured":
-        assert row["note"] == REFUSED["reason"]
+    assert (row["note"] == "spread 40%") == (verdict == "not measured")
 
 
 def test_a_refused_baseline_leaves_nothing_measured(tmp_path):
@@ -221,17 +182,6 @@ def test_a_refused_baseline_leaves_nothing_measured(tmp_path):
         row = found(tmp_path, **changes)
         assert (row["verdict"], row["note"]) == ("not measured", "too few")
     assert found(tmp_path, needs="series == 'none'")["note"] == "not in what was measured"
-
-
-def test_one_point_is_not_divided_by_itself(tmp_path):
-    load.save(table(1.4), "fig08", "cpu", tmp_path)
-    assert found(tmp_path, take="last / first")["note"] == "not in what was measured"
-
-
-def test_the_gain_at_the_best_ratio_and_where_that_is_are_of_the_same_points():
-    known = {claim.id: claim for claim in load_claims()}
-    gain, place = known["pd_peak"], known["optimum"]
-    assert (gain.experiment, gain.where) == (place.experiment, place.where)
 
 
 def test_three_rounds_below_zero_are_no_price_below_zero(tmp_path):
@@ -251,16 +201,6 @@ def test_what_is_simulated_with_fitted_constants_is_marked(tmp_path):
     assert in_words(rows.loc["simulated-a6000"]).endswith(" †")
 
 
-def test_what_was_not_measured_says_why(tmp_path):
-    load.save(table(math.nan, reason="spread 40%, more than 15%"), "fig08", "cpu", tmp_path)
-    assert (found(tmp_path)["verdict"], found(tmp_path)["note"]) == (
-        "not measured",
-        "spread 40%, more than 15%",
-    )
-    assert found(tmp_path, where="series == '9K'")["note"] == "not in what was measured"
-    assert found(tmp_path, experiment="fig09")["note"] == "no results of this device"
-
-
 def test_every_measured_device_has_every_claim_and_simulated_ones_what_they_have(tmp_path):
     load.save(table(1.4), "fig08", "cpu", tmp_path)
     load.save(table(1.4), "fig09", "simulated-a6000", tmp_path)
@@ -272,11 +212,6 @@ def test_every_measured_device_has_every_claim_and_simulated_ones_what_they_have
         ("other", "simulated-a6000", "holds"),
     ]
     assert rows.expected[0] == "at least 1.33"
-
-
-def test_without_results_nothing_is_measured(tmp_path):
-    assert set(verdicts(tmp_path).verdict) == {"not measured"}
-    assert set(verdicts(tmp_path).device) == {"none"}
 
 
 def test_the_claims_are_well_written():
@@ -341,29 +276,22 @@ def test_the_readme_shows_what_is_recorded(recorded):
 
 
 def test_the_readme_is_rewritten_between_its_marks(tmp_path):
-    load.save(table(1.4), "fig08", "cpu", tmp_path)
-    for device, y in (
-        ("simulated-a6000", 1.5),
-        ("simulated-a6000-profiled", 1.6),
-        ("simulated-h100", 1.05),
-        ("simulated-h200", 1.45),
-    ):
+    for device, y in (("cpu", 1.4), ("simulated-a6000", 1.5), ("simulated-a6000-profiled", 1.6)):
         load.save(table(y), "fig08", device, tmp_path)
-    path = tmp_path / "README.md"
-    map_marks = f"{claims.BEGIN_MAP}\n{{}}\n{claims.END_MAP}\n"
-    path.write_text(f"before\n{claims.BEGIN}\nold\n{claims.END}\nafter\n{map_marks}")
-    claims.write_readme(verdicts(tmp_path, [GAIN]), path)
-    assert path.read_text() == (
-        f"before\n{claims.BEGIN}\n| claim | source | expected | cpu | simulated |\n| --- | --- "
-        "| --- | --- | --- |\n"
-        "| it gains | a paper | at least 1.33 | **holds**: 1.4 (1.3 to 1.5, 96 %) | **holds**: "
-        "a6000 1.5 (1.4 to 1.6, 96 %), h200 1.45 (1.35 to 1.55, 96 %); "
-        f"**undecided**: h100 1.05 (0.95 to 1.15, 96 %) |\n{claims.END}\nafter\n"
-        f"{map_marks.format(claims.map_table(verdicts(tmp_path, [])))}"
+    path, judged = tmp_path / "README.md", verdicts(tmp_path, [GAIN])
+    marks = (claims.BEGIN, "before", claims.END, claims.BEGIN_MAP, claims.END_MAP, "after\n")
+    path.write_text("\n".join(marks))
+    claims.write_readme(judged, path)
+    text = path.read_text()
+    assert "before" not in text
+    assert "after" in text
+    assert claims.readme_table(judged).splitlines()[2] == (
+        "| it gains | a paper | at least 1.33 | **holds**: 1.4 (1.3 to 1.5, 96 %) "
+        "| **holds**: a6000 1.5 (1.4 to 1.6, 96 %) |"
     )
     path.write_text("nothing")
     with pytest.raises(UserError, match="has no place for the claims"):
-        claims.write_readme(verdicts(tmp_path, [GAIN]), path)
+        claims.write_readme(judged, path)
 
 
 def test_claims_are_printed_by_device(tmp_path, capsys):
@@ -379,44 +307,25 @@ def test_claims_are_printed_by_device(tmp_path, capsys):
     assert "Recorded on cpu (a processor, 2 threads), in brackets" in capsys.readouterr().out
 
 
-def test_a_run_measures_first(tmp_path, capsys, monkeypatch):
-    for name in ("ENOUGH", "REFERENCES"):  # times are asked of nobody, keys that are read are
+def test_a_run_measures_and_simulates_first_and_resumes(tmp_path, capsys, monkeypatch):
+    for name in ("ENOUGH", "REFERENCES", "ALTERNATED"):  # times are not judged here
         monkeypatch.setattr(measured_cost, name, 0)
+    monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "1")  # no worker processes
     small = ["model=tiny", "device=cpu", "task.setup=dry", "task.max_spread=50"]
-    arguments = [
-        "--run",
-        "--simulate",
-        "--only",
-        "kv_reread",
-        "--seconds",
-        "1",
-        "--results",
-        str(tmp_path),
-        *small,
-    ]
-    assert main(["claims", *arguments]) == 0
+    own = ["claims", "--run", "--simulate", "--only", "table2", "--results", str(tmp_path)]
+    assert main([*own, "--seconds", "1", *small]) == 0
     out = capsys.readouterr().out
-    assert "[1/2] kv_reread, measured; 0 s gone, about" in out
-    assert "[2/2] kv_reread, simulated" in out
-    rows = verdicts(tmp_path).query("id == 'reread_bytes'")
-    assert dict(zip(rows.device, rows.verdict, strict=True)) == {"cpu": "holds"}
-    assert (tmp_path / "verdicts.csv").is_file()
-    assert main(["claims", "--resume", *arguments]) == 0
-    assert "kv_reread, measured" not in capsys.readouterr().out
+    assert "[1/2] table2, measured" in out
+    assert "[2/2] table2, simulated" in out
+    judged = pd.read_csv(tmp_path / "verdicts.csv").query("experiment == 'table2'")
+    assert {"cpu", "simulated-a6000"} <= set(judged.device)
+    assert main([*own, "--resume"]) == 0
+    assert "table2, measured" not in capsys.readouterr().out
 
 
 def test_an_experiment_that_fails_does_not_stop_the_others(tmp_path, capsys):
-    arguments = [
-        "--run",
-        "--only",
-        "table2",
-        "--only",
-        "kv_reread",
-        "--results",
-        str(tmp_path),
-        "chunk=3",
-    ]
-    assert main(["claims", *arguments]) == 1
+    only = ["--only", "table2", "--only", "kv_reread", "--results", str(tmp_path)]
+    assert main(["claims", "--run", *only, "chunk=3"]) == 1
     captured = capsys.readouterr()
     assert captured.err.count("chunk=3 has no effect") == 2
     assert "failed: table2, measured\nfailed: kv_reread, measured" in captured.out
@@ -425,10 +334,9 @@ def test_an_experiment_that_fails_does_not_stop_the_others(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--seconds", "9"], "--seconds is for runs; add --run"),
-        (["--only", "fig08"], "--only is for runs"),
-        (["model=7b"], "settings is for runs"),
-        (["--simulate", "--seconds", "9"], "--seconds and settings are for measuring"),
+        (["--only", "fig08"], "--only is for runs; add --run"),
+        (["--simulate", "--seconds", "9"], "--seconds is for runs"),
+        (["--simulate", "model=7b"], "settings is for runs"),
         (["--run", "--seconds", "0"], "--seconds=0.0 must be a finite number above 0"),
         (["--readme", "--results", "elsewhere"], "--readme shows what is recorded, not"),
     ],
