@@ -1,4 +1,4 @@
-"""Pictures of tasks: capacity, iteration times, a real run and its replay."""
+"""Pictures of a capacity search and of the iterations of runs."""
 
 from __future__ import annotations
 
