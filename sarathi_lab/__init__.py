@@ -7,13 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sarathi_lab.api.check import check_policy
     from sarathi_lab.api.playground import Playground
     from sarathi_lab.api.results import Results, load
     from sarathi_lab.api.session import serve, sweep
     from sarathi_lab.config.instantiate import load_option
     from sarathi_lab.engine.policy import Policy
     from sarathi_lab.engine.request import Request
+    from sarathi_lab.extensions.check_policy import check_policy
     from sarathi_lab.model.spec import ModelSpec
     from sarathi_lab.results.load import find_sweeps, load_rows, load_runs
 
@@ -24,7 +24,7 @@ _HOMES = {
     "Policy": "engine.policy",
     "Request": "engine.request",
     "Results": "api.results",
-    "check_policy": "api.check",
+    "check_policy": "extensions.check_policy",
     "find_sweeps": "results.load",
     "load": "api.results",
     "load_option": "config.instantiate",

@@ -11,12 +11,12 @@ import numpy as np
 from helpers import ScriptedExecutor, tokens_of
 from integrity import check_integrity
 
-from sarathi_lab.api import check
-from sarathi_lab.api.check import check_tokens, hold
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import NO_TOKEN, StepResult
 from sarathi_lab.engine.request import Batch, Chunk, Layers, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.extensions import check_policy as check
+from sarathi_lab.extensions.check_policy import check_tokens, hold
 from sarathi_lab.extensions.speculation import Assumed, AssumedDrafter
 
 History = list[int]  # by position: a number for the token there and all before it

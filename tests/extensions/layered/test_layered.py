@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import plan_of
 
-from sarathi_lab.api.check import check_policy
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.compositions import make_batch
@@ -19,6 +18,7 @@ from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch, Layers
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
+from sarathi_lab.extensions.check_policy import check_policy
 from sarathi_lab.extensions.layered import LayeredPrefill
 from sarathi_lab.tasks.estimate import predict_roofline
 

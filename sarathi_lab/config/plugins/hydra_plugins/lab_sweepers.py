@@ -1,16 +1,14 @@
-"""The lab's sweepers where Hydra looks for plugins: in packages of the name hydra_plugins.
+"""The lab's sweeper where Hydra looks for plugins: in packages of the name hydra_plugins.
 
-Hydra takes the classes that a module of such a package defines, not those that it imports, so each
-sweeper is a subclass without a body. The folder above is put on `sys.path` by `sarathi_lab.config`,
+Hydra accepts the classes that a module of such a package defines, not those that it imports, so the
+class below is a subclass without a body. `sarathi_lab.config` puts the folder above on `sys.path`
 before `hydra.main` collects the plugins.
 """
 
-from sarathi_lab.config import sweep_search, sweeper
+from __future__ import annotations
+
+from sarathi_lab.config import sweeper
 
 
 class LabSweeper(sweeper.LabSweeper):
     """All combinations of the settings' values (hydra/sweeper=lab)."""
-
-
-class OptunaSearch(sweep_search.OptunaSearch):
-    """Values that optuna proposes (hydra/sweeper=optuna_search)."""

@@ -10,8 +10,8 @@ from every_policy import POLICIES
 from own_policies import DecodesThenOneChunk
 
 import sarathi_lab as lab
-from sarathi_lab.api.check import PolicyFault
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.extensions.check_policy import PolicyFault
 from sarathi_lab.policy import Orca, Policy
 
 
