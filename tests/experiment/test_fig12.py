@@ -4,17 +4,14 @@ tables.
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.experiment import pipeline
-from sarathi_lab.experiment.figures import FIGURES, paper
-from sarathi_lab.results.load import load_paper
-from sarathi_lab.results.plots.figures import draw
-from sarathi_lab.results.table import rows_of_points
+from sarathi_lab.experiment.figures import FIGURES
+from sarathi_lab.experiment.simulate import jobs_of, predict_all
 
 NUM_REQUESTS = (
     600  # with fewer, filling and draining the pipeline's 216 places outweigh what lies between
@@ -45,18 +42,6 @@ def test_sarathi_is_done_before_the_replicas_and_these_before_orca(completed, bu
     assert completed["sarathi"] < completed["tp_8rep"] < completed["tp_pp_orca"]
     assert completed["tp_pp_orca"] / completed["sarathi"] > 1.4
     assert bubbles["tp_pp_orca"] / bubbles["sarathi"] > 2
-
-
-def test_rows_are_a_distribution_and_a_count(reduced):
-    rows = pipeline.curves_of(reduced)
-    assert list(rows) == ["panel", "series", "x", "y"]
-    assert set(rows[rows.panel == "a"].series) == set(load_paper("fig12a").series)
-    assert set(rows[rows.panel == "b"].series) == set(load_paper("fig12b").series)
-    for _, line in rows.groupby(["panel", "series"]):
-        assert len(line) == NUM_REQUESTS
-        assert (np.diff(line.x) >= 0).all()
-        assert (np.diff(line.y) >= 0).all()
-    assert rows[rows.panel == "a"].groupby("series").y.max().tolist() == [1.0, 1.0]
 
 
 def test_bubbles_by_cause_and_stage_are_those_of_the_pipelines(reduced):
@@ -91,25 +76,21 @@ def test_what_is_found_is_taken_at_the_papers_points(reduced, completed, bubbles
     curves = FIGURES["fig12"].paper_points().query("panel != 'ratios'")
     found = pipeline.at_points(pipeline.curves_of(reduced), curves)
     assert len(found) == len(curves)
-    medians = (
-        found[(found.panel == "a") & (found.x - 0.5).abs().lt(0.01)].groupby("series").y.mean()
+    middle = found[(found.panel == "a") & (found.x - 0.5).abs().lt(0.01)]
+    assert middle.groupby("series").y.mean()["sarathi"] == pytest.approx(
+        bubbles["sarathi"], rel=0.05
     )
-    assert medians["sarathi"] == pytest.approx(bubbles["sarathi"], rel=0.05)
     last = found[found.panel == "b"].sort_values("x").groupby("series").y.last()
     scale = pipeline.NUM_REQUESTS / NUM_REQUESTS
     assert last["sarathi"] == pytest.approx(scale * completed["sarathi"], rel=0.05)
 
 
+def test_every_point_is_predicted_with_an_error():
+    (table,) = predict_all(jobs_of("fig12")[1:], every=50, processes=1)
+    assert len(table) == len(FIGURES["fig12"].paper_points())
+    assert table.uncertainty.between(0, 1, inclusive="neither").all()
+
+
 def test_the_headlines_of_the_paper_follow_from_its_points():
     ratios = pipeline.ratios(FIGURES["fig12"].paper_points())
     assert list(ratios.values()) == pytest.approx([6.29, 1.91, 1.48, 1.29], abs=0.006)
-
-
-def test_the_picture_shows_each_device_and_the_paper():
-    paper_rows = paper("fig12")
-    ours = paper_rows.assign(device="simulated x, analytic, gpt3-175b", source="simulated")
-    bubbles, completion = draw(
-        FIGURES["fig12"].look, rows_of_points(pd.concat([paper_rows, ours]))
-    ).axes
-    assert len(bubbles.lines) == 2 + 2
-    assert len(completion.lines) == 3 + 3

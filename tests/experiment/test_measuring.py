@@ -32,8 +32,7 @@ from sarathi_lab.experiment.measured_cost import (
 )
 from sarathi_lab.experiment.scenario import Scenario, serve
 from sarathi_lab.experiment.work import batch, chunked, request
-from sarathi_lab.results.intervals import FEWEST_PAIRS, coarse_to_fine, median_of, spread, summary
-from sarathi_lab.results.metrics import device_idle_fraction
+from sarathi_lab.results.intervals import FEWEST_PAIRS, median_of
 
 
 def test_a_steady_window_takes_as_long_as_the_simulator_counts():
@@ -57,27 +56,9 @@ def test_a_steady_window_takes_as_long_as_the_simulator_counts():
 
 
 def test_a_scenario_that_the_cache_cannot_hold_is_not_served():
-    scenario = Scenario("request_level", 100, 10, 4)
-    assert (
-        serve(
-            SimulatedExecutor(lambda batch: 1.0),
-            scenario,
-            num_blocks=27,
-            block_size=16,
-            vocab_size=9,
-        )
-        is None
-    )
-    assert (
-        serve(
-            SimulatedExecutor(lambda batch: 1.0),
-            scenario,
-            num_blocks=28,
-            block_size=16,
-            vocab_size=9,
-        )
-        is not None
-    )
+    scenario, executor = Scenario("request_level", 100, 10, 4), SimulatedExecutor(lambda batch: 1.0)
+    served = [serve(executor, scenario, num_blocks=n, block_size=16) for n in (27, 28)]
+    assert [one is None for one in served] == [True, False]
 
 
 def test_a_scenario_that_the_device_has_no_memory_for_is_left_out(executor, monkeypatch):
@@ -101,19 +82,6 @@ def test_a_scenario_that_the_device_has_no_memory_for_is_left_out(executor, monk
         "idle share",
         "replayed share",
     }
-
-
-def test_idle_share_is_that_of_the_gaps():
-    iterations = pd.DataFrame(
-        {"start": [0.0, 1.5, 2.0], "end": [1.0, 2.0, 4.0], "num_running": 1, "num_waiting": 0}
-    )
-    iterations["busy"] = iterations.end - iterations.start
-    iterations = iterations.assign(is_replayed=False, launching_time=0.0)
-    assert device_idle_fraction(iterations) == pytest.approx(0.5 / 4.0)
-    assert device_idle_fraction(iterations[:1]) == 0
-    assert (
-        device_idle_fraction(iterations.assign(num_running=0)) == 0
-    )  # nobody had asked for anything
 
 
 @pytest.fixture(scope="module")
@@ -211,40 +179,6 @@ def test_keys_are_counted_by_what_attention_returns(executor):
     assert math.isnan(clock.keys_read(batch(prefill_tokens=193)))
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 30])
-def test_coarse_to_fine_keeps_all_and_begins_with_the_ends(count):
-    order = coarse_to_fine(list(range(count)))
-    assert sorted(order) == list(range(count))
-    if count > 4:
-        assert set(order[:2]) == {0, count - 1}
-        assert (
-            max(b - a for a, b in zip(sorted(order[:6]), sorted(order[:6])[1:], strict=False))
-            <= count / 2
-        )
-
-
-def test_what_was_measured_anew_stays_in_the_table_of_compositions(executor):
-    clock = DeviceClock(executor)
-    for tokens in (8, 16):
-        clock.cost.forget()
-        clock.times(batch(prefill_tokens=tokens))
-    rows = pd.DataFrame(clock.cost.rows("tiny", 4))
-    assert set(rows.prefill_tokens) == {8, 16}
-    assert "iteration" in set(rows.operation)
-
-
-def test_summaries_have_a_median_and_quantiles_and_one_sample_shows_no_spread():
-    assert summary([3.0, 1.0, 2.0], "ms") | {} == {
-        "value": 2.0,
-        "unit": "ms",
-        "q20": pytest.approx(1.4),
-        "q80": pytest.approx(2.6),
-        "repetitions": 3,
-    }
-    assert spread([1.0, 3.0]) == 0.5
-    assert math.isnan(spread([1.0]))
-
-
 @pytest.mark.parametrize(
     ("references", "stolen", "kept"),
     [
@@ -264,13 +198,6 @@ def test_a_timing_counts_as_its_references_show(cost, monkeypatch, references, s
     monkeypatch.setattr(measured_cost, "ENOUGH", math.inf)
     found = cost.timed(1, lambda tokens: {"a": 7.0}, most=3)
     assert [times["a"] for times in found] == pytest.approx(kept)
-
-
-def test_a_reference_of_which_nothing_is_left_is_taken_again(executor, monkeypatch):
-    cost = MeasuredCostModel(executor)
-    told = iter([0.0, *[2.0] * 8, 0.0, 0.0, 3.0, 0.0, 4.0])
-    monkeypatch.setattr(cost.probe, "reference", lambda tokens: next(told))
-    assert [cost.reference(1), cost.reference(1)] == [1.5, 2.0]
 
 
 def test_what_decodes_add_is_a_difference_of_neighbours(executor, monkeypatch):

@@ -7,18 +7,19 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.experiment.claims import load_claims
 from sarathi_lab.experiment.clock import CostClock, Estimate
 from sarathi_lab.experiment.figures import (
     COLUMNS,
     LABELS,
     compare,
     error_table,
-    paper,
+    points_of,
 )
 from sarathi_lab.experiment.registry import FIGURES, KEYS, PAPERS
 from sarathi_lab.experiment.scenario import Scenario, lengths, request_times
@@ -29,40 +30,39 @@ from sarathi_lab.results.plots.figures import draw
 from sarathi_lab.results.table import rows_of_points
 from sarathi_lab.run import main
 
-SPARSELY = 15
-EVERY = {"fig07": 7, "fig12": 7}  # its bounds are those of this many points
+# Every n-th point of these is computed again here, all of fig07, 08, 13 and table4 in tests/oracle.
+COMPUTED = {"fig03": 1, "fig04": 15, "fig09": 400, "fig11": 40, "table2": 1}
 
 
 @pytest.fixture(scope="module")
-def points(made_once) -> pd.DataFrame:
-    """All figures, every 15th or 7th point of the long curves; computed by one of all workers."""
-
-    def make():
-        predicted = [
-            table
-            for name in PAPERS
-            for table in predict_all(jobs_of(name), EVERY.get(name, SPARSELY), processes=1)
-        ]
-        table = pd.concat([*map(paper, PAPERS), *predicted], ignore_index=True)
-        return table.to_dict("split", index=False)
-
-    return pd.DataFrame(**made_once("paper-points", make))
+def points() -> pd.DataFrame:
+    """The paper's points and the recorded simulation of all."""
+    found = points_of()
+    return found[found.source != "measured"]
 
 
 def test_every_point_of_the_paper_has_a_prediction(points):
-    assert list(points.columns) == [*COLUMNS, *LABELS]
     for name in PAPERS:
-        wanted = FIGURES[name].paper_points(EVERY.get(name, SPARSELY) if FIGURES[name].at else 1)
-        for job in jobs_of(name):
+        wanted = FIGURES[name].paper_points()
+        for job in jobs_of(name) if name != "fig12" else ():  # each 10th of which is recorded
             own = points[(points.device == job.device) & (points.figure == name)]
             asked = wanted[wanted.panel == job.model] if name == "table4" else wanted
             assert len(asked.merge(own, on=KEYS)) == len(asked), job
-    assert points.y.notna().all()
-    assert points.unit.notna().all()
+    assert points[["y", "unit"]].notna().all(axis=None)
     assert (points.y > 0).all()
 
 
-# What was reached with all points, mean and largest absolute error, with room for the reduced form.
+@pytest.mark.parametrize("figure", COMPUTED)
+def test_the_recorded_simulation_is_what_the_simulator_computes(figure, points):
+    anew = pd.concat(predict_all(jobs_of(figure), COMPUTED[figure], processes=1))
+    own = points[(points.source == "simulated") & (points.figure == figure)]
+    both = own.merge(anew, on=["figure", "device", *KEYS], suffixes=("", "_anew"))
+    assert len(both) == len(anew) > 3
+    assert list(anew.columns) == [*COLUMNS, *LABELS]
+    np.testing.assert_allclose(both.y, both.y_anew, rtol=1e-4)
+
+
+# What was reached, mean and largest absolute error, rounded up.
 REACHED = {
     ("Fig 7, iteration time", "analytic"): (0.045, 0.15),
     ("Fig 8, decode speed-up", "profiled"): (0.06, 0.12),
@@ -77,6 +77,8 @@ REACHED = {
     ("Fig 13b, prefill", "analytic"): (0.10, 0.55),
     ("Fig 13c, end to end", "profiled"): (0.03, 0.08),
     ("Fig 13c, end to end", "analytic"): (0.045, 0.10),
+    ("Fig 12, bubble ratio", "analytic, gpt3"): (0.12, 0.12),
+    ("Fig 12, completion ratios", "analytic, gpt3"): (0.04, 0.05),
     ("Table 2", "profiled"): (0.02, 0.06),
     ("Table 2", "analytic"): (0.08, 0.13),
     ("Table 4, 13B", "profiled"): (0.04, 0.07),
@@ -90,26 +92,13 @@ REACHED = {
 def test_errors_stay_what_they_are(points, row, level):
     table = error_table(points)
     found = table[(table.row == row) & table.device.str.contains(f", {level}")]
+    if "gpt3" in level:
+        found = found[found.device.str.contains("a100_fig12")]
     mean, largest = REACHED[row, level]
     assert len(found)
     assert (found["mean"] <= mean).all(), found.to_string()
     assert (found.largest <= largest).all(), found.to_string()
     assert (found["mean"] > 0).all()
-
-
-def test_the_pipelines_of_fig_12_in_small(points):
-    """A seventh of the requests, so that filling and draining weigh more; the order of the systems
-    and their scale.
-    """
-    found = compare(points[points.figure == "fig12"]).set_index(["device", "panel", "series", "x"])
-    fitted = found.xs("simulated a100_fig12, analytic, gpt3-175b")
-    ratios = fitted.xs("ratios", level="panel").error.abs()
-    assert ratios.max() < 0.3
-    assert fitted.xs("b", level="panel").query("x > 2000").error.abs().mean() < 0.2
-    as_is = found.xs("simulated a100_2023, analytic, gpt3-175b").xs("ratios", level="panel").y
-    assert (as_is > 1).all()
-    assert as_is.xs("bubbles, orca / sarathi").item() > 2
-    assert as_is.xs("completion, orca / sarathi").item() > 1.4
 
 
 def test_every_predicted_time_states_an_error(points):
@@ -218,18 +207,6 @@ def test_steady_state_below_the_optimum_is_bound_by_decodes():
     assert spent["qkv_proj"] == pytest.approx(2 + (12 - 2 * 3) / 4, rel=0.1)
 
 
-def test_steady_state_past_the_optimum_rides_in_full_batches_only():
-    batches: list[tuple[int, int]] = []
-
-    def cost(batch: Batch) -> dict[str, float]:
-        batches.append((batch.num_prefill_tokens, batch.num_decode_tokens))
-        return {"qkv_proj": 1.0}
-
-    request_times(cost, Scenario(Sarathi(chunk=7, min_decodes=3), 40, 6, 4))
-    hybrid = {decodes for prefill, decodes in batches if prefill and decodes}
-    assert hybrid == {3}
-
-
 def test_steady_orca_takes_one_iteration_a_prompt():
     spent = request_times(ToyCost().operation_times, Scenario(Orca(), 8, 12, 4))
     assert spent["qkv_proj"] == pytest.approx(1 + (12 - 3) / 4, rel=0.1)
@@ -247,41 +224,30 @@ def test_counting_and_serving_agree_where_nothing_is_left_over(points):
 
 
 def run(*args, tmp_path):
-    return main([*args, "tracking=none", f"output={tmp_path}", f"hydra.run.dir={tmp_path}/run"])
+    return main(
+        [
+            *args,
+            "task.processes=1",
+            "tracking=none",
+            f"output={tmp_path}",
+            f"hydra.run.dir={tmp_path}/run",
+        ]
+    )
 
 
-def test_an_experiment_leaves_points_errors_and_a_picture(tmp_path, capsys):
+def test_a_figure_leaves_points_errors_and_a_picture(tmp_path, capsys):
     assert run("task=figures", "task.figures=[table2]", tmp_path=tmp_path) == 0
     points = pd.read_parquet(tmp_path / "run" / "figure.parquet")
-    assert list(points.columns) == [*COLUMNS, *LABELS]
     assert set(points.source) == {"paper", "simulated"}
-    assert set(points.figure) == {"table2"}
-    errors = pd.read_csv(tmp_path / "run" / "errors.csv")
-    assert set(errors.verdict) == {"met"}
+    assert set(pd.read_csv(tmp_path / "run" / "errors.csv").verdict) == {"met"}
     assert (tmp_path / "run" / "table2.png").stat().st_size > 10_000
-    out = capsys.readouterr().out
-    assert "Table 2" in out
-    assert "a6000, profiled, 13b" in out
+    assert "a6000, profiled, 13b" in capsys.readouterr().out
 
 
-def test_other_gpus_are_predicted_beside_the_paper(tmp_path, capsys):
-    assert (
-        run(
-            "task=figures",
-            "task.figures=[fig09]",
-            "task.gpus=[h100]",
-            "task.every=400",
-            tmp_path=tmp_path,
-        )
-        == 0
-    )
+def test_other_gpus_are_predicted_beside_the_paper_and_not_judged(tmp_path, capsys):
+    assert run("task=figures", "task.figures=[table2]", "task.gpus=[h100]", tmp_path=tmp_path) == 0
     points = pd.read_parquet(tmp_path / "run" / "figure.parquet")
-    (device, counted) = points[points.source == "simulated"].device.unique()
-    assert (device, counted) == (
-        "simulated h100, analytic, 13b",
-        "simulated h100, analytic, 13b, counted",
-    )
-    assert len(points[points.source == "simulated"]) < len(points[points.source == "paper"])
+    assert set(points.device) == {"paper", "simulated h100, analytic, 13b"}
     out = capsys.readouterr().out
     assert "On other GPUs than the paper's" in out
     assert "Error against" not in out
@@ -290,26 +256,10 @@ def test_other_gpus_are_predicted_beside_the_paper(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (
-            ["task.figures=[fig99]"],
-            r"task\.figures=fig99 is unknown \(did you mean fig09\?\); use one of fig03",
-        ),
-        (
-            ["task.figures=fig09"],
-            r"task\.figures=fig09 is not a list; write task\.figures=\[fig03\]",
-        ),
-        (
-            ["task.gpus=[v100]"],
-            r"task.gpus=v100 is unknown \(did you mean h100\?\); use one of a100",
-        ),
+        (["task.figures=[fig99]"], r"task\.figures=fig99 is unknown \(did you mean fig09\?\)"),
         (["task.gpus=[]"], r"task\.gpus=\[\] is not a list"),
-        (["task.every=0"], "task.every=0 is below 1"),
         (["chunk=256"], "chunk=256 has no effect: task=figures does not read chunk"),
-        (["hardware=h100"], "hardware=h100 has no effect: task=figures does not read hardware"),
-        (
-            ["task.figures=[table4]", "task.gpus=[a40]"],
-            r"needs 64.* GB for the weights of 33b alone, 1 x a40 have 48 GB",
-        ),
+        (["task.figures=[table4]", "task.gpus=[a40]"], r"needs 64.* GB for the weights of 33b"),
     ],
 )
 def test_bad_input_is_one_line(args, words, tmp_path, capsys):
@@ -320,17 +270,11 @@ def test_bad_input_is_one_line(args, words, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def test_every_figure_has_an_experiment_and_a_row_of_errors():
-    for name in PAPERS:
-        assert (CONF / "experiment" / f"{name}.yaml").is_file()
-        assert FIGURES[name].errors
-    assert (CONF / "experiment" / "paper.yaml").is_file()
-
-
-def test_other_gpus_are_not_judged_by_the_papers_points(points):
-    other = points.assign(hardware=points.hardware.str.replace("a6000", "h100"))
-    assert "h100" not in set(compare(other).hardware)
-    assert len(compare(points)) > len(compare(other)) > 0
+def test_every_figure_has_a_question_a_row_of_errors_and_a_claim():
+    assert all(figure.question.endswith("?") for figure in FIGURES.values())
+    assert all(FIGURES[name].errors for name in PAPERS)
+    # The gain of Fig 9 is read where its best P:D is: from chunk_optimum.
+    assert set(PAPERS) - {claim.experiment for claim in load_claims()} == {"fig09"}
 
 
 def test_a_gpu_is_predicted_once_per_figure():
