@@ -7,8 +7,9 @@ It runs in a process of its own, as kernels defined under TRITON_INTERPRET can't
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import torch
@@ -16,8 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sarathi_kernels.compilation.__main__ import main
 from sarathi_kernels.compilation.compiled import compile_source, source_of
-from sarathi_kernels.compilation.table import Unit, compile_units, units_of
+from sarathi_kernels.compilation.configurations import record
+from sarathi_kernels.compilation.expert_configurations import DECODES, launches_of
+from sarathi_kernels.compilation.table import Unit, as_text, collect, compile_units, units_of
 from sarathi_kernels.runtime.chip import CHIPS
 from sarathi_kernels.runtime.launch import launch, recorded
 
@@ -138,9 +142,29 @@ def is_what_a_launch_compiles() -> bool:
     return [kernel.hash for kernel in launched] == ahead[: len(sources)]
 
 
+def quick() -> list[dict[str, str]]:
+    """A hot configuration of every kernel; other chips are in the recorded table, which is of these
+    sources.
+    """
+    return [as_text(row) for row in compile_units(collect([90], [], quick=True), jobs=2)]
+
+
+def keys() -> list[list[str]]:
+    """What is compiled for 48, 1 and 17 tokens."""
+
+    def launched(num_tokens: int) -> list[str]:
+        launches = record(CHIPS[90], quick=True, num_tokens=num_tokens)
+        launches += launches_of(replace(DECODES, num_tokens=num_tokens), CHIPS[90])
+        return sorted(unit.source.key for unit in units_of(launches, CHIPS[90]))
+
+    return list(map(launched, (48, 1, 17)))
+
+
+def exit_code_for_unknown_kernel() -> int:
+    sys.argv[1:] = ["--quick", "--kernel", "no_such_kernel"]
+    return main()
+
+
 if __name__ == "__main__":
-    print(
-        json.dumps(
-            {"rows": rows(), "signatures": signatures(), "same": is_what_a_launch_compiles()}
-        )
-    )
+    parts = (rows, signatures, quick, keys, exit_code_for_unknown_kernel, is_what_a_launch_compiles)
+    print(json.dumps({part.__name__: part() for part in parts}))

@@ -5,10 +5,10 @@ check the code.
         [--jobs N] [--write FILE]
 
 Prints what each uses and exits with 1 if anything is wrong: spilled registers in a hot kernel, more
-shared memory than the chip has, a product without tensor cores, a loop of more instructions than
-the chip can issue in time. `--write kernels/compiled.csv` records the table that the tests compare
-with: rows of another Triton stay, and what is recorded of these sources is not compiled again. What
-is compiled stays in Triton's cache (TRITON_CACHE_DIR), where launches on a GPU find it, too.
+shared memory than the chip has, a product without tensor cores. `--write kernels/compiled.csv`
+records the table that the tests compare with: rows of another Triton stay, and what is recorded of
+these sources is not compiled again. What is compiled stays in Triton's cache (TRITON_CACHE_DIR),
+where launches on a GPU find it, too.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         "--kernel", action="append", metavar="NAME", default=[], help="default: all"
     )
     parser.add_argument("--quick", action="store_true", help="only what the tests compile")
-    parser.add_argument(
-        "--batches", action="store_true", help="only what whole batches launch, with its hot loops"
-    )
+    parser.add_argument("--batches", action="store_true", help="only what whole batches launch")
     parser.add_argument(
         "--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="processes"
     )

@@ -77,7 +77,6 @@ class Compiled:
     instructions: frozenset[str]  # names of MATRIX_INSTRUCTIONS
     copies: frozenset[str]  # names of COPIES: asynchronous ones from global to shared memory
     dots: tuple[Dot, ...]
-    cubin: str = ""  # the file of the machine code
 
     def blocks_per_sm(self, chip: Chip) -> int:
         """Blocks of the kernel that a multiprocessor can hold at once (CUDA's occupancy
@@ -181,7 +180,6 @@ def compile_source(source: Source) -> Compiled:
         ),
         copies=frozenset(name for name, text in COPIES.items() if text in ptx),
         dots=_dots(kernel.asm["ttir"]),
-        cubin=cubin,
     )
 
 

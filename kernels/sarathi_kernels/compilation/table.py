@@ -11,9 +11,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
-from math import prod
 from pathlib import Path
-from typing import Any
 
 import triton
 
@@ -23,7 +21,6 @@ from sarathi_kernels.compilation.expert_configurations import (
     record_expert_batches,
     record_experts,
 )
-from sarathi_kernels.compilation.loops import Pass, hot_pass, limit_complaints
 from sarathi_kernels.runtime.chip import CHIPS, Chip
 from sarathi_kernels.runtime.launch import Launch
 
@@ -41,17 +38,12 @@ class Unit:
     launch: Launch
     chip: Chip
     source: Source
-    batch: str = ""  # for which the launch is, if its grid and its hot loop are of interest
+    batch: str = ""  # for which the launch is, if for a whole one
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A line of the table; what the code uses is 0 and empty where it does not compile.
-
-    Rows with a batch have the instructions of one warp in a pass through the hot loop (see
-    `sass`), the bytes and FLOPs of the pass, and what their number bounds the kernel to (see
-    `loops`).
-    """
+    """A line of the table; what the code uses is 0 and empty where it does not compile."""
 
     kernel: str
     capability: int
@@ -63,21 +55,6 @@ class Row:
     instructions: str = ""  # for matrix products
     copies: str = ""  # asynchronous, from global to shared memory
     blocks_per_sm: int = 0
-    programs: int = 0
-    waves: float = 0  # in which the programs run, were they all equally long
-    loop: int = 0
-    matrix: int = 0
-    arithmetic: int = 0
-    special: int = 0
-    conversion: int = 0
-    integer: int = 0
-    memory: int = 0
-    wait: int = 0
-    other: int = 0
-    loop_bytes: int = 0
-    loop_flops: int = 0
-    terabytes_per_second: float = 0
-    teraflops: float = 0
     configuration: str
     complaint: str
     triton: str
@@ -196,11 +173,10 @@ def row_of(unit: Unit) -> Row:
     """Compile and judge one unit; that it does not compile is a complaint, too."""
     try:
         compiled = compile_source(unit.source)
-        passed = hot_pass(unit.launch, compiled) if unit.batch else None
     except Exception as error:  # of Triton's many kinds none may lose the other rows
         lines = str(error).strip().splitlines() or ["no message"]
         return failed_row(unit, f"{type(error).__name__}: {lines[-1].strip()}")
-    row = replace(
+    return replace(
         failed_row(unit, ""),
         registers=compiled.registers,
         spill_bytes=compiled.spill_bytes,
@@ -209,28 +185,6 @@ def row_of(unit: Unit) -> Row:
         copies="+".join(sorted(compiled.copies)),
         blocks_per_sm=compiled.blocks_per_sm(unit.chip),
         complaint="; ".join(check(compiled, unit.launch, unit.chip)),
-    )
-    return row if passed is None else _with_loop(row, unit, passed)
-
-
-def _with_loop(row: Row, unit: Unit, passed: Pass) -> Row:
-    """The row with what bounds the launch on its chip."""
-    programs = prod(unit.launch.grid)
-    at_once = row.blocks_per_sm * unit.chip.num_sms
-    bytes_per_second, flops_per_second = passed.issue_bound(unit.chip)
-    complaints = [row.complaint, *limit_complaints(unit.launch, row.kernel, passed, unit.chip)]
-    counts: dict[str, Any] = passed.instructions
-    return replace(
-        row,
-        programs=programs,
-        waves=round(programs / at_once, 2) if at_once else 0,
-        loop=sum(counts.values()),
-        **counts,
-        loop_bytes=passed.bytes,
-        loop_flops=passed.flops,
-        terabytes_per_second=round(bytes_per_second / 1e12, 2),
-        teraflops=round(flops_per_second / 1e12, 1),
-        complaint="; ".join(filter(None, complaints)),
     )
 
 
