@@ -1,11 +1,12 @@
-"""The C++ of each set of instructions, on one model's chunk and decode: this CPU's own, and NEON by
-a cross-compiler and qemu's user mode, where these are installed.
+"""The C++ of each set of instructions computes what the others do: those of this CPU, and NEON by a
+cross-compiler and qemu's user mode, where these are installed.
 """
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,18 +14,19 @@ import torch
 
 from sarathi_kernels.cpu import build, library
 from sarathi_kernels.cpu.packing import pack_linear
+from sarathi_kernels.runtime.testing import relative_error
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.engine.executor import Sizes
-from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch import backend
 from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.profiling import Shape, batch_of
 from sarathi_lab.model.eight_bit import Int8Linear
+from sarathi_lab.model.weights import load_model
 
 DOTS = "armv8.2-a+dotprod"  # NEON's own products of four numbers, which not all of it has
 DRIVER = __file__.replace("test_instruction_sets.py", "instruction_sets.cpp")
 NEON = ("aarch64-linux-gnu-g++", "qemu-aarch64")
 ROW = 98  # logits and the likeliest token
 NUM_ROWS = 12  # chunk and decode, of float32 and bfloat16, with caches of 16 or 32 bits, int8, fp8
-SIZES = Sizes(num_blocks=4, block_size=16, batch_size=1)
 PRODUCT = (19, 100, 70)  # in int8: rows, inputs, results
 
 
@@ -63,41 +65,34 @@ def results(isa: str, folder, *target: str) -> tuple[np.ndarray, np.ndarray, np.
     return rows[:, :-1], rows[:, -1], found[NUM_ROWS * ROW :]
 
 
-@pytest.fixture(scope="module")
-def own(tmp_path_factory):
-    """Of the best set of this CPU."""
-    if shutil.which("g++") is None or not build.NEEDED["avx2"] <= build.cpu_flags():
-        pytest.skip("no x86-64 to compare with, or no g++")
-    return results(build.instruction_set(), tmp_path_factory.mktemp("own"))
-
-
-@pytest.mark.parametrize(
-    ("isa", "target"), [("avx2", []), ("neon", []), ("neon", [f"-march={DOTS}"])]
-)
-def test_sets_of_instructions_agree(own, isa, target, tmp_path):
-    logits, tokens, exponentials = results(isa, tmp_path, *target)
-    errors = np.abs(logits - own[0]).max(axis=1) / np.abs(own[0]).max(axis=1)
+@pytest.mark.parametrize("target", [[], [f"-march={DOTS}"]])
+def test_neon_agrees_with_this_cpu(target, tmp_path):
+    """On one model's chunk and decode; test_native has this CPU's against torch."""
+    logits, tokens, exponentials = results("neon", tmp_path, *target)
+    expected = results(build.instruction_set(), tmp_path)
+    errors = np.abs(logits - expected[0]).max(axis=1) / np.abs(expected[0]).max(axis=1)
     in_float32 = np.arange(NUM_ROWS) % 4 < 2
     assert errors[in_float32].max() < 3e-6
     assert errors[~in_float32].max() < 2e-2  # some round inputs of products, others do not
-    assert (tokens == own[1])[in_float32].all()
+    assert (tokens == expected[1])[in_float32].all()
     assert np.isfinite(exponentials).all()
-    np.testing.assert_allclose(exponentials, own[2], rtol=1e-6, atol=1e-37)
+    np.testing.assert_allclose(exponentials, expected[2], rtol=1e-6, atol=1e-37)
 
 
-def test_a_forced_set_computes_and_is_recorded(monkeypatch):
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 3e-6), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
+def test_a_forced_set_computes_what_another_does(dtype, bound, kv_dtype):
     """Of two that this CPU has."""
     if not build.NEEDED["avx512"] | build.NEEDED["avx2"] <= build.cpu_flags():
         pytest.skip("this CPU has no choice")
-    monkeypatch.setattr(TorchExecutor, "warm_up", lambda *_, **__: None)
-    started = []
+    spec, logits = replace(load_option("model", "tiny"), kv_dtype=kv_dtype), []
     for isa in ("avx512", "avx2"):
-        backend = TorchBackend(device="cpu", isa=isa)
-        if (reason := backend.cautions(load_option("model", "tiny"))) != []:
-            pytest.skip(str(reason))
-        assert backend.device_name.endswith((f" thread, {isa})", f" threads, {isa})"))
-        backend.build(load_option("model", "tiny"), None, SIZES)
-        started.append(library.load())
-    assert started == [library.load("avx512"), library.load("avx2")]
-    assert started[0]._name != started[1]._name
+        library.start(torch.get_num_threads(), isa=isa)
+        assert library.load() is library.load(isa)
+        model = load_model(spec, None, torch.device("cpu"), dtype, seed=0)
+        backend.use_native(model, isa=isa)
+        executor = TorchExecutor(model, num_blocks=4, block_size=16)
+        batch = batch_of(executor, Shape(1, 37, 0))
+        logits.append(model(executor.packed(batch), executor.cache).float())
     library.start(torch.get_num_threads())
+    assert relative_error(logits[1], logits[0]) < bound
