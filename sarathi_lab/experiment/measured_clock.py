@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from sarathi_lab.config.errors import RunError
+from sarathi_lab.executor.torch.backend import WARM_UP_TOKENS
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.kv_budget import WARM_UP_TOKENS
 from sarathi_lab.experiment.clock import Clock, Estimate
 from sarathi_lab.experiment.measured_cost import TOO_SMALL, MeasuredCostModel
 from sarathi_lab.experiment.scenario import Scenario, Served, Times, serve

@@ -46,8 +46,6 @@ def print_device(place: RunContext, spec: ModelSpec, backend: Backend, policy: s
     out.print(f"\n{place.name}", style="bold")
     model = f"{spec.name} ({spec.num_params / 1e6:,.0f}M parameters, {backend.dtype_name})"
     out.print(f"  {model} on {backend.device_name}, policy {policy}", soft_wrap=True)
-    if words := getattr(backend, "placement", None):  # of a CPU
-        out.print(f"  {words}", soft_wrap=True)
     print_cautions(backend.cautions(spec), place)
 
 

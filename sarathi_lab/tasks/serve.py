@@ -293,7 +293,6 @@ def labels_of(plan: Plan, name: str) -> dict[str, Any]:
         "executor": plan.backend.name,
         "device": plan.backend.device_name,
         "threads": getattr(plan.backend, "num_threads", None),
-        "placement": getattr(plan.backend, "placement", None),
         "dtype": plan.backend.dtype_name,
         **provenance(),
     }

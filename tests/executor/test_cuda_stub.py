@@ -29,7 +29,7 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.executor.torch import executor as executors
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.executor.torch.kv_budget import SPARE_BYTES
+from sarathi_lab.executor.torch.memory import SPARE_BYTES
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
 from sarathi_lab.executor.torch.profiling import Shape, batch_of
 from sarathi_lab.experiment.figures import FIGURES

@@ -197,16 +197,14 @@ def test_hybrid_variants_give_the_same_tokens(llama, tokens_in_series, hybrid):
 
 @pytest.mark.parametrize("uses_kernels", [False, True])
 def test_logits_that_are_not_numbers_stop_the_run(tmp_path, uses_kernels):
-    """Named are the layer that first left numbers behind, and the request."""
+    """Named is the request."""
     model = load_family("llama", tmp_path)
     executor = TorchExecutor(model, num_blocks=40, block_size=BLOCK_SIZE)
     if uses_kernels:
         backend.use_triton(model, "series")
         executor = on_kernels(model)
     model.layers[1].ffn_down.weight[3, 5] = float("nan")
-    with pytest.raises(
-        RunError, match=r"request 0: the logits of its token 0 are not numbers, from layer 1 on"
-    ):
+    with pytest.raises(RunError, match=r"request 0: the logits of its token 0 are not numbers"):
         served(model, executor, Orca(), requests_with_tokens([(7, 3)]))
 
 

@@ -47,14 +47,12 @@ def test_fast_cores_are_taken_first_one_thread_each_node_by_node(machine):
     four, five = place(4), place(5)
     assert (four.bound, four.nodes) == ([0, 2, 4, 6], [0, 0, 1, 1])
     assert (five.bound, five.nodes) == ([0, 2, 8, 4, 6], [0, 0, 0, 1, 1])
-    assert four.describe() == "a thread on each of the cores 0, 2 (node 0), 4, 6 (node 1)"
 
 
 def test_threads_move_where_there_are_cores_to_spare_or_too_few(machine):
     for number in (1, 3, 7):
         found = place(number)
         assert (found.bound, found.nodes) == ([-1] * number, [0] * number)
-        assert found.describe() == "threads on cores of the system's choice"
 
 
 def test_only_cores_that_the_process_may_use_count(machine):

@@ -31,9 +31,7 @@ from sarathi_lab.executor.torch.kernel_selection import (
     use_triton,
     why_not_built,
 )
-from sarathi_lab.executor.torch.kv_budget import WARM_UP_TOKENS, fitting_blocks
-from sarathi_lab.executor.torch.memory import Memory
-from sarathi_lab.executor.torch.placement import place
+from sarathi_lab.executor.torch.memory import KvBudget, Memory
 from sarathi_lab.executor.torch.profiler import ProfileKind, make_profiler
 from sarathi_lab.executor.torch.shapes import Limits
 from sarathi_lab.executor.torch.timeline import timeline_of
@@ -45,6 +43,7 @@ from sarathi_lab.model.spec import WEIGHT_DTYPES, ModelSpec, WeightDtype
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
 
+WARM_UP_TOKENS = 256
 WHOLE = ("none", "operations")  # profiles of an iteration in one call of C++
 
 
@@ -113,7 +112,7 @@ class TorchBackend:
         return self.pipeline_parallel
 
     @property
-    def _several(self) -> checks.SeveralDevices[TorchBackend] | None:
+    def _several(self) -> Any:
         """The module of several devices, None for one."""
         if self.num_devices == 1:
             return None
@@ -122,8 +121,7 @@ class TorchBackend:
                 f"executor.tensor_parallel={self.tensor_parallel} executor.pipeline_parallel="
                 f"{self.pipeline_parallel} need executor.ranks; use conf/executor/torch.yaml's"
             )
-        module: Any = import_module(self.ranks)
-        return module
+        return import_module(self.ranks)
 
     @cached_property
     def torch_device(self) -> torch.device:
@@ -177,11 +175,6 @@ class TorchBackend:
     def num_threads(self) -> int | None:
         """Threads that compute, on each of several ranks; None on a GPU."""
         return None if self.uses_gpus else self._threads
-
-    @property
-    def placement(self) -> str | None:
-        """Description of the cores of C++ threads; None without C++."""
-        return place(self._threads).describe() if self.wants_native else None
 
     @property
     def _threads(self) -> int:
@@ -284,7 +277,8 @@ class TorchBackend:
         rank.
         """
         if self._several is not None:
-            return self._several.build(self, spec, checkpoint, sizes)
+            executor: TorchExecutor = self._several.build(self, spec, checkpoint, sizes)
+            return executor
         place = self.torch_device, self.torch_dtype, self.seed
         model = self.load(spec, lambda spec: load_model(spec, checkpoint, *place))
         executor = self.assemble(TorchExecutor, model, sizes)
@@ -338,7 +332,11 @@ class TorchBackend:
         """Return the planned number of blocks, or on a GPU what fits it."""
         if not self.uses_gpus or not self.uses_kernels:
             return sizes.num_blocks
-        return fitting_blocks(make, sizes)
+        tokens = sizes.max_batch_tokens or WARM_UP_TOKENS
+        probe = make(num_blocks=1)
+        iterate = partial(probe.compute_padding, tokens, sizes.batch_size * (1 + sizes.num_drafts))
+        budget = KvBudget.measure(probe.model, sizes.block_size, tokens, iterate)
+        return budget.fit(None if sizes.fills_memory else sizes.num_blocks)
 
     def warm_up(self, executor: TorchExecutor, sizes: Sizes) -> None:
         executor.warm_up(

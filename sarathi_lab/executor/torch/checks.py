@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Protocol, TypeVar
 
 import torch
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.device import has_fast_path
-from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.model.eight_bit import why_not_fp8
 from sarathi_lab.model.spec import ModelSpec, WeightDtype
 
 INT8 = "int8"  # dtype of products alone, beside bfloat16
-B = TypeVar("B", contravariant=True)
-
-
-class SeveralDevices(Protocol[B]):
-    """Interface of the module `TorchBackend.ranks`, for that backend."""
-
-    def check_settings(self, backend: B) -> None:
-        """Raise UserError for settings that several devices do not support."""
-
-    def check_model(self, backend: B, spec: ModelSpec) -> None:
-        """Raise UserError for a model that can't be split."""
-
-    def part_spec(self, backend: B, spec: ModelSpec) -> ModelSpec:
-        """Return the shapes of one device's part."""
-
-    def build(
-        self, backend: B, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes
-    ) -> TorchExecutor:
-        """Return a warmed-up executor over all devices. Raises RunError."""
 
 
 def check_int8(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
 
 from sarathi_lab.config.errors import RunError
-from sarathi_lab.engine.request import Batch, Chunk
+from sarathi_lab.engine.request import Batch
 from sarathi_lab.model.operations import NAN_TOKEN
 from sarathi_lab.model.transformer import Transformer
 
@@ -69,39 +67,13 @@ def _memory_line(device: torch.device, what: str, error: str) -> str:
     )
 
 
-def nan_error(
-    model: Transformer, batch: Batch, token_ids: list[int], run: Callable[[Batch], object]
-) -> RunError:
-    """Name the first request whose logits are not numbers, and the layer; `run` runs a batch."""
+def nan_error(model: Transformer, batch: Batch, token_ids: list[int]) -> RunError:
+    """Name the first request whose logits are not numbers."""
     emitting = [one for one in batch.chunks if one.emits_token for _ in range(one.num_rows)]
     chunk = emitting[token_ids.index(NAN_TOKEN)]
     is_half = model.dtype == torch.float16
     fix = "use dtype=bfloat16 or float32" if is_half else "check the model's weights"
     return RunError(
         f"request {chunk.sequence.request.request_id}: the logits of its token "
-        f"{chunk.output_index} are not numbers, {_first_bad_layer(model, chunk, run)}; {fix}"
+        f"{chunk.output_index} are not numbers; {fix}"
     )
-
-
-def _first_bad_layer(model: Transformer, chunk: Chunk, run: Callable[[Batch], object]) -> str:
-    """Find the first bad layer by running the chunk again, unless its keys were evicted."""
-    if not chunk.sequence.block_ids:
-        return "in an unknown layer, as its cache was evicted"
-    bad: list[int] = []
-
-    def check(number: int, module: nn.Module, args: tuple[Tensor, ...], update: Tensor) -> None:
-        if not bool((args[0].isfinite() & update.isfinite()).all()):
-            bad.append(number)
-
-    with ExitStack() as hooks:
-        for number, layer in enumerate(model.layers):
-            handle = layer.register_forward_hook(partial(check, number))
-            hooks.callback(handle.remove)
-        again = Batch()
-        again.chunks.append(chunk)
-        again.num_prefills, again.num_prefill_tokens = 1, chunk.num_tokens
-        again.num_emits = chunk.num_rows
-        run(again)
-    if not bad:
-        return "from the output head on"
-    return f"from layer {bad[0]} on (of {model.spec.num_layers}, from 0)"

@@ -131,7 +131,7 @@ class TorchExecutor:
         self._profiler.collected()
         token_ids = done.token_ids.tolist()
         if NAN_TOKEN in token_ids:
-            raise nan_error(self.model, done.batch, token_ids, self._run_again)
+            raise nan_error(self.model, done.batch, token_ids)
         return StepResult(
             done.batch, start, end, token_ids, launching_time=launching_time, **done.fields
         )
@@ -224,15 +224,6 @@ class TorchExecutor:
         logits = self.passes(inputs)
         with self._profiler.range("sampling"):
             return self.model.operations.greedy(logits)
-
-    @torch.inference_mode()
-    def _run_again(self, batch: Batch) -> None:
-        """Compute a batch of known tokens once more, layer by layer, for hooks in the model."""
-        whole_pass, self.model.whole_pass = self.model.whole_pass, None
-        try:
-            self.model(self.packed(batch), self.cache)
-        finally:
-            self.model.whole_pass = whole_pass
 
     def packed(self, batch: Batch, newest: Sequence[SequenceState] = ()) -> PackedInputs:
         """Pack a batch without padding; valid until the next one. Its tokens are known, except

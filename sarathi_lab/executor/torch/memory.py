@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.engine.request import Copy
+from sarathi_lab.executor.torch.shapes import LARGEST_HYBRID
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.model.transformer import KVCache
+from sarathi_lab.model.transformer import KVCache, Transformer
 
 CPU = torch.device("cpu")
 USABLE = 0.9  # share of the free memory; the rest is for activations and logits
@@ -24,6 +26,8 @@ USABLE = 0.9  # share of the free memory; the rest is for activations and logits
 USABLE_WHEN_FILLED = {"cuda": 0.9, "cpu": 0.5}
 # Bytes of device memory, at most, that swapped blocks are gathered in (or one block).
 STAGED_BYTES = 64 << 20
+SPARE = 0.02  # of a GPU: CUDA graphs, fragments, what libraries take at first use
+SPARE_BYTES = 1 << 30
 
 
 def free_memory_bytes(device: torch.device) -> int:
@@ -109,6 +113,28 @@ class KvBudget:
     block: int
     activations: int
     num_tokens: int
+
+    @classmethod
+    def measure(
+        cls, model: Transformer, block_size: int, num_tokens: int, iterate: Callable[[], None]
+    ) -> KvBudget:
+        """Measure what a cache of one block leaves beside an iteration, which `iterate` runs."""
+        device = model.device
+        gc.collect()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        iterate()
+        torch.cuda.synchronize(device)
+        activations = torch.cuda.max_memory_allocated(device) - before
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties(device).total_memory
+        # Graphs keep those of the largest of them, beside what fits none.
+        kept = int(activations * min(1.0, LARGEST_HYBRID / num_tokens))
+        spare = max(SPARE_BYTES, int(SPARE * total))
+        free = free_memory_bytes(device) - activations - kept - spare
+        block = model.spec.kv_bytes_per_token(model.dtype.itemsize) * block_size
+        return cls(max(0, free), block, activations, num_tokens)
 
     def fit(self, num_blocks: int | None) -> int:
         """Return `num_blocks` (None: all that fit). Raises RunError if they do not fit."""

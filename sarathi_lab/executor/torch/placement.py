@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 from sarathi_lab.config.cores import allowed_cores
@@ -42,15 +41,6 @@ class Placement:
         """Node of each thread, counted from 0."""
         order = list(dict.fromkeys(core.node for core in self.cores))
         return [order.index(core.node) for core in self.cores] or [0] * self.num_threads
-
-    def describe(self) -> str:
-        if not self.cores:
-            return "threads on cores of the system's choice"
-        parts = []
-        for node, cores in groupby(self.cores, key=lambda core: core.node):
-            numbers = ", ".join(str(core.number) for core in cores)
-            parts.append(f"{numbers} (node {node})")
-        return f"a thread on each of the cores {', '.join(parts)}"
 
 
 def place(num_threads: int) -> Placement:

@@ -60,8 +60,6 @@ class IterationTime(Task):
         backend, spec, checkpoint = subject
         where, out = where_of(backend, spec), console()
         out.print(f"\niterations of {where}", style="bold")
-        if backend.placement:
-            out.print(f"  {backend.placement}", soft_wrap=True)
         print_cautions(backend.cautions(spec), context)
         backend.peaks()  # again afterwards: the best counts, as a machine may be busy
         sizes = Sizes(self._num_blocks(), BLOCK_SIZE, batch_size=max(self.decodes))
@@ -100,7 +98,6 @@ class IterationTime(Task):
                     dtype=backend.dtype_name,
                     device=backend.device_name,
                     threads=backend.num_threads,
-                    placement=backend.placement,
                     peak_flops_per_second=peaks.flops_per_second,
                     peak_bytes_per_second=peaks.bytes_per_second,
                     git_commit=provenance()["git_commit"],

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from sarathi_kernels.attention.reference import Segment
-from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.executor import Span, StepResult, bubbles_between
 from sarathi_lab.engine.request import Batch, Copy
+from sarathi_lab.executor.torch.device_errors import nan_error
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer, add_masks, pack
 from sarathi_lab.executor.torch.shapes import Shape
@@ -132,7 +132,7 @@ class Driver(RankExecutor):
                 return super().collect()
         done, spans, token_ids = self._finish()
         if NAN_TOKEN in token_ids:
-            raise _nan_error()
+            raise nan_error(self.model, done.batch, token_ids)
         before, self._last = self._last, done.batch
         free_at, self._free_at = self._free_at, [end for _, end in spans]
         number, self._num_started = self._num_started, self._num_started + 1
@@ -209,9 +209,6 @@ class Driver(RankExecutor):
         done = super()._launch(batch, begun)
         return done if self._limits is None else done._replace(end=self.ended)
 
-    def _run_again(self, batch: Batch) -> None:
-        raise _nan_error()
-
 
 def to_device(inputs: PackedInputs, device: torch.device) -> PackedInputs:
     """Copy inputs of plain torch to `device`."""
@@ -222,10 +219,3 @@ def to_device(inputs: PackedInputs, device: torch.device) -> PackedInputs:
     values = {one.name: getattr(inputs, one.name) for one in fields(inputs)}
     tensors = {name: value.to(device) for name, value in values.items() if torch.is_tensor(value)}
     return replace(inputs, **tensors, attention=segments)
-
-
-def _nan_error() -> RunError:
-    return RunError(
-        "the logits of an iteration are not numbers; check the model's weights (one device, "
-        "without executor.tensor_parallel and executor.pipeline_parallel, names the layer)"
-    )
