@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
-from sarathi_lab.experiment.capacity import Engine
 from sarathi_lab.policy import Orca, Policy, RequestLevel, Sarathi
 from sarathi_lab.results.serving_metrics import is_met, latency
 from sarathi_lab.results.slo import Slo
@@ -55,10 +56,11 @@ class Prediction:
     def serve(self, policy: Policy) -> Ledger:
         longest = self.max_model_len or max(request.total_len for request in self.requests)
         never_short = 2 * self.batch_size * math.ceil(longest / self.block_size)
-        cache = (self.num_blocks or never_short, self.block_size)
+        num_blocks = self.num_blocks or never_short
         num_layers = getattr(self.iteration_time, "num_layers", None)
         executor = SimulatedExecutor(self.iteration_time, num_layers=num_layers)
-        return Engine(executor, self.batch_size, longest, *cache).serve(self.requests, policy)
+        engine = EngineConfig(policy, self.batch_size, num_blocks, self.block_size, longest)
+        return serve(self.requests, engine, executor)
 
     def throughput(self, ledger: Ledger) -> float:
         """Compute prompt plus output tokens per second."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -13,14 +12,11 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.engine.arrivals import Arrivals
-from sarathi_lab.engine.config import SINGLE, EngineConfig, Topology
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
-from sarathi_lab.engine.scheduler_state import NO_SPECULATION, Speculation
-from sarathi_lab.policy import Policy
 from sarathi_lab.results.intervals import ends_of_median
 from sarathi_lab.results.serving_metrics import is_met
 from sarathi_lab.results.slo import Slo
@@ -28,44 +24,6 @@ from sarathi_lab.results.slo import Slo
 ROUNDING = 1e-9  # of the logarithm, so that rate and step are inverse
 # Default limits of a search, in saturation rates. Above, only a short run meets an objective.
 BELOW, ABOVE = 1 / 64, 2.0
-
-
-@dataclass(frozen=True)
-class Engine:
-    """An executor and its scheduler's sizes, for runs under any policy."""
-
-    executor: Executor
-    batch_size: int
-    max_model_len: int
-    num_blocks: int
-    block_size: int
-    num_stages: int = 1
-    cluster: Topology = SINGLE  # that made the executor
-    on_iteration: Callable[[int], None] = lambda num_tokens: None
-    shares_prefixes: bool = False
-    speculation: Speculation = NO_SPECULATION
-    # By policy, the share of replayed iterations in each run.
-    replayed: defaultdict[str, list[float]] = field(
-        default_factory=lambda: defaultdict(list), compare=False
-    )
-
-    def serve(self, requests: Sequence[Request] | Arrivals, policy: Policy) -> Ledger:
-        ledger = Ledger()
-        ledger.on_iteration = self.on_iteration
-        engine = EngineConfig(
-            policy,
-            batch_size=self.batch_size,
-            num_blocks=self.num_blocks,
-            block_size=self.block_size,
-            max_model_len=self.max_model_len,
-            num_micro_batches=self.num_stages,
-            cluster=self.cluster,
-            shares_prefixes=self.shares_prefixes,
-            speculation=self.speculation,
-        )
-        serve(requests, engine, self.executor, ledger)
-        self.replayed[policy.name].append(ledger.replayed_share)
-        return ledger
 
 
 def mean_rate(requests: Sequence[Request]) -> float:
@@ -236,30 +194,36 @@ class Trial(NamedTuple):
 
 @dataclass
 class Trials:
-    """Runs of `loads`, the requests of each seed, under one policy on `engine`, all kept.
+    """Runs of `loads`, the requests of each seed, under `engine` on `executor`, all kept.
 
     A seed's search begins at the result of the one before.
     """
 
-    engine: Engine
-    policy: Policy
+    engine: EngineConfig
+    executor: Executor
     loads: Mapping[int, Sequence[Request]]
     grid: Grid
+    on_iteration: Callable[[int], None] = lambda num_tokens: None
     known: dict[tuple[int, int, int], Trial] = field(default_factory=dict)  # seed, number, step
+
+    def serve(self, requests: Sequence[Request]) -> Ledger:
+        ledger = Ledger()
+        ledger.on_iteration = self.on_iteration
+        return serve(requests, self.engine, self.executor, ledger)
 
     def at(self, seed: int, number: int, step: int) -> Trial:
         """Serve a seed's first `number` requests at a step of the grid, unless it is known."""
         key = (seed, number, step)
         if key not in self.known:
             rate = self.grid.rate(step)
-            ledger = self.engine.serve(at_rate(self.loads[seed][:number], rate), self.policy)
+            ledger = self.serve(at_rate(self.loads[seed][:number], rate))
             self.known[key] = Trial(seed, number, rate, ledger.iterations(), ledger.requests())
         return self.known[key]
 
     def saturation_rate(self, number: int) -> float:
         """Measure requests per second of the first seed's first `number`, arriving all at once."""
         chosen = next(iter(self.loads.values()))[:number]
-        ledger = self.engine.serve([replace(one, arrival_time=0.0) for one in chosen], self.policy)
+        ledger = self.serve([replace(one, arrival_time=0.0) for one in chosen])
         return len(chosen) / float(ledger.iterations().end.max())
 
     def capacity(

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from sarathi_lab.engine import loop
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Batch, Request
@@ -26,7 +28,6 @@ from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.simulated.hardware import Hardware, Parallel
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations
-from sarathi_lab.experiment.capacity import Engine
 from sarathi_lab.experiment.cases import Point, Round
 from sarathi_lab.experiment.clock import CostClock, Estimate
 from sarathi_lab.experiment.registry import ErrorRow, Figure, Platform, Sizes, figure
@@ -63,8 +64,8 @@ class System:
         """Serve `requests` on one replica with room for all micro-batches at the longest length."""
         stages = self.parallel.pipeline
         num_blocks = self.batch_size * stages * -(-self.longest // BLOCK_SIZE)
-        sizes = (self.batch_size, self.longest, num_blocks, BLOCK_SIZE, stages)
-        return Engine(executor, *sizes).serve(requests, self.policy)
+        sizes = (self.batch_size, num_blocks, BLOCK_SIZE, self.longest, stages)
+        return loop.serve(requests, EngineConfig(self.policy, *sizes), executor)
 
 
 # Under the names of the paper's points.

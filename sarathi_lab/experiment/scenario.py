@@ -13,7 +13,6 @@ from sarathi_lab.engine.executor import Executor, StepResult
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.executor.simulated.cost_model import OperationTimes
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
-from sarathi_lab.experiment.capacity import Engine
 from sarathi_lab.policy import Orca, Policy, RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.results.metrics import device_idle_fraction
 from sarathi_lab.results.serving_metrics import latency
@@ -116,8 +115,10 @@ def serve(
         return None
     batch_size, steady = scenario.batch_size, scenario.is_steady
     made = _requests(scenario, 2 if steady else 1, vocab_size)
-    engine = Engine(executor, batch_size, scenario.longest, num_blocks, block_size)
-    ledger = engine.serve(made, scenario.make_policy())
+    policy, longest = scenario.make_policy(), scenario.longest
+    ledger = loop.serve(
+        made, EngineConfig(policy, batch_size, num_blocks, block_size, longest), executor
+    )
     iterations, requests = ledger.iterations(), ledger.requests()
     start, end, count = 0.0, float(iterations.end.max()), batch_size
     if steady:

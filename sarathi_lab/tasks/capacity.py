@@ -159,18 +159,7 @@ class Capacity(Task):
         expected = tokens * (1 + FIRST_TRIALS + LATER_TRIALS * (len(plans) - 1))
         engine, loads = plan.engine, {int(one.config["seed"]): one.load.requests for one in plans}
         with progress_of(f"capacity under {slo.name}", expected, "tokens") as progress:
-            on_device = search.Engine(
-                executor,
-                engine.batch_size,
-                plan.max_model_len,
-                engine.num_blocks,
-                engine.block_size,
-                plan.backend.num_stages,
-                engine.cluster,
-                progress,
-                speculation=engine.speculation,
-            )
-            trials = search.Trials(on_device, plan.policy, loads, search.Grid(self.precision))
+            trials = search.Trials(engine, executor, loads, search.Grid(self.precision), progress)
             saturation = trials.saturation_rate(lengths[0])
             limits = search.limits_around(saturation, self.lowest, self.highest)
             return trials, slo, saturation, trials.capacity(slo, saturation, limits, lengths)

@@ -13,11 +13,11 @@ from composed import checked, run
 from helpers import ScriptedExecutor, requests_of
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.experiment.capacity import (
     Bracket,
     Capacities,
-    Engine,
     Grid,
     Trials,
     at_rate,
@@ -80,8 +80,8 @@ def queue(num: int = 40, seeds: int = 3) -> Trials:
         seed: requests_of(*[(4, 1)] * num, arrivals=list(map(float, range(num))))
         for seed in range(seeds)
     }
-    engine = Engine(ScriptedExecutor(), batch_size=1, max_model_len=8, num_blocks=10, block_size=4)
-    return Trials(engine, RequestLevel(), loads, Grid(0.05))
+    engine = EngineConfig(RequestLevel(), batch_size=1, num_blocks=10, block_size=4)
+    return Trials(engine, ScriptedExecutor(), loads, Grid(0.05))
 
 
 def test_the_capacity_of_a_queue_is_its_service_rate():
@@ -168,10 +168,9 @@ def test_seeds_widen_the_interval():
 def test_policies_are_compared_on_the_same_requests_and_rates():
     loads = {0: requests_of(*[(30, 9), (3, 4)] * 6, arrivals=list(np.arange(12.0)))}
     executor = ScriptedExecutor(lambda batch: 0.05 + 0.02 * batch.num_tokens)
-    engine = Engine(executor, batch_size=4, max_model_len=40, num_blocks=200, block_size=4)
-    slo = Slo(name="x", tbt=0.3)
+    sizes, slo = {"batch_size": 4, "num_blocks": 200, "block_size": 4}, Slo(name="x", tbt=0.3)
     found = {
-        chunk: Trials(engine, SarathiServe(chunk=chunk), loads, Grid(0.05))
+        chunk: Trials(EngineConfig(SarathiServe(chunk), **sizes), executor, loads, Grid(0.05))
         .capacity(slo, 1.0, (0.01, 10.0), [6, 12])
         .values[0]
         for chunk in (8, 64)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Request
-from sarathi_lab.experiment.capacity import Grid, Trials, at_rate, highest_passing
+from sarathi_lab.experiment.capacity import Grid, at_rate, highest_passing
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import PROFILED, Platform
 from sarathi_lab.extensions.after_sarathi import Lprs, SloBudget
@@ -47,7 +47,7 @@ class Search:
     requests: Sequence[Request]
     grid: Grid
     attained: float  # share of the requests
-    known: dict[Policy, Trials] = field(default_factory=dict)
+    known: dict[tuple[Policy, int], pd.DataFrame] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         saturation = self.bench.saturation_rate(self.dataset)
@@ -55,8 +55,10 @@ class Search:
 
     def table(self, policy: Policy, step: int) -> pd.DataFrame:
         """The requests that `policy` served at a step of the grid."""
-        own = Trials(self.bench.engine, policy, {0: self.requests}, self.grid)
-        return self.known.setdefault(policy, own).at(0, len(self.requests), step).requests
+        if (policy, step) not in self.known:
+            arriving = at_rate(self.requests, self.grid.rate(step))
+            self.known[policy, step] = self.bench.run(arriving, policy).requests()
+        return self.known[policy, step]
 
     def is_within(self, policies: Sequence[Policy], kind: str, step: int) -> bool:
         """Whether one of `policies` serves enough of the requests within the objective."""
@@ -197,7 +199,7 @@ def p_pas_gain(
         ]
         quantity, found = f"mean latency, {load}", {}
         for name, policy in policies.items():
-            table = bench.engine.serve(arriving, policy).requests()
+            table = bench.run(arriving, policy).requests()
             found[name] = {quantity: waits(table)["latency"].mean()}
         last = dict([found.popitem()])
         yield from compared(dataset, found, {})
@@ -248,7 +250,7 @@ def within(requests: pd.DataFrame, slo: Slo, kind: str) -> NDArray[np.bool_]:
 def prompt_rate(bench: ServingBench, requests: Sequence[Request], budget: int) -> float:
     """Prompt tokens a second where there is nothing else to do."""
     prompts = [replace(one, arrival_time=0.0, output_len=1) for one in requests]
-    ended = bench.engine.serve(prompts, bench.chunking(budget)).iterations().end.max()
+    ended = bench.run(prompts, bench.chunking(budget)).iterations().end.max()
     return sum(one.prompt_len for one in prompts) / float(ended)
 
 

@@ -54,8 +54,8 @@ def long_prompts(
     """
     dataset, short, long = _requests(bench, seed, long_lens)
     own = _policies(bench, policies, variants, sizes["budget"])
-    tables = {NO_LONG: bench.engine.serve(short, bench.chunking(sizes["budget"])).requests()}
-    tables |= {n: bench.engine.serve([*short, *long], one).requests() for n, one in own.items()}
+    tables = {NO_LONG: bench.run(short, bench.chunking(sizes["budget"])).requests()}
+    tables |= {n: bench.run([*short, *long], one).requests() for n, one in own.items()}
     ideal = cache(lambda length: _ttft(_alone(bench, bench.chunking(sizes["budget"]), length)))
     found: dict[str, dict[str, float]] = {}
     for name, table in tables.items():
@@ -115,7 +115,7 @@ def _policies(
 def can_run(bench: ServingBench, policy: Policy) -> bool:
     """Whether it has what it needs: a device that is measured has no cost model to rank by."""
     try:
-        policy.validate(bench.engine.batch_size, bench.engine.max_model_len)
+        policy.validate(bench.engine.batch_size, bench.engine.max_model_len or 0)
     except UserError:
         return False
     return True
@@ -124,7 +124,7 @@ def can_run(bench: ServingBench, policy: Policy) -> bool:
 def _alone(bench: ServingBench, policy: Policy, length: int, number: int = 0) -> Ledger:
     """A prompt of a single output token that is served by an idle engine."""
     tokens = random_prompt(number, length, bench.vocab_size, bench.seed)
-    return bench.engine.serve([Request(0, 0.0, length, 1, tokens)], policy)
+    return bench.run([Request(0, 0.0, length, 1, tokens)], policy)
 
 
 def _ttft(ledger: Ledger) -> float:

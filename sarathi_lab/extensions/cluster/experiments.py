@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,9 +125,8 @@ def _served(
 def _turns(bench: ServingBench, workload: Agentic, setting: Setting) -> pd.DataFrame:
     """The turns' waits, gaps and hits, and the number of each from 1."""
     load = workload.generate(bench.vocab_size)
-    engine = bench.engine if setting.cluster is SINGLE else bench.cluster(setting.cluster)
-    engine = replace(engine, shares_prefixes=setting.is_cached)
-    requests = engine.serve(load.arrivals(), bench.chunking(setting.budget)).requests()
+    own = {"cluster": setting.cluster, "shares_prefixes": setting.is_cached}
+    requests = bench.run(load.arrivals(), bench.chunking(setting.budget), **own).requests()
     turns = {t.request.request_id: k for own in load.sessions for k, t in enumerate(own, start=1)}
     ttft = requests.first_token_time - requests.arrival_time
     return requests.assign(turn=requests.request_id.map(turns), ttft=ttft)
@@ -196,8 +195,8 @@ def _cluster(settings: Mapping[str, Any], slo: Slo) -> Several:
 
 def _runs(bench: ServingBench, requests: Sequence[Request], cluster: Several, chunk: int) -> Run:
     """The tables of `requests` served at a rate, each once."""
-    engine, policy = bench.cluster(cluster), bench.chunking(chunk)
-    return cache(lambda rate: engine.serve(at_rate(requests, rate), policy).requests())
+    run = partial(bench.run, policy=bench.chunking(chunk), cluster=cluster)
+    return cache(lambda rate: run(at_rate(requests, rate)).requests())
 
 
 def _goodput(run: Run, slo: Slo, rates: Sequence[float], attainment: float) -> float:

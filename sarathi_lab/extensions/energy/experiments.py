@@ -84,7 +84,7 @@ def energy(
         own = {name: bench.chunking(max(tokens, sizes["batch"])) for name, tokens in at.items()}
         own |= {WHOLE: bench.chunking(longest(bench.sizes) + sizes["batch"])}
         own |= bench.named(policies, budget)
-        ledgers = {name: bench.engine.serve(arriving, policy) for name, policy in own.items()}
+        ledgers = {name: bench.run(arriving, policy) for name, policy in own.items()}
         found = {name: energy_of(bench, ledger)[1] for name, ledger in ledgers.items()}
         joules = {name: {PER_TOKEN: values["joules_per_token"]} for name, values in found.items()}
         for name, values in found.items():
@@ -106,8 +106,7 @@ def _by_batch(
     found = {}
     for batch in batches:
         chosen = [replace(one, arrival_time=0.0) for one in requests[: max(4, 2 * batch)]]
-        engine = replace(bench.engine, batch_size=batch)
-        ledger = engine.serve(chosen, bench.chunking(max(budget, batch)))
+        ledger = bench.run(chosen, bench.chunking(max(budget, batch)), batch_size=batch)
         found[batch] = energy_of(bench, ledger)[1]["joules_per_output_token"]
         yield point(dataset, f"{PER_OUTPUT} by batch", "J", CHUNKING, found[batch], batch)
     least, most = min(batches), max(batches)

@@ -77,7 +77,7 @@ def layered_prefill(
 
 def _served(bench: ServingBench, requests: Sequence[Request], policy: Policy) -> Values:
     """Seconds; and of a token, of prompts and outputs, joules and megabytes of experts' weights."""
-    ledger = bench.engine.serve(requests, policy)
+    ledger = bench.run(requests, policy)
     times, quantiles = waits(ledger.requests()), latency(ledger.requests())
     iterations, energy = energy_of(bench, ledger)
     found = {

@@ -15,14 +15,15 @@ from scipy.optimize import nnls
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.engine import loop
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Executor, Sizes, StepResult
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.experiment.capacity import Engine
 from sarathi_lab.experiment.cases import Point, Round
 from sarathi_lab.experiment.clock import Estimate
 from sarathi_lab.experiment.measure import Measured, Session
@@ -101,8 +102,8 @@ class StageBench:
         self.turnaround = self._turnaround()
 
     def serve(self, executor: Executor, policy: Policy, requests: Sequence[Request]) -> Ledger:
-        sizes = (self._sizes["batch"], self._sizes["longest"], self._blocks, BLOCK_SIZE)
-        return Engine(executor, *sizes, num_stages=self.stages).serve(requests, policy)
+        sizes = (self._sizes["batch"], self._blocks, BLOCK_SIZE, self._sizes["longest"])
+        return loop.serve(requests, EngineConfig(policy, *sizes, self.stages), executor)
 
     def simulated(self) -> PipelineExecutor:
         times = self.times

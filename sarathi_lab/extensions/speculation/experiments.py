@@ -108,8 +108,8 @@ def _speculations(
 def _served(
     bench: ServingBench, requests: Sequence[Request], own: Speculation, budget: int
 ) -> Ledger:
-    engine = replace(bench.engine, speculation=own)
-    return engine.serve(requests, bench.chunking(max(budget, engine.batch_size)))
+    policy = bench.chunking(max(budget, bench.engine.batch_size))
+    return bench.run(requests, policy, speculation=own)
 
 
 def _values(drafts: Speculation, arriving: Ledger, at_once: Ledger) -> Values:

@@ -7,6 +7,7 @@ has a seed of its own, and its values are samples of the points.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -18,18 +19,22 @@ import pandas as pd
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF
-from sarathi_lab.engine.config import SINGLE, Topology
+from sarathi_lab.engine.arrivals import Arrivals
+from sarathi_lab.engine.config import SINGLE, EngineConfig, Topology
+from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.executor import Sizes as BuildSizes
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.experiment.capacity import Engine, Grid, Trials, at_rate
+from sarathi_lab.experiment.capacity import at_rate
 from sarathi_lab.experiment.cases import Point, Round
 from sarathi_lab.experiment.clock import Estimate
 from sarathi_lab.experiment.registry import PROFILED, Figure, Platform, Sizes, figure
 from sarathi_lab.experiment.samples import MOST_ROUNDS, Samples, keep, rounds, table_of
 from sarathi_lab.experiment.work import BLOCK_SIZE, Room
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.policy import Policy
+from sarathi_lab.policy import Orca, Policy
 from sarathi_lab.results import load
 from sarathi_lab.results.decode_cost import decode_iteration
 from sarathi_lab.results.intervals import FEWEST_PAIRS, summary
@@ -83,15 +88,15 @@ class LoadFigure(Figure):
         room = self.room(spec, sizes)
         room = room._replace(kv_tokens=min(room.kv_tokens, held))
         with session.loaded(self.name, room) as (executor, advance):
-            cache = (executor.num_blocks, executor.block_size)
-            engine = Engine(executor, room.batch_size, room.longest, *cache)
+            cache = (executor.num_blocks, executor.block_size, room.longest)
+            engine = EngineConfig(Orca(), room.batch_size, *cache)
             makes = (session.make_policy, spec.vocab_size)
-            bench = ServingBench(sizes, spec.name, engine, *makes, seed)
+            bench = ServingBench(sizes, spec.name, engine, executor, *makes, seed)
             for dataset in sizes["datasets"]:  # warms up
                 bench.saturation_rate(dataset)
             cases = [Round(self.make, number, sizes) for number in range(MOST_ROUNDS)]
             samples = rounds(cases, bench, seconds=session.seconds, advance=advance)
-        serving = _replayed(engine, spec.name)
+        serving = _replayed(bench)
         return Measured(session.table(self.name, samples), serving=serving)
 
     def bench(self, spec: ModelSpec, backend: SimulatedBackend, **settings: Any) -> ServingBench:
@@ -127,12 +132,12 @@ def only_simulated(question: str, *papers: Platform, look: PlotSpec) -> Register
     return figure(SimulatedLoadFigure, question=question, papers=papers, seconds=0, look=look)
 
 
-def _replayed(engine: Engine, model: str) -> pd.DataFrame:
+def _replayed(bench: ServingBench) -> pd.DataFrame:
     """Return a row per policy: the share of its iterations that were replayed, if any were."""
-    if not any(map(any, engine.replayed.values())):
+    if not any(map(any, bench.replayed.values())):
         return pd.DataFrame()
-    labels = {"model": model, "quantity": load.REPLAYED}
-    rows = [{**labels, "policy": p, **summary(s, "ratio")} for p, s in engine.replayed.items()]
+    labels = {"model": bench.model, "quantity": load.REPLAYED}
+    rows = [{**labels, "policy": p, **summary(s, "ratio")} for p, s in bench.replayed.items()]
     return pd.DataFrame(rows)
 
 
@@ -145,47 +150,64 @@ def _bench(
     seed: int,
 ) -> ServingBench:
     batch, longest_one = sizes["batch"], longest(sizes)
-    blocks = (backend.kv_blocks(spec, BLOCK_SIZE), BLOCK_SIZE)
+    cache_sizes = (backend.kv_blocks(spec, BLOCK_SIZE), BLOCK_SIZE)
     predictor = cache(partial(backend.predictor, spec))
+    engine = EngineConfig(Orca(), batch, *cache_sizes, longest_one, backend.num_stages)
 
     @cache  # a cost model with tables takes a second to make
-    def engine(cluster: Topology) -> Engine:
-        build = partial(backend.build, spec, None, BuildSizes(*blocks, batch))
-        executor = cluster.executor(build, cluster.link_between(backend, spec))
-        return Engine(executor, batch, longest_one, *blocks, backend.num_stages, cluster)
+    def executor(cluster: Topology) -> Executor:
+        build = partial(backend.build, spec, None, BuildSizes(*cache_sizes, batch))
+        return cluster.executor(build, cluster.link_between(backend, spec))
 
     @cache
     def on_device(name: str, budget: int) -> Policy | None:
         policy = make_policy(name, budget)
         return policy and policy.on_device(predictor, batch, longest_one)
 
-    one = engine(SINGLE)
-    return ServingBench(sizes, spec.name, one, on_device, None, seed, engine, backend)
+    one = executor(SINGLE)
+    return ServingBench(sizes, spec.name, engine, one, on_device, None, seed, executor, backend)
 
 
 @dataclass
 class ServingBench:
-    """One engine that serves `model` at `sizes`, without tokens if `vocab_size` is None; simulated,
-    also the clusters of such engines.
+    """An engine that serves `model` at `sizes` on `executor`, without tokens if `vocab_size` is
+    None; simulated, also clusters of such engines. The policy of `engine` is that of each run.
     """
 
     sizes: Mapping[str, Any]
     model: str
-    engine: Engine
+    engine: EngineConfig
+    executor: Executor
     policy: MakePolicy
     vocab_size: int | None
     seed: int = 0
-    clusters: Callable[[Topology], Engine] | None = None
+    executors: Callable[[Topology], Executor] | None = None  # of clusters
     backend: SimulatedBackend | None = None  # of the executor, where it is simulated
     _saturation: dict[str, float] = field(default_factory=dict)
     _slos: dict[str, Slo] = field(default_factory=dict)
     # By data set and objective, where the last round's searches ended (steps of the grid).
     starts: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
+    # By policy, the share of replayed iterations in each run.
+    replayed: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
-    def engine_of(self, policy: str) -> Engine:
-        """The engine with the batch that the policy has at these sizes."""
-        own = self.sizes.get("batches", {}).get(policy, self.sizes["batch"])
-        return replace(self.engine, batch_size=own)
+    def run(
+        self, requests: Sequence[Request] | Arrivals, policy: Policy, **settings: Any
+    ) -> Ledger:
+        """Serve `requests` under a policy; `settings` replace those of the engine. Raises UserError
+        for a cluster on a real device.
+        """
+        engine, executor = replace(self.engine, policy=policy, **settings), self.executor
+        if not engine.cluster.is_single:
+            if self.executors is None:
+                raise UserError("several engines are simulated only; add executor=simulated")
+            executor = self.executors(engine.cluster)
+        ledger = serve(requests, engine, executor)
+        self.replayed[policy.name].append(ledger.replayed_share)
+        return ledger
+
+    def batch_of(self, policy: str) -> int:
+        """Return the batch that the policy has at these sizes."""
+        return int(self.sizes.get("batches", {}).get(policy, self.sizes["batch"]))
 
     def requests(self, dataset: str, number: int, seed: int) -> list[Request]:
         """`number` requests that arrive as a Poisson process of rate 1."""
@@ -202,9 +224,10 @@ class ServingBench:
     def saturation_rate(self, dataset: str) -> float:
         """Requests per second of the chunking policy, all there at once; served the first time."""
         if dataset not in self._saturation:
-            requests = {0: self.requests(dataset, self.sizes["num_requests"], 0)}
-            trials = Trials(self.engine, self.chunking(self.sizes["budget"]), requests, Grid(1.0))
-            self._saturation[dataset] = trials.saturation_rate(self.sizes["num_requests"])
+            requests = self.requests(dataset, self.sizes["num_requests"], 0)
+            at_once = [replace(one, arrival_time=0.0) for one in requests]
+            ledger = self.run(at_once, self.chunking(self.sizes["budget"]))
+            self._saturation[dataset] = len(at_once) / float(ledger.iterations().end.max())
         return self._saturation[dataset]
 
     def chunking(self, budget: int) -> Policy:
@@ -230,7 +253,7 @@ class ServingBench:
                 context = min(slo.decode_context, longest(self.sizes))
                 engine = self.engine
                 room = {"num_blocks": engine.num_blocks, "block_size": engine.block_size}
-                seconds = decode_iteration(engine.executor, batch, context, **room)
+                seconds = decode_iteration(self.executor, batch, context, **room)
             self._slos[kind] = slo.resolved(seconds)
         return self._slos[kind]
 
@@ -238,13 +261,7 @@ class ServingBench:
         """The requests of a round at the data set's rate under a policy: their table."""
         requests = self.requests(dataset, self.sizes["num_requests"], seed)
         arriving = at_rate(requests, self.rate(dataset))
-        return self.engine_of(name).serve(arriving, policy).requests()
-
-    def cluster(self, topology: Topology) -> Engine:
-        """Several engines. Raises UserError on a real device."""
-        if self.clusters is None:
-            raise UserError("several engines are simulated only; add executor=simulated")
-        return self.clusters(topology)
+        return self.run(arriving, policy, batch_size=self.batch_of(name)).requests()
 
 
 def datasets(sizes: Mapping[str, Any]) -> dict[str, Lognormal]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,8 @@ def sarathi_serve_capacity(
     for kind in slos:
         slo, found, start = bench.slo(kind), {}, LOAD * saturation
         for name, policy in bench.named(searched, slo_budgets[kind]).items():
-            trials = Trials(bench.engine_of(name), policy, requests, Grid(precision))
+            engine = replace(bench.engine, policy=policy, batch_size=bench.batch_of(name))
+            trials = Trials(engine, bench.executor, requests, Grid(precision))
             trials = known.setdefault((name, policy), trials)
             limits = limits_around(saturation, None, None)
             capacity = trials.capacity(slo, start, limits, lengths)

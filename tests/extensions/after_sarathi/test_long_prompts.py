@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from helpers import ScriptedExecutor
 
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
-from sarathi_lab.experiment.capacity import Engine
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.extensions.after_sarathi import DynamicChunks, Ranked
 from sarathi_lab.extensions.after_sarathi.long_prompts import one_by_one
@@ -29,8 +29,8 @@ def make_policy(name: str, budget: int):
 
 
 def bench_of(sizes, executor, num_stages: int = 1) -> ServingBench:
-    engine = Engine(executor, 4, 64, num_blocks=200, block_size=4, num_stages=num_stages)
-    return ServingBench(sizes, "tiny", engine, make_policy, None)
+    engine = EngineConfig(VllmV1(), 4, 200, 4, 64, num_stages)
+    return ServingBench(sizes, "tiny", engine, executor, make_policy, None)
 
 
 def test_fairness_by_hand():

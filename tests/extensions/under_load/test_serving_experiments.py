@@ -15,10 +15,11 @@ from helpers import ScriptedExecutor
 
 from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.config.paths import EXPERIMENTS as FOLDERS
-from sarathi_lab.engine.config import Topology
+from sarathi_lab.engine.config import EngineConfig, Topology
+from sarathi_lab.engine.executor import Executor
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
-from sarathi_lab.experiment.capacity import Engine, mean_rate
+from sarathi_lab.experiment.capacity import mean_rate
 from sarathi_lab.experiment.cases import Round
 from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.experiment.samples import rounds, table_of
@@ -53,14 +54,14 @@ def make_bench(name: str) -> ServingBench:
     """Iterations of 5 ms and 1 ms a token: whole prompts of 20 tokens stall, chunks of 8 do not."""
     sizes = FIGURES[name].sizes("dry")
     executor = ScriptedExecutor(lambda batch: 0.005 + 0.001 * batch.num_tokens)
-    engine = Engine(executor, sizes["batch"], longest(sizes), num_blocks=200, block_size=4)
+    engine = EngineConfig(Orca(), sizes["batch"], 200, 4, longest(sizes))
 
-    def clusters(cluster: Topology) -> Engine:
+    def executors(cluster: Topology) -> Executor:
         seconds = partial(SimulatedExecutor, lambda batch: 0.005 + 0.001 * batch.num_tokens)
-        return replace(engine, executor=cluster.executor(seconds, LINK), cluster=cluster)
+        return cluster.executor(seconds, LINK)
 
-    own = {"clusters": clusters, "backend": SimulatedBackend(load_option("hardware", "a100"))}
-    return ServingBench(sizes, "tiny", engine, make_policy, None, **own)
+    own = {"executors": executors, "backend": SimulatedBackend(load_option("hardware", "a100"))}
+    return ServingBench(sizes, "tiny", engine, executor, make_policy, None, **own)
 
 
 def make_points(name: str, seed: int) -> list:
@@ -144,8 +145,8 @@ def test_the_papers_setup_has_its_objectives_and_lengths(model):
         "arxiv_summarization": 16384,
     }
     executor = ScriptedExecutor(lambda batch: 0.01)
-    engine = Engine(executor, 128, longest(sizes), num_blocks=200_000, block_size=16)
-    bench = ServingBench(sizes, model, engine, make_policy, None)
+    engine = EngineConfig(Orca(), 128, 200_000, 16, longest(sizes))
+    bench = ServingBench(sizes, model, engine, executor, make_policy, None)
     # Of an iteration of decodes where the model has none of its own: 5 and 25 times.
     expected = {"mistral-7b": (0.1, 0.5), "yi-34b": (0.2, 1.0), "13b": (0.05, 0.25)}[model]
     found = tuple(bench.slo(kind).tbt for kind in ("strict", "relaxed"))
