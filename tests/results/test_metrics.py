@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 from helpers import ScriptedExecutor, requests_of, scheduler_for
@@ -40,30 +42,20 @@ def test_spec_formulas_by_hand():
     assert TWO_LAYERS.kv_bytes_per_token(2) == 2 * 2 * 4 * 2
     assert TWO_LAYERS.num_params == 384 + 2 * 40
     # One chunk of 3 tokens from 0: pairs 1+2+3 = 6, reads 3 tokens of KV, emits one token.
-    row = pd.DataFrame(
-        [[3, 0, 3, 0, 6, 1]],
-        columns=[
-            "num_prefill_tokens",
-            "num_decode_tokens",
-            "prefill_kv_tokens",
-            "decode_kv_tokens",
-            "prefill_query_key_pairs",
-            "num_emits",
-        ],
-    ).iloc[0]
+    counts = {"num_prefill_tokens": 3, "num_decode_tokens": 0, "prefill_kv_tokens": 3}
+    counts |= {"decode_kv_tokens": 0, "prefill_query_key_pairs": 6, "num_emits": 1}
+    row = pd.Series(counts)
     assert TWO_LAYERS.linear_flops(row) == 2 * 384 * 3 + 2 * 40
     assert TWO_LAYERS.attention_flops(row) == 4 * 2 * 4 * 6
     assert TWO_LAYERS.weight_read_bytes(row, 2) == (384 + 40) * 2
     assert TWO_LAYERS.min_bytes(row, 2) == 848 + 3 * 32 + 3 * 32
-    assert roofline_time(TWO_LAYERS, row, 2, PEAKS) == pytest.approx(
-        max((2304 + 80 + 192) / 1000, 1040 / 100)
-    )
+    expected = max((2304 + 80 + 192) / 1000, 1040 / 100)
+    assert roofline_time(TWO_LAYERS, row, 2, PEAKS) == pytest.approx(expected)
 
 
 def test_paper_13b_has_the_papers_sizes():
-    paper = ModelSpec(
-        "13b", 40, 5120, 40, 40, 4 * 5120, vocab_size=32000, head_size=128, gated_ffn=False
-    )
+    sizes = {"vocab_size": 32000, "head_size": 128, "gated_ffn": False}
+    paper = ModelSpec("13b", 40, 5120, 40, 40, 4 * 5120, **sizes)
     assert paper.num_linear_params == 40 * 12 * 5120**2 == 12_582_912_000
     assert paper.kv_bytes_per_token(2) == 819_200
 
@@ -80,31 +72,31 @@ def test_summary_of_request_level_by_hand():
     # Iterations of 1 s: prefill of both, then decodes: request 0 has 3 tokens, request 1 has 2.
     iterations, requests = run(RequestLevel(), requests_of((8, 3), (4, 2)))
     summary = summarise(iterations, requests, PEAKS, None)
-    assert summary["num_iterations"] == 3
-    assert summary["duration"] == 3.0
-    assert summary["throughput"] == pytest.approx((8 + 3 + 4 + 2) / 3)
-    assert summary["output_throughput"] == pytest.approx(5 / 3)
-    assert summary["decode_time_alone"] == pytest.approx(
-        2 / 3
-    )  # two decode-only seconds, three decodes
-    assert summary["decode_throughput"] == pytest.approx(3 / 2)
-    assert summary["kv_reread_factor"] == 1.0
-    assert summary["kv_read_bytes"] == (12 + (9 + 5) + 10) * 32
-    assert summary["ttft_p50"] == 1.0
-    assert summary["tbt_p50"] == summary["tbt_p99"] == 1.0
-    assert summary["latency_p50"] == 2.5  # 3 s and 2 s
-    assert "decode_time_marginal" not in summary
-    assert "decode_speedup" not in summary
-    assert summary["time_over_roofline_prefill"] == pytest.approx(1 / iterations.roofline[0])
-    assert summary["time_over_roofline_decode"] == pytest.approx(2 / iterations.roofline[1:].sum())
-    assert "time_over_roofline_hybrid" not in summary
+    expected = {
+        "num_iterations": 3,
+        "duration": 3.0,
+        "throughput": (8 + 3 + 4 + 2) / 3,
+        "output_throughput": 5 / 3,
+        "decode_time_alone": 2 / 3,  # two decode-only seconds, three decodes
+        "decode_throughput": 3 / 2,
+        "kv_reread_factor": 1.0,
+        "kv_read_bytes": (12 + (9 + 5) + 10) * 32,
+        "ttft_p50": 1.0,
+        "tbt_p50": 1.0,
+        "tbt_p99": 1.0,
+        "latency_p50": 2.5,  # 3 s and 2 s
+        "time_over_roofline_prefill": 1 / iterations.roofline[0],
+        "time_over_roofline_decode": 2 / iterations.roofline[1:].sum(),
+    }
+    assert {name: summary[name] for name in expected} == pytest.approx(expected)
+    absent = {"decode_time_marginal", "decode_speedup", "time_over_roofline_hybrid"}
+    assert not absent & summary.keys()
 
 
 def test_summary_counts_hybrid_decodes_at_their_marginal_time():
     # chunk 4, batch 2: prefill of request 0 whole, hybrid, … each 1 s.
-    iterations, requests = run(
-        Sarathi(chunk=4, min_decodes=0), requests_of((4, 3), (4, 1)), batch_size=2
-    )
+    policy = Sarathi(chunk=4, min_decodes=0)
+    iterations, requests = run(policy, requests_of((4, 3), (4, 1)), batch_size=2)
     assert iterations.num_prefill_tokens.tolist() == [4, 3, 1]
     assert iterations.num_decode_tokens.tolist() == [0, 1, 1]
     cost = DecodeCost(alone=0.8, marginal=0.2, composition=Composition(3, 0, False, 1, 5))
@@ -114,9 +106,12 @@ def test_summary_counts_hybrid_decodes_at_their_marginal_time():
     assert summary["time_over_roofline_prefill"] == pytest.approx(1 / iterations.roofline[0])
     assert summary["time_over_roofline_hybrid"] == pytest.approx(2 / iterations.roofline[1:].sum())
     assert "time_over_roofline_decode" not in summary
+    noise = summarise(iterations, requests, PEAKS, replace(cost, marginal=-0.1))
+    assert noise["decode_time_marginal"] == -0.1
+    assert not {"decode_speedup", "decode_throughput"} & noise.keys()
 
 
-@pytest.mark.parametrize("num_blocks", [6, 7, 9, 100])
+@pytest.mark.parametrize("num_blocks", [6, 9, 100])
 def test_a_probe_is_shortened_to_what_the_cache_holds(num_blocks):
     """Median contexts of a run under memory pressure may never have been in the cache together."""
     executor = ScriptedExecutor()
@@ -132,24 +127,9 @@ def test_a_probe_is_shortened_to_what_the_cache_holds(num_blocks):
         assert (chunk[1], decodes[0][1]) == (14, 19)
 
 
-def test_a_marginal_time_below_the_noise_gives_no_speedup():
-    iterations, requests = run(
-        Sarathi(chunk=4, min_decodes=0), requests_of((4, 3), (4, 1)), batch_size=2
-    )
-    summary = summarise(
-        iterations, requests, PEAKS, DecodeCost(0.8, -0.1, Composition(3, 0, False, 1, 5))
-    )
-    assert summary["decode_time_marginal"] == -0.1
-    assert "decode_speedup" not in summary
-    assert "decode_throughput" not in summary
-
-
 def test_compare_divides_what_both_have():
-    ratios = compare(
-        {"throughput": 6.0, "ttft_p50": 1.0, "decode_time_marginal": 1.0},
-        {"throughput": 3.0, "ttft_p50": 4.0},
-        "orca",
-    )
+    own = {"throughput": 6.0, "ttft_p50": 1.0, "decode_time_marginal": 1.0}
+    ratios = compare(own, {"throughput": 3.0, "ttft_p50": 4.0}, "orca")
     assert ratios == {"throughput_vs_orca": 2.0, "ttft_p50_vs_orca": 0.25}
 
 

@@ -26,7 +26,6 @@ from sarathi_lab.results.plots import sweeps
 from sarathi_lab.results.report import conclusion, save_picture, sweep_table
 from sarathi_lab.results.result import show
 from sarathi_lab.results.table import COLUMNS, RESULTS, factor, heading, rows_of_run
-from sarathi_lab.run import main
 from sarathi_lab.tasks import plot
 
 LABELS = {
@@ -318,39 +317,3 @@ def test_headings_carry_units_and_factors():
         1,
         1e-9,
     )
-
-
-# -- columns of runs -------------------------------------------------------------------------------
-
-SMALL = ["executor=simulated", "model=tiny", "batch=3", "tracking=none", "baselines=[orca]"]
-GRID = ["workload.arrivals=poisson", "workload.rate=2,5", "policy.min_decodes=0,1"]
-
-
-@pytest.fixture(scope="module")
-def grid(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("flat")
-    sizes = ["chunk=8", "seq_len=64", "pd_ratio=7", "workload.num_requests=4"]
-    assert main([*SMALL, *sizes, *GRID, "-m", f"output={folder}"]) == 0
-    return load_runs(folder)
-
-
-def test_settings_are_columns_as_they_are_typed(grid):
-    own = grid[~grid.is_baseline]
-    settings = zip(own["workload.rate"], own["policy.min_decodes"], strict=True)
-    assert sorted(settings) == [(2, 0), (2, 1), (5, 0), (5, 1)]
-    assert set(own["policy"]) == {"sarathi"}  # the label, not the class
-    assert set(own["hardware"]) == {"a6000"}  # the option's name
-    assert set(own["prompt_classes"]) == {"[512,2048]"}
-    assert not [name for name in grid if name.startswith("executor.hardware")]  # said once
-    assert set(grid.attrs["settings"]) >= {"chunk", "workload.rate", "versions.torch"}
-    assert "throughput" not in grid.attrs["settings"]
-
-
-def test_every_column_can_be_counted_and_compared(grid):
-    assert grid.nunique()["workload.rate"] == 2
-    assert len(grid.drop_duplicates()) == len(grid) == 6
-    assert grid["versions.python"].nunique() == 1
-    assert grid["baselines.orca"].notna().sum() == 4
-    baselines = grid[grid.is_baseline]
-    assert sorted(baselines["workload.rate"]) == [2, 5]
-    assert baselines["policy.min_decodes"].isna().all()

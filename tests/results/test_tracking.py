@@ -1,14 +1,17 @@
-"""W&B runs made offline, read back by W&B's own tool; and the null tracker, which has the same
-methods.
+"""W&B runs made offline, read back by W&B's own tool; W&B missing, down or hanging; and the null
+tracker.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
 import socket
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,25 +46,20 @@ def iterations(num_rows: int) -> pd.DataFrame:
     )
 
 
-def test_history_and_summary_are_what_was_told(tracker, tmp_path):
+def test_summary_and_a_thinned_history_are_what_was_given(tracker, tmp_path):
     summary = {"throughput": 1234.56789, "roofline": 7.25}
-    tracker.track(replace(RUN, iterations=iterations(5), summary=summary))
+    num_rows = MAX_HISTORY_ROWS * 3
+    tracker.track(replace(RUN, iterations=iterations(num_rows), summary=summary, has_failed=True))
     shown = summary_of(the_run(tmp_path))
-    assert (shown["state"], shown["exit_code"]) == ("finished", 0)
+    assert (shown["state"], shown["exit_code"]) == ("failed", 1)
     assert (shown["name"], shown["project"], shown["tags"]) == ("a run", "test", RUN.tags)
     assert shown["config"] == {"chunk": 256}
     # The history's last row must not stand in for a summary number of the same name.
     public = {key: value for key, value in shown["summary"].items() if not key.startswith("_")}
     assert public == summary
-    assert len(records_of(the_run(tmp_path))["history"]) == 5
-
-
-def test_a_long_history_is_thinned_and_keeps_its_ends(tracker, tmp_path):
-    tracker.track(replace(RUN, iterations=iterations(MAX_HISTORY_ROWS * 3)))
-    history = records_of(the_run(tmp_path))["history"]
+    history = [row["item"] for row in records_of(the_run(tmp_path))["history"]]
     assert len(history) == MAX_HISTORY_ROWS
-    assert history[0]["item"]["iteration"] == 0
-    assert history[-1]["item"]["iteration"] == MAX_HISTORY_ROWS * 3 - 1
+    assert (history[0]["iteration"], history[-1]["iteration"]) == (0, num_rows - 1)
 
 
 def test_tables_become_one_artifact_below_the_output_folder_of_their_tracker(tracker, tmp_path):
@@ -84,34 +82,10 @@ def test_tables_become_one_artifact_below_the_output_folder_of_their_tracker(tra
         assert {path.read_bytes() for path in tables.iterdir()} <= staged
 
 
-def test_a_run_that_stopped_is_marked_as_failed(tracker, tmp_path):
-    tracker.track(replace(RUN, summary={"throughput": 1.0}, has_failed=True))
-    shown = summary_of(the_run(tmp_path))
-    assert (shown["state"], shown["exit_code"]) == ("failed", 1)
-    assert shown["summary"]["throughput"] == 1.0
-
-
 KEY = "a" * 40
 
 
-def in_process(code: str, tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run `code` with a home of its own: W&B remembers a login and its settings as long as a
-    process lives.
-    """
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("WANDB_", "NETRC"))
-    }
-    env = {**inherited, "HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), **variables}
-    command = [sys.executable, "-c", f"{IMPORTS}\n{code}"]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=env, cwd=tmp_path
-    )
-
-
-IMPORTS = "import os; from sarathi_lab.results.tracking import TrackedRun, WandbTracker"
-CASES = {  # variables, netrc, and what is said of them
+CASES = {  # variables, netrc, and the error
     "nobody": ({}, "", "nobody is logged in to W&B; run `wandb login`, or use tracking.mode=offl"),
     "short": ({"WANDB_API_KEY": "short"}, "", "the login is unusable"),
     "key": ({"WANDB_API_KEY": KEY}, "", None),
@@ -119,12 +93,16 @@ CASES = {  # variables, netrc, and what is said of them
 }
 
 
-def test_online_needs_a_login_which_is_checked_before_any_run(tmp_path):
-    """Each case in a fork: W&B remembers a login as long as a process lives."""
+def test_offline_runs_send_nothing_and_a_login_is_checked_without_the_server(tmp_path):
+    """In a process with a home of its own, each login in a fork: W&B remembers it as long as a
+    process lives.
+    """
     for name, (_, netrc, _) in CASES.items():
         (tmp_path / name).write_text(netrc)
     code = f"""
-import wandb
+import os
+from sarathi_lab.results.tracking import TrackedRun, WandbTracker
+WandbTracker(project='test', mode='offline', dir='.').track({RUN!r})
 tracker = WandbTracker(project="test", mode="online", dir=".")
 for name, (variables, _, _) in {CASES!r}.items():
     if (child := os.fork()) == 0:
@@ -137,47 +115,88 @@ for name, (variables, _, _) in {CASES!r}.items():
         os._exit(0)
     os.waitpid(child, 0)
 """
-    # A closed port stands in for the server: the check must not need it.
-    done = in_process(code, tmp_path, WANDB_BASE_URL="http://127.0.0.1:9")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB_", "NETRC"))}
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        (tmp_path / "netrc").write_text(CASES["netrc"][1].replace(":9 ", f":{port} "))
+        env = {**kept, "HOME": str(tmp_path), "WANDB_BASE_URL": f"http://127.0.0.1:{port}"}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
+        listening.settimeout(0.2)
+        with pytest.raises(TimeoutError):  # no connection waits
+            listening.accept()
     assert (done.returncode, done.stderr) == (0, "")
-    said = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert the_run(tmp_path).is_file()
+    printed = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     for name, (_, _, error) in CASES.items():
         expected = "is fine" if error is None else f"UserError: tracking.mode=online, but {error}"
-        assert said[name].startswith(expected), name
+        assert printed[name].startswith(expected), name
 
 
-def test_offline_runs_print_nothing_and_send_nothing(tmp_path):
-    code = f"WandbTracker(project='test', mode='offline', dir='.').track({RUN!r})"
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        done = in_process(code, tmp_path, WANDB_BASE_URL=url, WANDB_API_KEY=KEY)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-        server.settimeout(0.2)
-        with pytest.raises(TimeoutError):  # nobody waits to be let in
-            server.accept()
-    assert the_run(tmp_path).is_file()
+def hang(connection: socket.socket) -> None:
+    time.sleep(600)
 
 
-def test_unknown_modes_are_refused(tmp_path):
+def refuse(connection: socket.socket) -> None:
+    connection.recv(65536)
+    connection.sendall(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
+    connection.close()
+
+
+@contextmanager
+def server(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """The address of a server that treats every connection so, in a thread of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with suppress(OSError):  # closed
+                while True:
+                    connection = listening.accept()[0]
+                    threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("answer", [hang, refuse])
+def test_a_server_that_takes_nothing_costs_one_line_and_loses_nothing(
+    answer, tmp_path, monkeypatch, capsys
+):
+    tracker = WandbTracker(project="test", mode="online", dir=str(tmp_path), timeout=1)
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    with server(answer) as url:
+        monkeypatch.setenv("WANDB_BASE_URL", url)
+        for _ in range(2):
+            tracker.track(replace(RUN, name=f"to {answer.__name__}"))
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith("warning: W&B: the server did not take the run")
+    assert f"wandb sync {tmp_path}/wandb sends them" in warning
+    assert [summary_of(path)["exit_code"] for path in tmp_path.rglob("*.wandb")] == [0, 0]
+
+
+def test_a_folder_that_cannot_be_written_costs_one_line(tmp_path, capsys):
+    (tmp_path / "wandb").write_text("a file where the folder should be")
+    for _ in range(2):
+        WandbTracker(project="test", mode="offline", dir=str(tmp_path)).track(RUN)
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert "File exists" in warning
+    assert "results are complete without it" in warning
+
+
+def test_unknown_modes_and_a_missing_package_are_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"tracking\.mode=onlin is unknown"):
         WandbTracker(project="test", mode="onlin", dir=str(tmp_path))
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match="wandb is not installed; pip install wandb, or use"):
+        WandbTracker("online", "p", str(tmp_path)).check()
 
 
-def test_the_hint_is_a_command_that_can_be_copied():
-    assert (
-        WandbTracker(project="test", mode="offline", dir="my runs").hint()
-        == "wandb leet 'my runs/wandb'"
-    )
-
-
-def test_the_null_tracker_has_the_same_methods_and_leaves_nothing(tmp_path, monkeypatch):
+def test_the_hint_is_a_command_and_the_null_tracker_leaves_nothing(tmp_path, monkeypatch):
+    own = WandbTracker(project="test", mode="offline", dir="my runs")
+    assert own.hint() == "wandb leet 'my runs/wandb'"
     monkeypatch.chdir(tmp_path)
     null = Tracker()
     null.check()
     assert null.hint() == ""
     null.track(replace(RUN, iterations=iterations(2), folder=tmp_path))
     assert list(tmp_path.iterdir()) == []
-    for name, method in inspect.getmembers(Tracker, inspect.isfunction):
-        if not name.startswith("_"):
-            own = inspect.signature(getattr(WandbTracker, name)).parameters
-            assert own.keys() == inspect.signature(method).parameters.keys()

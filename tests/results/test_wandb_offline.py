@@ -1,11 +1,10 @@
-"""Offline W&B runs: their contents, the sweep file, and how runs of folders, files and W&B's server
-are read back alike.
+"""A tracked sweep: contents of its W&B runs, the sweep file, and runs of folders and of W&B's
+server read back.
 """
 
 from __future__ import annotations
 
 import platform
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from wandb_records import records_of, summary_of
 import sarathi_lab as lab
 from sarathi_lab.api.results import Results
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.paths import EXPERIMENTS
+from sarathi_lab.config.paths import CONF, EXPERIMENTS
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.config.sweeper import compose
 from sarathi_lab.results.result import Result, track
@@ -58,15 +57,10 @@ def test_every_run_of_a_sweep_is_in_its_group_under_a_name_that_says_what_varies
     opened = {name: records_of(path)["run"][0] for name, path in runs.items()}
     (group,) = {run["run_group"] for run in opened.values()}
     assert group.startswith("chunk on simulated a6000, ")
-    commands = {run["notes"] for run in opened.values()}
-    assert {command.partition(" output=")[0] for command in commands} == {
-        "python -m sarathi_lab.run -m executor=simulated workload.num_requests=3 batch=2 "
-        "chunk=128,256"
-    }
-    assert {name: run["job_type"] for name, run in opened.items()} == {
-        **dict.fromkeys(runs, "serve"),
-        "sweep of chunk": "sweep",
-    }
+    (command,) = {run["notes"].partition(" output=")[0] for run in opened.values()}
+    assert command.endswith("-m executor=simulated workload.num_requests=3 batch=2 chunk=128,256")
+    types = {name: run["job_type"] for name, run in opened.items()}
+    assert types == {**dict.fromkeys(runs, "serve"), "sweep of chunk": "sweep"}
     assert opened["sarathi chunk=256"]["tags"] == ["sarathi", "13b", "simulated a6000", "simulated"]
     assert "baseline" in opened["baseline orca"]["tags"]
 
@@ -75,14 +69,13 @@ def test_configs_are_flat_and_summaries_hold_what_people_compare(runs):
     shown = summary_of(runs["sarathi chunk=256"])
     config = shown["config"]
     flat = {"policy": "sarathi", "model": "13b", "executor": "simulated", "chunk": 256}
-    flat |= {"batch": 2, "pd_ratio": 31}
+    flat |= {"batch": 2, "pd_ratio": 31, "hostname": platform.node(), "where": "simulated a6000"}
+    flat |= {"policy_where": "sarathi, simulated a6000"}
     assert {name: config[name] for name in flat} == flat
-    assert config["settings"]["policy"]["chunk"] == 256
-    assert config["hostname"] == platform.node()
-    assert config["where"] == "simulated a6000"
-    assert config["policy_where"] == "sarathi, simulated a6000"
-    assert config["settings"]["executor"]["hardware"]["name"] == "a6000"
-    assert config["settings"]["hardware"]["name"] == "a6000"
+    assert config["baselines"].keys() == {"orca", "request_level"}
+    settings = config["settings"]
+    assert settings["policy"]["chunk"] == 256
+    assert settings["executor"]["hardware"]["name"] == settings["hardware"]["name"] == "a6000"
     assert shown["summary"].keys() >= SUMMARY
     assert shown["summary"]["ms/tbt_p99"] == pytest.approx(1000 * shown["summary"]["tbt_p99"])
 
@@ -90,43 +83,29 @@ def test_configs_are_flat_and_summaries_hold_what_people_compare(runs):
 def test_the_history_has_its_three_x_axes(runs):
     found = records_of(runs["sarathi chunk=256"])
     steps = {metric["name"]: metric.get("step_metric") for metric in found["metric"]}
-    assert {steps[f"iterations/{column}"] for column in ("mfu", "mbu")} == {"tokens"}
-    assert steps["iterations/num_waiting"] == "time"
-    assert steps["iterations/kv_bytes"] == "iteration"
+    columns = ("mfu", "mbu", "num_waiting", "kv_bytes")
+    axes = ["tokens", "tokens", "time", "iteration"]
+    assert [steps[f"iterations/{column}"] for column in columns] == axes
     rows = [row["item"] for row in found["history"] if "iteration" in row["item"]]
     assert [row["iteration"] for row in rows] == list(range(len(rows)))
-    tokens = [
-        row["iterations/num_prefill_tokens"] + row["iterations/num_decode_tokens"] for row in rows
-    ]
-    assert (
-        rows[-1]["tokens"] == sum(tokens) == 3 * 1024 - 3
-    )  # the last token of a request is never computed
+    assert rows[-1]["tokens"] == 3 * 1024 - 3  # the last token of a request is never computed
     assert all(row["time"] == row["iterations/end"] for row in rows)
 
 
-def test_the_tables_of_equal_work_are_versions_of_one_artifact(runs):
-    artifacts = records_of(runs["sarathi chunk=256"])["artifact"]
-    (artifact,) = [found for found in artifacts if found["type"] == "tables"]
+def test_tables_are_versions_of_one_artifact_and_displayed_beside_pictures(runs):
+    found = records_of(runs["sarathi chunk=256"])
+    (artifact,) = [one for one in found["artifact"] if one["type"] == "tables"]
     assert artifact["name"].startswith("sarathi-")
-    contents = {
-        entry["path"]: Path(entry["local_path"]) for entry in artifact["manifest"]["contents"]
-    }
+    contents = {one["path"]: Path(one["local_path"]) for one in artifact["manifest"]["contents"]}
     assert contents.keys() >= {"iterations.parquet", "requests.parquet"}
     assert all(path.is_file() for path in contents.values())  # `wandb sync` reads them from there
-    # What a run was compared with stands in its configuration.
-    baselines = summary_of(runs["sarathi chunk=256"])["config"]["baselines"]
-    assert baselines.keys() == {"orca", "request_level"}
-
-
-def test_tables_and_pictures_are_there_to_look_at(runs):
+    assert summary_of(runs["sarathi chunk=256"])["summary"]["requests"]["nrows"] == 3
     shown = summary_of(runs["sweep of chunk"])["summary"]
     assert shown["sweep"]["nrows"] == 4
     assert "ncols" not in shown["picture/sweep"]
     assert "history" not in records_of(runs["sweep of chunk"])  # sizes of tables are no curves
-    assert summary_of(runs["sarathi chunk=256"])["summary"]["requests"]["nrows"] == 3
     folder = runs["sweep of chunk"].parent / "files" / "media"
-    assert len(list(folder.rglob("*.png"))) == 1
-    assert len(list(folder.rglob("*.table.json"))) == 1
+    assert len(list(folder.rglob("*.png"))) == len(list(folder.rglob("*.table.json"))) == 1
 
 
 def test_a_measured_run_is_of_its_machine_and_has_no_simulated_hardware(tmp_path):
@@ -144,7 +123,7 @@ def test_a_measured_run_is_of_its_machine_and_has_no_simulated_hardware(tmp_path
 
 
 def agent_command(parameters: dict[str, object]) -> list[str]:
-    """The command that `wandb agent` makes of the sweep file and its choice of parameters."""
+    """The arguments that `wandb agent` makes of the sweep file and its choice of parameters."""
     from wandb.sdk.launch.sweeps.utils import (  # here, as it takes a second
         create_sweep_command,
         create_sweep_command_args,
@@ -159,36 +138,31 @@ def agent_command(parameters: dict[str, object]) -> list[str]:
     command: list[str] = []
     for part in create_sweep_command(sweep["command"]):
         command += arguments[part[2:-1]] if part.startswith("${") else [part]
-    return command
+    return command[command.index("sarathi_lab.run") + 1 :]
 
 
-def test_every_choice_of_the_sweep_file_is_a_valid_command_line():
+def test_choices_of_the_sweep_file_are_valid_command_lines():
     sweep = OmegaConf.load(EXPERIMENTS / "wandb_sweep.yaml")
-    for name, parameter in sweep.parameters.items():
-        for value in parameter["values"]:
-            command = agent_command(
-                {"policy": "sarathi", "chunk": 256, "pd_ratio": 10, str(name): value}
-            )
-            (job,) = compose(command[command.index("sarathi_lab.run") + 1 :]).jobs
-            job.check()
-            assert job.cfg.tracking.mode == "online"
+    for end in (0, -1):
+        chosen = {str(name): one["values"][end] for name, one in sweep.parameters.items()}
+        (job,) = compose(agent_command({**chosen, "policy": "sarathi"})).jobs
+        job.check()
+        assert job.cfg.tracking.mode == "online"
+    options = {path.stem for path in CONF.glob("policy/*.yaml")}
+    assert {*sweep.parameters.policy["values"]} <= options
 
 
 def test_the_agents_command_makes_the_agents_run_and_leaves_its_baselines_their_own(
     tmp_path, monkeypatch
 ):
-    command = agent_command({"policy": "sarathi", "chunk": 128, "pd_ratio": 10})
     environment = {"SWEEP_ID": "asweep", "RUN_ID": "arun", "PROJECT": "theirs", "ENTITY": "me"}
     for name, value in environment.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
     small = ["workload.num_requests=3", "batch=2", "baselines=[orca]", "tracking.mode=offline"]
-    args = [*command, *small, f"output={tmp_path}"]
-    done = subprocess.run(args, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    opened = {
-        run["display_name"]: run
-        for run in (records_of(path)["run"][0] for path in tmp_path.rglob("*.wandb"))
-    }
+    args = agent_command({"policy": "sarathi", "chunk": 128, "pd_ratio": 10})
+    assert main([*args, *small, f"output={tmp_path}"]) == 0
+    found = (records_of(path)["run"][0] for path in tmp_path.rglob("*.wandb"))
+    opened = {run["display_name"]: run for run in found}
     (own,) = [run for name, run in opened.items() if name.startswith("sarathi chunk=128")]
     names = ("run_id", "sweep_id", "project", "entity")
     assert [own[name] for name in names] == ["arun", "asweep", "theirs", "me"]
@@ -199,6 +173,24 @@ def test_the_agents_command_makes_the_agents_run_and_leaves_its_baselines_their_
 
 
 # -- runs read back --------------------------------------------------------------------------------
+
+
+def test_settings_are_columns_as_they_are_typed(local, output):
+    runs = local.runs
+    assert (local.varying, "sarathi, chunk 128" in local.names) == (["chunk"], True)
+    own = runs[~runs.is_baseline]
+    assert sorted(own.chunk) == [128, 256]
+    assert set(own.policy) == {"sarathi"}  # the label, not the class
+    assert set(own.hardware) == {"a6000"}  # the option's name
+    assert set(own.prompt_classes) == {"[512,2048]"}
+    assert not [name for name in runs if name.startswith("executor.hardware")]  # listed once
+    assert set(local.settings) >= {"chunk", "workload.num_requests", "versions.torch"}
+    assert "throughput" not in local.settings
+    assert len(runs.drop_duplicates()) == len(runs) == 4
+    assert own["baselines.orca"].notna().all()
+    assert runs[runs.is_baseline].chunk.isna().all()
+    (name,) = lab.find_sweeps(output)
+    assert name.endswith(", 2 runs: chunk=128,256")
 
 
 def test_a_run_on_the_server_reads_the_same(local, monkeypatch):

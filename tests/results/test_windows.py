@@ -63,9 +63,7 @@ def served(load: LoadedRequests, limits: SaturationLimits | None = None) -> Ledg
         (None, 2, 0.0, 7.0),
         ("34%", None, 2.0, 9.0),  # roofline(0.34 * 3) = 1 request is left out
         ("33%", None, 0.0, 9.0),
-        (None, "34%", 0.0, 4.0),
         ("34 %", "34.0%", 2.0, 4.0),
-        (1, "34%", 1.0, 4.0),
     ],
 )
 def test_windows_by_hand(warmup, cooldown, start, end):
@@ -73,9 +71,8 @@ def test_windows_by_hand(warmup, cooldown, start, end):
 
 
 def test_shares_are_whole_requests():
-    requests = pd.concat([REQUESTS.iloc[:1]] * 100, ignore_index=True).assign(
-        arrival_time=np.arange(100) / 10
-    )
+    requests = pd.concat([REQUESTS.iloc[:1]] * 100, ignore_index=True)
+    requests = requests.assign(arrival_time=np.arange(100) / 10)
     assert Window("29%", "58%").of(ITERATIONS, requests) == Part(29 / 10, 42 / 10)
 
 
@@ -96,12 +93,6 @@ def test_what_a_part_counts_by_hand():
         "output_throughput": 5 / 4,
         "request_throughput": 2 / 4,
     }
-
-
-def test_a_window_around_everything_counts_everything():
-    whole = Window(0.0, 0.0).of(ITERATIONS, REQUESTS)
-    assert whole.requests(REQUESTS).equals(REQUESTS)
-    assert whole.throughput(REQUESTS)["throughput"] == (60 + 9) / 9
 
 
 @pytest.mark.parametrize(
@@ -155,15 +146,12 @@ def test_the_trend_test_by_hand():
     assert not of([9, 1, 0, 2, 3, 4, 5, 6, 7, 8]).is_growing  # 10 of 45: S = 35 - 10
     assert not of(range(10, 0, -1)).is_growing
     assert not of([0] * 10).is_growing
-    assert not delay_trend(
-        delays_table(np.repeat(np.arange(10.0), 2) / 100)
-    ).is_growing  # 0.005 s a second
+    assert not of(np.arange(10.0) / 100).is_growing  # 0.005 s a second
 
 
-def test_what_has_no_trend_to_tell():
+def test_few_requests_and_those_that_come_at_once_have_no_trend():
     assert delay_trend(delays_table(np.arange(2 * NUM_BATCHES - 1.0))) is None
-    at_once = delays_table(np.arange(40.0)).assign(arrival_time=0.0)
-    assert delay_trend(at_once) is None
+    assert delay_trend(delays_table(np.arange(40.0)).assign(arrival_time=0.0)) is None
 
 
 def test_loads_beside_the_capacity():
@@ -171,7 +159,7 @@ def test_loads_beside_the_capacity():
     second.
     """
     steady, overloaded = (
-        [delay_trend(served(poisson(rate, seed=seed)).requests()) for seed in range(5)]
+        [delay_trend(served(poisson(rate, seed=seed)).requests()) for seed in range(3)]
         for rate in (0.7, 1.3)
     )
     assert sum(trend.is_growing for trend in steady) <= 1
@@ -183,42 +171,31 @@ def test_loads_beside_the_capacity():
     "limits", [SaturationLimits(scheduling_delay=30.0), SaturationLimits(num_waiting=20)]
 )
 def test_an_overload_ends_the_run_at_its_limit_and_keeps_what_was_served(limits):
-    load = poisson(2.0)
-    ledger = Ledger()
+    load, ledger = poisson(2.0), Ledger()
     scheduler = scheduler_for(Orca(), batch_size=1, num_blocks=2000, max_model_len=4)
-    guard = limits.guard(ledger, load)
     with pytest.raises(Saturated, match=r"saturated after .* s at .* requests/s") as caught:
-        run_engine(load.arrivals(), scheduler, ScriptedExecutor(), guard)
+        run_engine(load.arrivals(), scheduler, ScriptedExecutor(), limits.guard(ledger, load))
     iterations, requests = ledger.iterations(), ledger.requests()
     assert caught.value.time == iterations.end.iloc[-1]
     assert caught.value.rate == pytest.approx(2.0, rel=0.25)
     assert 0 < len(requests) < 100
     if limits.num_waiting is not None:
-        assert iterations.num_waiting.iloc[-1] > 20
-        assert iterations.num_waiting.iloc[:-1].max() <= 20
+        assert iterations.num_waiting.iloc[-1] > 20 >= iterations.num_waiting.iloc[:-1].max()
     else:
         assert (requests.first_scheduled_time - requests.arrival_time)[:-1].max() <= 30
-    assert (
-        len(served(poisson(0.5), limits).requests()) == 400
-    )  # what can be served goes on to its end
+    assert len(served(poisson(0.5), limits).requests()) == 400  # served to its end
 
 
 def test_limits_that_are_none():
-    for name, value in (
-        ("scheduling_delay", 0),
-        ("scheduling_delay", "x"),
-        ("num_waiting", 0),
-        ("num_waiting", 1.5),
-    ):
+    for name, value in (("scheduling_delay", 0), ("num_waiting", 1.5)):
         with pytest.raises(UserError, match=f"stop_when_saturated.{name}={value}"):
             SaturationLimits(**{name: value})
     closed = LoadedRequests("x", requests_of((4, 1), (4, 1)))
     users = LoadedRequests("x", requests_of((4, 1), (4, 1)), num_users=2)
     SaturationLimits().check(closed)
-    with pytest.raises(UserError, match="no effect: all requests arrive at once"):
-        SaturationLimits(num_waiting=5).check(closed)
-    with pytest.raises(UserError, match="no effect: users wait"):
-        SaturationLimits(num_waiting=5).check(users)
+    for load, why in ((closed, "all requests arrive at once"), (users, "users wait")):
+        with pytest.raises(UserError, match=f"no effect: {why}"):
+            SaturationLimits(num_waiting=5).check(load)
 
 
 SIMULATED = ["executor=simulated", "tracking=none", "workload.num_requests=100", "seq_len=256"]
@@ -243,17 +220,10 @@ def test_an_overloaded_run_says_so_and_a_window_changes_what_it_counts(tmp_path,
 
 
 def test_a_saturated_run_is_marked_and_its_finished_part_kept(tmp_path, capsys):
-    ramp = [
-        "workload.arrivals=ramp",
-        "workload.rate=2",
-        "workload.end_rate=40",
-        "stop_when_saturated.num_waiting=10",
-    ]
+    ramp = ["workload.arrivals=ramp", "workload.rate=2", "workload.end_rate=40"]
+    args = [*SIMULATED, *ramp, "stop_when_saturated.num_waiting=10", "baselines=[]"]
     folder = tmp_path / "run"
-    assert (
-        main([*SIMULATED, *ramp, "baselines=[]", f"output={tmp_path}", f"hydra.run.dir={folder}"])
-        == 2
-    )
+    assert main([*args, f"output={tmp_path}", f"hydra.run.dir={folder}"]) == 2
     assert "error: saturated after" in capsys.readouterr().err
     failed = json.loads((folder / "failed.json").read_text())
     assert failed["is_saturated"] == 1
