@@ -23,8 +23,9 @@ COMMANDS: list[dict[str, Any]] = yaml.safe_load(
     (Path(__file__).parent / "recorded.yaml").read_text()
 )
 RELATIVE = 1e-9
-# Columns that describe the recording: its machine, time and commit.
-PROVENANCE = ("git_commit", "started_at", "threads", "device_name")
+# Columns that describe the recording: its machine, time, commit, and the folder of the run, whose
+# name holds a hash of the settings.
+PROVENANCE = ("git_commit", "started_at", "threads", "device_name", "path")
 # Columns of which one row is told from another.
 KEYS = ("figure", "panel", "series", "x", "model", "name", "metric", "quantile", "row", "device")
 KEYS = (*KEYS, "pd_ratio", "seq_len", "batch", "chunk", "baseline")
