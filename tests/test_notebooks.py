@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import drawing_once
 
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.experiment.claims import verdicts
@@ -39,10 +38,16 @@ SMALL = {  # times are not looked at
     '    device="cpu",\n': '    executor="simulated",\n',
     "range(8, 521, 8)": "range(8, 521, 64)",
 }
-QUICKENED = [  # the kernel, as the tests' own processes are
-    f"import sys; sys.path.append({str(Path(__file__).parent / 'support')!r})",
+# The kernel is quickened as the tests are. Its pictures are made, but not drawn: tests of
+# plots draw them.
+SETTINGS = f"""
+c.InlineBackend.print_figure_kwargs = {{"bbox_inches": None}}
+c.InteractiveShellApp.exec_lines = [
+    "import sys; sys.path.append({str(Path(__file__).parent / "support")!r})",
     "import quickened; quickened.quicken(); quickened.collect_seldom()",
+    "from matplotlib.figure import Figure; Figure.draw = lambda self, renderer: None",
 ]
+"""
 LONGEST = 240  # seconds of a cell, which takes a tenth of that
 # Only against a hang: what a cell takes depends on what else the machine does.
 pytestmark = pytest.mark.timeout(1800)
@@ -68,8 +73,10 @@ def in_kernel(folder: Path, environment: Mapping[str, str]) -> dict[str, dict[st
     client = NotebookClient(
         nbformat.v4.new_notebook(cells=cells), timeout=LONGEST, resources=resources
     )
-    whole = {**os.environ, **drawing_once(folder / "ipython", QUICKENED), **environment}
-    client.execute(env=whole)
+    settings = folder / "ipython" / "profile_default" / "ipython_kernel_config.py"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(SETTINGS)
+    client.execute(env={**os.environ, "IPYTHONDIR": str(folder / "ipython"), **environment})
     shown = {name: _shown(notebook["cells"]) for name, notebook in notebooks.items()}
     return {name: {"text": text, "pictures": number} for name, (text, number) in shown.items()}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from sarathi_lab.engine.block_manager import BlockManager
@@ -114,16 +113,3 @@ def serve(
     executor = executor or ScriptedExecutor()
     run_engine(requests, scheduler, executor, Ledger())
     return executor
-
-
-def drawing_once(folder: Path, lines: Sequence[str] = ()) -> dict[str, str]:
-    """The environment of kernels that show a picture as it is laid out, not cropped once more: they
-    draw it once instead of twice. `folder` is for their settings; they begin with `lines`.
-    """
-    settings = folder / "profile_default" / "ipython_kernel_config.py"
-    settings.parent.mkdir(parents=True)
-    settings.write_text(
-        "c.InlineBackend.print_figure_kwargs = {'bbox_inches': None}\n"
-        f"c.InteractiveShellApp.exec_lines = {[*lines]}\n"
-    )
-    return {"IPYTHONDIR": str(folder)}
