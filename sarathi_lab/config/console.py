@@ -107,19 +107,13 @@ def _bar(state: Progress) -> Iterator[Callable[[], None]]:
         progress.TimeRemainingColumn(),
     )
     with progress.Progress(*columns, console=console(), auto_refresh=False, transient=True) as bar:
-        task, lock, drawn = bar.add_task("", total=state.total), threading.Lock(), 0.0
+        task = bar.add_task("", total=state.total)
 
-        def show() -> None:
-            nonlocal drawn
-            with lock:
-                # Drawing costs milliseconds, a step may take less: a few times a second only.
-                if (now := time.monotonic()) - drawn > BAR_SECONDS:
-                    drawn = now
-                    done = min(state.done, state.total or 0.0)
-                    bar.update(task, completed=done, refresh=True)
+        def draw() -> None:  # some milliseconds, where a step may take less: not at every step
+            bar.update(task, completed=min(state.done, state.total or 0.0), refresh=True)
 
-        with repeated(show):
-            yield show
+        with repeated(draw, BAR_SECONDS):
+            yield lambda: None
 
 
 @contextmanager

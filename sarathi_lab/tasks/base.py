@@ -62,7 +62,7 @@ class Task(ABC):
 
     def print_estimates(self, sweeper: LabSweeper) -> None:
         """Print what `--dry-run` does of checked jobs."""
-        from sarathi_lab.tasks.dry_run import print_jobs
+        from sarathi_lab.tasks.estimate import print_jobs
 
         print_jobs(sweeper)
 

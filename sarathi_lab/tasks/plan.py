@@ -14,8 +14,10 @@ from sarathi_lab.config.errors import UserError, require_bool, require_int, requ
 from sarathi_lab.config.instantiate import build, copied, option_files, read_option, resolved
 from sarathi_lab.engine.config import AnyScheduler, EngineConfig
 from sarathi_lab.engine.executor import Backend, Executor, Sizes
+from sarathi_lab.engine.loop import no_groups
 from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.scheduler_state import Preemption, Speculation
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.advisor import BASELINES, Advice, Prediction, advise
 from sarathi_lab.model.checkpoint import resolve_model, text_encoder
@@ -25,7 +27,6 @@ from sarathi_lab.policy import Policy
 from sarathi_lab.results.decode_cost import decode_iteration
 from sarathi_lab.results.slo import Targets
 from sarathi_lab.results.window import SaturationLimits, Window
-from sarathi_lab.tasks.plan_checks import check_layers
 from sarathi_lab.workload import LoadedRequests, Workload
 from sarathi_lab.workload.traces import Trace
 
@@ -176,7 +177,11 @@ def _parts(cfg: DictConfig) -> Plan:
         targets=Targets(build(cfg.slo), cfg.stall, config["prompt_classes"]),
     )
     engine.cluster.check(policy, backend, spec, shares_prefixes=engine.shares_prefixes)
-    check_layers(policy, engine.cluster, backend)
+    is_split = not engine.cluster.is_single or backend.num_stages > 1
+    if not isinstance(backend, SimulatedBackend):
+        is_split |= getattr(backend, "tensor_parallel", 1) > 1
+    if policy.in_layers and is_split:  # no executor of a real backend has all layers
+        raise no_groups(policy.name)
     engine.speculation.check(backend)
     plan.window.check(load)
     plan.saturation_limits.check(load)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -12,12 +13,18 @@ from sarathi_lab.config import console
 from sarathi_lab.config.console import Progress, lines_of, progress_of
 
 
+@contextmanager
+def call_once(function, seconds=0.0):
+    yield
+    function()
+
+
 @pytest.fixture
 def clock(monkeypatch) -> SimpleNamespace:
     """Seconds that pass only when a test says so."""
     own = SimpleNamespace(now=100.0, monotonic=lambda: own.now)
     monkeypatch.setattr(console, "time", own)
-    monkeypatch.setattr(console, "repeated", lambda function: console.nullcontext())
+    monkeypatch.setattr(console, "repeated", call_once)
     return own
 
 
