@@ -30,19 +30,7 @@ from sarathi_lab.model.weights import load_model
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16
 LENGTH = 64
-CHUNKS = (
-    1,
-    7,
-    15,
-    16,
-    17,
-    31,
-    32,
-    33,
-    48,
-    63,
-    64,
-)  # before, at and behind the edges of blocks, and decodes
+CHUNKS = (1, 7, 15, 16, 17, 33, 63)  # before, at and behind the edges of blocks, and decodes
 BOUNDS = {torch.bfloat16: 0.06, torch.float16: 0.008}
 NATIVE_BOUNDS = {torch.float32: 5e-6, torch.bfloat16: BOUNDS[torch.bfloat16]}
 ATTENTION_WEIGHT = 4.0  # of its output beside the rest: random attention is too even to be missed
@@ -130,7 +118,7 @@ def test_the_cpp_keeps_the_likelihood(reference, dtype, chunk, is_whole):
     assert np.abs(losses - reference).max() < NATIVE_BOUNDS[dtype]
 
 
-@pytest.mark.parametrize("chunk", [17, 63])
+@pytest.mark.parametrize("chunk", [17])
 def test_kernels_keep_the_likelihood_in_float16(reference, chunk):
     """Which Triton's interpreter multiplies rightly, unlike bfloat16. From within a block, and one
     token alone; chunks of whole blocks are test_kernel_executor's.

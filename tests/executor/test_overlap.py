@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from every_policy import MAX_LEN, POLICIES
 from helpers import ScriptedExecutor, requests_of, scheduler_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,54 +10,29 @@ from hypothesis import strategies as st
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.policy import (
-    TGI,
-    LightLLM,
-    LlamaCpp,
-    LMDeploy,
-    LMDeployPytorch,
-    OpenVINO,
     Orca,
-    PrefillFirst,
-    RequestLevel,
-    Sarathi,
     SarathiServe,
-    SGLang,
-    TensorRTLLM,
-    TransformersFIFO,
-    TransformersPrefillFirst,
 )
 
-POLICIES = [
-    RequestLevel(),
-    Orca(),
-    PrefillFirst(watermark=0.0),
-    Sarathi(chunk=8),
-    Sarathi(chunk=8, min_decodes=0),
-    SarathiServe(chunk=8, reserve="chunk", watermark=0.0),
-    SGLang(8, retract_decode_steps=2),
-    TensorRTLLM(8, "EQUAL_PROGRESS", 4, "MAX_UTILIZATION"),
-    TGI(40, chunking=False, max_waiting_tokens=3),
-    TransformersFIFO(8),
-    TransformersPrefillFirst(8),
-    LightLLM(8, router_max_wait_tokens=2),
-    LMDeploy(8),
-    LMDeployPytorch(8, prefill_interval=2),
-    OpenVINO(8),
-    LlamaCpp(8, 16),
+# The others schedule by times, which differ.
+TIMELESS = [
+    policy
+    for name, policy in POLICIES.items()
+    if type(policy).__module__.startswith("sarathi_lab.policy") and "delay" not in name
 ]
 
 
 def served(requests, policy, num_blocks, *, overlapped):
-    scheduler = scheduler_for(policy, num_blocks=num_blocks, max_model_len=40)
+    scheduler = scheduler_for(policy, num_blocks=num_blocks, max_model_len=MAX_LEN)
     executor = ScriptedExecutor(capacity=2 if overlapped else 1, feeds_tokens=overlapped)
     ledger = Ledger()
     run_engine(requests, scheduler, executor, ledger)
     return executor, ledger, scheduler
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
+    policy=st.sampled_from(TIMELESS),
     lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 16)), min_size=1, max_size=10),
     num_blocks=st.integers(11, 30),
 )

@@ -137,7 +137,7 @@ def test_a_buffer_is_not_filled_while_a_batch_in_flight_may_read_it(mixed):
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_what_is_kept_from_batch_to_batch_is_what_is_made_anew(data):
     """Sequences grow, are evicted and come back with other blocks, or end and make way for new
     ones; a batch has any of them, of any context, and as a rule those of the batch before.
@@ -178,25 +178,6 @@ def test_what_is_kept_from_batch_to_batch_is_what_is_made_anew(data):
                 one.output_token_ids.append(data.draw(st.sampled_from([7, NO_TOKEN])))
 
 
-def test_shapes_are_aligned_so_that_no_kernel_is_compiled_twice(mixed):
-    batch, newest = mixed
-    packer = Packer(LIMITS, CPU)
-    for shape in (LIMITS.exact(batch), *PADDED.all):
-        packer.fill(batch if shape.num_tiles else Batch(), shape, newest)
-        inputs = packer.send(shape)
-        base = inputs.token_ids.data_ptr()
-        plan = inputs.attention
-        for tensor in (
-            inputs.slots,
-            inputs.emit_rows,
-            plan.kv_lens,
-            plan.tiles,
-            plan.decodes,
-            plan.block_table,
-        ):
-            assert tensor.numel() == 0 or (tensor.data_ptr() - base) % 128 == 0
-
-
 def test_decodes_go_to_the_next_bucket():
     assert bucket_sizes(1) == [1]
     assert bucket_sizes(6) == [1, 2, 4, 6]
@@ -208,7 +189,7 @@ def test_decodes_go_to_the_next_bucket():
         assert shapes.choose(batch_of(*((decode, 1) for decode in decodes))).num_tokens == bucket
 
 
-@pytest.mark.parametrize("most", [16, 239, 512, 700, 4096, 9000])
+@pytest.mark.parametrize("most", [239, 700, 9000])
 def test_padding_a_batch_with_prompts_adds_no_tile_to_its_products(most):
     sizes = hybrid_sizes(most)
     assert sizes == sorted(set(sizes))
@@ -233,30 +214,6 @@ def test_chunks_their_tails_and_whole_prompts_go_to_the_next_bucket():
         assert chosen in shapes.all
     batch = batch_of((sequence(1, 6000, 0, [], blocks), 5000))
     assert shapes.choose(batch) == LIMITS.exact(batch), "its launches hide behind the work"
-
-
-def test_more_prompts_than_there_are_tiles_for_keep_their_own_shape():
-    blocks = BlockManager(400, 4)
-    shapes = PaddedShapes(LIMITS, batch_size=64, max_tokens=256, longest=600)
-    prompts = [sequence(i, 10, 0, [], blocks) for i in range(25)]
-    batch = batch_of(*((prompt, 10) for prompt in prompts))
-    assert shapes.choose(batch) == LIMITS.exact(batch)
-
-
-@pytest.mark.parametrize("window", [None, 700])
-def test_parts_fit_a_shape_whatever_the_contexts_are(window):
-    limits = Limits(replace(SPEC, sliding_window=window), block_size=4, num_sms=132)
-    random = np.random.default_rng(0)
-    for num_decodes in (1, 5, 40):
-        for longest in (256, 5000):
-            room = limits.num_parts(num_decodes, longest)
-            shape = Shape(num_decodes, num_decodes, 0, num_decodes, 0, 0, 64, room)
-            for _ in range(10):
-                kv_lens = random.integers(1, longest + 1, num_decodes)
-                parts, _ = limits.parts(np.arange(num_decodes), kv_lens, shape)
-                assert len(parts) <= room
-                seen = kv_lens if window is None else np.minimum(kv_lens, window)
-                assert (parts[:, 2] - parts[:, 1]).sum() >= seen.sum()
 
 
 @pytest.mark.parametrize("window", [None, 700])

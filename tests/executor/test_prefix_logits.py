@@ -22,7 +22,6 @@ from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.policy import SarathiServe
 from sarathi_lab.run import main
-from sarathi_lab.workload.synthetic import PaperGrid
 
 BOUND = 2e-5  # of float32 logits whose products were taken over other shapes
 
@@ -85,7 +84,7 @@ def logits_of(
     return recorded.logits, ledger.requests()
 
 
-SMALL = [(chunk, shared, size) for chunk in (3, 16) for shared in (3, 16, 33) for size in (4, 16)]
+SMALL = [(3, 3, 16), (3, 33, 4), (16, 16, 4), (16, 33, 16)]
 CASES = [
     *[pytest.param("torch", *case, id=f"torch {case}") for case in SMALL],
     *[pytest.param("native", *case, id=f"native {case}", marks=needs_library) for case in SMALL],
@@ -147,24 +146,8 @@ def test_prefix_caching_saves_time_on_prompts_that_share(tmp_path):
     shared = ["workload.shared_prefix_len=512", "workload.num_prefixes=2"]
     off = summary_of(tmp_path / "off", *shared)
     on = summary_of(tmp_path / "on", *shared, "cache.prefix=true")
-    alone = summary_of(tmp_path / "alone", "cache.prefix=true")
     assert "prefix_hit_rate" not in off
-    assert alone["prefix_hit_rate"] == 0
     # All but the first of each text find 512 of 992 tokens, unless they come while it is computed.
     assert 0.2 < on["prefix_hit_rate"] <= 10 / 12 * 512 / 992
     assert on["ttft_mean"] < off["ttft_mean"]
     assert on["duration"] < off["duration"]
-
-
-def test_shared_prefixes_are_as_many_as_asked_and_a_part_of_the_prompt():
-    settings = {"num_requests": 20, "seq_len": 64, "pd_ratio": 15.0, "seed": 4}
-    load = PaperGrid(**settings, shared_prefix_len=24, num_prefixes=3).generate(97)
-    prompts = [request.prompt_token_ids for request in load.requests]
-    assert {len(prompt) for prompt in prompts} == {60}
-    assert len({prompt[:24].tobytes() for prompt in prompts}) == 3
-    assert len({prompt[24:].tobytes() for prompt in prompts}) == 20
-    assert len({prompt[:25].tobytes() for prompt in prompts}) > 3
-    longer = (
-        PaperGrid(**settings, shared_prefix_len=100).generate(None).requests
-    )  # told apart though nobody computes
-    assert len({request.prompt_token_ids.tobytes() for request in longer}) == 1

@@ -80,12 +80,6 @@ def test_a_trace_names_the_operations(tmp_path):
     assert "profiling_slowdown" not in json.loads((folder / "summary.json").read_text())
 
 
-def test_a_run_leaves_no_profile_unless_asked(tmp_path):
-    folder = run(tmp_path)
-    assert not (folder / "operations.parquet").exists()
-    assert not (folder / "torch_trace.json").exists()
-
-
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
@@ -120,9 +114,3 @@ def test_settings_that_cannot_be(settings, line):
     with pytest.raises(UserError) as caught:
         TorchBackend(device="cpu", **settings)
     assert str(caught.value).startswith(line)
-
-
-def test_a_setting_that_cannot_be_ends_the_command_in_one_line(tmp_path, capsys):
-    assert main([*SMALL, f"output={tmp_path}", "executor.overlap=false"]) == 2
-    (error,) = capsys.readouterr().err.strip().splitlines()
-    assert "executor.overlap=False is for Triton's kernels" in error

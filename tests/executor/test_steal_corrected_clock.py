@@ -7,17 +7,11 @@ import os
 import pytest
 import torch
 
-from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.engine.compositions import make_batch, run_once
-from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch import steal_corrected_clock
-from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.steal_corrected_clock import (
     StealCorrectedClock,
-    exclude_stolen_time,
     pin_threads,
 )
-from sarathi_lab.experiment.measured_cost import MeasuredCostModel
 
 
 @pytest.fixture
@@ -68,12 +62,6 @@ def test_what_other_machines_took_is_that_of_the_cores_of_this_process(tmp_path,
     assert steal_corrected_clock.stolen() == [3.5]
 
 
-def test_without_linux_the_clock_is_the_machine_s(tmp_path, monkeypatch):
-    monkeypatch.setattr(steal_corrected_clock, "TASKS", tmp_path / "none")
-    monkeypatch.setattr(steal_corrected_clock.time, "perf_counter", lambda: 4.0)
-    assert StealCorrectedClock()() == 4.0
-
-
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="cores can't be chosen here")
 def test_threads_have_cores_of_their_own_and_get_all_back(monkeypatch):
     allowed = os.sched_getaffinity(0)
@@ -84,16 +72,3 @@ def test_threads_have_cores_of_their_own_and_get_all_back(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: len(allowed) - 1)
     with pin_threads():  # there are cores to spare
         assert os.sched_getaffinity(0) == allowed
-
-
-def test_an_executor_tells_its_own_time_while_it_is_measured():
-    backend = TorchBackend(device="cpu", dtype="float32", threads=1)
-    executor = backend.build(load_option("model", "tiny"), None, Sizes(8, 16, batch_size=1))
-    usual, batch = executor.timeline, make_batch(num_decodes=1, context=5)
-    with exclude_stolen_time(executor) as clock:
-        assert executor.timeline is not usual
-        placed = MeasuredCostModel(executor).placed(batch)
-        assert placed is not None
-        assert run_once(executor, placed).busy > 0
-        assert clock.lost >= 0
-    assert executor.timeline is usual

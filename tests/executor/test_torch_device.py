@@ -56,6 +56,7 @@ def test_the_default_gpu_model_is_as_large_as_assumed():
 
 def test_peaks_are_plausible_and_only_rise(monkeypatch):
     monkeypatch.setattr(devices, "best_peaks", {})
+    monkeypatch.setattr(devices, "FIRST_ROUNDS", 1)
     monkeypatch.setitem(devices.PRODUCT_SIZE, "cpu", 1024)  # as users have it
     monkeypatch.setitem(devices.STREAM_BYTES, "cpu", 192 << 20)
     monkeypatch.setattr(devices, "NATIVE_ROWS", 256)

@@ -4,10 +4,11 @@ schedule.
 
 from __future__ import annotations
 
+import every_policy
 import pytest
 import torch
 from checkpoints import DEVICE, FAMILIES, greedy_tokens, make_checkpoint
-from helpers import ScriptedExecutor, scheduler_for
+from helpers import scheduler_for
 from integrity import check_integrity
 from toy_executors import requests_with_tokens
 
@@ -23,48 +24,25 @@ from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
 from sarathi_lab.policy import (
-    TGI,
-    LightLLM,
-    LlamaCpp,
-    LMDeploy,
-    LMDeployPytorch,
-    OpenVINO,
     Orca,
     PrefillFirst,
     RequestLevel,
     Sarathi,
     SarathiServe,
-    SGLang,
-    TensorRTLLM,
-    TransformersFIFO,
-    TransformersPrefillFirst,
 )
 
 BATCH_SIZE = 3
+CHUNKED = [make(chunk=chunk) for make in (Sarathi, SarathiServe) for chunk in (3, 4, 16, 64)]
 POLICIES = [
     RequestLevel(),
     Orca(),
-    Orca(max_prefills=None),
     PrefillFirst(),
-    *(Sarathi(chunk=chunk) for chunk in (3, 4, 8, 16, 64)),
+    *CHUNKED,
     Sarathi(chunk=5, min_decodes=0),
-    *(SarathiServe(chunk=chunk) for chunk in (3, 4, 8, 16, 64)),
     LayeredPrefill(chunk=8),
     LayeredPrefill(chunk=3, max_num_batched_tokens=16),
 ]
-# On the tiny model only: what they add is schedules, not shapes.
-SYSTEMS = [
-    SGLang(8, enable_mixed_chunk=True),
-    TensorRTLLM(8, "EQUAL_PROGRESS", 4, "MAX_UTILIZATION"),
-    TGI(8),
-    TransformersFIFO(8),
-    TransformersPrefillFirst(8),
-    LightLLM(8),
-    LMDeploy(8),
-    LMDeployPytorch(8),
-    OpenVINO(8),
-    LlamaCpp(8, 16),
-]
+UNDER_ALL_POLICIES = ("llama gqa, llama3 rope", "mistral window")  # others: shapes, not schedules
 
 
 def generated(requests, scheduler, model, **cache) -> dict[int, list[int]]:
@@ -84,43 +62,21 @@ def family(request, tmp_path_factory):
     return load_model(spec, found, DEVICE, torch.float32, seed=0), greedy
 
 
-# A family is a matter of shapes, a policy of schedules: all of one, some of the other.
-UNDER_ALL_POLICIES = ("llama gqa, llama3 rope", "mistral window")
-FOR_ALL_FAMILIES = (Orca(), Sarathi(chunk=3), SarathiServe(chunk=8))
-PAIRS = [
-    (family, policy)
-    for family in FAMILIES
-    for policy in (POLICIES if family in UNDER_ALL_POLICIES else FOR_ALL_FAMILIES)
-]
-
-
-@pytest.mark.parametrize(("family", "policy"), PAIRS, indirect=["family"], ids=str)
-def test_greedy_tokens_equal_generate(family, policy):
+@pytest.mark.parametrize("family", FAMILIES, indirect=True, ids=str)
+def test_greedy_tokens_equal_generate(family, request):
     model, greedy = family
-    scheduler = scheduler_for(
-        policy, batch_size=BATCH_SIZE, num_blocks=40, block_size=4, max_model_len=28
-    )
-    assert (
-        generated(requests_with_tokens(), scheduler, model, num_blocks=40, block_size=4) == greedy
-    )
+    is_one = request.node.callspec.params["family"] in UNDER_ALL_POLICIES
+    for policy in POLICIES if is_one else (Orca(), Sarathi(chunk=3), SarathiServe(chunk=8)):
+        scheduler = scheduler_for(
+            policy, batch_size=BATCH_SIZE, num_blocks=40, block_size=4, max_model_len=28
+        )
+        found = generated(requests_with_tokens(), scheduler, model, num_blocks=40, block_size=4)
+        assert found == greedy, policy
 
 
 @pytest.fixture(scope="module")
 def tiny() -> Transformer:
     return load_model(load_option("model", "tiny"), None, DEVICE, torch.float32, seed=0)
-
-
-def test_greedy_tokens_are_the_same_under_every_system(tiny):
-    def tokens(policy):
-        scheduler = scheduler_for(
-            policy, batch_size=BATCH_SIZE, num_blocks=24, block_size=4, max_model_len=28
-        )
-        return generated(
-            requests_with_tokens(vocab_size=256), scheduler, tiny, num_blocks=24, block_size=4
-        )
-
-    expected = tokens(SarathiServe(chunk=8))
-    assert {policy.name for policy in SYSTEMS if tokens(policy) != expected} == set()
 
 
 @pytest.mark.parametrize(
@@ -170,17 +126,20 @@ def seconds_of(num_tokens: int) -> float:
 
 
 @pytest.mark.parametrize(
-    "policy",
-    [*(p for p in POLICIES if getattr(p, "chunk", 8) == 8 and not p.in_layers), *SYSTEMS],
-    ids=str,
+    "name",
+    ["orca", "prefill_first", "sarathi", "sarathi_serve", "vllm_v1", "sglang_mixed_pages", "tgi"],
 )
-def test_same_step_times_give_the_same_schedule(tiny, policy):
+def test_same_step_times_give_the_same_schedule(tiny, name):
     arrivals = [0.0, 0.25, 1.0, 40.0, 40.125]
     requests = requests_with_tokens(vocab_size=256, arrivals=arrivals)
 
     def scheduler():
         return scheduler_for(
-            policy, batch_size=BATCH_SIZE, num_blocks=24, block_size=4, max_model_len=28
+            every_policy.POLICIES[name],
+            batch_size=BATCH_SIZE,
+            num_blocks=24,
+            block_size=4,
+            max_model_len=28,
         )
 
     clock = Clock()
@@ -246,25 +205,8 @@ def test_prompts_without_tokens_are_refused(tiny):
         TorchExecutor(tiny, num_blocks=8, block_size=4).submit(scheduler.schedule(0.0))
 
 
-@pytest.mark.parametrize("num_blocks", [1, 2, 50])
+@pytest.mark.parametrize("num_blocks", [1, 50])
 def test_warm_up_fits_any_cache_and_disturbs_nothing(tiny, num_blocks):
     executor = TorchExecutor(tiny, num_blocks=num_blocks, block_size=4)
     executor.warm_up(batch_size=8, chunk_tokens=64, longest=28)
     assert executor.num_in_flight == 0
-
-
-def test_scripted_and_simulated_clocks_agree():
-    """The tests' own scripted executor is no better judge than the shipped simulator: both give one
-    schedule.
-    """
-    requests = requests_with_tokens()
-    ledgers = []
-    for executor in (
-        ScriptedExecutor(lambda batch: seconds_of(batch.num_tokens)),
-        SimulatedExecutor(lambda batch: seconds_of(batch.num_tokens)),
-    ):
-        ledgers.append(Ledger())
-        run_engine(
-            requests, scheduler_for(Sarathi(chunk=8), max_model_len=28), executor, ledgers[-1]
-        )
-    assert ledgers[0].iterations().equals(ledgers[1].iterations())

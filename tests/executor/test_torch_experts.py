@@ -60,7 +60,7 @@ def by_token(
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize(
     ("num_tokens", "hidden_size", "size", "num_experts", "top_k"),
-    [(1, 48, 20, 4, 2), (3, 33, 31, 5, 5), (40, 64, 96, 8, 2), (7, 13, 3, 60, 4), (9, 8, 8, 1, 1)],
+    [(3, 33, 31, 5, 5), (40, 64, 96, 8, 2), (7, 13, 3, 60, 4)],
 )
 @pytest.mark.parametrize("normalised", [True, False])
 def test_experts(dtype, num_tokens, hidden_size, size, num_experts, top_k, normalised):
@@ -82,13 +82,6 @@ def test_no_tokens_and_tokens_that_all_choose_the_same():
         found = mix_experts(hidden, logits, gate_up, down, top_k=2, normalised=True)
         expected = by_token(hidden, logits, gate_up, down, 2, normalised=True)
         assert torch.allclose(found.double(), expected, atol=1e-6)
-
-
-def test_nothing_depends_on_what_tokens_chose():
-    """Tensors without data have no choices to wait for, as in the capture of a CUDA graph."""
-    sizes = ((7, 64), (7, 8), (8, 96, 64), (8, 64, 48))
-    empty = (torch.empty(one, device="meta", dtype=torch.bfloat16) for one in sizes)
-    assert mix_experts(*empty, top_k=2, normalised=True).shape == (7, 64)
 
 
 # -- checkpoints -----------------------------------------------------------------------------------
@@ -173,19 +166,6 @@ def test_tokens_equal_transformers_under_every_policy(mixtures):
     assert as_wanted > len(POLICIES) / 2
     assert preempted > 0
     assert hits > 0
-
-
-def test_a_cache_in_8_bits_changes_logits_little(mixtures):
-    """The first token's, of which errors have not added up."""
-    for kv_dtype in ("int8", "fp8"):
-        model = load_model(replace(SPEC, kv_dtype=kv_dtype), None, DEVICE, torch.float32, seed=0)
-        plain = load_model(SPEC, None, DEVICE, torch.float32, seed=0)
-        policy = POLICIES["sarathi"]
-        found, expected = (
-            served(one, policy, ROOMY, shares_prefixes=False)[0] for one in (model, plain)
-        )
-        same = [found[i][0] == expected[i][0] for i in found]
-        assert sum(same) >= len(same) - 1
 
 
 # -- what the backend says -------------------------------------------------------------------------
