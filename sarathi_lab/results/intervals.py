@@ -99,17 +99,14 @@ def median_of(
     ends = ends_of_median(known, is_series=is_series)
     q20, q80 = (float(end) for end in np.quantile(known, (0.2, 0.8), method="inverted_cdf"))
     found = Interval(float(np.median(known)), *ends, q20, q80, len(known))
-    return replace(found, reason=_reason(found, max_spread, of))
-
-
-def _reason(found: Interval, max_spread: float, of: float | None) -> str | None:
+    reason = None
     if found.num_pairs < FEWEST_PAIRS:
-        return f"{found.num_pairs} of {FEWEST_PAIRS} pairs"
-    if not math.isfinite(found.high):
-        return "below the noise"
-    if (spread := found.spread(of)) > max_spread:
-        return f"spread {spread:.0%}, more than {max_spread:.0%}"
-    return None
+        reason = f"{found.num_pairs} of {FEWEST_PAIRS} pairs"
+    elif not math.isfinite(found.high):
+        reason = "below the noise"
+    elif (spread := found.spread(of)) > max_spread:
+        reason = f"spread {spread:.0%}, more than {max_spread:.0%}"
+    return replace(found, reason=reason)
 
 
 def coarse_to_fine(items: Sequence[T]) -> list[T]:

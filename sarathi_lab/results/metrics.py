@@ -145,8 +145,7 @@ def compare(
 
 def throughput(requests: pd.DataFrame, duration: float) -> dict[str, float]:
     """Return counts and rates of finished `requests` over `duration` seconds."""
-    num_prompt_tokens, num_output_tokens = requests.prompt_len.sum(), requests.output_len.sum()
-    counts = (num_prompt_tokens, num_output_tokens, len(requests))
+    counts = (requests.prompt_len.sum(), requests.output_len.sum(), len(requests))
     return {"num_requests": len(requests), **rates(*counts, duration)}
 
 
@@ -209,29 +208,23 @@ def replay_caution(
 ) -> list[str]:
     """Return a caution if ratios to a baseline include CUDA graphs (`REPLAY_TOLERANCE`)."""
     own, other = (one.get("replayed_fraction", np.nan) for one in (summary, baseline))
-    if not abs(own - other) > REPLAY_TOLERANCE:
-        return []
-    return [
-        f"  replayed as CUDA graphs were {own:.0%} of the iterations, of {name}'s {other:.0%}: "
-        "the ratios are in part of launches"
-    ]
+    words = f"  replayed as CUDA graphs were {own:.0%} of the iterations, of {name}'s {other:.0%}: "
+    is_known = abs(own - other) > REPLAY_TOLERANCE
+    return [f"{words}the ratios are in part of launches"] if is_known else []
 
 
 def device_idle_fraction(iterations: pd.DataFrame) -> float:
     """Return the share of time in which a device idles although there are requests: between
     iterations and while it waits for launches (`starved_time`).
     """
-    own = "instance" in iterations
-    devices = [each for _, each in iterations.groupby("instance")] if own else [iterations]
-    between = sum(map(_idle_between, devices))
+    instances = iterations.instance if "instance" in iterations else [0] * len(iterations)
+    between = 0.0
+    for _, own in iterations.groupby(instances):
+        had_work = (own.num_running + own.num_waiting > 0).to_numpy()[:-1]
+        gaps = np.maximum(0.0, own.start.to_numpy()[1:] - own.end.to_numpy()[:-1])
+        between += float(gaps[had_work].sum())
     idle = between + float(starved_time(iterations).sum())
     return idle / (between + float(iterations.busy.sum()))
-
-
-def _idle_between(iterations: pd.DataFrame) -> float:
-    had_work = (iterations.num_running + iterations.num_waiting > 0).to_numpy()[:-1]
-    gaps = np.maximum(0.0, iterations.start.to_numpy()[1:] - iterations.end.to_numpy()[:-1])
-    return float(gaps[had_work].sum())
 
 
 def starved_time(iterations: pd.DataFrame) -> pd.Series:
@@ -259,8 +252,6 @@ def _overheads(iterations: pd.DataFrame) -> dict[str, float]:
         "replayed_fraction": iterations.is_replayed.mean(),
     }
 
-
-# -- operations ------------------------------------------------------------------------------------
 
 OUTSIDE = "others"  # packing, launches, and what else was not timed
 PARTS = {  # rooflines that a timed operation consists of, where names differ

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import subprocess
-from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -37,7 +37,6 @@ def device_folder(kind: str, name: str) -> str:
     return "cpu" if kind == "cpu" else slug_of(name)
 
 
-@cache
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -48,22 +47,21 @@ def _version(package: str) -> str | None:
 @cache
 def _git_commit() -> str | None:
     """Return the commit, with "-dirty" if tracked files differ from it."""
-    if not IS_CHECKOUT:  # a wheel inside another repository would return its commit
-        return None
-    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]
-    return _printed([*command, "--abbrev=12", "--exclude=*"])
+    return _git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
 
 
 def last_commit(path: Path) -> str | None:
     """Return the last commit that changed `path` and its day; None outside git."""
-    command = ["git", "-C", str(REPOSITORY), "log", "-1", "--format=%h, %as", "--", str(path)]
-    return _printed(command) if IS_CHECKOUT else None
+    return _git("log", "-1", "--format=%h, %as", "--", str(path))
 
 
-def _printed(command: Sequence[str]) -> str | None:
-    """Return what a command prints; None if it fails or takes too long."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None
+def _git(*args: str) -> str | None:
+    """Return what git prints of the checkout; None if it fails, takes too long or there is none: a
+    wheel inside another repository would return its commit.
+    """
+    command = ["git", "-C", str(REPOSITORY), *args]
+    with suppress(OSError, subprocess.SubprocessError):
+        if IS_CHECKOUT:
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+            return done.stdout.strip() or None
+    return None

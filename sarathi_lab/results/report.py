@@ -203,9 +203,8 @@ def _median(name: str, row: Mapping[Any, Any] | None, scale: float, noise: float
         is_base = name.endswith(f"_vs_{row['policy']}")
         mark = "" if is_base or sweep_analysis.is_decided(row, noise) else "~"
         return f"{mark}{row['value']:.2f}"
-    if name == MARGINAL and row["value"] <= 0:
-        return "noise"
-    return amount(row["value"] * scale)
+    is_noise = name == MARGINAL and row["value"] <= 0
+    return "noise" if is_noise else amount(row["value"] * scale)
 
 
 def conclusion(runs: pd.DataFrame) -> list[str]:

@@ -151,18 +151,14 @@ def _columns(result: Result, context: RunContext) -> dict[str, Any]:
     """
     columns = {"task": context.task, "hostname": platform.node(), "command": context.command}
     columns |= result.labels
-    if "device" in columns:
-        # Two machines may have the same model of CPU; a simulated device has no machine.
-        is_simulated = columns.get("executor") == "simulated"
-        where = (
-            columns["device"] if is_simulated else f"{columns['device']} ({columns['hostname']})"
-        )
+    if where := columns.get("device"):
+        if columns.get("executor") != "simulated":  # two machines may have the same model of CPU
+            where = f"{where} ({columns['hostname']})"
         columns["where"] = where
         columns["policy_where"] = f"{columns.get('policy', context.task)}, {where}"
-    settings = dict(result.config or {})
-    for name in ("hardware", "host"):
-        if name not in (settings.get("executor") or {}):
-            settings.pop(name, None)
+    config = result.config or {}
+    unread = {"hardware", "host"} - (config.get("executor") or {}).keys()
+    settings = {name: value for name, value in config.items() if name not in unread}
     return {**columns, "settings": settings}
 
 

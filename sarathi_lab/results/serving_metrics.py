@@ -42,17 +42,16 @@ def waits(requests: pd.DataFrame) -> dict[str, Floats]:
     """Return latencies by name and request [R], except `tbt`, which are `gaps`. A request of one
     token has no time per output token (`tpot`: NaN).
     """
+    names = ["arrival_time", "first_scheduled_time", "first_token_time", "finish_time"]
+    arrival, start, first, finish = requests[names].to_numpy(dtype=float).T
     output_len = requests.output_len.to_numpy(dtype=float)
-    whole = (requests.finish_time - requests.arrival_time).to_numpy(dtype=float)
-    decoding = (requests.finish_time - requests.first_token_time).to_numpy(dtype=float)
-    delay = requests.first_scheduled_time - requests.arrival_time
     return {
-        "ttft": (requests.first_token_time - requests.arrival_time).to_numpy(dtype=float),
+        "ttft": first - arrival,
         "tbt": gaps(requests),
-        "tpot": decoding / np.where(output_len > 1, output_len - 1, np.nan),
-        "latency": whole,
-        "normalised_latency": whole / output_len,
-        "scheduling_delay": delay.to_numpy(dtype=float),
+        "tpot": (finish - first) / np.where(output_len > 1, output_len - 1, np.nan),
+        "latency": finish - arrival,
+        "normalised_latency": (finish - arrival) / output_len,
+        "scheduling_delay": start - arrival,
     }
 
 
@@ -79,9 +78,6 @@ def serving_summary(
     }
 
 
-# -- generation stalls -----------------------------------------------------------------------------
-
-
 def stalls(requests: pd.DataFrame, threshold: float) -> dict[str, float]:
     """Return gaps above `threshold` seconds and the longest gap (Sarathi-Serve, Fig 1a)."""
     between = gaps(requests)
@@ -103,9 +99,6 @@ def stall_histogram(requests: pd.DataFrame, threshold: float) -> pd.DataFrame:
     edges = threshold * np.array(STALL_STEPS)
     counts = np.bincount(np.searchsorted(edges, gaps(requests)), minlength=len(edges))
     return pd.DataFrame({"low": edges[:-1], "high": edges[1:], "count": counts[1:]})
-
-
-# -- classes of prompts ----------------------------------------------------------------------------
 
 
 def prompt_classes(requests: pd.DataFrame, bounds: Sequence[int]) -> NDArray[np.str_]:
@@ -130,9 +123,6 @@ def _masks(classes: NDArray[np.str_]) -> dict[str, NDArray[np.bool_]]:
     """Return a mask [R] for each class present; empty if all requests are of one."""
     masks = {name: classes == name for name in CLASSES if (classes == name).any()}
     return masks if len(masks) > 1 else {}
-
-
-# -- service level objectives ----------------------------------------------------------------------
 
 
 def is_good(requests: pd.DataFrame, slo: Slo) -> dict[str, NDArray[np.bool_]]:
@@ -180,9 +170,6 @@ def goodput(
         "goodput": float(good.sum() / seconds),
         **{f"slo_attainment_{name}": float(own.mean()) for name, own in parts.items()},
     }
-
-
-# -- fairness --------------------------------------------------------------------------------------
 
 
 def jain_index(values: Floats) -> float:

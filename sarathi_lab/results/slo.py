@@ -30,9 +30,7 @@ class Slo:
     tpot: float | None = number(None, above=0, fix=SECONDS)
     scheduling_delay: float | None = number(None, above=0, fix=SECONDS)
     quantile: float = number(0.99, above=0, fix=SHARE)
-    tbt_factor: float | None = number(
-        None, above=0, fix="use how many decode iterations a gap may take, such as 5"
-    )
+    tbt_factor: float | None = number(None, above=0, fix="use decode iterations such as 5")
     decode_batch: int = whole(32, minimum=1, fix="use a number of sequences such as 32")
     decode_context: int = whole(4096, minimum=2, fix="use a number of tokens such as 4096")
 
@@ -41,8 +39,7 @@ class Slo:
         if self.quantile > 1:
             raise UserError(f"slo.quantile={self.quantile} exceeds 1; {SHARE}")
         if self.tbt_factor is not None and self.tbt is not None:
-            both = f"slo.tbt={self.tbt} and slo.tbt_factor={self.tbt_factor}"
-            raise UserError(f"{both} are two bounds; drop one")
+            raise UserError(f"slo.tbt={self.tbt} and slo.tbt_factor={self.tbt_factor}: drop one")
 
     @property
     def bounds(self) -> Mapping[str, float]:
@@ -78,9 +75,7 @@ class Targets:
     """
 
     slo: Slo = field(default_factory=lambda: Slo(name="none"))
-    stall: float = number(
-        0.2, above=0, fix="use the seconds from which a gap is a stall, such as 0.2"
-    )
+    stall: float = number(0.2, above=0, fix="use seconds such as 0.2")
     prompt_classes: Sequence[int] = (512, 2048)
 
     def __post_init__(self) -> None:

@@ -48,13 +48,11 @@ def without_repeated(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame
     """Leave out baselines that equal a swept run of their policy in the quantities `names`, as in
     simulation; where they were measured they differ, and both stay.
     """
-    if "is_baseline" not in runs or runs.is_baseline.all():
-        return runs
-    is_baseline = runs.is_baseline.astype(bool)
+    swept = without_baselines(runs)
     settings = [one for one in varied(runs) if one != "chunk"]  # baselines have none
     keys = list(dict.fromkeys(["policy", *settings, *(n for n in names if "_vs_" not in n)]))
-    groups = group_keys(runs, keys)
-    return runs[~(is_baseline & groups.isin(groups[~is_baseline]))]
+    groups, is_swept = group_keys(runs, keys), runs.index.isin(swept.index)
+    return runs[is_swept | ~groups.isin(groups[is_swept])]
 
 
 def varied(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
@@ -62,27 +60,23 @@ def varied(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
     considered): of one sweep those that the sweeper stored; of runs put together all that differ,
     without those determined by others before them.
     """
+
+    def is_left(name: str) -> bool:  # by its first or last part, as that of workload.seed
+        return not {name.partition(".")[0], name.rpartition(".")[2]}.isdisjoint(leaving)
+
     own = without_baselines(runs)
     stored: list[object] = list(own.swept.unique()) if "swept" in own else []
-    if len(stored) == 1 and isinstance(stored[0], str):
-        names = [name for name in stored[0].strip("[]").split(",") if name in own]
-        names = [name for name in names if own[name].map(text).nunique() > 1]
-        return [name for name in names if not _is_one_of(name, leaving)]
+    is_one = len(stored) == 1 and isinstance(stored[0], str)
+    known = str(stored[0]).strip("[]").split(",") if is_one else filter(is_setting, map(str, own))
+    names = [name for name in known if name in own and not is_left(name)]
+    names = [name for name in names if own[name].map(text).nunique() > 1]
+    if is_one:
+        return names
     found: list[str] = []
-    names = [name for name in map(str, own) if is_setting(name) and not _is_one_of(name, leaving)]
     for name in sorted(names, key=lambda name: "." in name):
-        if own[name].map(text).nunique() > 1 and _is_finer(own, found, name):
+        if group_keys(own, [*found, name]).nunique() > group_keys(own, found).nunique():
             found.append(name)
     return found
-
-
-def _is_one_of(name: str, leaving: Collection[str]) -> bool:
-    """Return whether the first or last part of a name is in `leaving`, as that of workload.seed."""
-    return not {name.partition(".")[0], name.rpartition(".")[2]}.isdisjoint(leaving)
-
-
-def _is_finer(runs: pd.DataFrame, names: Sequence[str], name: str) -> bool:
-    return group_keys(runs, [*names, name]).nunique() > group_keys(runs, names).nunique()
 
 
 def find_column(runs: pd.DataFrame, name: str) -> str:
@@ -169,11 +163,11 @@ def noise(runs: pd.DataFrame, name: str = "throughput") -> float:
     if "schedule" not in runs or name not in runs:
         return math.nan
     known = runs.dropna(subset=["schedule", name])
-    keys = [name for name in same_work(runs) if name not in SAMPLES]
-    groups = known[name].groupby(group_keys(known, ["schedule", *keys]))
-    ends = [(part.min(), part.max()) for _, part in groups if len(part) > 1]
-    ratios = [most / least if least > 0 else math.inf for least, most in ends]  # of differences
-    return float(max(ratios, default=math.nan))
+    keys = ["schedule", *(one for one in same_work(runs) if one not in SAMPLES)]
+    ends = known.groupby(group_keys(known, keys))[name].agg(["min", "max", "size"])
+    ends = ends[ends["size"] > 1]
+    ratios = (ends["max"] / ends["min"]).where(ends["min"] > 0, math.inf)  # of differences
+    return float(ratios.max())
 
 
 def is_decided(ratio: Any, noise: float) -> bool:

@@ -57,26 +57,30 @@ def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
     shown = shown[shown.value.notna()] if is_all else _without_sparse(shown)
     groups = _by_device(shown) if spec.is_by_device else _by_source(shown)
     order = list(dict.fromkeys(shown.panel))
-    most = max((own.panel.nunique() for own in groups.values()), default=1)
-    across = min(spec.columns, most)  # panels of a device side by side
+    panels_of = {
+        title: sorted(own.panel.unique(), key=order.index) for title, own in groups.items()
+    }
+    across = min(spec.columns, max(map(len, panels_of.values()), default=1))  # of a device
     places: list[tuple[str, str | None]] = []
-    for title, own in groups.items():
-        names = sorted(own.panel.unique(), key=order.index)
+    for title, names in panels_of.items():
         places += [(title, name) for name in [*names, *[None] * (-len(names) % across)]]
     columns = min(spec.columns // across * across, max(1, len(places)))
     size = math.ceil(len(places) / columns) or 1, columns
     width = min(WIDTH, max(COLUMN * columns, 5.0))
     figure, axes = panels(*size, (width, PANEL * size[0] + 1.1))
-    styles = _styles(sorted(dict.fromkeys(shown.key), key=_number))
+    series = sorted(dict.fromkeys(shown.key), key=_number)
+    colour = colours(series)
+    styles = {name: (colour[name], marker(i)) for i, name in enumerate(series)}
     lines = _line_styles(shown, spec)
     for ax, (title, panel) in zip(axes, places, strict=False):
-        if panel is not None:
-            own = groups[title][groups[title].panel == panel]
-            PANELS[spec.kind](ax, own, spec, styles, lines)
-            titles = [title if len(groups) > 1 or spec.is_by_device else "", spec.panel_name(panel)]
-            letters = int(LETTERS * width / columns)
-            parts = [part for one in titles for part in textwrap.wrap(one, letters)]
-            ax.set_title("\n".join(parts), fontsize=9)
+        if panel is None:
+            continue
+        own = groups[title][groups[title].panel == panel]
+        PANELS[spec.kind](ax, own, spec, styles, lines)
+        titles = [title if len(groups) > 1 or spec.is_by_device else "", spec.panel_name(panel)]
+        letters = int(LETTERS * width / columns)
+        parts = [part for one in titles for part in textwrap.wrap(one, letters)]
+        ax.set_title("\n".join(parts), fontsize=9)
     for ax in axes:
         if not ax.has_data():
             ax.set_axis_off()
@@ -127,9 +131,9 @@ def _without_sparse(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _note_on_sparse(rows: pd.DataFrame) -> str:
-    parts = []
-    for device, own in rows[_is_sparse(rows)].groupby("device", sort=False):
-        parts.append(f"{own.value.notna().sum()} of {len(own)} points on {device} measured")
+    devices = rows[_is_sparse(rows)].groupby("device", sort=False).value
+    counts = devices.agg(["count", "size"]).itertuples(name=None)
+    parts = [f"{known} of {all_} points on {device} measured" for device, known, all_ in counts]
     return f"Left out, too few to draw: {', '.join(parts)}" if parts else ""
 
 
@@ -137,12 +141,10 @@ def _by_source(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Group rows by title: the paper with its simulated GPUs, then each measured device, whose
     panels and sizes differ.
     """
-    is_measured = rows.level == MEASURED
     simulated = "paper and simulated" if (rows.level == PAPER).any() else "simulated"
-    groups = {simulated: rows[~is_measured]} if (~is_measured).any() else {}
-    for device, own in rows[is_measured].groupby("device", sort=False):
-        groups[f"measured on {device}"] = own
-    return groups
+    titles = ("measured on " + rows.device).where(rows.level == MEASURED, simulated)
+    groups = {str(title): own for title, own in rows.groupby(titles, sort=False)}
+    return {simulated: groups.pop(simulated), **groups} if simulated in groups else groups
 
 
 def _by_device(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -161,20 +163,12 @@ def _number(series: str) -> float:
     return float(number[1]) * (1024 if number[2] else 1) if number else math.inf
 
 
-def _styles(series: Sequence[str]) -> Styles:
-    colour = colours(series)
-    return {name: (colour[name], marker(i)) for i, name in enumerate(series)}
-
-
 def _line_styles(rows: pd.DataFrame, spec: PlotSpec) -> dict[str, Any]:
     """Return the line style of each simulated device: profiled, analytic, counted."""
     if spec.is_by_device:
         return {}
     devices = rows.device[~rows.level.isin([PAPER, MEASURED])].unique()
     return dict(zip(map(str, devices), cycle(SIMULATED), strict=False))
-
-
-# -- panels ----------------------------------------------------------------------------------------
 
 
 def _lines(
@@ -262,9 +256,6 @@ def _pairs(
 
 
 PANELS = {"line": _lines, "point": _lines, "bar": _bars, "pair": _pairs}
-
-
-# -- legend ----------------------------------------------------------------------------------------
 
 
 def _series_keys(spec: PlotSpec, styles: Styles) -> list[Artist]:
