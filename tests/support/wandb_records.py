@@ -10,10 +10,10 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
-from wandb.util import get_core_path
-
 
 def inspect(path: Path, *options: str) -> str:
+    from wandb.util import get_core_path  # here, as it takes a second
+
     command = [get_core_path(), "leet", "inspect", "--no-observability", "--json", *options]
     command += ["--run-file", str(path)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout

@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-import train
 from kv_quality import Cuts, agreement, blocks_needed, compare, teacher_forced_logits
 from native_library import needs_library
 
@@ -42,6 +41,8 @@ CELLS = ((Cuts(16), 0), (Cuts(33, 5), 2), (Cuts(LENGTH), 0), (Cuts(16, 5, prefix
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Path:
+    import train  # here: it takes transformers, whose import takes seconds
+
     directory = tmp_path_factory.mktemp("trained") / "byte-llama"
     shape = {"hidden_size": 64, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "ffn_size": 128}
     threads = torch.get_num_threads()
