@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
+import socket
 from dataclasses import replace
 
 import pytest
@@ -79,21 +79,24 @@ def expected() -> list[list[int]]:
     return tokens(built(), Orca())
 
 
-@pytest.mark.parametrize("layout", [(2, 2), (1, 4), (4, 1)], ids="{0[0]}x{0[1]}".format)
-def test_greedy_tokens_equal_one_devices_under_every_policy(layout, expected):
-    """Under every policy with tensor and pipeline parallelism together, and some with each alone:
-    what a rank computes follows from the batch, not from the policy.
+@pytest.mark.parametrize(
+    ("layout", "policies"),
+    [
+        ((2, 2), ("request_level", "orca", "sarathi", "sglang")),
+        ((1, 4), ("sarathi_serve",)),
+        ((4, 1), ("prefill_first",)),
+    ],
+    ids=["2x2", "1x4", "4x1"],
+)
+def test_greedy_tokens_equal_one_devices(layout, policies, expected):
+    """Whole prompts, chunks beside decodes and decodes alone: what a rank computes follows from the
+    batch, not from the policy.
     """
     executor = built(*layout)
-    names = [name for name, policy in POLICIES.items() if not policy.in_layers]
-    chosen = names if layout == (2, 2) else names[layout[0] % 3 :: 4]
-    found = {name: tokens(executor, POLICIES[name]) for name in chosen}
+    found = {name: tokens(executor, POLICIES[name]) for name in policies}
     assert {name for name, some in found.items() if some != expected} == set()
-
-
-def test_prompts_that_pass_groups_of_layers_are_refused():
     with pytest.raises(UserError, match="moves prompts through groups of layers"):
-        tokens(built(2, 2), POLICIES["layered_prefill"])
+        tokens(executor, POLICIES["layered_prefill"])
 
 
 def test_swapped_blocks_are_moved_on_every_rank():
@@ -109,22 +112,19 @@ def test_cpp_computes_the_parts_too(expected):
 
 
 def test_ranks_share_mixtures_of_experts():
-    mixture = load_option("model", "tiny-moe")
-    for spec in (mixture, replace(mixture, shared_expert_size=24)):
-        expected = tokens(built(spec=spec), Orca())
-        assert tokens(built(2, 2, spec), Sarathi(chunk=8)) == expected
+    spec = replace(load_option("model", "tiny-moe"), shared_expert_size=24)
+    expected = tokens(built(spec=spec), Orca())
+    assert tokens(built(2, 2, spec), Sarathi(chunk=8)) == expected
 
 
 @pytest.mark.parametrize(
     ("family", "is_fused", "is_served"),
     [
         ("llama biases", False, False),
-        ("llama linear rope, tied", False, True),
+        ("llama linear rope, tied", False, False),
         ("gpt_neox", False, True),
         ("qwen3", False, False),
-        ("mistral window", False, True),
-        ("mixtral", False, False),
-        ("mixtral", True, True),
+        ("mixtral", True, False),
         ("qwen2_moe", False, False),
     ],
 )
@@ -214,19 +214,18 @@ def test_a_killed_rank_is_named_and_the_next_run_starts_others(tmp_path, capsys)
     executor = built(2, 2)
     processes = executor.group.processes
     os.kill(processes[2].pid, signal.SIGKILL)
-    begun = time.monotonic()
     with pytest.raises(RunError, match=r"^rank 3 was killed by signal 9; the other ranks were"):
         tokens(executor, Orca())
-    assert time.monotonic() - begun < 20
     assert all(process.returncode is not None for process in processes)
-    settings = [*TINY, f"output={tmp_path}", "repeat=1", "chunk=8,16"]
-    assert main([*settings, "executor.pipeline_parallel=2", "-m"]) == 0
-    assert len(list(tmp_path.rglob("bubbles.parquet"))) == 2
+    settings = [*TINY, f"output={tmp_path}", "chunk=8"]
+    assert main([*settings, "executor.pipeline_parallel=2"]) == 0
+    assert len(list(tmp_path.rglob("bubbles.parquet"))) == 1
     assert "2 threads" not in capsys.readouterr().out  # a stage has a share of the cores
 
 
-def test_a_rank_that_hangs_ends_the_run():
-    executor = built(2, 1, timeout=2)
+def test_a_rank_that_hangs_ends_the_run(monkeypatch):
+    monkeypatch.setattr(groups, "GRACE", 0.1)
+    executor = built(1, 2, timeout=2)
     processes = executor.group.processes
     os.kill(processes[0].pid, signal.SIGSTOP)
     words = r"did not answer for 2 s; .* executor.rank_timeout=2 .*; the other ranks were ended"
@@ -235,10 +234,18 @@ def test_a_rank_that_hangs_ends_the_run():
     assert all(process.returncode is not None for process in processes)
 
 
-def test_torchrun_starts_the_ranks(tmp_path):
-    torchrun = ("torch.distributed.run", "--nproc-per-node", "2", "-m", "quickened_run")
+def test_ranks_that_torchrun_starts_run_the_command(tmp_path, monkeypatch):
+    """Rank 0 here and rank 1 in a process, with the environment that torchrun gives them."""
+    groups.close()
+    monkeypatch.setattr(groups, "_current", None)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    common = {"TORCHELASTIC_RUN_ID": "a", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [{**common, "WORLD_SIZE": "2", "RANK": one, "LOCAL_RANK": one} for one in "01"]
     args = [*TINY, f"output={tmp_path}", "chunk=8", "executor.tensor_parallel=2"]
-    with running(*args, module=torchrun) as process:
-        _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
+    with running(*args, **ranks[1]) as other, monkeypatch.context() as environment:
+        for name, value in ranks[0].items():
+            environment.setenv(name, value)
+        assert main(args) == 0
+        assert other.wait(60) == 0
     assert len(list(tmp_path.rglob("run.json"))) == 1
