@@ -4,9 +4,8 @@ replicas.
 
 from __future__ import annotations
 
-import pandas as pd
 import pytest
-from helpers import ScriptedExecutor, requests_of, scheduler_for
+from helpers import requests_of, scheduler_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +13,6 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch, Request, SequenceState
-from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.model.spec import ModelSpec
@@ -150,14 +148,6 @@ def test_a_request_enters_a_pipeline_with_room_when_it_arrives():
     assert ledger.bubbles().empty
 
 
-def test_an_executor_that_is_started_again_forgets_its_last_run():
-    executor = pipeline(2)
-    first = served(requests_of((4, 3), (5, 2)), Orca(), executor)
-    again = served(requests_of((4, 3), (5, 2)), Orca(), executor)
-    pd.testing.assert_frame_equal(first.stages(), again.stages())
-    pd.testing.assert_frame_equal(first.bubbles(), again.bubbles())
-
-
 @settings(max_examples=20, deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 12)), min_size=1, max_size=20),
@@ -186,43 +176,6 @@ def test_busy_time_and_bubbles_fill_every_stage(lengths, num_stages, policy):
     assert emitted == sum(output_len for _, output_len in lengths)
 
 
-def test_one_stage_is_a_device_without_bubbles():
-    requests = requests_of((5, 3), (7, 4), (5, 2))
-    one = served(requests, Sarathi(chunk=8), pipeline(1))
-    device = served(
-        requests, Sarathi(chunk=8), ScriptedExecutor(lambda batch: float(batch.num_tokens))
-    )
-    pd.testing.assert_frame_equal(one.iterations(), device.iterations())
-    pd.testing.assert_frame_equal(one.stages(), device.stages())
-    columns = ["output_token_ids"]  # the scripted executor makes some up
-    pd.testing.assert_frame_equal(
-        one.requests().drop(columns=columns), device.requests().drop(columns=columns)
-    )
-    assert one.bubbles().empty
-
-
-def test_a_slot_is_refilled_as_soon_as_its_micro_batch_leaves():
-    requests = requests_of(*[(4, 6)] * 4)
-    ledger = served(requests, Orca(), pipeline(4), batch_size=1)
-    spans = ledger.stages().set_index(["iteration", "stage"])
-    for i in range(4, 16):
-        left, free = spans.end[i - 4, 3], spans.end[i - 1, 0]
-        assert spans.start[i, 0] == max(left, free)
-
-
-def test_bad_use_is_refused():
-    with pytest.raises(UserError, match="num_stages=0 is below 1"):
-        pipeline(0)
-    with pytest.raises(RuntimeError, match="submit a batch first"):
-        pipeline(2).collect()
-    full = pipeline(1)
-    full.submit(decode())
-    with pytest.raises(RuntimeError, match="1 batches are in flight"):
-        full.submit(decode())
-    with pytest.raises(ValueError, match="1 stage times for 2 stages"):
-        PipelineExecutor(2, lambda batch: [1.0]).submit(decode())
-
-
 def test_parallel_degrees_must_divide_the_model():
     parallel = Parallel(tensor=2, pipeline=3)
     parallel.check(SPEC)
@@ -235,46 +188,3 @@ def test_parallel_degrees_must_divide_the_model():
         Parallel(pipeline=4).check(SPEC)
     with pytest.raises(UserError, match=r"executor\.tensor_parallel=3 does not divide the 4 heads"):
         Parallel(tensor=3).check(SPEC)
-    with pytest.raises(
-        UserError, match=r"executor\.tensor_parallel=4 does not divide the 2 KV heads"
-    ):
-        Parallel(tensor=4).check(SPEC)
-    with pytest.raises(UserError, match=r"executor\.tensor_parallel=0 is below 1"):
-        Parallel(tensor=0)
-    with pytest.raises(UserError, match=r"executor\.pipeline_parallel=1\.5 is not a whole number"):
-        Parallel(pipeline=1.5)
-
-
-class IdleChecker(Ledger):
-    """Checks after every iteration that the scheduler's idle sequences are the running ones not in
-    flight, in order.
-    """
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        super().__init__()
-        self.scheduler = scheduler
-
-    def record(self, result, finished):
-        super().record(result, finished)
-        idle = [one for one in self.scheduler.running if not one.in_flight]
-        assert self.scheduler.idle_decodes == [one for one in idle if one.is_decoding]
-        assert self.scheduler.idle_prefills == [one for one in idle if not one.is_decoding]
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 16)), min_size=1, max_size=12),
-    num_stages=st.integers(1, 4),
-    num_blocks=st.integers(11, 30),
-    policy=st.sampled_from(
-        [Orca(), Orca(reserve="prompt"), SarathiServe(chunk=8, reserve="chunk", watermark=0.0)]
-    ),
-)
-def test_the_scheduler_knows_its_idle_sequences(lengths, num_stages, num_blocks, policy):
-    scheduler = scheduler_for(
-        policy, num_blocks=num_blocks, max_model_len=40, num_micro_batches=num_stages
-    )
-    checker = IdleChecker(scheduler)
-    run_engine(requests_of(*lengths), scheduler, pipeline(num_stages), checker)
-    assert not scheduler.has_work
-    assert checker.requests().request_id.tolist() == list(range(len(lengths)))

@@ -5,7 +5,6 @@ block is lost.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,8 +17,7 @@ from shadow import Checker, ShadowCache, ShadowExecutor, history
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
-from sarathi_lab.engine.prefix_cache import PrefixCache
-from sarathi_lab.engine.request import CachedRun, Request, SequenceState
+from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy import Orca, Policy, PrefillFirst, RequestLevel, Sarathi, SarathiServe
 
@@ -113,14 +111,6 @@ def test_a_chunk_is_seen_from_the_next_batch_on():
     assert executor.schedule == [[(0, 0, 12)], [(0, 12, 4), (1, 12, 4)]]
 
 
-def test_a_pipeline_sees_only_what_came_out():
-    prompt = tokens((1, 16))
-    requests = [request(0, prompt), request(1, prompt), request(2, prompt, time=4.5)]
-    scheduler = sharing(Orca(reserve="prompt"), num_micro_batches=2)
-    executor = serve(requests, scheduler, ScriptedExecutor(capacity=2))
-    assert [starts(executor, i) for i in range(3)] == [[0], [0], [12]]
-
-
 def test_the_budget_goes_to_what_is_computed():
     """Whole prompts of 16 tokens in 20: two of them if 12 tokens of each are cached."""
     prompts = [tokens((1, 16)), tokens((1, 12), (2, 4)), tokens((1, 12), (3, 4))]
@@ -147,11 +137,6 @@ def test_ids_of_pieces_stand_for_tokens_where_there_are_none():
             requests, sharing(policy, num_blocks=400, block_size=block_size, max_model_len=2000)
         )
         assert [starts(executor, i)[0] for i in range(5)] == hits
-
-
-def test_requests_of_unknown_tokens_share_nothing():
-    executor = serve([Request(0, 0.0, 16, 2), Request(1, 5.0, 16, 2)], sharing())
-    assert starts(executor, 1)[0] == 0
 
 
 # -- what stays ------------------------------------------------------------------------------------
@@ -182,33 +167,12 @@ def test_what_was_in_use_longest_ago_goes_first_and_last_blocks_before_first_one
     assert [starts(executor, i) for i in range(5)] == [[0], [0], [0], [4], [4]]
 
 
-def test_what_is_used_again_stays():
-    prompts = [tokens((1, 13)), tokens((2, 13)), tokens((1, 13)), tokens((3, 13)), tokens((1, 13))]
-    requests = [request(i, prompt, time=5.0 * i) for i, prompt in enumerate(prompts)]
-    executor = serve(requests, sharing(num_blocks=8))
-    assert starts(executor, 4) == [12]
-
-
 def test_cached_blocks_count_as_free():
     scheduler = sharing(num_blocks=8)
     serve([request(0, tokens((1, 31)), 1)], scheduler)
     assert scheduler.blocks.num_free == 8
     assert scheduler.blocks.can_hold(32)
     check_integrity(scheduler.blocks, [])
-
-
-def test_the_integrity_check_sees_a_wrong_count():
-    blocks = BlockManager(6, BLOCK_SIZE, shares_prefixes=True)
-    first, second = (SequenceState(request(i, tokens((1, 9))), i) for i in range(2))
-    blocks.grow(first, 9)
-    first.num_computed = 8
-    blocks.prefix.publish(first)
-    check_integrity(blocks, [first])
-    second.block_ids = first.block_ids[:2]  # taken without being counted
-    with pytest.raises(AssertionError, match="holders"):
-        check_integrity(blocks, [first, second])
-    with pytest.raises(AssertionError, match="holders"):
-        check_integrity(blocks, [])
 
 
 def test_what_comes_back_from_the_host_can_be_found_again():
@@ -288,33 +252,3 @@ def test_making_batches_ahead_changes_no_schedule(policy, requests, num_blocks):
     _, two, two_ledger = run(policy, requests, 2, feeds_tokens=True, num_blocks=num_blocks)
     assert one.schedule == two.schedule
     assert one_ledger.iterations().equals(two_ledger.iterations())
-
-
-class BlockByBlock(PrefixCache):
-    """Keeps a run for every block: nothing is ever cut, continued or compared."""
-
-    def add(self, sequence: SequenceState, keys: list[int], start: int, end: int) -> None:
-        for at in range(start, end):
-            run = CachedRun([sequence], [keys[at]], [sequence.block_ids[at]])
-            self.runs[keys[at]] = run
-            sequence.cached_runs.append(run)
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(requests=prompts_that_share(), num_blocks=st.integers(11, 24))
-def test_runs_of_blocks_give_the_schedules_of_single_ones(policy, requests, num_blocks):
-    """Also where equal prompts of one batch leave copies, and what they share is evicted."""
-    _, by_run, ledger = run(policy, requests, 1, feeds_tokens=False, num_blocks=num_blocks)
-    with mock.patch("sarathi_lab.engine.block_manager.PrefixCache", BlockByBlock):
-        _, by_block, expected = run(policy, requests, 1, feeds_tokens=False, num_blocks=num_blocks)
-    assert by_run.schedule == by_block.schedule
-    assert ledger.iterations().equals(expected.iterations())
-
-
-def test_a_prompt_is_one_run_until_part_of_it_is_shared():
-    executor = serve([request(0, tokens((1, 40)))], scheduler := sharing(SarathiServe(chunk=8)))
-    runs = scheduler.blocks.prefix.runs
-    assert [len(run.keys) for run in runs.values()] == [10]
-    serve([request(1, tokens((1, 20), (2, 9)))], scheduler, executor)
-    assert sorted(len(run.keys) for run in runs.values()) == [5, 7]

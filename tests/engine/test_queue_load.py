@@ -5,7 +5,6 @@ every order.
 from __future__ import annotations
 
 import gc
-import pickle
 import sys
 from collections import Counter
 from typing import get_args
@@ -166,13 +165,3 @@ def test_the_oldest_of_a_queue_is_found_wherever_it_is():
         assert queue.oldest().order == 1
         with pytest.raises(ValueError, match=r"wait|not in"):
             queue.remove(sequences[0])
-
-
-def test_a_ranked_queue_forgets_those_that_left():
-    queue = RankedQueue(by_priority)
-    empty = len(pickle.dumps(queue))
-    for order in range(5000):
-        queue.append(sequence(order))
-        assert queue[0].order == order
-        queue.remove(queue[0])
-    assert len(pickle.dumps(queue)) < empty + 500

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import LINKED, SPEC, batch_of
 
-from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Batch
@@ -83,12 +82,6 @@ def test_a_mixture_reads_the_experts_that_are_chosen(tokens):
     router = 2 * EXPERTS.layer_linears[2].num_params
     flops = EXPERTS.linear_flops(work) - dense.linear_flops(work)
     assert flops == tokens * (ffn * (EXPERTS.experts_per_token - 1) + router)
-
-
-def test_mixtures_choose_some_experts():
-    for wrong in ({"experts_per_token": 0}, {"experts_per_token": 9}):
-        with pytest.raises(UserError, match="num_experts=8 needs"):
-            replace(EXPERTS, **wrong)
 
 
 def test_replicas_that_replay_a_graph_compute_as_many_tokens_as_the_fullest():

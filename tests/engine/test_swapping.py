@@ -7,28 +7,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from checkpoints import DEVICE
 from helpers import requests_of, scheduler_for
-from hydra.utils import instantiate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_library import needs_library
-from omegaconf import OmegaConf
 from simulated import LINKED, TOY
 from toy_executors import BLOCK_SIZE, SPEC, executor_of, model_on
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch, Copy, Request, SequenceState
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
-from sarathi_lab.executor.simulated.hardware import Parallel
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.torch import memory
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.model.roofline import Peaks
@@ -147,21 +142,6 @@ def test_blocks_of_eight_bits_come_back(kind):
         assert torch.equal(tensor.float(), before.float())
 
 
-def test_many_blocks_pass_in_parts(monkeypatch):
-    monkeypatch.setattr(
-        memory, "STAGED_BYTES", 3 * SPEC.num_layers * 4 * 64 * 4
-    )  # three blocks of keys
-    cache, expected = filled_cache(10), filled_cache(10)
-    pool = memory.HostPool(cache, 10)
-    there = [Copy(True, block, 9 - block) for block in range(10)]
-    pool.make(there)
-    cache.keys.zero_()
-    cache.values.zero_()
-    pool.make([copy._replace(is_out=False) for copy in there])
-    assert torch.equal(cache.keys, expected.keys)
-    assert torch.equal(cache.values, expected.values)
-
-
 def test_a_cache_in_host_memory_must_fit_it():
     backend = TorchBackend(device="cpu", dtype="float32")
     with pytest.raises(UserError, match=r"cache\.num_host_blocks: .* host memory"):
@@ -191,62 +171,6 @@ def test_swapping_takes_the_bytes_over_the_hosts_link():
     assert times["swap"] == pytest.approx(seconds)
     assert sum(times.values()) == pytest.approx(with_swap)
     assert "swap" not in cost.operation_times(swapped_batch(0))
-
-
-def test_each_device_swaps_its_share():
-    cost = make_cost_model(
-        "analytic", replace(SPEC, num_kv_heads=2), HOSTED, 2, Parallel(tensor=2, pipeline=2)
-    )
-    share = 12 * cost.spec.kv_bytes_per_token(2) / 4 / 1000
-    stages = zip(
-        cost.stage_times(swapped_batch(3)), cost.stage_times(swapped_batch(0)), strict=True
-    )
-    assert [with_swap - without for with_swap, without in stages] == pytest.approx([share, share])
-    assert sum(cost.operation_times(swapped_batch(3)).values()) == pytest.approx(
-        cost.iteration_time(swapped_batch(3))
-    )
-
-
-@pytest.mark.parametrize("level", ["analytic", "profiled"])
-def test_both_cost_models_charge_the_configured_link(level):
-    hardware = instantiate(OmegaConf.load(CONF / "hardware" / "a6000.yaml"))
-    spec = instantiate(OmegaConf.load(CONF / "model" / "13b.yaml"))
-    cost = make_cost_model(level, spec, hardware, 2)
-    seconds = cost.iteration_time(swapped_batch(3)) - cost.iteration_time(swapped_batch(0))
-    assert seconds == pytest.approx(12 * spec.kv_bytes_per_token(2) / 25e9)
-
-
-@pytest.mark.parametrize("num_stages", [1, 2])
-def test_a_simulated_run_is_longer_by_what_it_swaps(num_stages):
-    """At the same schedule: on a host of no time at all, and on one whose copies take a second a
-    block.
-    """
-    seconds_per_token = 1 / 4
-
-    def run(seconds: float) -> pd.DataFrame:
-        def stage_times(batch: Batch) -> list[float]:
-            return [batch.num_tokens + seconds * batch.num_swapped_tokens] * num_stages
-
-        blocks = {"num_blocks": 9, "block_size": 4, "num_host_blocks": 20, "preemption": "swap"}
-        policy = SarathiServe(chunk=8, watermark=0.0)
-        scheduler = scheduler_for(
-            policy, batch_size=3, num_micro_batches=num_stages, max_model_len=30, **blocks
-        )
-        ledger = Ledger()
-        run_engine(
-            requests_of(*[(8, 16)] * 4),
-            scheduler,
-            PipelineExecutor(num_stages, stage_times),
-            ledger,
-        )
-        return ledger.iterations()
-
-    free, charged = run(0.0), run(seconds_per_token)
-    assert free.num_swapped_blocks.sum() > 0
-    assert (free.num_swapped_tokens == 4 * free.num_swapped_blocks).all()
-    assert (
-        charged.busy - charged.num_prefill_tokens - charged.num_decode_tokens
-    ).tolist() == pytest.approx(charged.num_swapped_blocks.tolist())
 
 
 def test_a_summary_counts_swapped_blocks_and_their_bytes():

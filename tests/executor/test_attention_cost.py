@@ -9,10 +9,9 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
-from simulated import MEASURED, TOY, batch_of
+from simulated import MEASURED, TOY
 
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, occupancy
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_size": 8, "kv_head_bytes": 16}
@@ -45,30 +44,6 @@ def test_prefill_attention_by_hand():
     assert AttentionTimes(TOY, **HEADS).prefill([(100, 64)]) - 3 == pytest.approx(both)
 
 
-def test_one_query_past_the_tile_costs_a_tile():
-    gpu = dataclasses.replace(load_option("hardware", "a6000"), attention_launch=0.0)
-    shape = {
-        "num_heads": 84,
-        "num_kv_heads": 4,
-        "head_size": 128,
-        "kv_head_bytes": 256,
-        "hardware": gpu,
-    }
-    at, past, full = (AttentionTimes(**shape).prefill([(2000, n)]) for n in (64, 65, 128))
-    assert past > 1.7 * at
-    assert full < 1.01 * past
-
-
-def test_several_chunks_share_a_call():
-    shape = {**A100_SHARE, "hardware": load_option("hardware", "a100")}
-    together = AttentionTimes(**shape).prefill([(0, 512), (512, 512)])
-    apart = AttentionTimes(**shape).prefill([(0, 512)]) + AttentionTimes(**shape).prefill(
-        [(512, 512)]
-    )
-    assert together < apart - 0.9 * load_option("hardware", "a100").attention_launch
-    assert AttentionTimes(**shape).prefill([]) == 0.0
-
-
 def test_decode_attention_by_hand():
     # 2 sequences of 2 KV heads fill 4 SMs: 1000 tokens of 64 bytes at 5e8 bytes/s
     assert AttentionTimes(TOY, **HEADS).decode(2, 1000) == pytest.approx(3 + 128e-6)
@@ -78,30 +53,6 @@ def test_decode_attention_by_hand():
         3 + 128e-6
     )  # in halves: 33 whole waves
     assert AttentionTimes(TOY, **HEADS).decode(0, 0) == 0.0
-
-
-def test_few_sequences_draw_less_bandwidth():
-    big = dataclasses.replace(TOY, num_sms=100, attention_launch=0.0)
-    one, two = (AttentionTimes(big, **HEADS).decode(n, 1000) for n in (1, 2))
-    assert one == pytest.approx(100 / 32 * 128e-6)  # 2 heads in 16 parts keep 32 of 100 SMs busy
-    assert two == pytest.approx(100 / 64 * 128e-6)
-
-
-def test_chunking_reads_the_cache_again():
-    """Fig 13a: a prompt cut into chunks spends more time in attention, the more the smaller they
-    are.
-    """
-    cost = make_cost_model(
-        "analytic", load_option("model", "13b"), load_option("hardware", "a6000"), 2
-    )
-
-    def attention(chunk: int) -> float:
-        batches = [batch_of(chunk=chunk, start=start) for start in range(0, 2048, chunk)]
-        return sum(cost.operation_times(batch)["prefill_attention"] for batch in batches)
-
-    times = [attention(chunk) for chunk in (64, 128, 256, 512, 2048)]
-    assert times == sorted(times, reverse=True)
-    assert times[0] > 1.5 * times[-1]
 
 
 @pytest.mark.skipif(not MEASURED.is_dir(), reason="the measured GPU times are not here")

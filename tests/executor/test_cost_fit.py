@@ -52,14 +52,6 @@ def test_the_paper_s_tables_are_told_how_far_off_the_fit_is(script, capsys):
     assert "Table 2, never fitted" in capsys.readouterr().out
 
 
-def test_a_table_that_is_not_there_is_named(script, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["fit.py", "--gemm", "nowhere.csv"])
-    with pytest.raises(SystemExit) as caught:
-        script.main()
-    assert caught.value.code == 2
-    assert "nowhere.csv" in capsys.readouterr().err
-
-
 # -- today's GPUs ----------------------------------------------------------------------------------
 
 # Ten rows of every GPU and kind, drawn at random from the shapes that fit.py holds out:
@@ -100,22 +92,6 @@ def test_kernels_that_the_fit_did_not_see(held_out_errors, kind):
     assert by_gpu.max() < 2 * AIMS[kind]  # of ten rows
 
 
-@pytest.mark.parametrize("gpu", TODAY)
-def test_longer_is_never_faster(silicon_fit, gpu):
-    hardware = load_option("hardware", gpu)
-    shape = {"heads": 32, "kv_heads": 8, "head_size": 128, "batch": 1, "start": 0}
-    chunks = pd.DataFrame([{**shape, "length": length} for length in range(64, 8193, 64)])
-    decodes = pd.DataFrame(
-        [{**shape, "batch": 8, "length": 2**power} for power in range(17)]
-        + [{**shape, "batch": 2**power, "length": 2**16} for power in range(3, 11)]
-    )
-    for times in (
-        silicon_fit.prompt_times(hardware, chunks),
-        silicon_fit.decode_times(hardware, decodes),
-    ):
-        assert all(a <= 1.001 * b for a, b in itertools.pairwise(times))
-
-
 @pytest.mark.parametrize(
     ("gpu", "highest"),
     # Measured on the RTX 4090: 1.06. With many SMs, 256 tiles of queries leave part of a wave idle.
@@ -129,17 +105,6 @@ def test_cutting_a_prompt_makes_its_attention_dearer(silicon_fit, gpu, highest):
         hardware, pd.DataFrame([{**shape, "start": 0, "length": 8192}])
     )
     assert 1 < sum(silicon_fit.prompt_times(hardware, pd.DataFrame(parts))) / whole < highest
-
-
-def test_halves_are_other_shapes(silicon_fit):
-    rows = pd.DataFrame(itertools.product([1, 2], [64, 128, 512], [8, 32]))
-    rows.columns = ["batch", "length", "heads"]
-    fitted = silicon_fit.silicon.checkerboard(rows, list(rows))
-    assert fitted.sum() == len(rows) / 2
-    for size in rows:  # a neighbour in one size is in the other half
-        others = [name for name in rows if name != size]
-        for _, group in rows.assign(fitted=fitted).sort_values(size).groupby(others):
-            assert (group.fitted.to_numpy()[1:] != group.fitted.to_numpy()[:-1]).all()
 
 
 def test_the_fit_finds_the_constants_that_made_the_times(silicon_fit):

@@ -19,7 +19,6 @@ from sarathi_lab.executor.simulated.attention_tables import equivalent_prompts, 
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.hardware import Parallel
-from sarathi_lab.executor.simulated.kernel_times import uneven
 from sarathi_lab.executor.simulated.profiled import ProductTable, ProfiledOperations
 from sarathi_lab.executor.tables import SHAPE, OperationTables, read_tables
 
@@ -43,24 +42,6 @@ def products() -> ProductTable:
 @pytest.mark.parametrize("shape", [(512, 1024), (2048, 4096), (1000, 3000), (512, 2000)])
 def test_products_pass_through_their_rows_and_are_smooth_between(tokens, shape):
     assert products().curve(*shape)(tokens) == pytest.approx(seconds(tokens, *shape))
-
-
-def test_products_past_the_table_scale_its_edge_by_the_formula():
-    table = products()
-    at_edge = seconds(64, 2048, 4096)
-    assert table.curve(4096, 8192)(64) == pytest.approx(4 * at_edge)
-    assert table.curve(2048, 4096)(4096) == pytest.approx(4 * seconds(1024, 2048, 4096))
-
-
-def test_shapes_on_no_grid_take_the_nearest():
-    rows = pd.DataFrame(
-        [(1, 64, 100, 1.0), (1, 128, 1000, 5.0)],
-        columns=["tokens", "in_features", "out_features", "seconds"],
-    )
-    table = ProductTable(rows, lambda t, i, o: float(t * i * o))
-    assert table.curve(64, 100)(1) == pytest.approx(1.0)
-    assert table.curve(128, 2000)(1) == pytest.approx(10.0)
-    assert table.curve(96, 400)(1) == pytest.approx(5.0 * (96 * 400) / (128 * 1000))  # by ratios
 
 
 @pytest.mark.parametrize(
@@ -174,23 +155,6 @@ def test_in_one_call_a_decode_takes_a_tile_of_queries():
     assert hybrid(True).attention_times(batch_of(chunk=512)) == (apart[0], 0.0)
     alone = batch_of(decodes=64, context=2048)
     assert hybrid(True).attention_times(alone) == hybrid(None).attention_times(alone)
-
-
-def test_more_decodes_and_longer_ones_take_longer_in_one_call():
-    for sizes in (
-        [(number, 1000) for number in (1, 4, 16, 64, 256)],
-        [(8, context) for context in (10, 100, 1000, 10_000)],
-    ):
-        times = [
-            hybrid(True).hybrid_attention(batch_of(chunk=256, decodes=number, context=context))
-            for number, context in sizes
-        ]
-        assert times == sorted(times)
-
-
-def test_uneven_work_takes_more_than_its_longest_piece_and_less_than_both():
-    assert 3.0 < uneven(3.0, 2.0) < 5.0
-    assert uneven(3.0, 0.0) == pytest.approx(3.0)
 
 
 def test_tables_of_separate_calls_are_scaled_to_one_call():

@@ -29,7 +29,7 @@ from sarathi_lab.extensions.cluster import (
     Several,
     round_robin,
 )
-from sarathi_lab.policy import Orca, SarathiServe, VllmV1
+from sarathi_lab.policy import SarathiServe, VllmV1
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 16
 SIZES = {"batch_size": 3, "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
@@ -158,11 +158,6 @@ def test_prompts_wait_while_no_decode_engine_has_room():
     last = cluster.transfers[-1]
     first_done = ledger.requests().finish_time.min()
     assert last.requested == first_done > ledger.requests().first_token_time.max()
-
-
-def test_a_policy_that_never_cuts_prompts_decodes_elsewhere_too():
-    ledger, cluster = ran(requests_of((8, 3), (6, 2)), Disaggregated(), Orca())
-    assert len(ledger.requests()) == len(cluster.transfers) == 2
 
 
 # -- routers ---------------------------------------------------------------------------------------

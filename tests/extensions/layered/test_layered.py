@@ -101,15 +101,6 @@ def test_the_groups_of_a_pass_count_its_tokens_once(start, num_tokens, num_decod
     assert share == pytest.approx(1)
 
 
-def test_a_group_is_not_passed_twice_or_by_other_tokens():
-    batch = make_batch(prefill_tokens=8)
-    with pytest.raises(ValueError, match="can't pass"):
-        batch.restrict_to(Layers(2, 4, 6))
-    batch.chunks[0].sequence.layers_passed, batch.chunks[0].sequence.num_halfway = 2, 7
-    with pytest.raises(ValueError, match="can't pass"):
-        batch.restrict_to(Layers(2, 4, 6))
-
-
 @pytest.mark.parametrize("model", ["qwen3-30b-a3b", "qwen3-8b"])
 def test_the_groups_of_a_prompt_alone_take_what_it_takes_whole(model):
     """But for the iterations' own seconds; beside decodes a layer's experts are read for both."""
