@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
-import torch
 
 from sarathi_lab.executor.torch import steal_corrected_clock
 from sarathi_lab.executor.torch.steal_corrected_clock import (
     StealCorrectedClock,
-    pin_threads,
 )
 
 
@@ -60,15 +56,3 @@ def test_what_other_machines_took_is_that_of_the_cores_of_this_process(tmp_path,
     cores = "cpu0 1 2 3 4 5 6 7 50 0\ncpu1 1 2 3 4 5 6 7 350 0\n"
     (tmp_path / "stat").write_text(f"cpu 2 4 6 8 10 12 14 400 0\n{cores}intr 5 5 5 5 5 5 5 5 5\n")
     assert steal_corrected_clock.stolen() == [3.5]
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="cores can't be chosen here")
-def test_threads_have_cores_of_their_own_and_get_all_back(monkeypatch):
-    allowed = os.sched_getaffinity(0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: len(allowed))
-    with pin_threads():
-        assert len(os.sched_getaffinity(0)) == 1
-    assert os.sched_getaffinity(0) == allowed
-    monkeypatch.setattr(torch, "get_num_threads", lambda: len(allowed) - 1)
-    with pin_threads():  # there are cores to spare
-        assert os.sched_getaffinity(0) == allowed

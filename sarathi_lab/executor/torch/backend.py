@@ -18,11 +18,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch import checks
 from sarathi_lab.executor.torch import device as devices
-from sarathi_lab.executor.torch.device import measure_peaks
-from sarathi_lab.executor.torch.device_errors import explain_device_errors
-from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
-from sarathi_lab.executor.torch.kernel_selection import (
+from sarathi_lab.executor.torch.checks import (
     FIX,
     built_isa,
     require_isa,
@@ -31,10 +27,13 @@ from sarathi_lab.executor.torch.kernel_selection import (
     use_triton,
     why_not_built,
 )
+from sarathi_lab.executor.torch.device import measure_peaks
+from sarathi_lab.executor.torch.device_errors import explain_device_errors
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
 from sarathi_lab.executor.torch.memory import KvBudget, Memory
-from sarathi_lab.executor.torch.profiler import ProfileKind, make_profiler
 from sarathi_lab.executor.torch.shapes import Limits
-from sarathi_lab.executor.torch.timeline import timeline_of
+from sarathi_lab.executor.torch.timeline import ProfileKind, make_profiler, timeline_of
 from sarathi_lab.model import native_operations
 from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.parts import Degrees
@@ -92,11 +91,6 @@ class TorchBackend:
             checks.check_int8(self.weights, self.tensor_parallel, self.uses_gpus, self.uses_kernels)
         if self._several is not None:
             self._several.check_settings(self)
-        elif self.rank_timeout != type(self).rank_timeout:
-            raise UserError(
-                f"executor.rank_timeout={self.rank_timeout} is for several ranks, not one device; "
-                "leave it out, or add executor.tensor_parallel or executor.pipeline_parallel"
-            )
         require_isa(self.isa, is_wanted=self.wants_native)
 
     @property

@@ -215,25 +215,17 @@ def require_threads(name: str, value: object) -> int | None:
     return threads
 
 
-# Threads of torch before and after the newest `use_threads`.
-last_threads: tuple[int, int] | None = None
+ORIGINAL_THREADS = torch.get_num_threads()
 
 
 def num_threads(setting: int | None) -> int:
-    """Return `setting`; None is torch's number before any `use_threads`, limited to the fast cores
-    and the share of time of this process.
+    """Return `setting`; None is torch's first number, limited to the fast cores and the share of
+    time of this process.
     """
-    if setting is not None:
-        return setting
-    current = torch.get_num_threads()
-    original, newest = last_threads or (current, current)
-    original = original if newest == current else current
-    return min(original, most_threads() or original)
+    return setting or min(ORIGINAL_THREADS, most_threads() or ORIGINAL_THREADS)
 
 
 def use_threads(setting: int | None) -> None:
     """Let torch compute on `num_threads(setting)` threads from now on."""
-    global last_threads
-    last_threads = num_threads(None), num_threads(setting)
-    if last_threads[1] != torch.get_num_threads():
-        torch.set_num_threads(last_threads[1])
+    if (number := num_threads(setting)) != torch.get_num_threads():
+        torch.set_num_threads(number)

@@ -30,9 +30,8 @@ from sarathi_lab.executor.torch.graphs import NoGraphs, rehearse
 from sarathi_lab.executor.torch.layered import Passes, packed_apart
 from sarathi_lab.executor.torch.memory import HostPool
 from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer, Tokens, fields_of, pack
-from sarathi_lab.executor.torch.profiler import NullProfiler
 from sarathi_lab.executor.torch.shapes import Limits, PaddedShapes, Shape
-from sarathi_lab.executor.torch.timeline import HostTimeline, InFlight
+from sarathi_lab.executor.torch.timeline import HostTimeline, InFlight, NullProfiler
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.transformer import KVCache, Transformer
 

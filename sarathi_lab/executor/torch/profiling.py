@@ -221,22 +221,3 @@ def batch_of(executor: TorchExecutor, shape: Shape) -> Batch:
         emits=True,
         blocks=blocks,
     )
-
-
-def time_iterations(
-    executor: TorchExecutor,
-    shapes: Sequence[Shape],
-    repetitions: int,
-    advance: Callable[[int], None],
-) -> dict[Shape, list[tuple[float, Timing]]]:
-    """Return the seconds of `repetitions` iterations of every shape, in turn, and how each was
-    timed. Each follows one of the same shape, as iterations of an engine resemble each other.
-    """
-    probe = OperationProbe(executor)
-    timings: dict[Shape, list[tuple[float, Timing]]] = {shape: [] for shape in shapes}
-    for _ in range(repetitions):
-        for shape, found in timings.items():
-            probe.iteration(batch_of(executor, shape))
-            found.append((probe.iteration(batch_of(executor, shape)), probe.timing))
-            advance(1)
-    return timings

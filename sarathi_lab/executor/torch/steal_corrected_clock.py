@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-import torch
 
 from sarathi_lab.config.cores import allowed_cores
 from sarathi_lab.executor.torch.executor import TorchExecutor
@@ -71,43 +68,16 @@ class StealCorrectedClock:
 
 @contextmanager
 def exclude_stolen_time(executor: TorchExecutor) -> Iterator[StealCorrectedClock]:
-    """Give a CPU's executor a `StealCorrectedClock` and pin its threads; leave a GPU's as it is."""
+    """Give a CPU's executor a `StealCorrectedClock`; leave a GPU's clock."""
     clock, before = StealCorrectedClock(), executor.timeline
     if executor.model.device.type != "cpu":
         yield clock
         return
-    with pin_threads():
-        executor.timeline = HostTimeline(clock)
-        try:
-            yield clock
-        finally:
-            executor.timeline = before
-
-
-@contextmanager
-def pin_threads() -> Iterator[None]:
-    """Pin this thread to its first core and the process's other threads to the next ones in turn.
-
-    Beside another process the system may leave two threads on one core for seconds, which doubles
-    their time. Does nothing where cores are left over or can't be chosen.
-    """
-    before: dict[int, set[int]] = {}
-    cores = allowed_cores()
-    if 1 < len(cores) <= torch.get_num_threads():
-        main = os.getpid()
-        others = sorted({int(path.name) for path in _thread_folders()} - {main})
-        targets = {main: cores[0]}
-        targets |= {thread: cores[1:][i % (len(cores) - 1)] for i, thread in enumerate(others)}
-        for thread, core in targets.items():
-            with suppress(ProcessLookupError):  # it has ended
-                before[thread] = os.sched_getaffinity(thread)
-                os.sched_setaffinity(thread, {core})
+    executor.timeline = HostTimeline(clock)
     try:
-        yield
+        yield clock
     finally:
-        for thread, allowed in before.items():
-            with suppress(ProcessLookupError):
-                os.sched_setaffinity(thread, allowed)
+        executor.timeline = before
 
 
 def _thread_folders() -> list[Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -18,7 +18,9 @@ from sarathi_lab.config.console import console, progress_of
 from sarathi_lab.config.errors import require_int
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Sizes
-from sarathi_lab.executor.torch.profiling import Shape, batch_of, blocks_needed, time_iterations
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.operation_probe import OperationProbe, Timing
+from sarathi_lab.executor.torch.profiling import Shape, batch_of, blocks_needed
 from sarathi_lab.model.roofline import roofline_time
 from sarathi_lab.results.plots.style import WIDTH, finished, panels, tick_in_steps
 from sarathi_lab.results.provenance import provenance
@@ -154,3 +156,22 @@ def iteration_times(table: pd.DataFrame, where: str) -> Figure:
     axes[0].plot([], [], linestyle=":", color="0.4", label="roofline")
     axes[0].legend(fontsize="small")
     return finished(figure, where)
+
+
+def time_iterations(
+    executor: TorchExecutor,
+    shapes: Sequence[Shape],
+    repetitions: int,
+    advance: Callable[[int], None],
+) -> dict[Shape, list[tuple[float, Timing]]]:
+    """Return the seconds of `repetitions` iterations of every shape, in turn, and how each was
+    timed. Each follows one of the same shape, as iterations of an engine resemble each other.
+    """
+    probe = OperationProbe(executor)
+    timings: dict[Shape, list[tuple[float, Timing]]] = {shape: [] for shape in shapes}
+    for _ in range(repetitions):
+        for shape, found in timings.items():
+            probe.iteration(batch_of(executor, shape))
+            found.append((probe.iteration(batch_of(executor, shape)), probe.timing))
+            advance(1)
+    return timings
