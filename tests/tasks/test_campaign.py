@@ -15,7 +15,6 @@ from composed import refusal_of
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF, EXPERIMENTS, REPOSITORY
 from sarathi_lab.model.roofline import Peaks
-from sarathi_lab.results.provenance import slug_of
 from sarathi_lab.run import main
 
 CPU = torch.device("cpu")
@@ -66,10 +65,6 @@ def test_the_rented_machine_runs_make_targets_and_is_returned():
     assert plan["resources"]["autostop"]["down"]
 
 
-def test_folders_are_called_by_the_device():
-    assert slug_of("NVIDIA H100 80GB HBM3") == "nvidia-h100-80gb-hbm3"
-
-
 @pytest.fixture
 def judged(targets, tmp_path):
     """Judges the target whose name begins so, by tables at peaks of 500 TFLOP/s and 4 TB/s."""
@@ -109,52 +104,3 @@ def test_iterations_are_judged_by_their_operations_and_by_all_at_once(judged):
     missing = judged("decode-only, batch 1 ", rows)
     assert ("value" not in missing, missing["met"]) == (True, "not measured")
     assert "were not timed" in str(missing["reason"])
-
-
-def test_attention_targets_compare_implementations_case_by_case(judged):
-    def row(operation, case, implementation, value, rate=0.0):
-        labels = {"operation": operation, "case": case, "implementation": implementation}
-        return {**labels, "median_seconds": value, "bytes_per_second": rate}
-
-    kernels = [
-        row("prefill_attention", "mha a", "paged", 10.0),
-        row("prefill_attention", "mha a", "sdpa flash", 9.0),
-        row("prefill_attention", "mha a", "sdpa efficient", 30.0),
-        row("prefill_attention", "mha b", "paged", 10.0),
-        row("prefill_attention", "mha b", "sdpa flash", 12.0),
-        row("decode_attention", "mha 32 x 2048", "paged", 5.0, 3.8e12),
-        row("decode_attention", "gqa 32 x 2048", "paged", 5.0, 3.6e12),
-        row("decode_attention", "gqa 32 x 2048", "paged, unsplit", 9.0, 2.0e12),
-        row("hybrid_attention", "mha 256 + 17 x 1024", "series", 12.0),
-        row("hybrid_attention", "mha 256 + 17 x 1024", "fused", 10.0),
-        row("hybrid_attention", "mha 256 + 9 x 2048", "series", 9.0),
-        row("hybrid_attention", "mha 256 + 17 x 1024", "chunk alone", 4.0),
-        row("hybrid_attention", "mha 256 + 17 x 1024", "decodes alone", 8.0),
-        row("hybrid_attention", "mha 256 + 9 x 2048", "fused", None),
-        row("hybrid_attention", "gqa 256 + 17 x 1024", "series", 9.0),
-        row("hybrid_attention", "gqa 256 + 17 x 1024", "fused", 10.0),
-    ]
-    rows = {KERNELS: kernels}
-    assert judged("prefill-chunk attention", rows)["value"] == pytest.approx(0.9)
-    assert judged("decode attention, 32", rows)["value"] == pytest.approx(0.9)
-    assert judged("decode attention, 8 of", rows)["met"] == "not measured"
-    hybrid = "hybrid attention: speed over the two kernels in series, least of "
-    assert judged("hybrid attention: time of perfect", rows)["value"] == pytest.approx(0.8)
-    assert judged(f"{hybrid}all cases", rows)["value"] == pytest.approx(0.9)
-    flashinfer = judged("prefill attention: speed over FlashInfer", rows)
-    assert "no case of prefill_attention has times" in flashinfer["reason"]
-
-
-def test_served_loads_and_peers_are_judged(judged):
-    serving = {"quantity": "idle share", "policy": "sarathi", "unit": "ratio"}
-    peers = {"peer": "transformers_generate", "ratio": 2.5, "error": ""}
-    failed = {"peer": "transformers_cb", "ratio": None, "error": "no room"}
-    rows = {
-        "sarathi/fig09/results/cpu/fig09-serving.csv": [{**serving, "value": 0.01}],
-        "sarathi/fig11/results/cpu/fig11-serving.csv": [{**serving, "value": 0.05}],
-        "lab/peers/results/cpu/peers.csv": [peers, failed],
-    }
-    idle = judged("device idle", rows)
-    assert (idle["value"], idle["met"]) == (pytest.approx(0.03), "no")
-    assert judged("throughput over transformers generate", rows)["met"] == "yes"
-    assert judged("throughput over transformers cont", rows)["reason"] == "transformers_cb: no room"

@@ -17,21 +17,17 @@ from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.experiment.capacity import (
     Bracket,
-    Capacities,
     Grid,
     Trials,
     at_rate,
     highest_passing,
-    limits_around,
     mean_rate,
-    run_lengths,
 )
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.policy import RequestLevel, SarathiServe
 from sarathi_lab.results.load import load_runs
 from sarathi_lab.results.slo import Slo
 from sarathi_lab.run import main
-from sarathi_lab.tasks.capacity import Capacity
 
 
 @pytest.mark.parametrize("start", [-30, 0, 7, 30])
@@ -48,13 +44,6 @@ def test_the_bracket_is_found_from_wherever_the_search_begins(start, last):
     assert len(tried) <= 14
     assert min(tried) >= -20
     assert max(tried) <= 20
-
-
-def test_rates_of_the_grid_are_the_same_for_everyone():
-    grid = Grid(0.1)
-    assert [grid.step(grid.rate(step)) for step in (-40, -1, 0, 1, 33)] == [-40, -1, 0, 1, 33]
-    assert grid.step(1.2) == 1  # 1.1 and 1.21
-    assert grid.rate(2) == pytest.approx(1.21)
 
 
 def test_arrivals_are_stretched_to_the_rate_and_stay_paired():
@@ -127,12 +116,6 @@ def test_runs_are_doubled_until_a_growing_queue_no_longer_passes():
     assert "1.22/s in runs of 20, 1.1/s in runs of 40" in cut.remark
 
 
-def test_runs_of_few_requests_are_not_two_of_one_length():
-    """Or the second would agree with the first, whatever they say."""
-    assert run_lengths(8, 3) == [2, 4, 8]
-    assert run_lengths(512, 2) == [128, 256, 512]
-
-
 def test_what_the_limits_cut_off_is_said():
     trials = queue(seeds=2)
     above = trials.capacity(Slo(name="x", ttft=1e9), 1.0, (0.5, 2.0), [20, 40])
@@ -148,21 +131,6 @@ def test_what_the_limits_cut_off_is_said():
     assert "the lowest rate tried, fails with 2 of 2 seeds" in below.remark
     assert below.summary["capacity_seeds"] == 0.0
     assert not below.is_lower_bound
-
-
-def test_limits_follow_the_saturation_rate_unless_told():
-    assert limits_around(64.0, None, None) == (1.0, 128.0)
-    assert limits_around(64.0, 2.0, 8.0) == (2.0, 8.0)
-    assert limits_around(1.0, None, 0.001) == (0.001, 1 / 64)
-
-
-def test_seeds_widen_the_interval():
-    grid = Grid(0.1)
-    brackets = {seed: Bracket(step, step + 1) for seed, step in enumerate((0, 0, 1, 5, 9))}
-    half = Capacities(grid, -9, 99, brackets, 20)
-    found = Capacities(grid, -9, 99, brackets, 40, half).summary
-    assert found["capacity"] == grid.rate(1)
-    assert found["capacity_low"] < grid.rate(1) < found["capacity_high"]
 
 
 def test_policies_are_compared_on_the_same_requests_and_rates():
@@ -220,13 +188,6 @@ def test_a_sweep_over_policies_makes_a_table(tmp_path, capsys):
     assert (tmp_path.rglob("capacity.png").__next__()).stat().st_size > 10_000
 
 
-def test_the_same_seed_finds_the_same_capacity_and_another_need_not(tmp_path):
-    coarse = ["slo.tbt=0.014", "task.seeds=1", "task.precision=1.0", "policy=sarathi_serve"]
-    found = [run(tmp_path, *SIMULATED, *coarse, f"seed={seed}").summary for seed in (0, 0, 5)]
-    assert found[0] == found[1]
-    assert found[0]["closed_rate"] != found[2]["closed_rate"]
-
-
 def test_it_runs_on_a_real_device_with_a_relative_objective(tmp_path, monkeypatch):
     monkeypatch.setattr(TorchBackend, "peaks", lambda self: Peaks(1e12, 1e10, "given"))
     lengths = {"prompt_p50": 20, "prompt_p90": 40, "output_p50": 4, "output_p90": 8, "max_len": 64}
@@ -236,20 +197,6 @@ def test_it_runs_on_a_real_device_with_a_relative_objective(tmp_path, monkeypatc
     result = run(tmp_path, *SMALL, *own, *small, *limits, "slo=relaxed")
     assert {"capacity", "capacity_trials", "closed_rate"} <= set(result.summary)
     assert "requests/s (" in result.shown[0]
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"seeds": 0}, "task.seeds=0 is below 1"),
-        ({"precision": 0}, "task.precision=0 must be a finite number above 0"),
-        ({"lowest": -1}, "task.lowest=-1 must be a finite number above 0"),
-        ({"lowest": 4, "highest": 2}, "task.lowest=4 is not below task.highest=2"),
-    ],
-)
-def test_settings_that_make_no_search(settings, words):
-    with pytest.raises(UserError, match=words):
-        Capacity(**settings)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +224,3 @@ def test_what_makes_no_search_is_one_line(args, words):
     with pytest.raises(UserError, match=words) as raised:
         checked(*own, *args)
     assert "\n" not in str(raised.value)
-
-
-def test_baselines_are_not_searched_for(refused):
-    assert "task=capacity does not read baselines" in refused(*SIMULATED, "baselines=[orca]")

@@ -9,7 +9,6 @@ import pytest
 from plans import plan_of
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.run import main
 
 COMMON = ("executor=simulated", "hardware=h100", "model=llama3-8b", "tracking=none", "baselines=[]")
@@ -38,26 +37,6 @@ def test_a_run_leaves_what_each_engine_did_and_what_moved(tmp_path):
     assert summary["instance_idle_fraction"] == pytest.approx(1 - busy)
     events = json.loads((folder / "trace.json").read_text())
     assert {event["pid"] for event in events} == {0, 1, 2}
-
-
-def test_a_cache_moves_at_the_links_rate():
-    plan = plan_of("sarathi_serve", *COMMON, *SMALL, "cluster=disaggregated")
-    backend = plan.backend
-    assert isinstance(backend, SimulatedBackend)
-    link, hardware = plan.engine.cluster.link_between(backend, plan.spec), backend.hardware
-    assert link.bytes_per_second == hardware.link_rate
-    assert link.bytes_per_token == 2 * 32 * 8 * 128 * 2
-    own = plan_of(
-        "sarathi_serve",
-        *COMMON,
-        *SMALL,
-        "executor.tensor_parallel=2",
-        "cluster=disaggregated",
-        "cluster.link=network",
-        "cluster.latency=0.5",
-    )
-    link = own.engine.cluster.link_between(own.backend, own.spec)
-    assert (link.bytes_per_second, link.latency) == (2 * hardware.network_rate, 0.5)
 
 
 @pytest.mark.parametrize(

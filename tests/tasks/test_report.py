@@ -63,16 +63,6 @@ def test_what_looks_like_html_is_shown_as_text(page):
     assert text.count("<script") == 1  # the sorter
 
 
-def sorted_rates(shown) -> list[float]:
-    """The column of tokens a second in the order that a click on its heading makes."""
-    table = shown.locator("table").first
-    table.get_by_role("button", name="tokens/s").click()
-    head = table.locator("th").all_inner_texts()
-    (column,) = [i for i, words in enumerate(head) if words.startswith("tokens/s")]
-    rows = table.locator("tbody tr").all()
-    return [float(row.locator("td").nth(column).inner_text().replace(",", "")) for row in rows]
-
-
 def test_recorded_experiments_come_with_their_claims_pictures_and_points(tmp_path):
     claim = load_claims()[0]
     points = pd.DataFrame(

@@ -43,16 +43,6 @@ def test_a_measured_run_prints_what_was_accepted(tmp_path, capsys):
     assert "drafts that were right" in capsys.readouterr().out
 
 
-def test_more_drafts_of_certain_acceptance_take_fewer_iterations(tmp_path):
-    settings = (*SIMULATED, "speculation=assumed", "speculation.acceptance=1.0")
-    found = [
-        summary_of(tmp_path / str(tokens), *settings, f"speculation.tokens={tokens}")
-        for tokens in (1, 3)
-    ]
-    assert [one["acceptance_rate"] for one in found] == [1.0, 1.0]
-    assert found[1]["num_iterations"] < found[0]["num_iterations"]
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -13,14 +13,12 @@ from composed import refusal_of, run
 from helpers import requests_of
 from omegaconf import OmegaConf
 
-from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.experiment.advisor import Prediction, advise
 from sarathi_lab.experiment.loss import chunking_loss
-from sarathi_lab.extensions.advice import Advise, flags_table
+from sarathi_lab.extensions.advice import flags_table
 from sarathi_lab.extensions.advice.server_flags import server_flags
-from sarathi_lab.policy import SarathiServe
 from sarathi_lab.run import main
 
 COST = make_cost_model("analytic", load_option("model", "13b"), load_option("hardware", "a6000"), 2)
@@ -67,18 +65,8 @@ def test_where_chunks_do_not_pay_it_says_so_first_and_no_flag_cuts_a_prompt(tmp_
 def test_every_setting_that_it_reads_has_an_effect(tmp_path):
     plain = advised(tmp_path / "plain")
     others = (
-        "hardware=a100",
-        "model=7b",
-        "policy=sarathi_serve",
-        "executor.cost_model=profiled",
-        "pd_ratio=10",
-        "seq_len=512",
-        "max_model_len=2000",
-        "cache.num_blocks=100",
-        "task.chunks=[256,1024]",
-        "task.page_size=32",
-        "baselines=[orca]",
-        "slo=strict",
+        *("hardware=a100", "policy=sarathi_serve", "executor.cost_model=profiled", "slo=strict"),
+        *("max_model_len=2000", "cache.num_blocks=100", "task.page_size=32", "baselines=[orca]"),
     )
     for i, other in enumerate(others):
         tables = advised(tmp_path / str(i), other)
@@ -103,30 +91,6 @@ def test_a_mixture_is_advised_larger_chunks_and_told_why(tmp_path, capsys):
     )
 
 
-def test_policy_and_cost_model_are_those_of_the_command_line(tmp_path):
-    tables = advised(
-        tmp_path, "policy=sarathi_serve", "executor.cost_model=profiled", "task.chunks=[512,256]"
-    )
-    profiled = make_cost_model("profiled", COST.spec, COST.hardware, 2)
-    server = {"max_model_len": 1024, "num_blocks": 388, "block_size": 16}
-    prediction = Prediction(requests_of(*[(992, 32)] * 12), 6, profiled.iteration_time, **server)
-    advice = advise(prediction, 128, policy=SarathiServe, chunks=[256, 512])
-    pd.testing.assert_frame_equal(tables["advice"], advice.table)
-
-
-def test_without_baselines_a_cache_too_small_for_them_will_do(tmp_path):
-    small = ("policy=sarathi_serve", "max_model_len=4096", "cache.num_blocks=100")
-    assert not [
-        name for name in advised(tmp_path, *small, "baselines=[]")["advice"] if "_vs_" in name
-    ]
-
-
-def test_a_sweep_advises_every_job(tmp_path):
-    args = [*SMALL, "hardware=a6000,a100", "task.chunks=[256]", "-m", f"output={tmp_path}"]
-    assert main(args) == 0
-    assert len(list(tmp_path.rglob("flags.csv"))) == 2
-
-
 def test_the_predictions_of_the_chosen_chunk_are_the_summary(tmp_path):
     result = run(tmp_path, *SMALL, "task.chunks=[256,1024]")
     (row,) = result.tables["advice"].query(f"chunk == {result.summary['chunk']}").to_dict("records")
@@ -135,20 +99,6 @@ def test_the_predictions_of_the_chosen_chunk_are_the_summary(tmp_path):
     assert result.summary == {**predicted, "chunking_pays": True}
     assert list(result.tables) == list(TABLES)
     assert result.config["policy"]["chunk"] == result.summary["chunk"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"chunks": []}, "task.chunks=[] names no chunk"),
-        ({"chunks": 256}, "task.chunks=256 names no chunk; use a list such as [256,512]"),
-        ({"chunks": [256, "x"]}, "task.chunks=x is not a whole number"),
-        ({"page_size": 0}, "task.page_size=0 is below 1"),
-    ],
-)
-def test_settings_that_name_no_chunk(settings, words):
-    with pytest.raises(UserError, match=re.escape(words)):
-        Advise(**settings)
 
 
 @pytest.mark.parametrize(

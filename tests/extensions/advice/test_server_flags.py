@@ -75,39 +75,6 @@ def test_the_budget_moves_no_further_than_it_must(budget, batch):
         assert not any(RULES[name](n, batch, 1024, 64) for n in larger), name
 
 
-def test_the_note_says_what_moved_the_budget():
-    rows = by_server(200)
-    assert rows["vllm-ascend"].note.startswith(
-        "rounded up from 200 to 256: at least 256, a multiple of 256"
-    )
-    assert rows["SGLang"].note.startswith(
-        "rounded up from 200 to 256: a multiple of the page of 64"
-    )
-    assert (
-        rows["vLLM"].effective_budget
-        == rows["TGI"].effective_budget
-        == rows["DeepSpeed-MII"].effective_budget
-        == 200
-    )
-    assert by_server(4000, batch_size=2)["vLLM"].note.startswith("lowered from 4000 to 2048: ")
-
-
-def test_every_parameter_has_an_effect():
-    plain, batch = by_server(256), by_server(256, batch_size=9)
-    length, page = by_server(256, max_model_len=2048), by_server(256, page_size=32)
-    for name, row in plain.items():
-        assert row.flags != batch[name].flags
-        assert row.flags != length[name].flags
-    changed = {
-        name
-        for name, row in plain.items()
-        if row.flags != page[name].flags or row.note != page[name].note
-    }
-    assert changed == {"SGLang", "SGLang, unmixed", "TensorRT-LLM", "FastDeploy"}
-    assert by_server(96, page_size=32)["TensorRT-LLM"].effective_budget == 96
-    assert by_server(96)["TensorRT-LLM"].effective_budget == 128
-
-
 def test_prompts_are_left_whole_only_where_chunked_prefill_is_off():
     load = {"batch_size": 32, "max_model_len": 1024}
     rows = {row.server: row for row in server_flags(1055, **load, is_whole=True)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from helpers import ScriptedExecutor
 
@@ -16,7 +15,6 @@ from sarathi_lab.extensions.after_sarathi import DynamicChunks, Ranked
 from sarathi_lab.extensions.after_sarathi.long_prompts import one_by_one
 from sarathi_lab.extensions.under_load import ServingBench
 from sarathi_lab.policy import SarathiServe, VllmV1
-from sarathi_lab.results.serving_metrics import jain_index
 
 
 def make_policy(name: str, budget: int):
@@ -31,12 +29,6 @@ def make_policy(name: str, budget: int):
 def bench_of(sizes, executor, num_stages: int = 1) -> ServingBench:
     engine = EngineConfig(VllmV1(), 4, 200, 4, 64, num_stages)
     return ServingBench(sizes, "tiny", engine, executor, make_policy, None)
-
-
-def test_fairness_by_hand():
-    assert jain_index(np.array([2.0, 2.0, 2.0])) == 1.0
-    assert jain_index(np.array([1.0, 0.0, 0.0, 0.0])) == 0.25
-    assert jain_index(np.array([1.0, 3.0])) == pytest.approx(16 / 20)
 
 
 def test_who_serves_the_short_first_spares_them_and_the_long_prompt_pays():

@@ -15,26 +15,18 @@ import yaml
 from composed import kept, refusal_of, run
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
-from simulated import batch_of
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.engine.executor import Sizes
-from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.tables import ATTENTION, OperationTables, frames_of, read_tables
 from sarathi_lab.executor.torch import profiling
-from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.executor.torch.operation_probe import OperationProbe
 from sarathi_lab.executor.torch.profiling import (
     COLUMNS,
-    Shape,
     blocks_needed,
     calibration_shapes,
-    measure_profile,
 )
-from sarathi_lab.executor.torch.steal_corrected_clock import exclude_stolen_time
 from sarathi_lab.extensions import calibration as calibrate
 from sarathi_lab.extensions.calibration.from_profile import (
     ATTENDED,
@@ -92,17 +84,6 @@ def test_the_tables_hold_every_operation(measured):
     assert set(decodes.kv_decode) == {16, 64, 128, 256}
 
 
-def test_more_tokens_and_longer_contexts_cost_more(measured):
-    folder, _ = measured
-    _, rows = read_tables(str(folder)).layers["ffn"]
-    ffn = rows.set_index("size").seconds
-    assert ffn[ffn.index.max()] > 3 * ffn[1]
-    batches = [batch_of(chunk=64), batch_of(chunk=1024), batch_of(chunk=1024, start=1024)]
-    cost = make_cost_model("profiled", load_option("model", "tiny"), load(folder / "here.yaml"), 4)
-    times = [cost.iteration_time(batch) for batch in batches]
-    assert times == sorted(times)
-
-
 def test_the_hardware_file_states_what_it_was_measured_in(measured):
     folder, _ = measured
     text = (folder / "here.yaml").read_text()
@@ -116,17 +97,6 @@ def test_the_hardware_file_states_what_it_was_measured_in(measured):
     assert all(0 < share <= 1 for share in reached if share is not None)
     assert hardware.tables == str(folder)
     assert hardware.uncertainty["matmul"] > 0
-
-
-def test_float32_is_simulated_on_hardware_measured_in_it_only(measured):
-    hardware = load(measured[0] / "here.yaml")
-    assert SimulatedBackend(hardware).dtype_name == "float32"
-    with pytest.raises(
-        UserError,
-        match=r"float16 is not an element type of 4 bytes.* hardware here .* auto, float32",
-    ):
-        SimulatedBackend(hardware, "float16")
-    assert SimulatedBackend(load_option("hardware", "a6000")).dtype_name == "float16"
 
 
 def test_interpolation_reproduces_the_measured_rows(measured):
@@ -153,47 +123,6 @@ def test_an_installed_hardware_is_an_option_of_the_command(measured, level, tmp_
     assert json.loads(summary.read_text())["throughput"] > 0
 
 
-def test_the_simulation_of_this_machine_is_near_a_run_on_it(measured, monkeypatch):
-    """Within a factor of four: neighbours on the machine may slow either. The recorded comparisons
-    are closer.
-    """
-    hardware = load(measured[0] / "here.yaml")
-    cost = make_cost_model("profiled", load_option("model", "tiny"), hardware, 4)
-    shapes = [Shape(1, 512, 0, is_whole=True), Shape(4, 1, 127, is_whole=True)]
-    executor = TorchBackend("cpu").build(
-        load_option("model", "tiny"), None, Sizes(64, 16, batch_size=4)
-    )
-    few = [*shapes, *calibration_shapes(4, 64)[:20]]
-    monkeypatch.setattr(profiling, "MAX_ROUNDS", 3)  # the fewest, whatever else the machine does
-    with exclude_stolen_time(executor):
-        table = measure_profile(executor, few, 60.0, lambda seconds: None).table
-    for shape, batch in zip(
-        shapes, (batch_of(chunk=512), batch_of(decodes=4, context=128)), strict=True
-    ):
-        attention = (table.operation == shape.attention) & (table.kv_tokens == shape.kv_tokens)
-        rows = (table.kv_tokens == 0) | attention
-        real = table[rows & (table.num_tokens == shape.total_tokens)].seconds.sum()
-        assert 1 / 4 < cost.iteration_time(batch) / real < 4
-
-
-def test_iterations_in_cpp_tell_their_operations_and_none_is_computed_beside_torch():
-    executor = TorchBackend("cpu", dtype="float32", kernels="native").build(
-        load_option("model", "tiny"), None, Sizes(64, 16, batch_size=4)
-    )
-    calls: list[str] = []
-    for layer in executor.model.layers:
-        layer.qkv_proj.register_forward_hook(lambda *_: calls.append("alone"))
-    probe = OperationProbe(executor)
-    for shape in (Shape(3, 1, 40), Shape(1, 20, 30)):
-        batch = profiling.batch_of(executor, shape)
-        times = {**probe.products(batch), "attention": probe.attention(batch)}
-        assert set(times) == {"qkv_proj", "out_proj", "ffn", "elementwise", "attention"}
-        assert all(times.values())
-    assert probe.logits(3) > 0
-    assert not calls
-    assert executor.model.operations.recorder() is None
-
-
 def test_the_settings_change_what_is_measured():
     shapes = calibration_shapes(batch_size=8, longest=1024)
     assert {shape.count for shape in shapes} == {1, 2, 4, 8}
@@ -211,23 +140,6 @@ def test_the_settings_change_what_is_measured():
         assert len({(shape.count, shape.num_tokens, shape.start) for shape in made}) == len(made)
         for kind in ATTENTION:
             assert len({shape.kv_tokens for shape in made if shape.attention == kind}) >= 3
-
-
-def test_more_seconds_measure_more(monkeypatch):
-    monkeypatch.setattr("sarathi_lab.executor.torch.profiling.MAX_ROUNDS", 10_000)
-    executor = TorchBackend("cpu").build(
-        load_option("model", "tiny"), None, Sizes(256, 16, batch_size=4)
-    )
-    passed: list[float] = []
-    shapes = calibration_shapes(4, 64)
-    short = measure_profile(executor, shapes, 0.5, lambda seconds: None)
-    long = measure_profile(executor, shapes, 2.5, passed.append)
-    assert short.num_shapes + short.num_dropped == long.num_shapes + long.num_dropped == len(shapes)
-    assert (long.num_shapes, long.num_rounds) > (short.num_shapes, short.num_rounds)
-    assert (
-        short.table.num_tokens.max() <= long.table.num_tokens.max()
-    )  # the longest are left out first
-    assert sum(passed) >= 2.5
 
 
 def test_the_fit_finds_the_hardware_that_made_a_table():
@@ -267,25 +179,6 @@ def test_the_fit_finds_the_hardware_that_made_a_table():
         assert name in (*STREAMED, *ATTENDED)
         assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.2)
     assert max(found.uncertainty.values()) < 0.1
-    noisy = table.assign(
-        seconds=table.seconds * np.exp(0.3 * np.random.default_rng(0).standard_normal(len(table)))
-    )
-    noisy_tables = OperationTables("", frames_of(noisy), meta)
-    assert hardware_from_profile(noisy_tables, spec, **known).uncertainty["matmul"] > 0.1
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"seconds": 0}, "task.seconds=0 must be a finite number above 0"),
-        ({"seconds": "soon"}, "task.seconds=soon is not a number"),
-        ({"name": "a/b"}, "task.name=a/b can't name a file"),
-        ({"install": "maybe"}, "task.install=maybe is neither true nor false"),
-    ],
-)
-def test_settings_that_make_no_measurement(settings, words):
-    with pytest.raises(UserError, match=words):
-        calibrate.Calibrate(**settings)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
-from sarathi_lab.extensions.iteration_time import IterationTime
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.run import main
 
@@ -70,22 +69,6 @@ def test_times_are_medians_of_the_second_of_two(tmp_path, monkeypatch):
     monkeypatch.setattr(TorchBackend, "peaks", lambda self: Peaks(1e12, 1e10, "given"))
     table = run(tmp_path, *TASK, *one).tables["iteration_time"]
     assert table.seconds.tolist() == [2.0, 2.0]  # a prompt of one token is one decode
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"tokens": []}, r"task\.tokens=\[\] is not a list of numbers"),
-        ({"tokens": [0]}, r"task\.tokens=0 is below 1"),
-        ({"decodes": "16"}, r"task\.decodes=16 is not a list"),
-        ({"contexts": [-1]}, r"task\.contexts=-1 is below 0; use a list such as \[0,256\]"),
-        ({"contexts": [4, 4]}, r"task\.contexts=\[4, 4\] names one twice"),
-        ({"repetitions": 0}, r"task\.repetitions=0 is below 1"),
-    ],
-)
-def test_settings_that_make_no_sense(settings, reason):
-    with pytest.raises(UserError, match=reason):
-        IterationTime(**settings)
 
 
 @pytest.mark.parametrize(

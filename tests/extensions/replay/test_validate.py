@@ -13,7 +13,6 @@ from composed import checked, config_of, kept, run
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import REPOSITORY
-from sarathi_lab.extensions.replay.real_run import read_run
 
 RUNS = REPOSITORY / "experiments" / "lab" / "real_servers"
 DENSE, MIXTURE = RUNS / "rtx-4090-llama-3.1-8b", RUNS / "rtx-pro-6000-qwen3-30b-a3b"
@@ -69,13 +68,6 @@ def test_settings_are_the_runs_unless_named(short_run):
     assert (replay.spec.name, replay.backend.host.overlaps) == ("7b", False)
 
 
-def test_the_engines_clock_is_set_by_whoever_was_queued_soonest(short_run):
-    requests = read_run(short_run).requests
-    assert requests.arrival_time.min() == 0
-    assert (requests.first_scheduled_time >= requests.arrival_time).all()
-    assert (requests.finish_time > requests.first_token_time).all()
-
-
 def edited(folder, **values):
     """Set values of the second request."""
     path = folder / "requests.jsonl"
@@ -89,17 +81,14 @@ BROKEN = {
         lambda f: (f / "meta.json").unlink(),
         ["meta.json can't be read", "name the folder"],
     ),
-    "no json": (lambda f: (f / "meta.json").write_text("{"), ["meta.json is not JSON"]),
     "no engine": (lambda f: (f / "meta.json").write_text("{}"), ["has no engine_kwargs"]),
     "no requests": (lambda f: (f / "requests.jsonl").write_text("\n"), ["requests.jsonl is empty"]),
     "no column": (
         lambda f: (f / "requests.jsonl").write_text('{"input_toks": 3}'),
         ["has no output_toks", "record"],
     ),
-    "negative": (lambda f: edited(f, queued_ts=-1.0), ["line 2: queued_ts=-1.0", "from 0"]),
     "no token": (lambda f: edited(f, output_toks=0), ["line 2: output_toks=0", "from 1"]),
     "backwards": (lambda f: edited(f, last_token_ts=1.0), ["line 2: last_token_ts=1.0 is before"]),
-    "not a time": (lambda f: edited(f, arrival_time="now"), ["line 2: arrival_time=now"]),
     "no series": (lambda f: (f / "timeseries.csv").write_text("t\n1\n"), ["no column running"]),
 }
 
