@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-# The module whose `main(args)` answers, and what the list of commands says of it.
+# The module whose `main(args)` runs a command, and its line in the list of commands.
 COMMANDS = {
     "run": ("sarathi_lab.run", "run an experiment, or a sweep with -m: run chunk=256,512,1024 -m"),
     "claims": ("sarathi_lab.tasks.claims", "which claims of the paper hold on which device"),
@@ -74,7 +74,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def print_missing(error: ModuleNotFoundError) -> int:
-    """Say which package is not installed; a module of the lab's own is a bug, and raised."""
+    """Print which package is not installed. Raises the error for a module of the lab, a bug."""
     package = (error.name or "").partition(".")[0]
     if package in ("", "sarathi_lab"):
         raise error

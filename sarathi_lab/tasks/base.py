@@ -24,9 +24,9 @@ from sarathi_lab.results.tracking import TrackedRun, Tracker
 
 
 class Task(ABC):
-    """One kind of work. Making one is cheap and checks its own arguments (UserError)."""
+    """Kind of work. The constructor is cheap and checks the task's arguments (UserError)."""
 
-    # Groups and settings that it reads besides its own; others are refused. None: all.
+    # Groups and settings that it reads besides `task.*`; others are refused. None: all.
     reads: ClassVar[Collection[str] | None] = None
     has_runs: ClassVar[bool] = False  # whether it leaves runs that a sweep's table can compare
     num_rounds: ClassVar[int] = 1  # of a sweep by repeat=auto, where times are measured
@@ -36,7 +36,7 @@ class Task(ABC):
 
     @abstractmethod
     def check(self, cfg: DictConfig) -> Any:
-        """Raise UserError for whatever would stop `run`; what it returns is `context.prepared`."""
+        """Return `context.prepared` of `run`. Raises UserError for what would stop it."""
 
     @abstractmethod
     def run(self, cfg: DictConfig, context: RunContext) -> Result | None:
@@ -83,8 +83,7 @@ def conclude(
 ) -> None:
     """Do `work`, and save, track and print its result: the one place that does so.
 
-    Of a run that ends by an error, what it did before is kept if it says so (`Stopped`), and it is
-    tracked as failed.
+    A run that ends by an error is tracked as failed; with `Stopped`, its results so far are kept.
     """
     tracker: Tracker = build(cfg.tracking)
     with lines_of(Progress(context.name)):

@@ -1,4 +1,4 @@
-"""What runs would take: by their own loop on a virtual clock, and the list of `--dry-run`."""
+"""Estimates of the time of runs, by their loop on a virtual clock, and the list of `--dry-run`."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ def print_jobs(sweeper: LabSweeper) -> None:
     swept = sweeper.record.swept if sweeper.is_sweep else None
     start, shared, rows, known = time.monotonic(), set[str](), [], []
     for number, job in enumerate(sweeper.jobs):
-        found = finished.get(_kind(resolved(job.cfg)))
-        if found is None and time.monotonic() - start < MOST_SECONDS:
-            found = build(job.cfg.task).estimate(job.prepared, shared)
+        estimate = finished.get(_kind(resolved(job.cfg)))
+        if estimate is None and time.monotonic() - start < MOST_SECONDS:
+            estimate = build(job.cfg.task).estimate(job.prepared, shared)
         job.take_prepared()
-        seconds, by = found or (None, "unknown: nothing like it has run here")
+        seconds, by = estimate or (None, "unknown: nothing like it has run here")
         known += [] if seconds is None else [seconds]
         name = run_name(str(job.composed.hydra.runtime.choices["policy"]), job.settings, swept)
         about = "-" if seconds is None else duration(seconds)
@@ -119,15 +119,15 @@ def _total(sweeper: LabSweeper, known: list[float]) -> str:
 def _finished(output: Path) -> dict[str, tuple[float, str]]:
     """The seconds of the newest finished run of each kind, and its folder."""
     paths = sorted(output.rglob(FINISHED), key=lambda path: path.stat().st_mtime)
-    found = {}
+    newest = {}
     for path in paths:
         try:
             config: Any = OmegaConf.to_container(OmegaConf.load(path.with_name("config.yaml")))
             seconds = json.loads(path.read_text())["seconds"]
-            found[_kind(config)] = (seconds, f"run {'/'.join(path.parts[-4:-1])}")
+            newest[_kind(config)] = (seconds, f"run {'/'.join(path.parts[-4:-1])}")
         except (OSError, ValueError, KeyError):  # of a task that leaves none
             continue
-    return found
+    return newest
 
 
 def _kind(config: dict[str, Any]) -> str:

@@ -92,16 +92,16 @@ class Plan:
 
 
 def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
-    """The plan of a run, and those of its baselines by name, which differ in their policy only."""
+    """Return the plan of a run, and those of its baselines by name, which differ in the policy."""
     run = _parts(cfg)
-    plan, options, baselines, own = _fitted(run), option_files("policy"), {}, copied(cfg)
+    plan, options, baselines, cfg = _fitted(run), option_files("policy"), {}, copied(cfg)
     for name in cfg.baselines:
         if name not in options:
             raise UserError(f"baselines: {name} is not a policy; use some of {', '.join(options)}")
-        own.policy = read_option("policy", options[name])
-        policy = build(own.policy)
+        cfg.policy = read_option("policy", options[name])
+        policy = build(cfg.policy)
         if policy != run.policy:  # a run is not its own baseline
-            config = {**run.config, "policy": OmegaConf.to_container(own.policy, resolve=True)}
+            config = {**run.config, "policy": OmegaConf.to_container(cfg.policy, resolve=True)}
             engine = replace(run.engine, policy=policy)
             baselines[name] = _fitted(replace(run, engine=engine, config=config))
     return plan, baselines
@@ -116,14 +116,14 @@ def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
 
 
 def changed(cfg: DictConfig, **settings: object) -> DictConfig:
-    """`cfg` with other values of settings, or other nodes."""
-    own = copied(cfg)
-    own.update(settings)
-    return own
+    """Return `cfg` with other values of settings, or other nodes."""
+    cfg = copied(cfg)
+    cfg.update(settings)
+    return cfg
 
 
 def _parts(cfg: DictConfig) -> Plan:
-    """All parts of a run, the policy not yet fitted to the others."""
+    """Build all parts of a run, the policy not yet fitted to the others."""
     fix = "use the number of sequences to serve at a time, such as 8"
     batch_size = require_int("batch", cfg.batch, 1, fix)
     policy: Policy = build(cfg.policy, Policy)
@@ -196,7 +196,7 @@ def _parts(cfg: DictConfig) -> Plan:
 def _cache(
     cfg: DictConfig, backend: Backend, spec: ModelSpec, num_sequences: int, max_model_len: int
 ) -> dict[str, Any]:
-    """A plan's fields of its cache, which has room for `num_sequences` if no size is named."""
+    """Return the fields of the cache, with room for `num_sequences` if no size is named."""
     cache, num_host_blocks = cfg.cache, cfg.cache.num_host_blocks
     fix = "use a number of tokens such as 16"
     block_size = require_int("cache.block_size", cache.block_size, 1, fix)
@@ -227,7 +227,7 @@ def _cache(
 
 
 def _fitted(plan: Plan, chunks: Sequence[int] | None = None) -> Plan:
-    """`plan` with a policy that knows its device and has a chunk. Refuses what does not fit."""
+    """Return `plan` with its policy fitted to the device and the workload. Raises UserError."""
     sizes = (plan.engine.batch_size, plan.max_model_len)
     policy = plan.policy.on_device(lambda: plan.backend.predictor(plan.spec), *sizes)
     plan = replace(plan, engine=replace(plan.engine, policy=policy))
@@ -245,7 +245,7 @@ def _fitted(plan: Plan, chunks: Sequence[int] | None = None) -> Plan:
 
 
 def _advice(plan: Plan, chunks: Sequence[int] | None) -> Advice:
-    """The chunk that the device's cost model predicts to be best. Raises UserError without one."""
+    """Return the chunk that the device's cost model predicts to be best. Raises UserError."""
     if plan.backend.num_stages > 1:
         raise UserError(
             f"chunk={AUTO} is for one batch at a time, not for the {plan.backend.num_stages} of a "
@@ -285,8 +285,8 @@ def _advice(plan: Plan, chunks: Sequence[int] | None) -> Advice:
 
 
 def slo_reference(plan: Plan, executor: Executor) -> float | None:
-    """The decode iteration that a relative objective refers to (seconds), of at most the run's own
-    batch and length; None for bounds in seconds. Runs a few iterations.
+    """Return the decode iteration that a relative objective refers to (seconds), of at most the
+    run's batch and length; None for bounds in seconds. Runs a few iterations.
     """
     slo = plan.targets.slo
     if not slo.is_relative:

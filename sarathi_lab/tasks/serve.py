@@ -75,9 +75,9 @@ class Serve(Task):
         plan, baselines = context.prepared or make_plans(cfg)
         folders: dict[str, Path] = {}
         failed: list[RunError] = []
-        for name, own in baselines.items():
+        for name, baseline in baselines.items():
             try:
-                folders[name] = _ensure_baseline(cfg, own, name, context)
+                folders[name] = _ensure_baseline(cfg, baseline, name, context)
             except RunError as error:
                 failed.append(RunError(f"baseline {name}: {error}"))
         result = _executed(plan, context, folders, is_baseline=False)
@@ -91,13 +91,13 @@ class Serve(Task):
         the roofline, which nothing is faster than.
         """
         plan, baselines = prepared
-        own = {f"{name}-{fingerprint(plan)}": plan for name, plan in baselines.items()}
-        plans = [plan, *(own[name] for name in own.keys() - shared)]
-        shared |= own.keys()
-        found = [tried_loop(plan) for plan in plans]
+        by_work = {f"{name}-{fingerprint(one)}": one for name, one in baselines.items()}
+        plans = [plan, *(by_work[name] for name in by_work.keys() - shared)]
+        shared |= by_work.keys()
+        estimates = [tried_loop(plan) for plan in plans]
         if plan.backend.name == "simulated":
-            return sum(wall for wall, _ in found), "the start of its simulation"
-        return sum(clock for _, clock in found), "the roofline: at least"
+            return sum(wall for wall, _ in estimates), "the start of its simulation"
+        return sum(clock for _, clock in estimates), "the roofline: at least"
 
 
 def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext) -> Path:
@@ -113,8 +113,8 @@ def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext
         if (failed_dir / "failed.json").is_file():  # in another job: it would fail again
             raise RunError(str(read_object(failed_dir / "failed.json", AGAIN).get("error")))
         run_dir.parent.mkdir(parents=True, exist_ok=True)
-        # In a hidden folder, moved when complete: nobody reads half of one.
-        aside = Path(tempfile.mkdtemp(prefix=f".{run_dir.name}.", dir=run_dir.parent))
+        # In a hidden folder, moved when complete, so that no process reads half of one.
+        temporary = Path(tempfile.mkdtemp(prefix=f".{run_dir.name}.", dir=run_dir.parent))
         # It is named by what the sweep varies of its work: not another policy's parameters.
         has_chunk = plan.policy.budget is not None
         varied = {
@@ -123,21 +123,25 @@ def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext
             if key.partition(".")[0] != "policy" and (has_chunk or key != "chunk")
         }
         named = ["baseline", name, *(f"{key}={value}" for key, value in varied.items())]
-        own = replace(context, run_dir=aside, name=" ".join(named), varied=varied, policy=name)
+        context = replace(
+            context, run_dir=temporary, name=" ".join(named), varied=varied, policy=name
+        )
         try:
-            conclude(lambda: _executed(plan, own, {}, is_baseline=True), cfg, own, is_run=True)
-            _move_unless_there(aside, run_dir)
+            conclude(
+                lambda: _executed(plan, context, {}, is_baseline=True), cfg, context, is_run=True
+            )
+            _move_unless_there(temporary, run_dir)
         except RunError:
-            _move_unless_there(aside, failed_dir)
+            _move_unless_there(temporary, failed_dir)
             raise
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
     return run_dir
 
 
-def _move_unless_there(aside: Path, run_dir: Path) -> None:
+def _move_unless_there(temporary: Path, run_dir: Path) -> None:
     try:
-        aside.rename(run_dir)
+        temporary.rename(run_dir)
     except OSError:  # another job was first, which is as good
         if not run_dir.is_dir():
             raise
@@ -173,13 +177,13 @@ def _executed(
     try:
         tables, summary, cautions = _measured(plan, ledger, context.run_dir)
     except RunError as error:
-        found = {}
+        reached = {}
         if isinstance(error, Saturated):  # it could not keep up
             marks = {"saturation_time": error.time, "saturation_rate": error.rate}
-            found = {name: value for name, value in marks.items() if value is not None}
-            found["is_saturated"] = 1.0
+            reached = {name: value for name, value in marks.items() if value is not None}
+            reached["is_saturated"] = 1.0
         done = {ITERATIONS: ledger.iterations(), REQUESTS: ledger.requests()}
-        raise Stopped(str(error), replace(result, tables=done, summary=found)) from error
+        raise Stopped(str(error), replace(result, tables=done, summary=reached)) from error
     summary |= predicted
     summaries = {name: load_summary(path) for name, path in finished.items()}
     for name, baseline in summaries.items():
@@ -216,7 +220,7 @@ def _measured(
     with progress_of("serving", num_tokens(plan), "tokens") as advance:
         ledger.on_iteration = advance
         run_engine(plan.load.arrivals(), scheduler, executor, recorder)
-    peaks = backend.peaks()  # anew: a busy machine may have freed up since they were announced
+    peaks = backend.peaks()  # again: a busy machine may have freed up since they were printed
     iterations = metrics.add_costs(ledger.iterations(), plan.spec, backend.dtype_bytes, peaks)
     sizes = (plan.num_devices, plan.engine.cluster.num_instances)
     if backend.power is not None:
@@ -272,7 +276,7 @@ def serving_summary_of(
     plan: Plan, requests: pd.DataFrame, seconds: float, peaks: Peaks, slo: Slo
 ) -> dict[str, float]:
     """The metrics of `requests`, served in `seconds`, held against `slo`, the plan's other targets,
-    and their own least times, alone on the engine.
+    and their roofline times, alone on the engine.
     """
     targets = replace(plan.targets, slo=slo)
     alone = request_roofline(plan.spec, requests, plan.backend.dtype_bytes, peaks)
