@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.model.roofline import Peaks, PowerModel
+from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import ModelSpec
 
 NO_TOKEN = -1  # emitted by executors without a model
@@ -185,8 +185,8 @@ class Backend(Protocol):
         """Devices of all stages."""
 
     @property
-    def power(self) -> PowerModel | None:
-        """Power of each of its devices; None if unknown."""
+    def power(self) -> Any:
+        """Power model of each of its devices (`extensions.energy`); None if unknown."""
 
     @property
     def default_model(self) -> str:

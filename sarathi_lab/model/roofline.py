@@ -1,4 +1,4 @@
-"""Roofline time of work on a device with known peaks, and the power that it draws."""
+"""Roofline time of work on a device with known peaks."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sarathi_lab.config.checked import check_fields, number
 from sarathi_lab.config.console import amount
-from sarathi_lab.config.errors import UserError
 from sarathi_lab.model.spec import Linear, ModelSpec, Work
 
 if TYPE_CHECKING:  # its import takes half a second of each rank's start
     import pandas as pd
 
 TILE = 128  # tokens of a tile of a GPU's large matrix products (SARATHI, section 4.4)
-POWER_FIX = "correct the hardware file"
 
 
 @dataclass(frozen=True)
@@ -34,34 +31,6 @@ class Peaks:
             f"{self.source}: {amount(self.flops_per_second / 1e12)} TFLOP/s, "
             f"{amount(self.bytes_per_second / 1e9)} GB/s"
         )
-
-
-@dataclass(frozen=True)
-class PowerModel:
-    """Watts of a device in an iteration: P = idle + (limit - idle) min(1, (MBU + w MFU)^e).
-
-    MBU and MFU are the used shares of its peak bandwidth and compute, `w` is `compute_weight` and
-    `e` the exponent. Between iterations it draws `idle_watts`. Raises UserError for constants out
-    of range.
-    """
-
-    idle_watts: float = number(above=0, fix=POWER_FIX)
-    limit_watts: float = number(above=0, fix=POWER_FIX)  # the board's power limit
-    compute_weight: float = number(above=0, fix=POWER_FIX)
-    exponent: float = number(above=0, fix=POWER_FIX)
-
-    def __post_init__(self) -> None:
-        check_fields(self, "hardware.power.")
-        if self.idle_watts >= self.limit_watts:
-            raise UserError(
-                f"hardware.power.idle_watts={self.idle_watts:g} is not below limit_watts="
-                f"{self.limit_watts:g}; {POWER_FIX}"
-            )
-
-    def watts(self, mfu: Any, mbu: Any) -> Any:
-        """Compute the watts of one device; elementwise."""
-        share = np.minimum(1.0, (mbu + self.compute_weight * mfu) ** self.exponent)
-        return self.idle_watts + (self.limit_watts - self.idle_watts) * share
 
 
 def roofline_time(spec: ModelSpec, work: Work, dtype_bytes: int, peaks: Peaks) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.model.roofline import TILE, Peaks, PowerModel, operation_rooflines, roofline_time
+from sarathi_lab.model.roofline import TILE, Peaks, operation_rooflines, roofline_time
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.decode_cost import DecodeCost
 from sarathi_lab.results.serving_metrics import QUANTILES, latency, quantiles
@@ -53,34 +53,6 @@ def add_costs(
         mbu=num_bytes / (iterations.busy * peaks.bytes_per_second),
         time_over_roofline=iterations.busy / roofline,
     )
-
-
-def add_energy(iterations: pd.DataFrame, power: PowerModel, num_devices: int) -> pd.DataFrame:
-    """Add the watts of a device and the joules of the `num_devices` that an iteration runs on."""
-    watts = power.watts(iterations.mfu, iterations.mbu)
-    return iterations.assign(watts=watts, energy=num_devices * watts * iterations.busy)
-
-
-def energy_metrics(
-    iterations: pd.DataFrame,
-    summary: Mapping[str, float],
-    power: PowerModel,
-    num_devices: int,
-    num_instances: int = 1,
-) -> dict[str, float]:
-    """Return the energy of a run [J, W]: that of its iterations (`add_energy`'s table) and the idle
-    power of all `num_devices` between them.
-    """
-    whole = num_devices * summary["duration"]
-    idle = max(0.0, whole - num_devices / num_instances * iterations.busy.sum())
-    energy = float(iterations.energy.sum()) + power.idle_watts * idle
-    num_tokens = summary["num_prompt_tokens"] + summary["num_output_tokens"]
-    return {
-        "energy": energy,
-        "joules_per_token": energy / num_tokens,
-        "joules_per_output_token": energy / summary["num_output_tokens"],
-        "mean_watts": energy / whole,
-    }
 
 
 def summarise(

@@ -224,7 +224,7 @@ def _measured(
     iterations = metrics.add_costs(ledger.iterations(), plan.spec, backend.dtype_bytes, peaks)
     sizes = (plan.num_devices, plan.engine.cluster.num_instances)
     if backend.power is not None:
-        iterations = metrics.add_energy(iterations, backend.power, sizes[0] // sizes[1])
+        iterations = backend.power.add_energy(iterations, sizes[0] // sizes[1])
     requests, bubbles = ledger.requests(), ledger.bubbles()
     tables = {ITERATIONS: iterations, REQUESTS: requests}
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -253,7 +253,7 @@ def _measured(
     tables |= further
     summary |= cluster_summary
     if backend.power is not None:
-        summary |= metrics.energy_metrics(iterations, summary, backend.power, *sizes)
+        summary |= backend.power.metrics(iterations, summary, *sizes)
     summary |= plan.engine.speculation.metrics(iterations)
     if plan.engine.shares_prefixes:
         summary |= metrics.prefix_metrics(requests)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from sarathi_lab.config.checked import check_fields, one_of
 from sarathi_lab.config.errors import UserError
@@ -25,7 +25,7 @@ from sarathi_lab.executor.simulated.hardware import (
     kv_capacity,
 )
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations
-from sarathi_lab.model.roofline import Peaks, PowerModel
+from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, WEIGHT_DTYPES, ModelSpec, WeightDtype
 
 # Meaning of dtype=auto, by the hardware file's element size.
@@ -91,7 +91,7 @@ class SimulatedBackend:
         return self.pipeline_parallel
 
     @property
-    def power(self) -> PowerModel | None:
+    def power(self) -> Any:
         return self.hardware.power
 
     @property

@@ -14,7 +14,6 @@ from sarathi_lab.config.checked import check_fields, checked, flag, number, text
 from sarathi_lab.config.errors import UserError, require_number
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.model.parts import Degrees, uneven
-from sarathi_lab.model.roofline import PowerModel
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 
 FIX = "correct the hardware file"
@@ -101,7 +100,7 @@ class Hardware:
     # Prefills and decodes attend in one call, as in vLLM, where each head of a decode takes a query
     # tile. None: only if operation tables have such calls.
     hybrid_call: bool | None = flag(None, fix=FIX)
-    power: PowerModel | None = field(default=None, compare=False)  # None: runs have no energy
+    power: Any = field(default=None, compare=False)  # of extensions.energy; None: no energy
 
     def __post_init__(self) -> None:
         check_fields(self, "hardware.")
@@ -117,7 +116,7 @@ class Hardware:
         for kind in [kind for kind, error in errors.items() if error is not None]:
             share = "use a share from 0, null if nothing was held out"
             require_number(f"hardware.uncertainty.{kind}", errors[kind], minimum=0, fix=share)
-        if not isinstance(self.power, PowerModel | None):
+        if self.power is not None and not hasattr(self.power, "watts"):
             raise UserError(f"hardware.power={self.power} is not a power model; {FIX}")
 
     @property

@@ -48,9 +48,9 @@ def energy_of(bench: ServingBench, ledger: Ledger) -> tuple[pd.DataFrame, dict[s
     assert backend.power is not None, "checked before"
     devices, costs = backend.parallel.num_devices, (backend.dtype_bytes, backend.peaks())
     table = metrics.add_costs(ledger.iterations(), spec, *costs)
-    table = metrics.add_energy(table, backend.power, devices)
+    table = backend.power.add_energy(table, devices)
     counts = metrics.throughput(ledger.requests(), table.end.max())
-    return table, counts | metrics.energy_metrics(table, counts, backend.power, devices)
+    return table, counts | backend.power.metrics(table, counts, devices)
 
 
 @only_simulated(

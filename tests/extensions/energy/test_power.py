@@ -9,8 +9,7 @@ from composed import run
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.model.roofline import PowerModel
-from sarathi_lab.results.metrics import add_energy, energy_metrics
+from sarathi_lab.extensions.energy import PowerModel
 
 POWER = PowerModel(idle_watts=100.0, limit_watts=500.0, compute_weight=2.0, exponent=0.5)
 
@@ -28,17 +27,17 @@ def test_power_rises_from_idle_to_the_limit_with_either_kind_of_work():
 def test_energy_is_that_of_the_iterations_and_of_idling_beside_them():
     """Two iterations of 1 s and 2 s in 10 s on 2 devices: 14 s of idle devices."""
     iterations = pd.DataFrame({"busy": [1.0, 2.0], "mfu": [0.02, 0.5], "mbu": [0.0, 0.5]})
-    table = add_energy(iterations, POWER, num_devices=2)
+    table = POWER.add_energy(iterations, num_devices=2)
     assert table.watts.tolist() == pytest.approx([180.0, 500.0])
     summary = {"duration": 10.0, "num_prompt_tokens": 90.0, "num_output_tokens": 10.0}
-    found = energy_metrics(table, summary, POWER, num_devices=2)
+    found = POWER.metrics(table, summary, num_devices=2)
     joules = 2 * (180 * 1 + 500 * 2) + 14 * 100
     assert found["energy"] == pytest.approx(joules)
     assert found["joules_per_token"] == pytest.approx(joules / 100)
     assert found["joules_per_output_token"] == pytest.approx(joules / 10)
     assert found["mean_watts"] == pytest.approx(joules / 20)
     # The same iterations on two instances of a device each: one idles while the other works.
-    both = energy_metrics(add_energy(iterations, POWER, 1), summary, POWER, 2, num_instances=2)
+    both = POWER.metrics(POWER.add_energy(iterations, 1), summary, 2, num_instances=2)
     assert both["energy"] == pytest.approx(180 + 2 * 500 + 17 * 100)
 
 
