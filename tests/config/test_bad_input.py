@@ -33,12 +33,6 @@ def refuse(args, capsys, output: Path) -> str:
     return lines[0]
 
 
-def test_unknown_option_and_value_that_nobody_reads_on_the_torch_executor(capsys, tmp_path):
-    for override in ("hardware=a100", "hardware.num_sms=64"):
-        line = refuse([override, "model=tiny"], capsys, tmp_path / "outputs")
-        assert f"{override} has no effect" in line
-
-
 @pytest.mark.parametrize("output", ["", "null", "5"])
 def test_what_names_no_output_folder_is_refused(output, capsys):
     assert main([*SMALL, f"output={output}"]) == 2
@@ -62,11 +56,6 @@ def test_other_folders_that_cannot_be_written(setting, capsys, tmp_path):
     assert len(lines) == 1
     assert lines[0].startswith(f"error: {setting.partition('=')[0]}=")
     assert "can't be written" in lines[0]
-
-
-@pytest.mark.skipif(not NO_GPU, reason="there is a GPU")
-def test_cuda_without_a_gpu(capsys, tmp_path):
-    assert "device=cuda" in refuse(["device=cuda", "model=tiny"], capsys, tmp_path / "outputs")
 
 
 @pytest.mark.parametrize("parent", ["file", "device"])

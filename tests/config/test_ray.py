@@ -5,7 +5,6 @@ up within Ray's 15 seconds.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -74,17 +73,3 @@ def test_eight_jobs_leave_what_one_machine_does(tmp_path):
         one, other = sweep_of(here) / str(number), sweep_of(there) / str(number)
         for name in SAME:
             assert (one / name).read_bytes() == (other / name).read_bytes()
-
-
-def test_a_process_that_dies_is_one_line_and_the_sweep_goes_on(output):
-    (output / "kill-128").touch()
-    args = [*SCRIPTED, "chunk=64,128,256,512", f"output={output}", "hydra/launcher=ray"]
-    with running(*args, "+hydra.launcher.ray.remote.num_gpus=0.5", CPU) as process:
-        _, err = process.communicate()
-    assert process.returncode == 2
-    found = json.loads((sweep_of(output) / "1" / "failed.json").read_text())["error"]
-    assert found.startswith("Ray lost it (WorkerCrashedError)")
-    assert err == f"error: {found}\n"
-    assert sorted((output / "calls").read_text().split()) == ["128", "256", "512", "64"]
-    ended = [(sweep_of(output) / number / "finished.json").is_file() for number in "0123"]
-    assert ended == [True, False, True, True]

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,44 +71,6 @@ def test_eight_jobs_leave_what_one_machine_does(tmp_path):
             assert (one / name).read_bytes() == (other / name).read_bytes()
     runs = [len(list((folder / "wandb").glob("offline-run-*"))) for folder in (here, there)]
     assert runs[0] == runs[1] > 8  # those of the baselines, too
-
-
-def test_a_killed_job_is_recorded_the_rest_goes_on_and_resume_repeats_only_it(output):
-    (output / "kill-256").touch()
-    args = [*SCRIPTED, "chunk=64,128,256,512", f"output={output}"]
-    with running(*args, SLURM) as process:
-        _, err = process.communicate()
-    assert process.returncode == 2
-    assert err == f"error: {failure(output, 2)}\n"
-    assert "was ended as FAILED; its log is " in err
-    (output / "kill-256").unlink()
-    assert main([f"resume={sweep_of(output)}", "hydra/launcher=basic"]) == 0
-    assert sorted((output / "calls").read_text().split()) == ["128", "256", "256", "512", "64"]
-
-
-def test_a_job_out_of_time_says_so_or_begins_anew(tmp_path):
-    """Slurm warns up to a minute early, and begins a job anew two minutes after its end."""
-    short = ["hydra.launcher.timeout_min=2", "hydra.launcher.signal_delay_s=45"]
-    ends, anew = tmp_path / "ends", tmp_path / "anew"
-    for folder in (ends, anew):
-        folder.mkdir()
-        (folder / "wait-128").touch()
-    args = [*SCRIPTED, SLURM, "chunk=64,128", *short]
-    with (
-        running(*args, f"output={ends}") as ending,
-        running(*args, f"output={anew}", "hydra.launcher.max_num_timeout=1") as requeued,
-    ):
-        while "128" not in ((anew / "calls").read_text() if (anew / "calls").exists() else ""):
-            time.sleep(0.1)
-        (anew / "wait-128").unlink()  # the second time it finds nothing to wait for
-        _, err = ending.communicate()
-        assert ending.returncode == 2
-        assert err.startswith("error: it took more than hydra.launcher.timeout_min=2; allow more")
-        out, err = requeued.communicate()
-    assert (requeued.returncode, err) == (0, "")
-    assert "[2/2] chunk=128 took" in out
-    assert (anew / "calls").read_text().split().count("128") == 2
-    assert (ends / "calls").read_text().split().count("128") == 1
 
 
 def test_gpus_are_asked_for_by_type(output):

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 from commands import running, sweep_of
+from joblib.externals.loky import get_reusable_executor
 
-from sarathi_lab.config.console import duration
-from sarathi_lab.config.sweep_record import SweepRecord
 from sarathi_lab.run import main
 
 SCRIPTED = ["task._target_=sweep_tasks.Scripted", "tracking=none", "executor=simulated", "-m"]
+PROCESSES = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
 SIMULATED = ["executor=simulated", "tracking=none", "workload.num_requests=6", "batch=4", "-m"]
 
 
@@ -93,48 +93,6 @@ def test_a_failing_run_is_recorded_the_rest_goes_on_and_resume_repeats_only_it(o
     assert f"{sweep} is complete; drop it to start one" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"\xff", b'{"seconds": "x"}'])
-def test_a_damaged_end_is_none(tmp_path, damage):
-    record = SweepRecord(tmp_path, [], "", num_jobs=1, is_search=False, started_at="")
-    record.job_dir(0).mkdir()
-    failed, finished = (record.job_dir(0) / name for name in ("failed.json", "finished.json"))
-    finished.write_bytes(damage)
-    assert not record.is_finished(0)
-    assert not record.has_ended(0)
-    failed.write_bytes(damage)
-    assert record.failure(0)["error"] == f"{failed} is damaged"
-    record.clear_unfinished()
-    assert not record.job_dir(0).exists()
-
-
-def test_runs_that_stop_for_a_reason_of_the_users_exit_with_2(output, capfd):
-    (output / "stop-64").touch()
-    (output / "stop-128").touch()
-    assert main([*SCRIPTED, f"output={output}", "chunk=64,128,256"]) == 2
-    assert "error: 2 runs stopped, the first as: no room for 64" in capfd.readouterr().err
-    assert calls(output) == ["64", "128", "256"]
-
-
-def test_ctrl_c_says_the_command_that_continues(output, capfd):
-    (output / "wait-128").touch()
-    args = [*SCRIPTED, "chunk=64,128"]
-    with start(args, output) as process:
-        wait_for(output / "calls", "128", process)
-        sweep = sweep_of(output)
-        assert main([f"resume={sweep}"]) == 2
-        assert capfd.readouterr().err.startswith(f"error: resume={sweep} is still running")
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate()
-    assert process.returncode == 130
-    assert (
-        err == f"interrupted: finished runs are kept; python -m sarathi_lab.run resume={sweep} "
-        "continues\n"
-    )
-    (output / "wait-128").unlink()
-    assert main([f"resume={sweep}"]) == 0  # its own settings, though none are named
-    assert calls(output) == ["64", "128", "128"]
-
-
 def test_a_killed_sweep_over_simulated_runs_continues_with_its_baselines(output, capfd):
     args = [*SIMULATED, "chunk=128,256", f"output={output}"]
     assert main(args) == 0
@@ -152,28 +110,6 @@ def test_a_killed_sweep_over_simulated_runs_continues_with_its_baselines(output,
     assert json.loads((sweep / "1" / "summary.json").read_text()) == whole
     assert not list((sweep / "baselines").glob(".*"))
     assert "All 4 runs of this sweep" in capfd.readouterr().out
-
-
-def test_a_missing_plugin_is_named_with_its_command(output):
-    code = "import sys; sys.modules['hydra_plugins'] = None\n"
-    code += "from sarathi_lab.run import main; sys.exit(main(sys.argv[1:]))"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [
-        sys.executable,
-        "-c",
-        code,
-        "hydra/launcher=joblib",
-        "-m",
-        "executor=simulated",
-        f"output={output}",
-    ]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    package = "hydra-joblib-launcher"
-    assert done.returncode == 2
-    assert done.stderr == (
-        f"error: hydra/launcher=joblib needs the package {package}, which is missing; pip "
-        f"install {package}\n"
-    )
 
 
 def test_optuna_missing_is_named_with_its_command(output, capsys, monkeypatch):
@@ -198,12 +134,7 @@ def test_another_configuration_is_not_mixed_in(output, capfd):
 def test_processes_have_cores_of_their_own_and_resume_repeats_what_a_killed_one_lost(output):
     (output / "kill-256").touch()
     (output / "meet").touch()
-    args = [
-        *SCRIPTED,
-        "hydra/launcher=joblib",
-        "hydra.launcher.n_jobs=2",
-        "chunk=64,128,256,512,1024",
-    ]
+    args = [*SCRIPTED, *PROCESSES, "chunk=64,128,256,512,1024"]
     with start(args, output) as process:
         _, err = process.communicate()
     sweep = sweep_of(output)
@@ -223,32 +154,33 @@ def test_processes_have_cores_of_their_own_and_resume_repeats_what_a_killed_one_
     assert all((sweep / str(number) / "finished.json").is_file() for number in range(5))
 
 
-def test_ctrl_c_ends_the_processes_too(output):
+def test_ctrl_c_ends_the_processes_too_and_names_the_command_that_continues(output, capfd):
     (output / "wait-128").touch()
-    args = [*SCRIPTED, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "chunk=64,128"]
+    args = [*SCRIPTED, *PROCESSES, "chunk=64,128"]
     with start(args, output) as process:
         wait_for(output / "calls", "128", process)
-        wait_for(sweep_of(output) / "0" / "finished.json", "seconds", process)
+        sweep = sweep_of(output)
+        wait_for(sweep / "0" / "finished.json", "seconds", process)
+        assert main([f"resume={sweep}"]) == 2
+        assert capfd.readouterr().err.startswith(f"error: resume={sweep} is still running")
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         _, err = process.communicate()
     assert process.returncode == 130
-    assert err.splitlines()[-1].startswith(
-        "interrupted: finished runs are kept; python -m sarathi_lab.run resume="
+    assert err.splitlines()[-1] == (
+        f"interrupted: finished runs are kept; python -m sarathi_lab.run resume={sweep} continues"
     )
     assert "Traceback" not in err
     (output / "wait-128").unlink()
-    assert (
-        main([f"resume={sweep_of(output)}", "hydra/launcher=basic"]) == 0
-    )  # the launcher may be another
+    # Its own settings, though none are named; the launcher may be another.
+    assert main([f"resume={sweep}", "hydra/launcher=basic"]) == 0
     assert sorted(calls(output)) == ["128", "128", "64"]
 
 
-def test_jobs_beside_each_other_run_each_baseline_once(output):
-    with start([*SIMULATED, "hydra/launcher=submitit_local", "chunk=128,256"], output) as process:
-        out, err = process.communicate()
-    assert process.returncode == 0, err
+def test_jobs_beside_each_other_run_each_baseline_once(output, capfd):
+    assert main([*SIMULATED, *PROCESSES, "chunk=128,256", f"output={output}"]) == 0
+    get_reusable_executor().shutdown(kill_workers=True)
     sweep = sweep_of(output)
-    assert "All 4 runs of this sweep" in out
+    assert "All 4 runs of this sweep" in capfd.readouterr().out
     texts = [(sweep / number / "output.txt").read_text() for number in "01"]
     for name in ("orca", "request_level"):
         assert sum(text.count(f"\nbaseline {name}") for text in texts) == 1
@@ -285,30 +217,3 @@ def test_optuna_finds_the_top_and_a_search_goes_on_where_it_stopped(output, capf
         "trials": 14,
     }
     assert "best of 14 trials: chunk=500, throughput 10000" in capfd.readouterr().out
-
-
-def test_the_published_search_finds_a_chunk_in_simulation(output, capfd):
-    args = [
-        "experiment=best_chunk",
-        "tracking=none",
-        "workload.num_requests=4",
-        "batch=4",
-        "baselines=[]",
-    ]
-    assert main([*args, "hydra.sweeper.n_trials=3", f"output={output}"]) == 0
-    sweep = sweep_of(output)
-    summaries = {
-        path.parent.name: json.loads(path.read_text()) for path in sweep.rglob("summary.json")
-    }
-    best = json.loads((sweep / "best.json").read_text())
-    assert best["value"] == max(summary["throughput"] for summary in summaries.values())
-    assert best["params"]["chunk"] % 64 == 0
-
-
-def test_durations_read_as_people_say_them():
-    assert [duration(seconds) for seconds in (0.2, 40, 240, 7800)] == [
-        "1 s",
-        "40 s",
-        "4 min",
-        "2 h 10 min",
-    ]
