@@ -106,6 +106,24 @@ class ScriptedExecutor:
         self.now = max(self.now, time)
 
 
+def expect(policy: Policy, requests: str | Sequence[Request], batches: str, **sizes: Any) -> None:
+    """Check the `batches`, as `rows` reads them, of requests such as "PROMPT+OUTPUT@ARRIVAL 6+2"; *
+    is any batch, a last ... any further ones.
+    """
+    if isinstance(requests, str):
+        numbers = re.findall(r"(\d+)\+(\d+)(?:@([\d.]+))?", requests)
+        lengths = [(int(prompt), int(output)) for prompt, output, _ in numbers]
+        requests = requests_of(*lengths, arrivals=[float(time or 0) for *_, time in numbers])
+    served = serve(requests, scheduler_for(policy, **sizes)).schedule
+    made = [" ".join(f"{one}:{at}+{size}" for one, at, size in batch) for batch in served]
+    wanted = batches.split(" | ")
+    if wanted[-1] == "...":
+        made = [*made[: len(wanted) - 1], "..."]
+    for index, batch in enumerate(wanted[: len(made)]):
+        made[index] = "*" if batch == "*" else made[index]
+    assert made == wanted, policy
+
+
 def serve(
     requests: Sequence[Request], scheduler: Scheduler, executor: ScriptedExecutor | None = None
 ) -> ScriptedExecutor:

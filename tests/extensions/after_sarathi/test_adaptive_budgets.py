@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from helpers import ScriptedExecutor, requests_of, rows, scheduler_for, serve
+from helpers import ScriptedExecutor, expect, requests_of, rows, scheduler_for, serve
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Predictor
@@ -198,15 +198,32 @@ def test_lprs_controls_how_many_prompts_are_active_and_their_chunks():
     assert schedule(replace(policy, max_active_prefills=1), prompts)[0] == [(0, 0, 6)]
 
 
-# -- chunks only beside decodes --------------------------------------------------------------------
+# -- P-PAS -----------------------------------------------------------------------------------------
 
 
-def test_p_pas_from_one_prompt_on_cuts_only_beside_decodes():
-    policy = PPas(max_num_batched_tokens=32, min_active_prefills=1)
-    requests = requests_of((10, 3), (10, 1), (10, 1), arrivals=[0, 0.5, 0.5])
-    assert serve(requests, scheduler_for(policy)).schedule == rows(
-        "0:0+10 | 0:10+1 1:0+4 | 0:11+1 1:4+4 | 1:8+2 2:0+10"
-    )
+@pytest.mark.parametrize(
+    ("changed", "second"),
+    [
+        ({}, "0:4+1 1:0+2"),  # the cap is 16 / 8
+        ({"prefill_cap": 5}, "0:4+1 1:0+5"),
+        ({"min_active_prefills": 3}, "0:4+1 1:0+15"),
+        ({"max_num_batched_tokens": 32}, "0:4+1 1:0+4"),
+    ],
+)
+def test_p_pas_caps_prompts_while_several_press_on_decodes(changed, second):
+    policy = PPas(**{"max_num_batched_tokens": 16, **changed})
+    expect(policy, "4+6 20+1@0.5 20+1@0.5", f"0:0+4 | {second} | ...")
+
+
+def test_p_pas_lifts_its_cap_without_decodes():
+    expected = "* | * | * | * | * | 0:8+1 1:8+2 | 1:10+10 2:0+6 | 2:6+14"
+    expect(PPas(16), "4+6 20+1@0.5 20+1@0.5", expected)
+    # From one prompt on it cuts only beside decodes.
+    policy = PPas(32, min_active_prefills=1)
+    expected = "0:0+10 | 0:10+1 1:0+4 | 0:11+1 1:4+4 | 1:8+2 2:0+10"
+    expect(policy, "10+3 10+1@0.5 10+1@0.5", expected)
+    with pytest.raises(UserError, match="prefill_cap=16384 has no effect"):
+        scheduler_for(PPas(prefill_cap=16384))
 
 
 def test_prompts_that_fill_the_cache_between_them_do_not_wait_for_each_other():
