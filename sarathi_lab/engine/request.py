@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,8 +62,6 @@ class SequenceState:
     prefix_hit_tokens: int = 0  # of the prompt, at its first admission
     num_preemptions: int = 0
     bubble_time: float = 0.0  # seconds of idle stages before its batches. By Ledger
-    num_halfway: int = 0  # tokens after num_computed that have passed only some layers
-    layers_passed: int = 0  # by those
 
     @property
     def first_token_time(self) -> float:
@@ -136,26 +134,6 @@ class Copy(NamedTuple):
     host_block: int
 
 
-class Layers(NamedTuple):
-    """Layers `start` to `stop` of the `num` layers of a model."""
-
-    start: int
-    stop: int
-    num: int
-
-    @property
-    def is_last(self) -> bool:
-        return self.stop == self.num
-
-    @property
-    def share(self) -> float:
-        return (self.stop - self.start) / self.num
-
-    def of(self, number: int) -> int:
-        """Their integer part of `number`; the parts of all groups add up to it."""
-        return number * self.stop // self.num - number * self.start // self.num
-
-
 class Queues(NamedTuple):
     """Numbers of running and waiting sequences, used blocks, and preemptions so far."""
 
@@ -169,12 +147,11 @@ class Queues(NamedTuple):
 class Batch:
     """The chunks of one iteration and their sums, from which FLOPs and bytes follow.
 
-    `kv_tokens` count cached tokens read by attention (context plus the chunk itself). With `layers`
-    prompts pass only these layers, decodes all; sums of prompts are then the layers' part.
+    `kv_tokens` count cached tokens read by attention (context plus the chunk itself). A policy of
+    another `batch_type` may have its prompts pass only some `layers`.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
-    layers: Layers | None = None
     copies: list[Copy] = field(default_factory=list)  # made in order before the chunks run
     num_swapped_tokens: int = 0  # of cache, in all copies
     prefix_hit_tokens: int = 0  # cached tokens of the admitted sequences
@@ -221,44 +198,22 @@ class Batch:
         return len(self.copies)
 
     @property
+    def layers(self) -> range | None:
+        """The layers that prompts pass; None: all."""
+        return None
+
+    @property
     def layer_share(self) -> float:
-        """The share of the layers that its prompts pass."""
-        return 1.0 if self.layers is None else self.layers.share
+        """The share of the layers that prompts pass."""
+        return 1.0
 
-    def restrict_to(self, layers: Layers) -> None:
-        """Let the chunks of prompts, added whole, pass only `layers`, behind the decodes; the last
-        layers emit. Raises ValueError for prompts that are not in front of `layers`.
-        """
-        for i, chunk in enumerate(self.chunks):
-            if chunk.is_decode:
-                continue
-            sequence = chunk.sequence
-            passed = sequence.layers_passed, sequence.num_halfway or chunk.num_tokens
-            if passed != (layers.start, chunk.num_tokens):
-                raise ValueError(f"{chunk.num_tokens} tokens of {sequence} can't pass {layers}")
-            self.chunks[i] = chunk._replace(emits_token=chunk.emits_token and layers.is_last)
-        self.chunks.sort(key=lambda chunk: not chunk.is_decode)
-        self.layers = layers
-        self.num_emits = sum(chunk.num_rows for chunk in self.chunks if chunk.emits_token)
-        for name in ("num_prefill_tokens", "prefill_kv_tokens", "prefill_query_key_pairs"):
-            setattr(self, name, 0)
-        for _, start, num_tokens, *_ in self.chunks[self.num_decodes :]:
-            self.num_prefill_tokens += layers.of(num_tokens)
-            self.prefill_kv_tokens += layers.of(start + num_tokens)
-            self.prefill_query_key_pairs += layers.of(_pairs(start, num_tokens))
+    def passes(self, num_layers: int) -> list[tuple[range, Batch]]:
+        """List consecutive layers, `num_layers` in all, with the part of the batch in each."""
+        return [(range(num_layers), self)]
 
-    def split_by_layers(self) -> tuple[Batch, Batch]:
-        """What passes `layers` (all chunks), and what passes the others (the decodes), as batches
-        that pass all layers.
-        """
-        num_decodes, num_tokens = self.num_decodes, self.num_decode_tokens
-        outside = Batch(self.chunks[:num_decodes], num_emits=num_tokens)
-        outside.num_draft_tokens = self.num_draft_tokens
-        outside.num_decode_tokens, outside.decode_kv_tokens = num_tokens, self.decode_kv_tokens
-        inside = replace(outside, chunks=self.chunks, num_emits=self.num_emits)
-        for chunk in self.chunks[num_decodes:]:
-            inside.count_prefill(chunk.start, chunk.num_tokens)
-        return inside, outside
+    def computed(self, chunks: list[Chunk], scheduler: Any) -> list[Chunk]:
+        """Return those of `chunks` that have passed all layers once the batch has run."""
+        return chunks
 
     def put_prefills_first(self) -> None:
         """Order the chunks: prompts before decodes, else as they were."""
@@ -290,7 +245,7 @@ class Batch:
         self.num_prefills += 1
         self.num_prefill_tokens += num_tokens
         self.prefill_kv_tokens += start + num_tokens
-        self.prefill_query_key_pairs += _pairs(start, num_tokens)
+        self.prefill_query_key_pairs += causal_pairs(start, num_tokens)
 
     def add_decodes(self, sequences: Sequence[SequenceState]) -> None:
         """Add the next token of `sequences`, which are decoding and in flight already: `add` for
@@ -313,6 +268,6 @@ class Batch:
         self.num_emits += number
 
 
-def _pairs(start: int, num_tokens: int) -> int:
+def causal_pairs(start: int, num_tokens: int) -> int:
     """Count the causal query-key pairs of `num_tokens` tokens behind `start` others."""
     return num_tokens * start + num_tokens * (num_tokens + 1) // 2

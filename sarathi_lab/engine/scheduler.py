@@ -36,7 +36,7 @@ class Scheduler(SchedulerState):
     def schedule(self, now: float) -> Batch | None:
         """Make the next batch at time `now` (seconds), or None if nothing can run."""
         self.now, self.preempted_before = now, self.num_preemptions
-        batch = Batch()
+        batch = self.policy.batch_type()
         if self.running.rank is by_priority:
             self.sort_running()  # urgent sequences choose first, as later ones are evicted
         self.policy.fill(batch, self)
@@ -209,7 +209,6 @@ class Scheduler(SchedulerState):
         copies = self.blocks.swap_out(sequence) if self.preemption == "swap" else None
         self.blocks.free(sequence)
         self.running.leave(sequence)
-        sequence.num_halfway = sequence.layers_passed = 0  # hidden states between layers are lost
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         if copies is None:

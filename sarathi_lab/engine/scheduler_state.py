@@ -21,7 +21,7 @@ from sarathi_lab.engine.queues import (
     is_idle,
     make_queue,
 )
-from sarathi_lab.engine.request import Batch, Chunk, Copy, Layers, Queues, Request, SequenceState
+from sarathi_lab.engine.request import Batch, Chunk, Copy, Queues, Request, SequenceState
 
 
 class Drafter:
@@ -183,9 +183,7 @@ class SchedulerState:
         chunks = batch.chunks
         if self.policy.follows_up:  # `schedule` committed the others
             chunks = [chunk for chunk in chunks if chunk.emits_token]
-        if batch.layers is not None:
-            chunks = self._halfway(chunks, batch.layers)
-        batch.finished += self.commit(chunks)
+        batch.finished += self.commit(batch.computed(chunks, self))
         for sequence in batch.finished:
             self.blocks.free(sequence)
             self.running.leave(sequence)
@@ -208,19 +206,6 @@ class SchedulerState:
         if result.batch.num_prefills:
             self.last_prompt_latency = result.end - result.start
         return result.batch.finished
-
-    def _halfway(self, chunks: list[Chunk], layers: Layers) -> list[Chunk]:
-        """Record which layers the prompts of `chunks` have passed; returns the chunks computed."""
-        prompts = [chunk for chunk in chunks if not chunk.is_decode]
-        for sequence, _, num_tokens, _, _ in prompts:
-            is_done = layers.is_last
-            sequence.layers_passed = 0 if is_done else layers.stop
-            sequence.num_halfway = 0 if is_done else num_tokens
-            sequence.in_flight = False
-        if layers.is_last:
-            return chunks
-        self.running.requeue([chunk.sequence for chunk in prompts])
-        return [chunk for chunk in chunks if chunk.is_decode]
 
     def commit(self, chunks: list[Chunk]) -> list[SequenceState]:
         """Count `chunks` as computed; returns the sequences that have all their tokens."""

@@ -13,10 +13,11 @@ from integrity import check_integrity
 
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import NO_TOKEN, StepResult
-from sarathi_lab.engine.request import Batch, Chunk, Layers, Request, SequenceState
+from sarathi_lab.engine.request import Batch, Chunk, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.extensions import check_policy as check
 from sarathi_lab.extensions.check_policy import check_tokens, hold
+from sarathi_lab.extensions.layered import LayeredBatch, Pass
 from sarathi_lab.extensions.speculation import Assumed, AssumedDrafter
 
 History = list[int]  # by position: a number for the token there and all before it
@@ -62,7 +63,9 @@ class ShadowCache:
                 self.device[block] = [None] * self.size
         held = Counter(block for one in self.scheduler.running for block in one.block_ids)
         writes = []
-        is_halfway = batch.layers is not None and not batch.layers.is_last
+        is_halfway = isinstance(batch, LayeredBatch) and bool(
+            batch.group and not batch.group.is_last
+        )
         for chunk in batch.chunks:
             sequence, start, num_tokens, is_decode, _ = chunk
             numbers, block_ids = self.histories[sequence.request.request_id], sequence.block_ids
@@ -147,8 +150,9 @@ class CountingScheduler(Scheduler):
 
     def preempt(self, sequence: SequenceState) -> None:
         num_computed = sequence.num_computed
-        halfway = Layers(0, sequence.layers_passed, self.num_layers)
-        self.num_lost += halfway.of(sequence.num_halfway)
+        passed = self.state(Pass)
+        num_layers = self.num_layers * passed.num_passed // passed.num_groups
+        self.num_lost += passed.num_halfway(sequence) * num_layers // self.num_layers
         super().preempt(sequence)
         self.num_lost += num_computed - sequence.num_computed
 

@@ -123,26 +123,14 @@ class CostModel:
         Stages have equally many layers; the last adds the output head, sampling and the iteration's
         overhead. Swapped blocks are copied before a stage computes.
         """
-        parts = self._passes(batch)
-        layers_time = sum(layers * self.layer_time(part) for layers, part in parts)
+        parts = batch.passes(self.parallel.layers_per_stage(self.spec))
+        layers_time = sum(len(layers) * self.layer_time(part) for layers, part in parts)
         times = [layers_time] * self.parallel.pipeline
         times[-1] += self._once_sum(parts[-1][1].num_tokens) + self._emit_sum(batch.num_emits)
         times[-1] += self.operations.iteration_overhead
         if batch.num_swapped_tokens:
             times = [time + self.swap_time(batch) for time in times]
         return times
-
-    def _passes(self, batch: Batch) -> list[tuple[int, Batch]]:
-        """Split a stage's layers by the part of `batch` that passes them, the last layer's last:
-        where prompts pass only some layers, decodes pass the others alone.
-        """
-        layers = self.parallel.layers_per_stage(self.spec)
-        if batch.layers is None:
-            return [(layers, batch)]
-        inside, outside = batch.split_by_layers()
-        within = batch.layers.stop - batch.layers.start
-        both = [(within, inside), (layers - within if outside.chunks else 0, outside)]
-        return both[::-1] if batch.layers.is_last else both
 
     def layer_time(self, batch: Batch) -> float:
         """Compute the seconds of one layer, with its launches by the host overlapped."""
@@ -184,7 +172,8 @@ class CostModel:
         separately for prefills and decodes (section 4.3.2). "all_reduce", "send" and "swap" exist
         where the batch has them.
         """
-        num_stages, parts = self.parallel.pipeline, self._passes(batch)
+        num_stages = self.parallel.pipeline
+        parts = batch.passes(self.parallel.layers_per_stage(self.spec))
         times, waiting = dict[str, float](), 0.0
         for layers, part in parts:
             attention = zip(ATTENTION, self.operations.attention_times(part), strict=True)
@@ -192,9 +181,9 @@ class CostModel:
             if self.experts:
                 per_layer["experts"] = self.experts.seconds((part.num_tokens,))
             for name, time in per_layer.items():
-                times[name] = times.get(name, 0.0) + num_stages * layers * time
+                times[name] = times.get(name, 0.0) + num_stages * len(layers) * time
             if self._layer_host_time:
-                waiting += layers * (self.layer_time(part) - self._layer_device_time(part))
+                waiting += len(layers) * (self.layer_time(part) - self._layer_device_time(part))
         once = self._once_times(parts[-1][1].num_tokens)
         for name, time in (*once.items(), *self._emit_times(batch.num_emits).items()):
             times[name] = times.get(name, 0.0) + time

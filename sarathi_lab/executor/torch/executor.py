@@ -229,7 +229,8 @@ class TorchExecutor:
         those sampled last, of `newest`.
         """
         if batch.layers is not None:
-            return packed_apart(batch, partial(self.packed, newest=newest))
+            packed = partial(self.packed, newest=newest)
+            return packed_apart(batch, self.model.spec.num_layers, packed)
         if self._limits is None:
             return pack(batch, self._tokens, self.model)
         shape = self._limits.exact(batch)

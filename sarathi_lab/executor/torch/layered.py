@@ -23,11 +23,14 @@ class LayeredInputs(PackedInputs):
     outside: PackedInputs | None = field(kw_only=True)
 
 
-def packed_apart(batch: Batch, packed: Callable[[Batch], PackedInputs]) -> LayeredInputs:
+def packed_apart(
+    batch: Batch, num_layers: int, packed: Callable[[Batch], PackedInputs]
+) -> LayeredInputs:
     """Pack `batch` by the function that packs a batch for all layers."""
-    inside, decodes = batch.split_by_layers()
-    outside = packed(decodes) if decodes.chunks else None
-    return LayeredInputs(**vars(packed(inside)), batch=batch, outside=outside)
+    parts = {layers == batch.layers: part for layers, part in batch.passes(num_layers)}
+    decodes = parts.get(False)
+    outside = packed(decodes) if decodes and decodes.chunks else None
+    return LayeredInputs(**vars(packed(parts[True])), batch=batch, outside=outside)
 
 
 class Passes:
@@ -51,9 +54,8 @@ class Passes:
         model, batch, layers = self.model, inputs.batch, inputs.batch.layers
         assert layers is not None, "the batch is layered"
         hidden, update = self._entering(inputs, layers.start)
-        within = range(layers.start, layers.stop)
-        update = model.pass_layers(hidden, update, inputs, self.cache, within)
-        if layers.is_last:
+        update = model.pass_layers(hidden, update, inputs, self.cache, layers)
+        if layers.stop == model.spec.num_layers:
             return model.logits(hidden, update, inputs.emit_rows)
         prompts = batch.chunks[batch.num_decodes :]  # behind the decodes
         lengths = [batch.num_decode_tokens, *(chunk.num_tokens for chunk in prompts)]
@@ -62,22 +64,21 @@ class Passes:
         self.halfway |= zip((chunk.sequence for chunk in prompts), kept, strict=True)
         if inputs.outside is None:
             return hidden.new_empty(0, model.spec.vocab_size)
-        after = range(layers.stop, layers.num)
+        after = range(layers.stop, model.spec.num_layers)
         update = model.pass_layers(hidden, update, inputs.outside, self.cache, after)
         return model.logits(hidden, update, inputs.outside.emit_rows)
 
     def _entering(self, inputs: LayeredInputs, start: int) -> tuple[Tensor, Tensor | None]:
         """Return the hidden states and updates of all tokens before layer `start`."""
         model, batch = self.model, inputs.batch
-        # The others were preempted since and start over.
-        self.halfway = {one: kept for one, kept in self.halfway.items() if one.layers_passed}
+        halfway, self.halfway = self.halfway, {}  # others were preempted since and start over
         num_entering = batch.num_decode_tokens if start else None
         with model.operations.range("embedding"):
             hidden = model.embedding(inputs.token_ids[:num_entering])
         if start == 0:
             return hidden, None
         prompts = batch.chunks[batch.num_decodes :]
-        both = [self.halfway.pop(chunk.sequence) for chunk in prompts]
+        both = [halfway[chunk.sequence] for chunk in prompts]
         if inputs.outside is not None:
             before = range(start)
             update = model.pass_layers(hidden, None, inputs.outside, self.cache, before)

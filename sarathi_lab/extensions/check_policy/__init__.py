@@ -15,6 +15,7 @@ from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
+from sarathi_lab.extensions.layered import LayeredBatch
 from sarathi_lab.policy import Policy
 
 LONGEST_PROMPT, LONGEST_OUTPUT = 28, 12  # tokens
@@ -242,7 +243,7 @@ def check_batch(batch: Batch, scheduler: Scheduler) -> None:
     prompts = [chunk for chunk in chunks if not chunk.is_decode]
     decodes = [chunk for chunk in chunks if chunk.is_decode]
     rejected = batch.num_rejected_tokens  # drafts that are no longer in their chunks
-    part = int if batch.layers is None else batch.layers.of
+    part = batch.group.of if isinstance(batch, LayeredBatch) and batch.group else int
     sums = {
         "num_prefills": len(prompts),
         "num_decodes": len(decodes),

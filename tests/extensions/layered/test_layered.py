@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from helpers import ScriptedExecutor, requests_of, rows, scheduler_for, serve
@@ -15,11 +15,11 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
-from sarathi_lab.engine.request import Batch, Layers
+from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.extensions.check_policy import check_policy
-from sarathi_lab.extensions.layered import LayeredPrefill
+from sarathi_lab.extensions.layered import LayeredBatch, LayeredPrefill, Layers
 from sarathi_lab.tasks.estimate import predict_roofline
 
 POLICY = LayeredPrefill(chunk=4, max_num_batched_tokens=16)
@@ -33,8 +33,15 @@ class Layered(ScriptedExecutor):
         self.layers: list[Layers | None] = []
 
     def submit(self, batch: Batch) -> None:
-        self.layers.append(batch.layers)
+        self.layers.append(batch.group)
         super().submit(batch)
+
+
+def layered(batch: Batch, group: Layers) -> LayeredBatch:
+    """Copy `batch`, with prompts that pass only `group`."""
+    copied = LayeredBatch(**{one.name: getattr(batch, one.name) for one in fields(batch)})
+    copied.restrict_to(group)
+    return copied
 
 
 def test_decodes_go_on_while_prompts_pass_groups_of_layers():
@@ -85,15 +92,15 @@ def test_the_groups_of_a_pass_count_its_tokens_once(start, num_tokens, num_decod
     sizes = {"prefill_tokens": num_tokens, "start": start, "emits": True}
     whole, found, share = make_batch(**sizes), [0] * len(sums), 0.0
     batch = make_batch(**sizes, num_decodes=num_decodes, context=3)
-    (prompt,) = (chunk.sequence for chunk in batch.chunks if not chunk.is_decode)
     for group in range(num_groups):
-        prompt.layers_passed = 6 * group // num_groups
-        prompt.num_halfway = num_tokens if group else 0
-        own = replace(batch, chunks=list(batch.chunks))
-        own.restrict_to(Layers(prompt.layers_passed, 6 * (group + 1) // num_groups, 6))
-        inside, outside = own.split_by_layers()
-        assert inside.num_prefill_tokens == num_tokens
-        assert outside.num_tokens == outside.num_emits == num_decodes
+        own = layered(batch, Layers(6 * group // num_groups, 6 * (group + 1) // num_groups, 6))
+        parts = {layers == own.layers: part for layers, part in own.passes(6)}
+        assert sum(len(layers) for layers, part in own.passes(6) if part.chunks) == (
+            6 if num_decodes else len(own.layers)
+        )
+        assert parts[True].num_prefill_tokens == num_tokens
+        if False in parts:
+            assert parts[False].num_tokens == parts[False].num_emits == num_decodes
         found = [a + getattr(own, name) for a, name in zip(found, sums, strict=True)]
         found[-1] -= num_decodes
         share += own.layer_share
@@ -113,9 +120,8 @@ def test_the_groups_of_a_prompt_alone_take_what_it_takes_whole(model):
             batch = make_batch(
                 prefill_tokens=2048, num_decodes=num_decodes, context=500, emits=True
             )
-            prompt = batch.chunks[-1].sequence
-            prompt.layers_passed, prompt.num_halfway = start, 2048 if start else 0
-            batch.restrict_to(Layers(start, start + spec.num_layers // 4, spec.num_layers))
+            group = Layers(start, start + spec.num_layers // 4, spec.num_layers)
+            batch = layered(batch, group)
             times.append(cost.iteration_time(batch))
             assert sum(cost.operation_times(batch).values()) == pytest.approx(times[-1])
         return times
@@ -131,9 +137,8 @@ def test_the_groups_of_a_prompt_alone_take_what_it_takes_whole(model):
 
 def test_weights_are_read_for_prompts_in_their_layers_alone():
     spec = load_option("model", "qwen3-30b-a3b")
-    batch = make_batch(prefill_tokens=2048, num_decodes=4)
-    batch.restrict_to(Layers(0, 12, 48))
-    inside, outside = batch.split_by_layers()
+    batch = layered(make_batch(prefill_tokens=2048, num_decodes=4), Layers(0, 12, 48))
+    (_, inside), (_, outside) = batch.passes(48)
     expected = 0.25 * spec.weight_read_bytes(inside, 2) + 0.75 * spec.weight_read_bytes(outside, 2)
     assert spec.weight_read_bytes(batch, 2) == pytest.approx(expected)
     ledger = Ledger()
