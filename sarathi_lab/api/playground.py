@@ -16,18 +16,12 @@ from sarathi_lab.config.instantiate import option_files, read_option
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.experiment.advisor import AS_GOOD
-from sarathi_lab.experiment.loss import LossSplit, chunking_loss
 from sarathi_lab.results.serving_metrics import latency
 from sarathi_lab.tasks.plan import Plan, changed, make_plans
 from sarathi_lab.tasks.serve import fingerprint
 
 MOST_KNOWN = 64  # cached runs, such as the baseline's when the chunk changes
 GROUPS = ("hardware", "model", "policy")
-CAUSES = {  # of the overhead of chunks
-    "attention": "every chunk reads the cache again",
-    "matmul": "every chunk loads the weights again and part-fills tiles",
-    "fixed": "every iteration has a fixed cost",
-}
 
 
 class Playground:
@@ -115,23 +109,7 @@ class PlaygroundRun:
         text += f", with {gaps[0]} between tokens at P99 where {other} has {gaps[1]}: "
         rides = f"{chosen.riding:.0%} of its decodes ride along with prompts"
         rides += f", {base.riding:.0%} of {other}'s"
-        loss = self._loss()
-        if chosen.gain > 1 or is_equal or loss is None or loss.total <= 0:
-            return f"{text}{rides}."
-        cause = max(CAUSES, key=lambda one: float(getattr(loss, one)))
-        longer = f"in chunks a prompt takes {loss.total / loss.whole:.0%} longer"
-        return f"{text}{longer}, mostly as {CAUSES[cause]}, while {rides}."
-
-    def _loss(self) -> LossSplit | None:
-        """Return the overhead of chunks of the mean size on the median prompt; None if uncut."""
-        iterations = next(iter(self.iterations.values()))
-        prompts = sorted(request.prompt_len for request in self.plan.load.requests)
-        num_chunks = int(iterations.num_prefills.sum())
-        predictor = self.plan.backend.predictor(self.plan.spec)
-        if predictor is None or num_chunks <= len(prompts):
-            return None
-        chunk = round(iterations.num_prefill_tokens.sum() / num_chunks)
-        return chunking_loss(prompts[len(prompts) // 2], chunk, predictor.operation_times)
+        return f"{text}{rides}."
 
 
 def _option(group: str, name: str) -> DictConfig:
