@@ -173,64 +173,6 @@ def test_the_kernels_themselves(hybrid):
     assert tokens[0] == tokens[1]
 
 
-# -- the device itself -----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def device() -> Iterator[LateDevice]:
-    with stubbed(LateDevice()) as device:
-        yield device
-
-
-def test_nothing_is_there_before_it_is_waited_for(device):
-    there, here = torch.ones(2, device=DEVICE), torch.zeros(2, pin_memory=True)
-    here.copy_(there + 1, non_blocking=True)
-    done = torch.cuda.Event()
-    done.record()
-    assert here.isnan().all()
-    assert not done.query()
-    done.synchronize()
-    assert here.tolist() == [2.0, 2.0]
-
-
-def test_pinned_memory_is_read_late_and_other_memory_at_once(device):
-    pinned, pageable = torch.ones(1).pin_memory(), torch.ones(1)
-    late, staged = (one.to(DEVICE, non_blocking=True) for one in (pinned, pageable))
-    pinned.fill_(7.0)
-    pageable.fill_(7.0)
-    assert [late.item(), staged.item()] == [7.0, 1.0]
-
-
-def test_memory_is_anothers_once_its_stream_is_past_its_owner(device):
-    side, kept = torch.cuda.Stream(), torch.ones(1, device=DEVICE)
-    dropped = kept + 1
-    with torch.cuda.stream(side):
-        side.wait_stream(device.default_stream)
-        read = dropped * 1
-    del dropped
-    device.default_stream.synchronize()
-    side.synchronize()
-    assert read.isnan().item()
-    assert kept.item() == 1.0
-
-
-@pytest.mark.parametrize(
-    ("work", "words"),
-    [
-        (lambda x, side: x.item(), "not permitted when stream is capturing"),
-        (lambda x, side: side.wait_stream(torch.cuda.current_stream()), "unjoined work"),
-    ],
-)
-def test_a_capture_refuses_what_cuda_does(device, work, words):
-    x, side = torch.ones(1, device=DEVICE), torch.cuda.Stream()
-    graph = torch.cuda.CUDAGraph()
-    graph.capture_begin()
-    with pytest.raises(RuntimeError, match=words):  # noqa: PT012  # whichever says it
-        work(x, side)
-        graph.capture_end()
-    assert not graph.items or graph.error
-
-
 # -- what it must catch ----------------------------------------------------------------------------
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import cycle
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from sarathi_kernels.cpu import library
 from sarathi_kernels.cpu.mixture import experts as experts_of
 from sarathi_kernels.cpu.packing import pack_linear, packed_nbytes
 from sarathi_kernels.runtime.testing import relative_error
-from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
@@ -60,13 +58,7 @@ def by_expert(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("rows", "hidden", "size", "experts", "top_k"),
-    [
-        (1, 48, 20, 4, 2),
-        (3, 33, 31, 5, 5),
-        (40, 64, 96, 8, 2),
-        (70, 40, 17, 60, 4),
-        (700, 32, 16, 2, 1),
-    ],
+    [(1, 48, 20, 4, 2), (70, 40, 17, 60, 4), (700, 32, 16, 2, 1)],
 )
 @pytest.mark.parametrize("normalised", [True, False])
 def test_experts(
@@ -89,15 +81,6 @@ def test_experts(
     expected = by_expert(x, logits, gate_up, down, top_k, normalised=normalised)
     is_rounded = dtype == torch.bfloat16  # where the CPU multiplies it, also between the products
     assert relative_error(found, expected) < (8e-3 if is_rounded else BOUND)
-
-
-def test_equal_logits_take_the_first_experts_and_all_rows_may_choose_one() -> None:
-    """All rows of one expert are more than a block of 256."""
-    x, (gate_up, down) = made(600, 16, seed=0), (made(3, 32, 16, seed=1), made(3, 16, 16, seed=2))
-    packed = pack_linear(gate_up, None, is_gated=True), pack_linear(down, None)
-    found = experts_of(x, torch.zeros(600, 3), *packed, top_k=1, normalised=True)
-    alone = by_expert(x, torch.zeros(600, 1), gate_up[:1], down[:1], 1, normalised=True)
-    assert relative_error(found, alone) < BOUND
 
 
 def test_what_is_no_number_stays_none_and_spoils_no_other_row() -> None:
@@ -168,24 +151,11 @@ def made_model(spec: ModelSpec, *, is_native: bool = True, is_whole: bool = True
 def test_tokens_are_those_of_plain_torch_under_every_policy() -> None:
     """Whose tokens are transformers', see test_torch_experts."""
     expected, model = tokens_of(made_model(TINY, is_native=False), Orca()), made_model(TINY)
-    chunks = cycle((3, 5, 8, 64))
     for name, policy in POLICIES.items():
-        cut = policy.with_budget(next(chunks)) if policy.budget_field else policy
-        try:
-            found = tokens_of(model, cut)
-        except UserError:  # a policy that has no such budget
-            found = tokens_of(model, policy)
-        assert found == expected, name
+        assert tokens_of(model, policy) == expected, name
 
 
 @pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "by operation"])
 def test_a_shared_expert_and_shares_of_the_whole_softmax(is_whole: bool) -> None:
     expected = tokens_of(made_model(SHARED, is_native=False), Orca())
     assert tokens_of(made_model(SHARED, is_whole=is_whole), SarathiServe(chunk=8)) == expected
-
-
-def test_there_is_one_copy_of_the_weights() -> None:
-    model = made_model(SHARED)
-    held = [parameter.numel() for parameter in model.parameters() if parameter.ndim > 1]
-    assert held == [TINY.vocab_size * TINY.hidden_size]  # the embedding
-    assert backend.native_operations.why_not(TINY, torch.float32) is None

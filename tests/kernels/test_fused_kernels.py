@@ -83,9 +83,7 @@ def test_rotation_refuses_what_does_not_match() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["rms", "layer"])
-@pytest.mark.parametrize(
-    ("num_rows", "size"), [(1, 5120), (3, 4096), (1, 16_384), (33, 80), (5, 1), (2, 6656)], ids=str
-)
+@pytest.mark.parametrize(("num_rows", "size"), [(3, 4096), (1, 16_384), (33, 80), (5, 1)], ids=str)
 def test_norm_adds_and_normalises(
     kind: NormKind, num_rows: int, size: int, dtype: torch.dtype
 ) -> None:
@@ -137,15 +135,6 @@ def test_norm_by_head_works_in_place_on_a_part_of_the_heads(head_size: int) -> N
     assert relative_error(queries, expected) < BOUNDS[torch.float16]
     assert torch.equal(qkv[:, 4:], before[:, 4:])
     assert torch.equal(qkv[:, :1], before[:, :1])
-
-
-def test_norm_takes_strided_rows_and_updates() -> None:
-    wide = random(4, 100, dtype=torch.float32)
-    hidden, update = wide[:, :80], random(4, 200, dtype=torch.float32, seed=1)[:, 100:180]
-    weight, before = random(80, dtype=torch.float32, seed=2), wide.clone()
-    expected = add_norm_reference(before[:, :80], update, weight, None, 1e-6, "rms")
-    assert relative_error(add_norm(hidden, update, weight, None, 1e-6, "rms"), expected) < 1e-6
-    assert torch.equal(wide, before)
 
 
 def test_norm_refuses_what_does_not_match() -> None:

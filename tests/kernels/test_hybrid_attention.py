@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from sarathi_kernels.attention.cases import AWKWARD, AttentionCase, make_inputs, reference
-from sarathi_kernels.attention.hybrid import Variant, fused_config, hybrid_attention, take_work
+from sarathi_kernels.attention.hybrid import Variant, hybrid_attention, take_work
 from sarathi_kernels.attention.plan import PADDING, with_parts_of
 from sarathi_kernels.runtime.chip import CHIPS, assumed
 from sarathi_kernels.runtime.launch import recorded
@@ -84,8 +84,9 @@ def record_work(
     tl.store(indices + program, index)
 
 
-@pytest.mark.parametrize(("num_tiles", "num_decodes"), [(12, 12), (3, 20), (20, 3), (1, 1)])
-@pytest.mark.parametrize("num_sms", [1, 4, 50])
+@pytest.mark.parametrize(
+    ("num_tiles", "num_decodes", "num_sms"), [(12, 12, 4), (3, 20, 1), (20, 3, 50), (1, 1, 4)]
+)
 def test_all_work_is_taken_once_wherever_programs_start(
     num_tiles: int, num_decodes: int, num_sms: int
 ) -> None:
@@ -104,7 +105,7 @@ def test_all_work_is_taken_once_wherever_programs_start(
             assert begun == [1 - i % 2 for i in range(len(begun))]
 
 
-@pytest.mark.parametrize("num_sms", [1, 3, 4, 5])
+@pytest.mark.parametrize("num_sms", [1, 4, 5])
 def test_fused_attention_is_right_and_in_series_where_a_kind_has_less_than_a_wave(
     num_sms: int,
 ) -> None:
@@ -122,13 +123,6 @@ def test_fused_attention_is_right_and_in_series_where_a_kind_has_less_than_a_wav
         hybrid_attention(*arguments, variant="fused", out=out)
     names = [launch.kernel.__name__ for launch in recording.launches]
     assert ("fused_kernel" in names) == (num_sms <= 4)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("capability", CHIPS)
-def test_fused_tiles_fit_both_tile_heights(capability: int, dtype: torch.dtype) -> None:
-    for head_size in (64, 128, 256):
-        assert 64 % fused_config(CHIPS[capability], head_size, dtype).block_m == 0
 
 
 @pytest.mark.gpu

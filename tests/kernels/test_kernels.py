@@ -34,11 +34,11 @@ def naive_attention(query, key, value, scale, window):
     return out
 
 
-@pytest.mark.parametrize("window", [None, 1, 3, 6, 100])
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (4, 4), (6, 2), (4, 1)])
-@pytest.mark.parametrize("head_size", [5, 16])
-def test_paged_attention(num_heads, num_kv_heads, head_size, window):
+@pytest.mark.parametrize("window", [None, 3, 100])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (6, 2)])
+def test_paged_attention(num_heads, num_kv_heads, window):
     torch.manual_seed(0)
+    head_size = 5
     cache_shape = (40, BLOCK_SIZE, num_kv_heads, head_size)
     keys, values = torch.full(cache_shape, float("nan")), torch.full(cache_shape, float("nan"))
     free = torch.randperm(40).tolist()

@@ -89,14 +89,7 @@ def test_every_entry_is_decoded_exactly(kv: torch.dtype, dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("kv", LARGEST, ids=str)
 @pytest.mark.parametrize(
-    "name",
-    [
-        "chunks at an offset",
-        "grouped decodes",
-        "head size 80",
-        "blocks of no power of two",
-        "window within a tile",
-    ],
+    "name", ["grouped decodes", "head size 80", "blocks of no power of two", "window within a tile"]
 )
 def test_awkward_batches(name: str, kv: torch.dtype) -> None:
     dtype = DTYPES[kv == torch.int8]  # each way of reading with one of them
@@ -104,23 +97,21 @@ def test_awkward_batches(name: str, kv: torch.dtype) -> None:
     assert relative_error(attend(name, inputs, "series"), expected) < MAX_ERROR[dtype]
 
 
-@pytest.mark.parametrize("name", ["head size 80", "grouped decodes"])
-def test_chips_without_a_type_for_e4m3(name: str) -> None:
-    inputs, expected = cases_of(name, torch.float16, torch.float8_e4m3fn)
+def test_chips_without_a_type_for_e4m3() -> None:
+    inputs, expected = cases_of("grouped decodes", torch.float16, torch.float8_e4m3fn)
     with assumed(CHIPS[86]):
-        found = attend(name, inputs, "series")
+        found = attend("grouped decodes", inputs, "series")
     assert relative_error(found, expected) < MAX_ERROR[torch.float16]
 
 
 @pytest.mark.parametrize("kv", LARGEST, ids=str)
-@pytest.mark.parametrize("name", ["head size 80", "grouped decodes"])
-def test_small_values_are_as_exact_as_large_ones(name: str, kv: torch.dtype) -> None:
+def test_small_values_are_as_exact_as_large_ones(kv: torch.dtype) -> None:
     """Weights take the scales of values, which float16 would round to few bits."""
-    inputs, expected = cases_of(name, torch.float16, kv)
+    inputs, expected = cases_of("grouped decodes", torch.float16, kv)
     values = inputs.value_cache
     assert isinstance(values, QuantizedCache)
     inputs = replace(inputs, value_cache=replace(values, scales=values.scales / 1024))
-    found = attend(name, inputs, "series") * 1024
+    found = attend("grouped decodes", inputs, "series") * 1024
     assert relative_error(found, expected) < MAX_ERROR[torch.float16]
 
 
@@ -146,7 +137,7 @@ def test_every_way_of_sharing_a_launch(variant: Variant, kv: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("kv", LARGEST, ids=str)
-@pytest.mark.parametrize("case", ROTARY_CASES[1:6], ids=str)
+@pytest.mark.parametrize("case", [ROTARY_CASES[1], ROTARY_CASES[5]], ids=str)
 def test_rotation_stores_what_torch_would(case: RotaryCase, kv: torch.dtype) -> None:
     for dtype in DTYPES:
         qkv, cos, sin, slots = rotary_inputs(case, dtype)
@@ -198,19 +189,12 @@ def test_what_does_not_go_together_is_refused() -> None:
     out = torch.empty_like(inputs.query)
     keys, values = inputs.key_cache, inputs.value_cache
     assert isinstance(keys, QuantizedCache)
-    wide = QuantizedCache(
-        keys.data, keys.scales[..., None].expand(*keys.shape).contiguous()[..., 0]
-    )
+    wide = replace(keys, scales=keys.scales[..., None].expand(*keys.shape).contiguous()[..., 0])
     with pytest.raises(ValueError, match="scales strided by"):
         prefill_attention(inputs.query, wide, wide, *given, out=out)
+    plain = dequantize(values.data, values.scales, torch.float32)
     with pytest.raises(ValueError, match="differ"):
-        prefill_attention(
-            inputs.query,
-            keys,
-            dequantize(values.data, values.scales, torch.float32),
-            *given,
-            out=out,
-        )
+        prefill_attention(inputs.query, keys, plain, *given, out=out)
     with pytest.raises(ValueError, match="tensor descriptors do not read a cache in 8 bits"):
         prefill_attention(inputs.query, keys, values, *given, out=out, tensor_descriptors=True)
 

@@ -29,7 +29,7 @@ def inside_nan(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("rows", "depth", "columns"),
-    [(1, 16, 32), (3, 80, 8), (33, 40, 100), (160, 7, 33), (17, 1, 5)],
+    [(1, 16, 32), (33, 40, 100), (160, 7, 33)],
     ids=str,
 )
 def test_product_by_each_thread_s_loads(
@@ -45,9 +45,7 @@ def test_product_by_each_thread_s_loads(
 
 @pytest.mark.skipif(not HAS_DESCRIPTORS, reason="needs sm_90 or later")
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != torch.float32])
-@pytest.mark.parametrize(
-    ("rows", "depth", "columns"), [(1, 16, 32), (3, 80, 8), (33, 40, 104), (300, 8, 40)], ids=str
-)
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(3, 80, 8), (300, 8, 40)], ids=str)
 @pytest.mark.parametrize("tile", [Tile(64, 32, 16), Tile(128, 16, 16)], ids=str)
 def test_product_by_descriptors(
     tile: Tile, rows: int, depth: int, columns: int, dtype: torch.dtype
