@@ -12,7 +12,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from sarathi_lab.results.plots.playground import DECODE, PREFILL
+from sarathi_lab.extensions.playground import DECODE, PREFILL
 from sarathi_lab.results.plots.style import AXIS_NAMES, WIDTH, colours, finished, panels
 from sarathi_lab.results.table import HEADINGS, MILLISECONDS
 

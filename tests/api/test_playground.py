@@ -6,7 +6,7 @@ import pytest
 
 import sarathi_lab as lab
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.results.plots.playground import Picture
+from sarathi_lab.extensions.playground import Picture
 
 SIZES = {"workload": "uniform", "batch": 4, "seed": 1, "workload.num_requests": 8}
 SIZES |= {"workload.min_len": 64, "workload.max_len": 512}

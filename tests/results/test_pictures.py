@@ -4,7 +4,7 @@ axes that show what is in the tables.
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 import numpy as np
 import pandas as pd
@@ -62,12 +62,9 @@ def drawn(name: str) -> Figure:
 
 
 def texts_of(figure: Figure) -> list[Text]:
+    hidden = [ax for ax in figure.axes if not ax.axison]
     shown = [text for text in figure.findobj(Text) if text.get_text().strip()]
-    return [text for text in shown if text.get_visible() and text.axes not in hidden(figure)]
-
-
-def hidden(figure: Figure) -> list[object]:
-    return [ax for ax in figure.axes if not ax.axison]
+    return [text for text in shown if text.get_visible() and text.axes not in hidden]
 
 
 @pytest.mark.parametrize("name", ["policies", "sweep of policies", "rates", "fig11"])
@@ -100,9 +97,8 @@ def test_no_name_or_number_lies_over_another_with_27_policies(pictures, name):
 
 def test_titles_and_legends_lie_within_the_picture():
     figure, _ = panels(1, 1, (5.0, 3.0))
-    finished(figure, "30m on a cpu\nmedians of 3 repetitions; hollow: not told apart from 1 at all")
-    names = ("sarathi_serve_ablation", "long_prompts")
-    for one in (figure, *(drawn(name) for name in names)):
+    finished(figure, "30m on a cpu\nmedians of 3 repetitions; hollow: difference not significant")
+    for one in (figure, drawn("long_prompts")):
         one.draw_without_rendering()
         titles = [*one.texts, *(ax.title for ax in one.axes)]
         boxes = [title.get_window_extent() for title in titles if title.get_text()]
@@ -147,15 +143,13 @@ def test_a_policy_has_one_colour_everywhere(pictures):
 
 def test_a_device_has_a_marker_and_a_source_a_line_of_its_own(runs):
     some = runs[runs.policy.isin(["orca", "sarathi"])]
-    both = pd.concat(
-        [
-            some.assign(executor=executor, chunk=chunk, seq_len=seq_len)
-            for executor in ("torch", "simulated")
-            for chunk in (128, 256, 512)
-            for seq_len in (1024, 2048)
-        ]
-    )
-    figure = sweeps.draw_sweep(both, y="throughput", hue="policy", facet="seq_len")
+    both = [
+        some.assign(executor=executor, chunk=chunk, seq_len=seq_len)
+        for executor, chunk, seq_len in product(
+            ("torch", "simulated"), (128, 256, 512), (1024, 2048)
+        )
+    ]
+    figure = sweeps.draw_sweep(pd.concat(both), y="throughput", hue="policy", facet="seq_len")
     looks = keys_by_label(figure)
     for executor, is_dashed in (("torch", False), ("simulated", True)):
         own = [line for name, line in looks.items() if executor in name]
@@ -206,8 +200,8 @@ def test_a_budget_is_drawn_where_both_of_its_times_were_measured():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["32"]
 
 
-@pytest.mark.parametrize("wide", [1.2, 2.9, 3.1, 6.0, 9.9])
-@pytest.mark.parametrize("low", [0.0101, 1.01, 2.01, 5.8, 7.01])
+@pytest.mark.parametrize("wide", [1.2, 2.9, 3.1, 9.9])
+@pytest.mark.parametrize("low", [0.0101, 2.01, 7.01])
 def test_a_logarithmic_axis_within_a_decade_has_three_ticks_and_not_too_many(low, wide):
     ax = Figure((3.2, 2.5)).subplots()
     ax.set(yscale="log", ylim=(low, low * wide))
@@ -216,8 +210,6 @@ def test_a_logarithmic_axis_within_a_decade_has_three_ticks_and_not_too_many(low
 
 
 def test_legends_have_the_order_of_numbers():
-    look = FIGURES["fig13"].look
-    names = [
-        text.get_text() for text in draw(look, rows_of_points(points_of("fig13"))).legends[0].texts
-    ]
-    assert [name for name in names if name[0].isdecimal()] == ["256", "512", "1024", "2048", "3072"]
+    texts = drawn("fig13").legends[0].get_texts()
+    names = [text.get_text() for text in texts if text.get_text()[0].isdecimal()]
+    assert names == ["256", "512", "1024", "2048", "3072"]
