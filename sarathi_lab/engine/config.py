@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,99 +9,14 @@ from typing import Any
 import pandas as pd
 
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.executor import Backend, Executor, Sizes, StepResult
+from sarathi_lab.engine.executor import Backend, Executor, Sizes
 from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.queues import QueueOrder
-from sarathi_lab.engine.request import Batch, Queues, Request, SequenceState
+from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.engine.scheduler_state import NO_SPECULATION, Preemption, Speculation
 from sarathi_lab.model.spec import ModelSpec
 
-WAITING_WEIGHT = 4  # of a waiting request beside a running one, as in vLLM's front end
-
-
-def load_of(scheduler: Scheduler) -> int:
-    """Count the requests of an instance, those without a place in its cache four times."""
-    num_waiting = len(scheduler.waiting) + len(scheduler.swapped)
-    return WAITING_WEIGHT * num_waiting + len(scheduler.running)
-
-
-def least_loaded(schedulers: Sequence[Scheduler], request: Request) -> int:
-    """The index of the first with the least load (vLLM's data-parallel front end)."""
-    loads = [load_of(one) for one in schedulers]
-    return loads.index(min(loads))
-
-
-class Schedulers(ABC):
-    """Several schedulers with the interface of one `Scheduler`."""
-
-    def __init__(self, schedulers: Sequence[Scheduler]) -> None:
-        self.schedulers = schedulers
-        self.policy = schedulers[0].policy
-
-    @property
-    def next_time(self) -> float:
-        """Seconds of the next event besides arrivals and batches; infinity without one."""
-        return math.inf
-
-    @property
-    def has_work(self) -> bool:
-        return any(scheduler.has_work for scheduler in self.schedulers)
-
-    @property
-    def waiting(self) -> list[SequenceState]:
-        return [sequence for scheduler in self.schedulers for sequence in scheduler.waiting]
-
-    def check_fits(self, request: Request) -> None:
-        """Raise UserError if model or cache of one are too small for `request`, even alone."""
-        for scheduler in {type(one.policy): one for one in self.schedulers}.values():
-            scheduler.check_fits(request)
-
-    @abstractmethod
-    def add(self, request: Request) -> SequenceState: ...
-
-    @abstractmethod
-    def schedule(self, now: float) -> Batch | None: ...
-
-    @abstractmethod
-    def advance(self, batch: Batch) -> None: ...
-
-    @abstractmethod
-    def update(self, result: StepResult) -> list[SequenceState]: ...
-
-
-class LockstepReplicas(Schedulers):
-    """Replicas of an engine with separate caches that run one batch each at a time, such as those
-    that share the experts of a mixture (vLLM's data with expert parallelism): a layer's experts
-    wait for the tokens of all. The batches of one iteration are the `parts` of one. A request stays
-    at the replica that is least loaded when it arrives.
-    """
-
-    def add(self, request: Request) -> SequenceState:
-        return self.schedulers[least_loaded(self.schedulers, request)].add(request)
-
-    def schedule(self, now: float) -> Batch | None:
-        parts = tuple(replica.schedule(now) or Batch() for replica in self.schedulers)
-        return Batch.of(parts) if any(parts) else None
-
-    def advance(self, batch: Batch) -> None:
-        for replica, part in zip(self.schedulers, batch.parts, strict=True):
-            replica.advance(part)
-        queues = [part.queues for part in batch.parts if part.queues is not None]
-        batch.queues = Queues(*map(sum, zip(*queues, strict=True)))
-
-    def update(self, result: StepResult) -> list[SequenceState]:
-        if result.batch.queues is None:
-            self.advance(result.batch)
-        finished, end = [], 0
-        for replica, part in zip(self.schedulers, result.batch.parts, strict=True):
-            start, end = end, end + part.num_emits
-            of_part = replace(result, batch=part, token_ids=result.token_ids[start:end])
-            finished += replica.update(of_part)
-        return finished
-
-
-AnyScheduler = Scheduler | Schedulers
 MakeScheduler = Callable[[Policy], Scheduler]
 
 
@@ -155,8 +68,8 @@ class EngineConfig:
     A batch has at most `batch_size` sequences; sequences have at most `max_model_len` tokens (None:
     the longest request served). The cache has `num_blocks` blocks of `block_size` tokens, and
     `num_host_blocks` in host memory for what is swapped out. With `fills_memory` it takes what the
-    device holds, and `num_blocks` is an estimate. `num_replicas` engines of these sizes run in
-    lockstep; a `cluster` has instances of these sizes.
+    device holds, and `num_blocks` is an estimate. A `cluster` has
+    instances of these sizes.
     """
 
     policy: Policy
@@ -170,7 +83,6 @@ class EngineConfig:
     shares_prefixes: bool = False
     queue_order: QueueOrder = "fcfs"
     preemption: Preemption = "recompute"
-    num_replicas: int = 1
     cluster: Topology = SINGLE
     speculation: Speculation = NO_SPECULATION
 
@@ -207,19 +119,16 @@ class EngineConfig:
 
     def build(
         self, make_executor: Callable[[], Executor], link: Any = None
-    ) -> tuple[AnyScheduler, Executor]:
+    ) -> tuple[Scheduler, Executor]:
         """Build an engine with an empty cache: `make_executor` makes an instance's executor, `link`
         moves the cache between the instances of a cluster.
         """
         executor = self.cluster.executor(make_executor, link)
         return self.with_cache_of(executor).make_scheduler(executor), executor
 
-    def make_scheduler(self, executor: Executor) -> AnyScheduler:
+    def make_scheduler(self, executor: Executor) -> Scheduler:
         """Build the scheduler, with an empty cache, for an executor that `build` returned."""
-        if self.num_replicas > 1:
-            replicas = [self.make_engine(self.policy) for _ in range(self.num_replicas)]
-            return LockstepReplicas(replicas)
-        scheduler: AnyScheduler = self.cluster.scheduler(self.policy, self.make_engine, executor)
+        scheduler: Scheduler = self.cluster.scheduler(self.policy, self.make_engine, executor)
         return scheduler
 
     def make_engine(self, policy: Policy) -> Scheduler:

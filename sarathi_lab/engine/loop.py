@@ -9,7 +9,7 @@ from typing import Protocol
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.arrivals import Arrivals, as_arrivals
-from sarathi_lab.engine.config import AnyScheduler, EngineConfig
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Executor, StepResult
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request, SequenceState
@@ -34,10 +34,9 @@ def serve(
     is that. Raises UserError for what can never be served.
     """
     arrivals = as_arrivals(requests)
-    if engine.speculation.tokens and (executor.feeds_tokens or engine.num_replicas > 1):
+    if engine.speculation.tokens and executor.feeds_tokens:
         raise UserError(
-            "drafts are verified before the next batch is made, for one engine; use an executor "
-            "without overlap, and one replica"
+            "drafts are verified before the next batch is made; use an executor without overlap"
         )
     if engine.max_model_len is None:
         longest = max((request.total_len for request in arrivals.requests), default=1)
@@ -49,7 +48,7 @@ def serve(
 
 def run_engine(
     requests: Iterable[Request] | Arrivals,
-    scheduler: AnyScheduler,
+    scheduler: Scheduler,
     executor: Executor,
     recorder: Recorder,
 ) -> None:
@@ -90,7 +89,7 @@ def no_groups(policy: str) -> UserError:
     )
 
 
-def _submit_all(scheduler: AnyScheduler, executor: Executor) -> None:
+def _submit_all(scheduler: Scheduler, executor: Executor) -> None:
     while executor.num_in_flight < executor.capacity:
         batch = scheduler.schedule(executor.now)
         if batch is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,16 +166,7 @@ class Batch:
     num_accepted_tokens: int = 0  # right drafts, once it has run
     finished: list[SequenceState] = field(default_factory=list)  # by Scheduler.advance
     queues: Queues | None = None  # after it, by Scheduler.advance
-    parts: tuple[Batch, ...] = ()  # of replicas in lockstep, one each, maybe empty
     instance: int = 0  # of a cluster, that runs it
-
-    @classmethod
-    def of(cls, parts: tuple[Batch, ...]) -> Batch:
-        """Join `parts` to a batch with the chunks and the sums of all."""
-        whole = cls([chunk for part in parts for chunk in part.chunks], parts=parts)
-        for name in (one.name for one in fields(cls) if one.type == "int"):
-            setattr(whole, name, sum(getattr(part, name) for part in parts))
-        return whole
 
     def __len__(self) -> int:
         return len(self.chunks)

@@ -49,7 +49,6 @@ ATTENTION = ("prefill_attention", "decode_attention")
 DTYPE_SIZES = {"float32": 4, "fp32": 4, "bfloat16": 2, "bf16": 2, "float16": 2, "fp16": 2, "fp8": 1}
 # Bounds of a file's median in microseconds: no kernel ends within 0.2 µs, none takes a minute.
 PLAUSIBLE_MEDIAN = (0.2, 6e7)
-OTHER_UNITS = re.compile(r"(?:time|latency|duration|seconds)?_?(?:s|ms|ns|seconds|millis\w*)?$")
 
 
 class Layer(NamedTuple):
@@ -133,25 +132,8 @@ class OperationTables:
         return DTYPE_SIZES.get(name)
 
     def is_of(self, spec: ModelSpec) -> bool:
-        """Whether `meta.yaml` names this model, or has its shapes divided by one of `tp_degrees`
-        (LLMServingSim's `hf_overrides`).
-        """
-        if _plain(str(self.meta.get("model", ""))).startswith(_plain(spec.name)):
-            return True  # or a fine-tuned variant of it
-        engine = self.meta.get("engine_effective")
-        shapes = engine.get("hf_overrides") if isinstance(engine, Mapping) else None
-        if not isinstance(shapes, Mapping):
-            return False
-        expected = {
-            "intermediate_size": spec.ffn_size,
-            "num_attention_heads": spec.num_heads,
-            "num_key_value_heads": spec.num_kv_heads,
-            "vocab_size": spec.vocab_size,
-        }
-        return any(
-            all(shapes.get(name) == math.ceil(size / degree) for name, size in expected.items())
-            for degree in self.meta.get("tp_degrees", [1])
-        )
+        """Whether `meta.yaml` names this model, or a fine-tuned variant of it."""
+        return _plain(str(self.meta.get("model", ""))).startswith(_plain(spec.name))
 
     @property
     def included(self) -> tuple[str, ...]:
@@ -312,9 +294,6 @@ def check_table(table: pd.DataFrame, name: str, source: str) -> pd.DataFrame:
 def _problems(table: pd.DataFrame, file: File) -> Iterator[str]:
     needed = (*file.names, *file.counts, TIME)
     if missing := [name for name in needed if name not in table]:
-        others = [name for name in table if name not in needed and OTHER_UNITS.match(str(name))]
-        if missing == [TIME] and others:
-            yield f" has no column {TIME} but {others[0]}; convert it to microseconds, as {TIME}"
         yield f" has no column {missing[0]} of {', '.join(needed)}; add it"
     if table.empty:
         yield " has no rows; measure some, or delete it"

@@ -15,11 +15,11 @@ from sarathi_lab.config.instantiate import build, resolved
 from sarathi_lab.config.run_context import run_name
 from sarathi_lab.config.sweep_record import FINISHED
 from sarathi_lab.config.sweeper import LabSweeper
-from sarathi_lab.engine.config import AnyScheduler
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.model.roofline import Peaks, roofline_time
 from sarathi_lab.results.result import DisplayTable, show
@@ -65,7 +65,7 @@ def tried_loop(plan: Plan) -> tuple[float, float]:
     return scale * (time.monotonic() - start), scale * float(ledger.iterations().end.max())
 
 
-def _on_roofline(plan: Plan, peaks: Peaks) -> tuple[AnyScheduler, Executor]:
+def _on_roofline(plan: Plan, peaks: Peaks) -> tuple[Scheduler, Executor]:
     num_stages = plan.backend.num_stages
 
     def times(batch: Batch) -> list[float]:

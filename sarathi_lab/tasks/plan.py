@@ -12,10 +12,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.errors import UserError, require_bool, require_int, require_one_of
 from sarathi_lab.config.instantiate import build, copied, option_files, read_option, resolved
-from sarathi_lab.engine.config import AnyScheduler, EngineConfig
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Backend, Executor, Sizes
 from sarathi_lab.engine.loop import no_groups
 from sarathi_lab.engine.queues import QueueOrder
+from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.engine.scheduler_state import Preemption, Speculation
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
@@ -78,7 +79,7 @@ class Plan:
     def sizes(self) -> Sizes:
         return self.engine.sizes(self.load.requests)
 
-    def build(self, make: Callable[[], Executor] | None = None) -> tuple[AnyScheduler, Executor]:
+    def build(self, make: Callable[[], Executor] | None = None) -> tuple[Scheduler, Executor]:
         """Build the scheduler and the warmed-up executor, that of `make` in place of the
         backend's.
         """

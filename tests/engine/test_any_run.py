@@ -30,10 +30,10 @@ from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine import prefix_cache
 from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.config import LockstepReplicas
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.scheduler_state import NO_SPECULATION
+from sarathi_lab.extensions.replay.lockstep import LockstepReplicas
 from sarathi_lab.policy import Policy
 
 NUM_CASES = int(os.environ.get("FUZZ_CASES", "12"))

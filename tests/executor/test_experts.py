@@ -10,9 +10,10 @@ from simulated import LINKED, SPEC
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.executor.simulated.experts import Experts, Sharing
+from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.interpolation import RatioGrid
 from sarathi_lab.executor.tables import read_tables
+from sarathi_lab.extensions.replay.lockstep import Lockstep, SharedExperts
 
 MIXTURE = replace(SPEC, num_experts=8, experts_per_token=2, gated_ffn=True)
 ROWS = pd.DataFrame(
@@ -48,13 +49,14 @@ def test_split_experts_take_the_rows_of_their_share(tokens):
         Experts(MIXTURE, LINKED, 2, rows=rows, tensor=2),
         Experts(replace(MIXTURE, ffn_size=half), LINKED, 2, rows=with_shape(slower, half)),
     )
-    assert split.seconds((tokens,)) == pytest.approx(narrow.seconds((tokens,)))
+    assert split.seconds(tokens) == pytest.approx(narrow.seconds(tokens))
     assert f"{MIXTURE.hidden_size} x {half} " in split.caution
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 64, 300])
 def test_replicas_that_share_experts_move_the_pairs_of_the_others_too(tokens):
-    shared = Experts(MIXTURE, replace(LINKED, link_latency=0.0), 2, Sharing(2), ROWS)
+    alone = Experts(MIXTURE, replace(LINKED, link_latency=0.0), 2, ROWS)
+    shared = SharedExperts(alone, Lockstep(2))
     pairs = tokens  # on each: two experts a token, half of them
     chosen = MIXTURE.share_of_experts(2 * tokens) * 4
     own = shared.time(2 * pairs, chosen)
@@ -63,7 +65,7 @@ def test_replicas_that_share_experts_move_the_pairs_of_the_others_too(tokens):
     # zeros of both products, and the activation and the sum over these
     moved = 2 * pairs * (5 * MIXTURE.ffn_size + 2 * MIXTURE.hidden_size) * 2
     expected = own + sent + moved / LINKED.memory_rate
-    assert shared.seconds((tokens, tokens)) == pytest.approx(expected)
+    assert shared.of_all((tokens, tokens)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("gpu", ["h100", "h200", "b200", "rtx-pro-6000"])
@@ -76,7 +78,7 @@ def test_the_committed_tables_have_the_experts_of_known_mixtures(gpu, model):
     rows = read_tables(hardware.tables).frames["moe"]
     own = rows[(rows.hidden_size == spec.hidden_size) & (rows.expert_size == spec.ffn_size // 2)]
     last = own.loc[own.tokens.idxmax()]
-    predicted = Experts(spec, hardware, 2, rows=rows, tensor=2).seconds((int(last.tokens),))
+    predicted = Experts(spec, hardware, 2, rows=rows, tensor=2).seconds(int(last.tokens))
     assert 1e6 * predicted == pytest.approx(last.time_us, rel=1e-6)
 
 

@@ -243,10 +243,6 @@ REFUSED = {
         dense().drop(columns="tokens"),
         r"no column tokens of layer, tokens, time_us",
     ),
-    "milliseconds": (
-        dense().rename(columns={"time_us": "time_ms"}),
-        r"no column time_us but time_ms; convert it to microseconds",
-    ),
     "milliseconds as microseconds": (
         dense().assign(time_us=[0.01, 0.012, 0.04]),
         r"half of time_us is below 0.012, which is not plausible in microseconds",

@@ -125,7 +125,7 @@ class ShadowExecutor:
         return self.executor.feeds_tokens or cache.scheduler.policy.follows_up
 
     def submit(self, batch: Batch) -> None:
-        for cache, part in zip(self.caches, batch.parts or (batch,), strict=True):
+        for cache, part in zip(self.caches, getattr(batch, "parts", (batch,)), strict=True):
             cache.begin(part)
             if self._writes_at_once(cache):
                 cache.end()

@@ -20,11 +20,10 @@ from report import FOLDER
 from simulate import BLOCK_SIZE, COUNTED, GPUS, MIXTURES, MODELS, Enough, Point, SpreadUsers, Waits
 
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.config import least_loaded
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.extensions.cluster import Disaggregated, Handover, Instances
+from sarathi_lab.extensions.cluster import Disaggregated, Handover, Instances, least_loaded
 
 WEIGHTS = {"fp8": "fp8", "fp8_block": "fp8"}
 

@@ -19,7 +19,7 @@ NORMS = 2  # per layer
 
 
 class AnalyticOperations:
-    """`Operations` of `spec`, in elements of `dtype_bytes`, on one device of `hardware`.
+    """Operations of `spec`, in elements of `dtype_bytes`, on one device of `hardware`.
 
     The devices of `parallel` that share a layer split heads, columns and rows as in Megatron-LM;
     times are of one device's share. Raises UserError for unknown links, or an unknown peak of 8-bit
@@ -60,6 +60,7 @@ class AnalyticOperations:
         return self.hardware.held_out_errors
 
     def token_times(self, num_tokens: int) -> Mapping[str, float]:
+        """Compute one layer's operations that depend on the number of tokens only."""
         spec, tensor, dtype_bytes = self.spec, self.parallel.tensor, self.dtype_bytes
         times = {
             linear.name: self.layer_product_time(num_tokens, *self.shard_shape(linear))

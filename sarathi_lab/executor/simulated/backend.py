@@ -14,7 +14,6 @@ from sarathi_lab.engine.executor import Executor, Predictor, Sizes
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
-from sarathi_lab.executor.simulated.experts import NOT_SHARED, Sharing
 from sarathi_lab.executor.simulated.hardware import (
     NO_HOST,
     WEIGHTS,
@@ -38,8 +37,7 @@ class SimulatedBackend:
 
     `tensor_parallel` devices share a layer, `pipeline_parallel` stages the layers. A `host` with
     stated seconds replaces the hardware's `iteration_overhead`. With `weights="fp8"` the weights
-    and activations of the layers' products have 8 bits (W8A8). Replicas in lockstep share the
-    experts of a mixture by `sharing` (`engine.replicas`).
+    and activations of the layers' products have 8 bits (W8A8).
     """
 
     name: ClassVar[str] = "simulated"
@@ -52,7 +50,6 @@ class SimulatedBackend:
     pipeline_parallel: int = 1
     host: Host = NO_HOST
     weights: WeightDtype = one_of("auto", name=WEIGHTS, valid=WEIGHT_DTYPES)
-    sharing: Sharing = NOT_SHARED
 
     def __post_init__(self) -> None:
         for name, kind in (("hardware", Hardware), ("host", Host)):
@@ -166,22 +163,18 @@ class SimulatedBackend:
         cost = self._cost(spec)
         if self.num_stages > 1:
             return PipelineExecutor(self.num_stages, cost.stage_times, cost.send_time)
-        layers = None if self.sharing.replicas > 1 else spec.num_layers
-        return SimulatedExecutor(cost.iteration_time, self.host, layers)
+        return SimulatedExecutor(cost.iteration_time, self.host, spec.num_layers)
 
     def _cost(self, spec: ModelSpec) -> CostModel:
         hardware = self.hardware
         if self.host.is_stated:
             hardware = replace(hardware, iteration_overhead=0.0)
         spec = self._with_weights(spec)
-        return make_cost_model(
-            self.cost_model, spec, hardware, self.dtype_bytes, self.parallel, self.sharing
-        )
+        return make_cost_model(self.cost_model, spec, hardware, self.dtype_bytes, self.parallel)
 
     def _held(self, spec: ModelSpec) -> ModelSpec:
         """Return the part of `spec` that one replica holds."""
-        spec = self._with_weights(spec)
-        return replace(spec, num_experts=spec.num_experts // self.sharing.replicas)
+        return self._with_weights(spec)
 
     def _with_weights(self, spec: ModelSpec) -> ModelSpec:
         """Return `spec` with this backend's weights. Raises UserError for 8-bit experts."""

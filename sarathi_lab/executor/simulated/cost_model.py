@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
-from sarathi_lab.executor.simulated.experts import NOT_SHARED, Experts, Sharing
+from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.hardware import EXPERTS, ONE_DEVICE, Hardware, Parallel
 from sarathi_lab.executor.simulated.kernel_times import overlapped
-from sarathi_lab.executor.simulated.profiled import profiled_operations
+from sarathi_lab.executor.simulated.profiled import ProfiledOperations, profiled_operations
 from sarathi_lab.executor.tables import ATTENTION
 from sarathi_lab.model.spec import ModelSpec
 
 Level = Literal["analytic", "profiled"]
 OperationTimes = Callable[[Batch], dict[str, float]]  # seconds by operation
+# Seconds by operation on one device, of its share where several devices share a layer.
+Operations = AnalyticOperations | ProfiledOperations
 
 SHARED = ("shared_up", "shared_down", "shared_gate")  # a shared expert's products
 # Operations by kind, as the paper's figures name them; any other is overhead.
@@ -31,30 +33,6 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "others": ("embedding", "lm_head", "sampling", "logits", "overhead", "others"),
     "communication": ("all_reduce", "send", "swap"),
 }
-
-
-class Operations(Protocol):
-    """Seconds by operation on one device, of its share where several devices share a layer."""
-
-    iteration_overhead: float  # seconds of an iteration beside its operations
-
-    @property
-    def uncertainty(self) -> Mapping[str, float]:
-        """Mean relative error of "matmul" and "attention" on held-out shapes of this device; NaN
-        where there were none.
-        """
-
-    def token_times(self, num_tokens: int) -> Mapping[str, float]:
-        """One layer's operations that depend on the number of tokens only, with all-reduces."""
-
-    def attention_times(self, batch: Batch) -> tuple[float, float]:
-        """One layer's attention of prefills, and of decodes."""
-
-    def once_times(self, num_tokens: int) -> Mapping[str, float]:
-        """Operations over all tokens once per iteration, whatever the number of layers."""
-
-    def emit_times(self, num_emits: int) -> Mapping[str, float]:
-        """Output head and sampling of an iteration."""
 
 
 class CostModel:
@@ -97,24 +75,14 @@ class CostModel:
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
-        """As `Operations.uncertainty`, with experts if the model has some."""
+        """Mean relative error by kind on held-out shapes of this device (NaN: none held out), with
+        experts if the model has some.
+        """
         known = self.operations.uncertainty
         return {kind: known[kind] for kind in known if kind != EXPERTS or self.experts}
 
     def iteration_time(self, batch: Batch) -> float:
-        """Compute the seconds of one iteration: its stages in sequence, and the sends.
-
-        Replicas in lockstep (`Batch.parts`) wait for the slowest, and for the experts that they
-        share, over the tokens of all.
-        """
-        if batch.parts:
-            assert self.experts is not None, "replicas share nothing else"
-            tokens = [part.num_tokens for part in batch.parts]
-            slowest = max(
-                self.iteration_time(part) - self._expert_time(number)
-                for part, number in zip(batch.parts, tokens, strict=True)
-            )
-            return slowest + self._expert_time(*tokens)
+        """Compute the seconds of one iteration: its stages in sequence, and the sends."""
         return sum(self.stage_times(batch)) + (self.parallel.pipeline - 1) * self.send_time(batch)
 
     def stage_times(self, batch: Batch) -> list[float]:
@@ -139,12 +107,7 @@ class CostModel:
 
     def _layer_device_time(self, batch: Batch) -> float:
         seconds = self._token_sum(batch.num_tokens) + sum(self.operations.attention_times(batch))
-        return seconds + self.experts.seconds((batch.num_tokens,)) if self.experts else seconds
-
-    def _expert_time(self, *tokens: int) -> float:
-        """Compute the seconds of all layers' experts, by the tokens of each replica."""
-        assert self.experts is not None
-        return self.spec.num_layers * self.experts.seconds(tokens)
+        return seconds + self.experts.seconds(batch.num_tokens) if self.experts else seconds
 
     def send_time(self, batch: Batch) -> float:
         """Compute the seconds from a stage to the next, on another node; 0 for one stage. Each
@@ -179,7 +142,7 @@ class CostModel:
             attention = zip(ATTENTION, self.operations.attention_times(part), strict=True)
             per_layer = {**self._token_times(part.num_tokens), **dict(attention)}
             if self.experts:
-                per_layer["experts"] = self.experts.seconds((part.num_tokens,))
+                per_layer["experts"] = self.experts.seconds(part.num_tokens)
             for name, time in per_layer.items():
                 times[name] = times.get(name, 0.0) + num_stages * len(layers) * time
             if self._layer_host_time:
@@ -201,17 +164,13 @@ def make_cost_model(
     hardware: Hardware,
     dtype_bytes: int,
     parallel: Parallel = ONE_DEVICE,
-    sharing: Sharing = NOT_SHARED,
 ) -> CostModel:
-    """Make the cost model of one device, or of those that `parallel` spreads the model over; a
-    mixture's experts are spread over the replicas of `sharing`.
+    """Make the cost model of one device, or of those that `parallel` spreads the model over.
 
     Raises UserError for an unknown level, or one without a table for the model, its cache or
-    `parallel`; ValueError for an element size other than the hardware's.
+    `parallel`.
     """
     require_one_of("executor.cost_model", level, get_args(Level))
-    if dtype_bytes != hardware.dtype_bytes:
-        raise ValueError(f"hardware {hardware.name} has {hardware.dtype_bytes}-byte elements")
     parallel.check(spec)
     operations: Operations
     rows = None
@@ -222,5 +181,5 @@ def make_cost_model(
         rows = operations.tables.frames.get("moe")
     experts = None
     if spec.num_experts:
-        experts = Experts(spec, hardware, dtype_bytes, sharing, rows, parallel.tensor)
+        experts = Experts(spec, hardware, dtype_bytes, rows, parallel.tensor)
     return CostModel(operations, spec, dtype_bytes, hardware, parallel, experts)

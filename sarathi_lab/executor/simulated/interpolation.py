@@ -191,6 +191,8 @@ def _fit_costs(features: Floats, seconds: Floats) -> list[float]:
     A feature that depends linearly on earlier ones in this table (no row has a context, all decodes
     have the same) costs nothing.
     """
+    from scipy.optimize import nnls  # takes 0.3 s, and most tables are grids
+
     scaled = features / seconds[:, None]
     scale = np.linalg.norm(scaled, axis=0)
     chosen: list[int] = []
@@ -198,10 +200,5 @@ def _fit_costs(features: Floats, seconds: Floats) -> list[float]:
         if np.linalg.matrix_rank((scaled / scale)[:, [*chosen, i]], tol=1e-6) > len(chosen):
             chosen.append(i)
     costs = np.zeros(features.shape[1])
-    while chosen:
-        solution = np.linalg.lstsq(scaled[:, chosen], np.ones(len(seconds)), rcond=None)[0]
-        if (solution >= 0).all():
-            costs[chosen] = solution
-            break
-        chosen.pop(int(np.argmin(solution * scale[chosen])))
+    costs[chosen] = nnls((scaled / scale)[:, chosen], np.ones(len(seconds)))[0] / scale[chosen]
     return costs.tolist()

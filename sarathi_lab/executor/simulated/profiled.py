@@ -48,7 +48,7 @@ ProductFormula = Callable[[int, int, int], float]  # seconds by tokens, in_featu
 
 
 class ProfiledOperations:
-    """`Operations` of `spec` by `tables`, and by formula where these have no rows; tables of shapes
+    """Operations of `spec` by `tables`, and by formula where these have no rows; tables of shapes
     need `hardware`.
     """
 

@@ -220,7 +220,7 @@ class Checker(Ledger):
     def record(self, result: StepResult, finished: list[SequenceState]) -> None:
         super().record(result, finished)
         batch = result.batch
-        for scheduler, part in zip(self.schedulers, batch.parts or (batch,), strict=True):
+        for scheduler, part in zip(self.schedulers, getattr(batch, "parts", (batch,)), strict=True):
             check_batch(part, scheduler)
             self.check_cache(scheduler)
         rows = [(c.sequence.request.request_id, c.start, c.num_tokens) for c in batch.chunks]

@@ -1,6 +1,13 @@
 """Several engines on one clock: routers, prefill and decode instances, TaiChi."""
 
-from sarathi_lab.extensions.cluster.cluster import Cluster, Handover, Instances, Link
+from sarathi_lab.extensions.cluster.cluster import (
+    Cluster,
+    Handover,
+    Instances,
+    Link,
+    Schedulers,
+    least_loaded,
+)
 from sarathi_lab.extensions.cluster.topology import (
     Disaggregated,
     Linked,
@@ -21,6 +28,8 @@ __all__ = [
     "PrefillAndDecodeHeavy",
     "Replicas",
     "Routing",
+    "Schedulers",
     "Several",
+    "least_loaded",
     "round_robin",
 ]

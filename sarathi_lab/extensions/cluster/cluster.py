@@ -5,6 +5,7 @@ sequence between instances. To the loop, `Instances` is an executor and `Cluster
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +13,62 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import NamedTuple
 
-from sarathi_lab.engine.config import Schedulers, load_of
 from sarathi_lab.engine.executor import Executor, StepResult
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 
 Router = Callable[[Sequence[Scheduler], Request], int]  # chooses an instance of the schedulers
+WAITING_WEIGHT = 4  # of a waiting request beside a running one, as in vLLM's front end
+
+
+def load_of(scheduler: Scheduler) -> int:
+    """Count the requests of an instance, those without a place in its cache four times."""
+    num_waiting = len(scheduler.waiting) + len(scheduler.swapped)
+    return WAITING_WEIGHT * num_waiting + len(scheduler.running)
+
+
+def least_loaded(schedulers: Sequence[Scheduler], request: Request) -> int:
+    """The index of the first with the least load (vLLM's data-parallel front end)."""
+    loads = [load_of(one) for one in schedulers]
+    return loads.index(min(loads))
+
+
+class Schedulers(ABC):
+    """Several schedulers with the interface of one `Scheduler`."""
+
+    def __init__(self, schedulers: Sequence[Scheduler]) -> None:
+        self.schedulers = schedulers
+        self.policy = schedulers[0].policy
+
+    @property
+    def next_time(self) -> float:
+        """Seconds of the next event besides arrivals and batches; infinity without one."""
+        return math.inf
+
+    @property
+    def has_work(self) -> bool:
+        return any(scheduler.has_work for scheduler in self.schedulers)
+
+    @property
+    def waiting(self) -> list[SequenceState]:
+        return [sequence for scheduler in self.schedulers for sequence in scheduler.waiting]
+
+    def check_fits(self, request: Request) -> None:
+        """Raise UserError if model or cache of one are too small for `request`, even alone."""
+        for scheduler in {type(one.policy): one for one in self.schedulers}.values():
+            scheduler.check_fits(request)
+
+    @abstractmethod
+    def add(self, request: Request) -> SequenceState: ...
+
+    @abstractmethod
+    def schedule(self, now: float) -> Batch | None: ...
+
+    @abstractmethod
+    def advance(self, batch: Batch) -> None: ...
+
+    @abstractmethod
+    def update(self, result: StepResult) -> list[SequenceState]: ...
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sarathi_lab.engine.config import least_loaded
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.extensions.cluster.cluster import Handover, Instances
+from sarathi_lab.extensions.cluster.cluster import Handover, Instances, least_loaded
 
 FEWEST_FREE = 0.05  # of an instance's blocks: with fewer it is crowded
 MEMORY = 0.9  # of the older iterations in the mean time of a prompt's token

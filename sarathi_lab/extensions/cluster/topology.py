@@ -20,7 +20,7 @@ from sarathi_lab.config.checked import (
     whole,
 )
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.engine.config import MakeScheduler, Topology, least_loaded
+from sarathi_lab.engine.config import MakeScheduler, Topology
 from sarathi_lab.engine.executor import Backend, Executor
 from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.prefix_cache import num_found
@@ -34,6 +34,7 @@ from sarathi_lab.extensions.cluster.cluster import (
     Link,
     Router,
     Transfer,
+    least_loaded,
 )
 from sarathi_lab.extensions.cluster.taichi import TaiChi
 from sarathi_lab.model.spec import ModelSpec

@@ -16,12 +16,12 @@ from sarathi_lab.config.console import console, progress_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build, option_files, read_option
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.engine.config import EngineConfig
+from sarathi_lab.engine.config import SINGLE, EngineConfig
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.executor.simulated.experts import Sharing
+from sarathi_lab.extensions.replay.lockstep import Lockstep, LockstepBackend
 from sarathi_lab.extensions.replay.real_run import (
     NULL_BLOCKS,
     RealRun,
@@ -86,7 +86,7 @@ class Replay:
             block_size=run.block_size,
             max_model_len=run.max_model_len,
             shares_prefixes=self.shares_prefixes,
-            num_replicas=self.backend.sharing.replicas,
+            cluster=getattr(self.backend, "sharing", SINGLE),
         )
         executor = self.backend.build(spec, None, engine.sizes())
         serve(self.requests, engine, executor, ledger)
@@ -103,8 +103,8 @@ class Replay:
             f"{'' if run.num_gpu_blocks else ', as the hardware has room for'}"
             f"{', prefixes shared' if self.shares_prefixes else ''}",
         ]
-        if (replicas := self.backend.sharing.replicas) > 1:
-            hardware = self.backend.hardware
+        if isinstance(self.backend, LockstepBackend):
+            hardware, replicas = self.backend.hardware, self.backend.sharing.replicas
             lines.append(
                 f"{replicas} replicas in lockstep, which share the experts; no table has their "
                 f"exchange: {hardware.link_rate / 1e9:.3g} GB/s and "
@@ -249,12 +249,11 @@ def _of_run(backend: SimulatedBackend, run: RealRun, *, is_named: bool) -> Simul
         hardware = replace(
             hardware, link_bytes_per_second=rate, link_latency=latency, link_efficiency=1.0
         )
-    return replace(
-        backend,
-        hardware=hardware,
-        tensor_parallel=run.tensor_parallel_size,
-        sharing=Sharing(run.data_parallel_size, run.graph_tokens),
-    )
+    backend = replace(backend, hardware=hardware, tensor_parallel=run.tensor_parallel_size)
+    if run.data_parallel_size == 1:
+        return backend
+    sharing = Lockstep(run.data_parallel_size, run.graph_tokens)
+    return LockstepBackend(**vars(backend), sharing=sharing)
 
 
 def _num_blocks(run: RealRun, backend: SimulatedBackend, spec: ModelSpec) -> int:

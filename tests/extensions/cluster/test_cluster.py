@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.config import EngineConfig, least_loaded
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine, serve
 from sarathi_lab.engine.request import Request
@@ -27,6 +27,7 @@ from sarathi_lab.extensions.cluster import (
     Replicas,
     Routing,
     Several,
+    least_loaded,
     round_robin,
 )
 from sarathi_lab.policy import SarathiServe, VllmV1

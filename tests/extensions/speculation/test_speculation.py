@@ -77,13 +77,11 @@ def test_without_drafts_the_record_has_no_columns_of_them():
     assert not [name for name in ledger.iterations() if "draft" in name or "accepted" in name]
 
 
-@pytest.mark.parametrize("settings", [{"capacity": 2, "feeds_tokens": True}, {}])
-def test_what_makes_batches_ahead_takes_no_drafts(settings):
+def test_what_makes_batches_ahead_takes_no_drafts():
     sizes = {"batch_size": 1, "num_blocks": 9, "block_size": 4, "speculation": Assumed()}
-    replicas = {} if settings else {"num_replicas": 2}
-    engine = EngineConfig(Orca(), **sizes, **replicas)
-    with pytest.raises(UserError, match="without overlap, and one replica"):
-        loop.serve(requests_of((3, 3)), engine, ScriptedExecutor(**settings))
+    engine, ahead = EngineConfig(Orca(), **sizes), ScriptedExecutor(capacity=2, feeds_tokens=True)
+    with pytest.raises(UserError, match="without overlap"):
+        loop.serve(requests_of((3, 3)), engine, ahead)
 
 
 def test_lookups_of_no_ngram_are_refused():

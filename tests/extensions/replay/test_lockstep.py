@@ -15,8 +15,13 @@ from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
-from sarathi_lab.executor.simulated.experts import Sharing
 from sarathi_lab.executor.simulated.hardware import Host
+from sarathi_lab.extensions.replay.lockstep import (
+    Lockstep,
+    LockstepBatch,
+    SharedExperts,
+    iteration_time,
+)
 from sarathi_lab.policy import VllmV1
 
 EXPERTS = replace(SPEC, num_experts=8, experts_per_token=2)
@@ -29,7 +34,7 @@ def test_every_request_is_served_once_and_no_token_twice(lengths, replicas, over
     executor = SimulatedExecutor(lambda batch: 1.0, Host("h", 0.0, overlaps=overlaps))
     ledger = serve(
         requests_of(*lengths),
-        EngineConfig(VllmV1(max_num_batched_tokens=16), num_replicas=replicas, **SIZES),
+        EngineConfig(VllmV1(max_num_batched_tokens=16), cluster=Lockstep(replicas), **SIZES),
         executor,
     )
     requests, iterations = ledger.requests(), ledger.iterations()
@@ -58,16 +63,18 @@ def test_a_host_ahead_of_its_device_hides_what_is_shorter():
 
 
 def test_replicas_wait_for_the_slowest_and_share_the_experts():
-    cost = make_cost_model("analytic", EXPERTS, LINKED, 2, sharing=Sharing(2))
+    cost = make_cost_model("analytic", EXPERTS, LINKED, 2)
+    cost.experts = SharedExperts(cost.experts, Lockstep(2))
     parts = (batch_of(decodes=1), batch_of(chunk=200), Batch())
     alone = [cost.iteration_time(part) for part in parts]
     own = [
-        time - cost.experts.seconds((part.num_tokens,))
+        time - cost.experts.seconds(part.num_tokens)
         for time, part in zip(alone, parts, strict=True)
     ]
-    both = Batch.of(parts)
+    both = LockstepBatch.of(parts)
     assert both.num_tokens == 201
-    assert cost.iteration_time(both) == pytest.approx(max(own) + cost.experts.seconds((1, 200, 0)))
+    expected = max(own) + cost.experts.of_all((1, 200, 0))
+    assert iteration_time(cost, both) == pytest.approx(expected)
     assert sum(cost.operation_times(parts[1]).values()) == pytest.approx(alone[1])
 
 
@@ -85,6 +92,6 @@ def test_a_mixture_reads_the_experts_that_are_chosen(tokens):
 
 
 def test_replicas_that_replay_a_graph_compute_as_many_tokens_as_the_fullest():
-    sharing = Sharing(2, graph_tokens=256)
+    sharing = Lockstep(2, graph_tokens=256)
     for own, computed in (((3, 0), (8, 8)), ((250, 9), (256, 256)), ((257, 9), (257, 9))):
         assert tuple(sharing.computed(own)) == computed

@@ -1,0 +1,153 @@
+"""Replicas that share the experts of a mixture and step together: vLLM's data parallelism with
+expert parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sarathi_lab.engine.config import MakeScheduler, Topology
+from sarathi_lab.engine.executor import Executor, Sizes, StepResult
+from sarathi_lab.engine.policy import Policy
+from sarathi_lab.engine.request import Batch, Queues, Request, SequenceState
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.executor.simulated.cost_model import CostModel
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.executor.simulated.experts import Experts
+from sarathi_lab.extensions.cluster import Schedulers, least_loaded
+from sarathi_lab.model.spec import ModelSpec
+
+GRAPH_STEP = 8  # tokens between the sizes of recorded CUDA graphs: vLLM's, up to 256
+
+
+@dataclass(eq=False, slots=True)
+class LockstepBatch(Batch):
+    """The batches of one iteration of all replicas, with the chunks and the sums of all."""
+
+    parts: tuple[Batch, ...] = ()  # one each, maybe empty
+
+    @classmethod
+    def of(cls, parts: tuple[Batch, ...]) -> LockstepBatch:
+        whole = cls([chunk for part in parts for chunk in part.chunks], parts=parts)
+        for name in (one.name for one in fields(Batch) if one.type == "int"):
+            setattr(whole, name, sum(getattr(part, name) for part in parts))
+        return whole
+
+
+class LockstepReplicas(Schedulers):
+    """Replicas of an engine with separate caches that run one batch each at a time, such as those
+    that share the experts of a mixture (vLLM's data with expert parallelism): a layer's experts
+    wait for the tokens of all. The batches of one iteration are the `parts` of one. A request stays
+    at the replica that is least loaded when it arrives.
+    """
+
+    def add(self, request: Request) -> SequenceState:
+        return self.schedulers[least_loaded(self.schedulers, request)].add(request)
+
+    def schedule(self, now: float) -> Batch | None:
+        parts = tuple(replica.schedule(now) or Batch() for replica in self.schedulers)
+        return LockstepBatch.of(parts) if any(parts) else None
+
+    def advance(self, batch: Any) -> None:
+        for replica, part in zip(self.schedulers, batch.parts, strict=True):
+            replica.advance(part)
+        queues = [part.queues for part in batch.parts if part.queues is not None]
+        batch.queues = Queues(*map(sum, zip(*queues, strict=True)))
+
+    def update(self, result: StepResult) -> list[SequenceState]:
+        batch: Any = result.batch
+        if batch.queues is None:
+            self.advance(batch)
+        finished, end = [], 0
+        for replica, part in zip(self.schedulers, batch.parts, strict=True):
+            start, end = end, end + part.num_emits
+            of_part = replace(result, batch=part, token_ids=result.token_ids[start:end])
+            finished += replica.update(of_part)
+        return finished
+
+
+@dataclass(frozen=True)
+class Lockstep(Topology):
+    """`replicas` engines in lockstep on one executor. If all of them replay a recorded CUDA graph
+    (of at most `graph_tokens`), they compute as many tokens as the fullest, in whole steps.
+    """
+
+    replicas: int
+    graph_tokens: int = 0
+
+    def scheduler(self, policy: Policy, make: MakeScheduler, executor: Executor) -> Any:
+        return LockstepReplicas([make(policy) for _ in range(self.replicas)])
+
+    def computed(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Pad the `tokens` of each replica as the experts compute them."""
+        largest = -(-max(tokens) // GRAPH_STEP) * GRAPH_STEP
+        return [largest] * len(tokens) if largest <= self.graph_tokens else tokens
+
+
+class SharedExperts(Experts):
+    """The `experts` of one replica's model, spread equally over the replicas of `sharing`.
+
+    Replicas gather all tokens with the router's logits, and scatter the sums, in a ring over the
+    links of the hardware. Raises UserError for unknown links.
+    """
+
+    def __init__(self, experts: Experts, sharing: Lockstep) -> None:
+        vars(self).update(vars(experts))
+        self.sharing = sharing
+        self.seconds = cache(lambda num_tokens: self.of_all((num_tokens,)))
+        self._link_rate = experts.hardware.link_rate
+
+    def of_all(self, tokens: Sequence[int]) -> float:
+        """Compute the seconds by the `tokens` of each replica, or of one if the others idle."""
+        spec, hardware, devices = self.spec, self.hardware, self.sharing.replicas
+        total = sum(self.sharing.computed(tokens) if len(tokens) > 1 else tokens)
+        entries = total * (2 * spec.hidden_size + spec.num_experts)
+        sent = (devices - 1) / devices * entries * self.dtype_bytes
+        exchange = 2 * hardware.link_latency + sent / self._link_rate
+        if total == 0:
+            return exchange
+        pairs = total * self.shape.top_k / devices
+        chosen = spec.share_of_experts(total) * spec.num_experts / devices
+        # vLLM's kernels write zeros for pairs whose experts are on other devices, and run
+        # activation and sum over them.
+        padding = self.traffic(self.shape, (devices - 1) * pairs, spec.gated_ffn)
+        return self.time(pairs, chosen) + padding + exchange
+
+
+@dataclass(frozen=True)
+class LockstepBackend(SimulatedBackend):
+    """Simulated devices of each replica of `sharing`, with its share of the experts."""
+
+    sharing: Lockstep = field(kw_only=True)
+
+    def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
+        cost = self._cost(spec)
+        return SimulatedExecutor(lambda batch: iteration_time(cost, batch), self.host)
+
+    def _cost(self, spec: ModelSpec) -> CostModel:
+        cost = super()._cost(spec)
+        assert cost.experts is not None, "replicas share nothing else"
+        cost.experts = SharedExperts(cost.experts, self.sharing)
+        return cost
+
+    def _held(self, spec: ModelSpec) -> ModelSpec:
+        held = super()._held(spec)
+        return replace(held, num_experts=held.num_experts // self.sharing.replicas)
+
+
+def iteration_time(cost: CostModel, batch: Any) -> float:
+    """Compute the seconds of a `LockstepBatch`: replicas wait for the slowest, and for the experts
+    that they share, over the tokens of all.
+    """
+    experts, layers = cost.experts, cost.spec.num_layers
+    assert isinstance(experts, SharedExperts), "the cost model is a `LockstepBackend`'s"
+    tokens = [part.num_tokens for part in batch.parts]
+    slowest = max(
+        cost.iteration_time(part) - layers * experts.seconds(part.num_tokens)
+        for part in batch.parts
+    )
+    return slowest + layers * experts.of_all(tokens)
