@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from sarathi_lab.experiment.clock import EVERYTHING, THROUGHPUT, Clock, Estimate
-from sarathi_lab.experiment.loss import LossSplit
-from sarathi_lab.experiment.scenario import Scenario
-from sarathi_lab.experiment.work import Subject, WorkSum, chunked
+from sarathi_lab.experiment.clock import EVERYTHING, THROUGHPUT, Clock, Estimate, LossSplit
+from sarathi_lab.experiment.scenario import Scenario, Subject, WorkSum, chunked
 
 Kind = Literal["value", "share", "curve"]
 

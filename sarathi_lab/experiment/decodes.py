@@ -10,8 +10,7 @@ from sarathi_lab.experiment.cases import Case, Group, Saving, Seconds, one
 from sarathi_lab.experiment.clock import COMPUTE, FOUR
 from sarathi_lab.experiment.iterations import OPERATIONS
 from sarathi_lab.experiment.registry import Aims, ErrorRow, Ints, figure
-from sarathi_lab.experiment.scenario import Scenario
-from sarathi_lab.experiment.work import batch, best_pd_ratio, request
+from sarathi_lab.experiment.scenario import Scenario, batch, best_pd_ratio, request
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.spec import PlotSpec
 

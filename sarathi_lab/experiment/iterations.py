@@ -19,7 +19,7 @@ from sarathi_lab.experiment.cases import (
 )
 from sarathi_lab.experiment.clock import COMPUTE, EVERYTHING, FOUR
 from sarathi_lab.experiment.registry import KEYS, Aims, ErrorRow, Ints, figure
-from sarathi_lab.experiment.work import WorkSum, batch, chunked
+from sarathi_lab.experiment.scenario import WorkSum, batch, chunked
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.spec import PlotSpec
 

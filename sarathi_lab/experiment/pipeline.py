@@ -32,7 +32,7 @@ from sarathi_lab.experiment.cases import Point, Round
 from sarathi_lab.experiment.clock import CostClock, Estimate
 from sarathi_lab.experiment.registry import ErrorRow, Figure, Platform, Sizes, figure
 from sarathi_lab.experiment.samples import rounds
-from sarathi_lab.experiment.work import BLOCK_SIZE, Room, batch
+from sarathi_lab.experiment.scenario import BLOCK_SIZE, Room, batch
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Policy, Sarathi
 from sarathi_lab.results.plots.spec import PlotSpec

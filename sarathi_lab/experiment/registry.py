@@ -25,7 +25,7 @@ from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.experiment.cases import Group, Point
 from sarathi_lab.experiment.clock import CostClock
-from sarathi_lab.experiment.work import Room
+from sarathi_lab.experiment.scenario import Room
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.load import POINT, load_paper
 from sarathi_lab.results.plots.spec import PlotSpec

@@ -10,9 +10,8 @@ from sarathi_lab.experiment.cases import Case, Gain, Group, Seconds, ServedRatio
 from sarathi_lab.experiment.clock import THROUGHPUT
 from sarathi_lab.experiment.decodes import SPEEDUP, speedup
 from sarathi_lab.experiment.registry import A6000, Aims, ErrorRow, Ints, Platform, figure
-from sarathi_lab.experiment.scenario import Scenario
+from sarathi_lab.experiment.scenario import Scenario, best_pd_ratio, chunked
 from sarathi_lab.experiment.scenario import lengths as whole_lengths
-from sarathi_lab.experiment.work import best_pd_ratio, chunked
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.spec import PlotSpec
 

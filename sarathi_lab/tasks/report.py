@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
+from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sarathi_lab.config.console import print_place, progress_of
 from sarathi_lab.config.errors import UserError, exit_code
@@ -17,18 +22,54 @@ from sarathi_lab.config.sweep_record import SweepRecord, as_command
 from sarathi_lab.experiment.claims import in_words, verdicts
 from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.results import load, sweep_analysis
-from sarathi_lab.results.page import Section, png, write_page
-from sarathi_lab.results.provenance import last_commit
+from sarathi_lab.results.provenance import last_commit, provenance
 from sarathi_lab.results.report import cell, conclusion, sweep_table
 from sarathi_lab.results.result import DisplayTable
 from sarathi_lab.results.table import HEADINGS, heading
 from sarathi_lab.tasks.figures import draw
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PAGE = "report.html"
 CLAIMS = ["claim", "device", "verdict", "measured", "expected", "source", "note"]
 DEVICE = ("device_name", "device")
 UNSHOWN = ["figure", "samples"]  # of recorded points
 LONGEST = 400  # rows of a table on the page
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: its conclusions (`said`), `facts` of the run by name, `tables`, those
+    `folded` behind a click, and `pictures` (PNG) by title.
+    """
+
+    title: str
+    said: Sequence[str] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
+    tables: Sequence[DisplayTable] = ()
+    folded: Sequence[DisplayTable] = ()
+
+
+def png(figure: Figure) -> bytes:
+    """Return a picture as a PNG file."""
+    figure.savefig(file := BytesIO(), format="png", dpi=150)
+    return file.getvalue()
+
+
+def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
+    """Write the page; all texts are escaped."""
+    environment = Environment(
+        loader=PackageLoader("sarathi_lab.tasks", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["base64"] = lambda content: b64encode(content).decode()
+    page = environment.get_template("page.html")
+    path.write_text(page.render(title=title, sections=sections, made=provenance()), "utf-8")
 
 
 def main(args: Sequence[str]) -> int:

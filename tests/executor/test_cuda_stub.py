@@ -32,10 +32,9 @@ from sarathi_lab.executor.torch.memory import SPARE_BYTES
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
 from sarathi_lab.executor.torch.profiling import Shape, batch_of
 from sarathi_lab.experiment.figures import FIGURES
-from sarathi_lab.experiment.measure import load_executor
-from sarathi_lab.experiment.measured_clock import DeviceClock
+from sarathi_lab.experiment.measure import DeviceClock, load_executor
 from sarathi_lab.experiment.measured_cost import MeasuredCostModel
-from sarathi_lab.experiment.work import Room
+from sarathi_lab.experiment.scenario import Room
 from sarathi_lab.policy import SarathiServe
 from sarathi_lab.run import main
 

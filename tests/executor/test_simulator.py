@@ -17,7 +17,7 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.kernel_times import matmul_time
 from sarathi_lab.experiment.clock import CostClock
-from sarathi_lab.experiment.work import batch
+from sarathi_lab.experiment.scenario import batch
 
 SHAPES = {
     "qkv_proj": (2, 6),

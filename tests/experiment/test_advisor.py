@@ -25,7 +25,7 @@ from sarathi_lab.experiment.advisor import (
     advise,
     candidates,
 )
-from sarathi_lab.experiment.loss import chunking_loss
+from sarathi_lab.experiment.clock import chunking_loss
 from sarathi_lab.policy import RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.results.slo import Slo
 from sarathi_lab.run import main

@@ -20,12 +20,11 @@ from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.experiment import measured_cost
 from sarathi_lab.experiment.cases import Point, Round
 from sarathi_lab.experiment.clock import CostClock, Estimate
-from sarathi_lab.experiment.measure import load_executor, measure_groups
-from sarathi_lab.experiment.measured_clock import DeviceClock
+from sarathi_lab.experiment.measure import DeviceClock, load_executor, measure_groups
 from sarathi_lab.experiment.pipeline import BUBBLES, COMPLETION
 from sarathi_lab.experiment.registry import FIGURES, SETUPS, Figure
 from sarathi_lab.experiment.samples import rounds, table_of
-from sarathi_lab.experiment.work import Composition, Room
+from sarathi_lab.experiment.scenario import Composition, Room
 from sarathi_lab.results import load
 from sarathi_lab.results.intervals import FEWEST_PAIRS
 from sarathi_lab.run import main

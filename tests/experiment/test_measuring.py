@@ -22,16 +22,14 @@ from sarathi_lab.experiment import measured_cost
 from sarathi_lab.experiment.cases import Quantity, one
 from sarathi_lab.experiment.clock import CostClock, Estimate
 from sarathi_lab.experiment.figures import FIGURES
-from sarathi_lab.experiment.measure import MOST_OF_GROUP, measure_groups
-from sarathi_lab.experiment.measured_clock import DeviceClock
+from sarathi_lab.experiment.measure import MOST_OF_GROUP, DeviceClock, measure_groups
 from sarathi_lab.experiment.measured_cost import (
     LOWER,
     MeasuredCostModel,
     composition,
     describe,
 )
-from sarathi_lab.experiment.scenario import Scenario, serve
-from sarathi_lab.experiment.work import batch, chunked, request
+from sarathi_lab.experiment.scenario import Scenario, batch, chunked, request, serve
 from sarathi_lab.results.intervals import FEWEST_PAIRS, median_of
 
 

@@ -22,9 +22,8 @@ from sarathi_lab.experiment.figures import (
     points_of,
 )
 from sarathi_lab.experiment.registry import FIGURES, KEYS, PAPERS
-from sarathi_lab.experiment.scenario import Scenario, lengths, request_times
+from sarathi_lab.experiment.scenario import Scenario, batch, lengths, request_times
 from sarathi_lab.experiment.simulate import Job, jobs_of, predict_all
-from sarathi_lab.experiment.work import batch
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi
 from sarathi_lab.results.plots.figures import draw
 from sarathi_lab.results.table import rows_of_points

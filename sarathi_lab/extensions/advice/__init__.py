@@ -19,7 +19,7 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment.advisor import BASELINES, PolicyOfChunk
-from sarathi_lab.experiment.loss import LossSplit, chunking_loss
+from sarathi_lab.experiment.clock import LossSplit, chunking_loss
 from sarathi_lab.extensions.advice.server_flags import ServerFlag, server_flags
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from sarathi_lab.experiment.cases import Case, Group, Seconds, one
 from sarathi_lab.experiment.registry import PROFILED, Ints, Platform, figure
-from sarathi_lab.experiment.work import WorkSum, batch, chunked
+from sarathi_lab.experiment.scenario import WorkSum, batch, chunked
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.spec import PlotSpec
 

@@ -213,9 +213,8 @@ def _measured(
 ) -> Iterator[list[pd.DataFrame]]:
     """Measure rounds of the map on the device; yield all so far after each."""
     from sarathi_lab.executor.torch.steal_corrected_clock import exclude_stolen_time
-    from sarathi_lab.experiment.measure import load_executor
-    from sarathi_lab.experiment.measured_clock import DeviceClock
-    from sarathi_lab.experiment.work import Room
+    from sarathi_lab.experiment.measure import DeviceClock, load_executor
+    from sarathi_lab.experiment.scenario import Room
     from sarathi_lab.tasks.subjects import BLOCK_SIZE
 
     blocks = max(scenario.blocks(BLOCK_SIZE) for scenario in largest)

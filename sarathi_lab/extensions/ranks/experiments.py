@@ -31,7 +31,7 @@ from sarathi_lab.experiment.pipeline import completion_time, workload
 from sarathi_lab.experiment.registry import Figure, Ints, figure
 from sarathi_lab.experiment.registry import Sizes as SizesOf
 from sarathi_lab.experiment.samples import Samples, rounds
-from sarathi_lab.experiment.work import BLOCK_SIZE, Room
+from sarathi_lab.experiment.scenario import BLOCK_SIZE, Room
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Policy, Sarathi
 from sarathi_lab.results.plots.spec import PlotSpec

@@ -32,7 +32,7 @@ from sarathi_lab.experiment.cases import Point, Round
 from sarathi_lab.experiment.clock import Estimate
 from sarathi_lab.experiment.registry import PROFILED, Figure, Platform, Sizes, figure
 from sarathi_lab.experiment.samples import MOST_ROUNDS, Samples, keep, rounds, table_of
-from sarathi_lab.experiment.work import BLOCK_SIZE, Room
+from sarathi_lab.experiment.scenario import BLOCK_SIZE, Room
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Policy
 from sarathi_lab.results import load

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.experiment.advisor import Prediction, advise
-from sarathi_lab.experiment.loss import chunking_loss
+from sarathi_lab.experiment.clock import chunking_loss
 from sarathi_lab.extensions.advice import flags_table
 from sarathi_lab.extensions.advice.server_flags import server_flags
 from sarathi_lab.run import main
