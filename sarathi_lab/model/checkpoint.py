@@ -16,9 +16,8 @@ from safetensors import SafetensorError, safe_open
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.config.paths import read_object
-from sarathi_lab.model.huggingface import AGAIN, read_spec
+from sarathi_lab.model.huggingface import AGAIN, Source, parameter_sources, read_spec
 from sarathi_lab.model.spec import KvDtype, ModelSpec
-from sarathi_lab.model.tensor_names import Source, parameter_sources
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ["*.json", "*.safetensors"]
@@ -41,26 +40,20 @@ def find_checkpoint(path: str) -> Path:
     directory = Path(path).expanduser()
     if directory.is_dir():
         return directory
-    if directory.exists():
+    if directory.exists() or path.startswith((".", "/", "~")) or not HUB_ID.fullmatch(path):
+        reason = "is a file" if directory.exists() else "is missing"
         raise UserError(
-            f"model.path={path} is a file; name the folder that holds config.json and the weights"
+            f"model.path={path} {reason}; name a folder that holds config.json and the weights, or "
+            "a hub id such as Qwen/Qwen3-0.6B"
         )
-    if path.startswith((".", "/", "~")) or not HUB_ID.fullmatch(path):
-        raise UserError(
-            f"model.path={path} is missing; name a folder, or a hub id such as Qwen/Qwen3-0.6B"
-        )
-    return _fetch(path)
-
-
-def _fetch(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(path, allow_patterns=HUB_FILES))
     except Exception as error:  # one of a dozen kinds, all meaning that it is not to be had
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
-            f"model.path={hub_id} is neither a folder here nor to be had from the hub ({reason}); "
+            f"model.path={path} is neither a folder here nor to be had from the hub ({reason}); "
             "check the id, the network, or name a folder"
         ) from None
 
@@ -71,13 +64,13 @@ def stored_tensors(directory: Path) -> dict[str, Stored]:
     """
     tensors: dict[str, Stored] = {}
     for file in _weight_files(directory):
-        for name, stored in _header(file).items():
-            if name in tensors:
-                raise UserError(
-                    f"model.path={directory} has {name} twice, in {tensors[name].file.name} and "
-                    f"{file.name}; remove the file that is left over"
-                )
-            tensors[name] = stored
+        found = _header(file)
+        if twice := tensors.keys() & found:
+            raise UserError(
+                f"model.path={directory} has {min(twice)} twice, the second in {file.name}; remove "
+                "the file that is left over"
+            )
+        tensors |= found
     return tensors
 
 
@@ -86,30 +79,19 @@ def _weight_files(directory: Path) -> list[Path]:
     if (whole := directory / "model.safetensors").is_file():
         return [whole]
     files = sorted(directory.glob("*.safetensors"))
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        shards = _shards(index)
-        if missing := sorted(shards - {file.name for file in files}):
-            raise UserError(
-                f"model.path={directory} lacks {missing[0]}, which its index names; {AGAIN}"
+    if (index := directory / "model.safetensors.index.json").is_file():
+        try:
+            files = sorted(
+                {directory / name for name in read_object(index, AGAIN)["weight_map"].values()}
             )
-        files = [file for file in files if file.name in shards]
+        except (KeyError, AttributeError, TypeError):
+            raise UserError(f"{index} is no index of weights; {AGAIN}") from None
     if not files:
-        others = [*directory.glob("*.bin"), *directory.glob("*.pt*")]
-        hint = f"only {others[0].name}, which is not read; " if others else ""
         raise UserError(
-            f"model.path={directory} has no weights: {hint}save it with save_pretrained, which "
-            "writes .safetensors"
+            f"model.path={directory} has no weights; save it with save_pretrained, which writes "
+            ".safetensors"
         )
     return files
-
-
-def _shards(index: Path) -> set[str]:
-    shards = read_object(index, AGAIN).get("weight_map")
-    names = list(shards.values()) if isinstance(shards, dict) else []
-    if not names or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{index} is no index of weights; {AGAIN}")
-    return set(names)
 
 
 def _header(file: Path) -> dict[str, Stored]:
@@ -121,7 +103,7 @@ def _header(file: Path) -> dict[str, Stored]:
                 for name, one in slices.items()
             }
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{file} is truncated or corrupt ({error}); fetch it again") from None
+        raise UserError(f"{file} is missing, truncated or corrupt ({error}); {AGAIN}") from None
 
 
 def check_checkpoint(directory: Path, spec: ModelSpec) -> None:
@@ -132,10 +114,7 @@ def check_checkpoint(directory: Path, spec: ModelSpec) -> None:
     left = {name for name in tensors if not UNUSED.search(name)}
     for _, sources in parameter_sources(directory, spec, tensors):
         for source in sources:
-            if source.tensor in tensors:
-                _check_tensor(source, tensors[source.tensor])
-            elif not source.tied:
-                raise UserError(f"model.path={directory} lacks {source.tensor}; {AGAIN}")
+            _check_tensor(source, tensors.get(source.tensor), directory)
         left.difference_update(source.tensor for source in sources)
     if left:
         raise UserError(
@@ -144,17 +123,14 @@ def check_checkpoint(directory: Path, spec: ModelSpec) -> None:
         )
 
 
-def _check_tensor(source: Source, stored: Stored) -> None:
-    where = f"{source.tensor} in {stored.file}"
-    if stored.shape != source.shape:
+def _check_tensor(source: Source, stored: Stored | None, directory: Path) -> None:
+    if stored is None and not source.tied:
+        raise UserError(f"model.path={directory} lacks {source.tensor}; {AGAIN}")
+    if stored is not None and (stored.shape != source.shape or stored.dtype not in DTYPES):
         raise UserError(
-            f"{where} has shape {list(stored.shape)}, config.json asks for {list(source.shape)}; "
-            f"{AGAIN}"
-        )
-    if stored.dtype not in DTYPES:
-        raise UserError(
-            f"{where} is {stored.dtype}, weights are one of {', '.join(DTYPES)} here; take the "
-            "unquantized model"
+            f"{source.tensor} in {stored.file} is {stored.dtype} {list(stored.shape)}, and has to "
+            f"be one of {', '.join(DTYPES)} and, by config.json, {list(source.shape)}; take the "
+            f"unquantized model, or {AGAIN}"
         )
 
 

@@ -1,15 +1,18 @@
-"""A Hugging Face config.json as a `ModelSpec`, without transformers."""
+"""A Hugging Face config.json as a `ModelSpec`, without transformers, and how checkpoints name the
+tensors that fill the decoder's parameters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
 
-from sarathi_lab.config.errors import UserError, require_bool, require_int
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import read_object
 from sarathi_lab.model.spec import ModelSpec, RopeKind, RopeScaling
 
@@ -27,7 +30,7 @@ ACTIVATIONS = {
 
 
 @cache
-def known(what: str) -> Mapping[str, Any]:
+def _known(what: str) -> Mapping[str, Any]:
     """Return a section of huggingface.yaml: "defaults", "own_defaults" or "tensors"."""
     found: Any = yaml.safe_load(Path(__file__).with_name("huggingface.yaml").read_text())
     return found[what]
@@ -45,7 +48,7 @@ def read_config(directory: Path) -> Config:
         )
     config = read_object(path, AGAIN)
     family = _supported(f"{path}: model_type", config.get("model_type"), FAMILIES)
-    return {**known("defaults"), **known("own_defaults").get(family, {}), **config}
+    return {**_known("defaults"), **_known("own_defaults").get(family, {}), **config}
 
 
 def read_spec(directory: Path) -> ModelSpec:
@@ -79,9 +82,13 @@ def _shared(config: Config) -> dict[str, Any]:
     if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
         raise UserError(f"layer_types={kinds!r} is not supported; take a model with full attention")
     if head_size is None:
-        fix = "correct it, or name the size as head_dim"
-        require_int("num_attention_heads", num_heads, 1, fix)
-        head_size = require_int("hidden_size", hidden_size, 1, fix) // num_heads
+        try:
+            head_size = hidden_size // num_heads
+        except (TypeError, ZeroDivisionError):
+            raise UserError(
+                f"hidden_size={hidden_size!r} is not a multiple of num_attention_heads="
+                f"{num_heads!r}; correct them, or name the size as head_dim"
+            ) from None
     return {
         "num_layers": config["num_hidden_layers"],
         "hidden_size": hidden_size,
@@ -125,81 +132,48 @@ def _rope_scaling(rope: Config, config: Config) -> RopeScaling | None:
     )
 
 
-def _rms(config: Config) -> dict[str, Any]:
-    """Of all that descend from Llama. Raises UserError for heads that are rotated in part."""
-    rotary = _rotary(config, "rope_theta", "partial_rotary_factor")
-    if (fraction := rotary["rotary_fraction"]) != 1:
-        raise UserError(
-            f"partial_rotary_factor={fraction!r} is not supported: transformers rotates whole "
-            f"heads of a {config['model_type']} all the same; take it out, or another model"
-        )
-    return {**rotary, "norm_eps": config["rms_norm_eps"]}
-
-
 def _llama(config: Config) -> dict[str, Any]:
-    bias = config["attention_bias"]
-    return {**_rms(config), "qkv_bias": bias, "out_bias": bias, "ffn_bias": config["mlp_bias"]}
-
-
-def _mistral(config: Config) -> dict[str, Any]:
-    return {**_rms(config), "sliding_window": config["sliding_window"]}
-
-
-def _qwen2(config: Config) -> dict[str, Any]:
-    if require_bool("use_sliding_window", config["use_sliding_window"]):
-        raise UserError(
-            "use_sliding_window=true is not supported for Qwen models; use one with full attention"
-        )
-    return {**_rms(config), "qkv_bias": True}
-
-
-def _qwen3(config: Config) -> dict[str, Any]:
-    bias = config["attention_bias"]
-    return {**_qwen2(config), "qkv_bias": bias, "out_bias": bias, "qk_norm": True}
-
-
-def _mixtral(config: Config) -> dict[str, Any]:
-    return {**_mistral(config), **_mixture(config, "intermediate_size")}
-
-
-def _qwen_moe(config: Config) -> dict[str, Any]:
-    """Return the fields that mixtures of Qwen share. Raises UserError for dense layers."""
-    for name, kept in (("decoder_sparse_step", 1), ("mlp_only_layers", None)):
-        if (value := config[name] or None) != kept:
+    """Of Llama and what descends from it. Raises UserError for what transformers ignores or does
+    otherwise.
+    """
+    family = config["model_type"]
+    rotary, bias = _rotary(config, "rope_theta", "partial_rotary_factor"), config["attention_bias"]
+    for name, value, valid in (
+        ("partial_rotary_factor", rotary["rotary_fraction"], (1,)),
+        ("use_sliding_window", config["use_sliding_window"], (False,)),  # of Qwen's
+        ("decoder_sparse_step", config.get("decoder_sparse_step", 1), (1,)),
+        ("mlp_only_layers", config.get("mlp_only_layers"), (None, [])),
+    ):
+        if value not in valid:
             raise UserError(
-                f"{name}={value!r} is not supported; take a model all of whose layers have experts"
+                f"{name}={value!r} is not supported for a {family}; take a model whose layers are "
+                "alike, with full attention and whole heads rotated"
             )
     return {
-        **_mixture(config, "moe_intermediate_size"),
-        "normalise_experts": config["norm_topk_prob"],
+        **rotary,
+        "norm_eps": config["rms_norm_eps"],
+        "qkv_bias": config.get("qkv_bias", bias),
+        "out_bias": bias,
+        "ffn_bias": config["mlp_bias"],
+        "qk_norm": family.startswith("qwen3"),
+        "sliding_window": config["sliding_window"] if family in ("mistral", "mixtral") else None,
+        **(_mixture(config) if family in MIXTURES else {}),
     }
 
 
-def _qwen2_moe(config: Config) -> dict[str, Any]:
-    return {
-        **_qwen2(config),
-        **_qwen_moe(config),
-        "qkv_bias": config["qkv_bias"],
-        "shared_expert_size": config["shared_expert_intermediate_size"],
-    }
-
-
-def _qwen3_moe(config: Config) -> dict[str, Any]:
-    return {**_qwen3(config), **_qwen_moe(config)}
-
-
-def _mixture(config: Config, size: str) -> dict[str, Any]:
+def _mixture(config: Config) -> dict[str, Any]:
     """`num_local_experts` is what today's transformers saves for both names."""
-    number = config.get("num_local_experts", config["num_experts"])
     return {
-        "num_experts": require_int("num_experts", number, 1, AGAIN),
+        "num_experts": config.get("num_local_experts", config["num_experts"]),
         "experts_per_token": config["num_experts_per_tok"],
-        "ffn_size": config[size],
+        "ffn_size": config.get("moe_intermediate_size", config["intermediate_size"]),
+        "normalise_experts": config.get("norm_topk_prob", True),
+        "shared_expert_size": config.get("shared_expert_intermediate_size", 0),
     }
 
 
 def _gpt_neox(config: Config) -> dict[str, Any]:
-    if require_bool("use_parallel_residual", config["use_parallel_residual"]):
+    if config["use_parallel_residual"]:
         raise UserError(
             "use_parallel_residual=true (GPT-NeoX) is not supported: attention and FFN run one "
             "after the other here; use a sequential model"
@@ -215,13 +189,105 @@ def _gpt_neox(config: Config) -> dict[str, Any]:
     }
 
 
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
+DENSE = ("llama", "mistral", "qwen2", "qwen3")
 FAMILIES: Mapping[str, Callable[[Config], dict[str, Any]]] = {
-    "llama": _llama,
-    "mistral": _mistral,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "mixtral": _mixtral,
-    "qwen2_moe": _qwen2_moe,
-    "qwen3_moe": _qwen3_moe,
+    **dict.fromkeys((*DENSE, *MIXTURES), _llama),
     "gpt_neox": _gpt_neox,
 }
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint tensor that fills the next rows of one of the decoder's parameters.
+    `interleaved` tensors hold (q, k, v) head by head, as GPT-NeoX stores them; one that is `tied`
+    to another need not be there, as it has to equal it anyway.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    interleaved: bool = False
+    tied: str = ""
+
+
+# All experts in one tensor, as transformers holds them and may save them, under whatever family.
+_FUSED = {"gate_up": "{}.mlp.experts.gate_up_proj", "down": "{}.mlp.experts.down_proj"}
+
+
+def parameter_sources(
+    directory: Path, spec: ModelSpec, stored: Container[str]
+) -> Iterator[tuple[str, list[Source]]]:
+    """Every parameter of `Transformer` and the checkpoint tensors that fill its rows, in order, by
+    their names in whichever layout the tensors that are `stored` have.
+    """
+    family = read_config(directory)["model_type"]
+    is_fused = _FUSED["down"].format("model.layers.0") in stored
+    families = _known("tensors")
+    names = families.get("llama" if is_fused else family, families["llama"])
+    table = (spec.vocab_size, spec.hidden_size)
+    yield "embedding.weight", [Source(names["embedding"], table)]
+    yield (
+        "lm_head.weight",
+        [Source(names["lm_head"], table, tied=names["embedding"] * spec.tie_embeddings)],
+    )
+    yield from _norm_sources("final_norm", names["final_norm"], spec)
+    for i in range(spec.num_layers):
+        ours, theirs = f"layers.{i}", names["layer"].format(i)
+        yield from _norm_sources(f"{ours}.attention_norm", f"{theirs}.input_layernorm", spec)
+        yield from _norm_sources(f"{ours}.ffn_norm", f"{theirs}.post_attention_layernorm", spec)
+        for kind in ("q_norm", "k_norm") if spec.qk_norm else ():
+            tensor = f"{theirs}.self_attn.{kind}.weight"
+            yield f"{ours}.{kind}.weight", [Source(tensor, (spec.head_size,))]
+        yield from _linears(ours, theirs, names, spec)
+        if spec.num_experts:
+            yield from _experts(ours, theirs, names, spec, is_fused=is_fused)
+
+
+def _norm_sources(ours: str, theirs: str, spec: ModelSpec) -> Iterator[tuple[str, list[Source]]]:
+    for kind in ("weight", "bias") if spec.norm == "layer" else ("weight",):
+        yield f"{ours}.{kind}", [Source(f"{theirs}.{kind}", (spec.hidden_size,))]
+
+
+def _linears(
+    ours: str, theirs: str, names: Mapping[str, Any], spec: ModelSpec
+) -> Iterator[tuple[str, list[Source]]]:
+    hidden, q, kv = spec.hidden_size, spec.q_size, spec.kv_size
+    is_interleaved = "interleaved" in names
+    parts = {  # rows of the modules, their columns, and whether they have biases
+        "qkv_proj": ((q + 2 * kv,) if is_interleaved else (q, kv, kv), hidden, spec.qkv_bias),
+        "out_proj": ((hidden,), q, spec.out_bias),
+        "ffn_up": ((spec.ffn_size,) * len(names["ffn_up"]), hidden, spec.ffn_bias),
+        "ffn_down": ((hidden,), spec.ffn_size, spec.ffn_bias),
+        "router": ((spec.num_experts,), hidden, False),
+        "shared_up": ((spec.shared_expert_size,) * 2, hidden, False),
+        "shared_down": ((hidden,), spec.shared_expert_size, False),
+        "shared_gate": ((1,), hidden, False),
+    }
+    for name in (linear.name for linear in spec.layer_linears):
+        rows, columns, has_bias = parts[name]
+        by_head = is_interleaved and name == "qkv_proj"
+        for kind, width in (("weight", (columns,)), ("bias", ()))[: 1 + has_bias]:
+            yield (
+                f"{ours}.{name}.{kind}",
+                [
+                    Source(f"{theirs}.{module}.{kind}", (count, *width), by_head)
+                    for module, count in zip(names[name], rows, strict=True)
+                ],
+            )
+
+
+def _experts(
+    ours: str, theirs: str, names: Mapping[str, Any], spec: ModelSpec, *, is_fused: bool
+) -> Iterator[tuple[str, list[Source]]]:
+    count, hidden, size = spec.num_experts, spec.hidden_size, spec.ffn_size
+    shapes = {"gate_up": (size, hidden), "down": (hidden, size)}  # of each module
+    for name, (rows, columns) in shapes.items():
+        modules = names[name]
+        whole = Source(_FUSED[name].format(theirs), (count, rows * len(modules), columns))
+        each = (
+            f"{theirs}.{names['experts']}.{i}.{module}.weight"
+            for i in range(count)
+            for module in modules
+        )
+        sources = [whole] if is_fused else [Source(tensor, shapes[name]) for tensor in each]
+        yield f"{ours}.{name}", sources

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,13 +11,14 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.model.checkpoint import Stored, stored_tensors
+from sarathi_lab.model.checkpoint import stored_tensors
 from sarathi_lab.model.eight_bit import Fp8Linear, Int8Linear
+from sarathi_lab.model.huggingface import Source, parameter_sources
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.model.tensor_names import Source, parameter_sources
 from sarathi_lab.model.transformer import Transformer
 
 PRODUCTS: dict[str, Callable[[nn.Linear], nn.Module]] = {"fp8": Fp8Linear, "int8": Int8Linear}
+Fill = Callable[[Tensor], None]
 
 
 def load_model(
@@ -24,15 +26,33 @@ def load_model(
 ) -> Transformer:
     """The model on `device`, its weights from the checkpoint in `directory`, or random from `seed`.
     In 8 bits, where `spec` has them, once they are loaded in `dtype`. Raises UserError for a shape
-    that is meant for simulation only.
+    that is meant for simulation only, or a tied output head that differs from the embedding.
     """
     spec.require_runnable()
     model = Transformer(spec, device, dtype)
-    if directory is None:
-        fill_at_random(model, seed)
-    else:
-        fill_from(model, directory)
+    parameters = dict(model.named_parameters())
+    for name, fill in fillers(spec, directory, parameters, seed, device):
+        fill(parameters[name])
     return in_8_bits(model).eval()
+
+
+def fillers(
+    spec: ModelSpec,
+    directory: Path | None,
+    parameters: Mapping[str, Tensor],
+    seed: int,
+    device: torch.device,
+) -> Iterator[tuple[str, Fill]]:
+    """Yield the names of the whole model's `parameters`, with a function that fills one: of random
+    weights all must be called, in order. Activations stay of order one at any width and depth
+    (GPT-2's residual scaling).
+    """
+    if directory is not None:
+        yield from _stored(spec, directory)
+        return
+    generator = torch.Generator(device).manual_seed(seed)
+    for name in parameters:
+        yield name, partial(_draw, name=name, spec=spec, generator=generator)
 
 
 def in_8_bits(model: Transformer) -> Transformer:
@@ -48,14 +68,7 @@ def in_8_bits(model: Transformer) -> Transformer:
     return model
 
 
-def fill_at_random(model: Transformer, seed: int) -> None:
-    """Activations stay of order one at any width and depth (GPT-2's residual scaling)."""
-    generator = torch.Generator(model.device).manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        draw(parameter, name, model.spec, generator)
-
-
-def draw(parameter: Tensor, name: str, spec: ModelSpec, generator: torch.Generator) -> None:
+def _draw(parameter: Tensor, name: str, spec: ModelSpec, generator: torch.Generator) -> None:
     """Fill the parameter `name` of the whole model: at random, but biases with 0, norms with 1."""
     if parameter.ndim == 1:
         parameter.fill_(0.0 if name.endswith("bias") else 1.0)
@@ -67,49 +80,36 @@ def draw(parameter: Tensor, name: str, spec: ModelSpec, generator: torch.Generat
     parameter.normal_(0.0, deviation, generator=generator)
 
 
-def fill_from(model: Transformer, directory: Path) -> None:
-    """Copy each tensor into its rows; files are mapped, so the weights are never there twice.
-    Raises UserError for a tied output head that differs from the embedding.
-    """
+def _stored(spec: ModelSpec, directory: Path) -> Iterator[tuple[str, Fill]]:
+    """Open each file once, as an expert is a tensor, and a header is read at every opening."""
     stored = stored_tensors(directory)
-    files = opened(stored)
-    for name, sources in parameter_sources(directory, model.spec, stored):
-        # the weights of all experts are one parameter, their rows one after the other
-        parameter = model.get_parameter(name).view(-1, *sources[0].shape[1:])
-        rows = parameter.split([source.shape[0] for source in sources])
-        for source, target in zip(sources, rows, strict=True):
-            if source.tied and source.tensor not in stored:
-                continue
-            tensor = _read(source, files[source.tensor], model.spec.num_heads)
-            if not source.tied:
-                target.copy_(tensor)
-            elif not torch.equal(tensor.to(target), target):
-                raise untied(source.tensor, directory)
+    opened = {file: safe_open(file, "pt") for file in {one.file for one in stored.values()}}
+
+    def read(tensor: str) -> Tensor:
+        found: Tensor = opened[stored[tensor].file].get_tensor(tensor)
+        return found
+
+    for name, sources in parameter_sources(directory, spec, stored):
+        tensor, tied = sources[0].tensor, sources[0].tied
+        if not tied:
+            yield name, partial(_copy, sources=sources, read=read, num_heads=spec.num_heads)
+        elif tensor in stored and not (read(tensor) == read(tied)).all():
+            raise UserError(
+                f"{tensor} in {directory} differs from the embedding; correct tie_word_embeddings "
+                "in config.json to false"
+            )
 
 
-def untied(tensor: str, directory: Path) -> UserError:
-    return UserError(
-        f"{tensor} in {directory} differs from the embedding; correct tie_word_embeddings in "
-        "config.json to false"
-    )
-
-
-def opened(stored: dict[str, Stored]) -> dict[str, safe_open]:
-    """The file of each tensor, opened once: an expert is a tensor, and a header is read at every
-    opening.
+def _copy(
+    parameter: Tensor, sources: Sequence[Source], read: Callable[[str], Tensor], num_heads: int
+) -> None:
+    """Copy each tensor into its rows; files are mapped, so the weights are never there twice. The
+    weights of all experts are one parameter, their rows one after the other.
     """
-    files = {one.file for one in stored.values()}
-    open_files = {file: safe_open(file, framework="pt") for file in files}
-    return {tensor: open_files[one.file] for tensor, one in stored.items()}
-
-
-def _read(source: Source, file: safe_open, num_heads: int) -> Tensor:
-    """The rows of a parameter that `source` is of."""
-    tensor: Tensor = file.get_tensor(source.tensor)
-    return by_projection(tensor, num_heads) if source.interleaved else tensor
-
-
-def by_projection(tensor: Tensor, num_heads: int) -> Tensor:
-    """Rows of (q, k, v) of each head as all q, all k, all v."""
-    by_head = tensor.view(num_heads, 3, -1, *tensor.shape[1:])
-    return by_head.transpose(0, 1).reshape(tensor.shape)
+    rows = parameter.view(-1, *sources[0].shape[1:]).split([one.shape[0] for one in sources])
+    for source, target in zip(sources, rows, strict=True):
+        tensor = read(source.tensor)
+        if source.interleaved:  # rows of (q, k, v) of each head, as all q, all k, all v
+            by_head = tensor.view(num_heads, 3, -1, *tensor.shape[1:])
+            tensor = by_head.transpose(0, 1).reshape(tensor.shape)
+        target.copy_(tensor)

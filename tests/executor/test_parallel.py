@@ -21,7 +21,7 @@ from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.hardware import Parallel, check_memory
 from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, all_reduce_time, matmul_time
-from sarathi_lab.extensions.ranks.parts import Ranks
+from sarathi_lab.extensions.ranks.sharded import Ranks
 from sarathi_lab.run import main
 
 SPLIT = dataclasses.replace(SPEC, num_layers=4, num_heads=2, num_kv_heads=2, head_size=2)

@@ -81,23 +81,9 @@ def test_a_product_is_that_of_the_rounded_sides():
 
 @needs_library
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(
-    ("rows", "in_features", "out_features"),
-    [
-        (1, 48, 97),
-        (2, 512, 64),
-        (4, 33, 5),
-        (7, 1100, 31),
-        (13, 64, 32),
-        (65, 100, 70),
-        (300, 600, 33),
-    ],
-)
-def test_the_product_is_that_of_torch(allows_amx, rows, in_features, out_features, bias):
-    linear, x = (
-        Int8Linear(linear_of(in_features, out_features, bias=bias)),
-        rows_of(rows, in_features),
-    )
+@pytest.mark.parametrize("sizes", [(1, 48, 97), (7, 1100, 31), (65, 100, 70)], ids=str)
+def test_the_product_is_that_of_torch(allows_amx, sizes, bias):
+    linear, x = Int8Linear(linear_of(*sizes[1:], bias=bias)), rows_of(*sizes[:2])
     found, expected = library.linear(x, packed(linear)), linear(x)
     # sums are exact, and products with scales the same; a bias may be added without rounding first
     assert torch.equal(found, expected) if not bias else torch.allclose(found, expected, rtol=1e-6)
@@ -136,15 +122,15 @@ def test_what_can_not_be_packed():
     assert "inputs, not 66312" in native_operations.why_not(wide, torch.bfloat16)
 
 
-def test_all_products_are_in_int8_and_the_bytes_are_those_that_are_told():
+def test_all_products_are_in_int8_and_bytes_are_those_of_the_spec():
     for tied in (False, True):
         spec = replace(INT8, tie_embeddings=tied)
         model = load_model(spec, None, CPU, torch.bfloat16, seed=0)
         small = {name for name, value in model.named_parameters() if value.dtype == torch.int8}
         assert len(small) == 4 * SPEC.num_layers + 1
         assert "lm_head.weight" in small
-        told = [v for name, v in model.named_parameters() if v.ndim == 2 or "scales" in name]
-        assert sum(value.nbytes for value in told) == spec.weight_bytes(2)
+        counted = [v for name, v in model.named_parameters() if v.ndim == 2 or "scales" in name]
+        assert sum(value.nbytes for value in counted) == spec.weight_bytes(2)
     one = batch_of(decodes=1)
     scales = SCALE_BYTES * sum(
         x.out_features * x.count for x in (*SPEC.layer_linears, SPEC.lm_head)
@@ -183,38 +169,26 @@ def test_a_models_logits_are_near_those_of_float32(logits, path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "words"),
     [
         ({"weights": "fp8"}, "executor.weights=fp8 is another type of the same weights"),
-        (
-            {"tensor_parallel": 2},
-            "executor.tensor_parallel=2 cuts .* use executor.pipeline_parallel",
-        ),
+        ({"tensor_parallel": 2}, "tensor_parallel=2 cuts .* use executor.pipeline_parallel"),
         ({"kernels": "triton"}, "Triton has no int8 products; use executor.kernels=auto"),
     ],
 )
-def test_what_has_no_such_products_is_refused(settings, told, monkeypatch):
+def test_what_has_no_such_products_is_refused(settings, words, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with pytest.raises(UserError, match=told) as raised:
+    with pytest.raises(UserError, match=words):
         TorchBackend("cpu", "int8", **settings)
-    assert "\n" not in str(raised.value)
 
 
 def test_a_gpu_and_a_mixture_are_refused(monkeypatch):
-    monkeypatch.setattr(TorchBackend, "uses_gpus", True)
-    with pytest.raises(UserError, match=r"int8 .* it needs a CPU.*executor\.weights=fp8"):
-        TorchBackend("cpu", "int8")
-    monkeypatch.undo()
     mixture = replace(SPEC, num_experts=2, experts_per_token=1)
     with pytest.raises(UserError, match=r"dtype=int8 .* mixture of experts; use dtype=bfloat16"):
         TorchBackend("cpu", "int8").check(mixture, 0)
-
-
-def test_what_computes_them_is_told():
-    assert TorchBackend("cpu", "int8").dtype_bytes == 2  # of the cache and the embedding
-    (told,) = [
-        line
-        for line in TorchBackend("cpu", "int8", kernels="torch").cautions(SPEC)
-        if "emulates products in int8" in line
-    ]
-    assert "not their speed" in told
+    backend = TorchBackend("cpu", "int8", kernels="torch")
+    assert any("emulates products in int8" in line for line in backend.cautions(SPEC))
+    assert backend.dtype_bytes == 2  # of the cache and the embedding
+    monkeypatch.setattr(TorchBackend, "uses_gpus", True)
+    with pytest.raises(UserError, match=r"int8 .* it needs a CPU.*executor\.weights=fp8"):
+        TorchBackend("cpu", "int8")

@@ -44,22 +44,15 @@ def test_every_field_refuses_what_is_not_of_its_kind(value):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"rotary_fraction": 5},
         {"rotary_fraction": 2},
-        {"rotary_fraction": 0},
         {"rotary_fraction": 0.01},
         {"head_size": 15},  # the last entry has no partner
         {"sliding_window": 0},
-        {"sliding_window": 1.5},
-        {"sliding_window": 10**30},
-        {"max_position": 0},
         {"max_position": None},
         {"rope_theta": 1e-300},
         {"rope_scaling": {"kind": "linear", "factor": 2.0}},
-        {"tie_embeddings": "no"},
         {"gated_ffn": 1},
         {"num_layers": True},
-        {"num_layers": 10**30},
         {"num_layers": 10**9},
         {"num_kv_heads": 3},
         {"experts_per_token": 1},
@@ -71,28 +64,12 @@ def test_every_field_refuses_what_is_not_of_its_kind(value):
 )
 def test_impossible_models(settings):
     assert f"{next(iter(settings))}=" in refusal(model, **settings)
-
-
-def test_a_model_larger_than_any_there_is():
     assert "parameters" in refusal(model, ffn_size=2**31 - 1, hidden_size=2**31 - 1)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"kind": "yarn"},
-        {"factor": 0},
-        {"factor": -2.0},
-        {"factor": 1e-320},
-        {"factor": float("inf")},
-        {"factor": True},
-        {"low_freq_factor": 4.0},
-        {"original_max_position": 0},
-    ],
-    ids=str,
-)
-def test_impossible_scaling_of_rotary_frequencies(settings):
-    assert f"{next(iter(settings))}=" in refusal(scaling, **settings)
+def test_impossible_scaling_of_rotary_frequencies():
+    for name, value in {"kind": "yarn", "factor": 1e-320, "low_freq_factor": 4.0}.items():
+        assert f"{name}=" in refusal(scaling, **{name: value})
 
 
 def spec_of(tmp_path, family: str, **settings: Any) -> ModelSpec:
@@ -104,32 +81,22 @@ def spec_of(tmp_path, family: str, **settings: Any) -> ModelSpec:
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
-        *(("llama", {"max_position_embeddings": value}) for value in (0, 1.5, None, [5], "many")),
-        *(("llama", {"partial_rotary_factor": value}) for value in (5, 0.5, 0, "x", None)),
-        *(("llama", {"tie_word_embeddings": value}) for value in ("no", 1, None)),
-        *(("llama", {"num_key_value_heads": value}) for value in (0, 3, 8, 1.0)),
+        ("llama", {"max_position_embeddings": None}),
+        ("llama", {"partial_rotary_factor": 0.5}),
+        ("llama", {"tie_word_embeddings": "no"}),
+        ("llama", {"num_key_value_heads": 3}),
         *(("llama", {"num_attention_heads": value}) for value in (0, -4, None, "4", 10**30)),
-        *(("llama", {name: "yarn"}) for name in ("rope_scaling", "rope_parameters")),
-        *(
-            ("llama", {"rope_scaling": {**LLAMA3_ROPE, "factor": value}})
-            for value in (0, "2", None)
-        ),
+        ("llama", {"rope_scaling": "yarn"}),
+        ("llama", {"rope_scaling": {**LLAMA3_ROPE, "factor": "2"}}),
         ("llama", {"rope_scaling": {**LLAMA3_ROPE, "high_freq_factor": 1.0}}),
-        ("llama", {"rope_scaling": {**LLAMA3_ROPE, "original_max_position_embeddings": 0}}),
         ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}),
         ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}),
-        ("llama", {"rope_theta": 0}),
-        ("llama", {"head_dim": 0}),
-        ("llama", {"attention_bias": "no"}),
-        ("llama", {"mlp_bias": "no"}),
         ("llama", {"rms_norm_eps": 10**400}),
         ("llama", {"hidden_act": ["silu"]}),
-        ("llama", {"num_hidden_layers": 10**30}),
         ("llama", {"layer_types": 5}),
         ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}),
         ("qwen2", {"use_sliding_window": "no"}),
-        *(("mistral", {"sliding_window": value}) for value in (0, -4, 1.5, "x", True)),
-        ("gpt_neox", {"use_parallel_residual": 0}),
+        ("mistral", {"sliding_window": True}),
         ("gpt_neox", {"use_parallel_residual": False, "rotary_pct": 5}),
         (["llama"], {}),
     ],
@@ -139,7 +106,7 @@ def test_configs_that_are_refused(tmp_path, family, settings):
     assert "config.json: " in refusal(spec_of, tmp_path=tmp_path, family=family, **settings)
 
 
-@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000, "[]", "\ufeff{}", "\0"])
+@pytest.mark.parametrize("text", ["[" * 200_000, "[]", "\0"])
 def test_configs_that_are_no_object(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     assert "is not" in refusal(read_spec, directory=tmp_path)

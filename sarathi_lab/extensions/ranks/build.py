@@ -13,10 +13,9 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.extensions.ranks.executor import Driver, Follower, RankExecutor
+from sarathi_lab.extensions.ranks.follow import by_torchrun, check_size
 from sarathi_lab.extensions.ranks.group import Group, RankExchange, group_of
-from sarathi_lab.extensions.ranks.parts import Ranks
-from sarathi_lab.extensions.ranks.sharded import ShardedTransformer, load_part
-from sarathi_lab.extensions.ranks.torchrun import by_torchrun, check_size
+from sarathi_lab.extensions.ranks.sharded import Ranks, ShardedTransformer, load_part
 from sarathi_lab.model.spec import ModelSpec
 
 

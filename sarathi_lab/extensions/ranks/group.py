@@ -23,8 +23,8 @@ from torch import Tensor
 
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.executor.torch.timeline import HostTimeline, Mark
-from sarathi_lab.extensions.ranks.parts import Part, Ranks
-from sarathi_lab.extensions.ranks.torchrun import by_torchrun
+from sarathi_lab.extensions.ranks.follow import by_torchrun
+from sarathi_lab.extensions.ranks.sharded import Part, Ranks
 
 HOST = "127.0.0.1"
 FOREVER = timedelta(days=365)  # between calls: rank 0 may draw pictures meanwhile

@@ -1,37 +1,146 @@
-"""The transformer of one rank: its part of the weights, and what it exchanges with the others."""
+"""Part of a model that one rank computes, a stage of its layers, and of these a share of the heads,
+of the FFN and of the vocabulary (Megatron-LM, arXiv 1909.08053, section 3); and its transformer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from sarathi_lab.extensions.ranks.parts import Interval, Part
-from sarathi_lab.model.checkpoint import stored_tensors
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
+from sarathi_lab.model.parts import Degrees, uneven
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.model.tensor_names import Source, parameter_sources
 from sarathi_lab.model.transformer import KVCache, Transformer
-from sarathi_lab.model.weights import by_projection, draw, in_8_bits, opened, untied
+from sarathi_lab.model.weights import fillers, in_8_bits
+
+if TYPE_CHECKING:
+    from sarathi_lab.extensions.ranks.group import RankExchange
+
+Interval = tuple[int, int]  # first, and one behind the last
 
 
-class Exchange(Protocol):
-    """Exchanges of a rank with those that share its layers, and with neighbouring stages."""
+@dataclass(frozen=True)
+class Ranks(Degrees):
+    """Degrees of parallelism of processes; the ranks of a stage have consecutive numbers."""
 
-    def sum(self, tensor: Tensor) -> Tensor:
-        """Sum over the ranks of the stage, in place."""
+    def part(self, rank: int) -> Part:
+        return Part(self, *divmod(rank, self.tensor))
 
-    def gather(self, tensor: Tensor) -> Tensor:
-        """Return the tensors of all ranks of the stage, [ranks, ...]."""
+    def check(self, spec: ModelSpec) -> None:
+        """Raise UserError unless `spec` splits into parts of equal work."""
+        if self.num_devices == 1:
+            return
+        name = f"of model {spec.name}"
+        if spec.num_layers % self.pipeline:
+            raise uneven("pipeline", self.pipeline, spec.num_layers, f"layers {name}")
+        shares = {
+            "heads": spec.num_heads,
+            "columns of an expert" if spec.num_experts else "columns of the FFN": spec.ffn_size,
+            "columns of the shared expert": spec.shared_expert_size,
+        }
+        for what, number in shares.items():
+            if number % self.tensor:
+                raise uneven("tensor", self.tensor, number, f"{what} {name}")
+        if self.tensor > 1 and self.tensor % spec.num_kv_heads and spec.num_kv_heads % self.tensor:
+            raise uneven("tensor", self.tensor, spec.num_kv_heads, f"KV heads {name}")
 
-    def receive(self, num_tokens: int) -> Tensor:
-        """The hidden states [num_tokens, hidden_size] that the stage before sends."""
 
-    def send(self, hidden: Tensor) -> None:
-        """Hand them to the next stage."""
+@dataclass(frozen=True)
+class Part:
+    """Part of rank number `tensor` in `stage`."""
+
+    ranks: Ranks
+    stage: int
+    tensor: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.ranks.pipeline - 1
+
+    def spec(self, spec: ModelSpec) -> ModelSpec:
+        """The shapes of this part; where there are fewer KV heads than ranks, each has one."""
+        share = self.ranks.tensor
+        first, end = self.vocabulary(spec)
+        return replace(
+            spec,
+            num_layers=spec.num_layers // self.ranks.pipeline,
+            num_heads=spec.num_heads // share,
+            num_kv_heads=max(1, spec.num_kv_heads // share),
+            ffn_size=spec.ffn_size // share,
+            shared_expert_size=spec.shared_expert_size // share,
+            vocab_size=end - first,
+        )
+
+    def layers(self, spec: ModelSpec) -> range:
+        count = spec.num_layers // self.ranks.pipeline
+        return range(self.stage * count, (self.stage + 1) * count)
+
+    def vocabulary(self, spec: ModelSpec) -> Interval:
+        """Its token ids."""
+        share, size = self.ranks.tensor, spec.vocab_size
+        return size * self.tensor // share, size * (self.tensor + 1) // share
+
+    def names(self, name: str, spec: ModelSpec) -> list[str]:
+        """Return the names of a parameter of the whole model in this part, none if it lacks it."""
+        if name.startswith("layers."):
+            _, number, rest = name.split(".", 2)
+            layers = self.layers(spec)
+            return [f"layers.{int(number) - layers.start}.{rest}"] if int(number) in layers else []
+        if name == "embedding.weight":
+            is_head = spec.tie_embeddings and self.is_last and not self.is_first
+            return [name] if self.is_first else ["lm_head.weight"] if is_head else []
+        is_here = self.is_last and not (name == "lm_head.weight" and spec.tie_embeddings)
+        return [name] if is_here else []
+
+    def cuts(self, name: str, spec: ModelSpec) -> tuple[int, Sequence[Interval]] | None:
+        """The dimension, counted from the last, in which a parameter of the whole model is cut, and
+        what this part has of it, one after the other; None for all of it, as of a router.
+        """
+        share = self.ranks.tensor
+        if share == 1:
+            return None
+        module, kind = name.split(".")[-2:]
+        rows = -1 if kind == "bias" else -2
+        if module in ("embedding", "lm_head"):
+            return rows, [self.vocabulary(spec)]
+        q = self._share(spec.q_size)
+        width = spec.shared_expert_size if module.startswith("shared") else spec.ffn_size
+        raised = self._share(width)
+        if module == "qkv_proj":
+            head = spec.head_size
+            kv_heads = max(1, spec.num_kv_heads // share)
+            first = self.tensor * spec.num_kv_heads // share * head
+            kv = (first, first + kv_heads * head)
+            return rows, [q, _moved(kv, spec.q_size), _moved(kv, spec.q_size + spec.kv_size)]
+        if module in ("ffn_up", "shared_up") or kind == "gate_up":
+            return rows, [raised, *([_moved(raised, width)] if spec.gated_ffn else [])]
+        if (module in ("ffn_down", "shared_down") and kind == "weight") or kind == "down":
+            return -1, [raised]
+        if module == "out_proj" and kind == "weight":
+            return -1, [q]
+        return None
+
+    def _share(self, size: int) -> Interval:
+        """Return the interval of this part in `size` rows."""
+        share = size // self.ranks.tensor
+        return self.tensor * share, (self.tensor + 1) * share
+
+    def adds_bias(self, name: str) -> bool:
+        """Return whether this part adds a bias: one of those that sum their products does."""
+        return self.tensor == 0 or not name.endswith(("out_proj.bias", "ffn_down.bias"))
+
+
+def _moved(interval: Interval, by: int) -> Interval:
+    return interval[0] + by, interval[1] + by
 
 
 class ShardedTransformer(Transformer):
@@ -46,7 +155,7 @@ class ShardedTransformer(Transformer):
         self,
         spec: ModelSpec,
         part: Part,
-        exchange: Exchange,
+        exchange: RankExchange,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -111,7 +220,7 @@ def _no_tokens(logits: Tensor) -> Tensor:
 class _Greedy:
     """The likeliest token of all ranks' shares of the vocabulary, the lowest id of equal ones."""
 
-    def __init__(self, exchange: Exchange, first: int) -> None:
+    def __init__(self, exchange: RankExchange, first: int) -> None:
         self._exchange = exchange
         self._first = first
 
@@ -129,105 +238,31 @@ def load_part(
     spec: ModelSpec,
     directory: Path | None,
     part: Part,
-    exchange: Exchange,
+    exchange: RankExchange,
     device: torch.device,
     dtype: torch.dtype,
     seed: int,
 ) -> ShardedTransformer:
-    """The model of `part`, from a checkpoint of which its slices alone are read, or the slices of
-    the random weights that one device has. UserError as of `weights.load_model`.
+    """Load the model of `part`: of each parameter of its layers its slices of what one device has.
+    UserError as of `weights.load_model`.
     """
     spec.require_runnable()
     model = ShardedTransformer(spec, part, exchange, device, dtype)
-    if directory is None:
-        _fill_at_random(model, spec, seed)
-    else:
-        _fill_from(model, spec, directory)
+    whole = dict(Transformer(spec, torch.device("meta"), dtype).named_parameters())
+    for name, fill in fillers(spec, directory, whole, seed, device):
+        names = part.names(name, spec)
+        if names or directory is None:  # all parts draw the same
+            fill(full := torch.empty(whole[name].shape, device=device, dtype=dtype))
+        for target in map(model.get_parameter, names):
+            target.copy_(_cut(full, part.cuts(name, spec)))
+            if not part.adds_bias(name):
+                target.zero_()
     in_8_bits(model)
     return model.eval()
 
 
-def _fill_at_random(model: ShardedTransformer, spec: ModelSpec, seed: int) -> None:
-    """Draw every parameter of the whole model, one at a time, so that all parts draw the same."""
-    generator = torch.Generator(model.device).manual_seed(seed)
-    whole = Transformer(spec, torch.device("meta"), model.dtype)
-    for name, parameter in whole.named_parameters():
-        full = torch.empty(parameter.shape, device=model.device, dtype=model.dtype)
-        draw(full, name, spec, generator)
-        for local in model.part.names(name, spec):
-            cuts = model.part.cuts(name, spec)
-            target = model.get_parameter(local)
-            target.copy_(full if cuts is None else _cut(full, *cuts))
-            if not model.part.adds_bias(name):
-                target.zero_()
-
-
-def _cut(full: Tensor, dim: int, intervals: Sequence[Interval]) -> Tensor:
+def _cut(full: Tensor, cuts: tuple[int, Sequence[Interval]] | None) -> Tensor:
+    if cuts is None:
+        return full
+    dim, intervals = cuts
     return torch.cat([full.narrow(dim, first, end - first) for first, end in intervals], dim=dim)
-
-
-def _fill_from(model: ShardedTransformer, spec: ModelSpec, directory: Path) -> None:
-    stored = stored_tensors(directory)
-    files = opened(stored)
-
-    def view(tensor: str) -> Any:
-        return files[tensor].get_slice(tensor)
-
-    for name, sources in parameter_sources(directory, spec, stored):
-        head = sources[0]
-        if head.tied and model.part.is_last and head.tensor in stored:
-            _check_tied(model, view(head.tensor), head.tensor, directory)
-        cuts = model.part.cuts(name, spec)
-        for local in model.part.names(name, spec):
-            target = model.get_parameter(local)
-            if not model.part.adds_bias(name):
-                target.zero_()
-                continue
-            # Experts that are stored one by one are filled so.
-            targets = [target] if target.ndim == len(sources[0].shape) else list(target)
-            count = len(sources) // len(targets)
-            for i, one in enumerate(targets):
-                of = sources[i * count : (i + 1) * count]
-                _join(one, cuts[0] if cuts else 0, _slices(of, view, cuts, spec, model.part))
-
-
-def _join(target: Tensor, dim: int, tensors: Iterable[Tensor]) -> None:
-    """Fill `target` with tensors one after the other."""
-    at = 0
-    for one in tensors:
-        target.narrow(dim, at, one.shape[dim]).copy_(one)
-        at += one.shape[dim]
-
-
-def _slices(
-    sources: Sequence[Source],
-    view: Callable[[str], Any],
-    cuts: tuple[int, Sequence[Interval]] | None,
-    spec: ModelSpec,
-    part: Part,
-) -> Iterator[Tensor]:
-    """Read the slices of a part from the tensors that fill a parameter, and nothing else."""
-    offset = 0
-    for source in sources:
-        stored = view(source.tensor)
-        if source.interleaved:  # (q, k, v) of each head
-            share, rows = part.ranks.tensor, source.shape[0]
-            tensor = stored[rows * part.tensor // share : rows * (part.tensor + 1) // share]
-            yield by_projection(tensor, spec.num_heads // share)
-        elif cuts is None:
-            yield stored[:]
-        else:
-            dim, intervals = cuts
-            size = source.shape[dim]
-            before = (slice(None),) * (len(source.shape) + dim)
-            inside = (cut for cut in intervals if offset <= cut[0] < offset + size)
-            yield from (stored[(*before, slice(a - offset, b - offset))] for a, b in inside)
-            offset += size
-
-
-def _check_tied(model: ShardedTransformer, stored: Any, tensor: str, directory: Path) -> None:
-    """Raise UserError for a tied output head that differs from the embedding."""
-    local = model.get_parameter("embedding.weight" if model.part.is_first else "lm_head.weight")
-    first, end = model.vocabulary
-    if not torch.equal(stored[first:end].to(local), local):
-        raise untied(tensor, directory)

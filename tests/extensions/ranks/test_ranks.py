@@ -28,8 +28,7 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.extensions.ranks import group as groups
-from sarathi_lab.extensions.ranks.parts import Ranks
-from sarathi_lab.extensions.ranks.sharded import load_part
+from sarathi_lab.extensions.ranks.sharded import Ranks, load_part
 from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.model.weights import load_model
 from sarathi_lab.policy import Orca, Sarathi, SarathiServe
