@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,8 @@ import torch.distributed as dist
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.extensions.ranks import by_torchrun
 from sarathi_lab.extensions.ranks.executor import Driver, Follower, RankExecutor
-from sarathi_lab.extensions.ranks.follow import by_torchrun, check_size
 from sarathi_lab.extensions.ranks.group import Group, RankExchange, group_of
 from sarathi_lab.extensions.ranks.sharded import Ranks, ShardedTransformer, load_part
 from sarathi_lab.model.spec import ModelSpec
@@ -47,7 +48,13 @@ def check_settings(backend: TorchBackend) -> None:
 def check_model(backend: TorchBackend, spec: ModelSpec) -> None:
     """Raise UserError for a model that does not split evenly, or torchrun's other ranks."""
     ranks_of(backend).check(spec)
-    check_size(backend.num_devices)
+    count = backend.num_devices
+    if by_torchrun() and (size := int(os.environ["WORLD_SIZE"])) != count:
+        raise UserError(
+            f"torchrun started {size} ranks, but executor.tensor_parallel times "
+            f"executor.pipeline_parallel is {count}; use torchrun --nproc-per-node {count}, or "
+            "leave torchrun out"
+        )
 
 
 def part_spec(backend: TorchBackend, spec: ModelSpec) -> ModelSpec:
@@ -78,7 +85,7 @@ def build_part(
     device = f"cuda:{group.local_rank}" if backend.uses_gpus else backend.device
     backend = replace(backend, device=device)
     part, place = ranks.part(group.rank), (backend.torch_device, backend.torch_dtype)
-    exchange = RankExchange(group, part, spec.hidden_size, *place)
+    exchange = RankExchange(group, ranks, spec.hidden_size, *place)
 
     def load(spec: ModelSpec) -> ShardedTransformer:
         return load_part(spec, checkpoint, part, exchange, *place, backend.seed)

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.executor.torch.timeline import HostTimeline, Mark
-from sarathi_lab.extensions.ranks.follow import by_torchrun
-from sarathi_lab.extensions.ranks.sharded import Part, Ranks
+from sarathi_lab.extensions.ranks import by_torchrun
+from sarathi_lab.model.parts import Degrees
 
 HOST = "127.0.0.1"
 FOREVER = timedelta(days=365)  # between calls: rank 0 may draw pictures meanwhile
@@ -53,7 +53,7 @@ class Group:
         self.is_usable = True
         self.timeout = 0  # seconds, of `arrange`
         self.num_calls = 0  # sent by rank 0, or received
-        self._ranks: Ranks | None = None
+        self._ranks: Degrees | None = None
         self._bells: deque[Any] = deque(maxlen=KEPT)  # dropped, they would not arrive
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(
@@ -70,7 +70,7 @@ class Group:
         """Number of this rank on its machine, and of its GPU."""
         return int(os.environ["LOCAL_RANK"]) if by_torchrun() else self.rank
 
-    def arrange(self, ranks: Ranks, timeout: int) -> None:
+    def arrange(self, ranks: Degrees, timeout: int) -> None:
         """Make the process groups of `all` ranks and of this `stage`, with `timeout` in seconds;
         all ranks must call it.
         """
@@ -187,18 +187,23 @@ class Group:
 
 
 class RankExchange:
-    """Exchanges of `part`, and the marks between which its stage computed an iteration: waiting is
+    """Exchanges of this rank, and marks between which its stage computed an iteration: waiting is
     not work.
     """
 
     def __init__(
-        self, group: Group, part: Part, hidden_size: int, device: torch.device, dtype: torch.dtype
+        self,
+        group: Group,
+        ranks: Degrees,
+        hidden_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         self._group = group
-        self._before, self._next = (group.rank + step * part.ranks.tensor for step in (-1, 1))
+        self._before, self._next = (group.rank + step * ranks.tensor for step in (-1, 1))
         self._hidden_size, self._device, self._dtype = hidden_size, device, dtype
         self._sent: deque[tuple[Any, Tensor]] = deque()
-        self._max_sent = 2 * part.ranks.pipeline
+        self._max_sent = 2 * ranks.pipeline
         self.timeline = HostTimeline()
         self.began: Mark = 0.0
         self.ended: Mark | None = None

@@ -7,19 +7,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from sarathi_lab.extensions.ranks.group import RankExchange
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.parts import Degrees, uneven
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import KVCache, Transformer
 from sarathi_lab.model.weights import fillers, in_8_bits
-
-if TYPE_CHECKING:
-    from sarathi_lab.extensions.ranks.group import RankExchange
 
 Interval = tuple[int, int]  # first, and one behind the last
 
