@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -201,6 +201,10 @@ class Batch:
     def passes(self, num_layers: int) -> list[tuple[range, Batch]]:
         """List consecutive layers, `num_layers` in all, with the part of the batch in each."""
         return [(range(num_layers), self)]
+
+    def packed(self, pack: Callable[[Batch], Any], num_layers: int) -> Any:
+        """Make a device's inputs of the batch; `pack` makes those for all `num_layers`."""
+        return pack(self)
 
     def computed(self, chunks: list[Chunk], scheduler: Any) -> list[Chunk]:
         """Return those of `chunks` that have passed all layers once the batch has run."""

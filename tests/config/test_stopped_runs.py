@@ -59,7 +59,7 @@ def test_other_errors_are_not_mistaken_for_memory():
 
     with (
         pytest.raises(RuntimeError, match="something else") as caught,
-        explain_device_errors(None, "x"),
+        explain_device_errors("x"),
     ):
         raise RuntimeError("something else")
     assert not isinstance(caught.value, RunError)

@@ -349,8 +349,7 @@ def test_without_a_compiler_torch_computes_and_says_so(unbuilt, monkeypatch, com
     assert not list(unbuilt.rglob("*.so"))
 
 
-def test_float16_is_left_to_torch(monkeypatch):
-    monkeypatch.setattr("sarathi_lab.executor.torch.checks.has_fast_path", lambda dtype: True)
+def test_float16_is_left_to_torch():
     (caution,) = TorchBackend(device="cpu", dtype="float16").cautions(SPEC)
     assert "float16" in caution
     assert TorchBackend(device="cpu", kernels="torch", dtype="float16").cautions(SPEC) == []

@@ -61,7 +61,7 @@ def test_a_kernel_that_cannot_be_launched_is_said_in_one_line():
             RunError,
             match=r"^Triton can't compile .* during x \(OutOfResources: shared memory\); use exec",
         ),
-        explain_device_errors(CPU, "x"),
+        explain_device_errors("x"),
     ):
         raise OutOfResources("\nshared memory\nRequired: 300000")
 
@@ -72,7 +72,7 @@ def test_a_kernel_that_cannot_be_launched_is_said_in_one_line():
 def test_memory_that_the_driver_or_a_library_refuses_is_said_so(words):
     with (
         pytest.raises(RunError, match=r"^out of memory during x "),
-        explain_device_errors(CPU, "x"),
+        explain_device_errors("x"),
     ):
         raise RuntimeError(words)
 
@@ -97,21 +97,6 @@ def test_a_pool_beyond_what_a_real_iteration_leaves_is_refused():
         room.fit(101)
     with pytest.raises(RunError, match="room for 0 blocks"):
         replace(room, free=10**8).fit(None)
-
-
-@pytest.mark.parametrize(
-    ("free", "line"),
-    [
-        (40e9, r"there is room for 12\d+ tokens of KV"),
-        (20e9, r"its weights alone do not fit: take a smaller model"),
-    ],
-)
-def test_a_model_that_does_not_fit_says_what_would(monkeypatch, free, line):
-    monkeypatch.setattr(
-        "sarathi_lab.executor.torch.memory.free_memory_bytes", lambda device: int(free)
-    )
-    with pytest.raises(UserError, match=line):
-        TorchBackend(device="cpu", dtype="bfloat16").check(spec_of("13b"), kv_tokens=50_000)
 
 
 def test_a_cache_of_all_memory(monkeypatch, tmp_path):
@@ -143,24 +128,6 @@ def test_the_most_tokens_of_an_iteration_bound_what_is_set_aside():
     assert plan_of(*SMALL, "policy=orca").sizes.max_batch_tokens == 48 + 2
 
 
-@pytest.mark.parametrize(
-    ("dtype", "is_fast", "said"),
-    [
-        ("float32", False, None),
-        ("float16", True, None),
-        ("float16", False, "float16"),
-        ("bfloat16", False, "bfloat16"),
-    ],
-)
-def test_a_dtype_without_a_fast_path_is_said(monkeypatch, dtype, is_fast, said):
-    names = ("avx512_bw", "avx512_vl", "avx512_dq", "avx512_fp16")
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(names, is_fast))
-    cautions = TorchBackend(device="cpu", kernels="torch", dtype=dtype).cautions(spec_of("tiny"))
-    assert list(cautions) == (
-        [f"torch has no fast {said} on this CPU; dtype=float32 may well be faster"] if said else []
-    )
-
-
 def test_a_slow_cpu_works_and_says_so_once_a_sweep(monkeypatch, tmp_path, capsys):
     """Not before every run: two of the sweep's, two baselines."""
 
@@ -169,7 +136,6 @@ def test_a_slow_cpu_works_and_says_so_once_a_sweep(monkeypatch, tmp_path, capsys
 
     monkeypatch.setattr(library, "load", fail)
     backend.why_not_built.cache_clear()
-    monkeypatch.setattr("sarathi_lab.executor.torch.checks.has_fast_path", lambda dtype: False)
     monkeypatch.setattr(
         "sarathi_lab.executor.torch.backend.measure_peaks", lambda *_: Peaks(1e12, 1e10, "given")
     )
@@ -194,6 +160,5 @@ def test_a_slow_cpu_works_and_says_so_once_a_sweep(monkeypatch, tmp_path, capsys
         use_threads(None)
     printed = capsys.readouterr().out
     assert printed.count("plain torch computes this, not C++: this CPU has no AVX512") == 1
-    assert printed.count("torch has no fast bfloat16 on this CPU") == 1
     assert printed.count("tiny (") == 4
     assert len(list(tmp_path.rglob("run.json"))) == 4

@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from sarathi_lab.executor.torch.device import has_fast_path
-
 OUT = Path("outputs") / "kv_quality" / "byte-llama"
 HELD_OUT = 10  # every so many files
 HELD_OUT_BYTES = 1 << 16  # of them that are kept beside the weights
@@ -82,7 +80,7 @@ def train(recipe: Recipe, directory: Path) -> float:
     text, held_out = library_text()
     torch.manual_seed(recipe.seed)
     model = LlamaForCausalLM(recipe.config()).to(torch.float64 if recipe.exact else torch.float32)
-    rounds = not recipe.exact and has_fast_path(torch.bfloat16)
+    rounds = not recipe.exact and torch.cpu.get_capabilities().get("avx512_bw", False)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.1
     )

@@ -213,7 +213,7 @@ class TorchBackend:
         if self._several is not None:
             self._several.check_model(self, spec)
         if self.uses_kernels:
-            with explain_device_errors(self.torch_device, "the run of a first kernel"):
+            with explain_device_errors("the run of a first kernel"):
                 require_supported(spec, self.torch_device, self.torch_dtype)
         is_forced = self.kernels == "native" or self.isa != "auto"
         if is_forced and (reason := self._why_not_native(spec)):
@@ -232,8 +232,8 @@ class TorchBackend:
         """Return what makes a CPU slower than it could be; all else is measured."""
         reason = self._why_not_native(spec)
         by_torch = reason is not None or not self.wants_native
-        kind = self._weights, self._dtype
-        return checks.cautions_of(*kind, reason, not self.uses_gpus, by_torch)
+        on_cpu = not self.uses_gpus
+        return checks.cautions_of(self._weights, self.dtype_name, reason, on_cpu, by_torch)
 
     def _memory(self, spec: ModelSpec) -> Memory:
         """Return the memory of one part on a GPU, of all on a CPU, before weights are quantised."""
@@ -249,7 +249,7 @@ class TorchBackend:
         """Measure the peaks of this device; the best so far count."""
         threads, count = self.num_threads, self.num_devices
         devices.use_threads(threads if count == 1 or threads is None else None)  # of all ranks
-        with explain_device_errors(self.torch_device, "the measurement of its peaks"):
+        with explain_device_errors("the measurement of its peaks"):
             has_int8 = self.wants_native and not why_not_built(self.isa)
             dtype = torch.int8 if self._weights == "int8" and has_int8 else self.torch_dtype
             peaks = measure_peaks(self.torch_device, dtype, self.isa)
@@ -286,7 +286,7 @@ class TorchBackend:
         spec = self.with_weights(spec)
         devices.use_threads(self.num_threads)
         devices.prepare_memory(self.torch_device)
-        with explain_device_errors(self.torch_device, f"the loading of {spec.name}"):
+        with explain_device_errors(f"the loading of {spec.name}"):
             model = load(spec)
             if self.uses_kernels:
                 use_triton(model, self.hybrid)
@@ -318,7 +318,7 @@ class TorchBackend:
             capacity=2 if self.uses_kernels and self.overlap else 1,
             graphs=CudaGraphs() if uses_graphs and self.uses_gpus else NoGraphs(),
         )
-        with explain_device_errors(self.torch_device, f"the loading of {model.spec.name}"):
+        with explain_device_errors(f"the loading of {model.spec.name}"):
             num_blocks = agree(self._num_blocks(make, sizes))
             return make(num_blocks=num_blocks, num_host_blocks=sizes.num_host_blocks)
 

@@ -11,7 +11,6 @@ from sarathi_kernels.cpu import library
 from sarathi_kernels.cpu.build import NEEDED, NotBuilt, instruction_set
 from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.errors import UserError, require_one_of
-from sarathi_lab.executor.torch.device import has_fast_path
 from sarathi_lab.executor.torch.placement import place
 from sarathi_lab.model import native_operations
 from sarathi_lab.model.eight_bit import why_not_fp8
@@ -65,22 +64,16 @@ def with_weights(
 
 
 def cautions_of(
-    weights: WeightDtype,
-    dtype: tuple[str, torch.dtype],
-    why_not_native: str | None,
-    on_cpu: bool,
-    by_torch: bool,
+    weights: WeightDtype, dtype: str, why_not_native: str | None, on_cpu: bool, by_torch: bool
 ) -> list[str]:
-    """Return what slows products of `weights` down, in a type that is given with its name."""
-    cautions, (name, torch_dtype) = [], dtype
+    """Return what slows products of `weights` down, in the type `dtype`."""
+    cautions = []
     if why_not_native is not None:
         cautions.append(f"plain torch computes this, not C++: {why_not_native}")
-    if on_cpu and by_torch and not has_fast_path(torch_dtype):
-        cautions.append(f"torch has no fast {name} on this CPU; dtype=float32 may well be faster")
     if weights == "fp8" and on_cpu:
         cautions.append("a CPU emulates products in 8 bits: their numbers, not their speed")
     elif weights == "fp8":
-        cautions.append(f"the roofline is that of products in {name}, not in 8 bits")
+        cautions.append(f"the roofline is that of products in {dtype}, not in 8 bits")
     elif weights == "int8" and by_torch:
         cautions.append("plain torch emulates products in int8: their numbers, not their speed")
     return cautions
@@ -123,11 +116,9 @@ def require_isa(isa: str, *, is_wanted: bool) -> None:
     require_one_of("executor.isa", isa, ISAS)
     if isa == "auto":
         return
-    if not is_wanted:
-        raise UserError(
-            f"executor.isa={isa} is for the C++ of a CPU, which is not used here; leave it out"
-        )
     try:
+        if not is_wanted:
+            raise NotBuilt("it is for the C++ of a CPU")
         instruction_set(isa)
     except NotBuilt as error:
         raise UserError(f"executor.isa={isa} does not run here: {error}; use auto") from None

@@ -29,11 +29,6 @@ DTYPES = {
     "float16": torch.float16,
     "int8": torch.bfloat16,  # of all but weights and inputs of products
 }
-# Sets of a CPU's instructions of which one has to be whole (x86-64, x86-64, ARM).
-FAST_PATHS: dict[torch.dtype, tuple[tuple[str, ...], ...]] = {
-    torch.bfloat16: (("avx512_bw", "avx512_vl", "avx512_dq"), ("avx_ne_convert",), ("bf16",)),
-    torch.float16: (("avx512_fp16",), ("avx_ne_convert",), ("fp16_arith",)),
-}
 GPU_MODEL = "13b"  # the paper's
 GPU_MODEL_PARAMS = 13.0e9
 FIRST_ROUNDS = 4  # of peaks, before anything is announced
@@ -79,16 +74,6 @@ def default_model_name(device: torch.device, dtype_bytes: int) -> str:
         return "30m"
     has_room = free_memory_bytes(device) > ROOM * GPU_MODEL_PARAMS * dtype_bytes
     return GPU_MODEL if has_room else "120m"
-
-
-def has_fast_path(dtype: torch.dtype) -> bool:
-    """Return whether oneDNN, torch's library of products, has instructions of this CPU for `dtype`;
-    otherwise they are many times slower. True where torch was built without that library.
-    """
-    if dtype == torch.float32 or not torch.backends.mkldnn.is_available():
-        return True
-    present = torch.cpu.get_capabilities()
-    return any(all(map(present.get, needed)) for needed in FAST_PATHS[dtype])
 
 
 def device_description(

@@ -22,14 +22,14 @@ OUT_OF_MEMORY = (
 
 
 @contextmanager
-def explain_device_errors(device: torch.device, what: str) -> Iterator[None]:
+def explain_device_errors(what: str) -> Iterator[None]:
     """Turn errors of memory, graphs and kernels during `what` into a RunError."""
     try:
         yield
     except Exception as error:
         is_memory = isinstance(error, torch.OutOfMemoryError)
         if is_memory or any(words in str(error) for words in OUT_OF_MEMORY):
-            raise RunError(_memory_line(device, what, str(error))) from None
+            raise RunError(_memory_line(what, str(error))) from None
         line = next((line for line in str(error).splitlines() if line.strip()), "no message")
         if isinstance(error, RuntimeError) and "captur" in line.lower():  # CUDA's and torch's words
             raise RunError(
@@ -50,20 +50,11 @@ def describe_batch(batch: Batch) -> str:
     )
 
 
-def _memory_line(device: torch.device, what: str, error: str) -> str:
+def _memory_line(what: str, error: str) -> str:
     match = re.search(r"ried to allocate ([\d.]+ \w+)", error)
     wanted = f"{match[1] if match else 'some'} more were wanted"
-    state = ""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        taken = torch.cuda.memory_allocated(device)
-        state = (
-            f"; {taken / 1e9:.1f} of {total / 1e9:.1f} GB are taken by the run, "
-            f"{free / 1e9:.1f} GB are free"
-        )
     return (
-        f"out of memory during {what} ({wanted}){state}; lower batch, chunk, seq_len or "
-        "cache.num_blocks"
+        f"out of memory during {what} ({wanted}); lower batch, chunk, seq_len or cache.num_blocks"
     )
 
 

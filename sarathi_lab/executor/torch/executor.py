@@ -27,9 +27,16 @@ from sarathi_lab.executor.torch.device_errors import (
     nan_error,
 )
 from sarathi_lab.executor.torch.graphs import NoGraphs, rehearse
-from sarathi_lab.executor.torch.layered import Passes, packed_apart
 from sarathi_lab.executor.torch.memory import HostPool
-from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer, Tokens, fields_of, pack
+from sarathi_lab.executor.torch.packing import (
+    NUM_BUFFERS,
+    Halfway,
+    Packer,
+    PartialInputs,
+    Tokens,
+    fields_of,
+    pack,
+)
 from sarathi_lab.executor.torch.shapes import Limits, PaddedShapes, Shape
 from sarathi_lab.executor.torch.timeline import HostTimeline, InFlight, NullProfiler
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
@@ -82,7 +89,7 @@ class TorchExecutor:
         if limits is not None:
             self._packer = Packer(limits, model.device)
             self._decode_packer = Packer(limits, model.device)  # of batches without prompts
-        self.passes = Passes(model, self.cache)
+        self.halfway: Halfway = {}  # prompts that have passed some layers
         self._tokens = Tokens(block_size)  # of batches packed for torch
         self._shapes: PaddedShapes | None = None
         # Buffer and inputs of recorded work by shape; `_kept` are those of measurements.
@@ -106,7 +113,7 @@ class TorchExecutor:
     def start(self) -> None:
         self._in_flight.clear()  # of a run that stopped half-way
         self._newest = ()
-        self.passes.start()
+        self.halfway.clear()
         self.timeline.reset()
         self._profiler.start()
 
@@ -116,7 +123,7 @@ class TorchExecutor:
         if len(self._in_flight) >= self.capacity:
             raise RuntimeError(f"{self.capacity} batches are in flight; collect one first")
         begun = time.perf_counter()
-        with explain_device_errors(self.model.device, describe_batch(batch)):
+        with explain_device_errors(describe_batch(batch)):
             self._in_flight.append(self._launch(batch, begun))
         self._profiler.submitted()
 
@@ -220,7 +227,10 @@ class TorchExecutor:
         self._sampled[: len(token_ids)].copy_(token_ids)
 
     def _sample(self, inputs: PackedInputs) -> Tensor:
-        logits = self.passes(inputs)
+        if isinstance(inputs, PartialInputs):
+            logits = inputs.logits(self.model, self.cache, self.halfway)
+        else:
+            logits = self.model(inputs, self.cache)
         with self._profiler.range("sampling"):
             return self.model.operations.greedy(logits)
 
@@ -228,9 +238,11 @@ class TorchExecutor:
         """Pack a batch without padding; valid until the next one. Its tokens are known, except
         those sampled last, of `newest`.
         """
-        if batch.layers is not None:
-            packed = partial(self.packed, newest=newest)
-            return packed_apart(batch, self.model.spec.num_layers, packed)
+        packed = partial(self._packed, newest=newest)
+        inputs: PackedInputs = batch.packed(packed, self.model.spec.num_layers)
+        return inputs
+
+    def _packed(self, batch: Batch, newest: Sequence[SequenceState]) -> PackedInputs:
         if self._limits is None:
             return pack(batch, self._tokens, self.model)
         shape = self._limits.exact(batch)
@@ -262,12 +274,12 @@ class TorchExecutor:
                 self._limits, batch_size=batch_size, max_tokens=max_tokens, longest=longest
             )
             self._drop_beyond(self._shapes.all)
-            with explain_device_errors(self.model.device, "the recording of CUDA graphs"):
+            with explain_device_errors("the recording of CUDA graphs"):
                 self._record(self._shapes.all)
                 if self.model.device.type == "cuda":
                     self.compile_kernels(longest)
         if self._host_pool is not None:
-            with explain_device_errors(self.model.device, "the first swap"):
+            with explain_device_errors("the first swap"):
                 self._host_pool.warm_up()
 
     @torch.inference_mode()
@@ -306,7 +318,7 @@ class TorchExecutor:
         if shape in self._kept:
             self.recordings[shape] = self._kept.pop(shape)
         else:
-            with explain_device_errors(self.model.device, "the recording of CUDA graphs"):
+            with explain_device_errors("the recording of CUDA graphs"):
                 self._record([shape])
         try:
             yield

@@ -69,7 +69,8 @@ class Memory:
             raise UserError(
                 f"model {self.spec.name} needs {self.weights / 1e9:.1f} GB for weights and "
                 f"{cache / 1e9:.1f} GB for KV, {self.device_name} has {free / 1e9:.1f} GB free, "
-                f"of which a tenth stays for activations; {self._fix(free)}"
+                "of which a tenth stays for activations; lower batch, shorten the requests or "
+                "max_model_len, use dtype=bfloat16, or take a smaller model"
             )
         taken = self.weights + cache if self.device == CPU else 0
         left = max(0.0, USABLE * free_memory_bytes(CPU) - taken)
@@ -79,18 +80,6 @@ class Memory:
                 f"host memory, of which {left / 1e9:.1f} GB are left; lower it, or use "
                 "preemption=recompute"
             )
-
-    def _fix(self, free: int) -> str:
-        """Return what to change about a model or cache that is too large."""
-        tokens = int((USABLE * free - self.weights) // self.token_bytes)
-        if tokens > 0:
-            return (
-                f"there is room for {tokens} tokens of KV: lower batch, shorten the requests or "
-                "max_model_len"
-            )
-        halved = self.spec.weight_bytes(2) < USABLE * free and self.dtype_bytes > 2
-        fix = "use dtype=bfloat16" if halved else "take a smaller model"
-        return f"its weights alone do not fit: {fix}"
 
     def kv_blocks(self, block_size: int) -> int:
         """Return the blocks that fit beside the weights. Raises UserError for none."""

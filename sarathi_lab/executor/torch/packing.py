@@ -22,15 +22,26 @@ from sarathi_lab.engine.request import Batch, Chunk, SequenceState
 from sarathi_lab.executor.torch.block_table import BlockTable
 from sarathi_lab.executor.torch.shapes import Limits, Parts, Shape
 from sarathi_lab.model.operations import PackedInputs
-from sarathi_lab.model.transformer import Transformer
+from sarathi_lab.model.transformer import KVCache, Transformer
 
 Views = dict[str, NDArray[Any]]
+Halfway = dict[SequenceState, tuple[Tensor, Tensor]]
 BY_TOKEN = ("token_ids", "positions", "slots", "feed_rows")
 BY_SEQUENCE = (
     "query_starts", "kv_lens", "block_table", "tiles", "decodes", "parts", "reductions"
 )  # fmt: skip
 ALIGNMENT = 32  # int32 elements: kernels are compiled for aligned pointers, once only if all are
 NUM_BUFFERS = 2  # batches in flight at most: a buffer is filled again when its batch is done
+
+
+class PartialInputs(PackedInputs):
+    """Inputs of a batch whose prompts pass only some layers, packed by its `Layers`."""
+
+    def logits(self, model: Transformer, cache: KVCache, halfway: Halfway) -> Tensor:
+        """Return the logits of emitting rows, [num_emits, vocab_size]. For each prompt halfway
+        keep hidden states and pending updates, both [num_tokens, hidden_size].
+        """
+        raise NotImplementedError
 
 
 def pack(

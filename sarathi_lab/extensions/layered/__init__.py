@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, NamedTuple
@@ -101,6 +102,13 @@ class LayeredBatch(Batch):
         if self.layers.stop < num_layers:
             parts.append((range(self.layers.stop, num_layers if num_decodes else 0), outside))
         return parts
+
+    def packed(self, pack: Callable[[Batch], Any], num_layers: int) -> Any:
+        if self.layers is None:
+            return pack(self)
+        from sarathi_lab.extensions.layered.passes import packed_apart  # torch takes seconds
+
+        return packed_apart(self, num_layers, pack)
 
     def computed(self, chunks: list[Chunk], scheduler: Scheduler) -> list[Chunk]:
         """Record which tokens of prompts are halfway, requeue these, and return the others."""

@@ -118,4 +118,4 @@ def test_what_was_halfway_is_kept_for_nobody_who_gave_way(model):
     requests = requests_with_tokens([(3, 6), (8, 1)])
     table = serve(requests, EngineConfig(policy, **sizes), executor).requests()
     assert table.num_preemptions.tolist() == [0, 1]
-    assert not executor.passes.halfway
+    assert not executor.halfway
