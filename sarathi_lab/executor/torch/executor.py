@@ -154,8 +154,6 @@ class TorchExecutor:
     def write_profile(self, directory: Path) -> dict[str, float]:
         return self._profiler.write(directory, self._rehearse)
 
-    # -- one iteration -----------------------------------------------------------------------------
-
     def _launch(self, batch: Batch, begun: float) -> InFlight:
         if self._limits is None or batch.layers is not None:
             return self._launch_unpadded(batch, begun)
@@ -249,8 +247,6 @@ class TorchExecutor:
         packer = self._packer if batch.num_prefills else self._decode_packer
         packer.fill(batch, shape, newest)
         return packer.send(shape)
-
-    # -- before the run ----------------------------------------------------------------------------
 
     def warm_up(
         self, *, batch_size: int, chunk_tokens: int, longest: int, max_tokens: int | None = None
