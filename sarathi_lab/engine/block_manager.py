@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sarathi_lab.engine.prefix_cache import PrefixCache, num_found
+from sarathi_lab.engine.prefix_cache import PrefixCache
 from sarathi_lab.engine.request import Chunk, Copy, SequenceState
 
 
@@ -38,7 +38,7 @@ class BlockManager:
     @property
     def num_free(self) -> int:
         """Blocks that are empty, or cached without a holder."""
-        return len(self.empty) + (0 if self.prefix is None else self.prefix.num_unused)
+        return len(self.empty) + (0 if self.prefix is None else len(self.prefix.unused))
 
     @property
     def num_used(self) -> int:
@@ -70,7 +70,7 @@ class BlockManager:
         if missing <= 0:  # most tokens come one at a time
             return True
         if (short := missing - len(self.empty)) > 0:
-            if self.prefix is None or short > self.prefix.num_unused:
+            if self.prefix is None or short > len(self.prefix.unused):
                 return False
             self.empty.extend(self.prefix.evict(short))
         taken = self.empty[: -missing - 1 : -1]
@@ -84,7 +84,7 @@ class BlockManager:
     def look_up(self, sequence: SequenceState) -> SequenceState:
         """Count the cached tokens of a waiting `sequence` as computed, and return it."""
         if self.prefix is not None:
-            sequence.num_computed = num_found(self.prefix.find(sequence)) * self.block_size
+            sequence.num_computed = self.prefix.find(sequence) * self.block_size
         return sequence
 
     def publish(self, chunks: Sequence[Chunk]) -> None:
@@ -103,7 +103,8 @@ class BlockManager:
         if self.prefix is None:
             return self.can_hold(num_tokens, watermark) and self.grow(sequence, num_tokens)
         found = self.prefix.find(sequence)
-        fewer_free = self.blocks_for(num_tokens) - num_found(found) + self.prefix.num_taken(found)
+        taken = self.prefix.num_taken(sequence, found)
+        fewer_free = self.blocks_for(num_tokens) - found + taken
         if fewer_free + self.watermark_blocks(watermark) > self.num_free:
             return False
         self.prefix.share(sequence, found)

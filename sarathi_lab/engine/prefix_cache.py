@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from sarathi_lab.engine.executor import NO_TOKEN
-from sarathi_lab.engine.request import CachedRun, SequenceState
+from sarathi_lab.engine.request import SequenceState
 
 PREFIX_ID_TOKENS = 512  # tokens of one of `Request.prefix_ids`, as in Mooncake's traces
-
-
-class Hit(NamedTuple):
-    """The first `num_blocks` blocks of a cached run, equal to those of a waiting sequence."""
-
-    run: CachedRun
-    num_blocks: int
 
 
 class PrefixCache:
@@ -30,54 +20,49 @@ class PrefixCache:
     keys mean equal tokens from the start on. A block can be shared once it is computed (`publish`).
     Blocks without a holder stay until room is needed; the least recently used are evicted first,
     the last blocks of a sequence before its first.
-
-    Blocks are indexed by runs, as in SGLang's radix tree. A key is cached if a run begins with it,
-    or if it follows the key before it in that key's run.
     """
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self.runs: dict[int, CachedRun] = {}  # by their first keys
-        # Runs without a holder, oldest first: their blocks count as free.
-        self.unused: OrderedDict[CachedRun, None] = OrderedDict()
-        self.num_unused = 0  # blocks of these
+        self.blocks: dict[int, int] = {}  # cached blocks by their keys
+        self.num_holders: dict[int, int] = {}  # of each cached block
+        # Cached blocks without a holder, oldest first, which count as free.
+        self.unused: OrderedDict[int, None] = OrderedDict()
+        self._keys: dict[int, int] = {}  # of cached blocks
         # The last answer of `find`, as the first waiting sequence is looked up in every iteration.
-        self._last_sequence: SequenceState | None = None
-        self._last_hits: list[Hit] = []
+        self._last: tuple[SequenceState | None, int] = (None, 0)
 
-    def find(self, sequence: SequenceState) -> list[Hit]:
-        """Find the cached prefix of `sequence`, all but one token at most."""
-        if sequence is not self._last_sequence:
-            self._last_sequence, self._last_hits = sequence, []
-        elif self._last_hits:
-            self._last_hits.pop()  # it may have grown
+    def find(self, sequence: SequenceState) -> int:
+        """Count the cached blocks at the start of `sequence`, all but one token at most."""
+        last, at = self._last
+        if sequence is not last:
+            at = 0
         num_full = (sequence.num_known - 1) // self.block_size
-        keys, at = self._keys_of(sequence, num_full), num_found(self._last_hits)
-        while at < num_full and (run := self.runs.get(keys[at])) is not None:
-            alike = _num_alike(run, keys, at, num_full)
-            self._last_hits.append(Hit(run, alike))
-            at += alike
-        return self._last_hits.copy()
+        keys, blocks = self._keys_of(sequence, num_full), self.blocks
+        while at < num_full and keys[at] in blocks:
+            at += 1
+        self._last = (sequence, at)
+        return at
 
-    def num_taken(self, found: Sequence[Hit]) -> int:
-        """Blocks of `found` without a holder, which are no longer free once shared."""
-        return num_found([hit for hit in found if not hit.run.holders])
+    def num_taken(self, sequence: SequenceState, number: int) -> int:
+        """Count blocks without a holder among the first `number`, cached ones: no longer free once
+        shared.
+        """
+        shared = map(self.blocks.__getitem__, sequence.block_keys[:number])
+        return len(self.unused.keys() & shared)
 
-    def share(self, sequence: SequenceState, found: Sequence[Hit]) -> None:
-        """Let `sequence`, which holds no block, hold the result of `find`."""
-        self._last_sequence = None  # runs are cut
-        block_ids = sequence.block_ids
-        for run, num_blocks in found:
-            if not run.holders:
-                self.num_unused -= num_blocks
-            held = self._cut(run, num_blocks) if num_blocks < len(run.keys) else run
-            self.unused.pop(held, None)
-            held.holders.append(sequence)
-            sequence.cached_runs.append(held)
-            block_ids.extend(held.block_ids)
+    def share(self, sequence: SequenceState, number: int) -> None:
+        """Let `sequence`, which holds no block, hold its first `number`, which are cached."""
+        block_ids = list(map(self.blocks.__getitem__, sequence.block_keys[:number]))
+        num_holders, unused = self.num_holders, self.unused
+        for block in block_ids:
+            if not num_holders[block]:
+                del unused[block]
+            num_holders[block] += 1
+        sequence.block_ids += block_ids
         first = block_ids[0] if block_ids else 0
-        sequence.blocks_are_neighbours = block_ids == list(range(first, first + len(block_ids)))
-        sequence.num_published = len(block_ids)
+        sequence.blocks_are_neighbours = block_ids == list(range(first, first + number))
+        sequence.num_published = number
 
     def publish(self, sequence: SequenceState) -> None:
         """Cache the computed full blocks of `sequence`, of equal blocks the first.
@@ -86,83 +71,37 @@ class PrefixCache:
         block that ends in it waits for the next token; on every executor, so that schedules are
         equal.
         """
-        num_computed, at = sequence.num_computed, sequence.num_published
+        num_computed, start = sequence.num_computed, sequence.num_published
         num_full = (num_computed - (num_computed > sequence.request.prompt_len)) // self.block_size
-        if num_full <= at:
+        if num_full <= start:
             return
         keys = self._keys_of(sequence, num_full)
-        at += self._num_following(sequence, keys, at, num_full)
-        begun = self.runs.keys() & keys[at:num_full]  # mostly none
-        while at < num_full:
-            if keys[at] in begun:
-                at += _num_alike(self.runs[keys[at]], keys, at, num_full)
-            else:
-                others = range(at, num_full) if begun else ()
-                end = next((each for each in others if keys[each] in begun), num_full)
-                self.add(sequence, keys, at, end)
-                at = end
+        for key, block in zip(keys[start:num_full], sequence.block_ids[start:], strict=False):
+            if key not in self.blocks:
+                self.blocks[key], self._keys[block], self.num_holders[block] = block, key, 1
         sequence.num_published = num_full
 
     def release(self, sequence: SequenceState) -> list[int]:
         """Release all blocks of `sequence`; returns uncached ones, the last first."""
-        runs = sequence.cached_runs
-        for run in reversed(runs):
-            run.holders.remove(sequence)
-            if not run.holders:
-                self.unused[run] = None
-                self.num_unused += len(run.keys)
-        cached = {block for run in runs for block in run.block_ids}
-        runs.clear()
+        uncached, num_holders = [], self.num_holders
+        for block in reversed(sequence.block_ids):
+            number = num_holders.get(block, 0)
+            if number > 1:
+                num_holders[block] = number - 1
+            elif number:
+                num_holders[block], self.unused[block] = 0, None
+            else:
+                uncached.append(block)
         sequence.num_published = 0
-        return [block for block in reversed(sequence.block_ids) if block not in cached]
+        return uncached
 
     def evict(self, num_blocks: int) -> list[int]:
         """Evict `num_blocks` blocks without a holder, and return them."""
-        evicted: list[int] = []
-        self.num_unused -= num_blocks
-        while (left := num_blocks - len(evicted)) > 0:
-            run = next(iter(self.unused))
-            if any(run is hit.run for hit in self._last_hits):
-                self._last_sequence = None
-            evicted += run.block_ids[: -left - 1 : -1]
-            if left >= len(run.keys):
-                del self.unused[run], self.runs[run.keys[0]]
-            else:
-                del run.keys[-left:], run.block_ids[-left:]
+        self._last = (None, 0)
+        evicted = [self.unused.popitem(last=False)[0] for _ in range(num_blocks)]
+        for block in evicted:
+            del self.blocks[self._keys.pop(block)], self.num_holders[block]
         return evicted
-
-    def _num_following(self, sequence: SequenceState, keys: list[int], start: int, end: int) -> int:
-        """Count the keys `start` to `end` that follow the key before them in its run."""
-        runs = sequence.cached_runs
-        if start == 0 or (runs and runs[-1].keys[-1] == keys[start - 1]):
-            return 0  # its last run ends there
-        for first in range(start - 1, -1, -1):
-            if (run := self.runs.get(keys[first])) is not None:
-                return max(0, _num_alike(run, keys, first, end) - (start - first))
-        return 0
-
-    def add(self, sequence: SequenceState, keys: list[int], start: int, end: int) -> None:
-        """Cache the blocks `start` to `end` of `sequence`: in its last run, if they follow it and
-        it has no other holder.
-        """
-        runs = sequence.cached_runs
-        is_next = start > 0 and runs and runs[-1].keys[-1] == keys[start - 1]
-        if not is_next or len(runs[-1].holders) > 1:
-            runs.append(CachedRun([sequence]))
-            self.runs[keys[start]] = runs[-1]
-        runs[-1].keys += keys[start:end]
-        runs[-1].block_ids += sequence.block_ids[start:end]
-
-    def _cut(self, run: CachedRun, num_blocks: int) -> CachedRun:
-        """Split the first `num_blocks` off `run`, with the same holders, and return them as a run,
-        which is not in `unused` even without holders.
-        """
-        first = CachedRun(run.holders.copy(), run.keys[:num_blocks], run.block_ids[:num_blocks])
-        del run.keys[:num_blocks], run.block_ids[:num_blocks]
-        self.runs[first.keys[0]], self.runs[run.keys[0]] = first, run
-        for holder in first.holders:
-            holder.cached_runs.insert(holder.cached_runs.index(run), first)
-        return first
 
     def _keys_of(self, sequence: SequenceState, num_blocks: int) -> list[int]:
         """Return the keys of at least the first `num_blocks` blocks, full ones of known tokens."""
@@ -194,19 +133,6 @@ class PrefixCache:
         first = hash((before, pieces[piece:end]))
         alike = min((piece + 1) * PREFIX_ID_TOKENS, num_identified) // size - len(keys)
         keys.extend(range(first, first + max(1, alike)))
-
-
-def num_found(found: Sequence[Hit]) -> int:
-    """Count the blocks of `found`."""
-    return sum(hit.num_blocks for hit in found)
-
-
-def _num_alike(run: CachedRun, keys: list[int], start: int, end: int) -> int:
-    """Count the equal keys of `run` and the keys `start` to `end`, all before the first difference
-    (equal keys have equal keys before them).
-    """
-    pairs = range(min(len(run.keys), end - start))
-    return bisect_left(pairs, True, key=lambda at: run.keys[at] != keys[start + at])
 
 
 def _tokens(sequence: SequenceState, start: int, end: int) -> bytes:

@@ -50,7 +50,6 @@ class SequenceState:
     blocks_are_neighbours: bool = True  # block_ids count up by one
     host_block_ids: list[int] = field(default_factory=list)  # while swapped out
     block_keys: list[int] = field(default_factory=list)  # of full blocks. By PrefixCache
-    cached_runs: list[CachedRun] = field(default_factory=list)  # held, in order. By PrefixCache
     num_published: int = 0  # full blocks that others may share. By PrefixCache
     is_running: bool = False  # admitted, not preempted since; from here on by Scheduler
     position: int = 0  # rank among the running ones
@@ -93,15 +92,6 @@ class SequenceState:
     def __repr__(self) -> str:
         counts = f"{self.num_computed}/{self.num_known} computed"
         return f"SequenceState({self.request.request_id}: {counts})"
-
-
-@dataclass(eq=False, slots=True)
-class CachedRun:
-    """Consecutive cached blocks with the same holders, by their keys; see `PrefixCache`."""
-
-    holders: list[SequenceState]
-    keys: list[int] = field(default_factory=list)
-    block_ids: list[int] = field(default_factory=list)
 
 
 class Chunk(NamedTuple):

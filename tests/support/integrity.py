@@ -39,23 +39,15 @@ def check_integrity(
 
 
 def _unused_blocks(prefix: PrefixCache, held: Iterable[int]) -> list[int]:
-    """Raise AssertionError unless `held` fits the runs' holders; returns the unused blocks."""
-    counts, runs = Counter(held), prefix.runs.values()
-    holders = {block: len(run.holders) for run in runs for block in run.block_ids}
+    """Raise AssertionError unless `held` fits the counted holders; returns the unused blocks."""
+    counts, holders = Counter(held), prefix.num_holders
     for block in counts.keys() | holders.keys():
         expected = holders.get(block, 1)
         if counts[block] != expected:
             raise AssertionError(f"block {block} has {counts[block]} holders, not {expected}")
-    keys = [key for run in runs for key in run.keys]
-    if len(set(keys)) != len(keys) or len(keys) != len(holders):
+    if sorted(prefix.blocks.values()) != sorted(holders):
         raise AssertionError("keys and blocks do not tell the same")
-    if any(run.keys[0] != first for first, run in prefix.runs.items()):
-        raise AssertionError("a run is not found by its first key")
-    if any(run not in one.cached_runs for run in runs for one in run.holders):
-        raise AssertionError("a run has a holder that does not know of it")
-    unused = [block for run in prefix.unused for block in run.block_ids]
+    unused = list(prefix.unused)
     if sorted(unused) != sorted(block for block, number in holders.items() if not number):
         raise AssertionError("what nobody holds is not what is unused")
-    if len(unused) != prefix.num_unused:
-        raise AssertionError(f"{len(unused)} blocks are unused, {prefix.num_unused} counted")
     return unused

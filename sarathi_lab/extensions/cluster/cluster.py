@@ -325,7 +325,6 @@ def moved(sequence: SequenceState) -> SequenceState:
         sequence,
         block_ids=[],
         host_block_ids=[],
-        cached_runs=[],
         num_published=0,
         blocks_are_neighbours=True,
     )

@@ -23,7 +23,6 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.config import MakeScheduler, Topology
 from sarathi_lab.engine.executor import Backend, Executor
 from sarathi_lab.engine.policy import Policy
-from sarathi_lab.engine.prefix_cache import num_found
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
@@ -56,7 +55,7 @@ def round_robin() -> Router:
 def cached_tokens(scheduler: Scheduler, sequence: SequenceState) -> int:
     """Tokens at the start of `sequence` that the instance has in its prefix cache."""
     prefix = scheduler.blocks.prefix
-    return 0 if prefix is None else num_found(prefix.find(sequence)) * prefix.block_size
+    return 0 if prefix is None else prefix.find(sequence) * prefix.block_size
 
 
 @dataclass(frozen=True, kw_only=True)
