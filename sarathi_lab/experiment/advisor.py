@@ -16,8 +16,7 @@ from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.policy import Orca, Policy, RequestLevel, Sarathi
-from sarathi_lab.results.serving_metrics import is_met, latency
-from sarathi_lab.results.slo import Slo
+from sarathi_lab.results.serving_metrics import Slo, is_met, latency
 
 BASELINES: Mapping[str, Policy] = {"request_level": RequestLevel(), "orca": Orca()}
 AS_GOOD = 0.01  # a throughput that is less than this share below the best is as good

@@ -18,8 +18,7 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.results.intervals import ends_of_median
-from sarathi_lab.results.serving_metrics import is_met
-from sarathi_lab.results.slo import Slo
+from sarathi_lab.results.serving_metrics import Slo, is_met
 
 ROUNDING = 1e-9  # of the logarithm, so that rate and step are inverse
 # Default limits of a search, in saturation rates. Above, only a short run meets an objective.

@@ -41,6 +41,13 @@ VLLM_LISTS = {
     "itls": "gaps",
     "errors": "error",
 }
+GUIDELLM = {
+    "prompt_tokens": "prompt_len",
+    "output_tokens": "output_len",
+    "request_start_time": "sent",
+    "time_to_first_token_ms": "ttft",
+    "request_latency": "latency",
+}
 
 
 @dataclass(frozen=True)
@@ -122,21 +129,13 @@ def _from_vllm(content: Mapping[str, Any], path: Path) -> Benchmark:
 
 def _from_guidellm(content: Mapping[str, Any], path: Path) -> Benchmark:
     requests = content["requests"]
-    rows = [
-        {
-            "prompt_len": one["prompt_tokens"],
-            "output_len": one["output_tokens"],
-            "sent": one["request_start_time"],
-            "ttft": one["time_to_first_token_ms"] * 1e-3,
-            "gaps": [],
-            "latency": one["request_latency"],
-        }
-        for one in requests["successful"]
-    ]
+    table = pd.DataFrame(requests["successful"], columns=list(GUIDELLM)).rename(columns=GUIDELLM)
+    table["ttft"] *= 1e-3
+    table["gaps"] = [[]] * len(table)
     strategy = (content.get("config") or {}).get("strategy") or {}
     settings = {"policy": "guidellm", "workload.rate": strategy.get("rate")}
     failed = len(requests.get("errored") or []) + len(requests.get("incomplete") or [])
-    return _benchmark(settings, pd.DataFrame(rows), failed, path)
+    return _benchmark(settings, table, failed, path)
 
 
 def _from_aiperf(records: Sequence[Mapping[str, Any]], path: Path) -> Benchmark:

@@ -1,4 +1,4 @@
-"""Display of a run and of a sweep in the terminal: device, cautions, tables, picture."""
+"""Display of a run and of a sweep: device, cautions, tables, picture."""
 
 from __future__ import annotations
 

@@ -18,8 +18,7 @@ from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.results.metrics import add_costs, summarise
 from sarathi_lab.results.plots.tasks import rate_curves
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result
-from sarathi_lab.results.serving_metrics import is_met
-from sarathi_lab.results.slo import Slo
+from sarathi_lab.results.serving_metrics import Slo, is_met
 from sarathi_lab.tasks import serve
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.plan import AUTO, Plan, changed, make_plan, slo_reference

@@ -26,7 +26,7 @@ from sarathi_lab.model.roofline import TILE
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.decode_cost import decode_iteration
-from sarathi_lab.results.slo import Targets
+from sarathi_lab.results.serving_metrics import Targets
 from sarathi_lab.results.window import SaturationLimits, Window
 from sarathi_lab.workload import LoadedRequests, Workload
 from sarathi_lab.workload.traces import Trace

@@ -35,8 +35,7 @@ from sarathi_lab.results.report import (
     summary_table,
 )
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, DisplayTable, Result, Stopped, show
-from sarathi_lab.results.serving_metrics import serving_summary, stall_histogram
-from sarathi_lab.results.slo import Slo
+from sarathi_lab.results.serving_metrics import Slo, serving_summary, stall_histogram
 from sarathi_lab.results.trace import write_trace
 from sarathi_lab.results.window import Saturated, delay_trend
 from sarathi_lab.tasks.base import Task, conclude

@@ -27,7 +27,7 @@ from sarathi_lab.experiment.advisor import (
 )
 from sarathi_lab.experiment.clock import chunking_loss
 from sarathi_lab.policy import RequestLevel, Sarathi, SarathiServe
-from sarathi_lab.results.slo import Slo
+from sarathi_lab.results.serving_metrics import Slo
 from sarathi_lab.run import main
 from sarathi_lab.tasks import plan
 from sarathi_lab.workload.synthetic import Uniform

@@ -23,6 +23,8 @@ from sarathi_lab.policy import RequestLevel
 from sarathi_lab.results.decode_cost import decode_iteration
 from sarathi_lab.results.metrics import add_costs
 from sarathi_lab.results.serving_metrics import (
+    Slo,
+    Targets,
     by_class,
     fairness,
     gaps,
@@ -37,7 +39,6 @@ from sarathi_lab.results.serving_metrics import (
     stall_histogram,
     stalls,
 )
-from sarathi_lab.results.slo import Slo, Targets
 from sarathi_lab.run import main
 
 Row = tuple[int, float, float, list[float]]  # prompt, arrival, first scheduled, token times

@@ -26,7 +26,7 @@ from sarathi_lab.experiment.capacity import (
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.policy import RequestLevel, SarathiServe
 from sarathi_lab.results.load import load_runs
-from sarathi_lab.results.slo import Slo
+from sarathi_lab.results.serving_metrics import Slo
 from sarathi_lab.run import main
 
 

@@ -27,8 +27,7 @@ from sarathi_lab.extensions.after_sarathi import Lprs, SloBudget
 from sarathi_lab.extensions.under_load import ServingBench, compared, point, under_load
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.plots.spec import by_device
-from sarathi_lab.results.serving_metrics import is_good, waits
-from sarathi_lab.results.slo import Slo
+from sarathi_lab.results.serving_metrics import Slo, is_good, waits
 
 HINDSIGHT, BOUND, FCFS = "hindsight", "bound", "first come"
 # What an objective's time between tokens bounds: each gap, or how late a token is, whose deadline

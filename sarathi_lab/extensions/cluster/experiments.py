@@ -30,8 +30,7 @@ from sarathi_lab.extensions.under_load import (
     ratios,
 )
 from sarathi_lab.results.plots.spec import by_device
-from sarathi_lab.results.serving_metrics import gaps, is_good
-from sarathi_lab.results.slo import Slo
+from sarathi_lab.results.serving_metrics import Slo, gaps, is_good
 from sarathi_lab.workload.synthetic import Agentic
 
 KINDS: Mapping[str, type[Several]] = {

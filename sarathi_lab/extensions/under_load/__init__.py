@@ -39,7 +39,7 @@ from sarathi_lab.results import load
 from sarathi_lab.results.decode_cost import decode_iteration
 from sarathi_lab.results.intervals import FEWEST_PAIRS, summary
 from sarathi_lab.results.plots.spec import PlotSpec
-from sarathi_lab.results.slo import Slo
+from sarathi_lab.results.serving_metrics import Slo
 from sarathi_lab.workload.synthetic import Lognormal
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from sarathi_lab.results.plots.style import (
     panels,
     tick_in_steps,
 )
-from sarathi_lab.results.slo import Slo
+from sarathi_lab.results.serving_metrics import Slo
 
 # By bound: the column of capacity.parquet that it is for, and its name.
 BOUNDED = {

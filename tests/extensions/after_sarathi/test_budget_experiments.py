@@ -14,7 +14,7 @@ from sarathi_lab.extensions.after_sarathi.adaptive_budgets import (
     within,
 )
 from sarathi_lab.policy import SarathiServe
-from sarathi_lab.results.slo import Slo
+from sarathi_lab.results.serving_metrics import Slo
 
 SLO = Slo(name="two", ttft=1.0, tbt=0.5)
 
