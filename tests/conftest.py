@@ -31,7 +31,6 @@ KERNEL_TESTS = {
     "test_kernel_executor",
     "test_nll",
     "test_quantized_kernels",
-    "test_tiled_matmul",
 }
 
 GPU_MARK = "mark.gpu"

@@ -19,7 +19,6 @@ from sarathi_kernels.elementwise.norm import NormKind, add_norm
 from sarathi_kernels.elementwise.rotary import apply_rotary, rotary_tables
 from sarathi_kernels.elementwise.rotary_kv import rotate_and_store
 from sarathi_kernels.elementwise.sampling import greedy
-from sarathi_kernels.products.tiled_matmul import TILES, Tile, tiled_matmul
 
 BLOCK_SIZE = 16  # tokens of a cache block
 
@@ -42,16 +41,6 @@ SHAPES = (
 )
 TINY = (Shape("tiny", 64, 2, 16, 128, (1, 3)),)
 VOCABULARIES = (32_000, 128_256)
-MATMUL_ROWS = (
-    64,
-    128,
-    129,
-    256,
-    257,
-    512,
-    513,
-    1024,
-)  # full tiles, and one row more than they hold
 
 
 def benchmarks(device: torch.device, dtype: torch.dtype, quick: bool) -> Iterator[Benchmark]:
@@ -67,9 +56,6 @@ def benchmarks(device: torch.device, dtype: torch.dtype, quick: bool) -> Iterato
     for vocab in (100,) if quick else VOCABULARIES:
         for num_rows in (1, 3) if quick else (1, 8, 32, 64):
             yield from _greedy(num_rows, vocab, device, dtype)
-    size = shapes[0].hidden_size
-    for rows in (16, 17) if quick else MATMUL_ROWS:
-        yield from _matmul(rows, size, (Tile(16, 32, 16),) if quick else TILES, device, dtype)
 
 
 def _random(*sizes: int, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -161,18 +147,3 @@ def _greedy(
     case = f"{num_rows} rows of {vocab}"
     yield Benchmark("greedy", case, "triton", lambda: greedy(logits), 0, _size(logits))
     yield Benchmark("greedy", case, "torch", lambda: logits.argmax(dim=1), 0, _size(logits))
-
-
-def _matmul(
-    rows: int, size: int, tiles: tuple[Tile, ...], device: torch.device, dtype: torch.dtype
-) -> Iterator[Benchmark]:
-    a, b = (
-        _random(rows, size, device=device, dtype=dtype),
-        _random(size, size, device=device, dtype=dtype),
-    )
-    flops, num_bytes = 2.0 * rows * size * size, 2 * _size(a) + _size(b)
-    case = f"{rows} x {size} x {size}"
-    for tile in tiles:
-        work = lambda tile=tile: tiled_matmul(a, b, tile)  # noqa: E731
-        yield Benchmark("tiled_matmul", case, f"triton {tile}", work, flops, num_bytes)
-    yield Benchmark("tiled_matmul", case, "torch", lambda: a @ b, flops, num_bytes)

@@ -25,7 +25,6 @@ from sarathi_kernels.elementwise.fused_activation import activation_, gated_acti
 from sarathi_kernels.elementwise.norm import NormKind, add_norm
 from sarathi_kernels.elementwise.rotary_kv import rotate_and_store
 from sarathi_kernels.elementwise.sampling import greedy
-from sarathi_kernels.products.tiled_matmul import TILES, Tile, tiled_matmul
 from sarathi_kernels.runtime.chip import Chip
 from sarathi_kernels.runtime.launch import Launch, recorded
 
@@ -97,8 +96,6 @@ def record(chip: Chip, *, quick: bool = False, num_tokens: int = 48) -> list[Lau
             for hidden_size in HIDDEN_SIZES[:1] if is_short else HIDDEN_SIZES:
                 _work_on_rows(dtype, hidden_size, num_tokens)
             greedy(_meta(num_tokens, VOCAB_SIZE, dtype=dtype))
-            for tile in TILES[:1] if is_short else TILES:
-                _multiply(dtype, tile)
     return recording.launches
 
 
@@ -137,8 +134,6 @@ def _work_on(batch: Batch, chip: Chip) -> None:
     add_norm(hidden, hidden, hidden[0], None, 1e-5, "rms")
     gated_activation(_meta(sum(lengths), 8 * hidden_size, dtype=shape.dtype), "silu")
     greedy(_meta(batch.num_decodes + 1, VOCAB_SIZE, dtype=shape.dtype))
-    weight = _meta(hidden_size, hidden_size, dtype=shape.dtype)
-    tiled_matmul(hidden, weight, TILES[1])
 
 
 def head_shapes(chip: Chip, quick: bool) -> list[HeadShape]:
@@ -209,13 +204,6 @@ def _work_on_rows(dtype: torch.dtype, hidden_size: int, num_tokens: int) -> None
     activation_(gate_up, "silu")
     activation_(gate_up, "gelu")
     activation_(gate_up, "gelu_tanh")
-
-
-def _multiply(dtype: torch.dtype, tile: Tile) -> None:
-    """By pointers, and by descriptors where the chip has them."""
-    a, b = _meta(512, 5120, dtype=dtype), _meta(5120, 5120, dtype=dtype)
-    tiled_matmul(a, b, tile, use_descriptors=False)
-    tiled_matmul(a, b, tile)
 
 
 def _plan(num_tokens: int, tile_rows: int, is_split: bool) -> AttentionPlan:

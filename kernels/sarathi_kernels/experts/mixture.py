@@ -4,7 +4,7 @@ programs take tiles of rows of one expert each (`routing.py`).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -12,10 +12,18 @@ import triton.language as tl
 from torch import Tensor
 
 from sarathi_kernels.experts.routing import Routing, route
-from sarathi_kernels.products.tiled_matmul import Tile
 from sarathi_kernels.runtime.checks import require_dtype
 from sarathi_kernels.runtime.chip import chip_of
 from sarathi_kernels.runtime.launch import launch
+
+
+class Tile(NamedTuple):
+    """A program computes `m` x `n` elements of a product, `k` columns and rows at a time."""
+
+    m: int
+    n: int
+    k: int
+
 
 # By the rows that an expert has in the mean: the last takes all.
 TILES = (Tile(16, 128, 128), Tile(64, 128, 64), Tile(128, 128, 64))

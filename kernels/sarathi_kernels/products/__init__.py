@@ -1,1 +1,0 @@
-"""Matrix products of chosen tiles."""
