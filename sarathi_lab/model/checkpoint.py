@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, get_args
+from typing import Any, get_args
 
 from omegaconf import DictConfig
 from safetensors import SafetensorError, safe_open
@@ -154,12 +154,7 @@ class AutoModel:
         return spec, directory
 
 
-class HasDefaultModel(Protocol):
-    @property
-    def default_model(self) -> str: ...
-
-
-def resolve_model(cfg: DictConfig, backend: HasDefaultModel) -> tuple[ModelSpec, Path | None]:
+def resolve_model(cfg: DictConfig, backend: Any) -> tuple[ModelSpec, Path | None]:
     """The model that `cfg` names, with the types of its cache and weights, and the folder of these
     if it has one. Raises UserError.
     """

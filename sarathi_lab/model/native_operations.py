@@ -24,10 +24,10 @@ from sarathi_kernels.cpu.packing import (
 )
 from sarathi_kernels.elementwise.activation import activate_, gated_activate_
 from sarathi_kernels.elementwise.rotary import rotary_tables
-from sarathi_lab.model.eight_bit import Int8Linear
 from sarathi_lab.model.operations import NAN_TOKEN, Operations, PackedInputs
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import KVCache, Layer, Transformer
+from sarathi_lab.model.weights import Int8Linear
 
 DTYPES = (torch.float32, torch.bfloat16)
 EXPERTS = ("gate_up", "down")  # of a layer: the weights of all of them

@@ -126,27 +126,21 @@ class ModelSpec:
 
     def _complaint(self) -> str | None:
         """Describe a contradiction between fields that are valid one by one."""
-        if not isinstance(self.name, str) or not self.name:
-            return f"name={self.name} is not a name"
-        if not isinstance(self.rope_scaling, RopeScaling | None):
-            return f"rope_scaling={self.rope_scaling} is not a {RopeScaling.__name__}"
-        if self.num_heads % self.num_kv_heads:
-            return (
-                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}"
-            )
-        if not 0 < self.rotary_size + self.rotary_size % 2 <= self.head_size:
-            return (
-                f"rotary_fraction={self.rotary_fraction} rotates {self.rotary_size} of "
-                f"head_size={self.head_size} entries, which must be pairs within the head"
-            )
+        scaling, num_rotated = self.rope_scaling, self.rotary_size + self.rotary_size % 2
         is_mixture = 0 < self.experts_per_token <= self.num_experts
-        if (self.num_experts or self.experts_per_token) and not is_mixture:
-            return (
-                f"num_experts={self.num_experts} needs experts_per_token="
-                f"{self.experts_per_token} to be from 1 to it"
-            )
-        if self.shared_expert_size and not is_mixture:
-            return f"shared_expert_size={self.shared_expert_size} needs num_experts"
+        experts = ("num_experts", "experts_per_token", "shared_expert_size")
+        has_experts = any(getattr(self, name) for name in experts)
+        rotated = f"rotates {self.rotary_size} entries, which must be pairs within the head"
+        heads, rotary = ("num_heads", "num_kv_heads"), ("rotary_fraction", "head_size")
+        for names, is_wrong, reason in (
+            (("name",), not isinstance(self.name, str) or not self.name, "is not a name"),
+            (("rope_scaling",), not isinstance(scaling, RopeScaling | None), "is no RopeScaling"),
+            (heads, self.num_heads % self.num_kv_heads, "does not divide num_heads"),
+            (rotary, not 0 < num_rotated <= self.head_size, rotated),
+            (experts, has_experts and not is_mixture, "needs experts_per_token up to num_experts"),
+        ):
+            if is_wrong:
+                return ", ".join(f"{name}={getattr(self, name)}" for name in names) + f" {reason}"
         if self.num_params > MAX_PARAMS:
             return f"it would have {self.num_params:.1e} parameters, of {MAX_PARAMS:.0e} at most"
         return None
@@ -317,3 +311,36 @@ class ModelSpec:
     def flops(self, work: Work) -> Any:
         """All FLOPs of one iteration that no implementation can avoid."""
         return self.linear_flops(work) + self.attention_flops(work)
+
+
+def _degree(kind: str) -> Any:
+    fix = "use the number of devices that share a layer, or of stages, such as 2"
+    return whole(1, name=f"executor.{kind}_parallel", minimum=1, fix=fix)
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """Degrees of parallelism of one copy of a model. UserError for one below 1."""
+
+    tensor: int = _degree("tensor")  # devices that share every layer, by heads and columns
+    pipeline: int = _degree("pipeline")  # stages that share the layers
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def num_devices(self) -> int:
+        return self.tensor * self.pipeline
+
+    @property
+    def description(self) -> str:
+        """The devices in words, tensor by pipeline: "8 x 8 devices"."""
+        return f"{self.tensor} x {self.pipeline} devices"
+
+
+def uneven(kind: str, degree: int, number: int, what: str, most: int = 64) -> UserError:
+    """Make the error of a degree that does not divide `number`; valid ones are named to `most`."""
+    valid = ", ".join(str(n) for n in range(1, min(number, most) + 1) if number % n == 0)
+    return UserError(
+        f"executor.{kind}_parallel={degree} does not divide the {number} {what}; use one of {valid}"
+    )

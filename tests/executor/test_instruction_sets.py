@@ -19,8 +19,7 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.torch import backend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.profiling import Shape, batch_of
-from sarathi_lab.model.eight_bit import Int8Linear
-from sarathi_lab.model.weights import load_model
+from sarathi_lab.model.weights import Int8Linear, load_model
 
 DOTS = "armv8.2-a+dotprod"  # NEON's own products of four numbers, which not all of it has
 DRIVER = __file__.replace("test_instruction_sets.py", "instruction_sets.cpp")

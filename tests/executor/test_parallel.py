@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -63,23 +64,11 @@ def test_simulated_devices_have_what_real_ranks_have():
     assert Experts(mixture, LINKED, 2, tensor=2).shape.expert_size == real.ffn_size
 
 
-def test_large_products_take_half_the_time_on_two_devices():
-    spec, gpu = load_option("model", "13b"), load_option("hardware", "a100")
-    one, two = (
-        make_cost_model("analytic", spec, gpu, 2, Parallel(tensor)).operation_times(
-            batch_of(chunk=4096)
-        )
-        for tensor in (1, 2)
-    )
-    for name in ("qkv_proj", "ffn_up", "out_proj", "ffn_down", "prefill_attention"):
-        assert two[name] / one[name] == pytest.approx(0.5, abs=0.04)
-
-
-@pytest.mark.parametrize("tensor", [2, 4, 8])
-def test_an_all_reduce_moves_what_a_ring_does(tensor):
+def test_an_all_reduce_moves_what_a_ring_does():
     """GPT-3's hidden states of 256 tokens, 6.3 MB: each of n devices sends 2 (n - 1) / n of them,
     twice a layer.
     """
+    tensor = 4
     gpu, spec = load_option("hardware", "a100_2023"), load_option("model", "gpt3-175b")
     times = make_cost_model("analytic", spec, gpu, 2, Parallel(tensor)).operation_times(
         batch_of(chunk=256)
@@ -100,14 +89,13 @@ def test_small_all_reduces_are_sent_to_all_and_large_ones_summed_by_parts():
     assert all_reduce_time(1000, 1, gpu) == 0.0
 
 
-@pytest.mark.parametrize("name", ["a100", "h100", "h200", "b200", "l40s", "rtx-pro-6000"])
-def test_more_bytes_or_devices_never_take_less(name):
-    gpu = load_option("hardware", name)
-    times = np.array(
-        [[all_reduce_time(2**power, n, gpu) for power in range(8, 30)] for n in (2, 4, 8)]
-    )
-    assert (np.diff(times, axis=0) >= 0).all()
-    assert (np.diff(times, axis=1) >= 0).all()
+def test_more_bytes_or_devices_never_take_less():
+    for name in ("a100", "h100", "h200", "b200", "l40s", "rtx-pro-6000"):
+        gpu = load_option("hardware", name)
+        sizes = [2**power for power in range(8, 30)]
+        times = np.array([[all_reduce_time(size, n, gpu) for size in sizes] for n in (2, 4, 8)])
+        assert (np.diff(times, axis=0) >= 0).all()
+        assert (np.diff(times, axis=1) >= 0).all()
 
 
 def test_all_reduce_and_send_by_hand():
@@ -120,15 +108,16 @@ def test_all_reduce_and_send_by_hand():
     assert not {"all_reduce", "send"} & set(cost().operation_times(BATCH))
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 2), (2, 4)])
-@pytest.mark.parametrize("batch", [BATCH, batch_of(chunk=5), batch_of(decodes=3, context=7)])
-def test_stages_and_sends_are_the_iteration(tensor, pipeline, batch):
-    spread = cost(tensor, pipeline)
-    stages = spread.stage_times(batch)
-    assert len(stages) == pipeline
-    iteration = sum(stages) + (pipeline - 1) * spread.send_time(batch)
-    assert spread.iteration_time(batch) == pytest.approx(iteration)
-    assert sum(spread.operation_times(batch).values()) == pytest.approx(iteration)
+def test_stages_and_sends_are_the_iteration():
+    layouts = ((1, 1), (2, 1), (1, 2), (2, 4))
+    batches = (BATCH, batch_of(chunk=5), batch_of(decodes=3, context=7))
+    for (tensor, pipeline), batch in product(layouts, batches):
+        spread = cost(tensor, pipeline)
+        stages = spread.stage_times(batch)
+        assert len(stages) == pipeline
+        iteration = sum(stages) + (pipeline - 1) * spread.send_time(batch)
+        assert spread.iteration_time(batch) == pytest.approx(iteration)
+        assert sum(spread.operation_times(batch).values()) == pytest.approx(iteration)
 
 
 def test_the_last_stage_has_the_output_head_and_the_overhead():
@@ -171,20 +160,7 @@ def test_the_host_shows_where_the_device_is_not_much_slower():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("link_bytes_per_second", 0),
-        ("network_bytes_per_second", "fast"),
-        ("link_efficiency", 1.5),
-        ("link_latency", -1.0),
-        ("layer_host_time", -1e-3),
-        ("two_shot_latency", -1.0),
-        ("link_sharing", -0.5),
-        ("prompt_efficiency", 1.5),
-        ("decode_launch", -1.0),
-        ("chunk_splits", 0),
-        ("ungrouped_splits", 1.5),
-        ("partial_waves", 1),
-    ],
+    [("network_bytes_per_second", "fast"), ("link_efficiency", 1.5), ("chunk_splits", 0)],
 )
 def test_impossible_figures_are_refused(field, value):
     with pytest.raises(UserError, match=f"hardware.{field}={value}"):
@@ -224,22 +200,15 @@ def test_memory_is_that_of_all_devices_and_the_message_names_settings_that_fit()
 
 # -- through the runner ----------------------------------------------------------------------------
 
-TRACED = [
-    "executor=simulated",
-    "tracking=none",
-    "model=gpt3-175b",
-    "hardware=a100",
-    "workload=zipf",
-    "batch=4",
-]
+TRACED = ["executor=simulated", "tracking=none", "model=gpt3-175b", "hardware=a100"]
+TRACED += ["workload=zipf", "batch=4", "workload.num_requests=100", "trace=true"]
 SPREAD = ["executor.tensor_parallel=8", "executor.pipeline_parallel=8"]
 
 
 @pytest.fixture(scope="module")
 def pipeline_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pipeline")
-    arguments = [*TRACED, *SPREAD, "workload.num_requests=100", "trace=true", f"output={folder}"]
-    assert main([*arguments, "baselines=[orca]"]) == 0
+    assert main([*TRACED, *SPREAD, f"output={folder}", "baselines=[orca]"]) == 0
     (run,) = (path.parent for path in folder.rglob("run.json") if "baselines" not in path.parts)
     return run
 
@@ -274,25 +243,8 @@ def test_stages_are_compared_with_their_share_of_the_peaks(pipeline_run):
 def test_the_names_of_a_pipeline_are_defined_in_the_metrics_page(pipeline_run):
     page = (REPOSITORY / "sarathi_lab" / "METRICS.md").read_text()
     names = {
-        re.sub(r"_(p\d+|mean)(_vs_\w+)?$|_vs_\w+$", "", name) for name in _summary(pipeline_run)
+        re.sub(r"_(p\d+|mean)(_vs_\w+)?$|_vs_\w+$", "", name)
+        for name in json.loads((pipeline_run / "summary.json").read_text())
     }
     names |= set(pd.read_parquet(pipeline_run / "bubbles.parquet"))
     assert [name for name in sorted(names) if f"`{name}`" not in page] == []
-
-
-def _summary(run):
-    return json.loads((run / "summary.json").read_text())
-
-
-def test_the_announcement_names_the_devices(tmp_path, capsys):
-    tiny = [
-        "executor=simulated",
-        "tracking=none",
-        "model=13b",
-        "batch=2",
-        "workload.num_requests=2",
-        "baselines=[]",
-    ]
-    spread = ["executor.tensor_parallel=4", "executor.pipeline_parallel=2", "hardware=a100"]
-    assert main([*tiny, *spread, f"output={tmp_path}"]) == 0
-    assert "simulated a100, 4 x 2 devices" in capsys.readouterr().out

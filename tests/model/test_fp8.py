@@ -10,9 +10,8 @@ from torch import nn
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.model.eight_bit import E4M3, Fp8Linear, why_not_fp8
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.model.weights import load_model
+from sarathi_lab.model.weights import E4M3, Fp8Linear, load_model, why_not_fp8
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SPEC = ModelSpec(
@@ -50,8 +49,9 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     return steps.float().to(E4M3).double() * scales
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 8e-3)])
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "bias"), [(torch.float32, 1e-5, False), (torch.bfloat16, 8e-3, True)]
+)
 def test_a_product_is_that_of_the_rounded_sides(dtype, tolerance, bias):
     linear, x = linear_of(dtype, bias=bias), tokens(dtype)
     found = Fp8Linear(linear)(x)

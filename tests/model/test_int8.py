@@ -18,10 +18,9 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.model import native_operations
-from sarathi_lab.model.eight_bit import Int8Linear
 from sarathi_lab.model.roofline import Peaks, operation_rooflines
 from sarathi_lab.model.spec import SCALE_BYTES
-from sarathi_lab.model.weights import load_model
+from sarathi_lab.model.weights import Int8Linear, load_model
 from tests.support.simulated import batch_of
 
 CPU = torch.device("cpu")

@@ -25,7 +25,7 @@ from sarathi_kernels.attention import kv_cache
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.model.checkpoint import AutoModel
-from sarathi_lab.model.eight_bit import Fp8Linear, Int8Linear
+from sarathi_lab.model.weights import Fp8Linear, Int8Linear
 from sarathi_lab.results import load
 
 LENGTH = 96

@@ -13,8 +13,7 @@ from typing import Any
 from sarathi_lab.config.checked import check_fields, checked, flag, number, text, whole
 from sarathi_lab.config.errors import UserError, require_number
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.model.parts import Degrees, uneven
-from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
+from sarathi_lab.model.spec import DTYPE_BYTES, Degrees, ModelSpec, uneven
 
 FIX = "correct the hardware file"
 WEIGHTS = "executor.weights"  # the setting that selects 8-bit products

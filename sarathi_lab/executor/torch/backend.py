@@ -36,9 +36,8 @@ from sarathi_lab.executor.torch.shapes import Limits
 from sarathi_lab.executor.torch.timeline import ProfileKind, make_profiler, timeline_of
 from sarathi_lab.model import native_operations
 from sarathi_lab.model.operations import Hybrid
-from sarathi_lab.model.parts import Degrees
 from sarathi_lab.model.roofline import Peaks
-from sarathi_lab.model.spec import WEIGHT_DTYPES, ModelSpec, WeightDtype
+from sarathi_lab.model.spec import WEIGHT_DTYPES, Degrees, ModelSpec, WeightDtype
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
 

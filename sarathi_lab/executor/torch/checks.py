@@ -13,10 +13,10 @@ from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.executor.torch.placement import place
 from sarathi_lab.model import native_operations
-from sarathi_lab.model.eight_bit import why_not_fp8
 from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.spec import ModelSpec, WeightDtype
 from sarathi_lab.model.transformer import Transformer
+from sarathi_lab.model.weights import why_not_fp8
 
 INT8 = "int8"  # dtype of products alone, beside bfloat16
 FIX = "use executor.kernels=torch"

@@ -24,7 +24,7 @@ from torch import Tensor
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.executor.torch.timeline import HostTimeline, Mark
 from sarathi_lab.extensions.ranks import by_torchrun
-from sarathi_lab.model.parts import Degrees
+from sarathi_lab.model.spec import Degrees
 
 HOST = "127.0.0.1"
 FOREVER = timedelta(days=365)  # between calls: rank 0 may draw pictures meanwhile

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from sarathi_lab.extensions.ranks.group import RankExchange
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
-from sarathi_lab.model.parts import Degrees, uneven
-from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.model.spec import Degrees, ModelSpec, uneven
 from sarathi_lab.model.transformer import KVCache, Transformer
 from sarathi_lab.model.weights import fillers, in_8_bits
 
