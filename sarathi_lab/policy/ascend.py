@@ -18,6 +18,8 @@ from sarathi_lab.policy.vllm import (
     check_whole_prompts,
     fits_whole,
     long_from,
+    threshold,
+    whole_budget,
 )
 
 BUDGET_MULTIPLE = 256  # tokens, required by ModelArts
@@ -39,7 +41,7 @@ class AscendV09(Policy):
 
     name = "ascend_v0_9"
     budget_field = "max_num_batched_tokens"
-    max_num_batched_tokens: int | None = None
+    max_num_batched_tokens: int | None = whole_budget()
     enable_chunked_prefill: bool = flag(False)
     watermark: float = 0.01
     reserve = "prompt"
@@ -49,7 +51,7 @@ class AscendV09(Policy):
 
     def check_budget(self, batch_size: int, max_model_len: int) -> None:
         if not self.enable_chunked_prefill:
-            check_whole_prompts(self, self.max_num_batched_tokens, max_model_len)
+            check_whole_prompts(self, max_model_len)
             return
         fix = f"use a multiple of {BUDGET_MULTIPLE}"
         budget = self.max_num_batched_tokens
@@ -110,7 +112,7 @@ class Ascend(AscendV09):
     max_long_partial_prefills: int | None = whole(
         None, minimum=1, fix="use null for no limit (0 would never run a long prompt)"
     )
-    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold: int = threshold()
     max_num_seqs: int | None = whole(None, minimum=1, fix="use null for batch")
     enable_pd_transfer: bool = flag(False)
     decode_max_num_seqs: int = whole(0, minimum=0, fix="use 0 for max_num_seqs")
@@ -143,8 +145,8 @@ class Ascend(AscendV09):
 
     @cached_property
     def _chunked(self) -> VllmV1:
-        threshold = self.long_prefill_token_threshold
-        return replace(super()._chunked, long_prefill_token_threshold=threshold)
+        limit = self.long_prefill_token_threshold
+        return replace(super()._chunked, long_prefill_token_threshold=limit)
 
     def _admit(self, batch: Batch, scheduler: Scheduler) -> None:
         is_filling, most = self._is_filling(scheduler), self._most_running(scheduler)
@@ -175,13 +177,13 @@ class Ascend(AscendV09):
         does_not_fit, most = super()._is_barred(batch, scheduler), self.max_long_partial_prefills
         if most is None:
             return does_not_fit
-        threshold = max(1, long_from(self.long_prefill_token_threshold, scheduler))
+        above = max(1, long_from(self.long_prefill_token_threshold, scheduler))
 
         def is_barred(sequence: SequenceState) -> bool:
             if does_not_fit(sequence):
                 return True
-            if sequence.num_pending <= threshold:
+            if sequence.num_pending <= above:
                 return False
-            return sum(chunk.num_tokens > threshold for chunk in batch.chunks) >= most
+            return sum(chunk.num_tokens > above for chunk in batch.chunks) >= most
 
         return is_barred

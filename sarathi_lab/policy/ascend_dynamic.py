@@ -19,11 +19,7 @@ from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.vllm import (
-    at_most,
-    check_threshold,
-    fits_whole,
-)
+from sarathi_lab.policy.vllm import at_most, check_threshold, fits_whole, threshold
 
 COLUMNS = ("chunk_size", "p_len", "d_num", "ctx_len", "cost")
 SMALLEST_CONTEXT = 128  # tokens
@@ -60,7 +56,7 @@ class AscendDynamic(Policy):
         fix="use the milliseconds that an iteration may take, or policy=vllm_v1 for no limit",
     )
     profile_table: str | ProfileTable | None = None
-    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold: int = threshold()
     watermark: float = 0.0
     reserve = "chunk"
 

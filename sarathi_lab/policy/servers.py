@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sarathi_lab.config.checked import flag, whole
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.checked import flag, require_order, whole
 from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.vllm import check_partial_prefills, check_threshold, long_from
+from sarathi_lab.policy.vllm import check_threshold, long_from, partial_prefills, threshold
 
 
 @dataclass(frozen=True)
@@ -74,9 +73,9 @@ class FastDeploy(Policy):
     name = "fastdeploy"
     budget_field = "max_num_batched_tokens"
     max_num_batched_tokens: int = 8192
-    max_num_partial_prefills: int = 1
-    max_long_partial_prefills: int = 1
-    long_prefill_token_threshold: int = 0
+    max_num_partial_prefills: int = partial_prefills()
+    max_long_partial_prefills: int = partial_prefills()
+    long_prefill_token_threshold: int = threshold()
     static_decode_blocks: int = whole(2, minimum=0, fix="use 2, or 0 to take blocks one by one")
     prealloc_dec_block_slot_num_threshold: int = whole(
         12, minimum=0, fix="use the free slots at which a decode takes more, such as 12"
@@ -84,7 +83,7 @@ class FastDeploy(Policy):
     reserve = "chunk"
 
     def check(self, batch_size: int, max_model_len: int) -> None:
-        check_partial_prefills(self.max_num_partial_prefills, self.max_long_partial_prefills)
+        require_order(self, "max_long_partial_prefills", "max_num_partial_prefills", "; lower it")
         check_threshold(self.long_prefill_token_threshold, max_model_len)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
@@ -205,11 +204,7 @@ class LlamaCpp(Policy):
     reserve = "max_model_len"
 
     def check(self, batch_size: int, max_model_len: int) -> None:
-        if self.n_batch < self.n_ubatch:
-            raise UserError(
-                f"n_batch={self.n_batch} is below n_ubatch={self.n_ubatch}, its piece; raise "
-                "n_batch"
-            )
+        require_order(self, "n_ubatch", "n_batch", ", of which it is a piece; raise n_batch")
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         state = scheduler.state(_Round)

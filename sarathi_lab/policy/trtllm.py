@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
-from sarathi_lab.config.checked import flag, one_of, require_order, whole
+from sarathi_lab.config.checked import one_of, require_order, whole
 from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 
 ContextChunking = Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS", "FORCE_CHUNK"]
 CapacityScheduler = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"]
-
-# DynamicBatchConfig::kDefaultBatchSizeTable: (sequences that the cache holds, batch); above it,
-# multiples of 512 where the rest is less than 128.
-_BATCH_SIZES = ((144, 128), (336, 256), (672, 512), (832, 768), (1280, 1024), (1664, 1536))
-_BATCH_SIZE_STEP = 512
-_BATCH_SIZE_REST = 128
-# DynamicBatchTuner: (input:output ratio above, least tokens of an iteration).
-_LEAST_TOKENS = ((2.0, 8192), (0.5, 4096), (0.0, 2048))
-
-
-@dataclass
-class _Seen:
-    lengths: deque[tuple[int, int]] = field(default_factory=deque)  # of prompts and outputs
 
 
 @dataclass(frozen=True)
@@ -42,17 +27,10 @@ class TensorRTLLM(Policy):
     output, so none is ever paused; MAX_UTILIZATION reserves only the prompt and pauses the newest
     when the cache is short; STATIC_BATCH is the former, but begins nothing while anything runs.
 
-    Two limits can be tuned by the mean input and output length of the last
-    `dynamic_batch_moving_average_window` active requests: `enable_batch_size_tuning` lowers the
-    batch by how many such requests the cache holds, `enable_max_num_tokens_tuning` the tokens to
-    batch x (input : output + 1), rounded up to a power of two and at least 8192, 4096 or 2048 for
-    ratios above 2, above 0.5 or below. Neither exceeds the setting, so batches up to 128 and
-    budgets up to 2048 tokens never change.
-
-    Read in `microBatchScheduler.cpp`, `capacityScheduler.cpp`, `dynamicBatchTuner.cpp/.h`,
-    `dynamicBatchConfig` and `executorImpl.cpp`; `max_num_tokens` is 8192 by default there.
-    FORCE_CHUNK is known from its description only. Deviations: STATIC_BATCH continues prompts that
-    it has begun; a waiting prompt without a token keeps no room beyond the iteration.
+    Read in `microBatchScheduler.cpp` and `capacityScheduler.cpp`; `max_num_tokens` is 8192 by
+    default there. FORCE_CHUNK is known from its description only. Deviations: STATIC_BATCH
+    continues prompts that it has begun; a waiting prompt without a token keeps no room beyond the
+    iteration; `dynamicBatchTuner.cpp`, which changes no batch up to 128, is not modelled.
     """
 
     name = "trtllm"
@@ -65,11 +43,6 @@ class TensorRTLLM(Policy):
     capacity_scheduler_policy: CapacityScheduler = one_of(
         "GUARANTEED_NO_EVICT", valid=get_args(CapacityScheduler)
     )
-    enable_batch_size_tuning: bool = flag(False)
-    enable_max_num_tokens_tuning: bool = flag(False)
-    dynamic_batch_moving_average_window: int = whole(
-        128, minimum=1, fix="use a number of requests such as 128"
-    )
 
     def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
         pauses = self.capacity_scheduler_policy == "MAX_UTILIZATION"
@@ -80,7 +53,7 @@ class TensorRTLLM(Policy):
         require_order(self, "chunk_unit_size", "max_num_tokens", why)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        batch_size, budget = self._limits(scheduler)
+        batch_size, budget = scheduler.batch_size, self.max_num_tokens
         is_static = self.capacity_scheduler_policy == "STATIC_BATCH"
         may_begin = not (is_static and scheduler.has_idle_running)
         scheduler.add_decodes(batch, min(batch_size, budget))
@@ -124,45 +97,6 @@ class TensorRTLLM(Policy):
             sizes.append(size)
             left -= size
         return sizes
-
-    def _limits(self, scheduler: Scheduler) -> tuple[int, int]:
-        """Sequences and tokens of this iteration."""
-        batch_size, budget = scheduler.batch_size, self.max_num_tokens
-        if not (self.enable_batch_size_tuning or self.enable_max_num_tokens_tuning):
-            return batch_size, budget
-        window = self.dynamic_batch_moving_average_window
-        lengths = scheduler.state(_Seen).lengths
-        entering = scheduler.upcoming(scheduler.max_num_seqs - len(scheduler.running))
-        active = [one.request for one in scheduler.running + entering]
-        lengths.extend((request.prompt_len, request.output_len) for request in active)
-        while len(lengths) > window:
-            lengths.popleft()
-        if not lengths:
-            return batch_size, budget
-        input_len, output_len = (sum(each) / len(lengths) for each in zip(*lengths, strict=True))
-        if self.enable_batch_size_tuning:
-            needed = scheduler.blocks.blocks_for(int(input_len) + int(output_len))
-            held = scheduler.blocks.num_blocks // needed
-            batch_size = min(batch_size, tuned_batch_size(held))
-        if self.enable_max_num_tokens_tuning:
-            budget = min(budget, tuned_num_tokens(batch_size, input_len / output_len))
-        return batch_size, budget
-
-
-def tuned_batch_size(num_held: int) -> int:
-    """The tuner's batch where the cache holds `num_held` mean requests."""
-    for limit, batch_size in _BATCH_SIZES:
-        if num_held < limit:
-            return batch_size
-    full = num_held // _BATCH_SIZE_STEP * _BATCH_SIZE_STEP
-    return full if num_held < full + _BATCH_SIZE_REST else num_held
-
-
-def tuned_num_tokens(batch_size: int, ratio: float) -> int:
-    """The tuner's tokens of an iteration for `ratio` input tokens per output token."""
-    overlapped = int(batch_size * ratio + batch_size)
-    least = next((tokens for above, tokens in _LEAST_TOKENS if ratio > above), _LEAST_TOKENS[-1][1])
-    return max(1 << math.ceil(math.log2(overlapped)), least)
 
 
 def _by_turns(pending: list[int], left: int, unit: int) -> list[int]:

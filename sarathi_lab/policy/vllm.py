@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
-from sarathi_lab.config.checked import flag, number, refuse_unread
-from sarathi_lab.config.errors import UserError, require_int
+from sarathi_lab.config.checked import flag, number, refuse_unread, require_order, whole
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.policy import Policy, Reserve
 from sarathi_lab.engine.queues import LOOKAHEAD, Test
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler, Size
 
 LONG_SHARE = 0.04  # of the model length: what counts as a long prompt, where that is not named
+# Fields of several systems.
+partial_prefills = partial(whole, 1, minimum=1, fix="use 1 for one prompt at a time")
+threshold = partial(whole, 0, minimum=0, fix="use a number of tokens, or 0 for the default")
+whole_budget = partial(whole, None, minimum=1, fix="use null for max(max_model_len, 2048)")
 
 
 @dataclass(frozen=True)
@@ -25,13 +30,13 @@ class PrefillFirst(Policy):
     """
 
     name = "prefill_first"
-    max_num_batched_tokens: int | None = None
+    max_num_batched_tokens: int | None = whole_budget()
     delay_factor: float = number(0.0, minimum=0, fix="use 0 to never delay prompts")
     watermark: float = 0.01
     reserve: Reserve = "prompt"
 
     def check(self, batch_size: int, max_model_len: int) -> None:
-        check_whole_prompts(self, self.max_num_batched_tokens, max_model_len)
+        check_whole_prompts(self, max_model_len)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         if not scheduler.swapped and self._may_admit(scheduler):
@@ -66,14 +71,14 @@ class VllmV0Chunked(Policy):
     name = "vllm_v0_chunked"
     budget_field = "max_num_batched_tokens"
     max_num_batched_tokens: int = 2048
-    max_num_partial_prefills: int = 1
-    max_long_partial_prefills: int = 1
-    long_prefill_token_threshold: int = 0
+    max_num_partial_prefills: int = partial_prefills()
+    max_long_partial_prefills: int = partial_prefills()
+    long_prefill_token_threshold: int = threshold()
     watermark: float = 0.01
     reserve: Reserve = "prompt"
 
     def check(self, batch_size: int, max_model_len: int) -> None:
-        check_partial_prefills(self.max_num_partial_prefills, self.max_long_partial_prefills)
+        require_order(self, "max_long_partial_prefills", "max_num_partial_prefills", "; lower it")
         check_threshold(self.long_prefill_token_threshold, max_model_len)
         if self.max_num_partial_prefills == 1:
             why = " on one prompt at a time; add max_num_partial_prefills=2 or more, or use 0"
@@ -130,8 +135,8 @@ class VllmV0Chunked(Policy):
         return max(1, min(num_sharing, most))
 
     def _is_long(self, scheduler: Scheduler) -> Test:
-        threshold = long_from(self.long_prefill_token_threshold, scheduler)
-        return lambda sequence: sequence.num_pending > threshold
+        above = long_from(self.long_prefill_token_threshold, scheduler)
+        return lambda sequence: sequence.num_pending > above
 
 
 @dataclass(frozen=True)
@@ -153,7 +158,7 @@ class VllmV1(Policy):
     name = "vllm_v1"
     budget_field = "max_num_batched_tokens"
     max_num_batched_tokens: int = 2048
-    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold: int = threshold()
     scheduler_reserve_full_isl: bool = flag(True)
     enable_chunked_prefill: bool = flag(True)
     watermark: float = 0.0
@@ -162,7 +167,7 @@ class VllmV1(Policy):
     def check(self, batch_size: int, max_model_len: int) -> None:
         check_threshold(self.long_prefill_token_threshold, max_model_len)
         if not self.enable_chunked_prefill:
-            check_whole_prompts(self, self.max_num_batched_tokens, max_model_len)
+            check_whole_prompts(self, max_model_len)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         size = self.size(batch, scheduler)
@@ -221,9 +226,9 @@ def fits_whole(scheduler: Scheduler) -> Test:
     return lambda sequence: scheduler.blocks.can_hold(sequence.num_known, watermark)
 
 
-def long_from(threshold: int, scheduler: Scheduler) -> int:
-    """Tokens above which a prompt is long; a `threshold` of 0 is 4 % of the model length."""
-    return threshold or int(LONG_SHARE * scheduler.max_model_len)
+def long_from(num_tokens: int, scheduler: Scheduler) -> int:
+    """Tokens above which a prompt is long; 0 stands for 4 % of the model length."""
+    return num_tokens or int(LONG_SHARE * scheduler.max_model_len)
 
 
 def budget_for_whole(max_num_batched_tokens: int | None, max_model_len: int) -> int:
@@ -231,29 +236,16 @@ def budget_for_whole(max_num_batched_tokens: int | None, max_model_len: int) -> 
     return max_num_batched_tokens or max(max_model_len, 2048)
 
 
-def check_whole_prompts(policy: Policy, budget: int | None, max_model_len: int) -> None:
+def check_whole_prompts(policy: Policy, max_model_len: int) -> None:
     """Raise UserError for `max_num_batched_tokens` that the longest prompt does not fit uncut."""
-    if budget is not None:
-        require_int("max_num_batched_tokens", budget, 1, "use null for max(max_model_len, 2048)")
     why = "a prompt that is never cut may not fit; raise it, or use a policy that chunks"
     policy.check_longest("max_num_batched_tokens", max_model_len, why)
 
 
-def check_partial_prefills(most: object, most_long: object) -> None:
-    """Raise UserError unless 1 <= `most_long` <= `most`, the prompts prefilled at a time."""
-    most = require_int("max_num_partial_prefills", most, 1, "use 1 for one prompt at a time")
-    fix = f"use 1 to max_num_partial_prefills={most}"
-    if require_int("max_long_partial_prefills", most_long, 1, fix) > most:
-        raise UserError(
-            f"max_long_partial_prefills={most_long} exceeds max_num_partial_prefills={most}; {fix}"
-        )
-
-
-def check_threshold(threshold: object, max_model_len: int) -> None:
+def check_threshold(num_tokens: int, max_model_len: int) -> None:
     """Raise UserError for a length of long prompts that no prompt can exceed."""
-    fix = "use a number of tokens below it, or 0 for the default"
-    if require_int("long_prefill_token_threshold", threshold, 0, fix) >= max_model_len:
+    if num_tokens >= max_model_len:
         raise UserError(
-            f"long_prefill_token_threshold={threshold} has no effect, as "
-            f"max_model_len={max_model_len}; {fix}"
+            f"long_prefill_token_threshold={num_tokens} has no effect, as max_model_len="
+            f"{max_model_len}; use a number of tokens below it, or 0 for the default"
         )

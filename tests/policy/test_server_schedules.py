@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from helpers import expect, requests_of, scheduler_for, serve
+from helpers import expect, scheduler_for, serve
 from plans import plan_of
 
 from sarathi_lab.config.errors import UserError
@@ -43,7 +43,6 @@ from sarathi_lab.policy.ascend_dynamic import (
     make_profile_table,
     read_profile_table,
 )
-from sarathi_lab.policy.trtllm import tuned_batch_size, tuned_num_tokens
 
 THREE = "5+3 5+2 5+2"
 # 8 tokens an iteration, the last prompt cut: 5 + 3, then 1 + 2 + 5.
@@ -348,37 +347,6 @@ def test_trtllm_capacity():
     expect(TensorRTLLM(32), "4+3 4+2 4+2", "* | * | 0:5+1 2:0+4 | ...", batch_size=2)
 
 
-def test_trtllm_tuned_numbers():
-    """The source's table and thresholds at their edges."""
-    held = [1, 143, 144, 671, 672, 1663, 1664, 2047, 2048, 2175, 2176]
-    tuned = [128, 128, 256, 512, 768, 1536, 1664, 2047, 2048, 2048, 2176]
-    assert list(map(tuned_batch_size, held)) == tuned
-    tokens = [tuned_num_tokens(8, ratio) for ratio in (31, 2.1, 2.0, 0.6, 0.5, 0.1)]
-    assert tokens == [8192, 8192, 4096, 4096, 2048, 2048]
-    assert tuned_num_tokens(300, 31) == 16384  # 9600, to the next power of two
-
-
-def sizes_of_first(policy, requests, **sizes):
-    scheduler = scheduler_for(policy, **sizes)
-    for request in requests:
-        scheduler.add(request)
-    return [chunk.num_tokens for chunk in scheduler.schedule(0.0).chunks]
-
-
-def test_trtllm_tuning():
-    requests = requests_of((3000, 6000), (3000, 10))
-    tuned, sizes = TensorRTLLM(8192, enable_max_num_tokens_tuning=True), {"max_model_len": 9000}
-    latest = replace(tuned, dynamic_batch_moving_average_window=1)
-    sizes |= {"num_blocks": 9000}
-    assert sizes_of_first(TensorRTLLM(8192), requests, **sizes) == [3000, 3000]
-    assert sizes_of_first(tuned, requests, **sizes) == [3000, 1088]  # input : output is 1: 4096
-    assert sizes_of_first(latest, requests, **sizes) == [3000, 3000]  # 300: 8192
-    requests, sizes = requests_of(*[(1, 1)] * 200), {"batch_size": 200, "num_blocks": 143}
-    for is_tuned, batch in ((False, 143), (True, 128)):  # requests of one block
-        policy = TensorRTLLM(256, enable_batch_size_tuning=is_tuned)
-        assert len(sizes_of_first(policy, requests, **sizes)) == batch
-
-
 def test_tgi_without_chunks_pauses_decodes():
     whole, late = TGI(20, chunking=False), "4+9 4+9 4+3@0.5 4+1@1.5"
     # 0.3 x 2 running is less than one; then a decode follows, and 3 waits, though it would fit.
@@ -514,7 +482,7 @@ def test_llama_cpp():
         (TGI(max_batch_total_tokens=100), "max_batch_total_tokens=100 is below max_model_len=200"),
         (LightLLM(8, chunked_prefill_size=9), "chunked_prefill_size=9 exceeds batch_max_tokens=8"),
         (OpenVINO(100, dynamic_split_fuse=False), "max_num_batched_tokens=100 is below"),
-        (LlamaCpp(512, 256), "n_batch=256 is below n_ubatch=512"),
+        (LlamaCpp(512, 256), "n_ubatch=512 exceeds n_batch=256"),
         (VllmV0Chunked(8, max_num_partial_prefills=9), "=9 leaves each less than a token"),
         (VllmV0Chunked(max_long_partial_prefills=2), "=2 exceeds max_num_partial_prefills=1"),
         (VllmV0Chunked(long_prefill_token_threshold=9), "=9 has no effect on one prompt"),

@@ -66,7 +66,7 @@ POLICIES = {
     "sglang_bold": SGLang(chunked_prefill_size=8, init_new_token_ratio=0.0, retract_decode_steps=2),
     "trtllm": TensorRTLLM(max_num_tokens=8, chunk_unit_size=4),
     "trtllm_turns_pausing": TensorRTLLM(8, "EQUAL_PROGRESS", 4, "MAX_UTILIZATION"),
-    "trtllm_forced_static": TensorRTLLM(8, "FORCE_CHUNK", 4, "STATIC_BATCH", True, True),
+    "trtllm_forced_static": TensorRTLLM(8, "FORCE_CHUNK", 4, "STATIC_BATCH"),
     "tgi": TGI(max_batch_prefill_tokens=8),
     "tgi_whole": TGI(MAX_LEN, chunking=False, max_batch_total_tokens=60, max_waiting_tokens=3),
     "transformers_fifo": TransformersFIFO(max_batch_tokens=8),

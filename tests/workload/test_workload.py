@@ -221,14 +221,11 @@ def test_trace_rows_reconcile_and_seven_digits_count(tmp_path):
     [
         ("", "is empty; name a file"),
         (HEADER + "2023-11-16 18:15:50,1,1\n2023-11-16 18:15:50,x,1\n", "line 3 is broken"),
-        (HEADER + "2023-11-16 18:15:50,1\n", "line 2 is broken .2 of 3 columns"),
-        (HEADER + "now,1,1\n", "line 2 is broken .'now' is not a time"),
+        (HEADER + "2023-11-16 18:15:50,1\n", "line 2 is broken .GeneratedTokens=nan"),
+        (HEADER + "now,1,1\n", "line 2 is broken .TIMESTAMP=now"),
         (HEADER + "3000-11-16 18:15:50,1,1\n", "line 2 is broken"),
         (HEADER + 10**6 * "x" + "\n", "line 2 is broken"),
-        (
-            HEADER + '2023-11-16 18:15:50,1,1\n"2023-11-16 18:15:51,1,1\n2023-11-16 18:15:52,1,1\n',
-            "line 3 is broken",
-        ),
+        (HEADER + '2023-11-16 18:15:50,1,1\n"2023-11-16 18:15:51,1,1\n', "can't be read .*row 2"),
         (HEADER + ",1,1\n", "line 2 is broken"),
         (
             HEADER + "2023-11-16 18:15:50,0,1\n",
