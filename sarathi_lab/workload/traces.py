@@ -139,9 +139,10 @@ def _recognise(file: Path, cells: pd.DataFrame) -> _Format:
         if set(form.columns) <= set(cells):
             return form
     known = "; ".join(f"{form.name} {', '.join(form.columns)}" for form in FORMATS)
+    columns = ", ".join(map(str, cells))[:200]
     raise UserError(
-        f"{file} has the columns {', '.join(map(str, cells))[:200]}, which no known format has; rename them "
-        f"to one of: {known}"
+        f"{file} has the columns {columns}, which no known format has; rename them to one of: "
+        f"{known}"
     )
 
 

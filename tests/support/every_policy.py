@@ -123,7 +123,7 @@ POLICIES = {
     ),
     "slo_budget": SloBudget(10, **TIMED, tbt=1.2),
     "niyama": Niyama(10, **TIMED, ttft=8.0, tbt=1.2),
-    "niyama_tiers": Niyama(10, **TIMED, tbt=1.0, tiers=(3.0, 30.0), reserve="chunk"),
+    "niyama_chunk": Niyama(10, **TIMED, tbt=1.0, reserve="chunk"),
     "sliding_serve": SlidingServe(10, **TIMED, ttft=8.0, tbt=1.2),
     "lprs": Lprs(10, **TIMED, target_time=1.2),
     "lprs_active": Lprs(10, **TIMED, target_time=0.9, max_active_prefills=2, min_active_chunk=4),

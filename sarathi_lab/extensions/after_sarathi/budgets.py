@@ -10,8 +10,8 @@ from functools import cache, cached_property, partial
 from itertools import islice
 from typing import Any, Literal, Self
 
-from sarathi_lab.config.checked import listed, number, one_of, whole
-from sarathi_lab.config.errors import UserError, require_number
+from sarathi_lab.config.checked import number, one_of, whole
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.engine.policy import Policy, Reserve
@@ -22,7 +22,6 @@ from sarathi_lab.engine.scheduler import Scheduler, tokens_to_take
 Since = Literal["arrival", "first_token", "last_token"]
 SINCE = ("arrival", "first_token", "last_token")
 SECONDS = "use the seconds that the objective allows"
-TIERS = "give the seconds to the first token of each tier, such as [2.0,20.0]"
 WEIGHT = "use 0 to leave it out"
 DECAY = 0.995  # of Niyama's moving average of the throughput, an iteration
 
@@ -76,18 +75,21 @@ class AdaptiveBudget(Policy):
         if scheduler.swapped:
             scheduler.swap_in(batch, self.max_num_batched_tokens)
         waiting = islice(scheduler.waiting, LOOKAHEAD)
-        prompts = self.ordered([*scheduler.idle_prefills, *waiting], scheduler)
-        if prompts:
+        prompts = [*scheduler.idle_prefills, *waiting]
+        prompts.sort(key=lambda sequence: self.rank(sequence, scheduler))
+        if prompts := self.chosen(prompts):
             self.take(batch, prompts, self.budget_within(slack, batch, prompts), scheduler)
 
     @abstractmethod
     def slack(self, batch: Batch, scheduler: Scheduler) -> float:
         """Seconds that an iteration with the decodes in `batch` may take; maybe infinite."""
 
-    def ordered(
-        self, prompts: list[SequenceState], scheduler: Scheduler
-    ) -> Sequence[SequenceState]:
-        """Order running and waiting `prompts` as they share the budget."""
+    def rank(self, sequence: SequenceState, scheduler: Scheduler) -> tuple[float, ...]:
+        """Key of a running or waiting prompt: the least takes of the budget first."""
+        return ()
+
+    def chosen(self, prompts: list[SequenceState]) -> list[SequenceState]:
+        """Choose those of the sorted `prompts` that may take part."""
         return prompts
 
     def budget_within(self, slack: float, batch: Batch, prompts: Sequence[SequenceState]) -> int:
@@ -187,39 +189,25 @@ class Niyama(SloBudget):
     The ladder is of predicted times with a margin of 1.2, within deadlines that leave the seconds
     saved on an early first token to the chunks. Prompts share the budget by the deadline of their
     first token plus `hybrid` seconds per token that they lack; waiting ones that would be late at
-    the recent throughput go last. `tiers` are seconds to the first token by `Request.priority` (the
-    last for all above), in place of `ttft`.
+    the recent throughput go last.
 
-    Omitted: the ladder's end at 2,552 tokens, its short form for a nearly full cache, the longer
-    time between tokens of batch tiers, and deadlines of whole answers. Differences: the n-th token
-    is due n - 1 times `tbt` after the first (n there), relegation is decided in each iteration
-    again, and the moving average of the throughput begins as predicted for the largest budget, not
-    at 8,500 tokens a second.
+    Omitted: tiers with deadlines of different lengths, the ladder's end at 2,552 tokens, its short
+    form for a nearly full cache, the longer time between tokens of batch tiers, and deadlines of
+    whole answers. Differences: the n-th token is due n - 1 times `tbt` after the first (n there),
+    relegation is decided in each iteration again, and the moving average of the throughput begins
+    as predicted for the largest budget, not at 8,500 tokens a second.
     """
 
     name = "niyama"
     margin: float = number(1.2, above=0, fix="use 1 for the predicted time itself")
     since: Since = one_of("arrival", valid=SINCE)
     hybrid: float = number(0.008, minimum=0, fix="use 0 for the earliest deadline first")
-    tiers: Sequence[float] | None = listed(
-        None, each=partial(require_number, above=0, fix=TIERS), complaint=TIERS
-    )
 
-    def due(self, sequence: SequenceState) -> float:
-        request, tiers = sequence.request, self.tiers or (self.ttft,)
-        return request.arrival_time + tiers[max(0, min(request.priority, len(tiers) - 1))]
-
-    def ordered(
-        self, prompts: list[SequenceState], scheduler: Scheduler
-    ) -> Sequence[SequenceState]:
-        now, rate = scheduler.now, self._throughput(scheduler).rate
-
-        def rank(sequence: SequenceState) -> tuple[bool, float, int]:
-            due, lacking = self.due(sequence), sequence.num_pending
-            is_late = not sequence.is_running and now + lacking / rate > due
-            return is_late, due + self.hybrid * lacking, sequence.order
-
-        return sorted(prompts, key=rank)
+    def rank(self, sequence: SequenceState, scheduler: Scheduler) -> tuple[float, ...]:
+        due, lacking = self.due(sequence), sequence.num_pending
+        seconds = lacking / self._throughput(scheduler).rate
+        is_late = not sequence.is_running and scheduler.now + seconds > due
+        return is_late, due + self.hybrid * lacking, sequence.order
 
     def take(
         self, batch: Batch, prompts: Sequence[SequenceState], budget: int, scheduler: Scheduler
@@ -276,13 +264,65 @@ class SlidingServe(SloBudget):
         following = last_within(left, self.rungs, seconds)
         return min(wanted, rung + (following if seconds(following) <= left else 0))
 
-    def ordered(
-        self, prompts: list[SequenceState], scheduler: Scheduler
-    ) -> Sequence[SequenceState]:
-        part = self.ttft / self.urgency_levels
+    def rank(self, sequence: SequenceState, scheduler: Scheduler) -> tuple[float, ...]:
+        left = self.due(sequence) - scheduler.now
+        level = math.floor(left / (self.ttft / self.urgency_levels))
+        return left <= 0, level, sequence.num_pending, sequence.order
 
-        def rank(sequence: SequenceState) -> tuple[bool, int, int, int]:
-            left = self.due(sequence) - scheduler.now
-            return left <= 0, math.floor(left / part), sequence.num_pending, sequence.order
 
-        return sorted(prompts, key=rank)
+WAIT_SHARE = 0.3  # of a second's prompt tokens, the weight of a second of waiting
+
+
+@dataclass(frozen=True)
+class Lprs(AdaptiveBudget):
+    """LPRS with ageing (arXiv 2606.09061): latency-prediction-based scheduling with active prefill
+    control, after its authors' code (Charmstok/sarathi-serve).
+
+    An iteration may take `target_time` seconds, with decodes or without. Prompts share the budget,
+    running ones first, by `time_weight` times their seconds of waiting less `prompt_weight` times
+    the tokens that they lack, the highest first. At most `max_active_prefills` take part (None: any
+    number), and each takes `min_active_chunk` tokens, or all it lacks, or waits, except the first.
+
+    The budget is searched on the ladder, there each prompt's chunk by the token; a prompt that
+    waits on keeps its place, there it returns to the queue. `time_weight` is 125 * 0.3 there, and
+    the documentation asks for the prompt tokens that the device computes in a second, or less: None
+    is 0.3 of those predicted for the largest budget.
+    """
+
+    name = "lprs"
+    min_num_batched_tokens: int = whole(64, minimum=1, fix="use a number of tokens such as 64")
+    step: int = whole(64, minimum=1, fix="use a number of tokens such as 64")
+    target_time: float = number(0.05, above=0, fix="use the seconds that an iteration may take")
+    time_weight: float | None = number(None, minimum=0, fix=WEIGHT)
+    prompt_weight: float = number(1.0, minimum=0, fix=WEIGHT)
+    max_active_prefills: int | None = whole(None, minimum=1, fix="use null for no limit")
+    min_active_chunk: int = whole(1, minimum=1, fix="use 1 for any chunk")
+
+    def slack(self, batch: Batch, scheduler: Scheduler) -> float:
+        return self.target_time
+
+    def rank(self, sequence: SequenceState, scheduler: Scheduler) -> tuple[float, ...]:
+        waited = scheduler.now - sequence.request.arrival_time
+        lacking = self.prompt_weight * sequence.num_pending
+        return not sequence.is_running, lacking - self._weight * waited, sequence.order
+
+    def chosen(self, prompts: list[SequenceState]) -> list[SequenceState]:
+        return prompts[: self.max_active_prefills]
+
+    @cached_property
+    def _weight(self) -> float:
+        if self.time_weight is not None:
+            return self.time_weight
+        most = self.max_num_batched_tokens
+        return WAIT_SHARE * most / self.predicted(make_batch(prefill_tokens=most))
+
+    def take(
+        self, batch: Batch, prompts: Sequence[SequenceState], budget: int, scheduler: Scheduler
+    ) -> None:
+        num_tokens, kept = batch.num_tokens, list[SequenceState]()
+        for sequence in prompts:
+            left = min(sequence.num_pending, budget - num_tokens)
+            if left >= min(sequence.num_pending, self.min_active_chunk) or not kept:
+                kept.append(sequence)
+                num_tokens += left
+        super().take(batch, kept, budget, scheduler)

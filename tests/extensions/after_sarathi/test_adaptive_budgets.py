@@ -102,13 +102,6 @@ def test_niyama_puts_near_deadlines_first_and_gives_up_the_late(changed, order):
     assert begun(replace(policy, **changed)) == order
 
 
-def test_niyama_counts_tiers_by_priority():
-    tiered = [replace(one, priority=2 - one.request_id) for one in PAIR]
-    policy = Niyama(8, **LADDER, hybrid=0.0, tbt=0.5, tiers=(9.0, 30.0))
-    assert begun(policy, tiered) == [0, 2, 1]
-    assert begun(replace(policy, tiers=(9.0,)), tiered) == [0, 1, 2]
-
-
 def test_niyama_counts_a_predicted_time_1_2_times():
     requests = requests_of((4, 6), (26, 1), arrivals=[0, 0.25])
     policy = Niyama(8, **LADDER, tbt=5 * TOKEN, since="last_token")
