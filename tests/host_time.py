@@ -23,8 +23,7 @@ from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.graphs import NoGraphs
-from sarathi_lab.executor.torch.shapes import Limits, Shape
+from sarathi_lab.executor.torch.shapes import Limits, NoGraphs, Shape
 from sarathi_lab.model.operations import PackedInputs
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.policy import SarathiServe

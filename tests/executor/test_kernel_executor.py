@@ -24,9 +24,8 @@ from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.executor.torch import backend, executor
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.graphs import NoGraphs
 from sarathi_lab.executor.torch.packing import Packer
-from sarathi_lab.executor.torch.shapes import Shape
+from sarathi_lab.executor.torch.shapes import NoGraphs, Shape
 from sarathi_lab.model import operations
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.policy import Orca, Sarathi, SarathiServe

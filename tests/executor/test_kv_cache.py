@@ -27,8 +27,6 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.executor.simulated.hardware import kv_capacity
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.model.spec import KV_SCALE_BYTES
 from sarathi_lab.model.transformer import KVCache
@@ -266,32 +264,6 @@ def test_bytes_of_a_token():
         UserError, match=r"kv_dtype=int4 is unknown \(did you mean int8\?\); use one of auto, int8"
     ):
         dataclasses.replace(spec, kv_dtype="int4")
-
-
-def test_about_twice_as_many_tokens_fit_and_long_contexts_decode_faster():
-    spec, gpu = load_option("model", "llama3-8b"), load_option("hardware", "a6000")
-    narrow = dataclasses.replace(spec, kv_dtype="int8")
-    ratio = kv_capacity(narrow, gpu, 2) / kv_capacity(spec, gpu, 2)
-    assert ratio == pytest.approx(256 / 132, rel=1e-3)
-    batch = Batch()
-    for number in range(16):
-        sequence = SequenceState(Request(number, 0.0, 8192, 2), order=number)
-        sequence.num_computed = 8192
-        sequence.output_token_ids.append(0)
-        batch.add(sequence, 1)
-    assert batch.num_decode_tokens == 16
-    before, after = (
-        make_cost_model("analytic", each, gpu, 2).operation_times(batch) for each in (spec, narrow)
-    )
-    launches = spec.num_layers * gpu.attention_launch
-    assert (before["decode_attention"] - launches) / (
-        after["decode_attention"] - launches
-    ) == pytest.approx(256 / 132)
-    assert after["kv_write"] < before["kv_write"]
-    assert {name for name in before if before[name] != after[name]} == {
-        "decode_attention",
-        "kv_write",
-    }
 
 
 def test_a_simulation_says_what_it_does_not_count():

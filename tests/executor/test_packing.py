@@ -15,8 +15,6 @@ from sarathi_kernels.attention.plan import (
     MAX_PARTS,
     PADDING,
     PART_TOKENS,
-    plan_parts,
-    room_for_parts,
 )
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import NO_TOKEN
@@ -214,18 +212,6 @@ def test_chunks_their_tails_and_whole_prompts_go_to_the_next_bucket():
         assert chosen in shapes.all
     batch = batch_of((sequence(1, 6000, 0, [], blocks), 5000))
     assert shapes.choose(batch) == LIMITS.exact(batch), "its launches hide behind the work"
-
-
-@pytest.mark.parametrize("window", [None, 700])
-def test_parts_cover_what_decodes_see_and_none_takes_longer_than_all_should(window):
-    kv_lens = np.array([1024] * 31 + [16_384, 1, 300], dtype=np.int32)
-    sequences = np.arange(len(kv_lens)) * 2
-    room = room_for_parts(len(kv_lens), 8, 16_384, 132)
-    parts, reductions = plan_parts(sequences, kv_lens, 8, 132, room, window)
-    assert len(parts) <= room
-    require_cover(parts, reductions, sequences, kv_lens, window)
-    share = (kv_lens if window is None else np.minimum(kv_lens, window)).sum() * 8 / (2 * 132)
-    assert (parts[:, 2] - parts[:, 1]).max() <= share
 
 
 def require_cover(parts, reductions, sequences, kv_lens, window):

@@ -85,21 +85,11 @@ def test_operations_are_timed_in_every_iteration(tmp_path, kernels, expected):
             "executor.profile=all is unknown; use one of none, nvtx, operations",
         ),
         (
-            {"hybrid": "both"},
-            "executor.hybrid=both is unknown; use one of series, streams, unified, fused",
-        ),
-        (
-            {"kernels": "cuda"},
-            "executor.kernels=cuda is unknown; use one of auto, triton, native, torch",
-        ),
-        (
             {"overlap": False},
             "executor.overlap=False is for Triton's kernels, which do not run here (device cpu",
         ),
-        ({"cuda_graphs": False}, "executor.cuda_graphs=False is for Triton's kernels"),
         ({"hybrid": "fused"}, "executor.hybrid=fused is for Triton's kernels"),
         ({"overlap": 2}, "executor.overlap=2 is neither true nor false"),
-        ({"cuda_graphs": "maybe"}, "executor.cuda_graphs=maybe is neither true nor false"),
     ],
     ids=str,
 )

@@ -9,18 +9,14 @@ import torch
 from commands import SMALL
 from hydra import compose, initialize_config_dir
 
-from sarathi_kernels.cpu import library
-from sarathi_kernels.cpu.build import NotBuilt
 from sarathi_kernels.runtime.chip import Chip, assumed
 from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.executor.torch import backend
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.executor.torch.device import use_threads
-from sarathi_lab.executor.torch.device_errors import explain_device_errors
+from sarathi_lab.executor.torch.device import explain_device_errors
 from sarathi_lab.executor.torch.memory import KvBudget
 from sarathi_lab.model.checkpoint import AutoModel
-from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.run import main
 from sarathi_lab.tasks.plan import Plan, make_plan
 
@@ -126,39 +122,3 @@ def test_the_most_tokens_of_an_iteration_bound_what_is_set_aside():
     whole = plan_of(*SMALL, "policy=request_level")
     assert whole.sizes.max_batch_tokens == 2 * 48 + 2
     assert plan_of(*SMALL, "policy=orca").sizes.max_batch_tokens == 48 + 2
-
-
-def test_a_slow_cpu_works_and_says_so_once_a_sweep(monkeypatch, tmp_path, capsys):
-    """Not before every run: two of the sweep's, two baselines."""
-
-    def fail(isa):
-        raise NotBuilt("this CPU has no AVX512 (avx512f is missing)")
-
-    monkeypatch.setattr(library, "load", fail)
-    backend.why_not_built.cache_clear()
-    monkeypatch.setattr(
-        "sarathi_lab.executor.torch.backend.measure_peaks", lambda *_: Peaks(1e12, 1e10, "given")
-    )
-    try:
-        assert (
-            main(
-                [
-                    *SMALL,
-                    "dtype=bfloat16",
-                    "executor.threads=1",
-                    "workload.num_requests=1",
-                    "chunk=16,32",
-                    "-m",
-                    "repeat=1",
-                    f"output={tmp_path}",
-                ]
-            )
-            == 0
-        )
-    finally:
-        backend.why_not_built.cache_clear()
-        use_threads(None)
-    printed = capsys.readouterr().out
-    assert printed.count("plain torch computes this, not C++: this CPU has no AVX512") == 1
-    assert printed.count("tiny (") == 4
-    assert len(list(tmp_path.rglob("run.json"))) == 4

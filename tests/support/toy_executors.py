@@ -15,8 +15,7 @@ from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.torch import backend
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
-from sarathi_lab.executor.torch.shapes import Limits
+from sarathi_lab.executor.torch.shapes import CudaGraphs, Limits, NoGraphs
 from sarathi_lab.executor.torch.timeline import CudaTimeline, HostTimeline
 from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.model.spec import ModelSpec

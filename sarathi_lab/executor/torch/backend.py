@@ -14,6 +14,7 @@ import torch
 
 from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.checked import check_fields, flag, one_of, whole
+from sarathi_lab.config.cores import allowed_cores
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch import checks
@@ -27,12 +28,10 @@ from sarathi_lab.executor.torch.checks import (
     use_triton,
     why_not_built,
 )
-from sarathi_lab.executor.torch.device import measure_peaks
-from sarathi_lab.executor.torch.device_errors import explain_device_errors
+from sarathi_lab.executor.torch.device import explain_device_errors, measure_peaks
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
 from sarathi_lab.executor.torch.memory import KvBudget, Memory
-from sarathi_lab.executor.torch.shapes import Limits
+from sarathi_lab.executor.torch.shapes import CudaGraphs, Limits, NoGraphs
 from sarathi_lab.executor.torch.timeline import ProfileKind, make_profiler, timeline_of
 from sarathi_lab.model import native_operations
 from sarathi_lab.model.operations import Hybrid
@@ -72,7 +71,9 @@ class TorchBackend:
     cuda_graphs: bool = flag(True)
     overlap: bool = flag(True)
     hybrid: Hybrid = one_of("series", valid=get_args(Hybrid))
-    threads: int | None = None
+    threads: int | None = whole(
+        None, minimum=1, fix="use a number of cores, or null for as many as torch takes"
+    )
     profile: ProfileKind = one_of("none", valid=get_args(ProfileKind))
     weights: WeightDtype = one_of("auto", valid=WEIGHT_DTYPES)
     tensor_parallel: int = 1
@@ -180,7 +181,11 @@ class TorchBackend:
 
     def _check_device(self) -> None:
         """Raise UserError for settings of another kind of device."""
-        devices.require_threads("executor.threads", self.threads)
+        if (self.threads or 0) > (num_cores := len(allowed_cores()) or os.cpu_count() or 1):
+            raise UserError(
+                f"executor.threads={self.threads} is more than the {num_cores} cores present; use "
+                "fewer, or null for as many as torch takes"
+            )
         is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
         if self.uses_gpus:
             other, wrong = "CPU", {"threads": self.threads is not None}
@@ -260,7 +265,11 @@ class TorchBackend:
 
     def size(self) -> tuple[int, int]:
         """Return the bytes of memory, and the number of multiprocessors or CPU threads."""
-        return devices.device_size(self.torch_device, devices.num_threads(self.threads))
+        if self.uses_gpus:
+            properties = torch.cuda.get_device_properties(self.torch_device)
+            return properties.total_memory, properties.multi_processor_count
+        num_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return num_bytes, devices.num_threads(self.threads)
 
     def predictor(self, spec: ModelSpec) -> None:
         """Return None: a real device is measured, not predicted."""

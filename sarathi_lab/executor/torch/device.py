@@ -1,13 +1,13 @@
-"""Device and dtype of a run: names, threads, and measured peaks."""
+"""Device and dtype of a run: names, threads, measured peaks, and errors."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import os
 import platform
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -16,12 +16,14 @@ from sarathi_kernels.cpu import library
 from sarathi_kernels.cpu.build import NotBuilt
 from sarathi_kernels.cpu.packing import DTYPES as PACKED_DTYPES
 from sarathi_kernels.cpu.packing import pack_linear
-from sarathi_lab.config.cores import allowed_cores
-from sarathi_lab.config.errors import UserError, require_int
+from sarathi_lab.config.errors import RunError, UserError
+from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.torch.memory import free_memory_bytes
 from sarathi_lab.executor.torch.placement import most_threads
 from sarathi_lab.executor.torch.timeline import durations, timeline_of
+from sarathi_lab.model.operations import NAN_TOKEN
 from sarathi_lab.model.roofline import Peaks
+from sarathi_lab.model.transformer import Transformer
 
 DTYPES = {
     "float32": torch.float32,
@@ -37,6 +39,12 @@ NATIVE_ROWS, NATIVE_SIZE = 256, (8192, 2048)  # of C++'s, of which making rows i
 # For the peak of memory: far larger than the caches, as what is wanted is the memory's rate.
 STREAM_BYTES = {"cpu": 192 << 20, "cuda": 512 << 20}
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+# Memory errors without a class in torch: of a CPU, the driver, and cuBLAS.
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
 ROOM = 1.2  # weights plus a fifth for cache and activations
 
 
@@ -104,24 +112,16 @@ def prepare_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def keep_freed_memory() -> bool:
-    """Let the C library keep freed memory; return whether it does (glibc only).
+def keep_freed_memory() -> None:
+    """Let the C library keep freed memory (glibc only).
 
     Otherwise it maps large tensors at every allocation, and the kernel zeroes their pages at first
     touch: a fifth of the time of a long prefill. The process then holds its peak memory.
     """
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    mallopt = ctypes.CDLL(None).mallopt
-    return bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
-
-
-def device_size(device: torch.device, num_threads: int) -> tuple[int, int]:
-    """Return the bytes of memory, and the number of multiprocessors, or of threads on a CPU."""
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        return properties.total_memory, properties.multi_processor_count
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), num_threads
+    if platform.libc_ver()[0] == "glibc":
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 best_peaks: dict[tuple[torch.device, torch.dtype, int], Peaks] = {}
@@ -188,18 +188,6 @@ def _best_time(operation: Callable[[], object], device: torch.device) -> float:
     return min(durations(operation, timeline_of(device), repetitions=5))
 
 
-def require_threads(name: str, value: object) -> int | None:
-    """Return `value`, None or a number of threads. Raises UserError for more than cores."""
-    if value is None:
-        return None
-    num_cores = len(allowed_cores()) or os.cpu_count() or 1
-    fix = f"use a number from 1 to {num_cores}, or null for as many as torch takes"
-    threads = require_int(name, value, 1, fix)
-    if threads > num_cores:
-        raise UserError(f"{name}={threads} is more than the {num_cores} cores present; {fix}")
-    return threads
-
-
 ORIGINAL_THREADS = torch.get_num_threads()
 
 
@@ -214,3 +202,52 @@ def use_threads(setting: int | None) -> None:
     """Let torch compute on `num_threads(setting)` threads from now on."""
     if (number := num_threads(setting)) != torch.get_num_threads():
         torch.set_num_threads(number)
+
+
+@contextmanager
+def explain_device_errors(what: str) -> Iterator[None]:
+    """Turn errors of memory, graphs and kernels during `what` into a RunError."""
+    try:
+        yield
+    except Exception as error:
+        is_memory = isinstance(error, torch.OutOfMemoryError)
+        if is_memory or any(words in str(error) for words in OUT_OF_MEMORY):
+            raise RunError(_memory_line(what, str(error))) from None
+        line = next((line for line in str(error).splitlines() if line.strip()), "no message")
+        if isinstance(error, RuntimeError) and "captur" in line.lower():  # CUDA's and torch's words
+            raise RunError(
+                f"{what} failed ({line.strip()}); use executor.cuda_graphs=false"
+            ) from None
+        if type(error).__module__.startswith("triton"):
+            raise RunError(
+                f"Triton can't compile or launch a kernel during {what} "
+                f"({type(error).__name__}: {line.strip()}); use executor.kernels=torch"
+            ) from None
+        raise
+
+
+def describe_batch(batch: Batch) -> str:
+    return (
+        f"an iteration of {batch.num_prefill_tokens} prompt tokens and "
+        f"{batch.num_decode_tokens} decodes"
+    )
+
+
+def _memory_line(what: str, error: str) -> str:
+    match = re.search(r"ried to allocate ([\d.]+ \w+)", error)
+    wanted = f"{match[1] if match else 'some'} more were wanted"
+    return (
+        f"out of memory during {what} ({wanted}); lower batch, chunk, seq_len or cache.num_blocks"
+    )
+
+
+def nan_error(model: Transformer, batch: Batch, token_ids: list[int]) -> RunError:
+    """Name the first request whose logits are not numbers."""
+    emitting = [one for one in batch.chunks if one.emits_token for _ in range(one.num_rows)]
+    chunk = emitting[token_ids.index(NAN_TOKEN)]
+    is_half = model.dtype == torch.float16
+    fix = "use dtype=bfloat16 or float32" if is_half else "check the model's weights"
+    return RunError(
+        f"request {chunk.sequence.request.request_id}: the logits of its token "
+        f"{chunk.output_index} are not numbers; {fix}"
+    )

@@ -21,12 +21,11 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_sequence
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.request import Batch, SequenceState
-from sarathi_lab.executor.torch.device_errors import (
+from sarathi_lab.executor.torch.device import (
     describe_batch,
     explain_device_errors,
     nan_error,
 )
-from sarathi_lab.executor.torch.graphs import NoGraphs, rehearse
 from sarathi_lab.executor.torch.memory import HostPool
 from sarathi_lab.executor.torch.packing import (
     NUM_BUFFERS,
@@ -37,7 +36,7 @@ from sarathi_lab.executor.torch.packing import (
     fields_of,
     pack,
 )
-from sarathi_lab.executor.torch.shapes import Limits, PaddedShapes, Shape
+from sarathi_lab.executor.torch.shapes import Limits, NoGraphs, PaddedShapes, Shape, rehearse
 from sarathi_lab.executor.torch.timeline import HostTimeline, InFlight, NullProfiler
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.transformer import KVCache, Transformer

@@ -69,7 +69,6 @@ class Measured:
     num_rounds: int
     num_shapes: int
     num_dropped: int  # the longest shapes, which the time did not suffice for
-    num_clamped: int  # rows of others at LEAST_OTHERS
 
     def tables(self, spec: ModelSpec, **about: str) -> OperationTables:
         """Return the operation tables of `spec`, with `about` in their meta.yaml."""
@@ -135,8 +134,7 @@ def measure_profile(
     rows = pd.DataFrame(samples, columns=[*COLUMNS, "timing"]).groupby(list(COLUMNS[:-1]))
     table = rows.agg({"seconds": "median", "timing": "min"}).reset_index()
     table["seconds"] = table.seconds.clip(lower=LEAST_OTHERS)
-    clamped = (table.operation == "others") & (table.seconds <= LEAST_OTHERS)
-    return Measured(table, num_rounds, len(kept), len(shapes) - len(kept), int(clamped.sum()))
+    return Measured(table, num_rounds, len(kept), len(shapes) - len(kept))
 
 
 def _visit(probe: OperationProbe, shape: Shape) -> Iterator[dict[str, tuple[float, Timing]]]:

@@ -210,11 +210,6 @@ def _errors(
     num_dropped = measured.num_dropped
     dropped = f", the {num_dropped} longest left out for lack of time" if num_dropped else ""
     lines = [f"  {measured.num_shapes} shapes, medians of {measured.num_rounds} rounds{dropped}"]
-    if measured.num_clamped:
-        lines.append(
-            f"  in {measured.num_clamped} sizes the parts alone took longer than the whole: others "
-            f"is set to {profiling.LEAST_OTHERS:g} s there"
-        )
     heading = "error of a row\nleft out (mean)"
     rows = [
         {"": name, "rows": int((measured.table.operation == name).sum()), heading: error}

@@ -14,7 +14,7 @@ from torch import Tensor
 from sarathi_kernels.attention.reference import Segment
 from sarathi_lab.engine.executor import Span, StepResult, bubbles_between
 from sarathi_lab.engine.request import Batch, Copy
-from sarathi_lab.executor.torch.device_errors import nan_error
+from sarathi_lab.executor.torch.device import nan_error
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer, add_masks, pack
 from sarathi_lab.executor.torch.shapes import Shape
