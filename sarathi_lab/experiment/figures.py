@@ -6,10 +6,8 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS
-from sarathi_lab.experiment.registry import FIGURES, KEYS, PAPERS, ErrorRow, Figure
+from sarathi_lab.experiment.registry import FIGURES, KEYS, PAPERS, ErrorRow
 from sarathi_lab.results import load
-
-__all__ = ["FIGURES", "PAPERS", "Figure", "paper", "points_of", "serving_points"]
 
 COLUMNS = ["figure", *KEYS, "y", "unit", "source", "device", "uncertainty"]
 # What was simulated, in columns of its own; empty for the paper's points and a device's.

@@ -283,21 +283,13 @@ def _lines(device: str, table: pd.DataFrame) -> DisplayTable:
     rows = []
     for (panel, series), line in table.groupby(["panel", "series"], sort=False):
         known = line.dropna(subset="y").sort_values("y")
-        ends = [known.iloc[i] for i in (0, -1)] if len(known) else []
-        said = [f"{row.y:.3g} ({row.low:.3g} to {row.high:.3g}) at {row.x:g}" for row in ends]
-        least, most = said or ["", ""]
+        ends = known.iloc[[0, -1]].itertuples() if len(known) else ()
+        words = [f"{row.y:.3g} ({row.low:.3g} to {row.high:.3g}) at {row.x:g}" for row in ends]
         missing = line[line.y.isna()]
-        rows.append(
-            {
-                "panel": str(panel),
-                "line": str(series),
-                "points": str(len(line)),
-                "least": least,
-                "most": most,
-                "unit": str(line.unit.iloc[0]),
-                "missing": f"{len(missing)}: {missing.reason.iloc[0]}" if len(missing) else "",
-            }
-        )
+        row = {"panel": str(panel), "line": str(series), "points": str(len(line))}
+        row |= dict(zip(("least", "most"), words or ["", ""], strict=True))
+        why = f"{len(missing)}: {missing.reason.iloc[0]}" if len(missing) else ""
+        rows.append({**row, "unit": str(line.unit.iloc[0]), "missing": why})
     what = "in brackets the cost model's own error"
     if table.num_pairs.max() > 1:
         reached = table.confidence[table.num_pairs > 1]

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
@@ -81,22 +80,6 @@ def test_a_prediction_is_what_the_engine_does():
     )
 
 
-def test_model_length_and_cache_are_the_servers():
-    requests = requests_of(*[(200, 40)] * 8)
-
-    def throughput(**server: int) -> float:
-        return Prediction(requests, 4, COST.iteration_time, **server).table([TILE]).throughput[0]
-
-    assert (
-        throughput(num_blocks=60, block_size=16) == throughput()
-    )  # room for four sequences of 240
-    assert throughput(num_blocks=30, block_size=16) < throughput()
-    assert throughput(num_blocks=60, block_size=16, max_model_len=480) < throughput()
-    assert throughput(num_blocks=60, block_size=8) < throughput()
-    with pytest.raises(UserError, match="chunk=2 is smaller"):
-        Prediction(requests, 4, COST.iteration_time).table([2])
-
-
 # -- the advice ------------------------------------------------------------------------------------
 
 UNIFORM = {"num_requests": 24, "pd_ratio": 20, "seed": 3, "min_len": 128, "max_len": 1024}
@@ -158,15 +141,6 @@ def test_auto_is_chosen_anew_for_another_server():
     others = ["hardware=a100", "pd_ratio=10", "batch=4", "cache.num_blocks=100"]
     plain, *found = (plan.make_plan(config_of(*small, *other)) for other in ([], *zip(others)))
     assert all(not each.advice.table.equals(plain.advice.table) for each in found)
-
-
-def test_auto_does_not_ask_of_the_cache_what_only_a_baseline_needs():
-    cache = ["policy=sarathi_serve", "max_model_len=4096", "cache.num_blocks=100"]
-    small = ["chunk=auto", *cache, *SIMULATED]
-    advice = plan.make_plan(config_of(*small, "baselines=[]")).advice
-    assert "throughput_vs_orca" not in advice.table
-    with pytest.raises(UserError, match="policy orca needs 256 blocks"):
-        plan.make_plan(config_of(*small, "baselines=[orca]"))
 
 
 @pytest.mark.parametrize(

@@ -114,26 +114,6 @@ def test_a_composition_is_measured_once_and_its_operations_sum_to_the_iteration(
     assert cost.uncertainty["matmul"] >= 0
 
 
-def test_operations_are_of_the_iterations_whose_whole_counts(executor, monkeypatch):
-    """A machine that is slower from one to the next changes no operation's share."""
-    cost = MeasuredCostModel(executor)
-    monkeypatch.setattr(cost, "reference", lambda tokens: 1.0)
-    monkeypatch.setattr(cost, "stolen", list)
-    monkeypatch.setattr(measured_cost, "ENOUGH", math.inf)
-    own = {"qkv_proj": 1.0, "ffn": 4.0, "attention": 2.0, "logits": 1.0, "others": 2.0}
-    slower = iter([*[100] * 8, *range(1, 9)])  # the first eight warm up
-
-    def told(batch):
-        now = next(slower)
-        return {name: now * seconds for name, seconds in own.items()}
-
-    monkeypatch.setattr(cost.probe, "operation_times", told)
-    found = cost.operation_times(make_batch(num_decodes=2, context=20))
-    assert sum(found.values()) == pytest.approx(10 * 2.75)
-    shares = {"qkv_proj": 0.1, "ffn": 0.4, "decode_attention": 0.2, "others": 0.3}
-    assert {name: seconds / 27.5 for name, seconds in found.items()} == pytest.approx(shares)
-
-
 def test_a_batch_that_does_not_fit_has_no_time_and_gives_no_point(cost):
     too_large = make_batch(prefill_tokens=193)
     assert math.isnan(sum(cost.operation_times(too_large).values()))
@@ -143,13 +123,6 @@ def test_a_batch_that_does_not_fit_has_no_time_and_gives_no_point(cost):
     sizes = {"lengths": [193], "batches": [1]}
     ((point,), _) = (group.points(clock) for group in FIGURES["fig04"].cases(cost.spec, sizes))
     assert math.isnan(point.y.value)
-
-
-def test_placed_sequences_hold_blocks_of_their_own_and_random_tokens(cost):
-    placed = cost.placed(make_batch(prefill_tokens=24, start=16, num_decodes=2, context=20))
-    blocks = [block for chunk in placed.chunks for block in chunk.sequence.block_ids]
-    assert len(blocks) == len(set(blocks)) == 2 + 2 + 3
-    assert len({tuple(chunk.sequence.request.prompt_token_ids) for chunk in placed.chunks}) == 3
 
 
 def test_keys_are_counted_by_what_attention_returns(executor):

@@ -13,7 +13,7 @@ import pytest
 
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.experiment.claims import load_claims
-from sarathi_lab.experiment.clock import CostClock, Estimate
+from sarathi_lab.experiment.clock import CostClock
 from sarathi_lab.experiment.figures import (
     COLUMNS,
     LABELS,
@@ -149,13 +149,6 @@ def test_errors_are_relative_and_compared_with_the_aim():
     assert row.verdict == "met"
     points.loc[3, "y"] = 3.9
     assert error_table(points).verdict.tolist() == ["missed"]
-
-
-def test_estimates_combine_their_errors():
-    ratio = Estimate(6.0, 0.03).over(Estimate(2.0, 0.04))
-    assert ratio == pytest.approx((3.0, 0.05))
-    assert ratio.times(2.0) == pytest.approx((6.0, 0.05))
-    assert Estimate(1.0).over(ratio) == pytest.approx((1 / 3, 0.05))
 
 
 class ToyCost:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pandas as pd
 import pytest
 from composed import checked, run
@@ -24,7 +23,7 @@ from sarathi_lab.experiment.capacity import (
     mean_rate,
 )
 from sarathi_lab.model.roofline import Peaks
-from sarathi_lab.policy import RequestLevel, SarathiServe
+from sarathi_lab.policy import RequestLevel
 from sarathi_lab.results.load import load_runs
 from sarathi_lab.results.serving_metrics import Slo
 from sarathi_lab.run import main
@@ -131,19 +130,6 @@ def test_what_the_limits_cut_off_is_said():
     assert "the lowest rate tried, fails with 2 of 2 seeds" in below.remark
     assert below.summary["capacity_seeds"] == 0.0
     assert not below.is_lower_bound
-
-
-def test_policies_are_compared_on_the_same_requests_and_rates():
-    loads = {0: requests_of(*[(30, 9), (3, 4)] * 6, arrivals=list(np.arange(12.0)))}
-    executor = ScriptedExecutor(lambda batch: 0.05 + 0.02 * batch.num_tokens)
-    sizes, slo = {"batch_size": 4, "num_blocks": 200, "block_size": 4}, Slo(name="x", tbt=0.3)
-    found = {
-        chunk: Trials(EngineConfig(SarathiServe(chunk), **sizes), executor, loads, Grid(0.05))
-        .capacity(slo, 1.0, (0.01, 10.0), [6, 12])
-        .values[0]
-        for chunk in (8, 64)
-    }
-    assert found[8] > 2 * found[64], "whole prompts of 30 tokens take 0.65 s, more than the bound"
 
 
 # -- the task --------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment.advisor import BASELINES, PolicyOfChunk
-from sarathi_lab.experiment.clock import LossSplit, chunking_loss
+from sarathi_lab.experiment.clock import chunking_loss
 from sarathi_lab.extensions.advice.server_flags import ServerFlag, server_flags
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
@@ -112,14 +112,11 @@ class Advise(Task):
         print_advice(advice)
         prompt_len = max(request.prompt_len for request in plan.load.requests)
         _, spec, predictor = cost_of(cfg)
-        rows, why = [], []
+        rows = []
         for chunk in advice.table.chunk.tolist():
             split = chunking_loss(prompt_len, chunk, predictor.operation_times)
             labels = {"prompt_len": prompt_len, "chunk": chunk}
             rows.append({**labels, **asdict(split), "loss": split.total / split.whole})
-            is_told = chunk in (advice.table.chunk.min(), advice.chunk) and chunk < prompt_len
-            if spec.num_experts and is_told:
-                why.append(f"  {why_of_experts(spec, prompt_len, chunk, split)}")
         loss = pd.DataFrame(rows)
         columns = {**LOSS_COLUMNS, **({"experts": OF_EXPERTS} if spec.num_experts else {})}
         by_cause = loss.assign(total=loss[["attention", "matmul", "fixed"]].sum(axis="columns"))
@@ -141,7 +138,7 @@ class Advise(Task):
         return Result(
             tables={"advice": advice.table, "loss": loss, "flags": flags_table(servers)},
             summary={str(name): float(value) for name, value in numbers.items()},
-            shown=[title, table, *why, *shown],
+            shown=[title, table, *shown],
             labels={"device": hardware},
             tags=["advice", hardware],
             config=plan.config,
@@ -155,21 +152,6 @@ class Advise(Task):
         longest = plan.max_model_len + plan.engine.batch_size - 1
         budget = longest if is_whole else plan.advice.chunk
         return server_flags(budget, **sizes, page_size=self.page_size, is_whole=is_whole)
-
-
-def why_of_experts(spec: ModelSpec, prompt_len: int, chunk: int, loss: LossSplit) -> str:
-    """Explain what a chunk loads again of the experts of a mixture `spec`, and its time."""
-    reads = {tokens: float(spec.share_of_experts(tokens)) for tokens in (chunk, prompt_len)}
-    each = {
-        tokens: tokens * spec.experts_per_token / spec.num_experts / share
-        for tokens, share in reads.items()
-    }
-    return (
-        f"experts: a chunk of {chunk} tokens loads {reads[chunk]:.0%} of a layer's "
-        f"{spec.num_experts}, each for {each[chunk]:.0f} tokens, the whole prompt for "
-        f"{each[prompt_len]:.0f}; loading them again for every chunk takes "
-        f"{1e3 * loss.experts:.1f} of the {1e3 * loss.total:.1f} ms that cutting takes more"
-    )
 
 
 def flags_table(rows: Sequence[ServerFlag]) -> pd.DataFrame:

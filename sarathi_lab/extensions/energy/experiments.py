@@ -12,6 +12,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment.capacity import at_rate
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import Ints, Platform
@@ -33,19 +34,18 @@ WHOLE = "whole prompts"  # Sarathi-Serve with a budget that no prompt exceeds
 UNITS = {PER_TOKEN: "J"}
 
 
-def check_power(bench: ServingBench, experiment: str, fix: str) -> None:
-    """Raise UserError for a device without a power model."""
+def powered(bench: ServingBench) -> SimulatedBackend:
+    """Return the device. Raises UserError for one without a power model."""
     if bench.backend is None or bench.backend.power is None:
-        raise UserError(f"experiment={experiment} needs a power model; {fix}")
+        raise UserError("energy needs a power model; use hardware=h100 or h200")
+    return bench.backend
 
 
 def energy_of(bench: ServingBench, ledger: Ledger) -> tuple[pd.DataFrame, dict[str, float]]:
     """Return the iterations with their costs, watts and joules, and the metrics of energy with the
     counts of tokens, on a device with a power model.
     """
-    backend, spec = bench.backend, load_option("model", bench.model)
-    assert backend is not None, "checked before"
-    assert backend.power is not None, "checked before"
+    backend, spec = powered(bench), load_option("model", bench.model)
     devices, costs = backend.parallel.num_devices, (backend.dtype_bytes, backend.peaks())
     table = metrics.add_costs(ledger.iterations(), spec, *costs)
     table = backend.power.add_energy(table, devices)
@@ -76,7 +76,7 @@ def energy(
     requests, at `load` of the saturation rate; joules an output token by batch,
     where all requests are there at once; and watts of iterations by what is in them.
     """
-    check_power(bench, "energy", "use hardware=a100, h100 or h200")
+    powered(bench)
     for dataset in sizes["datasets"]:
         requests = bench.requests(dataset, num_requests, seed)
         arriving = at_rate(requests, load * bench.saturation_rate(dataset))
@@ -119,6 +119,5 @@ def _watts(bench: ServingBench, ledger: Ledger) -> dict[str, float]:
     table, _ = energy_of(bench, ledger)
     kinds = {"prompts": table.num_decode_tokens == 0, "decodes": table.num_prefills == 0}
     sums = {kind: table.loc[own, ["energy", "busy"]].sum() for kind, own in kinds.items()}
-    assert bench.backend is not None, "checked before"
-    devices = bench.backend.parallel.num_devices
+    devices = powered(bench).parallel.num_devices
     return {kind: float(own.energy / own.busy / devices) for kind, own in sums.items()}

@@ -11,7 +11,7 @@ from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.capacity import at_rate
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import Platform
-from sarathi_lab.extensions.energy.experiments import PER_TOKEN, check_power, energy_of
+from sarathi_lab.extensions.energy.experiments import PER_TOKEN, energy_of, powered
 from sarathi_lab.extensions.under_load import (
     CHUNKING,
     ServingBench,
@@ -55,7 +55,7 @@ def layered_prefill(
     earliest of those with a P99 between tokens that is not above that of the chunks; not a number
     if none is.
     """
-    check_power(bench, "layered_prefill", "use hardware=h100 or h200")
+    powered(bench)
     for dataset, own_loads in loads.items():
         requests = bench.requests(dataset, num_requests, seed)
         for load in own_loads:
@@ -87,8 +87,7 @@ def _served(bench: ServingBench, requests: Sequence[Request], policy: Policy) ->
         PER_TOKEN: energy["joules_per_token"],
     }
     if (spec := load_option("model", bench.model)).num_experts:
-        assert bench.backend is not None, "checked before"
-        num_bytes = spec.expert_read_bytes(iterations, bench.backend.dtype_bytes).sum()
+        num_bytes = spec.expert_read_bytes(iterations, powered(bench).dtype_bytes).sum()
         num_tokens = energy["num_prompt_tokens"] + energy["num_output_tokens"]
         found[EXPERTS] = float(num_bytes / num_tokens / 1e6)
     return found

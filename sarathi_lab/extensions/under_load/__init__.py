@@ -77,9 +77,6 @@ class LoadFigure(Figure):
     def least_room(self, spec: ModelSpec, sizes: Sizes) -> int:
         return 2 * longest(sizes)  # requests may wait
 
-    def models(self, sizes: Sizes) -> Sequence[str]:
-        return ()
-
     def measure(self, session: Session) -> Measured:
         from sarathi_lab.experiment.measure import Measured  # torch takes seconds
 

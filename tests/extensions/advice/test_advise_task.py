@@ -73,7 +73,7 @@ def test_every_setting_that_it_reads_has_an_effect(tmp_path):
         assert any(not tables[name].equals(plain[name]) for name in TABLES), other
 
 
-def test_a_mixture_is_advised_larger_chunks_and_told_why(tmp_path, capsys):
+def test_a_mixture_is_advised_larger_chunks(tmp_path):
     long = ("hardware=h100", "seq_len=8192", "pd_ratio=32", "task.chunks=[512,4096]")
     found = {
         model: run(tmp_path / model, *SMALL, *long, f"model={model}")
@@ -83,12 +83,6 @@ def test_a_mixture_is_advised_larger_chunks_and_told_why(tmp_path, capsys):
     assert [result.summary["chunk"] for result in found.values()] == [512, 4096]
     assert (dense.experts == 0).all()
     assert mixture.experts[512] > 0.5 * mixture.whole[512]
-    said = {model: " ".join(map(str, result.shown)) for model, result in found.items()}
-    assert "experts:" not in said["llama3-8b"]
-    assert (
-        "a chunk of 512 tokens loads 100% of a layer's 128, each for 32 tokens"
-        in said["qwen3-30b-a3b"]
-    )
 
 
 def test_the_predictions_of_the_chosen_chunk_are_the_summary(tmp_path):
