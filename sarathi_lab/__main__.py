@@ -17,7 +17,7 @@ COMMANDS = {
         "draw a finished sweep again: plot FOLDER x=chunk y=tbt_p99",
     ),
     "report": (
-        "sarathi_lab.tasks.report",
+        "sarathi_lab.extensions.report",
         "a sweep, or all experiments, as one page: report FOLDER",
     ),
     "figures": ("sarathi_lab.tasks.figures", "the paper's figures from recorded results"),

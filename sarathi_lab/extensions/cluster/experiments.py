@@ -15,9 +15,9 @@ import pandas as pd
 
 from sarathi_lab.engine.config import SINGLE, Topology
 from sarathi_lab.engine.request import Request
-from sarathi_lab.experiment.capacity import at_rate
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import Platform
+from sarathi_lab.extensions.capacity.search import at_rate
 from sarathi_lab.extensions.cluster import Disaggregated, PrefillAndDecodeHeavy, Replicas, Several
 from sarathi_lab.extensions.under_load import (
     ServingBench,

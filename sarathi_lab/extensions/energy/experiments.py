@@ -13,9 +13,9 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.experiment.capacity import at_rate
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import Ints, Platform
+from sarathi_lab.extensions.capacity.search import at_rate
 from sarathi_lab.extensions.under_load import (
     CHUNKING,
     ServingBench,

@@ -8,9 +8,9 @@ from typing import Any
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.request import Request
-from sarathi_lab.experiment.capacity import at_rate
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import Platform
+from sarathi_lab.extensions.capacity.search import at_rate
 from sarathi_lab.extensions.energy.experiments import PER_TOKEN, energy_of, powered
 from sarathi_lab.extensions.under_load import (
     CHUNKING,

@@ -27,12 +27,12 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.experiment.capacity import at_rate
 from sarathi_lab.experiment.cases import Point, Round
 from sarathi_lab.experiment.clock import Estimate
 from sarathi_lab.experiment.registry import PROFILED, Figure, Platform, Sizes, figure
 from sarathi_lab.experiment.samples import MOST_ROUNDS, Samples, keep, rounds, table_of
 from sarathi_lab.experiment.scenario import BLOCK_SIZE, Room
+from sarathi_lab.extensions.capacity.search import at_rate
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Policy
 from sarathi_lab.results import load

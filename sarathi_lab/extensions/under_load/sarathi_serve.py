@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.experiment.capacity import Grid, Trials, limits_around, run_lengths
 from sarathi_lab.experiment.cases import Point
+from sarathi_lab.extensions.capacity.search import Grid, Trials, limits_around, run_lengths
 from sarathi_lab.extensions.under_load import (
     CHUNKING,
     LOAD,

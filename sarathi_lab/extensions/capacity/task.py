@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import number, whole
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.experiment import capacity as search
+from sarathi_lab.extensions.capacity import search
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.results.metrics import add_costs, summarise
-from sarathi_lab.results.plots.tasks import rate_curves
+from sarathi_lab.results.plots.style import WIDTH, finished, marker, panels, tick_in_steps
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result
 from sarathi_lab.results.serving_metrics import Slo, is_met
 from sarathi_lab.tasks import serve
@@ -33,6 +35,13 @@ COLUMNS = (
     *("tbt_p50", "tbt_p90", "tbt_p99", "tpot_p50", "tpot_p99", "latency_p50", "latency_p99"),
     *("scheduling_delay_p50", "scheduling_delay_p99"),
 )
+# By bound: the column of capacity.parquet that it is for, and its name.
+BOUNDED = {
+    "tbt": ("tbt_p99", "TBT P99 [ms]"),
+    "ttft": ("ttft_p99", "TTFT P99 [ms]"),
+    "tpot": ("tpot_p99", "TPOT P99 [ms]"),
+    "scheduling_delay": ("scheduling_delay_p50", "scheduling delay P50 [ms]"),
+}
 TAGS = ("policy", "model", "device", "executor", "slo")  # labels
 MORE, GIVEN = "raise task.doublings or workload.num_requests", "a longer file, or all of this one"
 SHOWN = {"ttft_p50": "TTFT P50", "tbt_p99": "TBT P99", "tpot_p99": "TPOT P99"}
@@ -218,3 +227,34 @@ def _shown(slo: Slo, found: search.Capacities, summary: Mapping[str, float], fix
         f"  converged: {found.history}",
         f"{runs}; at the capacity, {', '.join(at_capacity)}" if at_capacity else runs,
     ]
+
+
+def rate_curves(table: pd.DataFrame, slo: Slo, capacity: float, where: str) -> Figure:
+    """Draw a panel per bound of `slo`: the quantile over the rate, a line per seed, filled where a
+    run met all bounds.
+
+    `table` has the columns of capacity.parquet; `where` names policy, model and device.
+    """
+    names = [name for name in BOUNDED if name in slo.bounds]
+    figure, axes = panels(1, len(names), (min(WIDTH, 4.6 * len(names)), 3.6))
+    for ax, name in zip(axes, names, strict=True):
+        column, label = BOUNDED[name]
+        for i, (seed, rows) in enumerate(table.groupby("seed")):
+            line = rows.sort_values("rate")
+            style: dict[str, Any] = {"color": f"C{i}", "marker": marker(i), "linestyle": ""}
+            ax.plot(line.rate, 1e3 * line[column], color=f"C{i}", linewidth=0.9)
+            for own, fill, key in (
+                (line[line.slo_met], "full", f"seed {seed}"),
+                (line[~line.slo_met], "none", None),
+            ):
+                ax.plot(own.rate, 1e3 * own[column], fillstyle=fill, label=key, **style)
+        ax.axhline(1e3 * slo.bounds[name], color="black", ls="--", lw=0.9, label="bound")
+        is_log = table[column].gt(0).all()
+        ax.set(xscale="log", yscale="log" if is_log else "linear")
+        for axis in (ax.xaxis, ax.yaxis) if is_log else (ax.xaxis,):
+            tick_in_steps(axis)
+        if capacity > 0:
+            ax.axvline(capacity, color="0.4", linestyle=":", label=f"capacity {capacity:.3g}/s")
+        ax.set(xlabel="requests per second", ylabel=label)
+    axes[0].legend(fontsize="small")
+    return finished(figure, f"{where}, {slo.name}")

@@ -14,7 +14,7 @@ from helpers import ScriptedExecutor, requests_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.experiment.capacity import (
+from sarathi_lab.extensions.capacity.search import (
     Bracket,
     Grid,
     Trials,

@@ -61,7 +61,7 @@ def png(figure: Figure) -> bytes:
 def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
     """Write the page; all texts are escaped."""
     environment = Environment(
-        loader=PackageLoader("sarathi_lab.tasks", "."),
+        loader=PackageLoader("sarathi_lab.extensions.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
