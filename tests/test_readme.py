@@ -35,11 +35,12 @@ def test_the_readme_starts_with_its_two_commands_and_the_documents_have_commands
 
 PLACEHOLDERS = ("DIRECTORY", "FILE", "--cfg", "hardware=mine", "=outputs/", "my_policy")
 KNOWN = [command for command in COMMANDS if not any(word in command for word in PLACEHOLDERS)]
-EXPERIMENT = [command for command in KNOWN if command.startswith("experiment=")]
-OTHERS = [command for command in KNOWN if command not in EXPERIMENT]
+# One command for each set of settings; tests/config composes and checks all experiments.
+NAMES = {frozenset(re.findall(r"[\w./]+(?==)", command)): command for command in KNOWN}
+CHECKED = sorted(command for names, command in NAMES.items() if "experiment" not in names)
 
 
-@pytest.mark.parametrize("command", OTHERS)
+@pytest.mark.parametrize("command", CHECKED)
 def test_every_command_passes_its_checks(command, monkeypatch):
     """Of a sweep the last values of all settings."""
     if "hydra/launcher=ray" in command:
@@ -49,9 +50,8 @@ def test_every_command_passes_its_checks(command, monkeypatch):
     compose(args).check()
 
 
-def test_experiments_and_their_options_are_there():
-    """All experiments are composed and checked in tests/config."""
-    for command in EXPERIMENT:
+def test_every_option_that_is_named_is_there():
+    for command in KNOWN:
         for group, _, values in (arg.partition("=") for arg in shlex.split(command)):
             for option in values.split(",") if (CONF / group).is_dir() else ():
                 assert (CONF / group / f"{option}.yaml").is_file(), command
