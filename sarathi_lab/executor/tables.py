@@ -225,7 +225,12 @@ def read_tables(folder: str, *, model: str = "", tensor: int = 1) -> OperationTa
     places = [place for top in tops for place in (top / f"tp{tensor}", top)]
     chosen = next((place for place in places if _files(place)), None)
     if chosen is None:
-        raise UserError(f"hardware.tables={folder} has no tables of {_missing(root, model)}")
+        others = sorted(place.name for place in root.iterdir() if place.is_dir() and _files(place))
+        found = f" (available: {', '.join(others)})" if others else ""
+        raise UserError(
+            f"hardware.tables={folder} has no tables of model {model}{found}; measure it on the "
+            "device with task=calibrate, or use executor.cost_model=analytic"
+        )
     frames = {path.stem: _read(path) for path in _files(chosen)}
     degree = re.fullmatch(r"tp(\d+)", chosen.name)
     return OperationTables(str(chosen), frames, _read_meta(chosen), int(degree[1]) if degree else 1)
@@ -244,18 +249,6 @@ def _existing(folder: str) -> Path:
 
 def _files(folder: Path) -> list[Path]:
     return [path for name in FILES if (path := folder / f"{name}.csv").is_file()]
-
-
-def _missing(root: Path, model: str) -> str:
-    """Describe what a folder lacks, and the fix."""
-    others = sorted(place.name for place in root.iterdir() if place.is_dir() and _files(place))
-    if model and others:
-        return (
-            f"model {model} (available: {', '.join(others)}); measure it on the device with "
-            "task=calibrate, or use executor.cost_model=analytic"
-        )
-    files = ", ".join(f"{name}.csv" for name in FILES)
-    return f"operations: none of {files}; name a folder with some, or one of folders by model"
 
 
 def _read_meta(folder: Path) -> Mapping[str, Any]:

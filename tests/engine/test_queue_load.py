@@ -93,13 +93,6 @@ def num_sequences() -> int:
     return sum(type(found) is SequenceState for found in gc.get_objects())
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_the_longest_request_among_short_ones_is_served(name):
-    short = [Request(i, 0.0, 2, 1, priority=1) for i in range(100)]
-    longest = Request(100, 0.0, MAX_LEN - 10, 10, priority=2)
-    served(name, [*short[:50], longest, *short[50:]], order_of(name, 0))
-
-
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_cache_for_hardly_more_than_one_request(name, preemption):

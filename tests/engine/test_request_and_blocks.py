@@ -72,13 +72,6 @@ def test_grow_is_all_or_nothing():
     check_integrity(blocks, [first, second])
 
 
-def test_watermark_is_kept_free_at_admission():
-    blocks = BlockManager(num_blocks=10, block_size=4)
-    assert blocks.can_hold(40)
-    assert not blocks.can_hold(40, watermark=0.1)
-    assert blocks.can_hold(36, watermark=0.1)
-
-
 def test_a_sequence_knows_whether_its_blocks_are_neighbours():
     blocks = BlockManager(6, 4)
     first, second = sequence(), sequence()

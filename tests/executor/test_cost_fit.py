@@ -4,9 +4,7 @@ figures, those of today's GPUs predict kernels that no fit has seen.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
-import itertools
 import sys
 
 import pandas as pd
@@ -105,17 +103,3 @@ def test_cutting_a_prompt_makes_its_attention_dearer(silicon_fit, gpu, highest):
         hardware, pd.DataFrame([{**shape, "start": 0, "length": 8192}])
     )
     assert 1 < sum(silicon_fit.prompt_times(hardware, pd.DataFrame(parts))) / whole < highest
-
-
-def test_the_fit_finds_the_constants_that_made_the_times(silicon_fit):
-    true = dataclasses.replace(load_option("hardware", "h100"), decode_fill=0.0)
-    rows = pd.DataFrame(
-        itertools.product([1, 16, 128, 512], [64, 1024, 8192], [32], [8], [128]),
-        columns=["batch", "length", "heads", "kv_heads", "head_size"],
-    )
-    rows = rows.assign(seconds=silicon_fit.decode_times(true, rows))
-    started = dataclasses.replace(true, kv_efficiency=0.8, decode_launch=9e-6)
-    names = ("kv_efficiency", "decode_launch")
-    found = silicon_fit.best_fit(started, "decodes", {"decodes": rows}, names, [{}])
-    assert found.kv_efficiency == pytest.approx(true.kv_efficiency, rel=0.01)
-    assert found.decode_launch == pytest.approx(true.decode_launch, rel=0.01)

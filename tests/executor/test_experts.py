@@ -10,7 +10,7 @@ from simulated import LINKED, SPEC
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.executor.simulated.experts import Experts
+from sarathi_lab.executor.simulated.cost_model import Experts
 from sarathi_lab.executor.simulated.interpolation import RatioGrid
 from sarathi_lab.executor.tables import read_tables
 from sarathi_lab.extensions.replay.lockstep import Lockstep, SharedExperts
@@ -88,26 +88,3 @@ def test_ratios_are_linear_in_logarithms_and_constant_past_their_edge():
     assert grid.ratio(2, 4) == pytest.approx(4)  # between 2 and 8
     assert grid.ratio(9, 99) == pytest.approx(32)
     assert grid.ratio(0.1, 0.1) == pytest.approx(1)
-
-
-@pytest.mark.parametrize("gpu", ["h100", "h200", "b200", "l40s", "rtx-pro-6000"])
-def test_the_formula_of_other_models_predicts_the_experts_of_the_tables(gpu):
-    """Its figures were fitted to neither of the tables' models (fit_experts.py)."""
-    hardware = load_option("hardware", gpu)
-    plain = replace(hardware, expert_efficiency=1.0, expert_launch=0.0, expert_traffic=0.0)
-    rows = read_tables(hardware.tables).frames["moe"]
-    errors = {}
-    for name, device in (("fitted", hardware), ("plain", plain)):
-        times = [
-            1e6 * _of_shape(row, device).time(row.tokens * row.top_k, row.activated_experts)
-            for row in rows.itertuples()
-        ]
-        errors[name] = (pd.Series(times) / rows.time_us.to_numpy() - 1).abs().mean()
-    assert errors["fitted"] < 0.17
-    assert errors["fitted"] < 0.7 * errors["plain"]
-
-
-def _of_shape(row, hardware):
-    sizes = {"hidden_size": row.hidden_size, "ffn_size": row.expert_size}
-    chosen = {"num_experts": row.num_experts, "experts_per_token": row.top_k}
-    return Experts(replace(MIXTURE, **sizes, **chosen), hardware, 2)

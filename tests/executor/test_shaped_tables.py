@@ -23,7 +23,7 @@ from sarathi_lab.executor.simulated.profiled import ProductTable, ProfiledOperat
 from sarathi_lab.executor.tables import SHAPE, OperationTables, read_tables
 
 KEPT = EXPERIMENTS / "lab" / "cost_model" / "tables"
-GPUS = ("a100", "h100", "h200", "b200", "l40s", "rtx-pro-6000")
+GPUS = ("a100", "h100")
 TOKENS, INS, OUTS = (1, 64, 1024), (512, 2048), (1024, 4096)
 
 

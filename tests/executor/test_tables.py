@@ -319,7 +319,7 @@ def test_what_has_no_rows_is_by_formula(tmp_path):
     [
         (None, "names no operation tables; name a folder by hardware.tables.*task=calibrate"),
         ("nowhere", "hardware.tables=nowhere is not a folder"),
-        ("conf", "hardware.tables=conf has no tables of operations: none of dense.csv, "),
+        ("conf", "hardware.tables=conf has no tables of model 13b; measure"),
     ],
 )
 def test_no_tables_are_one_line(tables, message):

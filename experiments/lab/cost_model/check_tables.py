@@ -32,7 +32,7 @@ from silicon import FOLDERS
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.attention_tables import Heads, uniform_batch
-from sarathi_lab.executor.simulated.experts import Experts
+from sarathi_lab.executor.simulated.cost_model import Experts
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations
 from sarathi_lab.executor.tables import (

@@ -219,10 +219,6 @@ class Parallel(Degrees):
     def layers_per_stage(self, spec: ModelSpec) -> int:
         return spec.num_layers // self.pipeline
 
-    def divides(self, spec: ModelSpec) -> bool:
-        """Whether `spec` splits into equal stages and equal shares of heads."""
-        return not any(size % degree for _, degree, _, size in self._parts(spec))
-
     def check(self, spec: ModelSpec) -> None:
         for kind, degree, part, size in self._parts(spec):
             if size % degree:
@@ -238,7 +234,6 @@ class Parallel(Degrees):
 
 
 ONE_DEVICE = Parallel()
-MAX_TENSOR = 8  # devices of a node, the largest tensor-parallel degree to suggest
 
 
 def check_memory(
@@ -249,18 +244,19 @@ def check_memory(
     parallel: Parallel = ONE_DEVICE,
 ) -> None:
     """Raise UserError if weights and a KV cache of `kv_tokens` tokens, spread evenly, exceed the
-    devices' memory; it names the smallest sufficient number of devices.
+    devices' memory; it names the least number of devices that could hold them.
     """
     weights = spec.weight_bytes(dtype_bytes)
     cache = kv_tokens * spec.kv_bytes_per_token(dtype_bytes)
     memory = parallel.num_devices * hardware.memory_bytes
     if weights + cache <= memory:
         return
-    alternative = _sufficient(spec, hardware, weights, cache / parallel.pipeline)
+    needed = math.ceil((weights + cache) / hardware.memory_bytes)
     raise UserError(
         f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB for "
-        f"KV, memory of {parallel.num_devices} x {hardware.name} is {memory / 1e9:.0f} GB"
-        f"{alternative}; lower batch, shorten the requests or max_model_len, or take a smaller "
+        f"KV, memory of {parallel.num_devices} x {hardware.name} is {memory / 1e9:.0f} GB "
+        f"(at least {needed} would do: executor.tensor_parallel=, executor.pipeline_parallel=); "
+        f"lower batch, shorten the requests or max_model_len, or take a smaller "
         "model or another hardware"
     )
 
@@ -274,23 +270,3 @@ def kv_capacity(
     check_memory(spec, hardware, dtype_bytes, 0, parallel)
     free = parallel.num_devices * hardware.memory_bytes - spec.weight_bytes(dtype_bytes)
     return int(free // spec.kv_bytes_per_token(dtype_bytes))
-
-
-def _sufficient(spec: ModelSpec, hardware: Hardware, weights: float, stage_cache: float) -> str:
-    """Name the fewest devices that hold the model; each stage adds a micro-batch with its cache."""
-    max_tensor = MAX_TENSOR if hardware.link_bytes_per_second else 1
-    max_pipeline = spec.num_layers if hardware.network_bytes_per_second else 1
-    fitting = [
-        parallel
-        for tensor in range(1, max_tensor + 1)
-        for pipeline in range(1, max_pipeline + 1)
-        if (parallel := Parallel(tensor, pipeline)).divides(spec)
-        and weights + pipeline * stage_cache <= parallel.num_devices * hardware.memory_bytes
-    ]
-    if not fitting:
-        return ""
-    best = min(fitting, key=lambda parallel: (parallel.num_devices, parallel.pipeline))
-    return (
-        f" ({best.num_devices} would do: executor.tensor_parallel={best.tensor} "
-        f"executor.pipeline_parallel={best.pipeline})"
-    )

@@ -89,7 +89,7 @@ class Grid:
         """Interpolate at `point`."""
         corners = [(0, 1.0)]  # offset into the flat values, and weight
         for x, axis, stride in zip(point, self._axes, self._strides, strict=True):
-            i, upper = _place(axis, x)
+            i, upper = place(axis, x)
             base = i * stride
             lower = [(at + base, weight * (1.0 - upper)) for at, weight in corners]
             if upper > 0.0:
@@ -99,7 +99,7 @@ class Grid:
         return sum([flat[at] * weight for at, weight in corners])
 
 
-def _place(axis: Sequence[float], x: float) -> tuple[int, float]:
+def place(axis: Sequence[float], x: float) -> tuple[int, float]:
     """Find the interval of an ascending axis nearest to `x`, and the place in it, from 0 to 1."""
     if x <= axis[0]:
         return 0, 0.0

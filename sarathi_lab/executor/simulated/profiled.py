@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -29,6 +28,7 @@ from sarathi_lab.executor.simulated.interpolation import (
     full_grid,
     log_distance,
     neighbours_error,
+    place,
 )
 from sarathi_lab.executor.tables import (
     DTYPE_SIZES,
@@ -233,7 +233,7 @@ class ProductTable:
 
     def __init__(self, rows: pd.DataFrame, formula: ProductFormula) -> None:
         self._formula = formula
-        self._curves = {
+        self._curves: dict[tuple[int, ...], tuple[Floats, Floats]] = {
             (int(group.in_features.iloc[0]), int(group.out_features.iloc[0])): (
                 group.tokens.to_numpy(float),
                 group.seconds.to_numpy(float),
@@ -250,40 +250,35 @@ class ProductTable:
 
     def curve(self, in_features: int, out_features: int) -> Curve:
         """Make the function of one shape's seconds by tokens."""
-        shape = (in_features, out_features)
-        corners = {shape: 1.0} if self.has(*shape) else self._corners(shape)
-        if not corners:
-            return self._scaled(shape)
+        shape: tuple[int, ...] = (in_features, out_features)
+        near = shape
+        if not self.has(in_features, out_features):
+            pairs = zip(shape, self._axes, strict=True)
+            near = tuple(min(max(size, axis[0]), axis[-1]) for size, axis in pairs)
+            if near != shape and min(map(len, self._axes)) < 2:
+                near = min(self._curves, key=partial(log_distance, shape))
+        corners = {near: 1.0} if near in self._curves else self._corners(near)
 
         @cache
         def time(tokens: int) -> float:
-            logs = (share * math.log(self._at(tokens, near)) for near, share in corners.items())
-            return math.exp(sum(logs))
+            logs = (share * math.log(self._at(tokens, corner)) for corner, share in corners.items())
+            seconds = math.exp(sum(logs))
+            if near == shape:
+                return seconds
+            return seconds * self._formula(tokens, *shape) / self._formula(tokens, *near)
 
         return time
 
-    def _corners(self, shape: tuple[int, int]) -> dict[tuple[int, int], float]:
-        """Find the grid's shapes around `shape`, and their shares; none outside."""
-        ins, outs = (_neighbours(axis, size) for axis, size in zip(self._axes, shape, strict=True))
-        return {(i, o): a * b for i, a in ins.items() for o, b in outs.items() if a * b}
+    def _corners(self, shape: tuple[int, ...]) -> dict[tuple[int, ...], float]:
+        """Find the grid's shapes around `shape`, which is within, and their logarithmic shares."""
+        shares = []
+        for axis, size in zip(self._axes, shape, strict=True):
+            i, upper = place([math.log(each) for each in axis], math.log(size))
+            shares.append({axis[i]: 1 - upper} | ({axis[i + 1]: upper} if upper else {}))
+        ins, outs = shares
+        return {(i, o): a * b for i, a in ins.items() for o, b in outs.items()}
 
-    def _scaled(self, shape: tuple[int, int]) -> Curve:
-        """Scale the nearest shape's time: the nearest edge's in the grid's box, else a row's."""
-        ins, outs = (
-            min(max(size, axis[0]), axis[-1]) for size, axis in zip(shape, self._axes, strict=True)
-        )
-        near = (ins, outs)
-        if min(len(axis) for axis in self._axes) < 2:
-            near = min(self._curves, key=partial(log_distance, shape))
-        at_near = self.curve(*near)
-
-        @cache
-        def time(tokens: int) -> float:
-            return at_near(tokens) * self._formula(tokens, *shape) / self._formula(tokens, *near)
-
-        return time
-
-    def _at(self, tokens: int, shape: tuple[int, int]) -> float:
+    def _at(self, tokens: int, shape: tuple[int, ...]) -> float:
         """Compute the seconds of a shape of the table."""
         sizes, seconds = self._curves[shape]
         inside = min(max(tokens, int(sizes[0])), int(sizes[-1]))
@@ -291,18 +286,6 @@ class ProductTable:
         if inside == tokens:
             return time
         return time * self._formula(tokens, *shape) / self._formula(inside, *shape)
-
-
-def _neighbours(axis: Sequence[int], size: int) -> dict[int, float]:
-    """Find the two neighbours of `size` on an axis and their logarithmic shares; none outside."""
-    if size in axis:
-        return {size: 1.0}
-    if not axis or not axis[0] < size < axis[-1]:
-        return {}
-    i = bisect_right(axis, size)
-    low, high = axis[i - 1], axis[i]
-    upper = math.log(size / low) / math.log(high / low)
-    return {low: 1 - upper, high: upper}
 
 
 def profiled_operations(

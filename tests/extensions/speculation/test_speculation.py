@@ -84,11 +84,6 @@ def test_what_makes_batches_ahead_takes_no_drafts():
         loop.serve(requests_of((3, 3)), engine, ahead)
 
 
-def test_lookups_of_no_ngram_are_refused():
-    with pytest.raises(UserError, match=r"speculation\.min_ngram=4 exceeds .*max_ngram=3"):
-        PromptLookup(min_ngram=4)
-
-
 def looked_up(known: list[int], settings: PromptLookup) -> list[int]:
     """What `PromptLookup` says, by going through all places."""
     for size in range(settings.max_ngram, settings.min_ngram - 1, -1):
