@@ -17,7 +17,7 @@ from sarathi_kernels.attention.cases import (
     make_inputs,
     reference,
 )
-from sarathi_kernels.attention.decode import decode_attention, make_scratch
+from sarathi_kernels.attention.decode import decode_attention
 from sarathi_kernels.attention.plan import (
     PADDING,
     TILE_ROWS,
@@ -217,19 +217,6 @@ def test_tiles_are_as_large_as_fills_the_waves(
     num_tokens: int, num_heads: int, num_sms: int, rows: int
 ) -> None:
     assert choose_tile_rows(num_tokens, num_heads, num_sms) == rows
-
-
-def test_scratch_may_be_reused() -> None:
-    case = AWKWARD["grouped decodes"]
-    inputs = inputs_of(case, part_tokens=64)
-    expected = attend(case, inputs)
-    scratch = make_scratch(inputs.query, inputs.plan)
-    scratch.partial.fill_(float("nan"))
-    scratch.log_sums.fill_(float("nan"))
-    out = poisoned(*inputs.query.shape, device=DEVICE, dtype=torch.float32)
-    for _ in range(2):
-        decode_attention(*inputs.arguments, out=out, scratch=scratch)
-        assert torch.equal(out, expected)
 
 
 def test_unsupported_inputs_are_refused_with_the_value_and_what_works() -> None:

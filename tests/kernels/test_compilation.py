@@ -12,20 +12,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sarathi_kernels.compilation import __main__ as command
 from sarathi_kernels.compilation import table
 from sarathi_kernels.compilation.__main__ import main
 from sarathi_kernels.compilation.compiled import Compiled, Dot, check
 from sarathi_kernels.compilation.table import (
     TABLE_COMMAND,
-    Row,
-    Unit,
-    compile_units,
     read_table,
     source_hash,
 )
@@ -136,40 +131,6 @@ def test_check_names_what_is_wrong_on_hopper(
     )
 
 
-def test_a_crash_of_the_compiler_costs_one_row_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    def compile_or_crash(source: Any) -> Compiled:
-        if source.configuration == "crashes":
-            os._exit(134)  # as an assertion of LLVM ends the process
-        return CHECKED_BY_HAND
-
-    monkeypatch.setattr("sarathi_kernels.compilation.table.compile_source", compile_or_crash)
-    texts = ("sound", "crashes", "sound, too")
-    sources: list[Any] = [
-        SimpleNamespace(source=SimpleNamespace(name="toy"), configuration=text) for text in texts
-    ]
-    seen: list[str] = []
-    rows = compile_units(
-        [Unit(launched(), CHIPS[90], source) for source in sources],
-        jobs=2,
-        on_row=lambda row: seen.append(row.complaint),
-    )
-    assert [row.configuration for row in rows] == list(texts)
-    assert [row.complaint for row in rows] == ["", "does not compile: the compiler crashed", ""]
-    assert len(seen) == len(texts)
-
-
-def test_blocks_per_sm_follows_the_scarcest_resource() -> None:
-    small = replace(CHECKED_BY_HAND, registers=32, shared_memory=0)
-    assert small.blocks_per_sm(CHIPS[90]) == 16  # 64 warps
-    assert small.blocks_per_sm(CHIPS[86]) == 12  # 48 warps
-    assert (
-        replace(small, registers=129).blocks_per_sm(CHIPS[90]) == 3
-    )  # 136 registers a thread are given
-    assert replace(small, shared_memory=100_000).blocks_per_sm(CHIPS[90]) == 2
-    assert replace(small, tensor_memory=256).blocks_per_sm(CHIPS[100]) == 2
-    assert replace(small, threads=32, registers=16).blocks_per_sm(CHIPS[80]) == 32
-
-
 def complaints_of(rows: list[dict[str, str]]) -> list[str]:
     return [
         " ".join((f"sm_{r['capability']}", r["kernel"], r["complaint"], r["configuration"]))
@@ -220,39 +181,6 @@ def test_a_change_makes_only_the_rows_of_kernels_that_use_it_out_of_date(
     monkeypatch.setattr(table, "modules", lambda: changed)
     changes = {kernel for kernel in kernels if source_hash.__wrapped__(kernel) != before[kernel]}
     assert changes == {"decode_kernel", "rotate_and_store_kernel"}
-
-
-def test_what_is_recorded_is_not_compiled_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless it was complained of; rows of another Triton stay."""
-    units: list[Any] = [
-        Unit(
-            launched(),
-            CHIPS[90],
-            SimpleNamespace(source=SimpleNamespace(name="toy"), configuration=text),
-        )
-        for text in ("as before", "complained of", "new")
-    ]
-    rows = [replace(table.failed_row(unit, ""), complaint="") for unit in units]
-    other = replace(rows[0], triton="3.6.0")
-    path = tmp_path / "compiled.csv"
-    table.write_table(
-        path, [table.as_text(row) for row in (other, rows[0], replace(rows[1], complaint="spills"))]
-    )
-    compiled: list[str] = []
-
-    def compile_units(units: list[Any], *_: Any) -> list[Row]:
-        compiled.extend(unit.source.configuration for unit in units)
-        return rows[1:]
-
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(command, "collect", lambda *_: units)
-    monkeypatch.setattr(command, "compile_units", compile_units)
-    monkeypatch.setattr("sys.argv", ["compilation", "--write", str(path)])
-    assert main() == 0
-    assert compiled == ["complained of", "new"]
-    assert read_table(path) == [table.as_text(row) for row in (other, *rows)]
 
 
 def test_recorded_table_has_every_chip_and_no_complaint() -> None:

@@ -11,14 +11,10 @@ from torch import Tensor
 
 from sarathi_kernels.experts import mixture, routing
 from sarathi_kernels.experts.mixture import (
-    TILES,
-    choose_tile,
     mixture_of_experts,
     mixture_reference,
 )
 from sarathi_kernels.experts.routing import UNUSED, Routing, route
-from sarathi_kernels.runtime.chip import CHIPS
-from sarathi_kernels.runtime.launch import recorded
 from sarathi_kernels.runtime.testing import poisoned, relative_error
 
 # Of numpy, in the interpreter: infinity from infinity is the right NaN.
@@ -131,20 +127,6 @@ def test_mixture(
     expected = mixture_reference(*wide, top_k=top_k, normalised=True)
     assert relative_error(out, expected) < 2 * BOUNDS[dtype]
     assert torch.equal(out, mixture_of_experts(*given, top_k=top_k, normalised=True))
-
-
-def test_the_tile_follows_the_rows_of_an_expert_and_the_grid_the_tokens_alone() -> None:
-    assert [choose_tile(pairs, 8) for pairs in (1, 128, 129, 512, 513, 65_536)] == [
-        tile for tile in TILES for _ in range(2)
-    ]
-    with recorded(CHIPS[90]) as recording:
-        for _ in range(2):
-            meta = (
-                torch.empty(*each.shape, device="meta") for each in inputs(5, 48, 20, 4, DTYPES[0])
-            )
-            mixture_of_experts(*meta, top_k=2, normalised=True)
-    grids = [launch.grid for launch in recording.launches]
-    assert grids[:5] == grids[5:] == [(2,), (4,), (4,), (4,), (5, 1)]
 
 
 def test_no_tokens_and_what_does_not_match() -> None:

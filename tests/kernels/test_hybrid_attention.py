@@ -9,11 +9,9 @@ from typing import get_args
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 
 from sarathi_kernels.attention.cases import AWKWARD, AttentionCase, make_inputs, reference
-from sarathi_kernels.attention.hybrid import Variant, hybrid_attention, take_work
+from sarathi_kernels.attention.hybrid import Variant, hybrid_attention
 from sarathi_kernels.attention.plan import PADDING, with_parts_of
 from sarathi_kernels.runtime.chip import CHIPS, assumed
 from sarathi_kernels.runtime.launch import recorded
@@ -59,50 +57,6 @@ def test_padding_of_the_plan_changes_nothing(variant: Variant) -> None:
     with assumed(SMALL_CHIP):
         hybrid_attention(*arguments, variant=variant, out=out)
     assert relative_error(out, reference(case, inputs)) < 1e-5
-
-
-def test_an_unknown_variant_is_refused() -> None:
-    case = AWKWARD["decodes"]
-    inputs = make_inputs(case, device=DEVICE, dtype=torch.float16, num_sms=4)
-    arguments = inputs.arguments
-    with pytest.raises(ValueError, match=r"unknown variant 'both'.*fused"):
-        hybrid_attention(*arguments, variant="both", out=torch.empty_like(inputs.query))  # type: ignore[arg-type]
-
-
-@triton.jit
-def record_work(
-    kinds: tl.tensor,
-    indices: tl.tensor,
-    tickets: tl.tensor,
-    sms: tl.tensor,
-    num_tiles: tl.tensor,
-    num_decodes: tl.tensor,
-) -> None:
-    program = tl.program_id(0)
-    is_tile, index = take_work(tickets, tl.load(sms + program), num_tiles, num_decodes)
-    tl.store(kinds + program, is_tile.to(tl.int32))
-    tl.store(indices + program, index)
-
-
-@pytest.mark.parametrize(
-    ("num_tiles", "num_decodes", "num_sms"), [(12, 12, 4), (3, 20, 1), (20, 3, 50), (1, 1, 4)]
-)
-def test_all_work_is_taken_once_wherever_programs_start(
-    num_tiles: int, num_decodes: int, num_sms: int
-) -> None:
-    total = num_tiles + num_decodes
-    where = torch.randint(num_sms, (total,), generator=torch.Generator().manual_seed(0))
-    sms = where.to(DEVICE, torch.int32)
-    tickets = torch.zeros(2 + num_sms, dtype=torch.int32, device=DEVICE)
-    kinds, indices = (torch.full((total,), -1, dtype=torch.int32, device=DEVICE) for _ in range(2))
-    record_work[(total,)](kinds, indices, tickets, sms, num_tiles, num_decodes)
-    work = list(zip(kinds.tolist(), indices.tolist(), strict=True))
-    assert sorted(work) == [(0, i) for i in range(num_decodes)] + [(1, i) for i in range(num_tiles)]
-    if DEVICE.type == "cpu":  # programs run in order: on each multiprocessor the kinds alternate
-        used_up = min((kinds == kind).nonzero().max() for kind in (0, 1))
-        for sm in range(num_sms):
-            begun = kinds[: used_up + 1][where[: used_up + 1] == sm].tolist()
-            assert begun == [1 - i % 2 for i in range(len(begun))]
 
 
 @pytest.mark.parametrize("num_sms", [1, 4, 5])

@@ -245,7 +245,7 @@ class LateDevice(TorchDispatchMode):
         self.streams: list[Stream] = []
         self.stream = self.default_stream = Stream(self)
         self.capture: Graph | None = None
-        self.clock = self.num_syncs = 0
+        self.clock = 0
         self.taken = self.most_taken = self.num_allocations = 0
         self.fail_at: int | None = None
         self.allocated: Callable[[], object] = lambda: None
@@ -444,7 +444,6 @@ class LateDevice(TorchDispatchMode):
         except (RuntimeError, NotImplementedError):  # sizes, or a number, depend on the tensors'
             if self.capture is not None:
                 raise self.refused(IS_CAPTURING) from None
-            self.num_syncs += 1
             self.stream.synchronize()
             found = func(*inner_args, **inner_kwargs)
             if not isinstance(found, Tensor):
@@ -487,7 +486,6 @@ class LateDevice(TorchDispatchMode):
             read = read.clone()  # staged before the call returns
         self.queue(lambda: target.copy_(read))
         if on_host and (not non_blocking or (on_host[0] is to and not is_pinned)):
-            self.num_syncs += 1
             self.stream.synchronize()
         return to
 
