@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from sarathi_lab.config.checked import share
 from sarathi_lab.engine.policy import Policy
@@ -31,13 +31,10 @@ class _Transformers(Policy):
     """
 
     budget_field = "max_batch_tokens"
+    has_prompts_first: ClassVar[bool] = False  # of running sequences
     max_batch_tokens: int = 256
     safety_margin: float = share(0.0, fix=_MARGIN)
     reserve = "chunk"
-
-    @abstractmethod
-    def _running(self, scheduler: Scheduler) -> list[SequenceState]:
-        """Running sequences that could continue now, in this scheduler's order."""
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         starved = self._try_all(batch, scheduler)
@@ -47,7 +44,9 @@ class _Transformers(Policy):
     def _try_all(self, batch: Batch, scheduler: Scheduler) -> list[_Starved]:
         """Add what has room; returns the running sequences that had none."""
         is_scarce = scheduler.blocks.num_free < self.safety_margin * scheduler.blocks.num_blocks
-        starved = self._try(self._running(scheduler), batch, scheduler, is_scarce)
+        decodes, prompts = scheduler.idle_decodes, scheduler.idle_prefills
+        running = prompts + decodes if self.has_prompts_first else decodes + prompts
+        starved = self._try(running, batch, scheduler, is_scarce)
         if _may_admit(scheduler):
             if not (is_scarce and batch.chunks):
                 scheduler.swap_in(batch, self.max_batch_tokens)
@@ -89,18 +88,13 @@ class TransformersFIFO(_Transformers):
     name = "transformers_fifo"
     safety_margin: float = share(0.15, fix=_MARGIN)
 
-    def _running(self, scheduler: Scheduler) -> list[SequenceState]:
-        return scheduler.idle_decodes + scheduler.idle_prefills
-
 
 @dataclass(frozen=True)
 class TransformersPrefillFirst(_Transformers):
     """Prompts that were cut, then decodes, then waiting ones, without margin."""
 
     name = "transformers_prefill_first"
-
-    def _running(self, scheduler: Scheduler) -> list[SequenceState]:
-        return scheduler.idle_prefills + scheduler.idle_decodes
+    has_prompts_first = True
 
 
 def _may_admit(scheduler: Scheduler) -> bool:

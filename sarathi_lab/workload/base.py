@@ -16,7 +16,6 @@ from sarathi_lab.config.errors import (
     MOST,
     UserError,
     require_int,
-    require_list,
     require_number,
     require_one_of,
 )
@@ -45,6 +44,7 @@ EXPLAINED = {
 CV_RANGE = (0.01, 100.0)  # beyond, gaps are equal or zero in double precision
 MOST_REQUESTS = 10_000_000  # some 5 GB
 SHARES_ERROR = 1e-6  # by which shares may miss 1
+SHARES = "give one share a priority that sum to 1, or null for equal ones"
 LEVELS = "use whole numbers, lower ones first served, such as [0,1]"
 
 
@@ -149,7 +149,11 @@ class Arriving:
         each=partial(require_int, minimum=-MOST, fix=LEVELS),
         complaint=f"is not a list; {LEVELS}",
     )
-    priority_shares: Sequence[float] | None = None
+    priority_shares: Sequence[float] | None = listed(
+        None,
+        each=partial(require_number, above=0, fix=SHARES),
+        complaint=f"does not fit; {SHARES}",
+    )
     seed: int = whole(minimum=0, fix="use a number such as 0", name="seed")
 
     def __post_init__(self) -> None:
@@ -177,23 +181,19 @@ class Arriving:
                 raise UserError(f"workload.arrivals={kind} needs workload.{name}, {explained}")
 
     def _check_priorities(self) -> None:
-        priorities, shares = self.priorities, self.priority_shares
-        if priorities is None:
+        levels, shares = self.priorities, self.priority_shares
+        if levels is None:
             why = " without workload.priorities; add workload.priorities=[0,1]"
             refuse_unread(self, ["priority_shares"], why, "workload.")
-            return
-        levels, name = list(priorities), "workload.priority_shares"
-        if len(set(levels)) < 2:
-            raise UserError(f"workload.priorities={levels} has no effect: all are equal; {LEVELS}")
-        if shares is None:
-            return
-        fix = f"give one share a priority of {levels} that sum to 1, or null for equal ones"
-        unfit = f"does not fit workload.priorities; {fix}"
-        require_list(name, shares, unfit, partial(require_number, above=0, fix=fix))
-        if len(shares) != len(levels):
-            raise UserError(f"{name}={shares} {unfit}")
-        if abs(sum(shares) - 1) > SHARES_ERROR:
-            raise UserError(f"{name}={list(shares)} sum to {sum(shares):g}; {fix}")
+        elif len(set(levels)) < 2:
+            raise UserError(
+                f"workload.priorities={list(levels)} has no effect: all are equal; {LEVELS}"
+            )
+        elif shares and (len(shares) != len(levels) or abs(sum(shares) - 1) > SHARES_ERROR):
+            raise UserError(
+                f"workload.priority_shares={list(shares)} does not fit workload.priorities="
+                f"{list(levels)} or sum to 1; {SHARES}"
+            )
 
     def times(self, num_requests: int) -> NDArray[np.float64]:
         """Seconds of arrival [num_requests], ascending from 0; all 0 for closed arrivals and users.

@@ -84,13 +84,9 @@ def _prompt_request(
     if not isinstance(token_ids, list) or not token_ids:
         raise UserError(f"{where} has an empty prompt; give at least one token")
     for token_id in token_ids:
-        require_int(f"{where}: token id", token_id, 0, "correct the prompt")
-        if token_id >= (vocab_size or MAX_VOCAB_SIZE):
-            size = f"the model's vocabulary of {vocab_size}" if vocab_size else "32 bits"
-            raise UserError(
-                f"{where}: token id {token_id} is outside {size}; correct the prompt or take "
-                "another model"
-            )
+        most = (vocab_size or MAX_VOCAB_SIZE) - 1
+        fix = "correct the prompt or take another model"
+        require_int(f"{where}: token id", token_id, 0, fix, maximum=most)
     fix = "give the tokens to generate"
     if "output_len" not in row:
         raise UserError(f"{where} has no output_len; {fix}")
@@ -104,12 +100,9 @@ def _prompt_request(
 
 
 def _text_tokens(text: Any, encode: Encode | None, where: str) -> list[int]:
-    if not isinstance(text, str):
-        raise UserError(f"{where}: prompt is not text; use prompt_token_ids for token ids")
     try:
         as_bytes = text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise UserError(
-            f"{where}: prompt has half of a surrogate pair, which is not text; correct the escape"
-        ) from None
+    except (AttributeError, UnicodeEncodeError):  # half of a surrogate pair
+        fix = "correct it, or use prompt_token_ids for token ids"
+        raise UserError(f"{where}: prompt is not text; {fix}") from None
     return encode(text) if encode is not None else list(as_bytes)

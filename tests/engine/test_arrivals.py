@@ -87,7 +87,7 @@ def test_a_ramp_rises_linearly_between_its_rates():
         ({"priorities": 3}, "priorities=3 is not a list"),
         ({"priorities": [1, 1]}, "all are equal"),
         ({"priorities": [0, 1], "priority_shares": [1.0]}, "does not fit"),
-        ({"priorities": [0, 1], "priority_shares": [0.2, 0.7]}, "sum to 0.9"),
+        ({"priorities": [0, 1], "priority_shares": [0.2, 0.7]}, "sum to 1"),
     ],
 )
 def test_what_is_missing_unknown_or_without_effect_is_refused(settings, words):

@@ -22,17 +22,11 @@ from sarathi_lab.run import main
 from sarathi_lab.tasks.plan import Plan
 
 OPTIONS = sorted(path.stem for path in (CONF / "policy").glob("*.yaml"))
-ADAPTIVE = ("slo_budget", "niyama", "sliding_serve", "lprs")  # told what an iteration takes
+ADAPTIVE = ("slo_budget", "niyama", "sliding_serve", "lprs")  # with times of an iteration
 # Prompts are longer than the chunk, which is the smallest that every policy takes.
 LOAD = ["model=tiny", "batch=4", "max_model_len=360", "pd_ratio=30", "chunk=256", "tracking=none"]
-LOAD += [
-    "workload=uniform",
-    "workload.num_requests=5",
-    "workload.min_len=40",
-    "workload.max_len=360",
-]
-
-
+LOAD += ["workload=uniform", "workload.num_requests=5"]
+LOAD += ["workload.min_len=40", "workload.max_len=360"]
 # What a file sets differently from the class, as that is another system's or version's.
 SET = {
     "lars": {"order", "patience"},
@@ -140,15 +134,9 @@ def test_an_option_runs_on_both_executors_alike(option, table, torch_executor):
 
 
 def test_the_task_writes_the_table_of_ascend_dynamic(tmp_path, capsys):
-    arguments = [
-        "hardware=a100",
-        "model=7b",
-        "batch=4",
-        "seq_len=512",
-        "tracking=none",
-        f"output={tmp_path}",
-    ]
-    assert main(["task=profile_table", *arguments]) == 0
+    sizes = ["hardware=a100", "model=7b", "batch=4", "seq_len=512"]
+    outputs = ["tracking=none", f"output={tmp_path}"]
+    assert main(["task=profile_table", *sizes, *outputs]) == 0
     (path,) = tmp_path.rglob("profile_table.csv")
     written = read_profile_table(str(path))
     assert {row.d_num for row in written.rows} == {1, 2, 4}

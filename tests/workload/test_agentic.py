@@ -24,10 +24,8 @@ SIZES = {"num_requests": 9, "turns": 3, "seed": 0, "shared_prefix_len": 8}
 SIZES |= {"prompt_p50": 6, "prompt_p90": 12, "output_p50": 3, "output_p90": 6, "max_len": 64}
 
 
-def small(**own):
-    return Agentic(
-        **{"num_requests": 9, "turns": 3, "seed": 0, "shared_prefix_len": 8} | SIZES | own
-    )
+def small(**settings):
+    return Agentic(**SIZES | settings)
 
 
 def served(load, executor=None, **own):
@@ -64,14 +62,8 @@ def check_sessions(load, requests, sent):
 def test_turns_come_in_order_and_each_prompt_begins_with_all_that_was_said(
     seed, turns, number, system
 ):
-    load = small(
-        seed=seed,
-        turns=turns,
-        num_requests=number,
-        shared_prefix_len=system,
-        arrivals="poisson",
-        rate=5.0,
-    ).generate(None)
+    sizes = {"turns": turns, "num_requests": number, "shared_prefix_len": system}
+    load = small(seed=seed, arrivals="poisson", rate=5.0, **sizes).generate(None)
     assert len(load.requests) == number
     assert all(len(session) <= turns for session in load.sessions)
     assert all(request.total_len <= 64 for request in load.requests)

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, Literal, Self
 
 from sarathi_lab.config.checked import number, one_of, whole
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.errors import UserError, require_list, require_number
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.engine.policy import Policy, Reserve
@@ -50,18 +50,17 @@ class AdaptiveBudget(Policy):
     def check(self, batch_size: int, max_model_len: int) -> None:
         if isinstance(self.times, Predictor):
             return
+        fix = (
+            "give [seconds of an iteration, of a token, of a token of context], as task=calibrate "
+            "measures them, such as [0.01,5.0e-5,1.0e-8]"
+        )
         if self.times is None:
-            raise UserError(
-                f"policy={self.name} needs policy.times here, as a measured device has no cost "
-                "model; give [seconds of an iteration, of a token, of a token of context], as "
-                "task=calibrate measures them"
-            )
-        is_list = isinstance(self.times, Sequence) and len(self.times) == 3
-        if not is_list or not all(isinstance(x, int | float) and x >= 0 for x in self.times):
-            raise UserError(
-                f"times={self.times} are not three times; use [seconds of an iteration, of a "
-                "token, of a token of context], such as [0.01,5.0e-5,1.0e-8]"
-            )
+            why = "as a measured device has no cost model"
+            raise UserError(f"policy={self.name} needs policy.times here, {why}; {fix}")
+        unfit = f"are not three times; {fix}"
+        require_list("times", self.times, unfit, partial(require_number, minimum=0, fix=fix))
+        if len(self.times) != 3:
+            raise UserError(f"times={self.times} {unfit}")
 
     def on_device(
         self, predictor: Callable[[], Predictor | None], batch_size: int, max_model_len: int

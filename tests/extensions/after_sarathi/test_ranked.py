@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from helpers import requests_of, scheduler_for, serve
+from helpers import expect
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,97 +18,62 @@ from sarathi_lab.extensions.after_sarathi import Ranked
 from sarathi_lab.extensions.after_sarathi.prompts import PrefillCost, fit_prefill_cost
 
 # A long prompt, and two short ones that come while it runs.
-LATE = requests_of((12, 1), (3, 1), (4, 1), arrivals=[0.0, 0.5, 1.5])
-FIRST = [(0, 0, 4)]
+LATE = "12+1 3+1@0.5 4+1@1.5"
+IN_ORDER = "0:0+4 | 0:4+4 | 0:8+4 | 1:0+3 2:0+1 | 2:1+3"
+SHORT_FIRST = "0:0+4 | 1:0+3 0:4+1 | 2:0+4 | 0:5+4 | 0:9+3"
 
 
-def schedule(policy: Ranked, requests=LATE, **kwargs):
-    return serve(requests, scheduler_for(policy, **kwargs)).schedule
-
-
-def test_first_come_first_served_makes_short_prompts_wait_for_a_long_one():
-    assert schedule(Ranked(chunk=4, order="fcfs")) == [
-        FIRST,
-        [(0, 4, 4)],
-        [(0, 8, 4)],
-        [(1, 0, 3), (2, 0, 1)],
-        [(2, 1, 3)],
-    ]
-
-
-def test_highest_response_ratio_passes_a_long_prompt_over_until_it_has_waited():
-    # At 1 s the long prompt has age 1, 8 tokens left (1/8), the first short one 0.5/3, which is
-    # more. At 2 s the long one has 2/7, the second short one 0.5/4. At 3 s 3/3 beats 1.5/4.
-    assert schedule(Ranked(chunk=4, order="response_ratio")) == [
-        FIRST,
-        [(1, 0, 3), (0, 4, 1)],
-        [(0, 5, 4)],
-        [(0, 9, 3), (2, 0, 1)],
-        [(2, 1, 3)],
-    ]
-
-
-@pytest.mark.parametrize("order", ["shortest", "preflow"])
-def test_shortest_first_serves_whoever_comes_with_less_until_the_long_one_is_old(order):
-    patient = Ranked(chunk=4, order=order, patience=100.0)
-    assert schedule(patient) == [
-        FIRST,
-        [(1, 0, 3), (0, 4, 1)],
-        [(2, 0, 4)],
-        [(0, 5, 4)],
-        [(0, 9, 3)],
-    ]
-    # With half the weight every twentieth of a second, half a second is more than these lengths.
-    assert schedule(replace(patient, patience=0.05)) == schedule(Ranked(chunk=4, order="fcfs"))
-
-
-def test_least_relative_slack_is_that_of_the_prompts_own_deadline():
-    # A quarter of a second a token: the long prompt has 6 s (twice its 3), short ones 2 s. At 1 s
-    # it has (6 - 1 - 2) / 6 = 0.5 left and the first short one (2 - 0.5 - 0.75) / 2 = 0.375; at 2 s
-    # (6 - 2 - 1.75) / 6 = 0.375, the second (2 - 0.5 - 1) / 2 = 0.25.
-    policy = Ranked(
-        chunk=4, order="slack", patience=2.0, deadline_factor=2.0, seconds_per_token=0.25
-    )
-    assert schedule(policy) == [
-        FIRST,
-        [(1, 0, 3), (0, 4, 1)],
-        [(2, 0, 4)],
-        [(0, 5, 4)],
-        [(0, 9, 3)],
-    ]
-    # With a deadline of a tenth of its time the long prompt is late at once, and so are the others:
-    # at 1 s it is (0.3 - 1 - 2) / 0.3 = -9, the first short one (0.1 - 0.5 - 0.75) / 0.1 = -11.5.
-    late = replace(policy, patience=0.1, deadline_factor=0.1)
-    assert schedule(late)[1] == [(1, 0, 3), (0, 4, 1)]
-
-
-def test_short_prompts_go_first_until_one_is_aged():
-    policy = Ranked(chunk=4, order="short_first", patience=100.0, short_len=3)
-    assert schedule(policy)[1:] == [  # the second is as long as the first, for this rule
-        [(1, 0, 3), (0, 4, 1)],
-        [(0, 5, 4)],
-        [(0, 9, 3), (2, 0, 1)],
-        [(2, 1, 3)],
-    ]
-    assert schedule(replace(policy, patience=0.9))[1] == [(0, 4, 4)]
-
-
-def test_a_reserve_is_kept_from_a_long_prompt_only_while_a_short_one_is_there():
-    assert schedule(Ranked(chunk=4, order="fcfs", short_len=4, reserve_tokens=2)) == [
-        FIRST,
-        [(0, 4, 2), (1, 0, 2)],
-        [(0, 6, 2), (1, 2, 1), (2, 0, 1)],
-        [(0, 8, 2), (2, 1, 2)],
-        [(0, 10, 2), (2, 3, 1)],
-    ]
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"order": "fcfs"}, IN_ORDER),
+        # At 1 s the long prompt has age 1, 8 tokens left (1/8), the first short one 0.5/3, which is
+        # more. At 2 s the long one has 2/7, the second short one 0.5/4. At 3 s 3/3 beats 1.5/4.
+        (
+            {"order": "response_ratio"},
+            "0:0+4 | 1:0+3 0:4+1 | 0:5+4 | 0:9+3 2:0+1 | 2:1+3",
+        ),
+        ({"order": "shortest", "patience": 100.0}, SHORT_FIRST),
+        ({"order": "preflow", "patience": 100.0}, SHORT_FIRST),
+        # With half the weight every twentieth of a second, half a second is more than lengths.
+        ({"order": "shortest", "patience": 0.05}, IN_ORDER),
+        ({"order": "preflow", "patience": 0.05}, IN_ORDER),
+        # A quarter of a second a token: the long prompt has 6 s (twice its 3), short ones 2 s. At
+        # 1 s it has (6 - 1 - 2) / 6 = 0.5 left, the first short one (2 - 0.5 - 0.75) / 2 = 0.375.
+        # At 2 s (6 - 2 - 1.75) / 6 = 0.375, the second (2 - 0.5 - 1) / 2 = 0.25.
+        (
+            {"order": "slack", "patience": 2.0, "deadline_factor": 2.0, "seconds_per_token": 0.25},
+            SHORT_FIRST,
+        ),
+        # With a deadline of a tenth of its time the long prompt is late at once, as others are:
+        # (0.3 - 1 - 2) / 0.3 = -9 at 1 s, the first short one (0.1 - 0.5 - 0.75) / 0.1 = -11.5.
+        (
+            {"order": "slack", "patience": 0.1, "deadline_factor": 0.1, "seconds_per_token": 0.25},
+            "0:0+4 | 1:0+3 0:4+1 | ...",
+        ),
+        # The second is as long as the first, for this rule.
+        (
+            {"order": "short_first", "patience": 100.0, "short_len": 3},
+            "0:0+4 | 1:0+3 0:4+1 | 0:5+4 | 0:9+3 2:0+1 | 2:1+3",
+        ),
+        ({"order": "short_first", "patience": 0.9, "short_len": 3}, "0:0+4 | 0:4+4 | ..."),
+        # The reserve is kept from a long prompt while a short one is there.
+        (
+            {"order": "fcfs", "short_len": 4, "reserve_tokens": 2},
+            "0:0+4 | 0:4+2 1:0+2 | 0:6+2 1:2+1 2:0+1 | 0:8+2 2:1+2 | 0:10+2 2:3+1",
+        ),
+    ],
+)
+def test_prompts_share_an_iteration_by_their_order(settings, expected):
+    expect(Ranked(chunk=4, **settings), LATE, expected)
 
 
 def test_a_prompt_that_has_no_room_keeps_those_behind_it_out():
     # The cache has 16 tokens, the first prompt 12 of them; the second, of 8, is before the third,
     # which would fit.
-    requests = requests_of((12, 1), (8, 1), (4, 1), arrivals=[0.0, 0.5, 0.5])
-    found = schedule(Ranked(chunk=8, order="fcfs", watermark=0.0), requests, num_blocks=4)
-    assert found == [[(0, 0, 8)], [(0, 8, 4)], [(1, 0, 8)], [(2, 0, 4)]]
+    policy = Ranked(chunk=8, order="fcfs", watermark=0.0)
+    expected = "0:0+8 | 0:8+4 | 1:0+8 | 2:0+4"
+    expect(policy, "12+1 8+1@0.5 4+1@0.5", expected, num_blocks=4)
 
 
 @given(
