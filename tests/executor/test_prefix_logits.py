@@ -116,16 +116,6 @@ def test_hits_change_no_logit(models, kind, chunk, shared, block_size):
         assert found[place].argmax() == logits.argmax()
 
 
-def test_a_cache_so_small_that_all_is_evicted_changes_no_token(models):
-    model = models.get("torch") or model_on("torch")
-    settings = {"chunk": 16, "block_size": 4}
-    requests = conversations(16)
-    _, roomy = logits_of(model, "torch", requests, shares_prefixes=False, num_blocks=60, **settings)
-    _, tight = logits_of(model, "torch", requests, shares_prefixes=True, num_blocks=10, **settings)
-    assert tight.output_token_ids.tolist() == roomy.output_token_ids.tolist()
-    assert tight.num_preemptions.sum() > 0
-
-
 # -- settings --------------------------------------------------------------------------------------
 
 SIMULATED = [

@@ -67,7 +67,7 @@ class TorchBackend:
     dtype: str = "auto"
     seed: int = 0
     kernels: str = one_of("auto", valid=("auto", "triton", "native", "torch"))
-    isa: str = "auto"
+    isa: str = one_of("auto", valid=checks.ISAS)
     cuda_graphs: bool = flag(True)
     overlap: bool = flag(True)
     hybrid: Hybrid = one_of("series", valid=get_args(Hybrid))

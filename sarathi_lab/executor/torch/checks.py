@@ -10,7 +10,7 @@ import torch
 from sarathi_kernels.cpu import library
 from sarathi_kernels.cpu.build import NEEDED, NotBuilt, instruction_set
 from sarathi_kernels.runtime.chip import chip_of
-from sarathi_lab.config.errors import UserError, require_one_of
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.executor.torch.placement import place
 from sarathi_lab.model import native_operations
 from sarathi_lab.model.operations import Hybrid
@@ -27,22 +27,17 @@ def check_int8(
     weights: WeightDtype, tensor_parallel: int, uses_gpus: bool, uses_kernels: bool
 ) -> None:
     """Raise UserError where products in int8 do not run."""
-    for fails, reason, fix in (
-        (uses_gpus, "it needs a CPU", "use executor.weights=fp8 or dtype=bfloat16"),
-        (uses_kernels, "Triton has no int8 products", "use executor.kernels=auto"),
-        (
-            weights != "auto",
-            f"executor.weights={weights} is another type of the same weights",
-            "leave one of them out",
+    refusals = {
+        "it needs a CPU; use executor.weights=fp8 or dtype=bfloat16": uses_gpus,
+        "Triton has no int8 products; use executor.kernels=auto": uses_kernels,
+        f"executor.weights={weights} is another type of the same weights; leave one of them out": (
+            weights != "auto"
         ),
-        (
-            tensor_parallel > 1,
-            f"executor.tensor_parallel={tensor_parallel} cuts the rows of its scales",
-            "use executor.pipeline_parallel or dtype=bfloat16",
-        ),
-    ):
-        if fails:
-            raise UserError(f"dtype=int8 does not run here: {reason}; {fix}")
+        f"executor.tensor_parallel={tensor_parallel} cuts the rows of its scales; use "
+        "executor.pipeline_parallel or dtype=bfloat16": tensor_parallel > 1,
+    }
+    for reason in filter(refusals.get, refusals):
+        raise UserError(f"dtype=int8 does not run here: {reason}")
 
 
 def with_weights(
@@ -113,7 +108,6 @@ def use_triton(model: Transformer, hybrid: Hybrid) -> None:
 
 def require_isa(isa: str, *, is_wanted: bool) -> None:
     """Raise UserError unless C++ `is_wanted` and has the instructions `isa`, or they are auto."""
-    require_one_of("executor.isa", isa, ISAS)
     if isa == "auto":
         return
     try:
@@ -142,8 +136,7 @@ def why_not_built(isa: str) -> str | None:
 def use_native(model: Transformer, *, is_whole: bool = True, isa: str = "auto") -> None:
     """Let C++ compute `model`, each iteration in one call or, unless `is_whole`, in several."""
     library.start(torch.get_num_threads(), isa=isa)
-    placement = place(torch.get_num_threads())
-    library.place(placement.bound, placement.nodes)
+    library.place(*place(torch.get_num_threads()))
     operations = native_operations.NativeOperations(model, is_whole=is_whole)
     model.operations = operations
     model.whole_pass = operations.whole_pass if is_whole else None

@@ -69,8 +69,6 @@ class TorchExecutor:
         graphs: NoGraphs | None = None,
         profiler: NullProfiler | None = None,
     ) -> None:
-        if capacity > 1 and limits is None:
-            raise ValueError("capacity 2 needs inputs packed for kernels; pass `limits`")
         self.model = model
         self.cache = KVCache(model.spec, num_blocks, block_size, model.device, model.dtype)
         self._host_pool = HostPool(self.cache, num_host_blocks) if num_host_blocks else None

@@ -22,34 +22,16 @@ class Core:
     is_fast: bool
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Core and node of each thread. Threads are bound if they take all fast cores: others may use
-    what is left over.
+def place(num_threads: int) -> tuple[list[int], list[int]]:
+    """Choose the core (-1: any) and the memory node, counted from 0, of each thread. Threads are
+    bound if they take all fast cores: others may use what is left over.
     """
-
-    num_threads: int
-    cores: tuple[Core, ...]  # empty: the system places threads
-
-    @property
-    def bound(self) -> list[int]:
-        """Core number of each thread, -1 for any."""
-        return [core.number for core in self.cores] or [-1] * self.num_threads
-
-    @property
-    def nodes(self) -> list[int]:
-        """Node of each thread, counted from 0."""
-        order = list(dict.fromkeys(core.node for core in self.cores))
-        return [order.index(core.node) for core in self.cores] or [0] * self.num_threads
-
-
-def place(num_threads: int) -> Placement:
-    """Choose cores for `num_threads` of this process."""
     cores = sorted(physical_cores(), key=lambda core: not core.is_fast)
-    num_fast = sum(core.is_fast for core in cores)
-    takes_all = 0 < num_fast <= num_threads <= len(cores)
-    chosen = sorted(cores[:num_threads], key=lambda core: core.node) if takes_all else ()
-    return Placement(num_threads, tuple(chosen))
+    if not 0 < sum(core.is_fast for core in cores) <= num_threads <= len(cores):
+        return [-1] * num_threads, [0] * num_threads
+    chosen = sorted(cores[:num_threads], key=lambda core: core.node)
+    order = list(dict.fromkeys(core.node for core in chosen))
+    return [core.number for core in chosen], [order.index(core.node) for core in chosen]
 
 
 def most_threads() -> int | None:
