@@ -242,16 +242,6 @@ class Batch:
         self.num_decode_tokens += len(sequences)
         self.decode_kv_tokens += len(sequences) + sum([one.num_computed for one in sequences])
 
-    def add_drafts(self, place: int, drafts: Sequence[int]) -> None:
-        """Append `drafts` to the decode at `place`; they attend to one another and its context."""
-        chunk, number = self.chunks[place], len(drafts)
-        chunk.sequence.draft_token_ids = drafts
-        self.chunks[place] = chunk._replace(num_tokens=1 + number)
-        self.num_draft_tokens += number
-        self.num_decode_tokens += number
-        self.decode_kv_tokens += number
-        self.num_emits += number
-
 
 def causal_pairs(start: int, num_tokens: int) -> int:
     """Count the causal query-key pairs of `num_tokens` tokens behind `start` others."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sarathi_lab.config.errors import LAST_SECOND, RunError, require_int
+from sarathi_lab.config.errors import require_int
 from sarathi_lab.engine.executor import Span, StepResult, bubbles_between
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.hardware import NO_HOST, Host
@@ -57,7 +57,7 @@ class SimulatedExecutor:
         host_time = self._host.seconds(batch)
         self._launched = max(self.now, self._launched) + host_time
         start = max(self._launched, self._in_flight[-1].end if self._in_flight else 0.0)
-        end = _check_time(start + self._iteration_time(batch))
+        end = start + self._iteration_time(batch)
         self._in_flight.append(StepResult(batch, start, end, [], host_time=host_time))
 
     def collect(self) -> StepResult:
@@ -121,7 +121,6 @@ class PipelineExecutor(SimulatedExecutor):
             raise ValueError(f"{len(seconds)} stage times for {self.capacity} stages")
         is_starved = self._free_slots.popleft() < self.now
         spans = self._spans(seconds, self._send_time(batch))
-        _check_time(spans[-1][1])
         number = self._num_submitted
         bubbles = bubbles_between(self._last, batch, self._free_at, spans, is_starved, number)
         self._free_at = [end for _, end in spans]
@@ -145,13 +144,3 @@ class PipelineExecutor(SimulatedExecutor):
             spans.append((start, start + duration))
             ready = start + duration + send_time
         return spans
-
-
-def _check_time(time: float) -> float:
-    """Return `time` (seconds). Raises RunError if doubles can't resolve iterations there."""
-    if not time <= LAST_SECOND:
-        raise RunError(
-            f"an iteration ends after {time:.3g} s, beyond the {LAST_SECOND:g} s that the clock "
-            "resolves; reduce the times of hardware or host, or the arrival times"
-        )
-    return time

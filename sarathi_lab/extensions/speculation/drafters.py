@@ -112,7 +112,7 @@ class Proposer(Drafter, ABC):
                 most = min(most, budget - batch.num_tokens - reserved)
             drafts = self.propose(sequence, most) if most > 0 else ()
             if drafts and scheduler.blocks.grow(sequence, num_computed + 1 + len(drafts)):
-                batch.add_drafts(place, drafts)
+                _append(batch, place, drafts)
 
     def verify(self, result: StepResult) -> list[int]:
         batch, tokens, row, last = result.batch, result.token_ids, 0, list[int]()
@@ -133,6 +133,17 @@ class Proposer(Drafter, ABC):
             if sequence.request.output_len - len(sequence.output_token_ids) <= 1:
                 self._known.pop(sequence.request.request_id, None)  # it ends with this batch
         return last if batch.num_draft_tokens else tokens
+
+
+def _append(batch: Batch, place: int, drafts: Sequence[int]) -> None:
+    """Append `drafts` to the decode at `place`; they attend to one another and its context."""
+    chunk, number = batch.chunks[place], len(drafts)
+    chunk.sequence.draft_token_ids = drafts
+    batch.chunks[place] = chunk._replace(num_tokens=1 + number)
+    batch.num_draft_tokens += number
+    batch.num_decode_tokens += number
+    batch.decode_kv_tokens += number
+    batch.num_emits += number
 
 
 @dataclass(frozen=True, kw_only=True)
