@@ -212,19 +212,14 @@ class NativeOperations(Operations):
     def _layer_struct(self, layer: nn.Module) -> structures.LayerStruct:
         assert isinstance(layer, Layer), "the model has no other layers"
         dense = "shared" if self.spec.num_experts else "ffn"  # beside the experts, or alone
+        norms = {"attention_norm": "attention_norm", "ffn_norm": "ffn_norm"}
+        norms |= {"query_norm": "q_norm", "key_norm": "k_norm"}
+        linears = {"qkv": "qkv_proj", "out": "out_proj", "up": f"{dense}_up"}
+        linears |= {"down": f"{dense}_down", "shared_gate": "shared_gate", "router": "router"}
+        linears |= {"expert_up": "gate_up", "expert_down": "down"}
         return structures.LayerStruct(
-            attention_norm=self._norm_struct(layer.attention_norm),
-            ffn_norm=self._norm_struct(layer.ffn_norm),
-            query_norm=self._norm_struct(getattr(layer, "q_norm", None)),
-            key_norm=self._norm_struct(getattr(layer, "k_norm", None)),
-            qkv=_linear_struct(layer.qkv_proj),
-            out=_linear_struct(layer.out_proj),
-            up=_linear_struct(getattr(layer, f"{dense}_up", None)),
-            down=_linear_struct(getattr(layer, f"{dense}_down", None)),
-            shared_gate=_linear_struct(getattr(layer, "shared_gate", None)),
-            router=_linear_struct(getattr(layer, "router", None)),
-            expert_up=_linear_struct(getattr(layer, "gate_up", None)),
-            expert_down=_linear_struct(getattr(layer, "down", None)),
+            **{key: self._norm_struct(getattr(layer, name, None)) for key, name in norms.items()},
+            **{key: _linear_struct(getattr(layer, name, None)) for key, name in linears.items()},
         )
 
     def _norm_struct(self, norm: nn.Module | None) -> structures.NormStruct:

@@ -20,16 +20,12 @@ from sarathi_lab.model.weights import load_model
 
 BLOCK_SIZE = 4
 PROMPT_LEN = 21
-# Sizes of the chunks, repeated until the prompt is done: whole, one at a time, odd, at and beside
-# block edges.
+# Sizes of the chunks, repeated until the prompt is done.
 CHUNKINGS = {
     "whole": [PROMPT_LEN],
     "one at a time": [1],
-    "threes": [3],
-    "blocks": [4],
     "a block and one": [5],
     "mixed": [1, 7, 4, 2],
-    "all but the last": [PROMPT_LEN - 1, 1],
 }
 
 

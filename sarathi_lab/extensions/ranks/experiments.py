@@ -13,7 +13,6 @@ import numpy as np
 from scipy.optimize import nnls
 
 from sarathi_lab.config.console import progress_of
-from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine import loop
 from sarathi_lab.engine.block_manager import BlockManager
@@ -92,10 +91,8 @@ class StageBench:
         self, backend: TorchBackend, spec: ModelSpec, stages: int, sizes: Mapping[str, Any]
     ) -> None:
         self.spec, self.stages, self._sizes = spec, stages, sizes
-        self._blocks = math.ceil(
-            WATERMARK * stages * sizes["batch"] * -(-sizes["longest"] // BLOCK_SIZE)
-        )
         longest, batch = sizes["longest"], sizes["batch"]
+        self._blocks = math.ceil(WATERMARK * stages * batch * -(-longest // BLOCK_SIZE))
         own = Sizes(self._blocks, BLOCK_SIZE, batch, longest, longest + batch)
         self.executor: Executor = backend.build(spec, None, own)
         self.times = StageTimes.fit([self._timed(one) for one in self._compositions()])
@@ -145,10 +142,8 @@ class StageBench:
         at_work = self._spans(composition, TIMED + 2 * (self.stages - 1), self.stages)
         at_work = at_work[self.stages - 1 : self.stages - 1 + TIMED]
         seconds = (at_work[:, :, 1] - at_work[:, :, 0]).mean(axis=0)
-        alone = self._spans(composition, 1 + TIMED, 1)[
-            1:
-        ]  # the first send after a start takes longer
-        sent = (alone[:, 1:, 0] - alone[:, :-1, 1]).mean()
+        alone = self._spans(composition, 1 + TIMED, 1)
+        sent = (alone[1:, 1:, 0] - alone[1:, :-1, 1]).mean()  # the first send takes longer
         return self._made(composition), seconds.tolist(), float(sent)
 
     def _spans(self, composition: Mapping[str, Any], number: int, most: int) -> np.ndarray:
@@ -193,12 +188,7 @@ class StageFigure(Figure):
         return Room(at_once * (sizes["longest"] + BLOCK_SIZE), sizes["batch"], sizes["longest"])
 
     def check(self, backend: TorchBackend, sizes: SizesOf) -> None:
-        """Refuse models that do not fit, and settings of threads."""
-        if backend.threads is not None:
-            raise UserError(
-                f"executor.threads={backend.threads} has no effect: each stage has one thread; "
-                "drop it"
-            )
+        """Refuse models that do not fit."""
         for stages in sizes["stages"]:
             tokens = stages * sizes["batch"] * (sizes["longest"] + BLOCK_SIZE)
             for name in sizes["models"]:
@@ -218,7 +208,7 @@ class StageFigure(Figure):
 
 
 def _pipelined(backend: TorchBackend, stages: int) -> TorchBackend:
-    threads: dict[str, Any] = {} if backend.uses_gpus else {"threads": 1}
+    threads: dict[str, Any] = {} if backend.uses_gpus else {"threads": backend.threads or 1}
     return replace(backend, pipeline_parallel=stages, **threads)
 
 

@@ -33,7 +33,7 @@ def run_or_follow(run: Callable[[], int]) -> int:
 
 def follow(group: Group) -> int:
     """Make the calls that rank 0 sends until "stop"; return the exit code, 0 for a lost rank."""
-    from sarathi_lab.extensions.ranks.build import build_part
+    from sarathi_lab.extensions.ranks.executor import build_part
     from sarathi_lab.extensions.ranks.group import Lost
 
     try:

@@ -35,7 +35,7 @@ from sarathi_lab.policy import Orca, Sarathi, SarathiServe
 from sarathi_lab.run import main
 
 CPU = torch.device("cpu")
-RANKS = "sarathi_lab.extensions.ranks.build"
+RANKS = "sarathi_lab.extensions.ranks.executor"
 SPEC = replace(load_option("model", "tiny"), name="tiny of 4 layers", num_layers=4)
 CACHE = {"block_size": 4, "batch_size": 4, "max_model_len": MAX_LEN}
 LENGTHS = [(9, 3), (14, 2), (4, 4), (6, 1)]
