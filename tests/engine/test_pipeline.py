@@ -118,16 +118,6 @@ def test_a_host_on_the_first_stage_begins_when_that_and_a_place_are_free():
     ]
 
 
-def test_sending_delays_the_next_stage_but_keeps_none_busy():
-    executor = pipeline(2, send_time=0.5)
-    executor.submit(prefill(2))
-    executor.submit(prefill(2))
-    assert executor.collect().stages == [(0, 2), (2.5, 4.5)]
-    second = executor.collect()
-    assert second.stages == [(2, 4), (4.5, 6.5)]
-    assert not second.bubbles
-
-
 def test_a_gap_without_requests_to_run_is_not_the_micro_batches_fault():
     ledger = served(requests_of((4, 1), (4, 1), arrivals=[0.0, 50.0]), Orca(), pipeline(2))
     assert ledger.bubbles().to_dict("list") == {

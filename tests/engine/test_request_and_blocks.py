@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from helpers import requests_of
 from integrity import check_integrity
 
@@ -52,12 +51,6 @@ def test_batch_sums_by_hand():
     )
     assert batch.num_emits == 1
     assert batch.num_tokens == 4
-
-
-@pytest.mark.parametrize("num_tokens", [0, -1, 11])
-def test_a_chunk_must_be_pending(num_tokens):
-    with pytest.raises(ValueError, match="cannot take"):
-        Batch().add(sequence(), num_tokens)
 
 
 def test_grow_is_all_or_nothing():

@@ -128,8 +128,3 @@ def test_assumed_drafts_are_right_as_the_seed_says_whatever_their_number(tokens,
     sequence.draft_token_ids = drafter.propose(sequence, tokens)
     right = len(list(takewhile(bool, known[7 : 7 + tokens])))
     assert drafter.num_accepted(sequence, []) == right
-
-
-def test_assumed_drafts_are_right_as_often_as_is_said():
-    known = [one for i in range(40) for one in Assumed(acceptance=0.7).known(Request(i, 0, 1, 500))]
-    assert np.mean(known) == pytest.approx(0.7, abs=3 * np.sqrt(0.21 / len(known)))
