@@ -35,12 +35,12 @@ KERNEL_TESTS = {
 
 GPU_MARK = "mark.gpu"
 
-SLOWEST = {
-    *("test_notebooks", "test_sweeps", "test_run", "test_paper", "test_kernel_executor"),
-    *("test_campaign", "test_wheel", "test_readme"),
-    *("test_bad_input", "test_config", "test_claims", "test_experiments"),
-    *("test_ranks", "test_compilation", "test_kv_quality", "test_queue_load"),
-}
+SLOWEST = [  # first of all
+    *("test_ranks", "test_sweeps", "test_notebooks", "test_compilation", "test_run"),
+    *("test_kernel_executor", "test_late_device", "test_wheel", "test_claims", "test_paper"),
+    *("test_cuda_stub", "test_native", "test_speculation_tokens", "test_recorded", "test_tracking"),
+    *("test_calibrate", "test_experiments", "test_kv_quality", "test_own_code", "test_config"),
+]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -48,10 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     is_worker = "PYTEST_XDIST_WORKER" in os.environ
     if getattr(config.option, "numprocesses", None) and not is_worker:
         return  # its workers run them
-    num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    num_threads = max(1, len(os.sched_getaffinity(0)) // num_workers)
-    if num_workers > 1:  # processes that tests start inherit it
-        os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
+    # Products of tests are too small for more, and waiting threads keep others from the cores.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
 
     if not torch.cuda.is_available():
@@ -80,7 +78,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     import torch
 
-    items.sort(key=lambda item: item.path.stem not in SLOWEST)
+    order = {name: place for place, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
     if torch.cuda.is_available():
         for item in items:

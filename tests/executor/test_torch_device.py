@@ -57,10 +57,6 @@ def test_the_default_gpu_model_is_as_large_as_assumed():
 def test_peaks_are_plausible_and_only_rise(monkeypatch):
     monkeypatch.setattr(devices, "best_peaks", {})
     monkeypatch.setattr(devices, "FIRST_ROUNDS", 1)
-    monkeypatch.setitem(devices.PRODUCT_SIZE, "cpu", 1024)  # as users have it
-    monkeypatch.setitem(devices.STREAM_BYTES, "cpu", 192 << 20)
-    monkeypatch.setattr(devices, "NATIVE_ROWS", 256)
-    monkeypatch.setattr(devices, "NATIVE_SIZE", (8192, 2048))
     peaks = devices.measure_peaks(CPU, torch.float32)
     monkeypatch.setattr(devices, "product_speed", lambda device, dtype: 1.0)
     again = devices.measure_peaks(CPU, torch.float32)

@@ -10,9 +10,7 @@ from sarathi_lab.executor.torch import device
 
 
 def quicken() -> None:
-    """Read configurations once, and measure peaks of a CPU in milliseconds; test_torch_device
-    measures those of users.
-    """
+    """Read configurations once, and measure peaks of a CPU in milliseconds."""
     composing.quicken()
     device.PRODUCT_SIZE["cpu"], device.STREAM_BYTES["cpu"] = 256, 8 << 20
     device.NATIVE_ROWS, device.NATIVE_SIZE = 64, (512, 256)
