@@ -182,11 +182,8 @@ def _within(
     table: ProfileTable, slo: float
 ) -> tuple[dict[tuple[int, int], int], list[int], list[int]]:
     """The largest chunk within `slo` by (context, decodes), and both keys ascending."""
-    chunk_sizes: dict[tuple[int, int], int] = {}
-    for row in table.rows:
-        if row.cost <= slo:
-            key = row.ctx_len, row.d_num
-            chunk_sizes[key] = max(row.chunk_size, chunk_sizes.get(key, 0))
+    rows = sorted(row for row in table.rows if row.cost <= slo)  # the largest chunks last
+    chunk_sizes = {(row.ctx_len, row.d_num): row.chunk_size for row in rows}
     contexts, counts = ({key[i] for key in chunk_sizes} for i in (0, 1))
     return chunk_sizes, sorted(contexts), sorted(counts)
 

@@ -127,10 +127,9 @@ class VllmV0Chunked(Policy):
         for sequence in scheduler.upcoming(LOOKAHEAD):
             if num_sharing >= most:
                 break
-            if is_long(sequence):
-                if num_long >= self.max_long_partial_prefills:
-                    continue
-                num_long += 1
+            if is_long(sequence) and num_long >= self.max_long_partial_prefills:
+                continue
+            num_long += is_long(sequence)
             num_sharing += 1
         return max(1, min(num_sharing, most))
 

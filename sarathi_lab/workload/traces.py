@@ -32,16 +32,13 @@ PREFIX_IDS = "hash_ids"
 class TraceTable:
     """The rows of a file, stably sorted by time.
 
-    `times` are nanoseconds from any zero; `num_early` rows were earlier than the row above them,
-    `num_together` at the same time as another.
+    `times` are nanoseconds from any zero.
     """
 
     times: NDArray[np.int64] | None
     prompt_lens: NDArray[np.int64]
     output_lens: NDArray[np.int64]
     prefix_ids: Sequence[tuple[int, ...]]
-    num_early: int = 0
-    num_together: int = 0
 
     def __len__(self) -> int:
         return len(self.prompt_lens)
@@ -50,14 +47,6 @@ class TraceTable:
         """Prompt and output tokens and the prefix ids of a row."""
         ids = self.prefix_ids[number] if self.prefix_ids else ()
         return int(self.prompt_lens[number]), int(self.output_lens[number]), ids
-
-    @property
-    def notes(self) -> list[str]:
-        counts = {
-            "rows before the row above them (sorted)": self.num_early,
-            "rows at the same time as another": self.num_together,
-        }
-        return [f"{count} {words}" for words, count in counts.items() if count]
 
 
 class _Format(NamedTuple):
@@ -85,15 +74,12 @@ def read_trace(file: Path) -> TraceTable:
     num_decode_tokens). Dates without an offset are UTC. Raises UserError, naming the line. An
     unchanged file is not read again.
     """
-    try:
-        state = file.stat()
-    except OSError:
-        return _read(file, 0, 0)  # raises the error
-    return _read(file, state.st_mtime_ns, state.st_size)
+    state = file.stat() if file.is_file() else None
+    return _read(file, state and (state.st_mtime_ns, state.st_size))
 
 
 @lru_cache(maxsize=2)
-def _read(file: Path, mtime_ns: int, size: int) -> TraceTable:
+def _read(file: Path, state: tuple[int, int] | None) -> TraceTable:
     """Read `file` of this time and size, once for all runs of a sweep."""
     cells = _cells(file)
     form = _recognise(file, cells)
@@ -109,8 +95,6 @@ def _read(file: Path, mtime_ns: int, size: int) -> TraceTable:
         prompt_lens[order],
         output_lens[order],
         ids and [ids[i] for i in order.tolist()],
-        num_early=int((np.diff(times) < 0).sum()),
-        num_together=int((np.diff(times[order]) == 0).sum()),
     )
 
 
@@ -238,7 +222,6 @@ class Trace(Arriving):
             shapes,
             rows_read=len(table),
             dropped=dropped,
-            notes=table.notes,
         )
 
     def _usable(self, file: Path, table: TraceTable) -> tuple[list[int], dict[str, int]]:

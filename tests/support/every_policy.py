@@ -70,43 +70,27 @@ POLICIES = {
     "tgi": TGI(max_batch_prefill_tokens=8),
     "tgi_whole": TGI(MAX_LEN, chunking=False, max_batch_total_tokens=60, max_waiting_tokens=3),
     "transformers_fifo": TransformersFIFO(max_batch_tokens=8),
-    "transformers_prefill_first": TransformersPrefillFirst(max_batch_tokens=8),
-    "transformers_prefill_first_margin": TransformersPrefillFirst(
-        max_batch_tokens=8, safety_margin=0.3
-    ),
+    "transformers_prefill_first": TransformersPrefillFirst(8, safety_margin=0.3),
     "lightllm": LightLLM(batch_max_tokens=8),
-    "lightllm_eager": LightLLM(
-        batch_max_tokens=16, chunked_prefill_size=5, router_max_wait_tokens=2
-    ),
     "lmdeploy": LMDeploy(max_prefill_token_num=6),
     "lmdeploy_pytorch": LMDeployPytorch(max_prefill_token_num=8),
-    "lmdeploy_pytorch_eager": LMDeployPytorch(max_prefill_token_num=12, prefill_interval=1),
     "layered_prefill": LayeredPrefill(chunk=4),
     "layered_prefill_cut": LayeredPrefill(8, max_num_batched_tokens=12, groups=3, reserve="chunk"),
     "openvino": OpenVINO(max_num_batched_tokens=8),
     "openvino_whole": OpenVINO(max_num_batched_tokens=MAX_LEN, dynamic_split_fuse=False),
     "llama_cpp": LlamaCpp(n_ubatch=8, n_batch=20),
     "chunked_only": ChunkedOnly(chunk_size=8),
-    "chunked_only_chunk": ChunkedOnly(chunk_size=8, reserve="chunk"),
-    "sarathi_serve_dynamic": SarathiServeDynamic(
-        64, 32, chunk_schedule_max_tokens=20, chunk_schedule_stages=4
-    ),
+    "sarathi_serve_dynamic": SarathiServeDynamic(64, 32, chunk_schedule_max_tokens=20),
     "splitfuse": SplitFuse(max_ragged_batch_size=8),
     "vllm_v0_chunked": VllmV0Chunked(max_num_batched_tokens=8),
-    "vllm_v0_chunked_chunk": VllmV0Chunked(max_num_batched_tokens=8, reserve="chunk"),
     "vllm_v0_chunked_partial": VllmV0Chunked(8, 3, 1, 6),
     "vllm_v1": VllmV1(max_num_batched_tokens=8),
-    "vllm_v1_threshold": VllmV1(
-        8, long_prefill_token_threshold=3, scheduler_reserve_full_isl=False
-    ),
+    "vllm_v1_threshold": VllmV1(8, 3, scheduler_reserve_full_isl=False),
     "vllm_v1_whole": VllmV1(MAX_LEN, enable_chunked_prefill=False, watermark=0.1),
     "p_pas": PPas(max_num_batched_tokens=16),
-    "p_pas_cap": PPas(max_num_batched_tokens=16, prefill_cap=5, min_active_prefills=1),
     "nano_vllm": NanoVllm(max_num_batched_tokens=8),
     "fastdeploy": FastDeploy(max_num_batched_tokens=8),
-    "fastdeploy_partial": FastDeploy(
-        8, 3, 2, 6, static_decode_blocks=1, prealloc_dec_block_slot_num_threshold=2
-    ),
+    "fastdeploy_partial": FastDeploy(8, 3, 2, 6, 1, prealloc_dec_block_slot_num_threshold=2),
     "ascend_v0_9": AscendV09(max_num_batched_tokens=MAX_LEN),
     "ascend_long": Ascend(max_long_partial_prefills=1, long_prefill_token_threshold=5),
     "ascend_phases": Ascend(max_num_seqs=2, enable_pd_transfer=True, decode_max_num_seqs=3),
@@ -123,8 +107,6 @@ POLICIES = {
     ),
     "slo_budget": SloBudget(10, **TIMED, tbt=1.2),
     "niyama": Niyama(10, **TIMED, ttft=8.0, tbt=1.2),
-    "niyama_chunk": Niyama(10, **TIMED, tbt=1.0, reserve="chunk"),
     "sliding_serve": SlidingServe(10, **TIMED, ttft=8.0, tbt=1.2),
     "lprs": Lprs(10, **TIMED, target_time=1.2),
-    "lprs_active": Lprs(10, **TIMED, target_time=0.9, max_active_prefills=2, min_active_chunk=4),
 }

@@ -76,7 +76,7 @@ class AdaptiveBudget(Policy):
         waiting = islice(scheduler.waiting, LOOKAHEAD)
         prompts = [*scheduler.idle_prefills, *waiting]
         prompts.sort(key=lambda sequence: self.rank(sequence, scheduler))
-        if prompts := self.chosen(prompts):
+        if prompts:
             self.take(batch, prompts, self.budget_within(slack, batch, prompts), scheduler)
 
     @abstractmethod
@@ -86,10 +86,6 @@ class AdaptiveBudget(Policy):
     def rank(self, sequence: SequenceState, scheduler: Scheduler) -> tuple[float, ...]:
         """Key of a running or waiting prompt: the least takes of the budget first."""
         return ()
-
-    def chosen(self, prompts: list[SequenceState]) -> list[SequenceState]:
-        """Choose those of the sorted `prompts` that may take part."""
-        return prompts
 
     def budget_within(self, slack: float, batch: Batch, prompts: Sequence[SequenceState]) -> int:
         """The largest rung of the ladder that is predicted to fit `slack`; the first if none is."""
@@ -274,13 +270,12 @@ WAIT_SHARE = 0.3  # of a second's prompt tokens, the weight of a second of waiti
 
 @dataclass(frozen=True)
 class Lprs(AdaptiveBudget):
-    """LPRS with ageing (arXiv 2606.09061): latency-prediction-based scheduling with active prefill
-    control, after its authors' code (Charmstok/sarathi-serve).
+    """LPRS with ageing (arXiv 2606.09061): latency-prediction-based scheduling, after its authors'
+    code (Charmstok/sarathi-serve), without its optional limits on active prefills.
 
     An iteration may take `target_time` seconds, with decodes or without. Prompts share the budget,
     running ones first, by `time_weight` times their seconds of waiting less `prompt_weight` times
-    the tokens that they lack, the highest first. At most `max_active_prefills` take part (None: any
-    number), and each takes `min_active_chunk` tokens, or all it lacks, or waits, except the first.
+    the tokens that they lack, the highest first.
 
     The budget is searched on the ladder, there each prompt's chunk by the token; a prompt that
     waits on keeps its place, there it returns to the queue. `time_weight` is 125 * 0.3 there, and
@@ -294,8 +289,6 @@ class Lprs(AdaptiveBudget):
     target_time: float = number(0.05, above=0, fix="use the seconds that an iteration may take")
     time_weight: float | None = number(None, minimum=0, fix=WEIGHT)
     prompt_weight: float = number(1.0, minimum=0, fix=WEIGHT)
-    max_active_prefills: int | None = whole(None, minimum=1, fix="use null for no limit")
-    min_active_chunk: int = whole(1, minimum=1, fix="use 1 for any chunk")
 
     def slack(self, batch: Batch, scheduler: Scheduler) -> float:
         return self.target_time
@@ -305,23 +298,9 @@ class Lprs(AdaptiveBudget):
         lacking = self.prompt_weight * sequence.num_pending
         return not sequence.is_running, lacking - self._weight * waited, sequence.order
 
-    def chosen(self, prompts: list[SequenceState]) -> list[SequenceState]:
-        return prompts[: self.max_active_prefills]
-
     @cached_property
     def _weight(self) -> float:
         if self.time_weight is not None:
             return self.time_weight
         most = self.max_num_batched_tokens
         return WAIT_SHARE * most / self.predicted(make_batch(prefill_tokens=most))
-
-    def take(
-        self, batch: Batch, prompts: Sequence[SequenceState], budget: int, scheduler: Scheduler
-    ) -> None:
-        num_tokens, kept = batch.num_tokens, list[SequenceState]()
-        for sequence in prompts:
-            left = min(sequence.num_pending, budget - num_tokens)
-            if left >= min(sequence.num_pending, self.min_active_chunk) or not kept:
-                kept.append(sequence)
-                num_tokens += left
-        super().take(batch, kept, budget, scheduler)

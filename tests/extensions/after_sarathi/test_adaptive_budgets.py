@@ -182,15 +182,6 @@ def test_lprs_weighs_waiting_against_length(changed, order):
     assert begun(policy, requests) == order
 
 
-def test_lprs_controls_how_many_prompts_are_active_and_their_chunks():
-    policy = Lprs(8, **LADDER, target_time=1.0, prompt_weight=0.0)
-    prompts = requests_of((6, 1), (6, 1), (1, 1))
-    assert schedule(policy, prompts)[0] == [(0, 0, 6), (1, 0, 2)]
-    least = replace(policy, min_active_chunk=3)
-    assert schedule(least, prompts)[0] == [(0, 0, 6), (2, 0, 1)]  # which is all it lacks
-    assert schedule(replace(policy, max_active_prefills=1), prompts)[0] == [(0, 0, 6)]
-
-
 # -- P-PAS -----------------------------------------------------------------------------------------
 
 
