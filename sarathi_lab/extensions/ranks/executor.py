@@ -93,7 +93,7 @@ class Follower(RankExecutor):
         if part.stage == 0 or part.tensor > 0:
             return
         began, ended = self.timeline.wait(self.exchange.began), self.timeline.wait(end)
-        zero = time.perf_counter() - self.timeline.now + self.group.clock_offset
+        zero = time.time() - self.timeline.now  # other machines' clocks are set by NTP
         tokens = token_ids.tolist() if part.is_last else []
         result = zero + began, zero + ended, tokens
         self.group.report(part.stage, result, is_last=part.is_last)
@@ -161,7 +161,7 @@ class Driver(RankExecutor):
         with self.group.end_if_lost():
             last = self.group.size - self.model.part.ranks.tensor
             reports = self.group.take_reports(self._calls.popleft(), self._later, last)
-        zero = time.perf_counter() - self.timeline.now
+        zero = time.time() - self.timeline.now
         for began, ended, _ in reports:
             # Clocks of other machines are not exact: no stage begins before the one before ends.
             start = max(began - zero, spans[-1][1])

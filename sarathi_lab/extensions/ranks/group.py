@@ -7,7 +7,6 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
-import platform
 import subprocess
 import sys
 import time
@@ -59,11 +58,7 @@ class Group:
         dist.init_process_group(
             backend, store=store, rank=rank, world_size=size, timeout=JOIN_TIMEOUT
         )
-        clocks: list[Any] = [None] * size
-        dist.all_gather_object(clocks, (platform.node(), time.time() - time.perf_counter()))
-        # Added to this machine's `perf_counter` it is rank 0's, as precise as NTP sets them.
-        (host, clock), (first_host, first_clock) = clocks[rank], clocks[0]
-        self.clock_offset = 0.0 if host == first_host else clock - first_clock
+        dist.barrier()
 
     @property
     def local_rank(self) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -158,7 +159,6 @@ class ShardedTransformer(Transformer):
         super().__init__(part.spec(spec), device, dtype)
         self.part = part
         self._exchange = exchange
-        self._is_summed = False
         self.vocabulary = part.vocabulary(spec)
         if part.ranks.pipeline > 1:
             if not part.is_first:
@@ -177,12 +177,11 @@ class ShardedTransformer(Transformer):
         if not self.part.is_last:
             self.operations.greedy = _no_tokens  # type: ignore[method-assign]
         elif shares:
-            greedy = _Greedy(exchange, self.vocabulary[0])
+            greedy = partial(_greedy, exchange, self.vocabulary[0])
             self.operations.greedy = greedy  # type: ignore[method-assign]
-        for layer in self.layers if shares and not self._is_summed else ():
+        for layer in self.layers if shares else ():
             for module in (layer, layer.get_submodule("out_proj")):
                 module.register_forward_hook(lambda *args: exchange.sum(args[-1]))
-        self._is_summed = True
 
     def forward(self, inputs: PackedInputs, cache: KVCache) -> Tensor:
         with self.operations.range("embedding"):
@@ -213,21 +212,17 @@ def _no_tokens(logits: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.int64, device=logits.device)
 
 
-class _Greedy:
-    """The likeliest token of all ranks' shares of the vocabulary, the lowest id of equal ones."""
-
-    def __init__(self, exchange: RankExchange, first: int) -> None:
-        self._exchange = exchange
-        self._first = first
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        largest, ids = logits.max(dim=-1)
-        # Both in one tensor: 64 bits hold every logit and every id.
-        local = torch.stack([largest.double(), (ids + self._first).double()], dim=-1)
-        found = self._exchange.gather(local)  # [ranks, num_emits, 2], by ids
-        best = found[..., 0].max(dim=0)  # the first of equal ones; NaN if there is one
-        chosen = found[..., 1].gather(0, best.indices[None])[0].long()
-        return chosen.masked_fill_(best.values.isnan(), NAN_TOKEN)
+def _greedy(exchange: RankExchange, first: int, logits: Tensor) -> Tensor:
+    """Choose the likeliest token of all ranks' shares of the vocabulary, the lowest id of equal
+    ones; `first` is the first id of this rank's share.
+    """
+    largest, ids = logits.max(dim=-1)
+    # Both in one tensor: 64 bits hold every logit and every id.
+    local = torch.stack([largest.double(), (ids + first).double()], dim=-1)
+    found = exchange.gather(local)  # [ranks, num_emits, 2], by ids
+    best = found[..., 0].max(dim=0)  # the first of equal ones; NaN if there is one
+    chosen = found[..., 1].gather(0, best.indices[None])[0].long()
+    return chosen.masked_fill_(best.values.isnan(), NAN_TOKEN)
 
 
 def load_part(
