@@ -210,7 +210,7 @@ def test_rows_that_contradict_each_other_are_measured_again_and_not_installed(
 
     def busy(*args):
         visits.append(args)
-        return profiling.Measured(table, 3, 9, 0, 0)
+        return profiling.Measured(table, 3, 9, 0)
 
     monkeypatch.setattr(profiling, "measure_profile", busy)
     monkeypatch.setattr(calibrate, "CONF", tmp_path / "conf")
