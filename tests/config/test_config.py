@@ -4,12 +4,13 @@ mode.
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import zip_longest
 
 import pytest
 from hydra import compose as compose_with_hydra
 from hydra import initialize_config_dir
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.hydra_errors import GROUPS, options
@@ -45,14 +46,19 @@ CHOICES = [
 
 @pytest.mark.parametrize("group", ["hardware", "host"])
 def test_what_a_run_tells_is_refused_without_one(group):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose_with_hydra("config", ["executor=simulated", f"{group}=auto"])
+    cfg = composed_once("executor=simulated", f"{group}=auto")
     with pytest.raises(UserError, match="task=validate reads from a run; name one, such as"):
         build(cfg.executor)
 
 
 def test_every_option_is_chosen():
     assert sorted(one for chosen in CHOICES for one in chosen) == sorted(OPTIONS)
+
+
+@cache
+def composed_once(*settings: str) -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose_with_hydra("config", list(settings))
 
 
 @pytest.mark.parametrize("chosen", CHOICES, ids=lambda chosen: " ".join(map("=".join, chosen)))
@@ -70,11 +76,15 @@ def test_every_option_instantiates_and_makes_a_plan_in_simulation(chosen):
         room = ["model=tiny"] if groups.get("executor") == "torch" or computes else []
     if groups.get("cluster") == "taichi":
         room += ["cluster.ttft=1", "cluster.tpot=0.05"]
-    options = [f"{group}={option}" for group, option in chosen]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose_with_hydra("config", [*options, *executor, *room])
-    for group, option in chosen:
-        assert (CONF / group / f"{option}.yaml").read_text().startswith(("_target_", "#"))
+    paths = {group: CONF / group / f"{option}.yaml" for group, option in chosen}
+    texts = {group: path.read_text() for group, path in paths.items()}
+    composed = [group for group in groups if group == "cluster" or "defaults:" in texts[group]]
+    options = [f"{group}={groups[group]}" for group in composed]
+    cfg = composed_once(*options, *executor, *room).copy()
+    for group, path in paths.items():
+        assert texts[group].startswith(("_target_", "#"))
+        if group not in composed:
+            cfg[group] = OmegaConf.load(path)
         assert build(cfg[group]) is not None
     if not (NEEDS_FILE | TOO_LARGE) & {*chosen}:
         assert make_plan(cfg).load.requests
