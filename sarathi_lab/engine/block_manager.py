@@ -23,10 +23,6 @@ class BlockManager:
         *,
         shares_prefixes: bool = False,
     ) -> None:
-        if num_blocks < 1 or block_size < 1 or num_host_blocks < 0:
-            raise ValueError(
-                f"need at least one block of one token, got {num_blocks} of {block_size}"
-            )
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self.block_size = block_size

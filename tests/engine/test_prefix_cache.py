@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from helpers import ScriptedExecutor, scheduler_for, serve
-from integrity import check_integrity
 from shadow import Checker, ShadowCache, ShadowExecutor, history
 
 from sarathi_lab.engine.block_manager import BlockManager
@@ -164,14 +163,6 @@ def test_what_was_in_use_longest_ago_goes_first_and_last_blocks_before_first_one
     # D, which begins as A, finds one block of A's, and takes what was used longest ago for two
     # more: B's last.
     assert [starts(executor, i) for i in range(5)] == [[0], [0], [0], [4], [4]]
-
-
-def test_cached_blocks_count_as_free():
-    scheduler = sharing(num_blocks=8)
-    serve([request(0, tokens((1, 31)), 1)], scheduler)
-    assert scheduler.blocks.num_free == 8
-    assert scheduler.blocks.can_hold(32)
-    check_integrity(scheduler.blocks, [])
 
 
 def test_what_comes_back_from_the_host_can_be_found_again():

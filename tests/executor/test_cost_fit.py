@@ -44,12 +44,6 @@ def test_the_recorded_constants_are_the_fitted_ones(script):
     )
 
 
-def test_the_paper_s_tables_are_told_how_far_off_the_fit_is(script, capsys):
-    tables = [load_paper(name) for name in script.PAPER_TABLES]
-    script.report_a6000(load_option("hardware", "a6000"), *tables)
-    assert "Table 2, never fitted" in capsys.readouterr().out
-
-
 # -- today's GPUs ----------------------------------------------------------------------------------
 
 # Ten rows of every GPU and kind, drawn at random from the shapes that fit.py holds out:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from typing import Any
 
 from sarathi_lab.config.checked import check_fields, checked, flag, number, text, whole
@@ -220,20 +221,18 @@ class Parallel(Degrees):
         return spec.num_layers // self.pipeline
 
     def check(self, spec: ModelSpec) -> None:
-        for kind, degree, part, size in self._parts(spec):
-            if size % degree:
-                raise uneven(kind, degree, size, f"{part} of model {spec.name}", most=size)
-
-    def _parts(self, spec: ModelSpec) -> tuple[tuple[str, int, str, int], ...]:
-        """Kind, degree, and the name and number of the parts that it must divide."""
-        return (
+        """Raise UserError unless `spec` splits into equal stages and equal shares of heads."""
+        for kind, degree, part, size in (
             ("pipeline", self.pipeline, "layers", spec.num_layers),
             ("tensor", self.tensor, "heads", spec.num_heads),
             ("tensor", self.tensor, "KV heads", spec.num_kv_heads),
-        )
+        ):
+            if size % degree:
+                raise uneven(kind, degree, size, f"{part} of model {spec.name}", most=size)
 
 
 ONE_DEVICE = Parallel()
+MAX_TENSOR = 8  # devices of a node, the largest tensor-parallel degree to suggest
 
 
 def check_memory(
@@ -244,19 +243,18 @@ def check_memory(
     parallel: Parallel = ONE_DEVICE,
 ) -> None:
     """Raise UserError if weights and a KV cache of `kv_tokens` tokens, spread evenly, exceed the
-    devices' memory; it names the least number of devices that could hold them.
+    devices' memory; it names the smallest sufficient number of devices.
     """
     weights = spec.weight_bytes(dtype_bytes)
     cache = kv_tokens * spec.kv_bytes_per_token(dtype_bytes)
     memory = parallel.num_devices * hardware.memory_bytes
     if weights + cache <= memory:
         return
-    needed = math.ceil((weights + cache) / hardware.memory_bytes)
+    alternative = _sufficient(spec, hardware, weights, cache / parallel.pipeline)
     raise UserError(
         f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB for "
-        f"KV, memory of {parallel.num_devices} x {hardware.name} is {memory / 1e9:.0f} GB "
-        f"(at least {needed} would do: executor.tensor_parallel=, executor.pipeline_parallel=); "
-        f"lower batch, shorten the requests or max_model_len, or take a smaller "
+        f"KV, memory of {parallel.num_devices} x {hardware.name} is {memory / 1e9:.0f} GB"
+        f"{alternative}; lower batch, shorten the requests or max_model_len, or take a smaller "
         "model or another hardware"
     )
 
@@ -270,3 +268,22 @@ def kv_capacity(
     check_memory(spec, hardware, dtype_bytes, 0, parallel)
     free = parallel.num_devices * hardware.memory_bytes - spec.weight_bytes(dtype_bytes)
     return int(free // spec.kv_bytes_per_token(dtype_bytes))
+
+
+def _sufficient(spec: ModelSpec, hardware: Hardware, weights: float, stage_cache: float) -> str:
+    """Name the fewest devices that hold the model; each stage adds a micro-batch with its cache."""
+    tensors = range(1, MAX_TENSOR + 1 if hardware.link_bytes_per_second else 2)
+    pipelines = range(1, spec.num_layers + 1 if hardware.network_bytes_per_second else 2)
+    fitting = [
+        (tensor * pipeline, pipeline, tensor)
+        for tensor, pipeline in product(tensors, pipelines)
+        if not (spec.num_layers % pipeline or spec.num_heads % tensor or spec.num_kv_heads % tensor)
+        and weights + pipeline * stage_cache <= tensor * pipeline * hardware.memory_bytes
+    ]
+    if not fitting:
+        return ""
+    number, pipeline, tensor = min(fitting)
+    return (
+        f" ({number} would do: executor.tensor_parallel={tensor} "
+        f"executor.pipeline_parallel={pipeline})"
+    )
