@@ -1,4 +1,4 @@
-"""Products in int8: by hand, in C++ as in plain torch, in a model, and what refuses them."""
+"""Products in 8 bits: by hand, in C++ as in plain torch, in a model, and what refuses them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.model import native_operations
 from sarathi_lab.model.roofline import Peaks, operation_rooflines
 from sarathi_lab.model.spec import SCALE_BYTES
-from sarathi_lab.model.weights import Int8Linear, load_model
+from sarathi_lab.model.weights import E4M3, Fp8Linear, Int8Linear, load_model, why_not_fp8
 from tests.support.simulated import batch_of
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SPEC = replace(TOY, qkv_bias=True)
-INT8 = replace(SPEC, weight_dtype="int8")
+INT8, FP8 = replace(SPEC, weight_dtype="int8"), replace(SPEC, weight_dtype="fp8")
 SIZES = Sizes(num_blocks=8, block_size=16, batch_size=1)
 
 
@@ -191,3 +191,78 @@ def test_a_gpu_and_a_mixture_are_refused(monkeypatch):
     monkeypatch.setattr(TorchBackend, "uses_gpus", True)
     with pytest.raises(UserError, match=r"int8 .* it needs a CPU.*executor\.weights=fp8"):
         TorchBackend("cpu", "int8")
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Each row as e4m3 has it, in float64."""
+    scales = x.double().abs().amax(-1, keepdim=True) / 448
+    steps = torch.where(scales > 0, x.double() / scales, 0.0)
+    return steps.float().to(E4M3).double() * scales
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "bias"), [(torch.float32, 1e-5, False), (torch.bfloat16, 8e-3, True)]
+)
+def test_a_product_in_fp8_is_that_of_the_rounded_sides(dtype, tolerance, bias):
+    linear, x = linear_of(64, 48, bias=bias).to(dtype), rows_of(4, 64).to(dtype)
+    found = Fp8Linear(linear)(x)
+    expected = rounded(x) @ rounded(linear.weight).t()
+    if bias:
+        expected += linear.bias.double()
+    assert found.dtype == dtype
+    scale = expected.abs().amax(0)  # of each channel: an error of a small one counts
+    assert ((found.double() - expected).abs() / scale.clamp(min=1e-30)).max() < tolerance
+    exact = x.double() @ linear.weight.double().t()
+    if not bias:
+        errors = (found.double() - exact)[:3].norm(dim=1) / exact[:3].norm(dim=1)
+        assert 1e-3 < errors.max() < 0.1  # it is in 8 bits, and of each token alike
+
+
+@pytest.mark.gpu
+def test_a_gpu_multiplies_as_the_cpu_emulates():
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("has no products in 8 bits")
+    linear, x = linear_of(64, 48).bfloat16(), rows_of(4, 64).bfloat16()
+    expected = Fp8Linear(linear)(x).float()
+    found = Fp8Linear(linear.to(GPU))(x.to(GPU)).float().cpu()
+    scale = expected.abs().amax(0).clamp(min=1e-30)
+    assert ((found - expected).abs() / scale).max() < 1.6e-2
+
+
+def test_the_layers_are_in_8_bits_and_the_rest_as_before():
+    model = load_model(FP8, None, CPU, torch.float32, seed=0)
+    plain = load_model(SPEC, None, CPU, torch.float32, seed=0)
+    assert sum(isinstance(module, Fp8Linear) for module in model.modules()) == 4 * SPEC.num_layers
+    wide = {name for name, value in model.named_parameters() if value.dtype == E4M3}
+    assert wide == {name for name, _ in plain.named_parameters() if "_proj.weight" in name} | {
+        f"layers.{layer}.ffn_{way}.weight" for layer in range(2) for way in ("up", "down")
+    }
+    matrices = [v for name, v in model.named_parameters() if v.ndim == 2 and "scales" not in name]
+    assert sum(value.nbytes for value in matrices) == FP8.weight_bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "size", "words"),
+    [
+        ((8, 6), torch.bfloat16, 64, "compute capability is 8.6, below 8.9"),
+        ((9, 0), torch.float16, 64, "dtype is float16"),
+        ((9, 0), torch.bfloat16, 40, "40, is no multiple of 16"),
+        ((9, 0), torch.bfloat16, 64, None),
+    ],
+)
+def test_what_a_gpu_refuses(capability, dtype, size, words, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    reason = why_not_fp8([(64, 128), (128, size)], GPU, dtype)
+    assert words in reason if words else reason is None
+    assert why_not_fp8([(64, size)], CPU, torch.float32) is None
+
+
+def test_the_backend_says_what_computes_them():
+    with pytest.raises(UserError, match=r"kernels=native does not run here: .*8 bits") as raised:
+        TorchBackend("cpu", kernels="native", weights="fp8").check(SPEC, 0)
+    assert "\n" not in str(raised.value)
+    backend = TorchBackend("cpu", weights="fp8")
+    backend.check(SPEC, 0)
+    assert any("emulates products in 8 bits" in line for line in backend.cautions(SPEC))
+    with pytest.raises(UserError, match=r"executor\.weights=int4 is unknown"):
+        TorchBackend("cpu", weights="int4")
