@@ -23,12 +23,11 @@ for package in (sarathi_lab, sarathi_kernels):
 from sarathi_lab.__main__ import main
 small = ["executor=simulated", "tracking=none", "workload.num_requests=2", "batch=2"]
 codes = [
-    main(["run", "chunk=128,256", "-m", "baselines=[orca]", *small]),
-    main(["report", "outputs"]),
+    main(["run", "chunk=128", "-m", "baselines=[]", *small]),
     main(["claims"]),
     main(["figures", "--only", "fig08"]),
 ]
-assert codes == [0, 0, 0, 0], codes
+assert codes == [0, 0, 0], codes
 """
 
 
@@ -82,9 +81,8 @@ def test_a_sweep_claims_and_figures_run_in_an_empty_folder(installed, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "All 3 runs of this sweep" in done.stdout
     assert "fig08" in done.stdout
     assert "holds" in done.stdout
-    assert len(list(tmp_path.rglob("run.json"))) == 3
+    assert len(list(tmp_path.rglob("run.json"))) == 1
     assert (tmp_path / "outputs" / "figures").is_dir()
     assert files(installed, ".py", ".yaml", ".csv", ".png", ".json") == before
