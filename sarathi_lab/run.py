@@ -31,7 +31,7 @@ def run(cfg: DictConfig, prepared: Any = None) -> None:
     """Run one job of a sweep or a command line in the folder that Hydra made for it. `prepared` is
     from the check of its task, where that was made in this process.
     """
-    from sarathi_lab.config.worker import run_with_timeout
+    from sarathi_lab.config.processes import run_with_timeout
     from sarathi_lab.tasks.base import run_task
 
     fit_targets(cfg, HydraConfig.get().overrides.task)

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich import progress
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console
 
 WIDTH_WITHOUT_TERMINAL = 132
 BAR_SECONDS = 0.2  # between two pictures of a bar
@@ -25,6 +26,8 @@ def console() -> Console:
     """Standard output, wide enough for the tables where it is a file; in a notebook, too, so that
     who catches standard output has all of it.
     """
+    from rich.console import Console
+
     width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
     return Console(width=width, highlight=False, markup=False, force_jupyter=False)
 
@@ -98,6 +101,8 @@ def print_if_due() -> None:
 
 @contextmanager
 def _bar(state: Progress) -> Iterator[Callable[[], None]]:
+    from rich import progress
+
     columns = (
         progress.TextColumn(f"  {state.what}"),
         progress.BarColumn(),

@@ -23,12 +23,6 @@ GROUPS = (
     *("task", "policy", "workload", "executor", "model", "hardware", "host", "cluster", "slo"),
     *("speculation", "tracking"),
 )
-LAUNCHERS = {
-    "joblib": "hydra-joblib-launcher",
-    "ray": "hydra-ray-launcher",
-    "submitit_local": "hydra-submitit-launcher",
-    "submitit_slurm": "hydra-submitit-launcher",
-}
 
 
 @contextmanager
@@ -72,11 +66,11 @@ def _explain(error: Exception, settings: Sequence[str], loader: ConfigLoader) ->
 def _missing_plugin(kind: str, name: str) -> str:
     if kind == "sweeper":
         return f"hydra/sweeper={name} is unknown; use lab (all combinations) or optuna_search"
-    if name not in LAUNCHERS:
-        return f"hydra/launcher={name} is unknown; use one of basic, {', '.join(LAUNCHERS)}"
-    package = LAUNCHERS[name]
-    fix = f"pip install {package}"
-    return f"hydra/launcher={name} needs the package {package}, which is missing; {fix}"
+    package = f"hydra-{name.partition('_')[0]}-launcher"
+    return (
+        f"hydra/launcher={name} is unknown or its package is missing; use one of basic, joblib, "
+        f"ray, submitit_local and submitit_slurm, after pip install {package}"
+    )
 
 
 def options(group: str, settings: Sequence[str], loader: ConfigLoader) -> list[str]:

@@ -1,4 +1,6 @@
-"""The record that a sweep leaves in its folder: its command, what it varies, how its jobs ended."""
+"""What a sweep leaves in its folder: its command, what it varies, how its jobs ended; and the
+callback that records how each did.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,33 @@ import hashlib
 import json
 import shlex
 import shutil
+import sys
+import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    redirect_stderr,
+    redirect_stdout,
+    suppress,
+)
 from dataclasses import asdict, dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any, Self
 
-from sarathi_lab.config.console import duration
-from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.paths import json_object, try_lock, write_json
+from hydra.core.utils import JobReturn
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode, TaskFunction
+from omegaconf import DictConfig
+
+from sarathi_lab.config.console import console, duration
+from sarathi_lab.config.errors import UserError, no_room
+from sarathi_lab.config.paths import read_object, try_lock, write_json
+from sarathi_lab.config.processes import pin_process
 
 RECORD = "sweep.json"
 FINISHED = "finished.json"  # written last by every job that came to its end
@@ -70,9 +90,8 @@ class SweepRecord:
         return self.folder / str(number)
 
     def is_finished(self, number: int) -> bool:
-        """Whether job `number` came to its end; not if its file is damaged."""
-        end = _contents(self.job_dir(number) / FINISHED) or {}
-        return isinstance(end.get("seconds"), float)
+        """Whether job `number` came to its end."""
+        return (self.job_dir(number) / FINISHED).is_file()
 
     def outcome(self, number: int) -> str:
         """How job `number` ended, for a line of the terminal."""
@@ -84,9 +103,7 @@ class SweepRecord:
     def failure(self, number: int) -> dict[str, Any] | None:
         """Why job `number` failed (`error`, and `traceback` of a bug), None if it did not."""
         path = self.job_dir(number) / FAILED
-        if not path.exists():
-            return None
-        return {"error": f"{path} is damaged"} | (_contents(path) or {})
+        return read_object(path, "remove it") if path.exists() else None
 
     def has_ended(self, number: int) -> bool:
         return self.is_finished(number) or self.failure(number) is not None
@@ -123,14 +140,6 @@ class SweepRecord:
 def job_running(folder: Path) -> AbstractContextManager[Any]:
     """Mark the sweep in `folder` as running; a job may outlive the command that started it."""
     return try_lock(folder / LOCK, shared=True) or nullcontext()
-
-
-def _contents(path: Path) -> dict[str, Any] | None:
-    """The object in a file, None if there is no such file or it holds something else."""
-    try:
-        return json_object(path.read_text(), str(path))
-    except (OSError, UnicodeDecodeError, UserError):
-        return None
 
 
 def as_command(arguments: Sequence[str]) -> str:
@@ -183,13 +192,8 @@ def find_sweep(resume: str, new: SweepRecord, output: Path) -> SweepRecord:
 
 def _check_same(resume: str, record: SweepRecord, new: SweepRecord) -> SweepRecord:
     if record.fingerprint != new.fingerprint:
-        only_there = " ".join(arg for arg in record.arguments if arg not in new.arguments)
-        only_here = " ".join(arg for arg in new.arguments if arg not in record.arguments)
-        differ = f"{only_there or 'nothing more'} there, {only_here or 'nothing more'} here"
-        if not only_there and not only_here:
-            differ = "the files in conf/ have changed since"
         raise UserError(
-            f"resume={resume} has another configuration ({differ}); repeat its command, or "
+            f"resume={resume} has another configuration; repeat its command, {record.command}, or "
             "start a new sweep"
         )
     if record.is_complete():
@@ -207,3 +211,58 @@ def check_unused(folder: Path) -> None:
             f"hydra.sweep.dir={folder} has results of other runs; name another folder, or "
             f"resume={folder} if it is their sweep that shall go on"
         )
+
+
+class JobStatus(Callback):
+    """Leaves finished.json or failed.json in the folder of each job of a sweep, and in output.txt
+    what jobs in other processes print, as their texts would mix.
+    """
+
+    def on_job_start(
+        self, config: DictConfig, *, task_function: TaskFunction, **kwargs: Any
+    ) -> None:
+        hydra = config.hydra
+        self._start, self._stack = time.monotonic(), ExitStack()
+        if hydra.mode == RunMode.MULTIRUN and hydra.runtime.choices["hydra/launcher"] != "basic":
+            folder = Path(hydra.runtime.output_dir)
+            self._stack.enter_context(job_running(Path(hydra.sweep.dir)))
+            output = self._stack.enter_context((folder / OUTPUT).open("w", buffering=1))
+            self._stack.enter_context(redirect_stdout(output))
+            self._stack.enter_context(redirect_stderr(output))
+            if (num_jobs := hydra.launcher.get("n_jobs")) is not None:
+                import joblib
+
+                cores = ", ".join(map(str, pin_process(joblib.effective_n_jobs(num_jobs))))
+                print(f"cores {cores}" if cores else "no cores of its own: too few are free")
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        with self._stack:
+            if config.hydra.mode == RunMode.MULTIRUN:
+                self._record(Path(config.hydra.runtime.output_dir), error_of(job_return))
+
+    def _record(self, folder: Path, error: Exception | None) -> None:
+        if error is None:
+            write_json(folder / FINISHED, {"seconds": time.monotonic() - self._start})
+        elif (reason := error if isinstance(error, UserError) else no_room(error)) is not None:
+            record_stop(folder, reason)
+        else:
+            lines = "".join(traceback.format_exception(error))
+            print(lines, file=sys.stderr)
+            short = f"{type(error).__name__}: {error}".splitlines()[0]
+            record_failure(folder, error=short, traceback=lines)
+
+
+def error_of(job: JobReturn) -> Exception | None:
+    """What a job has raised."""
+    try:
+        with redirect_stderr(StringIO()):  # where Hydra names the settings before it raises
+            job.return_value  # noqa: B018
+    except Exception as error:
+        return error
+    return None
+
+
+def record_stop(folder: Path, reason: UserError) -> None:
+    """Print and record why the job in `folder` came to no end."""
+    console().print(f"  stopped: {reason}", soft_wrap=True)
+    record_failure(folder, error=str(reason))

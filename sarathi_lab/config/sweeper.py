@@ -23,8 +23,8 @@ from sarathi_lab.config.console import console, duration, print_place, progress_
 from sarathi_lab.config.errors import EXIT_FAILED, UserError, no_room, require_bool
 from sarathi_lab.config.hydra_errors import explained
 from sarathi_lab.config.instantiate import build, make_loader, resolved
-from sarathi_lab.config.job_status import JobStatus, error_of, record_stop
 from sarathi_lab.config.paths import make_folder
+from sarathi_lab.config.processes import interrupts_kept_from_children
 from sarathi_lab.config.sweep_jobs import (
     ROUND,
     Job,
@@ -34,13 +34,15 @@ from sarathi_lab.config.sweep_jobs import (
     swept_names,
 )
 from sarathi_lab.config.sweep_record import (
+    JobStatus,
     SweepRecord,
     check_unused,
+    error_of,
     find_sweep,
     fingerprint,
+    record_stop,
 )
 from sarathi_lab.config.unused_settings import check_names, check_single, check_sweep
-from sarathi_lab.config.worker import interrupts_kept_from_children
 
 POLL_SECONDS = 0.5
 MULTIRUN = "hydra.mode=MULTIRUN"  # for -m

@@ -186,7 +186,6 @@ def _check_is_read(
     name, task = override.key_or_group.partition(".")[0], class_of(cfg, "task")
     own: Collection[str] | None = getattr(task, "reads", None)
     by_all = (*READ_BY_ALL_TASKS, *(OF_RUNS if getattr(task, "has_runs", False) else ()))
-    fix = "drop it"
     if own is not None and name not in (*own, *by_all):
         targets = chosen(composed, "task")
         readable = sorted([*parameter_names(cfg, "task"), *own])
@@ -194,13 +193,9 @@ def _check_is_read(
         groups = READ_BY[name]
         targets = " and ".join(chosen(composed, group) for group in groups)
         readable = [parameter for group in groups for parameter in parameter_names(cfg, group)]
-        paths = [path for group in groups for path in CONF.glob(f"{group}/*.yaml")]
-        readers = [path for path in paths if f"${{{name}}}" in path.read_text()]
-        if len(readers) == 1:
-            fix = f"add {readers[0].parent.name}={readers[0].stem}, or drop it"
     else:
         return
     raise UserError(
-        f"{override.input_line} has no effect: {targets} does not read {name}; {fix} "
+        f"{override.input_line} has no effect: {targets} does not read {name}; drop it "
         f"({targets} reads {', '.join(readable) or 'nothing'})"
     )

@@ -19,7 +19,10 @@ from sarathi_lab.config.paths import CONF
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.run import main as run
 
-SLOW = ("torch", "pandas", "seaborn", "matplotlib", "wandb", "scipy", "transformers", "optuna")
+SLOW = (
+    *("torch", "joblib", "pandas", "seaborn", "matplotlib", "wandb", "scipy", "transformers"),
+    "optuna",
+)
 QUICK = [
     (["--help"], "paper_grid"),
     (["polcy=orca"], "did you mean policy?"),

@@ -6,7 +6,6 @@ import errno
 
 import pytest
 
-from sarathi_lab.config import cores
 from sarathi_lab.config.errors import UserError, exit_code
 from sarathi_lab.results.load import load_iterations, load_runs, load_summary
 from sarathi_lab.run import main
@@ -92,23 +91,3 @@ def test_a_truncated_table_is_named(swept, tmp_path):
         with pytest.raises(UserError, match=r"iterations\.parquet can't be read") as raised:
             load_iterations(tmp_path)
         assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("kind", ["file", "link", "writable", "others"])
-def test_locks_of_cores_are_kept_nowhere_else(kind, tmp_path, monkeypatch):
-    """Whoever could write there could keep a sweep's processes from their cores, or worse."""
-    monkeypatch.setattr(cores.tempfile, "gettempdir", lambda: str(tmp_path))
-    user = cores.os.getuid()
-    folder = tmp_path / f"sarathi-lab-cores-{user}"
-    own = cores.own_folder()
-    assert own == folder
-    if kind == "others":
-        monkeypatch.setattr(cores.os, "getuid", lambda: user + 1)
-        folder.rename(tmp_path / f"sarathi-lab-cores-{user + 1}")
-    elif kind == "writable":
-        folder.chmod(0o777)
-    else:
-        folder.rmdir()
-        folder.touch() if kind == "file" else folder.symlink_to(tmp_path)
-    assert cores.own_folder() is None
-    assert cores.pin_process.__wrapped__(1) == ()

@@ -127,7 +127,7 @@ def test_another_configuration_is_not_mixed_in(output, capfd):
     assert main([*SCRIPTED, f"output={output}", "chunk=64,128", "batch=5", "resume=true"]) == 2
     assert "finds no unfinished sweep of this command" in capfd.readouterr().err
     assert main([*SCRIPTED, f"output={output}", "chunk=64,128", "batch=5", f"resume={sweep}"]) == 2
-    assert "has another configuration (nothing more there, batch=5 here)" in capfd.readouterr().err
+    assert "has another configuration; repeat its command" in capfd.readouterr().err
     assert calls(output) == ["64", "128"]
 
 

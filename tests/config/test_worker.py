@@ -10,7 +10,7 @@ import pytest
 import worker_functions
 
 from sarathi_lab.config.errors import RunError, UserError
-from sarathi_lab.config.worker import run_with_timeout
+from sarathi_lab.config.processes import run_with_timeout
 
 
 def test_it_runs_in_another_process_whose_errors_come_back_with_their_traceback(tmp_path):

@@ -1,4 +1,4 @@
-"""Functions that tests of `config.worker` call in other processes, imported there by name."""
+"""Functions that tests of `config.processes` call in other processes, imported there by name."""
 
 from __future__ import annotations
 

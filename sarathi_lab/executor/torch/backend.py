@@ -14,8 +14,8 @@ import torch
 
 from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.checked import check_fields, flag, one_of, whole
-from sarathi_lab.config.cores import allowed_cores
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.processes import allowed_cores
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch import checks
 from sarathi_lab.executor.torch import device as devices

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sarathi_lab.config.cores import allowed_cores
+from sarathi_lab.config.processes import allowed_cores
 
 SYSTEM = Path("/sys/devices")
 CGROUPS, PROCESS_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
