@@ -17,8 +17,7 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.arguments import read_arguments
 from sarathi_lab.config.errors import exit_code
-from sarathi_lab.config.help_text import help_text
-from sarathi_lab.config.hydra_errors import explained
+from sarathi_lab.config.hydra_errors import explained, help_text
 from sarathi_lab.config.instantiate import build, make_loader
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.run_context import current_run

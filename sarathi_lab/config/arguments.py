@@ -91,9 +91,7 @@ def _unknown(option: str) -> UserError:
 def _with_recorded(arguments: Arguments) -> Arguments:
     """The command line that `resume=FOLDER` continues, if nothing but a launcher is set beside."""
     resumes = [one for one in arguments.settings if name_of(one) == "resume"]
-    if len(resumes) > 1:
-        raise UserError(f"resume is given {len(resumes)} times; name one sweep")
-    value = resumes[0].partition("=")[2].strip("'\"") if resumes else "false"
+    value = resumes[-1].partition("=")[2].strip("'\"") if resumes else "false"
     if value in ("", "null"):
         raise UserError(
             "resume= names nothing; use resume=true, or resume=FOLDER with the folder of a sweep"

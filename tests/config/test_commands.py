@@ -13,7 +13,7 @@ import pytest
 
 import sarathi_lab
 from sarathi_lab.__main__ import COMMANDS, main
-from sarathi_lab.config import help_text
+from sarathi_lab.config import hydra_errors
 from sarathi_lab.config.instantiate import make_loader
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.experiment.figures import FIGURES
@@ -115,8 +115,8 @@ def test_the_files_of_settings_describe_each_of_them_for_help(group):
     for path in CONF.glob(f"{group}/*.yaml") if group else [CONF / "config.yaml"]:
         text = path.read_text()
         assert text.startswith("# "), path
-        described = help_text.comments_of(path)
-        for line, name in help_text.named_lines(text.partition("\nhydra:")[0]):
+        described = hydra_errors.comments_of(path)
+        for line, name in hydra_errors.named_lines(text.partition("\nhydra:")[0]):
             is_own = not re.search(r"\$\{|\b(_target_|defaults|cache):", line)
             assert not is_own or not name or name in described, (path, name)
 
@@ -126,7 +126,7 @@ def test_help_shows_what_the_chosen_options_say_of_their_settings(tmp_path):
     own = "# Mine. And more.\n_target_: sarathi_lab.policy.Orca\nmax_prefills: 3 # all at once\n"
     (tmp_path / "policy" / "mine.yaml").write_text(own)
     settings = [f"hydra.searchpath=['file://{tmp_path}']", "policy=mine", "workload=trace"]
-    lines = help_text.help_text(settings, make_loader()).splitlines()
+    lines = hydra_errors.help_text(settings, make_loader()).splitlines()
     assert "  mine                        Mine" in lines
     assert "  max_prefills: 3 # all at once" in lines
     assert "  block_size: 16 # tokens" in lines
