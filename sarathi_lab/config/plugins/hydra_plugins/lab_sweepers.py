@@ -3,6 +3,7 @@
 Hydra accepts the classes that a module of such a package defines, not those that it imports, so the
 class below is a subclass without a body. `sarathi_lab.config` puts the folder above on `sys.path`
 before `hydra.main` collects the plugins.
+Its settings are those of conf/hydra/sweeper/lab.yaml.
 """
 
 from __future__ import annotations
