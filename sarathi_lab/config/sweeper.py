@@ -190,8 +190,9 @@ class LabSweeper(Sweeper):
             with read_write(hydra), open_dict(hydra):
                 hydra.mode, hydra.run.dir = RunMode.RUN, str(folder)
             if (error := self._run_job(job, "hydra.run.dir", None)) is not None:
-                # Of the user's a new one, as the traceback holds memory.
-                raise UserError(str(error)) if isinstance(error, UserError) else error from None
+                if isinstance(error, UserError):  # a new one, as its traceback holds memory
+                    error = UserError(str(error))
+                raise error from None
         finally:
             if (folder / "run.json").is_file():
                 print_place("results", Path(str(self.config.hydra.run.dir)))
