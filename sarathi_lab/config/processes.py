@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -37,10 +37,11 @@ def pin_process(num_processes: int) -> tuple[int, ...]:
     share = max(1, len(usable) // num_processes)
     folder = Path(tempfile.gettempdir()) / f"sarathi-lab-cores-{os.getuid()}"
     numbers: list[int] = []
-    for number in sorted(usable, key=lambda number: (_physical(number), number)):
-        if len(numbers) < share and (claim := try_lock(folder / str(number))) is not None:
-            numbers.append(number)
-            _claims.append(claim)
+    with suppress(PermissionError):  # of a folder that another user has made
+        for number in sorted(usable, key=lambda number: (_physical(number), number)):
+            if len(numbers) < share and (claim := try_lock(folder / str(number))) is not None:
+                numbers.append(number)
+                _claims.append(claim)
     if len(numbers) < share:
         for claim in _claims:
             claim.close()
