@@ -141,5 +141,5 @@ def _check_folders(settings: Sequence[str]) -> None:
 
 
 def quoted(text: str) -> str:
-    """`text` as a setting's value, whatever is in it."""
+    """Quote `text` as a setting's value."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,6 +1,4 @@
-"""Fields of a dataclass that say what they may hold; `check_fields` tells the user what they hold
-instead.
-"""
+"""Fields of a dataclass with rules for their values, which `check_fields` checks."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ def checked(
     **rules: Any,
 ) -> Any:
     """A field whose value passes `check`, which is handed the `rules`; or is None, if that is the
-    default, or with `optional`. The user knows it by `name`, else by its own.
+    default, or with `optional`. Messages name it `name`, else by its own name.
     """
     own = {"check": partial(check, **rules), "name": name, "optional": optional or default is None}
     return field(default=default, metadata=own)
@@ -39,7 +37,7 @@ listed = partial(checked, errors.require_list)  # each value of which passes `ea
 def check_fields(settings: Any, prefix: str = "") -> None:
     """Raise UserError for the first field of `settings` that does not hold what it may.
 
-    The user knows a field by the `name` it was given, else by its own behind `prefix`. What is no
+    Messages name a field by its `name`, else by `prefix` and its own name. What is no
     dataclass, or has other fields, is not looked at.
     """
     for one in fields(settings) if is_dataclass(settings) else ():

@@ -39,7 +39,7 @@ def print_place(what: str, where: Path | str) -> None:
 
 @dataclass
 class Progress:
-    """How far a phase of the work is; `total` steps (None: nobody knows how many)."""
+    """Progress of a phase of the work, of `total` steps (None: unknown)."""
 
     what: str
     total: float | None = None
@@ -49,14 +49,14 @@ class Progress:
 
     def line(self) -> str:
         """What is done, the time that it took, and the time left at this pace."""
-        elapsed, told = time.monotonic() - self.start, [self.what]
+        elapsed, parts = time.monotonic() - self.start, [self.what]
         if self.total is not None:
-            told = [f"{self.what}: {min(self.done, self.total):,.0f} of {self.total:,.0f}"]
-            told[0] += f" {self.unit}".rstrip()
-        told.append(duration(elapsed))
+            parts = [f"{self.what}: {min(self.done, self.total):,.0f} of {self.total:,.0f}"]
+            parts[0] += f" {self.unit}".rstrip()
+        parts.append(duration(elapsed))
         if self.total is not None and 0 < self.done < self.total:
-            told.append(f"about {duration(elapsed * (self.total / self.done - 1))} left")
-        return f"  {', '.join(told)}"
+            parts.append(f"about {duration(elapsed * (self.total / self.done - 1))} left")
+        return f"  {', '.join(parts)}"
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def progress_of(what: str, total: float, unit: str = "") -> Iterator[Callable[[f
 @contextmanager
 def lines_of(state: Progress) -> Iterator[Callable[[], None]]:
     """Print `state` at least every 10 s, for Slurm, CI and `| tee`, unless a phase within this one
-    says more; nothing on a terminal. A short phase says nothing.
+    prints more; nothing on a terminal. A short phase prints nothing.
     """
     global _printed
     _phases.append(state)
@@ -147,7 +147,7 @@ def amount(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: 40 s, 4 min, 2 h 10 min."""
+    """Format seconds: 40 s, 4 min, 2 h 10 min."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     minutes = round(seconds / 60)

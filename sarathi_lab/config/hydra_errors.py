@@ -51,7 +51,7 @@ def explained(
 
 
 def _explain(error: Exception, settings: Sequence[str], loader: ConfigLoader) -> UserError:
-    """One line for what Hydra or OmegaConf says of `settings`."""
+    """Return one line for an error of Hydra or OmegaConf about `settings`."""
     message, cause = str(error), str(error.__cause__ or "")
     if isinstance(error, OverrideParseException):
         return UserError(
@@ -160,8 +160,8 @@ def _described(group: str, names: Sequence[str], folders: Sequence[Path]) -> lis
         path = _file(group, name, folders)
         text = "" if path is None else path.read_text().removeprefix("# @package _global_\n")
         comment = takewhile(lambda line: line.startswith("# "), text.splitlines())
-        said = " ".join(line[2:] for line in comment)
-        lines.append(f"  {name:{width}}  {said.partition('. ')[0].rstrip('.')}".rstrip())
+        sentence = " ".join(line[2:] for line in comment)
+        lines.append(f"  {name:{width}}  {sentence.partition('. ')[0].rstrip('.')}".rstrip())
     return lines
 
 
@@ -172,7 +172,7 @@ def _file(group: str, name: str, folders: Sequence[Path]) -> Path | None:
 
 
 def comments_of(path: Path, group: str = "") -> dict[str, str]:
-    """What a file of `group` says beside each setting, by the setting's dotted name; what it takes
+    """Return the comment of each setting in a file of `group` by dotted name; what it takes
     from the files of its defaults list included.
     """
     text = path.read_text()

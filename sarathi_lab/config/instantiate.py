@@ -32,7 +32,7 @@ def build(node: DictConfig | ListConfig, kind: Any = object) -> Any:
     except InstantiationException as error:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
-        # A parameter deleted with `~`, or of a kind nobody expects.
+        # A parameter deleted with `~`, or of an unexpected kind.
         if isinstance(error.__cause__, TypeError):
             raise UserError(_explained(node, error.__cause__)) from None
         raise
@@ -48,7 +48,7 @@ def class_of(cfg: DictConfig, group: str) -> type:
     try:
         if isinstance(found := getattr(import_module(module or name), name), type):
             return found
-    except Exception as error:  # whatever importing a user's module raises
+    except Exception as error:  # any of importing a user's module
         reason = next(iter(str(error).splitlines()), type(error).__name__)
     raise UserError(
         f"{group}._target_={target} can't be imported ({reason}); name a class as "
@@ -122,7 +122,7 @@ def copied(cfg: DictConfig) -> DictConfig:
 
 
 def _explained(node: Any, error: TypeError) -> str:
-    """One line for what a constructor says of its arguments."""
+    """Return one line for a constructor's error about its arguments."""
     if missing := re.search(r"(\w+)\.__init__\(\) missing \d+ required .*?: (.*)", str(error)):
         return f"{missing[1]} needs {missing[2]}; put it back (its file lacks it, or ~ removed it)"
     return f"{node.get('_target_')}: {error}; correct its settings"

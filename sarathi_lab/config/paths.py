@@ -39,7 +39,7 @@ def make_folder(folder: Path, setting: str) -> Path:
 
 @contextmanager
 def readable(what: object, fix: str, *others: type[Exception]) -> Iterator[None]:
-    """Raise UserError for what keeps a file from being read in the block: what the system says of
+    """Raise UserError for what keeps a file from being read in the block: the reason of
     it, its contents, and `others`. `what` is its path, maybe with the setting that names it.
     """
     kinds: tuple[type[Exception], ...] = (OSError, ValueError, *others)
@@ -75,18 +75,18 @@ def json_object(text: str, where: str, fix: str = "write one object a line") -> 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """Yields the file to write in place of `path`, whose name it gets at the end of the block."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        yield aside
-        aside.replace(path)
+        yield temporary
+        temporary.replace(path)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `path` in one step: nobody reads half of it, whenever this process ends."""
-    with replaced(path) as aside:
-        aside.write_text(json.dumps(content, indent=2) + "\n")
+    """Write `path` in one step, so that no process reads half of it."""
+    with replaced(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def try_lock(path: Path, *, shared: bool = False) -> TextIO | None:

@@ -19,7 +19,7 @@ _claims: list[TextIO] = []  # open files that keep other processes from this one
 
 
 def allowed_cores() -> list[int]:
-    """The numbers of the cores that this process may use; none where the system does not say."""
+    """Return the numbers of the cores that this process may use; none where that is unknown."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 

@@ -132,7 +132,7 @@ class JobMaker:
                 short = [name for name in READ_BY if name in self.varied]
                 unread[choice] |= {name for name in short if not reads(options.cfg, name)}
                 self._note(options, unread[choice])
-        # What no option reads is a mistake, which composing or checking tells.
+        # What no option reads is a mistake, which composing or checking refuses.
         nowhere = set.intersection(*unread.values()) if unread else set()
         kept = dict.fromkeys(
             tuple(one for one in job if name_of(one) not in unread[_choice(job, groups)] - nowhere)

@@ -19,7 +19,7 @@ from sarathi_lab.config.hydra_errors import GROUPS, parameter_names, unknown_nam
 from sarathi_lab.config.instantiate import class_of, parameters_of
 from sarathi_lab.config.paths import CONF
 
-# Names that some option of a group reads and others don't: overriding one that nobody reads is
+# Names that some option of a group reads and others don't: overriding one that no option reads is
 # refused.
 READ_BY = {
     "chunk": ("policy",),

@@ -150,7 +150,7 @@ class Sizes:
     max_model_len: int | None = None  # None: as long as the cache
     max_batch_tokens: int | None = None  # None: those of the warm-up
     chunk: int | None = None  # None: batches with prompts may have any number of tokens
-    fills_memory: bool = False  # with the cache, whatever `num_blocks`
+    fills_memory: bool = False  # with the cache, regardless of `num_blocks`
     num_host_blocks: int = 0  # of the cache in host memory, for swapped sequences
     num_drafts: int = 0  # of a decode, at most
 
@@ -205,7 +205,7 @@ class Backend(Protocol):
         """The cost model for `spec`, by which `chunk=auto` is chosen; None if measured."""
 
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
-        """Blocks that fit beside the weights; an estimate where only loading can tell."""
+        """Blocks that fit beside the weights; an estimate before the weights are loaded."""
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
         """A warmed-up executor of `sizes`, with the weights of `checkpoint`."""

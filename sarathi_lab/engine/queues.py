@@ -15,8 +15,7 @@ from sarathi_lab.engine.request import Chunk, SequenceState
 QueueOrder = Literal["fcfs", "priority", "shortest"]
 Rank = tuple[float, int]
 Test = Callable[[SequenceState], bool]
-# Waiting sequences that an iteration looks at if some may be passed over, whatever the queue's
-# length.
+# Waiting sequences that an iteration looks at if some may be passed over, for queues of any length.
 LOOKAHEAD = 64
 
 

@@ -54,7 +54,7 @@ class Claim:
     too, such as baselines. The claim is of values that are `direction` the `expected` one within
     the relative `tolerance`; `neutral` is the value of no effect at all. Constants of the hardware
     file `fitted` were fitted to what the claim is about. `settings` leave out what the experiment
-    has beside that. `caveat` says what the number depends on.
+    has beside that. `caveat` states what the number depends on.
     """
 
     id: str
@@ -252,7 +252,7 @@ def _query(claim: Claim, where: str, rows: pd.DataFrame) -> pd.DataFrame:
         named = {str(name): rows[name] for name in rows if str(name) in where}
         is_chosen: Any = pd.eval(where, resolvers=[named])  # rows.eval would prepare all columns
         return rows.loc[is_chosen, [*dict.fromkeys([*READ, *claim.match])]]
-    except Exception as error:  # pandas passes on whatever the expression raises
+    except Exception as error:  # pandas passes on any error of the expression
         raise UserError(
             f"claims.yaml: {claim.id}.where can't be evaluated ({error}); correct the query"
         ) from None
@@ -311,8 +311,8 @@ def verdict(experiment: str, table: pd.DataFrame) -> str:
     for claim, rows in own.groupby("claim", sort=False):
         known = rows[rows.verdict != "not measured"].to_dict("records")
         values = [f"{row['device']} **{in_words(row)}** ({row['verdict']})" for row in known]
-        said = "; ".join(values) or "not measured"
-        lines.append(f"- {claim} ({rows.expected.iloc[0]}): {said}.")
+        verdicts = "; ".join(values) or "not measured"
+        lines.append(f"- {claim} ({rows.expected.iloc[0]}): {verdicts}.")
     if own.empty:
         return "- Its claims are read from other experiments."
     if not (own.verdict != "not measured").any():

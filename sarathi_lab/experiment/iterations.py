@@ -23,7 +23,7 @@ from sarathi_lab.experiment.scenario import WorkSum, batch, chunked
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.spec import PlotSpec
 
-KV_BYTES = 2  # an element's in the panel of bytes, whatever the device computes in
+KV_BYTES = 2  # an element's in the panel of bytes, for any dtype of the device
 OPERATIONS = {kind: (kind,) for kind in FOUR}
 
 

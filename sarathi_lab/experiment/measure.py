@@ -59,7 +59,7 @@ class DeviceClock(Clock):
         self._is_warm = False
 
     def start_round(self) -> None:
-        """Serve anew whatever is asked for from now on."""
+        """Serve again what is asked for from now on."""
         self._now.clear()
 
     def times(self, work: WorkSum) -> Times:

@@ -71,10 +71,10 @@ class Measurement(NamedTuple):
 class MeasuredCostModel:
     """`IterationTimes` that are measured when they are first asked for.
 
-    An iteration in C++ tells its operations itself; else they are timed alone, over all layers, and
-    `others` is the rest of the whole. Each is the `LOWER` quantile of its timings; where these do
-    not sum to what the iteration took they are scaled to it. A batch that the device can't hold has
-    the time "not a number"; `reason` says why the last one was left out.
+    An iteration in C++ reports the times of its operations; else they are timed alone, over all
+    layers, and `others` is the rest of the whole. Each is the `LOWER` quantile of its timings;
+    where these do not sum to what the iteration took they are scaled to it. A batch that the device
+    can't hold has the time "not a number"; `reason` is why the last one was left out.
     """
 
     def __init__(self, executor: TorchExecutor, seed: int = 0) -> None:
@@ -118,7 +118,7 @@ class MeasuredCostModel:
         return self.measurements[key].operations
 
     def forget(self) -> None:
-        """Measure anew whatever is asked for from now on; `rows` keeps what was measured."""
+        """Measure again what is asked for from now on; `rows` keeps what was measured."""
         self._kept |= self.measurements
         self.measurements.clear()
         self._products.clear()
@@ -146,7 +146,7 @@ class MeasuredCostModel:
         return placed
 
     def _measure(self, batch: Batch) -> Measurement:
-        """Operations first: whatever is compiled or allocated at first use is so by then."""
+        """Time operations first, so that all is compiled before the whole is timed."""
         tokens = batch.num_tokens
         name = "prefill_attention" if batch.num_prefills else "decode_attention"
         if self.executor.model.whole_pass is not None:
@@ -177,13 +177,13 @@ class MeasuredCostModel:
         what the speed of the machine did meanwhile, which `others` would be taken for.
         """
 
-        def told(_: int) -> Times:
+        def reported(_: int) -> Times:
             times = self.probe.operation_times(batch)
             times["others"] += times.pop("logits")
             return {attention: times.pop("attention"), **times}
 
         # The first of two warms up: caches, and cores that slowed down while they waited for work.
-        _, passes = [self.timed(batch.num_tokens, told) for _ in range(2)]
+        _, passes = [self.timed(batch.num_tokens, reported) for _ in range(2)]
         seconds, operations = [sum(times.values()) for times in passes], _lower(passes)
         share = float(np.quantile(seconds, LOWER)) / sum(operations.values())
         operations = {name: share * value for name, value in operations.items()}

@@ -52,7 +52,7 @@ StageTimes = Callable[[CostModel], Callable[[Batch], Sequence[float]]]
 
 @dataclass(frozen=True)
 class System:
-    """A policy on `replicas` copies of the model, each spread as `parallel` says."""
+    """A policy on `replicas` copies of the model, each spread over `parallel`."""
 
     policy: Policy
     batch_size: int

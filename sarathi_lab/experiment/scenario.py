@@ -156,7 +156,7 @@ def request_times(cost: OperationTimes, scenario: Scenario) -> Times:
 
 def _requests(scenario: Scenario, num_batches: int, vocab_size: int | None = None) -> list[Request]:
     """Equal requests, for the steady state behind B - 1 with evenly spread outputs: a closed batch
-    of equal ones would decode in step for long, of which the paper's counting knows nothing.
+    of equal ones would decode in step for long, which the paper's counting leaves out.
     """
     prompt_len, num_decodes = scenario.prompt_len, scenario.num_decodes
     shorter = scenario.batch_size - 1 if scenario.is_steady else 0

@@ -27,7 +27,7 @@ from sarathi_lab.experiment.registry import FIGURES, Figure, table_of_points, wi
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 from sarathi_lab.results.load import SIMULATED
 
-DTYPE = "float16"  # the paper does not say; 2 bytes an element fit all its figures
+DTYPE = "float16"  # not stated in the paper; 2 bytes an element fit all its figures
 COUNTED = "counted"  # the method of points that are counted instead of served
 Case = Any  # with `points(bench)`
 

@@ -75,7 +75,7 @@ def stored_tensors(directory: Path) -> dict[str, Stored]:
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    """One file, the shards that an index names, or whatever there is."""
+    """One file, the shards that an index names, or all files of the folder."""
     if (whole := directory / "model.safetensors").is_file():
         return [whole]
     files = sorted(directory.glob("*.safetensors"))

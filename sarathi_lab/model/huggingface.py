@@ -210,7 +210,7 @@ class Source:
     tied: str = ""
 
 
-# All experts in one tensor, as transformers holds them and may save them, under whatever family.
+# All experts in one tensor, as transformers holds them and may save them, in any family.
 _FUSED = {"gate_up": "{}.mlp.experts.gate_up_proj", "down": "{}.mlp.experts.down_proj"}
 
 

@@ -78,8 +78,8 @@ class EmptyEmbedding(nn.Embedding):
 class Transformer(nn.Module):
     """Decoder-only transformer; parameters are made uninitialised, `weights.load_model` fills them.
 
-    `operations` may be exchanged. Where there is a `whole_pass`, it does in one call what `forward`
-    says, and nothing below the model is called.
+    `operations` may be exchanged. A `whole_pass` computes `forward` in one call, and nothing below
+    the model is called.
     """
 
     def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:

@@ -229,7 +229,7 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
         words += f" ({interval}, {best['confidence']:.0%})"
     if not sweep_analysis.is_decided(best, level):
         why = f"equal work differed by up to {level:.2f} times" if level > 1 else ""
-        why = "one run each does not tell its noise" if math.isnan(level) else why
+        why = "one run each has no measure of noise" if math.isnan(level) else why
         words += f", which is undecided: {why or 'the interval includes 1'}"
     elif best["value"] < 1:
         words += f": none of the swept runs gains on {base}"

@@ -245,7 +245,7 @@ def require_login(what: str, mend: str) -> None:
     except wandb.Error as error:
         raise UserError(f"{what}, but the login is unusable ({error}); {fix}") from None
     if not found:
-        raise UserError(f"{what}, but nobody is logged in to W&B; {fix}")
+        raise UserError(f"{what}, but no user is logged in to W&B; {fix}")
 
 
 def fetch_runs(where: str) -> list[Fetched]:

@@ -38,7 +38,7 @@ POLICIES = "policies"  # an experiment: a figure for each device that it was rec
 
 
 def simulate(names: Sequence[str] = PAPERS) -> pd.DataFrame:
-    """All simulated points anew, about a minute; with progress."""
+    """Simulate all points again, about a minute; with progress."""
     points = pd.concat(predict_all(_jobs(names)), ignore_index=True)
     rank = points.groupby(["figure", "device", "panel", "series"]).cumcount()
     every = points.figure.map(lambda name: FIGURES[name].recorded_every)
@@ -55,7 +55,7 @@ def main(args: Sequence[str]) -> int:
     text = f"one of {', '.join([*FIGURES, POLICIES])}"
     parser.add_argument("--only", action="append", metavar="FIGURE", help=text)
     parser.add_argument("--out", type=Path, default=OUTPUTS / "figures", help="where they go")
-    text = "simulate anew, and record it, before drawing"
+    text = "simulate again, and record it, before drawing"
     parser.add_argument("--recompute", action="store_true", help=text)
     text = "all that is simulated and measured, not one line a GPU and panels with enough points"
     parser.add_argument("--all", action="store_true", help=text)
@@ -88,8 +88,8 @@ def _main(options: argparse.Namespace) -> int:
     found = verdicts(claims=[claim for claim in load_claims() if claim.experiment in chosen])
     for row in found.to_dict("records"):
         if row["verdict"] != "not measured":
-            said = f"{row['experiment']:7} {row['claim']} ({row['expected']}): {row['device']} "
-            text = f"{said}{in_words(row)} ({row['verdict']})"
+            claim = f"{row['experiment']:7} {row['claim']} ({row['expected']}): {row['device']} "
+            text = f"{claim}{in_words(row)} ({row['verdict']})"
             console().print(text, highlight=False, soft_wrap=True)
     print_place("figures", options.out)
     return 0

@@ -44,7 +44,7 @@ def none_as_nan(errors: Mapping[str, float | None]) -> dict[str, float]:
 class Hardware:
     """Figures of one device for cost models; `conf/hardware/*.yaml` gives each figure's source.
 
-    Rates are per second, costs in seconds whatever the shape. None: unknown, so what needs the
+    Rates are per second, costs in seconds for any shape. None: unknown, so what needs the
     figure can't be simulated. Defaults of kernel behaviour are those of the paper's kernels.
     """
 

@@ -181,8 +181,8 @@ class ProfileTableTask(Task):
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         backend, spec, predictor = cost_of(cfg)
         table, path = make_profile_table(predictor, cfg.batch, cfg.seq_len), context.run_dir
-        said = f"\niterations of {spec.name} on {backend.device_name}: {len(table.rows)} predicted"
-        console().print(said)
+        title = f"\niterations of {spec.name} on {backend.device_name}: {len(table.rows)} predicted"
+        console().print(title)
         print_cautions(backend.cautions(spec), context)
         use = f"policy=ascend_dynamic policy.profile_table={path / 'profile_table.csv'}"
         return Result(

@@ -1,6 +1,6 @@
 """Budgets that follow an objective beside fixed ones, and P-PAS on the arrivals of its measurement.
 
-How far a policy is from what could be is told by two series. "hindsight" is an oracle: of some
+Two series bound what a policy could reach. "hindsight" is an oracle: of some
 fixed budgets the best for the very requests and rate, chosen once their outcome is known. "bound"
 is a rate that no policy passes: there even the prompts alone, without decodes, are too many tokens.
 """
@@ -207,7 +207,7 @@ def p_pas_gain(
 
 def phased(phases: Sequence[Sequence[float]], seed: int) -> list[float]:
     """Arrivals in seconds of a Poisson process whose rate changes, as `benchmark.py` of
-    TimoSaemann/ppas-vllm draws them: those of a phase begin anew with it.
+    TimoSaemann/ppas-vllm draws them: those of a phase begin again with it.
     """
     dice, start, times = random.Random(seed), 0.0, []
     for seconds, rate in phases:

@@ -31,8 +31,8 @@ class AdaptiveBudget(Policy):
     """Decodes, then prompts within the largest budget whose predicted time fits the slack.
 
     Budgets are those of a ladder: `min_num_batched_tokens`, multiples of `step`, and
-    `max_num_batched_tokens` (tokens of an iteration, decodes included). The first is taken whatever
-    its time, so that prompts never wait for ever. Predicted times are multiplied by `margin`.
+    `max_num_batched_tokens` (tokens of an iteration, decodes included). The first is always taken,
+    so that prompts never wait for ever. Predicted times are multiplied by `margin`.
 
     `times` are [seconds of an iteration, of a token, of a token of context that attention reads];
     None: the cost model of a simulated device.

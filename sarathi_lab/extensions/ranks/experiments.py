@@ -119,7 +119,7 @@ class StageBench:
         ]
 
     def _compositions(self) -> Iterator[Mapping[str, Any]]:
-        """Batches that together tell what a stage's time depends on."""
+        """Batches from which a stage's time can be fitted."""
         longest, batch = self._sizes["longest"], self._sizes["batch"]
         decodes = sorted({1, 2, batch // 2, batch} - {0})
         for number in decodes:

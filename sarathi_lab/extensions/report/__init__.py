@@ -40,12 +40,12 @@ LONGEST = 400  # rows of a table on the page
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: its conclusions (`said`), `facts` of the run by name, `tables`, those
+    """A part of the page: `sentences` of conclusions, `facts` of the run by name, `tables`, those
     `folded` behind a click, and `pictures` (PNG) by title.
     """
 
     title: str
-    said: Sequence[str] = ()
+    sentences: Sequence[str] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
     pictures: Mapping[str, bytes] = field(default_factory=dict)
     tables: Sequence[DisplayTable] = ()
@@ -130,7 +130,7 @@ def _of_sweep(place: Path, runs: pd.DataFrame, folder: Path) -> Section:
     failed = _failed(place)
     return Section(
         title,
-        said=[words.strip() for words in conclusion(runs)],
+        sentences=[words.strip() for words in conclusion(runs)],
         facts={**_facts(place, own), "folder": str(place)},
         pictures={title: picture},
         tables=[sweep_table(runs, "Runs"), *([failed] if failed.rows else [])],
@@ -196,11 +196,11 @@ def _of_experiments(root: Path) -> list[Section]:
     """The claims, then every experiment that has results."""
     judged = verdicts(root)
     ids = {verdict: own.id.nunique() for verdict, own in judged.groupby("verdict")}
-    said = f"Of {judged.id.nunique()} claims {ids.get('holds', 0)} hold on at least one device, "
-    said += f"simulated ones included, and {ids.get('fails', 0)} fail on at least one."
+    summary = f"Of {judged.id.nunique()} claims {ids.get('holds', 0)} hold on at least one device, "
+    summary += f"simulated ones included, and {ids.get('fails', 0)} fail on at least one."
     counts = pd.crosstab(judged.device, judged.verdict).reset_index().to_dict("records")
     by_device = DisplayTable(counts, left=["device"], title="Verdicts by device")
-    first = Section("Which claims hold", [said], tables=[by_device, _claims(judged)])
+    first = Section("Which claims hold", [summary], tables=[by_device, _claims(judged)])
     folders = sorted({path.parent for path in root.glob("*/*/results")}, key=lambda path: path.name)
     sections = []
     with progress_of("drawing", len(folders)) as advance:
@@ -239,7 +239,7 @@ def _of_experiment(folder: Path, root: Path, judged: pd.DataFrame) -> Section:
     devices = {path: path.parent.name for path in swept_ones}
     return Section(
         name,
-        said=[
+        sentences=[
             " ".join([f"{devices[path]}:", *conclusion(own)]) for path, own in swept_ones.items()
         ],
         facts={name: words for name, words in facts.items() if words},

@@ -136,7 +136,7 @@ def _reserved(
     most: int,
 ) -> Iterator[Point]:
     """`num_requests` of `dataset` at `rate` a second: with `budget` tokens for them and their
-    drafts, and with what is left of it if the drafts of `most` sequences, but one, are set aside.
+    drafts, and with what is left of it if the drafts of `most` sequences, but one, are left out.
     """
     requests = at_rate(bench.requests(dataset, num_requests, seed), rate)
     own = Assumed(tokens=drafts, acceptance=acceptance, seed=bench.seed + seed)
