@@ -123,7 +123,7 @@ def test_places_are_loaded_together(swept):
     assert len(both.runs) == 2
     assert len(both.requests) == 8
     assert lab.load("fig09").runs["is_simulated"].any()
-    with pytest.raises(UserError, match="nowhere is not there"):
+    with pytest.raises(UserError, match="nowhere holds no finished run"):
         lab.load("nowhere")
 
 

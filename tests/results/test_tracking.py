@@ -86,7 +86,7 @@ KEY = "a" * 40
 
 
 CASES = {  # variables, netrc, and the error
-    "nobody": ({}, "", "nobody is logged in to W&B; run `wandb login`, or use tracking.mode=offl"),
+    "none": ({}, "", "no user is logged in to W&B; run `wandb login`, or use tracking.mode=off"),
     "short": ({"WANDB_API_KEY": "short"}, "", "the login is unusable"),
     "key": ({"WANDB_API_KEY": KEY}, "", None),
     "netrc": ({}, f"machine 127.0.0.1:9 login user password {KEY}", None),
