@@ -59,7 +59,9 @@ def _main(args: Sequence[str]) -> int:
             print(help_text(arguments.settings, make_loader()))
         return 0
     kinds = (HydraException, *([ValueError] if arguments.flags else []))
-    with explained(arguments.settings, kinds=kinds), _arguments_of_hydra(arguments.of_hydra):
+    # With -m Hydra takes what it can't compose for a sweep, too, and so raises what is wrong there.
+    args_of_hydra = [*([] if arguments.flags else ["-m"]), *arguments.of_hydra]
+    with explained(arguments.settings, kinds=kinds), _arguments_of_hydra(args_of_hydra):
         if not arguments.flags:
             check_names(arguments.settings)
         run()

@@ -27,6 +27,7 @@ GROUPS = (
     *("task", "policy", "workload", "executor", "model", "hardware", "host", "cluster", "slo"),
     *("speculation", "tracking"),
 )
+LAUNCHERS = ("basic", "joblib", "ray", "submitit_local", "submitit_slurm")
 USAGE = """usage: python -m sarathi_lab.run [GROUP=OPTION ...] [SETTING=VALUE[,VALUE ...] ...] [-m]
 
   -m, --multirun            sweep over settings with several values
@@ -65,7 +66,7 @@ def _explain(error: Exception, settings: Sequence[str], loader: ConfigLoader) ->
             f"{found[1]} has several values; add -m to sweep over them, or quote the comma"
         )
     if found := re.search(r"Could not find 'hydra/(launcher|sweeper)/([^']+)'", message):
-        return UserError(_missing_plugin(*found.groups()))
+        return _missing_plugin(*found.groups())
     if found := re.search(rf"Could not find '({'|'.join(GROUPS)})/(.+?)'", message):
         return unknown_option(found[1], found[2], options(found[1], settings, loader))
     if found := re.search(r"Could not override '([\w.@/]+)'", message + cause):
@@ -75,13 +76,15 @@ def _explain(error: Exception, settings: Sequence[str], loader: ConfigLoader) ->
     return UserError(f"{' '.join(settings)}: {first}; --help shows the settings")
 
 
-def _missing_plugin(kind: str, name: str) -> str:
+def _missing_plugin(kind: str, name: str) -> UserError:
     if kind == "sweeper":
-        return f"hydra/sweeper={name} is unknown; use lab (all combinations) or optuna_search"
+        return unknown_option("hydra/sweeper", name, ("lab", "optuna_search"))
+    if name not in LAUNCHERS:
+        return unknown_option("hydra/launcher", name, LAUNCHERS)
     package = f"hydra-{name.partition('_')[0]}-launcher"
-    return (
-        f"hydra/launcher={name} is unknown or its package is missing; use one of basic, joblib, "
-        f"ray, submitit_local and submitit_slurm, after pip install {package}"
+    return UserError(
+        f"hydra/launcher={name} needs the package {package}, which is missing; pip install "
+        f"{package}"
     )
 
 

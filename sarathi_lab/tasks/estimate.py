@@ -76,7 +76,7 @@ def _on_roofline(plan: Plan, peaks: Peaks) -> tuple[Scheduler, Executor]:
     return plan.build(lambda: PipelineExecutor(num_stages, times, num_layers=num_layers))
 
 
-# -- --dry-run ---------------------------------------------------------------------------------
+# -- the list of --dry-run ----------------------------------------------------------------------
 
 # What the time of a run depends on most; its policy, chunk and seed change it by less.
 KIND = ("task", "workload", "executor", "model", "batch", "cache", "dtype")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pickle
 
-from hydra._internal.hydra import Hydra
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigSource
-from hydra.types import RunMode
 
 from sarathi_lab.config.paths import CONF
 
@@ -16,8 +14,6 @@ def quicken() -> None:
     """Take copies of what was read before: parsing YAML is a third of composing, and nearly every
     test of a command composes.
     """
-    # Hydra composes all once more for its mode, which is one for all of the lab's commands.
-    Hydra.get_mode = lambda self, config_name, overrides: RunMode.MULTIRUN
     for source in Plugins.instance().discover(ConfigSource):  # the classes that composing takes
         if source.__name__ in ("FileConfigSource", "ImportlibResourcesConfigSource"):
             _remember(source)

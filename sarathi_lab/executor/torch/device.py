@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import platform
 import re
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from warnings import catch_warnings
 
 import torch
 
@@ -39,6 +42,7 @@ NATIVE_ROWS, NATIVE_SIZE = 256, (8192, 2048)  # of C++'s, of which making rows i
 # For the peak of memory: far larger than the caches, as what is wanted is the memory's rate.
 STREAM_BYTES = {"cpu": 192 << 20, "cuda": 512 << 20}
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+DEVICE_NODES = Path("/dev")  # where a GPU is a file, nvidia0
 # Memory errors without a class in torch: of a CPU, the driver, and cuBLAS.
 OUT_OF_MEMORY = (
     "can't allocate memory",
@@ -55,16 +59,39 @@ def resolve_device(name: str) -> torch.device:
         raise UserError(f"device={name} is unknown; use auto, cpu, cuda or cuda:1")
     if kind == "cpu":
         return torch.device("cpu")
-    if not torch.cuda.is_available():
+    with catch_warnings(action="ignore"):  # torch's of an old driver: the error has it
+        is_usable = torch.cuda.is_available()
+    if not is_usable:
+        built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+        if (driver := _find_unusable_driver()) is not None:
+            raise UserError(
+                f"device={name}, but the GPU here can't be used: its driver is {driver}, torch "
+                f"{torch.__version__} is built {built}; install a driver and "
+                "a torch of the same CUDA (https://pytorch.org/get-started), or use device=cpu"
+            )
         if kind == "auto":
             return torch.device("cpu")
-        raise UserError(
-            f"device={name}, but torch {torch.__version__} finds no GPU that its driver can run; "
-            "use device=cpu or device=auto"
-        )
+        why = f"torch {torch.__version__} finds no GPU; use device=cpu or device=auto"
+        raise UserError(f"device={name}, but {why}")
     if int(index or 0) >= (count := torch.cuda.device_count()):
         raise UserError(f"device={name}, but there are only {count} GPUs; count from cuda:0")
     return torch.device("cuda", int(index or 0))
+
+
+def _find_unusable_driver() -> str | None:
+    """Return the NVIDIA driver of a GPU that torch can't use; None without one, or if hidden."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return None
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        answer = (done.stdout.strip() or done.stderr.strip() or "no answer").splitlines()[0]
+        if done.returncode == 0 and "No devices" not in answer:
+            return answer
+    except (OSError, subprocess.SubprocessError) as error:
+        answer = str(error)
+    has_node = any(DEVICE_NODES.glob("nvidia[0-9]*"))
+    return f"unknown (nvidia-smi: {answer.rstrip('.')})" if has_node else None
 
 
 def resolve_dtype(name: str, device: torch.device) -> tuple[str, torch.dtype]:
