@@ -142,7 +142,24 @@ class SchedulerState:
 
     def upcoming(self, num_sequences: int) -> list[SequenceState]:
         """The next waiting sequences, in the order of admission."""
-        return [self.blocks.look_up(sequence) for sequence in islice(self.waiting, num_sequences)]
+        return [
+            self.blocks.look_up(sequence)
+            for sequence in islice(self.waiting, max(0, num_sequences))
+        ]
+
+    def with_room(self, most: int) -> list[SequenceState]:
+        """The next waiting sequences, at most `most`, that have a place and what they reserve of
+        the cache.
+        """
+        free, chosen = self.blocks.num_free, []
+        for sequence in self.upcoming(min(most, self.max_num_seqs - len(self.running))):
+            request, num_known = sequence.request, sequence.num_known
+            reserved = self.policy.reserved_tokens(request, num_known, self.max_model_len)
+            free -= self.blocks.blocks_for(reserved)
+            if free < 0:
+                break
+            chosen.append(sequence)
+        return chosen
 
     def add(self, request: Request) -> SequenceState:
         """Queue a request. Raises UserError for one that could never finish."""

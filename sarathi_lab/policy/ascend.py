@@ -72,16 +72,10 @@ class AscendV09(Policy):
             self._chunked.fill(batch, scheduler)
             return
         if not scheduler.swapped:
-            self._admit(batch, scheduler)
+            scheduler.admit(batch, pass_over=self._is_barred(batch, scheduler))
         if not batch.chunks:
-            self._decode(batch, scheduler)
-
-    def _admit(self, batch: Batch, scheduler: Scheduler) -> None:
-        scheduler.admit(batch, pass_over=self._is_barred(batch, scheduler))
-
-    def _decode(self, batch: Batch, scheduler: Scheduler) -> None:
-        scheduler.add_decodes(batch)
-        scheduler.swap_in(batch)
+            scheduler.add_decodes(batch)
+            scheduler.swap_in(batch)
 
     def _is_barred(self, batch: Batch, scheduler: Scheduler) -> Test:
         budget = budget_for_whole(self.max_num_batched_tokens, scheduler.max_model_len)
@@ -89,23 +83,14 @@ class AscendV09(Policy):
         return lambda one: batch.num_tokens + one.num_pending > budget or not fits(one)
 
 
-@dataclass
-class _Filling:
-    is_over: bool = False  # the phase without decodes has passed
-
-
 @dataclass(frozen=True)
 class Ascend(AscendV09):
-    """AscendScheduler of vLLM-Ascend 0.11: as 0.9.1, with a limit on long prompts and a phase of
-    prefills first.
+    """AscendScheduler of vLLM-Ascend 0.11: as 0.9.1, with a limit on long prompts.
 
-    An iteration takes at most `max_long_partial_prefills` prompts longer than
+    An iteration takes at most `max_long_partial_prefills` whole prompts longer than
     `long_prefill_token_threshold` tokens (0: 4 % of the model length); others overtake them. With
-    `enable_pd_transfer` there are no decodes until no prompt waits (or none fits); then at most
-    max(`max_num_seqs`, `decode_max_num_seqs`) sequences run. `max_num_seqs` (None: `batch`) limits
-    running sequences otherwise, and iterations of that first phase, which would hang on a full
-    cache there; here it ends. All are for whole prompts, except the threshold, which is vLLM v1's
-    with `enable_chunked_prefill`.
+    `enable_chunked_prefill` the threshold is vLLM v1's. Its phase of prefills before any decode
+    (`enable_pd_transfer`), which is off by default there, is not modelled.
     """
 
     name = "ascend"
@@ -113,65 +98,20 @@ class Ascend(AscendV09):
         None, minimum=1, fix="use null for no limit (0 would never run a long prompt)"
     )
     long_prefill_token_threshold: int = threshold()
-    max_num_seqs: int | None = whole(None, minimum=1, fix="use null for batch")
-    enable_pd_transfer: bool = flag(False)
-    decode_max_num_seqs: int = whole(0, minimum=0, fix="use 0 for max_num_seqs")
 
     def check(self, batch_size: int, max_model_len: int) -> None:
         check_threshold(self.long_prefill_token_threshold, max_model_len)
         if self.enable_chunked_prefill:
-            of_whole = ("max_num_seqs", "enable_pd_transfer", "decode_max_num_seqs")
             why = " with enable_chunked_prefill=true; drop one of them"
-            refuse_unread(self, ("max_long_partial_prefills", *of_whole), why)
-        else:
-            self._check_whole(batch_size)
-
-    def _check_whole(self, batch_size: int) -> None:
-        """Raise UserError for parameters without effect."""
-        limited, decoding = self.max_num_seqs or batch_size, self.decode_max_num_seqs
-        if not self.max_long_partial_prefills:
+            refuse_unread(self, ["max_long_partial_prefills"], why)
+        elif not self.max_long_partial_prefills:
             why = " without max_long_partial_prefills; add it"
             refuse_unread(self, ["long_prefill_token_threshold"], why)
-        if (most := max(limited, decoding)) > batch_size:
-            raise UserError(
-                f"max_num_seqs or decode_max_num_seqs={most} exceeds batch={batch_size}; raise "
-                "batch"
-            )
-        if decoding and not (self.enable_pd_transfer and decoding > limited):
-            raise UserError(
-                f"decode_max_num_seqs={decoding} has no effect unless enable_pd_transfer=true and "
-                f"max_num_seqs={limited} is below it; change one of them"
-            )
 
     @cached_property
     def _chunked(self) -> VllmV1:
         limit = self.long_prefill_token_threshold
         return replace(super()._chunked, long_prefill_token_threshold=limit)
-
-    def _admit(self, batch: Batch, scheduler: Scheduler) -> None:
-        is_filling, most = self._is_filling(scheduler), self._most_running(scheduler)
-        num_batches = scheduler.max_num_seqs // scheduler.batch_size
-
-        def has_slot(_: SequenceState) -> bool:
-            return len(batch) < most if is_filling else len(scheduler.running) < most * num_batches
-
-        scheduler.admit(batch, pass_over=self._is_barred(batch, scheduler), may_enter=has_slot)
-        if is_filling and not batch.chunks:
-            scheduler.state(_Filling).is_over = True
-
-    def _decode(self, batch: Batch, scheduler: Scheduler) -> None:
-        most = self._most_running(scheduler)
-        scheduler.add_decodes(batch, most)
-        if len(batch) < most:
-            scheduler.swap_in(batch)
-
-    def _is_filling(self, scheduler: Scheduler) -> bool:
-        """Whether it is the phase without decodes."""
-        return self.enable_pd_transfer and not scheduler.state(_Filling).is_over
-
-    def _most_running(self, scheduler: Scheduler) -> int:
-        most = self.max_num_seqs or scheduler.batch_size
-        return most if self._is_filling(scheduler) else max(most, self.decode_max_num_seqs)
 
     def _is_barred(self, batch: Batch, scheduler: Scheduler) -> Test:
         does_not_fit, most = super()._is_barred(batch, scheduler), self.max_long_partial_prefills
@@ -179,11 +119,8 @@ class Ascend(AscendV09):
             return does_not_fit
         above = max(1, long_from(self.long_prefill_token_threshold, scheduler))
 
-        def is_barred(sequence: SequenceState) -> bool:
-            if does_not_fit(sequence):
-                return True
-            if sequence.num_pending <= above:
-                return False
-            return sum(chunk.num_tokens > above for chunk in batch.chunks) >= most
+        def is_too_long(sequence: SequenceState) -> bool:
+            num_long = sum(chunk.num_tokens > above for chunk in batch.chunks)
+            return num_long >= most and sequence.num_pending > above
 
-        return is_barred
+        return lambda one: does_not_fit(one) or is_too_long(one)

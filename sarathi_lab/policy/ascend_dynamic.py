@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,11 +24,6 @@ from sarathi_lab.policy.vllm import at_most, check_threshold, fits_whole, thresh
 
 COLUMNS = ("chunk_size", "p_len", "d_num", "ctx_len", "cost")
 SMALLEST_CONTEXT = 128  # tokens
-_NO_TABLE = (
-    "policy=ascend_dynamic needs profile_table here, as a measured device has no cost model; "
-    "write one by `python -m sarathi_lab.run task=profile_table`, with hardware= as "
-    "task=calibrate measured it, and name the file"
-)
 
 
 @dataclass(frozen=True)
@@ -63,17 +59,18 @@ class AscendDynamic(Policy):
     def check(self, batch_size: int, max_model_len: int) -> None:
         check_threshold(self.long_prefill_token_threshold, max_model_len)
         if self.profile_table is None:
-            raise UserError(_NO_TABLE)
+            raise UserError(
+                "policy=ascend_dynamic needs profile_table here, as a measured device has no cost "
+                "model; write one by `python -m sarathi_lab.run task=profile_table`, with "
+                "hardware= as task=calibrate measured it, and name the file"
+            )
         _ = self._table  # read it before anything runs
 
     def on_device(
         self, predictor: Callable[[], Predictor | None], batch_size: int, max_model_len: int
     ) -> AscendDynamic:
-        if self.profile_table is not None:
+        if self.profile_table is not None or (iteration_time := predictor()) is None:
             return self
-        iteration_time = predictor()
-        if iteration_time is None:
-            raise UserError(_NO_TABLE)
         table = make_profile_table(iteration_time, batch_size, max_model_len)
         return replace(self, profile_table=table)
 
@@ -130,9 +127,6 @@ class ProfileTable:
         table = pd.DataFrame(self.rows, columns=list(Row._fields))
         return table.assign(p_len=table.chunk_size - table.d_num)[list(COLUMNS)]
 
-    def __repr__(self) -> str:
-        return f"ProfileTable({len(self.rows)} rows)"
-
 
 def make_profile_table(
     iteration_time: Callable[[Batch], float], batch_size: int, max_model_len: int
@@ -145,20 +139,19 @@ def make_profile_table(
     """
     largest = max(2048, 2 * max_model_len)
     sizes = [size << k for k in range(largest.bit_length()) for size in (16, 24)]
-    chunk_sizes = sorted(size for size in sizes if size <= largest)
-    shapes = [
-        (chunk_size, d_num, ctx_len)
-        for ctx_len in _doublings(SMALLEST_CONTEXT, max_model_len)
-        for d_num in _doublings(1, batch_size)
-        for chunk_size in chunk_sizes
-        if chunk_size > d_num
-    ]
-
-    def cost(chunk_size: int, d_num: int, ctx_len: int) -> float:
-        batch = make_batch(prefill_tokens=chunk_size - d_num, num_decodes=d_num, context=ctx_len)
-        return 1e3 * iteration_time(batch)
-
-    return ProfileTable(tuple(Row(*shape, cost(*shape)) for shape in shapes))
+    shapes = product(
+        _doublings(SMALLEST_CONTEXT, max_model_len),
+        _doublings(1, batch_size),
+        sorted(size for size in sizes if size <= largest),
+    )
+    rows = []
+    for context, num_decodes, size in shapes:
+        if (prefill_tokens := size - num_decodes) > 0:
+            batch = make_batch(
+                prefill_tokens=prefill_tokens, num_decodes=num_decodes, context=context
+            )
+            rows.append(Row(size, num_decodes, context, 1e3 * iteration_time(batch)))
+    return ProfileTable(tuple(rows))
 
 
 @lru_cache(maxsize=8)

@@ -5,9 +5,8 @@ Sarathi-Serve (OSDI '24, arXiv 2403.02310) with its dynamic chunks and its ablat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil
-from typing import Any
 
 from sarathi_lab.config.checked import require_order, whole
 from sarathi_lab.config.errors import UserError, require_int
@@ -15,9 +14,7 @@ from sarathi_lab.engine.policy import Policy, Reserve, check_budget
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 
-
-def _max_prefills() -> Any:
-    return whole(1, minimum=1, fix="use null for no limit", optional=True)
+_max_prefills = partial(whole, 1, minimum=1, fix="use null for no limit", optional=True)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,13 @@ from sarathi_lab.config.checked import flag, require_order, whole
 from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.vllm import check_threshold, long_from, partial_prefills, threshold
+from sarathi_lab.policy.vllm import (
+    check_threshold,
+    fits_whole,
+    long_from,
+    partial_prefills,
+    threshold,
+)
 
 
 @dataclass(frozen=True)
@@ -38,12 +44,7 @@ class SplitFuse(Policy):
             self._schedule(batch, scheduler)
 
     def _schedule(self, batch: Batch, scheduler: Scheduler) -> None:
-        budget = self.max_ragged_batch_size
-
-        def fits(sequence: SequenceState) -> bool:
-            missing = scheduler.blocks.blocks_for(sequence.num_known) - len(sequence.block_ids)
-            return missing <= scheduler.blocks.num_free
-
+        budget, fits = self.max_ragged_batch_size, fits_whole(scheduler)
         for sequence in scheduler.idle_decodes[: scheduler.batch_size]:
             scheduler.take(batch, sequence, 1, evict=False)
         for sequence in scheduler.idle_prefills[: scheduler.batch_size - len(batch)]:
@@ -113,8 +114,8 @@ class FastDeploy(Policy):
             return sequence.request.prompt_len > threshold
 
         def may_enter(sequence: SequenceState) -> bool:
-            num_long = sum(is_long(chunk.sequence) for chunk in batch.chunks if not chunk.is_decode)
-            if is_long(sequence) and num_long >= self.max_long_partial_prefills:
+            prompts = [chunk.sequence for chunk in batch.chunks if not chunk.is_decode]
+            if is_long(sequence) and sum(map(is_long, prompts)) >= self.max_long_partial_prefills:
                 return False
             wanted = self._with_decode_blocks(sequence, sequence.num_known, scheduler)
             return scheduler.blocks.can_hold(wanted)

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from sarathi_lab.config.checked import one_of, require_order, whole
 from sarathi_lab.engine.policy import Policy
-from sarathi_lab.engine.request import Batch, Request, SequenceState
+from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.engine.scheduler import Scheduler
 
 ContextChunking = Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS", "FORCE_CHUNK"]
@@ -60,27 +60,13 @@ class TensorRTLLM(Policy):
         scheduler.swap_in(batch, budget)
         prompts = scheduler.idle_prefills[: max(0, batch_size - len(batch))]
         if may_begin and not scheduler.swapped:
-            prompts += self._with_room(scheduler, batch_size - len(batch) - len(prompts))
+            prompts += scheduler.with_room(batch_size - len(batch) - len(prompts))
         sizes = self._sizes([one.num_pending for one in prompts], budget - batch.num_tokens)
         for sequence, num_tokens in zip(prompts, sizes, strict=True):
             if sequence.is_running:
                 scheduler.take(batch, sequence, num_tokens)
             elif num_tokens:
                 scheduler.enter(batch, sequence, num_tokens)
-
-    def _with_room(self, scheduler: Scheduler, most: int) -> list[SequenceState]:
-        """Up to `most` waiting sequences that the cache has room for, in their order."""
-        free = scheduler.blocks.num_free
-        chosen = []
-        most = min(most, scheduler.max_num_seqs - len(scheduler.running))
-        for sequence in scheduler.upcoming(max(0, most)):
-            free -= scheduler.blocks.blocks_for(
-                self.reserved_tokens(sequence.request, sequence.num_known, scheduler.max_model_len)
-            )
-            if free < 0:
-                break
-            chosen.append(sequence)
-        return chosen
 
     def _sizes(self, pending: list[int], left: int) -> list[int]:
         """Share `left` tokens between prompts that lack `pending`."""

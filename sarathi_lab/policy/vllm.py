@@ -90,52 +90,28 @@ class VllmV0Chunked(Policy):
             )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        budget = self.max_num_batched_tokens
-        long = sum(map(self._is_long(scheduler), scheduler.idle_prefills))
-        share = budget // self._num_sharing(scheduler, long)
+        budget, most = self.max_num_batched_tokens, self.max_num_partial_prefills
+        joining = self._joining(scheduler) if most > 1 else []
+        num_sharing = min(most, len(scheduler.idle_prefills) + len(joining))
+        size = at_most(budget // max(1, num_sharing))
         scheduler.add_decodes(batch, budget)
-        scheduler.continue_prefills(batch, budget, size=at_most(share))
+        scheduler.continue_prefills(batch, budget, size=size)
         if not scheduler.has_preempted:
-            self._admit(batch, scheduler, share, long)
-        batch.put_prefills_first()
+            pass_over = None if most == 1 else lambda one: one not in joining
+            scheduler.admit(batch, budget, size=size, pass_over=pass_over)
+        batch.chunks.sort(key=lambda chunk: chunk.is_decode)
 
-    def _admit(self, batch: Batch, scheduler: Scheduler, share: int, num_long: int) -> None:
-        is_long = self._is_long(scheduler)
-
-        def take_slot(sequence: SequenceState) -> bool:
-            nonlocal num_long
-            num_long += is_long(sequence)
-            return True
-
-        def is_barred(sequence: SequenceState) -> bool:
-            return num_long >= self.max_long_partial_prefills and is_long(sequence)
-
-        scheduler.admit(
-            batch,
-            self.max_num_batched_tokens,
-            size=at_most(share),
-            may_enter=take_slot,
-            pass_over=is_barred if self.max_num_partial_prefills > 1 else None,
-        )
-
-    def _num_sharing(self, scheduler: Scheduler, num_long: int) -> int:
-        """Prompts that share the budget: those that run, and those that may join them."""
-        most = self.max_num_partial_prefills
-        if most == 1:
-            return 1
-        num_sharing, is_long = len(scheduler.idle_prefills), self._is_long(scheduler)
-        for sequence in scheduler.upcoming(LOOKAHEAD):
-            if num_sharing >= most:
-                break
-            if is_long(sequence) and num_long >= self.max_long_partial_prefills:
-                continue
-            num_long += is_long(sequence)
-            num_sharing += 1
-        return max(1, min(num_sharing, most))
-
-    def _is_long(self, scheduler: Scheduler) -> Test:
+    def _joining(self, scheduler: Scheduler) -> list[SequenceState]:
+        """Waiting prompts, of long ones as many as may be prefilled beside those that run."""
         above = long_from(self.long_prefill_token_threshold, scheduler)
-        return lambda sequence: sequence.num_pending > above
+        num_long = sum(one.num_pending > above for one in scheduler.idle_prefills)
+        joining = []
+        for sequence in scheduler.upcoming(LOOKAHEAD):
+            is_long = sequence.num_pending > above
+            if not is_long or num_long < self.max_long_partial_prefills:
+                joining.append(sequence)
+                num_long += is_long
+        return joining
 
 
 @dataclass(frozen=True)
@@ -220,9 +196,10 @@ def at_most(num_tokens: int) -> Size:
 
 
 def fits_whole(scheduler: Scheduler) -> Test:
-    """Make a test whether the cache has room for all of a waiting sequence."""
-    watermark = scheduler.policy.watermark
-    return lambda sequence: scheduler.blocks.can_hold(sequence.num_known, watermark)
+    """Make a test whether the cache has room for all known tokens of a sequence."""
+    blocks = scheduler.blocks
+    spared = blocks.watermark_blocks(scheduler.policy.watermark)
+    return lambda one: blocks.num_missing(one, one.num_known) + spared <= blocks.num_free
 
 
 def long_from(num_tokens: int, scheduler: Scheduler) -> int:

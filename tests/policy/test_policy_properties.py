@@ -22,7 +22,6 @@ OUT_OF_ORDER = (
     "transformers",
     "ascend_v0_9",
     "ascend_long",
-    "ascend_phases",
     "vllm_v0_chunked_partial",
     "ranked",
     "niyama",

@@ -180,19 +180,6 @@ def test_ascend_limits_long_prompts(most, threshold, first):
     expect(policy, "6+1 6+1 4+1", f"{first} | ...")
 
 
-def test_ascend_prefills_all_before_any_decode():
-    requests, phases = "4+3 4+3 4+3", {"enable_pd_transfer": True, "max_num_seqs": 1}
-    expect(
-        Ascend(decode_max_num_seqs=2, **phases),
-        requests,
-        "0:0+4 | 1:0+4 | 2:0+4 | 0:4+1 1:4+1 | 0:5+1 1:5+1 | 2:4+1 | 2:5+1",
-    )
-    three = Ascend(decode_max_num_seqs=3, **phases)
-    expect(three, requests, "* | * | * | 0:4+1 1:4+1 2:4+1 | ...")
-    expect(Ascend(max_num_seqs=1), requests, "0:0+4 | 0:4+1 | 0:5+1 | 1:0+4 | ...")
-    expect(Ascend(enable_pd_transfer=True), requests, "0:0+4 1:0+4 2:0+4 | ...")
-
-
 TABLE = ProfileTable(
     tuple(
         Row(chunk, decodes, context, cost)
@@ -254,7 +241,7 @@ def test_a_profile_table_is_read_from_a_file_and_made_from_a_cost_model(tmp_path
 
 def test_a_device_without_cost_model_needs_a_table(tmp_path):
     with pytest.raises(UserError, match="needs profile_table here"):
-        AscendDynamic(100).on_device(lambda: None, 4, 200)
+        scheduler_for(AscendDynamic(100).on_device(lambda: None, 4, 200))
     pd.DataFrame({"chunk_size": [1]}).to_csv(tmp_path / "other.csv")
     for name, words in (("none.csv", "can't be read"), ("other.csv", "with the columns")):
         with pytest.raises(UserError, match=words):
@@ -371,8 +358,6 @@ def test_tgi_without_chunks_pauses_decodes():
 def test_tgi_reserves_whole_requests(chunking):
     policy = TGI(8, chunking=chunking)
     expect(policy, "4+2 4+2", "0:0+4 1:0+4 | ...", max_model_len=8)
-    limited = replace(policy, max_batch_total_tokens=11)
-    expect(limited, "4+2 4+2", "0:0+4 | 0:4+1 | 1:0+4 | 1:4+1", max_model_len=8)
     expect(policy, "4+4 4+4", "0:0+4 | ...", max_model_len=8, num_blocks=7, block_size=2)
 
 
@@ -479,7 +464,6 @@ def test_llama_cpp():
         (SGLang(10, page_size=4), "chunked_prefill_size=10 is not a multiple of page_size=4"),
         (TensorRTLLM(16), "chunk_unit_size=32 exceeds max_num_tokens=16"),
         (TGI(100, chunking=False), "max_batch_prefill_tokens=100 is below max_model_len=200"),
-        (TGI(max_batch_total_tokens=100), "max_batch_total_tokens=100 is below max_model_len=200"),
         (LightLLM(8, chunked_prefill_size=9), "chunked_prefill_size=9 exceeds batch_max_tokens=8"),
         (OpenVINO(100, dynamic_split_fuse=False), "max_num_batched_tokens=100 is below"),
         (LlamaCpp(512, 256), "n_ubatch=512 exceeds n_batch=256"),
@@ -492,11 +476,12 @@ def test_llama_cpp():
         (AscendV09(100), "max_num_batched_tokens=100 is below max_model_len=200"),
         (AscendV09(300, enable_chunked_prefill=True), "=300 .* use a multiple of 256"),
         (AscendV09(enable_chunked_prefill=True), "max_num_batched_tokens=None"),
-        (Ascend(256, enable_chunked_prefill=True, max_num_seqs=2), "max_num_seqs=2 has no effect"),
+        (
+            Ascend(256, True, max_long_partial_prefills=2),
+            "max_long_partial_prefills=2 has no effect",
+        ),
         (Ascend(long_prefill_token_threshold=9), "no effect without max_long_partial_prefills"),
         (Ascend(max_long_partial_prefills=0), "0 would never run a long prompt"),
-        (Ascend(max_num_seqs=5), "max_num_seqs or decode_max_num_seqs=5 exceeds batch=4"),
-        (Ascend(decode_max_num_seqs=3), "=3 has no effect unless enable_pd_transfer"),
         (AscendDynamic(16), "needs profile_table here"),
     ],
 )
