@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,13 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import OUTPUTS
 from sarathi_lab.results import load as files
 from sarathi_lab.results import sweep_analysis
-from sarathi_lab.results.bench_files import is_benchmark_file, read_benchmarks
 from sarathi_lab.results.tracking import fetch_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 METRICS = ("throughput", "ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99", "kv_reread_factor")
+CLIENT_FILES = "sarathi_lab.extensions.replay.bench_files"  # the core imports no extension
 MOST_CURVES = 6  # in one picture
 MOST_ROWS = 30  # of a table in a notebook
 Reader = Callable[[], pd.DataFrame]
@@ -179,7 +180,7 @@ class Results:
 def load(*places: str | Path) -> Results:
     """Load runs below folders (default: `outputs`), of projects on W&B's server
     ("entity/project"), recorded of an experiment, such as "orca", or measured by a benchmark client
-    (`results.bench_files`).
+    (`extensions.replay.bench_files`).
 
     What is recorded has a row a point or a run and no tables of requests. Raises UserError for a
     place without runs.
@@ -197,8 +198,8 @@ def load(*places: str | Path) -> Results:
 def _load(place: str | Path) -> Results:
     path = Path(place)
     rows: list[Row]
-    if is_benchmark_file(path):
-        benchmarks = read_benchmarks(path)
+    if path.is_file() and path.suffix in (".json", ".jsonl"):
+        benchmarks = import_module(CLIENT_FILES).read_benchmarks(path)
         rows = [(one.settings, one.summary) for one in benchmarks]
         return _results(rows, requests=[partial(getattr, one, "requests") for one in benchmarks])
     if files.find_runs(path):

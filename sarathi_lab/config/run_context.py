@@ -17,7 +17,7 @@ from sarathi_lab.config.sweep_record import SweepRecord, as_command
 
 MOST_CHARACTERS = 128  # of a group's name in W&B
 # What does not make a run another one.
-UNNAMED = ("policy", "executor", "tracking", "baselines", "output", "trace", "limit", "hydra")
+UNNAMED = ("policy", "executor", "tracking", "baselines", "output", "limit", "hydra")
 
 
 @dataclass(frozen=True)

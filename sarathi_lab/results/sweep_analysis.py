@@ -21,7 +21,7 @@ from sarathi_lab.results.intervals import FEWEST_PAIRS, ends_of_median
 
 SAMPLES = ("repetition", "seed")  # further samples of the same case
 REFERENCES = ("orca", "request_level")  # the first one present is what runs are compared with
-NOT_WORK = ("baselines", "output", "resume", "limit", "trace", "tracking", "repeat", "plot")
+NOT_WORK = ("baselines", "output", "resume", "limit", "tracking", "repeat", "plot")
 
 
 @cache

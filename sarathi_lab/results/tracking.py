@@ -29,7 +29,6 @@ from sarathi_lab.results.table import MILLISECONDS, factor
 if TYPE_CHECKING:
     import wandb
 
-AGENT_VARIABLES = ("WANDB_SWEEP_ID", "WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH")
 MAX_TAG = 64  # characters
 MAX_HISTORY_ROWS = 2000
 LOCAL_TIMEOUT = 60.0  # seconds for opening a run, which usually takes 0.1
@@ -136,18 +135,17 @@ class WandbTracker(Tracker):
     def _write(self, run: TrackedRun) -> Path:
         """Write the run offline; returns its folder. Raises what W&B does."""
         self._folder.mkdir(parents=True, exist_ok=True)  # else W&B uses a temporary folder
-        agent = agent_settings(is_baseline=bool(run.config.get("is_baseline")))
         with environment(self._variables()):
             import wandb  # takes half a second
 
             opened = wandb.init(
                 name=run.name,
-                group=agent.pop("group", run.group),
+                group=run.group,
                 job_type=run.job_type,
                 notes=run.config.get("command"),
                 tags=list(dict.fromkeys(tag[:MAX_TAG] for tag in run.tags if tag)),
                 config=dict(run.config),
-                project=agent.pop("project", None) or self.project,
+                project=self.project,
                 mode="offline",
                 dir=self.dir,
                 reinit="create_new",
@@ -160,7 +158,6 @@ class WandbTracker(Tracker):
                     disable_git=True,
                     disable_code=True,
                     init_timeout=LOCAL_TIMEOUT,
-                    **agent,
                 ),
             )
             try:
@@ -173,42 +170,27 @@ class WandbTracker(Tracker):
     def _folder(self) -> Path:
         return Path(self.dir) / "wandb"
 
-    def _variables(self) -> dict[str, str | None]:
-        """Return W&B's settings that only its environment has; None removes one."""
+    def _variables(self) -> dict[str, str]:
+        """Return W&B's settings that only its environment has."""
         # Artifacts wait beside their runs for `wandb sync`.
         data = os.environ.get("WANDB_DATA_DIR") or str(self._folder.absolute() / "data")
         return {
             "WANDB_SILENT": "true",
             "WANDB_DATA_DIR": data,
             "WANDB_ERROR_REPORTING": "false",  # would send telemetry from offline runs, too
-            **dict.fromkeys(AGENT_VARIABLES),  # else baselines get the agent's run id, too
         }
 
 
 @contextmanager
-def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """Set environment variables, or remove those that are None, within the block."""
-    before = {name: os.environ.pop(name, None) for name in variables}
-    os.environ |= {name: value for name, value in variables.items() if value is not None}
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables within the block."""
+    before = dict(os.environ)
+    os.environ.update(variables)
     try:
         yield
     finally:
-        for name in variables:
-            os.environ.pop(name, None)
-        os.environ |= {name: value for name, value in before.items() if value is not None}
-
-
-def agent_settings(*, is_baseline: bool) -> dict[str, Any]:
-    """Return the settings of a run of the `wandb agent`, or of a baseline beside it; empty without
-    an agent.
-    """
-    sweep_id, run_id = os.environ.get("WANDB_SWEEP_ID"), os.environ.get("WANDB_RUN_ID")
-    if not sweep_id or not run_id:
-        return {}
-    settings = {"group": sweep_id, "project": os.environ.get("WANDB_PROJECT")}
-    if entity := os.environ.get("WANDB_ENTITY"):
-        settings["entity"] = entity
-    return settings if is_baseline else {**settings, "sweep_id": sweep_id, "run_id": run_id}
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def send(folder: Path, timeout: float) -> None:

@@ -1,6 +1,4 @@
-"""The part of a run that its metrics count, the test for a steady state, and limits that stop a
-saturated run.
-"""
+"""The part of a run that its metrics count, and the test for a steady state."""
 
 from __future__ import annotations
 
@@ -11,23 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from sarathi_lab.config.checked import check_fields, number, whole
 from sarathi_lab.config.errors import RunError, UserError, require_number
-from sarathi_lab.engine.executor import StepResult
-from sarathi_lab.engine.loop import Recorder
-from sarathi_lab.engine.request import SequenceState
 from sarathi_lab.results.metrics import rates
 from sarathi_lab.workload import LoadedRequests
 
 ROUNDING = 1e-9  # 29 % of 100 are 29, not 28.999999999999996
 FIX = "use seconds such as 30, a share of the requests such as 10%, or null"
 NUM_BATCHES = 10  # of requests, whose mean delays are tested for a trend
-SETTING = "stop_when_saturated"
 LEAST_SLOPE = 0.01  # seconds of delay a second: a load of 1 % above capacity
-RECENT = 100  # arrivals that define the rate of a saturated run
-ARRIVE = "add workload.arrivals=poisson and workload.rate"
 
 
 @dataclass(frozen=True)
@@ -56,7 +46,7 @@ class Window:
         if not load.has_times:
             raise UserError(
                 f"{self._describe()}: all requests arrive at once, so there is no steady part; "
-                f"drop them, or {ARRIVE}"
+                "drop them, or add workload.arrivals=poisson and workload.rate"
             )
         start, is_share = self._cut("warmup")
         last = max(request.arrival_time for request in load.requests)
@@ -167,79 +157,3 @@ def delay_trend(requests: pd.DataFrame) -> Trend | None:
     slope = float(theilslopes(means, times).slope)
     test = kendalltau(times, means, alternative="greater")
     return Trend(means[0], means[-1], slope, test.pvalue < 0.01 and slope >= LEAST_SLOPE)
-
-
-class Saturated(RunError):
-    """Error of a run stopped at `time` [s] that is overloaded at `rate` [requests/s]."""
-
-    def __init__(self, message: str, time: float, rate: float | None) -> None:
-        super().__init__(message)
-        self.time, self.rate = time, rate
-
-
-@dataclass(frozen=True)
-class SaturationLimits:
-    """Limits beyond which a run is stopped, None for no limit: the longest `scheduling_delay` [s]
-    of a request in a batch, and the waiting requests, preempted ones included.
-    """
-
-    scheduling_delay: float | None = number(
-        None, above=0, fix="use seconds such as 30, or null to go on"
-    )
-    num_waiting: int | None = whole(
-        None, minimum=1, fix="use a number of requests such as 1000, or null to go on"
-    )
-
-    def __post_init__(self) -> None:
-        check_fields(self, f"{SETTING}.")
-
-    @property
-    def are_set(self) -> bool:
-        return self.scheduling_delay is not None or self.num_waiting is not None
-
-    def check(self, load: LoadedRequests) -> None:
-        """Raise UserError if the requests have no arrival times that could overload."""
-        if not self.are_set or load.has_times:
-            return
-        waits = load.waits_for_answers
-        why = "users wait for their answers" if waits else "all requests arrive at once"
-        raise UserError(f"{SETTING} has no effect: {why}; drop it, or {ARRIVE}")
-
-    def guard(self, recorder: Recorder, load: LoadedRequests) -> Recorder:
-        """Return `recorder`, wrapped to stop the run at a limit if any is set."""
-        if not self.are_set:
-            return recorder
-        return _Guard(recorder, self, np.sort([request.arrival_time for request in load.requests]))
-
-
-@dataclass(frozen=True)
-class _Guard:
-    """Recorder that passes iterations on and raises `Saturated` after the first beyond a limit."""
-
-    recorder: Recorder
-    limits: SaturationLimits
-    arrivals: NDArray[np.float64]
-
-    def record(self, result: StepResult, finished: list[SequenceState]) -> None:
-        self.recorder.record(result, finished)
-        most, longest = self.limits.num_waiting, self.limits.scheduling_delay
-        queues = result.batch.queues
-        if most is not None and queues is not None and queues.num_waiting > most:
-            self._stop(result.end, f"{queues.num_waiting} requests wait", f"num_waiting={most}")
-        if longest is not None:
-            sequences = (chunk.sequence for chunk in result.batch.chunks)
-            delay = max((s.first_scheduled_time or 0.0) - s.request.arrival_time for s in sequences)
-            if delay > longest:
-                limit = f"scheduling_delay={longest:g}"
-                self._stop(result.end, f"a request waited {delay:.2f} s", limit)
-
-    def _stop(self, time: float, what: str, limit: str) -> None:
-        recent = self.arrivals[self.arrivals <= time][-RECENT:]
-        duration = float(np.ptp(recent)) if len(recent) else 0.0
-        rate = (len(recent) - 1) / duration if duration > 0 else None  # none if all came at once
-        at = "" if rate is None else f" at {rate:.3g} requests/s"
-        message = (
-            f"saturated after {time:.1f} s{at}: {what}, more than {SETTING}.{limit}; lower the "
-            "rate or raise the limit"
-        )
-        raise Saturated(message, time, rate)

@@ -27,7 +27,7 @@ from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.decode_cost import decode_iteration
 from sarathi_lab.results.serving_metrics import Targets
-from sarathi_lab.results.window import SaturationLimits, Window
+from sarathi_lab.results.window import Window
 from sarathi_lab.workload import LoadedRequests, Workload
 from sarathi_lab.workload.traces import Trace
 
@@ -53,8 +53,6 @@ class Plan:
     checkpoint: Path | None
     load: LoadedRequests
     window: Window
-    saturation_limits: SaturationLimits
-    writes_trace: bool
     targets: Targets = field(default_factory=Targets)
     advice: Advice | None = None
 
@@ -173,8 +171,6 @@ def _parts(cfg: DictConfig) -> Plan:
         checkpoint=checkpoint,
         load=load,
         window=build(cfg.window),
-        saturation_limits=build(cfg.stop_when_saturated),
-        writes_trace=require_bool("trace", cfg.trace, "use true to write trace.json, else false"),
         targets=Targets(build(cfg.slo), cfg.stall, config["prompt_classes"]),
     )
     engine.cluster.check(policy, backend, spec, shares_prefixes=engine.shares_prefixes)
@@ -185,7 +181,6 @@ def _parts(cfg: DictConfig) -> Plan:
         raise no_groups(policy.name)
     engine.speculation.check(backend)
     plan.window.check(load)
-    plan.saturation_limits.check(load)
     if engine.queue_order == "priority" and len({one.priority for one in load.requests}) < 2:
         raise UserError(
             "queue_order=priority has no effect: all requests have the same priority; drop it, or "

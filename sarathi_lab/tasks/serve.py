@@ -36,8 +36,7 @@ from sarathi_lab.results.report import (
 )
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, DisplayTable, Result, Stopped, show
 from sarathi_lab.results.serving_metrics import Slo, serving_summary, stall_histogram
-from sarathi_lab.results.trace import write_trace
-from sarathi_lab.results.window import Saturated, delay_trend
+from sarathi_lab.results.window import delay_trend
 from sarathi_lab.tasks.base import Task, conclude
 from sarathi_lab.tasks.estimate import num_tokens, predict_roofline, tried_loop
 from sarathi_lab.tasks.plan import Plan, make_plans, slo_reference
@@ -45,7 +44,7 @@ from sarathi_lab.tasks.plan import Plan, make_plans, slo_reference
 Tables = dict[str, pd.DataFrame]
 READ = (  # what decides a run's work, and what is read from it
     *("policy", "workload", "executor", "model", "batch", "max_model_len", "cache", "queue_order"),
-    *("preemption", "window", "stop_when_saturated", "slo", "stall", "prompt_classes"),
+    *("preemption", "window", "slo", "stall", "prompt_classes"),
     "repetition",
     *("cluster", "speculation"),
 )
@@ -176,13 +175,8 @@ def _executed(
     try:
         tables, summary, cautions = _measured(plan, ledger, context.run_dir)
     except RunError as error:
-        reached = {}
-        if isinstance(error, Saturated):  # it could not keep up
-            marks = {"saturation_time": error.time, "saturation_rate": error.rate}
-            reached = {name: value for name, value in marks.items() if value is not None}
-            reached["is_saturated"] = 1.0
         done = {ITERATIONS: ledger.iterations(), REQUESTS: ledger.requests()}
-        raise Stopped(str(error), replace(result, tables=done, summary=reached)) from error
+        raise Stopped(str(error), replace(result, tables=done)) from error
     summary |= predicted
     summaries = {name: load_summary(path) for name, path in finished.items()}
     for name, baseline in summaries.items():
@@ -215,10 +209,9 @@ def _measured(
     backend = plan.backend
     scheduler, executor = plan.build()
     plan = plan.with_cache_of(executor)
-    recorder = plan.saturation_limits.guard(ledger, plan.load)
     with progress_of("serving", num_tokens(plan), "tokens") as advance:
         ledger.on_iteration = advance
-        run_engine(plan.load.arrivals(), scheduler, executor, recorder)
+        run_engine(plan.load.arrivals(), scheduler, executor, ledger)
     peaks = backend.peaks()  # again: a busy machine may have freed up since they were printed
     iterations = metrics.add_costs(ledger.iterations(), plan.spec, backend.dtype_bytes, peaks)
     sizes = (plan.num_devices, plan.engine.cluster.num_instances)
@@ -265,9 +258,6 @@ def _measured(
     if (trend := delay_trend(requests)) is not None:
         summary |= {"is_steady": float(not trend.is_growing), "scheduling_delay_slope": trend.slope}
         cautions += [f"  {trend.caution()}"] if trend.is_growing else []
-    if plan.writes_trace:
-        timeline = (tables[ITERATIONS], ledger.stages(), ledger.bubbles())
-        write_trace(run_dir / "trace.json", *timeline)
     return tables, summary | profile, cautions
 
 

@@ -111,8 +111,8 @@ def test_a_reference_that_is_several_runs_is_refused(tmp_path):
 
 def test_runs_that_stop_are_left_out_with_a_warning(tmp_path):
     limits = {"workload.arrivals": "poisson", "workload.rate": [1, 1e5]}
-    limits |= {"stop_when_saturated.num_waiting": 1, "baselines": [[]]}
-    with pytest.warns(UserWarning, match="waiting"):
+    limits |= {"window.cooldown": 1, "baselines": [[]]}
+    with pytest.warns(UserWarning, match="leave nothing"):
         result = lab.sweep(**SMALL, **limits, chunk=8, output=tmp_path)
     assert list(result.runs["workload.rate"]) == [1]
 

@@ -38,7 +38,6 @@ BASES = (
     ((*SMALL, "workload.arrivals=ramp", "workload.rate=2", "workload.end_rate=4"), "workload"),
     ((*SMALL, "workload.arrivals=users", "workload.users=2"), "workload"),
     ((*SMALL, "workload.arrivals=poisson", "workload.rate=2"), "window"),
-    ((*SMALL, "workload.arrivals=poisson", "workload.rate=2"), "stop_when_saturated"),
     ((*SMALL, "slo=strict"), "slo"),
     ((*SMALL, "host=vllm_0_12"), "host"),
     ((*SMALL, "hardware=a100", "executor.cost_model=profiled"), "hardware"),

@@ -199,20 +199,20 @@ def test_memory_is_that_of_all_devices_and_the_message_names_settings_that_fit()
 
 # -- through the runner ----------------------------------------------------------------------------
 
-TRACED = ["executor=simulated", "tracking=none", "model=gpt3-175b", "hardware=a100"]
-TRACED += ["workload=zipf", "batch=4", "workload.num_requests=100", "trace=true"]
+LARGE = ["executor=simulated", "tracking=none", "model=gpt3-175b", "hardware=a100"]
+LARGE += ["workload=zipf", "batch=4", "workload.num_requests=100"]
 SPREAD = ["executor.tensor_parallel=8", "executor.pipeline_parallel=8"]
 
 
 @pytest.fixture(scope="module")
 def pipeline_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pipeline")
-    assert main([*TRACED, *SPREAD, f"output={folder}", "baselines=[orca]"]) == 0
+    assert main([*LARGE, *SPREAD, f"output={folder}", "baselines=[orca]"]) == 0
     (run,) = (path.parent for path in folder.rglob("run.json") if "baselines" not in path.parts)
     return run
 
 
-def test_a_run_on_a_pipeline_leaves_its_bubbles_and_trace(pipeline_run):
+def test_a_run_on_a_pipeline_leaves_its_bubbles(pipeline_run):
     summary = json.loads((pipeline_run / "summary.json").read_text())
     bubbles = pd.read_parquet(pipeline_run / "bubbles.parquet")
     iterations = pd.read_parquet(pipeline_run / "iterations.parquet")
@@ -224,9 +224,6 @@ def test_a_run_on_a_pipeline_leaves_its_bubbles_and_trace(pipeline_run):
         summary["bubble_time_p50"]
         == pd.read_parquet(pipeline_run / "requests.parquet").bubble_time.median()
     )
-    events = json.loads((pipeline_run / "trace.json").read_text())
-    assert {event["tid"] for event in events} == set(range(8))
-    assert sum(event.get("cat") == "bubble" for event in events) == len(bubbles)
 
 
 def test_stages_are_compared_with_their_share_of_the_peaks(pipeline_run):

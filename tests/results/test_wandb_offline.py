@@ -1,24 +1,18 @@
-"""A tracked sweep: contents of its W&B runs, the sweep file, and runs of folders and of W&B's
-server read back.
-"""
+"""A tracked sweep: contents of its W&B runs, and runs of folders and of W&B's server read back."""
 
 from __future__ import annotations
 
 import platform
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from omegaconf import OmegaConf
 from wandb_records import records_of, summary_of
 
 import sarathi_lab as lab
 from sarathi_lab.api.results import Results
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.paths import CONF, EXPERIMENTS
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.config.sweeper import compose
 from sarathi_lab.results.result import Result, track
 from sarathi_lab.results.tracking import fetch_runs
 from sarathi_lab.run import main
@@ -120,56 +114,6 @@ def test_a_measured_run_is_of_its_machine_and_has_no_simulated_hardware(tmp_path
     assert found["settings"] == {"executor": executor}
     assert found["where"] == f"a CPU ({platform.node()})"
     assert (found["hostname"], found["command"]) == (platform.node(), "typed")
-
-
-def agent_command(parameters: dict[str, object]) -> list[str]:
-    """The arguments that `wandb agent` makes of the sweep file and its choice of parameters."""
-    from wandb.sdk.launch.sweeps.utils import (  # here, as it takes a second
-        create_sweep_command,
-        create_sweep_command_args,
-    )
-
-    sweep = OmegaConf.to_container(OmegaConf.load(EXPERIMENTS / "wandb_sweep.yaml"))
-    arguments = create_sweep_command_args(
-        {"args": {name: {"value": value} for name, value in parameters.items()}}
-    )
-    arguments |= {"interpreter": [sys.executable], "program": [sweep["program"]]}
-    arguments["env"] = ["/usr/bin/env"]
-    command: list[str] = []
-    for part in create_sweep_command(sweep["command"]):
-        command += arguments[part[2:-1]] if part.startswith("${") else [part]
-    return command[command.index("sarathi_lab.run") + 1 :]
-
-
-def test_choices_of_the_sweep_file_are_valid_command_lines():
-    sweep = OmegaConf.load(EXPERIMENTS / "wandb_sweep.yaml")
-    for end in (0, -1):
-        chosen = {str(name): one["values"][end] for name, one in sweep.parameters.items()}
-        (job,) = compose(agent_command({**chosen, "policy": "sarathi"})).jobs
-        job.check()
-        assert job.cfg.tracking.mode == "online"
-    options = {path.stem for path in CONF.glob("policy/*.yaml")}
-    assert {*sweep.parameters.policy["values"]} <= options
-
-
-def test_the_agents_command_makes_the_agents_run_and_leaves_its_baselines_their_own(
-    tmp_path, monkeypatch
-):
-    environment = {"SWEEP_ID": "asweep", "RUN_ID": "arun", "PROJECT": "theirs", "ENTITY": "me"}
-    for name, value in environment.items():
-        monkeypatch.setenv(f"WANDB_{name}", value)
-    small = ["workload.num_requests=3", "batch=2", "baselines=[orca]", "tracking.mode=offline"]
-    args = agent_command({"policy": "sarathi", "chunk": 128, "pd_ratio": 10})
-    assert main([*args, *small, f"output={tmp_path}"]) == 0
-    found = (records_of(path)["run"][0] for path in tmp_path.rglob("*.wandb"))
-    opened = {run["display_name"]: run for run in found}
-    (own,) = [run for name, run in opened.items() if name.startswith("sarathi chunk=128")]
-    names = ("run_id", "sweep_id", "project", "entity")
-    assert [own[name] for name in names] == ["arun", "asweep", "theirs", "me"]
-    baseline = opened["baseline orca"]
-    assert baseline["run_id"] != "arun"
-    assert "sweep_id" not in baseline
-    assert (baseline["run_group"], baseline["project"]) == ("asweep", "theirs")
 
 
 # -- runs read back --------------------------------------------------------------------------------

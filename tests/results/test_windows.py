@@ -1,6 +1,4 @@
-"""The part of a run that counts, the test for a steady state, and runs that end because they can't
-keep up.
-"""
+"""The part of a run that counts, and the test for a steady state."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import ScriptedExecutor, requests_of, scheduler_for
+from helpers import requests_of, scheduler_for
 
 from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.engine.ledger import Ledger
@@ -19,8 +17,6 @@ from sarathi_lab.policy import Orca
 from sarathi_lab.results.window import (
     NUM_BATCHES,
     Part,
-    Saturated,
-    SaturationLimits,
     Window,
     delay_trend,
 )
@@ -47,12 +43,11 @@ def poisson(rate: float, num_requests: int = 400, seed: int = 0) -> LoadedReques
     return PaperGrid(**settings, arrivals="poisson", rate=rate).generate(None)
 
 
-def served(load: LoadedRequests, limits: SaturationLimits | None = None) -> Ledger:
+def served(load: LoadedRequests) -> Ledger:
     """One request after the other on a device that takes a second for each."""
     ledger = Ledger()
-    recorder = (limits or SaturationLimits()).guard(ledger, load)
     scheduler = scheduler_for(Orca(), batch_size=1, num_blocks=2000, max_model_len=4)
-    run_engine(load.arrivals(), scheduler, SimulatedExecutor(lambda batch: 1.0), recorder)
+    run_engine(load.arrivals(), scheduler, SimulatedExecutor(lambda batch: 1.0), ledger)
     return ledger
 
 
@@ -167,37 +162,6 @@ def test_loads_beside_the_capacity():
     assert np.mean([trend.slope for trend in overloaded]) == pytest.approx(0.3, abs=0.1)
 
 
-@pytest.mark.parametrize(
-    "limits", [SaturationLimits(scheduling_delay=30.0), SaturationLimits(num_waiting=20)]
-)
-def test_an_overload_ends_the_run_at_its_limit_and_keeps_what_was_served(limits):
-    load, ledger = poisson(2.0), Ledger()
-    scheduler = scheduler_for(Orca(), batch_size=1, num_blocks=2000, max_model_len=4)
-    with pytest.raises(Saturated, match=r"saturated after .* s at .* requests/s") as caught:
-        run_engine(load.arrivals(), scheduler, ScriptedExecutor(), limits.guard(ledger, load))
-    iterations, requests = ledger.iterations(), ledger.requests()
-    assert caught.value.time == iterations.end.iloc[-1]
-    assert caught.value.rate == pytest.approx(2.0, rel=0.25)
-    assert 0 < len(requests) < 100
-    if limits.num_waiting is not None:
-        assert iterations.num_waiting.iloc[-1] > 20 >= iterations.num_waiting.iloc[:-1].max()
-    else:
-        assert (requests.first_scheduled_time - requests.arrival_time)[:-1].max() <= 30
-    assert len(served(poisson(0.5), limits).requests()) == 400  # served to its end
-
-
-def test_limits_that_are_none():
-    for name, value in (("scheduling_delay", 0), ("num_waiting", 1.5)):
-        with pytest.raises(UserError, match=f"stop_when_saturated.{name}={value}"):
-            SaturationLimits(**{name: value})
-    closed = LoadedRequests("x", requests_of((4, 1), (4, 1)))
-    users = LoadedRequests("x", requests_of((4, 1), (4, 1)), num_users=2)
-    SaturationLimits().check(closed)
-    for load, why in ((closed, "all requests arrive at once"), (users, "users wait")):
-        with pytest.raises(UserError, match=f"no effect: {why}"):
-            SaturationLimits(num_waiting=5).check(load)
-
-
 SIMULATED = ["executor=simulated", "tracking=none", "workload.num_requests=100", "seq_len=256"]
 
 
@@ -217,18 +181,3 @@ def test_an_overloaded_run_says_so_and_a_window_changes_what_it_counts(tmp_path,
     assert part["num_iterations"] < whole["num_iterations"]
     assert part["ttft_p50"] != whole["ttft_p50"]
     assert part["throughput"] != whole["throughput"]
-
-
-def test_a_saturated_run_is_marked_and_its_finished_part_kept(tmp_path, capsys):
-    ramp = ["workload.arrivals=ramp", "workload.rate=2", "workload.end_rate=40"]
-    args = [*SIMULATED, *ramp, "stop_when_saturated.num_waiting=10", "baselines=[]"]
-    folder = tmp_path / "run"
-    assert main([*args, f"output={tmp_path}", f"hydra.run.dir={folder}"]) == 2
-    assert "error: saturated after" in capsys.readouterr().err
-    failed = json.loads((folder / "failed.json").read_text())
-    assert failed["is_saturated"] == 1
-    assert 2 < failed["saturation_rate"] < 40
-    iterations = pd.read_parquet(folder / "iterations.parquet")
-    assert failed["saturation_time"] == iterations.end.max()
-    assert 0 < len(pd.read_parquet(folder / "requests.parquet")) < 100
-    assert not (folder / "run.json").exists()

@@ -17,7 +17,7 @@ SMALL = ("batch=4", "pd_ratio=7", "seq_len=512", "workload.num_requests=12", "ch
 
 def test_a_run_leaves_what_each_engine_did_and_what_moved(tmp_path):
     cluster = ("cluster=disaggregated", "cluster.prefill=2", "cluster.prefill_chunk=512")
-    places = (f"output={tmp_path}", f"hydra.run.dir={tmp_path}/run", "trace=true")
+    places = (f"output={tmp_path}", f"hydra.run.dir={tmp_path}/run")
     assert main([*COMMON, *SMALL, *cluster, *places, "slo=mlperf-llama3-8b"]) == 0
     folder = tmp_path / "run"
     iterations, requests, moves = (
@@ -35,8 +35,6 @@ def test_a_run_leaves_what_each_engine_did_and_what_moved(tmp_path):
         assert summary[f"{rate}_per_device"] == pytest.approx(summary[rate] / 3)
     busy = iterations.busy.sum() / (3 * iterations.end.max())
     assert summary["instance_idle_fraction"] == pytest.approx(1 - busy)
-    events = json.loads((folder / "trace.json").read_text())
-    assert {event["pid"] for event in events} == {0, 1, 2}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import json_object, readable
-from sarathi_lab.results.bench_files import is_benchmark_file, read_benchmarks
+from sarathi_lab.extensions.replay.bench_files import is_benchmark_file, read_benchmarks
 from sarathi_lab.results.metrics import throughput
 from sarathi_lab.results.serving_metrics import QUANTILES, Floats, quantiles, waits
 

@@ -4,7 +4,7 @@
 | --- | --- |
 | `vllm bench serve --save-result --save-detailed` | a JSON object, or one a line |
 | `guidellm benchmark run` | `benchmarks.json`, a benchmark a rate |
-| `aiperf profile` | `profile_export.jsonl`, a request a line |
+| `aiperf profile` | `profile_export.jsonl`, a request a line, times in milliseconds |
 
 Every time counts from when the client sent the request, as the clients count it themselves, so
 that waiting in the client is in none of them. GuideLLM records no times between tokens.
@@ -13,7 +13,7 @@ that waiting in the client is in none of them. GuideLLM records no times between
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,7 @@ from sarathi_lab.results.serving_metrics import latency
 
 CLIENTS = "vllm bench serve (with --save-detailed), GuideLLM or AIPerf (profile_export.jsonl)"
 FIX = f"name a file of {CLIENTS}"
-SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-NUMBERS = ["prompt_len", "output_len", "sent", "ttft", "latency"]
-LEAST = [1, 1, 0, 0, 0]
-NO_GAPS = {"value": [], "unit": "ms"}
+LEAST = {"prompt_len": 1, "output_len": 1, "sent": 0, "ttft": 0, "latency": 0}
 VLLM_LISTS = {
     "input_lens": "prompt_len",
     "output_lens": "output_len",
@@ -75,8 +72,16 @@ def is_benchmark_file(path: Path) -> bool:
 def read_benchmarks(path: Path) -> list[Benchmark]:
     """Read all benchmarks in a client's file. Raises UserError for what is none."""
     objects = _objects(path)
+    first = objects[0] if objects else {"benchmarks": []}
     try:
-        benchmarks = list(_benchmarks(objects, path))
+        if "metadata" in first and "metrics" in first:
+            benchmarks = [_from_aiperf(objects, path)]
+        elif "benchmarks" in first:
+            benchmarks = [_from_guidellm(one, path) for one in first["benchmarks"]]
+        elif "backend" in first and "completed" in first:
+            benchmarks = [_from_vllm(one, path) for one in objects]
+        else:
+            raise UserError(f"{path} was written by none of the known clients; {FIX}")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
         raise UserError(f"{path} {reason}; {FIX}") from None
@@ -93,20 +98,6 @@ def _objects(path: Path) -> list[dict[str, Any]]:
     except (ValueError, RecursionError):
         lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
         return [json_object(line, f"{path} line {i}", FIX) for i, line in lines]
-
-
-def _benchmarks(objects: Sequence[Mapping[str, Any]], path: Path) -> Iterator[Benchmark]:
-    first = objects[0] if objects else {}
-    if "metadata" in first and "metrics" in first:
-        yield _from_aiperf(objects, path)
-    elif "benchmarks" in first:
-        for benchmark in first["benchmarks"]:
-            yield _from_guidellm(benchmark, path)
-    elif "backend" in first and "completed" in first:
-        for one in objects:
-            yield _from_vllm(one, path)
-    elif first:
-        raise UserError(f"{path} was written by none of the known clients; {FIX}")
 
 
 def _from_vllm(content: Mapping[str, Any], path: Path) -> Benchmark:
@@ -134,31 +125,26 @@ def _from_guidellm(content: Mapping[str, Any], path: Path) -> Benchmark:
     table["gaps"] = [[]] * len(table)
     strategy = (content.get("config") or {}).get("strategy") or {}
     settings = {"policy": "guidellm", "workload.rate": strategy.get("rate")}
-    failed = len(requests.get("errored") or []) + len(requests.get("incomplete") or [])
-    return _benchmark(settings, table, failed, path)
+    num_failed = len(requests.get("errored") or []) + len(requests.get("incomplete") or [])
+    return _benchmark(settings, table, num_failed, path)
 
 
 def _from_aiperf(records: Sequence[Mapping[str, Any]], path: Path) -> Benchmark:
     profiled = [one for one in records if one["metadata"].get("benchmark_phase") == "profiling"]
     rows = []
     for one in (one for one in profiled if not one.get("error")):
-        metrics = one["metrics"]
+        values = {name: metric["value"] for name, metric in one["metrics"].items()}
         rows.append(
             {
-                "prompt_len": metrics["input_sequence_length"]["value"],
-                "output_len": metrics["output_sequence_length"]["value"],
+                "prompt_len": values["input_sequence_length"],
+                "output_len": values["output_sequence_length"],
                 "sent": one["metadata"]["request_start_ns"] * 1e-9,
-                "ttft": float(_seconds(metrics["time_to_first_token"])),
-                "gaps": _seconds(metrics.get("inter_chunk_latency", NO_GAPS)).tolist(),
-                "latency": float(_seconds(metrics["request_latency"])),
+                "ttft": 1e-3 * values["time_to_first_token"],
+                "gaps": [1e-3 * gap for gap in values.get("inter_chunk_latency", [])],
+                "latency": 1e-3 * values["request_latency"],
             }
         )
     return _benchmark({"policy": "aiperf"}, pd.DataFrame(rows), len(profiled) - len(rows), path)
-
-
-def _seconds(metric: Mapping[str, Any]) -> np.ndarray:
-    """Convert a metric of AIPerf, a number or a list of them, to seconds."""
-    return np.asarray(metric["value"], dtype=float) * SECONDS[metric["unit"]]
 
 
 def _benchmark(
@@ -168,27 +154,25 @@ def _benchmark(
     if table.empty:
         raise UserError(f"{path}: all {num_failed} requests failed; see the server's log")
     table = table.sort_values("sent", ignore_index=True)
-    numbers = table[NUMBERS].apply(pd.to_numeric, errors="coerce")
-    is_valid = np.isfinite(numbers).all(axis=1) & (numbers >= LEAST).all(axis=1)
+    numbers = table[list(LEAST)].apply(pd.to_numeric, errors="coerce")
+    is_valid = ((numbers >= pd.Series(LEAST)) & (numbers < np.inf)).all(axis=1)
     if not is_valid.all():
-        shown = ", ".join(
-            f"{name}={value}" for name, value in table[NUMBERS].iloc[is_valid.argmin()].items()
-        )
-        raise UserError(f"{path} has a request with {shown}; {FIX}")
+        request = table[list(LEAST)].iloc[is_valid.argmin()]
+        values = ", ".join(f"{name}={value}" for name, value in request.items())
+        raise UserError(f"{path} has a request with {values}; {FIX}")
     sent = numbers.sent - numbers.sent.min()
     first = sent + numbers.ttft
-    columns = {
-        "request_id": table.index,
-        "arrival_time": sent,
-        "first_token_time": first,
-        "finish_time": np.maximum(sent + numbers.latency, first),
-        "prompt_len": numbers.prompt_len.astype(int),
-        "output_len": numbers.output_len.astype(int),
-        "token_times": [
-            [start, *(start + np.cumsum(gaps))] if gaps else []
-            for start, gaps in zip(first, table.gaps, strict=True)
-        ],
-    }
-    requests = pd.DataFrame(columns).reindex(columns=list(REQUEST_COLUMNS))
+    token_times: list[Any] = [
+        [start, *(start + np.cumsum(gaps))] if gaps else []
+        for start, gaps in zip(first, table.gaps, strict=True)
+    ]
+    requests = table[["prompt_len", "output_len"]].assign(
+        request_id=table.index,
+        arrival_time=sent,
+        first_token_time=first,
+        finish_time=np.maximum(sent + numbers.latency, first),
+        token_times=token_times,
+    )
     labels = {"executor": "server", "is_baseline": False, "path": str(path)}
+    requests = requests.reindex(columns=list(REQUEST_COLUMNS))
     return Benchmark({**settings, **labels}, requests, num_failed)

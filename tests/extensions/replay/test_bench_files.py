@@ -10,7 +10,7 @@ from composed import checked, run
 
 import sarathi_lab as lab
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.results.bench_files import read_benchmarks
+from sarathi_lab.extensions.replay.bench_files import read_benchmarks
 
 # The same two requests as each client records them: sent 0.5 s apart, tokens at 0.2, 0.3, 0.5 s
 # and at 0.1, 0.15 s after; one more failed.
