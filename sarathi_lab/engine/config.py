@@ -23,15 +23,18 @@ MakeScheduler = Callable[[Policy], Scheduler]
 class Topology:
     """One engine, and the base of several. Sizes of batch and cache are those of an instance."""
 
-    num_instances = 1
     is_single = True  # one scheduler and one executor, without a router
+
+    @property
+    def num_instances(self) -> int:
+        return 1
 
     def describe(self) -> str:
         """Describe several engines, such as "2 prefill and 2 decode instances"."""
         return ""
 
     def check(
-        self, policy: Any, backend: Backend, spec: ModelSpec, *, shares_prefixes: bool
+        self, policy: Policy, backend: Backend, spec: ModelSpec, *, shares_prefixes: bool
     ) -> None:
         """Raise UserError for parts of a run that do not fit, and settings that nothing reads."""
 

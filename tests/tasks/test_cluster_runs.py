@@ -42,7 +42,6 @@ def test_a_run_leaves_what_each_engine_did_and_what_moved(tmp_path):
     [
         ("sarathi", ["cluster=replicas", "executor.pipeline_parallel=2"], "are no pipelines"),
         ("sarathi", ["cluster=replicas", "cluster.router=prefix_aware"], "add cache.prefix=true"),
-        ("sarathi", ["cluster=replicas", "cluster.cache_threshold=0.5"], "has no effect on"),
         ("sarathi", ["cluster=disaggregated", "host=vllm_0_19"], "schedules ahead"),
         ("orca", ["cluster=disaggregated", "cluster.prefill_chunk=64"], "never cuts prompts"),
         ("sarathi", ["cluster=taichi"], "cluster.ttft=None is not a number"),

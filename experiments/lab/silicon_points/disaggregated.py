@@ -23,7 +23,9 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.extensions.cluster import Disaggregated, Handover, Instances, least_loaded
+from sarathi_lab.extensions.cluster import Disaggregated
+from sarathi_lab.extensions.cluster.cluster import Handover, Instances
+from sarathi_lab.extensions.cluster.routers import least_loaded
 
 WEIGHTS = {"fp8": "fp8", "fp8_block": "fp8"}
 

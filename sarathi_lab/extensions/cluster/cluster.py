@@ -1,13 +1,12 @@
-"""Several instances of an engine on one clock, a router, and links that move the KV cache of a
-sequence between instances. To the loop, `Instances` is an executor and `Cluster` a scheduler.
+"""Several instances of an engine on one clock, and links that move the KV cache of a sequence
+between instances. To the loop, `Instances` is an executor and `Cluster` a scheduler.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from pathlib import Path
@@ -16,74 +15,18 @@ from typing import NamedTuple
 from sarathi_lab.engine.executor import Executor, StepResult
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-
-Router = Callable[[Sequence[Scheduler], Request], int]  # chooses an instance of the schedulers
-WAITING_WEIGHT = 4  # of a waiting request beside a running one, as in vLLM's front end
-
-
-def load_of(scheduler: Scheduler) -> int:
-    """Count the requests of an instance, those without a place in its cache four times."""
-    num_waiting = len(scheduler.waiting) + len(scheduler.swapped)
-    return WAITING_WEIGHT * num_waiting + len(scheduler.running)
-
-
-def least_loaded(schedulers: Sequence[Scheduler], request: Request) -> int:
-    """The index of the first with the least load (vLLM's data-parallel front end)."""
-    loads = [load_of(one) for one in schedulers]
-    return loads.index(min(loads))
-
-
-class Schedulers(ABC):
-    """Several schedulers with the interface of one `Scheduler`."""
-
-    def __init__(self, schedulers: Sequence[Scheduler]) -> None:
-        self.schedulers = schedulers
-        self.policy = schedulers[0].policy
-
-    @property
-    def next_time(self) -> float:
-        """Seconds of the next event besides arrivals and batches; infinity without one."""
-        return math.inf
-
-    @property
-    def has_work(self) -> bool:
-        return any(scheduler.has_work for scheduler in self.schedulers)
-
-    @property
-    def waiting(self) -> list[SequenceState]:
-        return [sequence for scheduler in self.schedulers for sequence in scheduler.waiting]
-
-    def check_fits(self, request: Request) -> None:
-        """Raise UserError if model or cache of one are too small for `request`, even alone."""
-        for scheduler in {type(one.policy): one for one in self.schedulers}.values():
-            scheduler.check_fits(request)
-
-    @abstractmethod
-    def add(self, request: Request) -> SequenceState: ...
-
-    @abstractmethod
-    def schedule(self, now: float) -> Batch | None: ...
-
-    @abstractmethod
-    def advance(self, batch: Batch) -> None: ...
-
-    @abstractmethod
-    def update(self, result: StepResult) -> list[SequenceState]: ...
+from sarathi_lab.extensions.cluster.routers import Router, load_of
 
 
 @dataclass(frozen=True)
 class Link:
     """The link of an instance: a transfer takes `latency` seconds, then `bytes_per_token` bytes a
-    cached token at `bytes_per_second`.
-
-    With `is_serial` a transfer waits for earlier ones at both ends; else transfers do not slow each
-    other.
+    cached token at `bytes_per_second`. It waits for earlier ones at both ends.
     """
 
     bytes_per_second: float
     latency: float
     bytes_per_token: float
-    is_serial: bool = True
 
     def seconds(self, num_tokens: int) -> float:
         return self.latency + num_tokens * self.bytes_per_token / self.bytes_per_second
@@ -140,7 +83,7 @@ class Instances:
         self.num_in_flight -= 1
         first = min(self._busy(), key=lambda executor: executor.next_end)
         result = first.collect()
-        self.now = max(self.now, first.now)
+        self.wait_until(first.now)
         return result
 
     @property
@@ -153,13 +96,10 @@ class Instances:
     def send(self, source: int, target: int, sequence: SequenceState) -> Transfer:
         """Start to move the computed tokens of `sequence`, now or when its links are free."""
         assert self.link is not None, "a cluster that moves caches has a link"
-        num_tokens, start = sequence.num_computed, self.now
-        if self.link.is_serial:
-            start = max(start, self._free_at[source], self._free_at[target])
-        end = start + self.link.seconds(num_tokens)
-        self._free_at[source] = self._free_at[target] = end
+        num_tokens, number = sequence.num_computed, sequence.request.request_id
+        start = max(self.now, self._free_at[source], self._free_at[target])
+        end = self._free_at[source] = self._free_at[target] = start + self.link.seconds(num_tokens)
         num_bytes = num_tokens * self.link.bytes_per_token
-        number = sequence.request.request_id
         return Transfer(end, start, self.now, number, source, target, num_tokens, num_bytes)
 
     def write_profile(self, directory: Path) -> Mapping[str, float]:
@@ -170,12 +110,42 @@ class Instances:
         return [executor for executor in self.executors if executor.num_in_flight]
 
 
+class Schedulers:
+    """Several schedulers with the interface of one `Scheduler`, but for `add`, `schedule`,
+    `advance` and `update`, in which subclasses differ.
+    """
+
+    def __init__(self, schedulers: Sequence[Scheduler]) -> None:
+        self.schedulers = schedulers
+        self.policy = schedulers[0].policy
+
+    @property
+    def next_time(self) -> float:
+        """Seconds of the next event besides arrivals and batches; infinity without one."""
+        return math.inf
+
+    @property
+    def has_work(self) -> bool:
+        return any(scheduler.has_work for scheduler in self.schedulers)
+
+    @property
+    def waiting(self) -> list[SequenceState]:
+        return [sequence for scheduler in self.schedulers for sequence in scheduler.waiting]
+
+    def check_fits(self, request: Request) -> None:
+        """Raise UserError if model or cache of one are too small for `request`, even alone."""
+        for scheduler in {type(one.policy): one for one in self.schedulers}.values():
+            scheduler.check_fits(request)
+
+
 class Cluster(Schedulers):
-    """The schedulers of several instances as one.
+    """The schedulers of several instances as one, between which subclasses move sequences.
 
     A request goes to the instance that `router` chooses of the first `num_entries` (all, unless
-    sequences move on, as in `Handover`). While no instance has room for a batch, new requests wait
-    for the next batch to end.
+    sequences move on). While no instance has room for a batch, new requests wait for the next batch
+    to end. A sequence moves with its whole cache over the link, and its blocks are free when that
+    has arrived. There it is admitted like a swapped sequence, before waiting ones, and preempted as
+    the scheduler does.
     """
 
     def __init__(
@@ -187,11 +157,22 @@ class Cluster(Schedulers):
     ) -> None:
         super().__init__(schedulers)
         self.instances = instances
+        self.num_entries = len(schedulers) if num_entries is None else num_entries
         self.transfers: list[Transfer] = []
         self._router = router
-        self._entries = schedulers[:num_entries]
         # When each had no batch; it is asked again at another time, or after a change.
         self._refused = [math.nan] * len(schedulers)
+        self._leaving: deque[tuple[int, SequenceState]] = deque()  # with their instances
+        # A heap of transfers, each with its sequence before and after.
+        self._moving: list[tuple[Transfer, SequenceState, SequenceState]] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._leaving or self._moving) or super().has_work
+
+    @property
+    def next_time(self) -> float:
+        return self._moving[0][0].end if self._moving else math.inf
 
     def add(self, request: Request) -> SequenceState:
         place = self.route(request)
@@ -199,10 +180,16 @@ class Cluster(Schedulers):
         return self.schedulers[place].add(request)
 
     def route(self, request: Request) -> int:
-        return self._router(self._entries, request)
+        """Choose an instance for `request`."""
+        return self._router(self.schedulers[: self.num_entries], request)
 
     def schedule(self, now: float) -> Batch | None:
         """Make a batch for an instance that has room at time `now` (seconds), or None."""
+        while self._moving and self._moving[0][0].end <= now:
+            self._arrive(*heappop(self._moving))
+        others = range(self.num_entries, len(self.schedulers))
+        while self._leaving and self.send(*self._leaving[0], others):
+            self._leaving.popleft()
         for place, scheduler in enumerate(self.schedulers):
             if self._refused[place] != now and self.instances.has_room(place):
                 if (batch := scheduler.schedule(now)) is not None:
@@ -216,115 +203,64 @@ class Cluster(Schedulers):
         self._refused[batch.instance] = math.nan
 
     def update(self, result: StepResult) -> list[SequenceState]:
-        place = result.batch.instance
+        batch, place = result.batch, result.batch.instance
         self._refused[place] = math.nan
-        return self.schedulers[place].update(result)
-
-
-class Handover(Cluster):
-    """A cluster whose first `num_entries` instances compute prompts and emit first tokens; then a
-    sequence moves to one of the others, which decode (DistServe, arXiv 2401.09670; Splitwise,
-    arXiv 2311.18677).
-
-    The least loaded instance with room in its cache takes it; until there is one, the sequence
-    keeps its blocks, so that prompts wait, too. Its cache moves over the link as a whole, and its
-    blocks are free when it has arrived. There it is admitted like a swapped sequence, before
-    waiting ones, and preempted as the scheduler does.
-    """
-
-    def __init__(
-        self,
-        schedulers: Sequence[Scheduler],
-        instances: Instances,
-        router: Router,
-        num_entries: int,
-    ) -> None:
-        super().__init__(schedulers, instances, router, num_entries)
-        self._num_entries = num_entries
-        self._leaving: deque[tuple[int, SequenceState]] = deque()  # with their instances
-        # A heap of transfers, each with its sequence before and after.
-        self._moving: list[tuple[Transfer, SequenceState, SequenceState]] = []
-        self._coming = [0] * len(schedulers)  # tokens in transfer to each
-        self._num_coming = [0] * len(schedulers)
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self._leaving or self._moving) or super().has_work
-
-    @property
-    def next_time(self) -> float:
-        return self._moving[0][0].end if self._moving else math.inf
-
-    def schedule(self, now: float) -> Batch | None:
-        while self._moving and self._moving[0][0].end <= now:
-            self._arrive(*heappop(self._moving))
-        self._send_off()
-        return super().schedule(now)
-
-    def update(self, result: StepResult) -> list[SequenceState]:
-        finished, batch = super().update(result), result.batch
-        self.move_on(batch.instance, result)
-        assert batch.queues is not None, "it is booked"
-        num_running = len(self.schedulers[batch.instance].running)
+        finished = self.schedulers[place].update(result)
+        self.move_on(place, result)
+        assert batch.queues is not None, "the scheduler has updated it"
+        num_running = len(self.schedulers[place].running)
         batch.queues = batch.queues._replace(num_running=num_running)
         return finished
 
     def move_on(self, place: int, result: StepResult) -> None:
         """Let sequences leave the instance after this batch."""
-        if place < self._num_entries:
-            for sequence, *_, emits_token in result.batch.chunks:
-                if emits_token and not sequence.is_finished:
-                    self.schedulers[place].running.leave(sequence)
-                    self._leaving.append((place, sequence))
 
-    def target(self, sequence: SequenceState, places: Sequence[int]) -> int | None:
-        """The least loaded of `places` with room for `sequence` and those in transfer."""
-        fitting = [place for place in places if self._fits(sequence, place)]
-        return min(fitting, key=self._load, default=None)
-
-    def _load(self, place: int) -> int:
-        return load_of(self.schedulers[place]) + self._num_coming[place]
-
-    def _fits(self, sequence: SequenceState, place: int) -> bool:
-        scheduler = self.schedulers[place]
-        num_tokens = sequence.num_known + self._coming[place]
-        num_others = len(scheduler.running) + len(scheduler.swapped) + self._num_coming[place]
-        watermark = scheduler.policy.watermark
-        fits = scheduler.blocks.can_hold(num_tokens, watermark)
-        return num_others < scheduler.max_num_seqs and fits
-
-    def _send_off(self) -> None:
-        """Start the transfers of waiting sequences that can start, in order."""
-        places = range(self._num_entries, len(self.schedulers))
-        while self._leaving:
-            source, sequence = self._leaving[0]
-            if (target := self.target(sequence, places)) is None:
-                return
-            self._leaving.popleft()
-            self._send(source, target, sequence)
-
-    def _send(self, source: int, target: int, sequence: SequenceState) -> None:
-        transfer = self.instances.send(source, target, sequence)
+    def send(self, source: int, sequence: SequenceState, places: Iterable[int]) -> bool:
+        """Start to move `sequence` to the least loaded of `places` with room for it and those that
+        are on their way; False if there is none.
+        """
+        coming = {place: self._coming_to(place) for place in places}
+        fitting = [place for place in coming if self._fits([sequence, *coming[place]], place)]
+        if not fitting:
+            return False
+        loads = {place: load_of(self.schedulers[place]) + len(coming[place]) for place in fitting}
+        transfer = self.instances.send(source, min(fitting, key=loads.__getitem__), sequence)
         self.transfers.append(transfer)
-        self._coming[target] += sequence.num_known
-        self._num_coming[target] += 1
         heappush(self._moving, (transfer, sequence, moved(sequence)))
+        return True
+
+    def _coming_to(self, place: int) -> list[SequenceState]:
+        """The sequences in transfer to an instance."""
+        return [after for transfer, _, after in self._moving if transfer.target == place]
+
+    def _fits(self, sequences: Sequence[SequenceState], place: int) -> bool:
+        """Whether an instance has places and cache for all of `sequences`."""
+        scheduler = self.schedulers[place]
+        num_seqs = len(scheduler.running) + len(scheduler.swapped) + len(sequences)
+        num_tokens = sum(sequence.num_known for sequence in sequences)
+        fits = scheduler.blocks.can_hold(num_tokens, scheduler.policy.watermark)
+        return num_seqs <= scheduler.max_num_seqs and fits
 
     def _arrive(self, transfer: Transfer, before: SequenceState, after: SequenceState) -> None:
-        source, target = transfer.source, transfer.target
-        self._coming[target] -= after.num_known
-        self._num_coming[target] -= 1
-        self.schedulers[source].blocks.free(before)
-        self.schedulers[target].enqueue_transferred(after)
-        self._refused[source] = self._refused[target] = math.nan
+        self.schedulers[transfer.source].blocks.free(before)
+        self.schedulers[transfer.target].enqueue_transferred(after)
+        self._refused[transfer.source] = self._refused[transfer.target] = math.nan
+
+
+class Handover(Cluster):
+    """A cluster whose first `num_entries` instances compute prompts and emit first tokens; then a
+    sequence moves to one of the others, which decode (DistServe, arXiv 2401.09670; Splitwise,
+    arXiv 2311.18677). Until one has room, it keeps its blocks, so that prompts wait, too.
+    """
+
+    def move_on(self, place: int, result: StepResult) -> None:
+        for sequence, *_, emits_token in result.batch.chunks if place < self.num_entries else ():
+            if emits_token and not sequence.is_finished:
+                self.schedulers[place].running.leave(sequence)
+                self._leaving.append((place, sequence))
 
 
 def moved(sequence: SequenceState) -> SequenceState:
     """Copy `sequence` without its blocks, for another instance."""
-    return replace(
-        sequence,
-        block_ids=[],
-        host_block_ids=[],
-        num_published=0,
-        blocks_are_neighbours=True,
-    )
+    blocks = {"block_ids": [], "host_block_ids": [], "num_published": 0}
+    return replace(sequence, **blocks, blocks_are_neighbours=True)

@@ -5,6 +5,7 @@ TaiChi's, which do both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -33,13 +34,12 @@ from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import Slo, gaps, is_good
 from sarathi_lab.workload.synthetic import Agentic
 
-KINDS: Mapping[str, type[Several]] = {
+KINDS: Mapping[str, Callable[..., Several]] = {
     "replicas": Replicas,
     "disaggregated": Disaggregated,
     "taichi": PrefillAndDecodeHeavy,
 }
 GOODPUT = "goodput per GPU"
-Run = Callable[[float], pd.DataFrame]  # by rate the table of requests
 HITS = "hit share, later turns"
 
 
@@ -77,23 +77,22 @@ def agentic(
     whole prompts and round robin, of the same sessions.
     """
     whole = longest(bench.sizes) + sizes["batch"]
-    own = {f"{tokens}": Setting(tokens) for tokens in budgets} | {"whole": Setting(whole)}
-    own |= {f"{name}, no cache": each._replace(is_cached=False) for name, each in own.items()}
+    cached = {f"{tokens}": Setting(tokens) for tokens in budgets} | {"whole": Setting(whole)}
+    without = {f"{name}, no cache": each._replace(is_cached=False) for name, each in cached.items()}
     clusters = {n: Setting(budget, True, Replicas(num=replicas, router=n)) for n in routers}
     for dataset, workload in datasets(bench.sizes).items():
         assert isinstance(workload, Agentic), "the sizes name a workload of sessions"
         work = replace(workload, **session, seed=bench.seed + seed)
-        values = yield from _served(bench, dataset + ", one engine", work, sessions, rate, own)
-        for name in own:
-            others = {}
-            if not name.endswith("no cache"):
-                others["no cache"] = values[f"{name}, no cache"]
-            if name.isdecimal():
+        served = partial(_served, bench, work)
+        values = yield from served(f"{dataset}, one engine", sessions, rate, cached | without)
+        for name in cached:
+            others = {"no cache": values[f"{name}, no cache"]}
+            if name != "whole":
                 others["whole prompts"] = values["whole"]
             for called, other in others.items():
                 yield from ratios(dataset, called, name, values[name], other, kind="share")
         where, at = f"{dataset}, {replicas} engines", replicas * replica_rate
-        values = yield from _served(bench, where, work, replica_sessions, at, clusters)
+        values = yield from served(where, replica_sessions, at, clusters)
         for name in routers[1:]:
             other = values[routers[0]]
             yield from ratios(dataset, routers[0], name, values[name], other, kind="share")
@@ -101,8 +100,8 @@ def agentic(
 
 def _served(
     bench: ServingBench,
-    where: str,
     workload: Agentic,
+    where: str,
     num_sessions: int,
     rate: float,
     settings: Mapping[str, Setting],
@@ -114,21 +113,22 @@ def _served(
     for name, setting in settings.items():
         turns = _turns(bench, work, setting)
         found[name] = _values(turns)
-        for turn, rows in turns.groupby("turn"):
-            x, median = float(str(turn)), float(rows.ttft.median())
-            yield point(where, "TTFT P50 by turn", "s", name, median, x, kind="share")
+        for turn, median in turns.groupby("turn").ttft.median().items():
+            yield point(
+                where, "TTFT P50 by turn", "s", name, median, float(str(turn)), kind="share"
+            )
     yield from compared(where, found, {}, {HITS: "share"}, kind="share")
     return found
 
 
 def _turns(bench: ServingBench, workload: Agentic, setting: Setting) -> pd.DataFrame:
     """The turns' waits, gaps and hits, and the number of each from 1."""
-    load = workload.generate(bench.vocab_size)
-    own = {"cluster": setting.cluster, "shares_prefixes": setting.is_cached}
-    requests = bench.run(load.arrivals(), bench.chunking(setting.budget), **own).requests()
-    turns = {t.request.request_id: k for own in load.sessions for k, t in enumerate(own, start=1)}
-    ttft = requests.first_token_time - requests.arrival_time
-    return requests.assign(turn=requests.request_id.map(turns), ttft=ttft)
+    load, policy = workload.generate(bench.vocab_size), bench.chunking(setting.budget)
+    engine = {"cluster": setting.cluster, "shares_prefixes": setting.is_cached}
+    table = bench.run(load.arrivals(), policy, **engine).requests()
+    turns = {t.request.request_id: k for each in load.sessions for k, t in enumerate(each, start=1)}
+    ttft = table.first_token_time - table.arrival_time
+    return table.assign(turn=table.request_id.map(turns), ttft=ttft)
 
 
 def _values(table: pd.DataFrame) -> Values:
@@ -161,44 +161,50 @@ def disaggregation(
     **sizes: Any,
 ) -> Iterator[Point]:
     """By data set and objective the rate up to which a share of `attainment` of the requests is
-    within both bounds, by GPU (DistServe's goodput), and what the kinds gain over each other.
+    within both bounds, by GPU (DistServe's goodput), and the best of each kind over the best of
+    those before it.
 
     An arrangement names its `kind`, the policy's `chunk`, and settings of the cluster.
     """
+    kinds = {name: settings["kind"] for name, settings in arrangements.items()}
     for dataset, bounds in objectives.items():
         requests = bench.requests(dataset, num_requests[dataset], seed)
-        found: dict[str, dict[str, float]] = {objective: {} for objective in bounds}
-        for name, settings in arrangements.items():
-            run: Run | None = None
-            for objective, stated in bounds.items():
-                slo = Slo(name=objective, **stated)
-                cluster = _cluster(settings, slo)
-                # Only TaiChi's run depends on the objective.
-                if run is None or settings["kind"] == "taichi":
-                    run = _runs(bench, requests, cluster, settings["chunk"])
-                rate = _goodput(run, slo, rates[dataset], attainment)
-                found[objective][name] = rate / cluster.num_instances
-        for objective, own in found.items():
-            gains = _gains(arrangements, own)
-            values = [("1/s", GOODPUT, name, value) for name, value in own.items()]
-            for unit, quantity, name, value in (*values, *gains):
-                yield point(dataset, quantity, unit, name, value, slo=objective, kind="share")
+        run = cache(partial(_run, bench, requests))  # only TaiChi's depends on the objective
+        for objective, stated in bounds.items():
+            slo, found = Slo(name=objective, **stated), {}
+            for name, settings in arrangements.items():
+                cluster = _cluster(slo, **settings)
+                served = partial(run, cluster, settings["chunk"])
+                rate = _goodput(served, slo, rates[dataset], attainment)
+                found[name] = rate / cluster.num_instances
+                yield point(dataset, GOODPUT, "1/s", name, found[name], slo=objective, kind="share")
+            best = pd.Series(found).groupby(kinds, sort=False).max()
+            for i, kind in enumerate(best.index):
+                others = {f"best {other}": value for other, value in best[:i].items()}
+                if i > 1:
+                    others["best of both"] = max(others.values())
+                for called, other in others.items():
+                    gain = best[kind] / other if other else math.inf
+                    quantity = f"{GOODPUT} / {called}"
+                    yield point(dataset, quantity, "ratio", kind, gain, slo=objective, kind="share")
 
 
-def _cluster(settings: Mapping[str, Any], slo: Slo) -> Several:
-    own = {key: value for key, value in settings.items() if key not in ("kind", "chunk")}
-    if settings["kind"] == "taichi":
-        own |= {"ttft": slo.ttft, "tpot": slo.tpot}
-    return KINDS[settings["kind"]](**own)
+def _cluster(slo: Slo, *, kind: str, chunk: int, **settings: Any) -> Several:
+    """The cluster of an arrangement, whose policy has the `chunk`."""
+    bounds = {"ttft": slo.ttft, "tpot": slo.tpot} if kind == "taichi" else {}
+    return KINDS[kind](**settings, **bounds)
 
 
-def _runs(bench: ServingBench, requests: Sequence[Request], cluster: Several, chunk: int) -> Run:
-    """The tables of `requests` served at a rate, each once."""
-    run = partial(bench.run, policy=bench.chunking(chunk), cluster=cluster)
-    return cache(lambda rate: run(at_rate(requests, rate)).requests())
+def _run(
+    bench: ServingBench, requests: Sequence[Request], cluster: Several, chunk: int, rate: float
+) -> pd.DataFrame:
+    """The table of `requests` served at a rate."""
+    return bench.run(at_rate(requests, rate), bench.chunking(chunk), cluster=cluster).requests()
 
 
-def _goodput(run: Run, slo: Slo, rates: Sequence[float], attainment: float) -> float:
+def _goodput(
+    run: Callable[[float], pd.DataFrame], slo: Slo, rates: Sequence[float], attainment: float
+) -> float:
     """The rate at which the share of requests within `slo` falls below `attainment`, between two of
     `rates` by the line between them; 0 if it is below at the first, the last if it never falls.
     """
@@ -211,21 +217,3 @@ def _goodput(run: Run, slo: Slo, rates: Sequence[float], attainment: float) -> f
             return before + (rate - before) * (share_before - attainment) / (share_before - share)
         before, share_before = rate, share
     return before
-
-
-def _gains(
-    arrangements: Mapping[str, Mapping[str, Any]], found: Mapping[str, float]
-) -> Iterator[tuple[str, str, str, float]]:
-    """The best of each kind over the best of those before it, on the same requests."""
-    best: dict[str, float] = {}
-    for name, value in found.items():
-        kind = arrangements[name]["kind"]
-        best[kind] = max(best.get(kind, 0.0), value)
-    kinds = list(best)
-    for i, kind in enumerate(kinds):
-        for other in kinds[:i]:
-            gain = best[kind] / best[other] if best[other] else float("inf")
-            yield "ratio", f"{GOODPUT} / best {other}", kind, gain
-        if i > 1:
-            gain = best[kind] / max(best[other] for other in kinds[:i])
-            yield "ratio", f"{GOODPUT} / best of both", kind, gain

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.extensions.cluster.cluster import Handover, Instances, least_loaded
+from sarathi_lab.extensions.cluster.cluster import Cluster, Instances
+from sarathi_lab.extensions.cluster.routers import least_loaded
 
 FEWEST_FREE = 0.05  # of an instance's blocks: with fewer it is crowded
 MEMORY = 0.9  # of the older iterations in the mean time of a prompt's token
 
 
-class TaiChi(Handover):
+class TaiChi(Cluster):
     """The first `num_entries` instances are prefill-heavy, the others decode-heavy; any computes
     prompts and decodes. Objectives are `ttft` and `tpot` seconds.
 
@@ -40,59 +41,46 @@ class TaiChi(Handover):
         super().__init__(schedulers, instances, least_loaded, num_entries)
         self._ttft = ttft
         self._tpot = tpot
-        self._last = [0.0] * len(schedulers)  # seconds of each one's last iteration
         self._token_time = [0.0] * len(schedulers)  # seconds of a token of a prompt
 
     def route(self, request: Request) -> int:
         everywhere = range(len(self.schedulers))
         expected = [self._expected(place, request) for place in everywhere]
-        best = min(self._others(len(everywhere)), key=expected.__getitem__)
+        best = min(everywhere[: self.num_entries], key=expected.__getitem__)
         if expected[best][0] > self._ttft:
             best = min(everywhere, key=expected.__getitem__)
         return best
 
-    def update(self, result: StepResult) -> list[SequenceState]:
-        place, took = result.batch.instance, result.end - result.start
-        self._last[place] = took
-        if num_tokens := result.batch.num_prefill_tokens:
-            before, now = self._token_time[place], took / num_tokens
-            self._token_time[place] = MEMORY * before + (1 - MEMORY) * now if before else now
-        return super().update(result)
-
     def move_on(self, place: int, result: StepResult) -> None:
-        scheduler, chunks = self.schedulers[place], result.batch.chunks
-        idle = (one.sequence for one in chunks if one.sequence.is_running)
+        batch, seconds = result.batch, result.end - result.start
+        if batch.num_prefill_tokens:
+            before, now = self._token_time[place], seconds / batch.num_prefill_tokens
+            self._token_time[place] = MEMORY * before + (1 - MEMORY) * now if before else now
+        idle = (one.sequence for one in batch.chunks if one.sequence.is_running)
         slack = {one: self._slack(one, result.end) for one in idle if one.is_decoding}
-        if place < self._num_entries:
-            leaving = [one for one in slack if slack[one] <= 0]
+        places = range(len(self.schedulers))
+        if place < self.num_entries:
+            others, leaving = places[self.num_entries :], [one for one in slack if slack[one] <= 0]
         else:
-            spare = [one for one in slack if slack[one] > 0] if self._is_crowded(place) else []
-            leaving = sorted(spare, key=slack.__getitem__)[-1:]
+            is_crowded = seconds > self._tpot or self._is_full(self.schedulers[place])
+            spare = [one for one in slack if slack[one] > 0] if is_crowded else []
+            others, leaving = places[: self.num_entries], sorted(spare, key=slack.__getitem__)[-1:]
         for sequence in leaving:
-            if (target := self.target(sequence, self._others(place))) is not None:
-                scheduler.running.leave(sequence)
-                self._send(place, target, sequence)
-
-    def _others(self, place: int) -> range:
-        """The instances of the other kind."""
-        num_heavy = self._num_entries
-        return range(num_heavy, len(self.schedulers)) if place < num_heavy else range(num_heavy)
+            if self.send(place, sequence, others):
+                self.schedulers[place].running.leave(sequence)
 
     def _expected(self, place: int, request: Request) -> tuple[float, int]:
         """Seconds until the first token there, and the tokens to compute until then."""
         scheduler = self.schedulers[place]
-        known = [*scheduler.waiting, *scheduler.idle_prefills]
-        flying = [one for one in scheduler.running if one.in_flight and not one.is_decoding]
-        num_tokens = request.prompt_len + sum(one.num_pending for one in (*known, *flying))
+        prompts = [*scheduler.waiting, *(one for one in scheduler.running if not one.is_decoding)]
+        num_tokens = request.prompt_len + sum(one.num_pending for one in prompts)
         return num_tokens * self._token_time[place], num_tokens
 
     def _slack(self, sequence: SequenceState, now: float) -> float:
         due = self._tpot * (len(sequence.token_times) - 1)
         return due - (now - sequence.first_token_time)
 
-    def _is_crowded(self, place: int) -> bool:
-        scheduler = self.schedulers[place]
-        num_free = scheduler.blocks.num_free
-        short = num_free < FEWEST_FREE * scheduler.blocks.num_blocks
-        full = len(scheduler.running) >= scheduler.max_num_seqs
-        return short or full or self._last[place] > self._tpot
+    def _is_full(self, scheduler: Scheduler) -> bool:
+        """Whether an instance lacks cache or places."""
+        is_short = scheduler.blocks.num_free < FEWEST_FREE * scheduler.blocks.num_blocks
+        return is_short or len(scheduler.running) >= scheduler.max_num_seqs

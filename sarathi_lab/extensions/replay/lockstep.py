@@ -17,7 +17,8 @@ from sarathi_lab.engine.request import Batch, Queues, Request, SequenceState
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import CostModel, Experts
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
-from sarathi_lab.extensions.cluster import Schedulers, least_loaded
+from sarathi_lab.extensions.cluster.cluster import Schedulers
+from sarathi_lab.extensions.cluster.routers import least_loaded
 from sarathi_lab.model.spec import ModelSpec
 
 GRAPH_STEP = 8  # tokens between the sizes of recorded CUDA graphs: vLLM's, up to 256

@@ -19,17 +19,9 @@ from sarathi_lab.engine.loop import run_engine, serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
-from sarathi_lab.extensions.cluster import (
-    Cluster,
-    Disaggregated,
-    Link,
-    PrefillAndDecodeHeavy,
-    Replicas,
-    Routing,
-    Several,
-    least_loaded,
-    round_robin,
-)
+from sarathi_lab.extensions.cluster import Disaggregated, PrefillAndDecodeHeavy, Replicas, Several
+from sarathi_lab.extensions.cluster.cluster import Cluster, Link
+from sarathi_lab.extensions.cluster.routers import ROUTERS
 from sarathi_lab.policy import SarathiServe, VllmV1
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 16
@@ -49,11 +41,11 @@ def seconds(batch) -> float:
     return 1.0 + 0.125 * batch.num_tokens
 
 
-def ran(requests, topology: Several, policy, link: Link | None = LINK) -> tuple[Ledger, Cluster]:
+def ran(requests, topology: Several, policy) -> tuple[Ledger, Cluster]:
     def make(own) -> Scheduler:
         return Scheduler(own, BlockManager(NUM_BLOCKS, BLOCK_SIZE), batch_size=3, max_model_len=40)
 
-    executor = topology.executor(lambda: SimulatedExecutor(seconds), link)
+    executor = topology.executor(lambda: SimulatedExecutor(seconds), LINK)
     cluster, ledger = topology.scheduler(policy, make, executor), Ledger()
     run_engine(requests, cluster, executor, ledger)
     return ledger, cluster
@@ -65,17 +57,13 @@ def ran(requests, topology: Several, policy, link: Link | None = LINK) -> tuple[
     st.sampled_from(list(POLICIES)),
     st.sampled_from(["round_robin", "least_loaded"]),
     st.tuples(st.integers(1, 3), st.integers(0, 3)),
-    st.booleans(),
 )
-def test_each_request_is_served_once_and_its_cache_moves_once(
-    wished, policy, router, sizes, serial
-):
+def test_each_request_is_served_once_and_its_cache_moves_once(wished, policy, router, sizes):
     num_prefill, num_decode = sizes
     topology: Several = Replicas(num=num_prefill, router=router)
     if num_decode:
         topology = Disaggregated(prefill=num_prefill, decode=num_decode, router=router)
-    link = Link(8.0, 0.25, 2, is_serial=serial)
-    ledger, cluster = ran(requests_at(wished), topology, POLICIES[policy], link)
+    ledger, cluster = ran(requests_at(wished), topology, POLICIES[policy])
     requests, iterations = ledger.requests(), ledger.iterations()
     assert list(requests.request_id) == list(range(len(wished)))
     assert [len(times) for times in requests.token_times] == [d for _, _, d in wished]
@@ -86,10 +74,10 @@ def test_each_request_is_served_once_and_its_cache_moves_once(
     own = iterations.groupby("instance") if "instance" in iterations else [(0, iterations)]
     assert all((rows.start[1:].values >= rows.end[:-1].values).all() for _, rows in own)
     assert all(one.blocks.num_used == 0 and not one.has_work for one in cluster.schedulers)
-    check_transfers(cluster, wished, num_prefill if num_decode else None, link)
+    check_transfers(cluster, wished, num_prefill if num_decode else None)
 
 
-def check_transfers(cluster, wished, num_prefill: int | None, link: Link) -> None:
+def check_transfers(cluster, wished, num_prefill: int | None) -> None:
     """Whoever has a second token has moved with its whole prompt, in time, one at a time."""
     moves = cluster.transfers
     due = {i: p for i, (_, p, d) in enumerate(wished) if d > 1} if num_prefill else {}
@@ -98,9 +86,9 @@ def check_transfers(cluster, wished, num_prefill: int | None, link: Link) -> Non
     for move in moves:
         assert move.num_tokens == due[move.request_id]
         assert move.source < num_prefill <= move.target
-        assert move.end - move.start == pytest.approx(link.seconds(move.num_tokens))
+        assert move.end - move.start == pytest.approx(LINK.seconds(move.num_tokens))
         assert move.start >= move.requested
-    for place in range(len(cluster.schedulers)) if link.is_serial else ():
+    for place in range(len(cluster.schedulers)):
         spans = sorted((m.start, m.end) for m in moves if place in (m.source, m.target))
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
 
@@ -175,18 +163,17 @@ def scheduler(*prompts: int) -> Scheduler:
 def test_routers_choose_by_turn_by_load_and_by_what_is_cached():
     idle, busy = scheduler(), scheduler(1, 2, 3)
     asked = Request(9, 0.0, 16, 2, [2] * 16)
-    turns = round_robin()
+    turns = ROUTERS["round_robin"]()
     assert [turns([busy, idle], asked) for _ in range(3)] == [0, 1, 0]
-    assert least_loaded([busy, idle], asked) == 1
+    assert ROUTERS["least_loaded"]()([busy, idle], asked) == 1
     while busy.has_work:
         run(busy)
-    routing = Routing(router="prefix_aware")
-    assert routing.make_router()([idle, busy], asked) == 1
-    assert routing.make_router()([idle, busy], Request(9, 0.0, 16, 2, [7] * 16)) == 0
-    for text in range(20, 24):
+    choose = ROUTERS["prefix_aware"]()
+    assert choose([idle, busy], asked) == 1
+    assert choose([idle, busy], Request(9, 0.0, 16, 2, [7] * 16)) == 0
+    for text in range(20, 85):
         busy.add(Request(text, 0.0, 16, 2, [text] * 16))
-    limited = Routing(router="prefix_aware", balance_abs_threshold=3)
-    assert limited.make_router()([idle, busy], asked) == 0
+    assert choose([idle, busy], asked) == 0  # out of balance: by more than 64 requests
 
 
 def run(own: Scheduler) -> None:

@@ -23,7 +23,7 @@ from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.experiment.samples import rounds, table_of
 from sarathi_lab.extensions.after_sarathi import PPas
 from sarathi_lab.extensions.capacity.search import mean_rate
-from sarathi_lab.extensions.cluster import Link
+from sarathi_lab.extensions.cluster.cluster import Link
 from sarathi_lab.extensions.layered import LayeredPrefill
 from sarathi_lab.extensions.under_load import ServingBench, datasets, longest
 from sarathi_lab.extensions.under_load.sarathi_serve import longest_gaps

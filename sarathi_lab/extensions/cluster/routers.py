@@ -1,0 +1,62 @@
+"""Routers, which choose the instance for a request, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+
+from sarathi_lab.engine.request import Request, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+
+Router = Callable[[Sequence[Scheduler], Request], int]  # the index of one of the schedulers
+WAITING_WEIGHT = 4  # of a waiting request beside a running one, as in vLLM's front end
+# SGLang's defaults: the share of a prompt from which a cached prefix counts, and how many requests
+# more, and how many times the fewest, the fullest instance may have.
+CACHE_THRESHOLD, ABSOLUTE_IMBALANCE, RELATIVE_IMBALANCE = 0.3, 64, 1.5
+
+
+def load_of(scheduler: Scheduler) -> int:
+    """Count the requests of an instance, those without a place in its cache four times."""
+    num_waiting = len(scheduler.waiting) + len(scheduler.swapped)
+    return WAITING_WEIGHT * num_waiting + len(scheduler.running)
+
+
+def least_loaded(schedulers: Sequence[Scheduler], request: Request) -> int:
+    """Choose the first with the least load (vLLM's data-parallel front end)."""
+    return min(range(len(schedulers)), key=lambda place: load_of(schedulers[place]))
+
+
+def round_robin() -> Router:
+    """Make a router that takes instances in turn."""
+    turns = count()
+    return lambda schedulers, request: next(turns) % len(schedulers)
+
+
+def longest_prefix(schedulers: Sequence[Scheduler], request: Request) -> int:
+    """Choose the instance with the longest cached prefix of the prompt; the least loaded one if
+    that is short, or if the instances are out of balance. This is SGLang's cache-aware router,
+    which estimates what an instance has cached; here the cache is queried.
+    """
+    numbers = [len(one.waiting) + len(one.swapped) + len(one.running) for one in schedulers]
+    fewest, most = min(numbers), max(numbers)
+    if most - fewest > ABSOLUTE_IMBALANCE and most > RELATIVE_IMBALANCE * fewest:
+        return least_loaded(schedulers, request)
+    probe = SequenceState(request, order=-1)  # shares block keys between instances
+    cached = [cached_tokens(one, probe) for one in schedulers]
+    if max(cached) <= CACHE_THRESHOLD * request.prompt_len:
+        return least_loaded(schedulers, request)
+    return min(range(len(schedulers)), key=lambda place: (-cached[place], numbers[place]))
+
+
+def cached_tokens(scheduler: Scheduler, sequence: SequenceState) -> int:
+    """Count the tokens at the start of `sequence` that the instance has in its prefix cache."""
+    prefix = scheduler.blocks.prefix
+    return 0 if prefix is None else prefix.find(sequence) * prefix.block_size
+
+
+# Each makes the router of a run.
+ROUTERS: Mapping[str, Callable[[], Router]] = {
+    "round_robin": round_robin,
+    "least_loaded": lambda: least_loaded,
+    "prefix_aware": lambda: longest_prefix,
+}
