@@ -18,7 +18,7 @@ from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.extensions import check_policy as check
 from sarathi_lab.extensions.check_policy import check_tokens, hold
 from sarathi_lab.extensions.layered import LayeredBatch, Pass
-from sarathi_lab.extensions.speculation import Assumed, AssumedDrafter
+from sarathi_lab.extensions.speculation import Assumed, Drafts, Drawn
 
 History = list[int]  # by position: a number for the token there and all before it
 
@@ -208,15 +208,15 @@ def check_books(
 class Telling(Assumed):
     """Drafts of `tokens_of` where they are right, else -9."""
 
-    def drafter(self) -> AssumedDrafter:
-        return TellingDrafter(self)
+    def drafts(self, request: Request) -> Drafts:
+        return TellingDrafts(super().drafts(request).are_right)
 
 
-class TellingDrafter(AssumedDrafter):
+class TellingDrafts(Drawn):
     def propose(self, sequence: SequenceState, most: int) -> list[int]:
-        first = 1000 * sequence.request.request_id + len(sequence.output_token_ids)
-        known = self.known(sequence, most)
-        return [first + i if right else -9 for i, right in enumerate(known)]
+        at = len(sequence.output_token_ids)
+        first, right = 1000 * sequence.request.request_id + at, self.are_right[at : at + most]
+        return [first + i if is_right else -9 for i, is_right in enumerate(right)]
 
 
 def as_array(tokens: Sequence[int]) -> np.ndarray:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -39,6 +39,13 @@ class Drafting(Speculation, ABC):
     def __post_init__(self) -> None:
         check_fields(self, "speculation.")
 
+    @abstractmethod
+    def drafts(self, request: Request) -> Drafts:
+        """Make what drafts the tokens of `request`."""
+
+    def drafter(self) -> Drafter:
+        return Proposer(self)
+
     def check(self, backend: Backend) -> None:
         named = f"speculation of {self.describe()}"
         if self.reads_tokens and not backend.computes_tokens:
@@ -64,8 +71,11 @@ class Drafting(Speculation, ABC):
         drafts = float(iterations.num_draft_tokens.sum())
         accepted = float(iterations.num_accepted_tokens.sum())
         decodes = float(iterations.num_decode_tokens.sum()) - drafts
-        found = {"acceptance_rate": accepted / drafts, "num_draft_tokens": drafts}
-        return {**found, "tokens_per_decode": 1 + accepted / decodes}
+        return {
+            "acceptance_rate": accepted / drafts,
+            "num_draft_tokens": drafts,
+            "tokens_per_decode": 1 + accepted / decodes,
+        }
 
 
 def _without_overlap(backend: Backend) -> str:
@@ -76,30 +86,38 @@ def _without_overlap(backend: Backend) -> str:
     return "executor.overlap=false" if overlaps else ""
 
 
-class Proposer(Drafter, ABC):
-    """A drafter of at most `tokens` drafts of a decode, each a token of the batch as in vLLM, so
-    that less of the budget is left for prompts.
-    """
-
-    def __init__(self, tokens: int) -> None:
-        self.tokens = tokens
-        self._known: dict[int, Any] = {}  # of unfinished requests, by their ids
+class Drafts(ABC):
+    """The drafts of one request."""
 
     @abstractmethod
     def propose(self, sequence: SequenceState, most: int) -> Sequence[int]:
         """Up to `most` tokens that may follow those of `sequence`, which is decoding."""
 
-    @abstractmethod
     def num_accepted(self, sequence: SequenceState, sampled: Sequence[int]) -> int:
-        """Count the right drafts of `sequence`; its rows sample `sampled` (simulated: empty)."""
+        """Count the right drafts of `sequence`, whose rows sample `sampled` (simulated: empty)."""
+        pairs = zip(sequence.draft_token_ids, sampled, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+class Proposer(Drafter):
+    """A drafter of at most `settings.tokens` drafts of a decode, each a token of the batch as in
+    vLLM, so that less of the budget is left for prompts.
+    """
+
+    def __init__(self, settings: Drafting) -> None:
+        self._settings = settings
+        self._drafts: dict[int, Drafts] = {}  # of unfinished requests, by their ids
+
+    def drafts_of(self, request: Request) -> Drafts:
+        if request.request_id not in self._drafts:
+            self._drafts[request.request_id] = self._settings.drafts(request)
+        return self._drafts[request.request_id]
 
     def add_drafts(self, batch: Batch, first: int, scheduler: Scheduler) -> None:
         """Add drafts that leave a token of the budget to every sequence that may still join the
         batch, go no further than the request's last token, and evict no sequence.
         """
-        policy: Any = scheduler.policy
-        is_on_top = getattr(policy, "decodes_on_top", False)
-        budget = None if is_on_top else getattr(policy, "budget", None)
+        budget = None if scheduler.policy.decodes_on_top else scheduler.policy.budget
         num_others = len(scheduler.running) + len(scheduler.waiting) + len(scheduler.swapped)
         reserved = max(0, min(scheduler.batch_size, num_others) - len(batch))
         for place in range(first, len(batch)):
@@ -107,22 +125,24 @@ class Proposer(Drafter, ABC):
             if not is_decode:
                 continue
             most = sequence.request.output_len - len(sequence.output_token_ids) - 1
-            most = min(most, self.tokens, scheduler.blocks.num_slots(sequence) - 1)
+            most = min(most, self._settings.tokens, scheduler.blocks.num_slots(sequence) - 1)
             if budget is not None:
                 most = min(most, budget - batch.num_tokens - reserved)
-            drafts = self.propose(sequence, most) if most > 0 else ()
+            drafts = self.drafts_of(sequence.request).propose(sequence, most) if most > 0 else ()
             if drafts and scheduler.blocks.grow(sequence, num_computed + 1 + len(drafts)):
                 _append(batch, place, drafts)
 
     def verify(self, result: StepResult) -> list[int]:
         batch, tokens, row, last = result.batch, result.token_ids, 0, list[int]()
-        for place, chunk in enumerate(batch.chunks if batch.num_draft_tokens else ()):
+        if not batch.num_draft_tokens:
+            return tokens
+        for place, chunk in enumerate(batch.chunks):
             if not chunk.emits_token:
                 continue
             sequence, sampled = chunk.sequence, tokens[row : row + chunk.num_rows]
             row += chunk.num_rows
             if chunk.num_rows > 1:
-                number = self.num_accepted(sequence, sampled)
+                number = self.drafts_of(sequence.request).num_accepted(sequence, sampled)
                 sequence.output_token_ids += sampled[:number] or [NO_TOKEN] * number
                 sequence.token_times += [result.end] * number
                 sequence.draft_token_ids = ()
@@ -131,8 +151,8 @@ class Proposer(Drafter, ABC):
                 sampled = sampled[number : number + 1]
             last += sampled
             if sequence.request.output_len - len(sequence.output_token_ids) <= 1:
-                self._known.pop(sequence.request.request_id, None)  # it ends with this batch
-        return last if batch.num_draft_tokens else tokens
+                self._drafts.pop(sequence.request.request_id, None)  # it ends with this batch
+        return last
 
 
 def _append(batch: Batch, place: int, drafts: Sequence[int]) -> None:
@@ -163,34 +183,32 @@ class PromptLookup(Drafting):
         super().__post_init__()
         require_order(self, "min_ngram", "max_ngram", "; exchange them", "speculation.")
 
-    def drafter(self) -> Drafter:
-        return LookupDrafter(self)
+    def drafts(self, request: Request) -> Drafts:
+        if request.prompt_token_ids is None:
+            raise ValueError(f"request {request.request_id} has no tokens to look up")
+        sizes = range(self.max_ngram, self.min_ngram - 1, -1)
+        return LookedUp(list(map(int, request.prompt_token_ids)), sizes)
 
     def describe(self) -> str:
         return f"up to {self.tokens} drafts a decode by prompt lookup"
 
 
-@dataclass
-class _Text:
-    """The tokens of a request, and where the token behind the last occurrence of each n-gram is."""
+class LookedUp(Drafts):
+    """The tokens `known` of a request, indexed once, and what followed their n-grams of `sizes`."""
 
-    known: list[int]
-    follows: dict[tuple[int, ...], int] = field(default_factory=dict)
-    num_indexed: int = 0  # tokens whose n-grams, those that end before them, are in `follows`
-
-
-class LookupDrafter(Proposer):
-    """The drafter of `PromptLookup`, which indexes each token once."""
-
-    def __init__(self, settings: PromptLookup) -> None:
-        super().__init__(settings.tokens)
-        self._sizes = range(settings.max_ngram, settings.min_ngram - 1, -1)
+    def __init__(self, known: list[int], sizes: Sequence[int]) -> None:
+        self._known = known
+        self._sizes = sizes
+        self._prompt_len = len(known)
+        self._num_indexed = 0  # tokens whose n-grams, those that end before them, are indexed
+        # Where the token behind the last occurrence of each n-gram is.
+        self._follows: dict[tuple[int, ...], int] = {}
 
     def propose(self, sequence: SequenceState, most: int) -> Sequence[int]:
-        text = self._text(sequence)
-        known, end = text.known, len(text.known)
+        self._index(sequence)
+        known, end = self._known, len(self._known)
         for size in self._sizes if known[-1] != NO_TOKEN else ():
-            at = text.follows.get(tuple(known[end - size :])) if size <= end else None
+            at = self._follows.get(tuple(known[end - size :])) if size <= end else None
             if at is not None:
                 drafts = known[at : at + most]
                 while len(drafts) < most:
@@ -198,26 +216,15 @@ class LookupDrafter(Proposer):
                 return drafts
         return ()
 
-    def num_accepted(self, sequence: SequenceState, sampled: Sequence[int]) -> int:
-        pairs = zip(sequence.draft_token_ids, sampled, strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-    def _text(self, sequence: SequenceState) -> _Text:
-        """The indexed tokens of `sequence`."""
-        request = sequence.request
-        if request.request_id not in self._known:
-            if request.prompt_token_ids is None:
-                raise ValueError(f"request {request.request_id} has no tokens to look up")
-            self._known[request.request_id] = _Text(list(map(int, request.prompt_token_ids)))
-        text: _Text = self._known[request.request_id]
-        known = text.known
-        known += sequence.output_token_ids[len(known) - request.prompt_len :]
-        for at in range(text.num_indexed, len(known)):
+    def _index(self, sequence: SequenceState) -> None:
+        """Add the output of `sequence` since the last call."""
+        known = self._known
+        known += sequence.output_token_ids[len(known) - self._prompt_len :]
+        for at in range(self._num_indexed, len(known)):
             for size in self._sizes:
                 if size <= at:
-                    text.follows[tuple(known[at - size : at])] = at
-        text.num_indexed = len(known)
-        return text
+                    self._follows[tuple(known[at - size : at])] = at
+        self._num_indexed = len(known)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,36 +240,24 @@ class Assumed(Drafting):
     acceptance: float = share(0.7, fix="use the share of drafts that are right, such as 0.7")
     seed: int = whole(0, minimum=0, fix="use a number such as 0", name="seed")
 
-    def drafter(self) -> AssumedDrafter:
-        return AssumedDrafter(self)
+    def drafts(self, request: Request) -> Drawn:
+        dice = np.random.default_rng([self.seed, 5, request.request_id])
+        return Drawn((dice.random(request.output_len) < self.acceptance).tolist())
 
     def describe(self) -> str:
         return f"{self.tokens} drafts a decode, each right with probability {self.acceptance:g}"
 
-    def known(self, request: Request) -> list[bool]:
-        """Draw for each output token whether its draft would be right."""
-        dice = np.random.default_rng([self.seed, 5, request.request_id])
-        return (dice.random(request.output_len) < self.acceptance).tolist()
 
+@dataclass
+class Drawn(Drafts):
+    """Placeholders, and for each output token whether its draft is right."""
 
-class AssumedDrafter(Proposer):
-    """The drafter of `Assumed`, whose drafts are placeholders."""
-
-    def __init__(self, settings: Assumed) -> None:
-        super().__init__(settings.tokens)
-        self._settings = settings
-
-    def known(self, sequence: SequenceState, most: int) -> list[bool]:
-        """`Assumed.known` of the `most` tokens that `sequence` generates next."""
-        request, at = sequence.request, len(sequence.output_token_ids)
-        if request.request_id not in self._known:
-            self._known[request.request_id] = self._settings.known(request)
-        known: list[bool] = self._known[request.request_id]
-        return known[at : at + most]
+    are_right: list[bool]
 
     def propose(self, sequence: SequenceState, most: int) -> Sequence[int]:
         return [NO_TOKEN] * most
 
     def num_accepted(self, sequence: SequenceState, sampled: Sequence[int]) -> int:
-        known = self.known(sequence, len(sequence.draft_token_ids))
-        return len(known) if all(known) else known.index(False)
+        at = len(sequence.output_token_ids)
+        right = self.are_right[at : at + len(sequence.draft_token_ids)]
+        return len(right) if all(right) else right.index(False)

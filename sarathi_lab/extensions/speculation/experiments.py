@@ -64,21 +64,22 @@ def speculation(
     prompts that repeat `pattern` tokens. `reserved` serves a few requests with a budget from which
     the drafts of a full batch are taken in advance, and with one from which only theirs are.
     """
+    speculations = _speculations(bench, seed, drafts, acceptances)
     for dataset in sizes["datasets"]:
         requests = bench.requests(dataset, sizes["num_requests"], seed)
         requests = [repeated(one, pattern) for one in requests]
         arriving = at_rate(requests, load * bench.saturation_rate(dataset))
         at_once = [replace(one, arrival_time=0.0) for one in requests]
         without: dict[int, Values] = {}
-        for name, own in _speculations(bench, seed, drafts, acceptances).items():
+        for name, drafting in speculations.items():
             waits = {}
             for budget in budgets:
-                both = (_served(bench, some, own, budget) for some in (arriving, at_once))
-                found = _values(own, *both)
+                both = (_served(bench, some, drafting, budget) for some in (arriving, at_once))
+                found = _values(drafting, *both)
                 none = without.setdefault(budget, found)  # the first has no drafts
                 waits[budget] = found[WAITS["latency_p50"]]
                 yield from compared(dataset, {name: found}, {NONE: none}, UNITS, budget)
-            yield point(dataset, BEST, "tokens", name, min(waits, key=lambda own: waits[own]))
+            yield point(dataset, BEST, "tokens", name, min(waits, key=waits.__getitem__))
     if reserved is not None:
         yield from _reserved(bench, seed, **reserved)
 
@@ -94,33 +95,31 @@ def repeated(request: Request, pattern: int) -> Request:
 def _speculations(
     bench: ServingBench, seed: int, drafts: Ints, acceptances: Sequence[float]
 ) -> dict[str, Speculation]:
-    found: dict[str, Speculation] = {NONE: NO_SPECULATION}
-    for tokens in drafts:
-        if bench.vocab_size is not None:
-            found[f"{tokens} looked up"] = PromptLookup(tokens=tokens)
-            continue
-        for rate in acceptances:
-            own = Assumed(tokens=tokens, acceptance=rate, seed=bench.seed + seed)
-            found[f"{tokens} drafts, {rate:g} right"] = own
-    return found
+    none: dict[str, Speculation] = {NONE: NO_SPECULATION}
+    if bench.vocab_size is not None:
+        return none | {f"{n} looked up": PromptLookup(tokens=n) for n in drafts}
+    return none | {
+        f"{n} drafts, {rate:g} right": Assumed(tokens=n, acceptance=rate, seed=bench.seed + seed)
+        for n in drafts
+        for rate in acceptances
+    }
 
 
 def _served(
-    bench: ServingBench, requests: Sequence[Request], own: Speculation, budget: int
+    bench: ServingBench, requests: Sequence[Request], drafting: Speculation, budget: int
 ) -> Ledger:
     policy = bench.chunking(max(budget, bench.engine.batch_size))
-    return bench.run(requests, policy, speculation=own)
+    return bench.run(requests, policy, speculation=drafting)
 
 
-def _values(drafts: Speculation, arriving: Ledger, at_once: Ledger) -> Values:
+def _values(drafting: Speculation, arriving: Ledger, at_once: Ledger) -> Values:
     """By quantity: seconds, tokens a second, and what was accepted if there were drafts."""
-    table, iterations = at_once.requests(), arriving.iterations()
+    table = at_once.requests()
     tokens = table.prompt_len.sum() + table.output_len.sum()
     found = {words: latency(arriving.requests())[key] for key, words in WAITS.items()}
     found[RATE] = float(tokens / table.finish_time.max())
-    accepted = drafts.metrics(iterations)
-    names = [name for name in ("acceptance_rate", "tokens_per_decode") if name in accepted]
-    return found | {name: accepted[name] for name in names}
+    accepted = drafting.metrics(arriving.iterations())
+    return found | {name: value for name, value in accepted.items() if name in UNITS}
 
 
 def _reserved(
@@ -139,9 +138,9 @@ def _reserved(
     drafts, and with what is left of it if the drafts of `most` sequences, but one, are left out.
     """
     requests = at_rate(bench.requests(dataset, num_requests, seed), rate)
-    own = Assumed(tokens=drafts, acceptance=acceptance, seed=bench.seed + seed)
-    budgets = {FOR_ALL: budget - most * (drafts - 1), FOR_THESE: budget}
+    drafting = Assumed(tokens=drafts, acceptance=acceptance, seed=bench.seed + seed)
     found = {}
-    for name, tokens in budgets.items():
-        found[name] = {FEW: latency(_served(bench, requests, own, tokens).requests())["ttft_p50"]}
+    for name, tokens in {FOR_ALL: budget - most * (drafts - 1), FOR_THESE: budget}.items():
+        table = _served(bench, requests, drafting, tokens).requests()
+        found[name] = {FEW: latency(table)["ttft_p50"]}
     yield from compared(dataset, found, {FOR_ALL: found[FOR_ALL]})

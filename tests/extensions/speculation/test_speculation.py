@@ -9,7 +9,7 @@ import pytest
 from helpers import ScriptedExecutor, requests_of, rows, scheduler_for, serve
 from hypothesis import given
 from hypothesis import strategies as st
-from shadow import Telling
+from shadow import Telling, TellingDrafts
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine import loop
@@ -27,8 +27,8 @@ class Scripted(Telling):
         super().__init__(tokens=tokens)
         object.__setattr__(self, "script", known)
 
-    def known(self, request: Request) -> list[bool]:
-        return [letter == "y" for letter in self.script[request.request_id]]
+    def drafts(self, request: Request) -> TellingDrafts:
+        return TellingDrafts([letter == "y" for letter in self.script[request.request_id]])
 
 
 def test_one_speculating_batch_by_hand():
@@ -104,11 +104,11 @@ def looked_up(known: list[int], settings: PromptLookup) -> list[int]:
 )
 def test_drafts_are_what_followed_the_longest_ngram_where_it_stood_last(prompt, outputs, settings):
     request = Request(0, 0.0, len(prompt), 99, np.array(prompt, dtype=np.int32))
-    sequence, drafter = SequenceState(request, 0), settings.drafter()
+    sequence, source = SequenceState(request, 0), settings.drafts(request)
     for tokens in outputs:
         sequence.output_token_ids += tokens
         known = [*prompt, *sequence.output_token_ids]
-        drafts = list(drafter.propose(sequence, settings.tokens))
+        drafts = list(source.propose(sequence, settings.tokens))
         assert drafts == looked_up(known, settings)
 
 
@@ -118,13 +118,11 @@ def test_drafts_are_what_followed_the_longest_ngram_where_it_stood_last(prompt, 
     seed=st.integers(0, 9),
 )
 def test_assumed_drafts_are_right_as_the_seed_says_whatever_their_number(tokens, acceptance, seed):
-    settings = Assumed(tokens=tokens, acceptance=acceptance, seed=seed)
-    known = settings.known(Request(3, 0.0, 4, 60))
-    assert known == Assumed(tokens=1, acceptance=acceptance, seed=seed).known(
-        Request(3, 9.0, 8, 60)
-    )
-    sequence, drafter = SequenceState(Request(3, 0.0, 4, 60), 0), settings.drafter()
+    request, later = Request(3, 0.0, 4, 60), Request(3, 9.0, 8, 60)
+    drawn = Assumed(tokens=tokens, acceptance=acceptance, seed=seed).drafts(request)
+    assert drawn == Assumed(tokens=1, acceptance=acceptance, seed=seed).drafts(later)
+    sequence = SequenceState(request, 0)
     sequence.output_token_ids += [0] * 7
-    sequence.draft_token_ids = drafter.propose(sequence, tokens)
-    right = len(list(takewhile(bool, known[7 : 7 + tokens])))
-    assert drafter.num_accepted(sequence, []) == right
+    sequence.draft_token_ids = drawn.propose(sequence, tokens)
+    right = len(list(takewhile(bool, drawn.are_right[7 : 7 + tokens])))
+    assert drawn.num_accepted(sequence, []) == right

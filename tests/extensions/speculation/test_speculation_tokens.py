@@ -4,6 +4,8 @@ policies, with preemption, prefix caching and chunks of any size.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from every_policy import POLICIES
@@ -17,33 +19,31 @@ from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler_state import NO_SPECULATION
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.extensions.speculation import LookupDrafter, PromptLookup
+from sarathi_lab.extensions.speculation import Drafts, PromptLookup
 from sarathi_lab.policy import Orca, Sarathi, SarathiServe, VllmV1
 
 KINDS = ["torch", pytest.param("native", marks=needs_library), "triton"]
 LOOKUP = PromptLookup(tokens=3)
 
 
-class Told(PromptLookup):
-    """Drafts from the answers that it is told, every fourth token of which is wrong."""
+@dataclass
+class Scripted(Drafts):
+    """Drafts from an answer, every fourth token of which is wrong."""
 
+    answer: list[int]
+
+    def propose(self, sequence: SequenceState, most: int) -> list[int]:
+        at = range(len(sequence.output_token_ids), len(sequence.output_token_ids) + most)
+        return [(self.answer[i] + (i % 4 == 3)) % SPEC.vocab_size for i in at]
+
+
+class FromAnswers(PromptLookup):
     def __init__(self, answers: list[list[int]]) -> None:
         super().__init__(tokens=3)
         object.__setattr__(self, "answers", answers)
 
-    def drafter(self) -> LookupDrafter:
-        return ToldDrafter(self)
-
-
-class ToldDrafter(LookupDrafter):
-    def __init__(self, told: Told) -> None:
-        super().__init__(told)
-        self.answers = told.answers
-
-    def propose(self, sequence: SequenceState, most: int) -> list[int]:
-        at = range(len(sequence.output_token_ids), len(sequence.output_token_ids) + most)
-        answer = self.answers[sequence.request.request_id]
-        return [(answer[i] + (i % 4 == 3)) % SPEC.vocab_size for i in at]
+    def drafts(self, request: Request) -> Drafts:
+        return Scripted(self.answers[request.request_id])
 
 
 def repetitive(lengths, seed: int = 5) -> list[Request]:
@@ -86,7 +86,7 @@ def test_tokens_are_unchanged_on_every_path(kind):
     executor = executor or TorchExecutor(model, num_blocks=60, block_size=4)
     for policy in (Sarathi(chunk=16), *([] if kind == "triton" else [Orca(), VllmV1(6)])):
         expected, without, _ = served(requests, executor, policy, NO_SPECULATION)
-        tokens, iterations, _ = served(requests, executor, policy, Told(expected))
+        tokens, iterations, _ = served(requests, executor, policy, FromAnswers(expected))
         assert tokens == expected
         assert 0 < iterations.num_accepted_tokens.sum() < iterations.num_draft_tokens.sum()
         assert len(iterations) < len(without)
@@ -106,7 +106,7 @@ def test_tokens_are_unchanged_under_every_policy(plain):
     wrong = [
         name
         for name, policy in POLICIES.items()
-        if served(requests, plain, policy, Told(expected))[0] != expected
+        if served(requests, plain, policy, FromAnswers(expected))[0] != expected
     ]
     assert wrong == []
 
