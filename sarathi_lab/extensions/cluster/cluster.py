@@ -262,5 +262,6 @@ class Handover(Cluster):
 
 def moved(sequence: SequenceState) -> SequenceState:
     """Copy `sequence` without its blocks, for another instance."""
-    blocks = {"block_ids": [], "host_block_ids": [], "num_published": 0}
-    return replace(sequence, **blocks, blocks_are_neighbours=True)
+    fresh = replace(sequence, block_ids=[], host_block_ids=[], num_published=0)
+    fresh.blocks_are_neighbours = True
+    return fresh

@@ -178,7 +178,7 @@ def disaggregation(
                 rate = _goodput(served, slo, rates[dataset], attainment)
                 found[name] = rate / cluster.num_instances
                 yield point(dataset, GOODPUT, "1/s", name, found[name], slo=objective, kind="share")
-            best = pd.Series(found).groupby(kinds, sort=False).max()
+            best = pd.Series(found).groupby(pd.Series(kinds), sort=False).max()
             for i, kind in enumerate(best.index):
                 others = {f"best {other}": value for other, value in best[:i].items()}
                 if i > 1:
