@@ -31,7 +31,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 import yaml
@@ -51,12 +51,15 @@ DTYPE_SIZES = {"float32": 4, "fp32": 4, "bfloat16": 2, "bf16": 2, "float16": 2, 
 PLAUSIBLE_MEDIAN = (0.2, 6e7)
 
 
+Per = Literal["layer", "iteration", "emit"]
+
+
 class Layer(NamedTuple):
     """Meaning of a table's `layer` for the cost model."""
 
     operation: str
     calls: int = 1  # per layer or iteration
-    per: str = "layer"  # or once: per "iteration" over all tokens, per "emit" over emitting rows
+    per: Per = "layer"  # or once: per "iteration" over all tokens, per "emit" over emitting rows
     replaces: tuple[str, ...] = ()  # further operations whose time it includes
 
 

@@ -18,7 +18,8 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
-from sarathi_lab.executor.simulated.cost_model import CostModel, Experts, make_cost_model
+from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
+from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.hardware import Parallel, check_memory
 from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, all_reduce_time, matmul_time
 from sarathi_lab.extensions.ranks.sharded import Ranks

@@ -15,12 +15,17 @@ from simulated import batch_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
+from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
-from sarathi_lab.executor.simulated.attention_tables import equivalent_prompts, uniform_batch
+from sarathi_lab.executor.simulated.attention_tables import equivalent_prompts
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.hardware import Parallel
-from sarathi_lab.executor.simulated.profiled import ProductTable, ProfiledOperations
+from sarathi_lab.executor.simulated.profiled import (
+    ProductTable,
+    ProfiledOperations,
+    product_table,
+)
 from sarathi_lab.executor.tables import SHAPE, OperationTables, read_tables
 
 KEPT = EXPERIMENTS / "lab" / "cost_model" / "tables"
@@ -68,8 +73,13 @@ def kept(
 
 
 def seconds_of(of: ProfiledOperations, row: Any) -> float:
-    sizes = row.prefill_chunk, 0, row.n_decode, row.kv_decode, row.num_prefills
-    return sum(of.attention_times(uniform_batch(*sizes)))
+    batch = make_batch(
+        prefill_tokens=row.prefill_chunk,
+        num_prefills=row.num_prefills,
+        num_decodes=row.n_decode,
+        context=row.kv_decode,
+    )
+    return sum(of.attention_times(batch))
 
 
 def test_kept_attention_is_what_was_measured_where_the_shape_is_kept():
@@ -92,9 +102,10 @@ def test_kept_tables_tell_shapes_that_are_taken_out_of_them(gpu):
     is_own = (attention[list(SHAPE)] == [32, 8, 128]).all(axis=1)
     thinner["attention"] = attention[~is_own]
     without = kept(gpu, tables=OperationTables("", thinner))
-    assert without.products is not None
+    formula = AnalyticOperations(load_option("model", "llama3-8b"), load_option("hardware", gpu), 2)
+    products = product_table(without.tables, 2, formula.product_time)
     errors = [
-        without.products.curve(row.in_features, row.out_features)(row.tokens) * 1e6 / row.time_us
+        products.curve(row.in_features, row.out_features)(row.tokens) * 1e6 / row.time_us
         for row in rows[held].iloc[::7].itertuples()
     ]
     assert np.abs(np.array(errors) - 1).mean() < 0.15

@@ -19,14 +19,12 @@ from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations
 from sarathi_lab.executor.tables import (
-    ATTENTION,
     LAYERS,
     OperationTables,
     frames_of,
     read_tables,
     write_tables,
 )
-from sarathi_lab.extensions.calibration.from_profile import rows_of
 from sarathi_lab.model.spec import ModelSpec
 
 ROW_OPERATIONS = ("qkv_proj", "out_proj", "ffn", "elementwise", "logits", "others")
@@ -74,14 +72,6 @@ def cost(made: pd.DataFrame) -> CostModel:
     return CostModel(operations(made), spec_of(), 2)
 
 
-@pytest.mark.parametrize("operation", ["ffn", "logits", *ATTENTION])
-def test_rows_by_size_are_those_that_the_tables_were_made_of(operation):
-    made = table()
-    own = made[made.operation == operation].sort_values(["num_tokens", "kv_tokens"])
-    found = rows_of(operations(made).tables, operation, spec_of())
-    assert found[COLUMNS[1:]].to_numpy() == pytest.approx(own[COLUMNS[1:]].to_numpy())
-
-
 @pytest.mark.parametrize(("tokens", "seconds"), [(4, 1 + 3 / 9), (150, 10.0)])
 def test_between_rows_the_time_is_linear_in_tokens(tokens, seconds):
     times = cost(table()).operation_times(batch_of(chunk=tokens))
@@ -112,15 +102,6 @@ def test_the_fit_of_decode_attention_recovers_known_costs(decodes, context):
     times = cost(table()).operation_times(batch_of(decodes=decodes, context=context))
     assert times["decode_attention"] == pytest.approx(decode_seconds(decodes, decodes * context))
     assert times["prefill_attention"] == 0
-
-
-def test_held_out_errors_are_those_of_the_table():
-    exact = operations(table()).errors
-    assert exact["prefill_attention"] == pytest.approx(0, abs=1e-6)
-    assert exact["decode_attention"] == pytest.approx(0, abs=1e-6)
-    # 10 tokens from 1 and 100: 1 + 7 * 9 / 99; 100 tokens from 10 and 200: 2 + 10 * 90 / 190.
-    errors = [abs((1 + 7 * 9 / 99) / 2 - 1), abs((2 + 10 * 90 / 190) / 8 - 1)]
-    assert exact["ffn"] == pytest.approx(np.median(errors))
 
 
 # -- attention on a grid ---------------------------------------------------------------------------
@@ -176,8 +157,6 @@ def test_a_grid_is_passed_through_and_linear_between(stray):
 
 
 def test_past_the_grid_the_nearest_edge_is_scaled_by_the_formula():
-    fitted = attention(grid())  # the costs fitted to the rows, which are exact here
-    assert micros(fitted, decodes=64, context=4096)[1] == pytest.approx(mixed_us(0, 0, 64, 4096))
     of = attention(grid(), "a100")
     by_formula = make_cost_model(
         "analytic", spec_of("llama3-8b"), load_option("hardware", "a100"), 2

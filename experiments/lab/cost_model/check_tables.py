@@ -30,11 +30,12 @@ from distil import (
 from silicon import FOLDERS
 
 from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
-from sarathi_lab.executor.simulated.attention_tables import Heads, uniform_batch
-from sarathi_lab.executor.simulated.cost_model import Experts
+from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.hardware import Hardware
-from sarathi_lab.executor.simulated.profiled import ProfiledOperations
+from sarathi_lab.executor.simulated.kernel_times import Heads
+from sarathi_lab.executor.simulated.profiled import ProfiledOperations, product_table
 from sarathi_lab.executor.tables import (
     EXPERT_SHAPE,
     SHAPE,
@@ -128,7 +129,8 @@ def product_errors(
     tables: OperationTables, rows: pd.DataFrame, hardware: Hardware
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Errors on 16-bit products of shapes that the tables do not have."""
-    table = ProfiledOperations(tables, load_option("model", MODEL), DTYPE_BYTES, hardware).products
+    formula = AnalyticOperations(load_option("model", MODEL), hardware, DTYPE_BYTES)
+    table = product_table(tables, DTYPE_BYTES, formula.product_time)
     assert table is not None
     errors = []
     for (ins, outs), own in rows[rows.dtype == "bfloat16"].groupby(["in_features", "out_features"]):
@@ -158,7 +160,12 @@ def _errors(
     measured = ProfiledOperations(tables, spec, DTYPE_BYTES, hardware)
     formula = AnalyticOperations(spec, hardware, DTYPE_BYTES)
     for row in rows.itertuples():
-        batch = uniform_batch(row.prefill_chunk, 0, row.n_decode, row.kv_decode, row.num_prefills)
+        batch = make_batch(
+            prefill_tokens=row.prefill_chunk,
+            num_prefills=row.num_prefills,
+            num_decodes=row.n_decode,
+            context=row.kv_decode,
+        )
         times = [1e6 * sum(way.attention_times(batch)) for way in (measured, formula)]
         one, other = (abs(time / row.time_us - 1) for time in times)
         yield "prompts" if row.prefill_chunk else "decodes", one, other

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from sarathi_lab import load_option
-from sarathi_lab.executor.simulated.cost_model import Experts
+from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.tables import EXPERT_SHAPE, TIME
 

@@ -18,7 +18,6 @@ import pandas as pd
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
-from sarathi_lab.executor.simulated.attention_tables import uniform_batch
 from sarathi_lab.executor.tables import TIME, read_tables
 
 SERVERS = EXPERIMENTS / "lab" / "real_servers"
@@ -51,12 +50,15 @@ def mixed_calls(folder: Path, gpu: str, model: str) -> pd.DataFrame:
     decodes = pd.MultiIndex.from_frame(calls[SIZES].assign(prefill_chunk=0, kv_prefill=0))
     two = alone["n_decode"].reindex(prompts).to_numpy()
     two = two + alone["prefill_chunk"].reindex(decodes).to_numpy()
-    formula = AnalyticOperations(load_option("model", model), load_option("hardware", gpu), 2)
-    batches = [uniform_batch(*sizes) for sizes in calls[SIZES].to_numpy(int).tolist()]
+    spec, hardware = load_option("model", model), load_option("hardware", gpu)
+    seconds = AnalyticOperations(spec, hardware, 2).attention.uniform
+    sizes = calls[SIZES].to_numpy(int).tolist()
     return calls.assign(
         two=two,
-        one_formula=[1e6 * formula.hybrid_attention(batch) for batch in batches],
-        two_formula=[1e6 * sum(formula.separate_attention(batch)) for batch in batches],
+        one_formula=[1e6 * seconds(one) for one in sizes],
+        two_formula=[
+            1e6 * (seconds((*one[:2], 0, 0)) + seconds((0, 0, *one[2:]))) for one in sizes
+        ],
     )
 
 

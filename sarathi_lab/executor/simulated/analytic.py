@@ -8,7 +8,13 @@ from dataclasses import replace
 
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel
-from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, all_reduce_time, matmul_time
+from sarathi_lab.executor.simulated.kernel_times import (
+    AttentionTimes,
+    Heads,
+    all_reduce_time,
+    matmul_time,
+)
+from sarathi_lab.executor.tables import Per
 from sarathi_lab.model.spec import Linear, ModelSpec
 
 # Products whose partial sums are added over the devices (Megatron-LM).
@@ -47,20 +53,29 @@ class AnalyticOperations:
                 flops_per_second=hardware.fp8_peak,
                 matmul_efficiency=hardware.fp8_efficiency,
             )
-        num_heads, num_kv_heads = (
-            number // parallel.tensor for number in (spec.num_heads, spec.num_kv_heads)
-        )
-        kv_head_bytes = spec.kv_head_bytes(dtype_bytes)
-        self._attention = AttentionTimes(
-            hardware, num_heads, num_kv_heads, spec.head_size, kv_head_bytes
-        )
+        tensor = parallel.tensor
+        self.heads = Heads(spec.num_heads // tensor, spec.num_kv_heads // tensor, spec.head_size)
+        self.attention = AttentionTimes(hardware, *self.heads, spec.kv_head_bytes(dtype_bytes))
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
         return self.hardware.held_out_errors
 
-    def token_times(self, num_tokens: int) -> Mapping[str, float]:
-        """Compute one layer's operations that depend on the number of tokens only."""
+    def times(self, per: Per, number: int) -> Mapping[str, float]:
+        """Compute the seconds of operations `per` layer or iteration over `number` tokens, or per
+        emitted token.
+        """
+        if per == "layer":
+            return self._layer_times(number)
+        if per == "iteration":
+            return {"norms": self._norm_time(number)}  # before the output head
+        vocab = math.ceil(self.spec.vocab_size / self.parallel.tensor)  # a device's share
+        return {
+            "lm_head": self.product_time(number, *self.shard_shape(self.spec.lm_head)),
+            "sampling": self._streaming_time(number * vocab * self.dtype_bytes),
+        }
+
+    def _layer_times(self, num_tokens: int) -> Mapping[str, float]:
         spec, tensor, dtype_bytes = self.spec, self.parallel.tensor, self.dtype_bytes
         times = {
             linear.name: self.layer_product_time(num_tokens, *self.shard_shape(linear))
@@ -85,18 +100,6 @@ class AnalyticOperations:
             times["all_reduce"] = ALL_REDUCES * all_reduce_time(num_bytes, tensor, self.hardware)
         return times
 
-    def once_times(self, num_tokens: int) -> Mapping[str, float]:
-        """Compute the norm before the output head."""
-        return {"norms": self._norm_time(num_tokens)}
-
-    def emit_times(self, num_emits: int) -> Mapping[str, float]:
-        """Compute output head and sampling of each device's share of the vocabulary."""
-        vocab = math.ceil(self.spec.vocab_size / self.parallel.tensor)
-        return {
-            "lm_head": self.product_time(num_emits, *self.shard_shape(self.spec.lm_head)),
-            "sampling": self._streaming_time(num_emits * vocab * self.dtype_bytes),
-        }
-
     def attention_times(self, batch: Batch) -> tuple[float, float]:
         """Compute prefills and decodes; in one call, decodes take what they add to prefills."""
         prefill, decode = self.separate_attention(batch)
@@ -106,13 +109,17 @@ class AnalyticOperations:
 
     def separate_attention(self, batch: Batch) -> tuple[float, float]:
         """Compute the seconds of one layer's calls over prefills and over decodes."""
-        prefill = self._attention.prefill(_prefills(batch)) if batch.num_prefills else 0.0
-        return prefill, self._attention.decode(batch.num_decodes, batch.decode_kv_tokens)
+        return self.prefill_attention(batch), self.decode_attention(batch)
+
+    def prefill_attention(self, batch: Batch) -> float:
+        return self.attention.prefill(_prefills(batch)) if batch.num_prefills else 0.0
+
+    def decode_attention(self, batch: Batch) -> float:
+        return self.attention.decode(batch.num_decodes, batch.decode_kv_tokens)
 
     def hybrid_attention(self, batch: Batch) -> float:
         """Compute the seconds of one layer's call over all of `batch`, which has decodes."""
-        decodes = batch.num_decodes, batch.decode_kv_tokens
-        return self._attention.hybrid(_prefills(batch), *decodes)
+        return self.attention.hybrid(_prefills(batch), batch.num_decodes, batch.decode_kv_tokens)
 
     def shard_shape(self, linear: Linear) -> tuple[int, int]:
         """Rows and columns of a weight on one device, split along the axis that saves sends."""

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cache, partial
-from typing import Literal, NamedTuple, get_args
-
-import pandas as pd
+from functools import cache
+from typing import Literal, get_args
 
 from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
+from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.hardware import EXPERTS, ONE_DEVICE, Hardware, Parallel
-from sarathi_lab.executor.simulated.interpolation import RatioGrid, log_distance
 from sarathi_lab.executor.simulated.kernel_times import overlapped
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations, profiled_operations
-from sarathi_lab.executor.tables import ATTENTION, EXPERT_SHAPE, MICROSECOND, TIME
+from sarathi_lab.executor.tables import ATTENTION
 from sarathi_lab.model.spec import ModelSpec
 
 Level = Literal["analytic", "profiled"]
 OperationTimes = Callable[[Batch], dict[str, float]]  # seconds by operation
 # Seconds by operation on one device, of its share where several devices share a layer.
 Operations = AnalyticOperations | ProfiledOperations
-
-KERNELS = 2  # launched for a layer's experts: the products before and after the activation
 
 SHARED = ("shared_up", "shared_down", "shared_gate")  # a shared expert's products
 # Operations by kind, as the paper's figures name them; any other is overhead.
@@ -37,95 +33,6 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "others": ("embedding", "lm_head", "sampling", "logits", "overhead", "others"),
     "communication": ("all_reduce", "send", "swap"),
 }
-
-
-class Shape(NamedTuple):
-    """Sizes of `tables.EXPERT_SHAPE`; `expert_size` is the width of an expert on one device."""
-
-    hidden_size: int
-    expert_size: int
-    num_experts: int
-    top_k: int
-
-
-class Experts:
-    """Seconds of one layer's experts of `spec`, each split over `tensor` devices.
-
-    Choices are random, so the number of experts read is the mean over such choices. The time is a
-    roofline with three figures of the hardware (`expert_...`), times the ratio of measured `rows`
-    to it (`moe` of `tables.FILES`, all experts on one device): by experts read and tokens of each,
-    constant beyond, of the nearest shape if the rows have shapes.
-    """
-
-    def __init__(
-        self,
-        spec: ModelSpec,
-        hardware: Hardware,
-        dtype_bytes: int,
-        rows: pd.DataFrame | None = None,
-        tensor: int = 1,
-    ) -> None:
-        self.spec = spec
-        self.hardware = hardware
-        self.dtype_bytes = dtype_bytes
-        width = math.ceil(spec.ffn_size / tensor)
-        self.shape = Shape(spec.hidden_size, width, spec.num_experts, spec.experts_per_token)
-        self.base: Shape | None = None  # shape of the rows in use
-        if rows is not None:
-            self.base, self._ratios = self._measured(rows)
-        self.seconds = cache(self._seconds)
-
-    @property
-    def caution(self) -> str:
-        """Source of the times."""
-        if self.base is None:
-            fitted = self.hardware.expert_traffic > 0
-            source = "fitted to other models" if fitted else "without a fit"
-            return f"the experts' times are a roofline {source}"
-        of = self.base
-        return (
-            f"experts by {of.num_experts} of {of.hidden_size} x {of.expert_size} on a device, "
-            f"{of.top_k} a token, each chosen at random"
-        )
-
-    def _seconds(self, num_tokens: int) -> float:
-        if num_tokens == 0:
-            return 0.0
-        chosen = self.spec.share_of_experts(num_tokens) * self.spec.num_experts
-        return self.time(num_tokens * self.shape.top_k, chosen)
-
-    def time(self, pairs: float, chosen: float) -> float:
-        """Compute one device's seconds of `pairs` (token, expert) over `chosen` experts."""
-        time = self._formula(self.shape, pairs, chosen, self.spec.gated_ffn)
-        return time if self.base is None else time * self._ratios.ratio(pairs / chosen, chosen)
-
-    def traffic(self, shape: Shape, pairs: float, gated: bool) -> float:
-        """Compute the seconds of moving activations between and after the products."""
-        moved = (5 if gated else 3) * shape.expert_size + 2 * shape.hidden_size
-        return pairs * moved * self.dtype_bytes / self.hardware.memory_rate
-
-    def _formula(self, shape: Shape, pairs: float, chosen: float, gated: bool) -> float:
-        each = (3 if gated else 2) * shape.hidden_size * shape.expert_size
-        hardware = self.hardware
-        share = hardware.matmul_efficiency * hardware.expert_efficiency
-        compute = 2 * pairs * each / (hardware.flops_per_second * share)
-        memory = chosen * each * self.dtype_bytes / hardware.memory_rate
-        between = hardware.expert_traffic * self.traffic(shape, pairs, gated)
-        fixed = KERNELS * hardware.kernel_launch + hardware.expert_launch
-        return fixed + overlapped(compute, memory) + between
-
-    def _measured(self, rows: pd.DataFrame) -> tuple[Shape, RatioGrid]:
-        """Choose the nearest shape of `rows`; return its ratios of measured to computed seconds."""
-        base, gated = self.shape, self.spec.gated_ffn
-        if EXPERT_SHAPE[0] in rows:
-            shapes = [Shape(*map(int, row)) for row in rows[list(EXPERT_SHAPE)].to_numpy()]
-            base = min(shapes, key=partial(log_distance, self.shape))
-            rows, gated = rows[[shape == base for shape in shapes]], True
-        pairs, chosen = rows.tokens * base.top_k, rows.activated_experts
-        computed = [self._formula(base, *of, gated) for of in zip(pairs, chosen, strict=True)]
-        ratios = rows.assign(load=pairs / chosen, ratio=MICROSECOND * rows[TIME] / computed)
-        table = ratios.pivot_table(index="load", columns="activated_experts", values="ratio")
-        return base, RatioGrid(table)
 
 
 class CostModel:
@@ -159,12 +66,8 @@ class CostModel:
         # Each device copies its share of a block over its link.
         self._swapped_token_bytes = spec.kv_bytes_per_token(dtype_bytes) / parallel.num_devices
         # Cached by number of tokens: a run has few different ones.
-        self._token_times = cache(operations.token_times)
-        self._once_times = cache(operations.once_times)
-        self._emit_times = cache(operations.emit_times)
-        self._token_sum = cache(lambda number: sum(self._token_times(number).values()))
-        self._once_sum = cache(lambda number: sum(self._once_times(number).values()))
-        self._emit_sum = cache(lambda number: sum(self._emit_times(number).values()))
+        self._times = cache(operations.times)
+        self._sum = cache(lambda per, number: sum(self._times(per, number).values()))
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
@@ -187,8 +90,8 @@ class CostModel:
         parts = batch.passes(self.parallel.layers_per_stage(self.spec))
         layers_time = sum(len(layers) * self.layer_time(part) for layers, part in parts)
         times = [layers_time] * self.parallel.pipeline
-        times[-1] += self._once_sum(parts[-1][1].num_tokens) + self._emit_sum(batch.num_emits)
-        times[-1] += self.operations.iteration_overhead
+        times[-1] += self._sum("iteration", parts[-1][1].num_tokens)
+        times[-1] += self._sum("emit", batch.num_emits) + self.operations.iteration_overhead
         if batch.num_swapped_tokens:
             times = [time + self.swap_time(batch) for time in times]
         return times
@@ -199,7 +102,7 @@ class CostModel:
         return overlapped(device, host) if host else device
 
     def _layer_device_time(self, batch: Batch) -> float:
-        seconds = self._token_sum(batch.num_tokens) + sum(self.operations.attention_times(batch))
+        seconds = self._sum("layer", batch.num_tokens) + sum(self.operations.attention_times(batch))
         return seconds + self.experts.seconds(batch.num_tokens) if self.experts else seconds
 
     def send_time(self, batch: Batch) -> float:
@@ -233,15 +136,15 @@ class CostModel:
         times, waiting = dict[str, float](), 0.0
         for layers, part in parts:
             attention = zip(ATTENTION, self.operations.attention_times(part), strict=True)
-            per_layer = {**self._token_times(part.num_tokens), **dict(attention)}
+            per_layer = {**self._times("layer", part.num_tokens), **dict(attention)}
             if self.experts:
                 per_layer["experts"] = self.experts.seconds(part.num_tokens)
             for name, time in per_layer.items():
                 times[name] = times.get(name, 0.0) + num_stages * len(layers) * time
             if self._layer_host_time:
                 waiting += len(layers) * (self.layer_time(part) - self._layer_device_time(part))
-        once = self._once_times(parts[-1][1].num_tokens)
-        for name, time in (*once.items(), *self._emit_times(batch.num_emits).items()):
+        once = self._times("iteration", parts[-1][1].num_tokens)
+        for name, time in (*once.items(), *self._times("emit", batch.num_emits).items()):
             times[name] = times.get(name, 0.0) + time
         times["overhead"] = self.operations.iteration_overhead + num_stages * waiting
         if num_stages > 1:

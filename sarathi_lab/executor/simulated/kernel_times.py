@@ -13,7 +13,7 @@ are fields of `Hardware`; `experiments/lab/cost_model/fit.py` fits both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
@@ -74,6 +74,14 @@ def matmul_time(
         return hardware.kernel_launch + overlapped(compute, num_bytes / hardware.memory_rate)
 
     return hardware.kernel_launch + min(seconds(*pair) for pair in product(TILES, SPLITS))
+
+
+class Heads(NamedTuple):
+    """Query heads, KV heads and head size, on one device."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
 
 
 class Tiles(NamedTuple):
@@ -158,8 +166,7 @@ class AttentionTimes:
         share = occupancy(blocks, hardware.num_sms, splits)
         working = hardware.decode_block_time * blocks / hardware.num_sms
         launch = hardware.decode_launch
-        if launch is None:
-            launch = hardware.attention_launch
+        launch = hardware.attention_launch if launch is None else launch
         if grouped and num_sequences > 1 and self.num_kv_heads > 1:
             launch += hardware.regroup_time
         filled = min(1.0, kv_tokens * self.num_kv_heads / (hardware.num_sms * FILL_KEYS))
@@ -190,6 +197,19 @@ class AttentionTimes:
             hardware.prompt_efficiency or hardware.kv_efficiency,
         )
         return hardware.attention_launch + overlapped(compute, memory)
+
+    def uniform(self, sizes: Sequence[float], num_chunks: int = 1) -> float:
+        """Compute the seconds of equal chunks and equal decodes, in one call if there are both.
+
+        `sizes`, which are rounded, are the tokens of a chunk, those cached before it, the number of
+        decodes, and the tokens that each of these sees.
+        """
+        chunk, before, decodes, context = sizes
+        chunks = [(round(before), round(chunk))] * num_chunks if chunk else []
+        seen = round(decodes), round(decodes * context)
+        if chunk and decodes:
+            return self.hybrid(chunks, *seen)
+        return self.prefill(chunks) + self.decode(*seen)
 
     def _compute(self, tiles: Tiles) -> float:
         """Compute the seconds of one head's tiles on all SMs."""

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -70,7 +71,7 @@ class Measured:
     num_shapes: int
     num_dropped: int  # the longest shapes, which the time did not suffice for
 
-    def tables(self, spec: ModelSpec, **about: str) -> OperationTables:
+    def tables(self, spec: ModelSpec, **about: Any) -> OperationTables:
         """Return the operation tables of `spec`, with `about` in their meta.yaml."""
         meta = {"model": spec.name, **about, "layers": spec.num_layers, "included": [*INCLUDED]}
         return OperationTables("measured", frames_of(self.table), meta)

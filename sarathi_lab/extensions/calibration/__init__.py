@@ -18,13 +18,16 @@ from sarathi_lab.config.paths import CONF, IS_CHECKOUT, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.simulated.hardware import Hardware
-from sarathi_lab.executor.simulated.profiled import ProfiledOperations
-from sarathi_lab.executor.tables import write_tables
+from sarathi_lab.executor.tables import ATTENTION, write_tables
 from sarathi_lab.executor.torch import profiling
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.steal_corrected_clock import exclude_stolen_time
-from sarathi_lab.extensions.calibration.from_profile import hardware_from_profile
+from sarathi_lab.extensions.calibration.from_profile import (
+    MATMUL,
+    hardware_from_profile,
+    held_out_errors,
+)
 from sarathi_lab.results.provenance import slug_of
 from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import DisplayTable, Result
@@ -34,14 +37,13 @@ from sarathi_lab.tasks.subjects import BLOCK_SIZE, Subject, measured_subject
 TABLES = Path("experiments", "lab", "cost_model", "tables")  # of a checkout
 DIGITS = 4  # of the figures in the hardware file
 FLOATS = "%.6g"
-ATTEMPTS = 3  # measurements of up to `seconds` each
 MAX_ERROR = 0.3  # mean of an operation's held-out rows
 
 
 @dataclass(frozen=True)
 class Calibrate(Task):
-    """Measurement of the model's operations on the device for up to `seconds`, repeated if its rows
-    are inconsistent; inconsistent ones are not installed.
+    """Measurement of the model's operations on the device for up to `seconds`. Rows that contradict
+    each other are not installed.
 
     Leaves `<name>.yaml`, a hardware file, and its operation tables, which
     executor.cost_model=profiled interpolates: decodes up to `batch` sequences, contexts up to
@@ -97,13 +99,19 @@ class Calibrate(Task):
         shapes = _shapes(cfg)
         sizes = Sizes(profiling.blocks_needed(shapes, BLOCK_SIZE), BLOCK_SIZE, batch_size=cfg.batch)
         executor = backend.build(spec, checkpoint, sizes)
-        measured, profiled = self._measured(executor, shapes, backend)
-        tables = profiled.tables
+        measured, errors = self._measured(executor, shapes)
+        products, attention = (max(errors[name] for name in names) for names in (MATMUL, ATTENTION))
+        tables = measured.tables(
+            spec,
+            device=device,
+            dtype=dtype,
+            uncertainty={"matmul": round(products, DIGITS), "attention": round(attention, DIGITS)},
+        )
         peaks = backend.peaks()
         memory_bytes, num_sms = backend.size()
         folder = make_folder(context.run_dir, "the run's folder")
         hardware = hardware_from_profile(
-            tables,
+            measured.table,
             spec,
             name=self._hardware_name(backend),
             flops_per_second=peaks.flops_per_second,
@@ -128,11 +136,13 @@ class Calibrate(Task):
             installed = replace(hardware, tables=str(home))
             places = {"file": _write(installed, CONF / "hardware", title)}
         use = f"python -m sarathi_lab.run executor=simulated hardware={hardware.name}"
-        errors = {**profiled.errors, **hardware.held_out_errors}
         return Result(
             tables={f"{name}.csv": frame for name, frame in tables.frames.items()},
-            summary={f"error/{name}": error for name, error in errors.items()},
-            shown=_errors(profiled.errors, measured, hardware),
+            summary={
+                f"error/{name}": error
+                for name, error in {**errors, **hardware.held_out_errors}.items()
+            },
+            shown=_errors(errors, measured, hardware),
             places={**places, "use": f"{use} executor.cost_model=profiled model={spec.name}"},
             labels={"device": hardware.name},
             tags=[hardware.name],
@@ -140,44 +150,31 @@ class Calibrate(Task):
         )
 
     def _measured(
-        self, executor: TorchExecutor, shapes: Sequence[profiling.Shape], backend: TorchBackend
-    ) -> tuple[profiling.Measured, ProfiledOperations]:
-        """Measure until rows are within `MAX_ERROR` of their neighbours, `ATTEMPTS` times at most;
-        return the best. Raises UserError if it is to be installed and is not within.
+        self, executor: TorchExecutor, shapes: Sequence[profiling.Shape]
+    ) -> tuple[profiling.Measured, dict[str, float]]:
+        """Measure the shapes; return the rows, and how far those of each operation are off. Raises
+        UserError if they are to be installed and contradict each other.
         """
-        spec, best, why = executor.model.spec, None, ""
-        for attempt in range(1, ATTEMPTS + 1):
-            with (
-                progress_of("measuring", self.seconds, "s") as progress,
-                exclude_stolen_time(executor) as clock,
-            ):
-                start = time.perf_counter()
-                measured = profiling.measure_profile(executor, shapes, self.seconds, progress)
-                lost = clock.lost / (time.perf_counter() - start)
-            tables = measured.tables(spec, device=backend.device_name, dtype=backend.dtype_name)
-            profiled = ProfiledOperations(tables, spec, backend.dtype_bytes)
-            worst, error = max(profiled.errors.items(), key=itemgetter(1))
-            if best is None or error < best[0]:
-                best = error, measured, profiled
-                why = (
-                    f"rows of {worst} deviate by {error:.0%} from the others, more than "
-                    f"{MAX_ERROR:.0%}: the machine is busy (others had a core {lost:.0%} of the "
-                    "time) or slow at times"
-                )
-            if error <= MAX_ERROR:
-                break
-            if attempt < ATTEMPTS:
-                console().print(f"  {why}; measuring again")
-        assert best is not None, "there is one attempt at least"
-        if best[0] > MAX_ERROR:
-            result = f"after {ATTEMPTS} measurements {why}"
+        with (
+            progress_of("measuring", self.seconds, "s") as progress,
+            exclude_stolen_time(executor) as clock,
+        ):
+            start = time.perf_counter()
+            measured = profiling.measure_profile(executor, shapes, self.seconds, progress)
+            lost = clock.lost / (time.perf_counter() - start)
+        errors = held_out_errors(measured.table)
+        worst, error = max(errors.items(), key=itemgetter(1))
+        if error > MAX_ERROR:
+            why = (
+                f"rows of {worst} deviate by {error:.0%} from the others, more than "
+                f"{MAX_ERROR:.0%}: the machine is busy (others had a core {lost:.0%} of the time) "
+                f"or slow at times; repeat when it is quiet, or with "
+                f"task.seconds={2 * self.seconds:g}"
+            )
             if self.install:
-                raise UserError(
-                    f"task.install=true: {result}; repeat when it is quiet, or with "
-                    f"task.seconds={2 * self.seconds:g}"
-                )
-            console().print(f"  {result}", style="yellow")
-        return best[1], best[2]
+                raise UserError(f"task.install=true: {why}")
+            console().print(f"  {why}", style="yellow")
+        return measured, errors
 
     def _hardware_name(self, backend: TorchBackend) -> str:
         return slug_of(backend.device_name) if self.name is None else str(self.name)

@@ -21,12 +21,15 @@ from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.hardware import UNCERTAIN, Hardware
-from sarathi_lab.executor.tables import ATTENTION, MICROSECOND, TIME, OperationTables
+from sarathi_lab.executor.simulated.interpolation import Costs
+from sarathi_lab.executor.tables import ATTENTION
 from sarathi_lab.model.spec import ModelSpec
 
 Floats = NDArray[np.float64]
 Errors = Floats  # predicted / measured - 1, one entry per measurement
 Group = tuple[Errors, Floats]  # errors, and their weights of sum 1
+SIZES = ["num_tokens", "kv_tokens"]  # of a measured row
+HELD_OUT_BLOCKS = 10  # of neighbours held out together, as tables are often dense at a step
 MAX_ITERATIONS = 120
 TOLERANCES = {"xatol": 1e-3, "fatol": 1e-5}  # of the logarithms, and of their mean error
 
@@ -86,15 +89,15 @@ START: dict[str, Any] = {
 }
 
 
-def hardware_from_profile(measured: OperationTables, spec: ModelSpec, **known: Any) -> Hardware:
-    """Fit the device of tables that task=calibrate `measured` with `spec`; `known` are its other
-    fields.
+def hardware_from_profile(table: pd.DataFrame, spec: ModelSpec, **known: Any) -> Hardware:
+    """Fit the device on which task=calibrate measured `table` (columns operation, num_tokens,
+    kv_tokens, seconds over all layers) with `spec`; `known` are its other fields.
 
     Every second row of an operation is fitted, the others give the uncertainty (mean absolute
     relative error).
     """
     hardware = Hardware(**known, uncertainty=dict.fromkeys(UNCERTAIN, 0.0), **START)
-    rows = [rows_of(measured, operation, spec) for operation in PARTS]
+    rows = [table[table.operation == operation].sort_values(SIZES) for operation in PARTS]
     fitted, held_out = (pd.concat([part.iloc[i::2] for part in rows]) for i in (0, 1))
     for fields, operations in ((STREAMED, (*MATMUL, "elementwise")), (ATTENDED, ATTENTION)):
 
@@ -111,24 +114,28 @@ def hardware_from_profile(measured: OperationTables, spec: ModelSpec, **known: A
     return replace(hardware, iteration_overhead=overhead, uncertainty=uncertainty)
 
 
-def rows_of(tables: OperationTables, operation: str, spec: ModelSpec) -> pd.DataFrame:
-    """Select one operation's rows by size: tokens, cached tokens read, seconds over all layers."""
-    if operation not in ATTENTION:
-        layer, rows = tables.layers[operation]
-        seconds = rows.seconds * (spec.num_layers if layer.per == "layer" else 1)
-        table = pd.DataFrame({"num_tokens": rows["size"], "kv_tokens": 0, "seconds": seconds})
-    else:
-        rows, is_decode = tables.frames["attention"], operation == "decode_attention"
-        rows = rows[(rows.n_decode > 0) == is_decode]
-        tokens = rows.n_decode if is_decode else rows.prefill_chunk
-        seen = rows.n_decode * rows.kv_decode if is_decode else rows.kv_prefill + tokens
-        seconds = rows[TIME] * MICROSECOND * spec.num_layers / tables.num_layers
-        table = pd.DataFrame({"num_tokens": tokens, "kv_tokens": seen, "seconds": seconds})
-    return table.assign(operation=operation).sort_values(["num_tokens", "kv_tokens"])
+def held_out_errors(table: pd.DataFrame) -> dict[str, float]:
+    """Compute the mean relative error, by operation, of blocks of rows predicted from the others;
+    the first and the last row are never held out, as tables are not made for extrapolation.
+    """
+    groups = table.sort_values(SIZES).groupby("operation", sort=False)
+    return {str(name): _held_out_error(rows) for name, rows in groups}
+
+
+def _held_out_error(rows: pd.DataFrame) -> float:
+    tokens, kv_tokens, seconds = (rows[name].to_numpy(float) for name in (*SIZES, "seconds"))
+    costly = (np.ones(len(rows)), tokens, kv_tokens, tokens * kv_tokens, kv_tokens / tokens)
+    features, errors = np.stack([each for each in costly if each.any()], axis=-1), list[float]()
+    inner = np.arange(1, len(rows) - 1)
+    for block in np.array_split(inner, min(HELD_OUT_BLOCKS, len(inner))):
+        kept = np.delete(np.arange(len(rows)), block)
+        costs = Costs(features[kept], tokens[kept], seconds[kept])
+        errors += [abs(costs.time(tokens[i], *features[i]) / seconds[i] - 1) for i in block]
+    return float(np.mean(errors))
 
 
 def batch_of_row(operation: str, num_tokens: int, kv_tokens: int) -> Batch:
-    """Make a batch with the `operation` of a row of `rows_of`."""
+    """Make a batch with the `operation` of a measured row."""
     if operation == "decode_attention":
         return make_batch(num_decodes=num_tokens, context=kv_tokens // num_tokens)
     if operation == "logits":  # only the operations over emitting rows count

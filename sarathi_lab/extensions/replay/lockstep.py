@@ -15,8 +15,9 @@ from sarathi_lab.engine.executor import Executor, Sizes, StepResult
 from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.request import Batch, Queues, Request, SequenceState
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.executor.simulated.cost_model import CostModel, Experts
+from sarathi_lab.executor.simulated.cost_model import CostModel
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.extensions.cluster.cluster import Schedulers
 from sarathi_lab.extensions.cluster.routers import least_loaded
 from sarathi_lab.model.spec import ModelSpec

@@ -1,0 +1,102 @@
+"""A layer's experts: by formula, and by measured rows where there are such."""
+
+from __future__ import annotations
+
+import math
+from functools import cache, partial
+from typing import NamedTuple
+
+import pandas as pd
+
+from sarathi_lab.executor.simulated.hardware import Hardware
+from sarathi_lab.executor.simulated.interpolation import RatioGrid, log_distance, nearest_shape
+from sarathi_lab.executor.simulated.kernel_times import overlapped
+from sarathi_lab.executor.tables import EXPERT_SHAPE, MICROSECOND, TIME
+from sarathi_lab.model.spec import ModelSpec
+
+KERNELS = 2  # launched for a layer's experts: the products before and after the activation
+
+
+class Shape(NamedTuple):
+    """Sizes of `tables.EXPERT_SHAPE`; `expert_size` is the width of an expert on one device."""
+
+    hidden_size: int
+    expert_size: int
+    num_experts: int
+    top_k: int
+
+
+class Experts:
+    """Seconds of one layer's experts of `spec`, each split over `tensor` devices.
+
+    Choices are random, so the number of experts read is the mean over such choices. The time is a
+    roofline with three figures of the hardware (`expert_...`), times the ratio of measured `rows`
+    to it (`moe` of `tables.FILES`, all experts on one device): by experts read and tokens of each,
+    constant beyond, of the nearest shape if the rows have shapes.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        hardware: Hardware,
+        dtype_bytes: int,
+        rows: pd.DataFrame | None = None,
+        tensor: int = 1,
+    ) -> None:
+        self.spec = spec
+        self.hardware = hardware
+        self.dtype_bytes = dtype_bytes
+        width = math.ceil(spec.ffn_size / tensor)
+        self.shape = Shape(spec.hidden_size, width, spec.num_experts, spec.experts_per_token)
+        self.base: Shape | None = None  # shape of the rows in use
+        if rows is not None:
+            self.base, self._ratios = self._measured(rows)
+        self.seconds = cache(self._seconds)
+
+    @property
+    def caution(self) -> str:
+        """Source of the times."""
+        if (of := self.base) is None:
+            fitted = self.hardware.expert_traffic > 0
+            source = "fitted to other models" if fitted else "without a fit"
+            return f"the experts' times are a roofline {source}"
+        return (
+            f"experts by {of.num_experts} of {of.hidden_size} x {of.expert_size} on a device, "
+            f"{of.top_k} a token, each chosen at random"
+        )
+
+    def _seconds(self, num_tokens: int) -> float:
+        if num_tokens == 0:
+            return 0.0
+        chosen = self.spec.share_of_experts(num_tokens) * self.spec.num_experts
+        return self.time(num_tokens * self.shape.top_k, chosen)
+
+    def time(self, pairs: float, chosen: float) -> float:
+        """Compute one device's seconds of `pairs` (token, expert) over `chosen` experts."""
+        time = self._formula(self.shape, pairs, chosen, self.spec.gated_ffn)
+        return time if self.base is None else time * self._ratios.ratio(pairs / chosen, chosen)
+
+    def traffic(self, shape: Shape, pairs: float, gated: bool) -> float:
+        """Compute the seconds of moving activations between and after the products."""
+        moved = (5 if gated else 3) * shape.expert_size + 2 * shape.hidden_size
+        return pairs * moved * self.dtype_bytes / self.hardware.memory_rate
+
+    def _formula(self, shape: Shape, pairs: float, chosen: float, gated: bool) -> float:
+        each = (3 if gated else 2) * shape.hidden_size * shape.expert_size
+        hardware = self.hardware
+        share = hardware.matmul_efficiency * hardware.expert_efficiency
+        compute = 2 * pairs * each / (hardware.flops_per_second * share)
+        memory = chosen * each * self.dtype_bytes / hardware.memory_rate
+        between = hardware.expert_traffic * self.traffic(shape, pairs, gated)
+        fixed = KERNELS * hardware.kernel_launch + hardware.expert_launch
+        return fixed + overlapped(compute, memory) + between
+
+    def _measured(self, rows: pd.DataFrame) -> tuple[Shape, RatioGrid]:
+        """Choose the nearest shape of `rows`; return its ratios of measured to computed seconds."""
+        base, gated = self.shape, self.spec.gated_ffn
+        if EXPERT_SHAPE[0] in rows:
+            nearest, rows = nearest_shape(rows, EXPERT_SHAPE, partial(log_distance, base))
+            base, gated = Shape(*nearest), True
+        pairs, chosen = rows.tokens * base.top_k, rows.activated_experts
+        computed = [self._formula(base, *of, gated) for of in zip(pairs, chosen, strict=True)]
+        return base, RatioGrid(pairs / chosen, chosen, MICROSECOND * rows[TIME] / computed)
