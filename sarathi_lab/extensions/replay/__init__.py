@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
@@ -25,6 +23,7 @@ from sarathi_lab.extensions.replay.lockstep import Lockstep, LockstepBackend
 from sarathi_lab.extensions.replay.real_run import (
     NULL_BLOCKS,
     RealRun,
+    ServerSettings,
     mean_errors,
     over_time,
     read_run,
@@ -40,8 +39,8 @@ from sarathi_lab.results.serving_metrics import waits
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.plan import changed
 
+SERVER = "vllm"
 AUTO = "auto"  # of hardware, host, model and dtype: as recorded in the run
-MEMORY_SHARE = 0.9  # of the device, vLLM's default
 SHOWN = {"quantile": "", "unit": "", "real": ".4g", "simulated": ".4g", "error": "+.1%"}
 STYLES: dict[str, dict[str, Any]] = {
     "real": {"color": "0.25"},
@@ -66,42 +65,36 @@ class Replay:
     run: RealRun
     backend: SimulatedBackend
     spec: ModelSpec
-    policy: VllmV1
     num_blocks: int
-    shares_prefixes: bool
-
-    @property
-    def requests(self) -> list[Request]:
-        columns = ["arrival_time", "prompt_len", "output_len"]
-        rows = self.run.requests[columns].itertuples(index=False)
-        return [Request(i, *row) for i, row in enumerate(rows)]
 
     def serve(self, ledger: Ledger) -> None:
         """Serve the run's requests, and record them in `ledger`."""
-        run, spec = self.run, self.spec
+        settings = self.run.settings
+        columns = ["arrival_time", "prompt_len", "output_len"]
+        rows = self.run.requests[columns].itertuples(index=False)
         engine = EngineConfig(
-            self.policy,
-            batch_size=run.max_num_seqs,
+            VllmV1(max_num_batched_tokens=settings.max_num_batched_tokens),
+            batch_size=settings.max_num_seqs,
             num_blocks=self.num_blocks,
-            block_size=run.block_size,
-            max_model_len=run.max_model_len,
-            shares_prefixes=self.shares_prefixes,
+            block_size=settings.block_size,
+            max_model_len=settings.max_model_len,
+            shares_prefixes=settings.enable_prefix_caching,
             cluster=getattr(self.backend, "sharing", SINGLE),
         )
-        executor = self.backend.build(spec, None, engine.sizes())
-        serve(self.requests, engine, executor, ledger)
+        executor = self.backend.build(self.spec, None, engine.sizes())
+        serve([Request(i, *row) for i, row in enumerate(rows)], engine, executor, ledger)
 
     def describe(self) -> list[str]:
         """List the settings taken from the run."""
-        run, host = self.run, self.backend.host
+        run, settings, host = self.run, self.run.settings, self.backend.host
         lines = [
-            f"{run.server} {run.version} with {run.max_num_batched_tokens} tokens and "
-            f"{run.max_num_seqs} sequences an iteration, host={host.name}"
+            f"{SERVER} {run.version} with {settings.max_num_batched_tokens} tokens and "
+            f"{settings.max_num_seqs} sequences an iteration, host={host.name}"
             f"{', scheduled ahead of the device' if host.overlaps else ''}",
             f"{len(run.requests)} requests over {run.requests.arrival_time.max():.1f} s; cache "
-            f"{self.num_blocks} x {run.block_size} tokens"
-            f"{'' if run.num_gpu_blocks else ', as the hardware has room for'}"
-            f"{', prefixes shared' if self.shares_prefixes else ''}",
+            f"{self.num_blocks} x {settings.block_size} tokens"
+            f"{'' if settings.num_gpu_blocks else ', as the hardware has room for'}"
+            f"{', prefixes shared' if settings.enable_prefix_caching else ''}",
         ]
         if isinstance(self.backend, LockstepBackend):
             hardware, replicas = self.backend.hardware, self.backend.sharing.replicas
@@ -129,9 +122,10 @@ class Validate(Task):
         if not self._folder:
             raise UserError("task=validate needs the folder of a real run; add task.run=FOLDER")
         run = read_run(self._folder)
-        if run.data_parallel_size > 1 and not run.enable_expert_parallel:
+        replicas = run.settings.data_parallel_size
+        if replicas > 1 and not run.settings.enable_expert_parallel:
             raise UserError(
-                f"{run.source}: data_parallel_size={run.data_parallel_size} is simulated only "
+                f"{run.source}: data_parallel_size={replicas} is simulated only "
                 "where replicas share experts (enable_expert_parallel); take another run"
             )
         configured = _configured(cfg, run)
@@ -141,9 +135,7 @@ class Validate(Task):
         backend = _of_run(backend, run, is_named=cfg.hardware.name != AUTO)
         spec, _ = resolve_model(configured, backend)
         backend.check(spec, 0)
-        policy = VllmV1(max_num_batched_tokens=run.max_num_batched_tokens)
-        shares = True if run.enable_prefix_caching is None else run.enable_prefix_caching
-        return Replay(run, backend, spec, policy, _num_blocks(run, backend, spec), shares)
+        return Replay(run, backend, spec, _num_blocks(run.settings, backend, spec))
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         replay: Replay = context.prepared or self.check(cfg)
@@ -160,7 +152,7 @@ class Validate(Task):
             replay.serve(ledger)
         iterations, requests = ledger.iterations(), ledger.requests()
         table, both = validation_table(run, requests, iterations), over_time(run, iterations)
-        title = f"{where}: {run.server} {run.version}, real and simulated"
+        title = f"{where}: {SERVER} {run.version}, real and simulated"
         return Result(
             tables={
                 "validation": table,
@@ -184,38 +176,37 @@ def _configured(cfg: DictConfig, run: RealRun) -> DictConfig:
     """Return `cfg` with the run's settings in place of `AUTO`."""
     settings: dict[str, object] = {}
     if cfg.hardware.name == AUTO:
-        named = {key: cfg.hardware[key] for key in cfg.hardware if key not in ("name", "_target_")}
-        settings["hardware"] = _matching("hardware", run.hardware, run.source, named)
+        given = {
+            str(key): value
+            for key, value in cfg.hardware.items()
+            if key not in ("name", "_target_") and value is not None
+        }
+        settings["hardware"] = OmegaConf.merge(_matching("hardware", run.hardware, run), given)
         if cfg.hardware.tables is not None:
             settings["executor"] = OmegaConf.merge(cfg.executor, {"cost_model": "profiled"})
     if cfg.host.name == AUTO:
         settings["host"] = _host(run)
     if "path" in cfg.model and cfg.model.path is None:
-        settings["model"] = _matching("model", run.model.rpartition("/")[2], run.source, {})
-    if cfg.dtype == AUTO and run.dtype != AUTO:
-        if run.dtype not in DTYPE_BYTES:
-            raise UserError(
-                f"{run.source}: dtype={run.dtype} can't be simulated; add dtype=bfloat16"
-            )
-        settings["dtype"] = run.dtype
+        settings["model"] = _matching("model", run.settings.model.rpartition("/")[2], run)
+    dtype = run.settings.dtype
+    if cfg.dtype == AUTO and dtype != AUTO:
+        if dtype not in DTYPE_BYTES:
+            raise UserError(f"{run.source}: dtype={dtype} can't be simulated; add dtype=bfloat16")
+        settings["dtype"] = dtype
     return changed(cfg, **settings)
 
 
-def _matching(group: str, name: str | None, source: str, named: dict[object, object]) -> DictConfig:
-    """Find the option that `name` begins with (letters and digits only) and merge the `named`
-    settings that are not null. Raises UserError if there is none.
-    """
+def _matching(group: str, name: str | None, run: RealRun) -> DictConfig:
+    """Read the option that `name` begins with (letters and digits only). Raises UserError."""
     files = option_files(group)
     wanted = _plain(name or "").removeprefix("nvidia").removeprefix("geforce")
     fitting = [option for option in files if wanted.startswith(_plain(option))]
-    if not wanted or not fitting:
+    if not fitting:
         raise UserError(
-            f"{source}: {group} {name or 'is not named and'} has no file in conf/{group}; add "
+            f"{run.source}: {group} {name or 'is not named and'} has no file in conf/{group}; add "
             f"{group}=NAME, one of {', '.join(option for option in files if option != AUTO)}"
         )
-    node = read_option(group, files[max(fitting, key=len)])
-    given = {str(key): value for key, value in named.items() if value is not None}
-    return DictConfig(OmegaConf.merge(node, given))
+    return read_option(group, files[max(fitting, key=len)])
 
 
 def _plain(name: str) -> str:
@@ -224,45 +215,41 @@ def _plain(name: str) -> str:
 
 def _host(run: RealRun) -> DictConfig:
     """Choose the host of the server's version or the nearest one; `overlaps` is the run's."""
-    files = {name: path for name, path in option_files("host").items() if "_" in name}
-    same_server = [name for name in files if name.startswith(f"{run.server}_")]
-    nearest = min(same_server, key=lambda name: _distance(_numbers(name), _numbers(run.version)))
+
+    def distance(name: str) -> list[int]:
+        versions = (re.findall(r"\d+", one)[:2] for one in (name, run.version))
+        return [abs(int(a) - int(b)) for a, b in zip(*versions, strict=False)]
+
+    files = option_files("host")
+    nearest = min((name for name in files if name.startswith(f"{SERVER}_")), key=distance)
     node = read_option("host", files[nearest])
-    if run.async_scheduling is not None:
-        node.overlaps = run.async_scheduling
+    if run.settings.async_scheduling is not None:
+        node.overlaps = run.settings.async_scheduling
     return node
-
-
-def _numbers(name: str) -> list[int]:
-    return [int(digits) for digits in re.findall(r"\d+", name)[:2]]
-
-
-def _distance(one: Sequence[int], other: Iterable[int]) -> list[int]:
-    return [abs(a - b) for a, b in zip(one, other, strict=False)]
 
 
 def _of_run(backend: SimulatedBackend, run: RealRun, *, is_named: bool) -> SimulatedBackend:
     """Return `backend` with the run's devices, and their link unless the hardware is named."""
-    hardware = backend.hardware
+    hardware, settings = backend.hardware, run.settings
     if run.link is not None and not is_named:
         rate, latency = run.link
         hardware = replace(
             hardware, link_bytes_per_second=rate, link_latency=latency, link_efficiency=1.0
         )
-    backend = replace(backend, hardware=hardware, tensor_parallel=run.tensor_parallel_size)
-    if run.data_parallel_size == 1:
+    backend = replace(backend, hardware=hardware, tensor_parallel=settings.tensor_parallel_size)
+    if settings.data_parallel_size == 1:
         return backend
-    sharing = Lockstep(run.data_parallel_size, run.graph_tokens)
+    sharing = Lockstep(settings.data_parallel_size, settings.graph_tokens)
     return LockstepBackend(**vars(backend), sharing=sharing)
 
 
-def _num_blocks(run: RealRun, backend: SimulatedBackend, spec: ModelSpec) -> int:
+def _num_blocks(settings: ServerSettings, backend: SimulatedBackend, spec: ModelSpec) -> int:
     """Return the run's number, else that of its share of memory beside the weights."""
-    if run.num_blocks is not None:
-        return run.num_blocks
-    share = run.gpu_memory_utilization or MEMORY_SHARE
-    hardware = replace(backend.hardware, memory_bytes=share * backend.hardware.memory_bytes)
-    return replace(backend, hardware=hardware).kv_blocks(spec, run.block_size) - NULL_BLOCKS
+    if settings.num_blocks is not None:
+        return settings.num_blocks
+    usable = settings.gpu_memory_utilization * backend.hardware.memory_bytes
+    backend = replace(backend, hardware=replace(backend.hardware, memory_bytes=usable))
+    return backend.kv_blocks(spec, settings.block_size) - NULL_BLOCKS
 
 
 def validation(run: RealRun, requests: pd.DataFrame, both: pd.DataFrame, where: str) -> Figure:
@@ -270,18 +257,15 @@ def validation(run: RealRun, requests: pd.DataFrame, both: pd.DataFrame, where: 
     requests, and blocks in use where they were recorded.
     """
     figure, axes = panels(2, 3, (12, 6.4))
-    found = {"real": waits(run.requests), "simulated": waits(requests)}
+    tables = {"real": run.requests, "simulated": requests}
     for whose, style in STYLES.items():
         for ax, (name, (factor, label)) in zip(axes[:3], WAITS.items(), strict=True):
-            values = found[whose][name]
-            ordered = np.sort(factor * values[~np.isnan(values)])
-            ax.plot(ordered, np.linspace(0, 1, len(ordered)), label=whose, **style)
+            ax.ecdf(pd.Series(factor * waits(tables[whose])[name]).dropna(), label=whose, **style)
             ax.set(xlabel=label, ylabel="share of requests", ylim=(0, 1))
         for ax, (name, label) in zip(axes[3:], IN_USE.items(), strict=True):
             ax.plot(both.time, both[f"{whose}_{name}"], linewidth=1.2, **style)
             ax.set(xlabel="time [s]", ylabel=label, ylim=(0, None))
     axes[0].legend(fontsize="small")
     if both.real_blocks.isna().all():
-        note = "the run did not record them"
-        axes[5].text(0.5, 0.03, note, transform=axes[5].transAxes, ha="center", fontsize="small")
+        axes[5].set_title("the run did not record them", fontsize="small")
     return finished(figure, where)

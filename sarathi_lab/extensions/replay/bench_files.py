@@ -71,7 +71,7 @@ def is_benchmark_file(path: Path) -> bool:
 
 def read_benchmarks(path: Path) -> list[Benchmark]:
     """Read all benchmarks in a client's file. Raises UserError for what is none."""
-    objects = _objects(path)
+    objects = read_objects(path, FIX)
     first = objects[0] if objects else {"benchmarks": []}
     try:
         if "metadata" in first and "metrics" in first:
@@ -90,14 +90,15 @@ def read_benchmarks(path: Path) -> list[Benchmark]:
     return benchmarks
 
 
-def _objects(path: Path) -> list[dict[str, Any]]:
-    with readable(path, FIX):
+def read_objects(path: Path, fix: str) -> list[dict[str, Any]]:
+    """Read a file with an object of JSON, or with one a line. Raises UserError with the `fix`."""
+    with readable(path, fix):
         text = path.read_text(encoding="utf-8")
     try:
         return [json.loads(text)]
     except (ValueError, RecursionError):
         lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
-        return [json_object(line, f"{path} line {i}", FIX) for i, line in lines]
+        return [json_object(line, f"{path} line {i}", fix) for i, line in lines]
 
 
 def _from_vllm(content: Mapping[str, Any], path: Path) -> Benchmark:

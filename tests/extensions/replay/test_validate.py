@@ -60,7 +60,7 @@ def test_settings_are_the_runs_unless_named(short_run):
     replay = build(cfg.task).check(cfg)
     assert (replay.spec.name, replay.backend.dtype_name) == ("llama3.1-8b", "bfloat16")
     assert replay.backend.host.overlaps
-    assert replay.shares_prefixes
+    assert replay.run.settings.enable_prefix_caching
     cfg = config_of(
         "task=validate", f"task.run={short_run}", "hardware=a100", "model=7b", "host=none"
     )
@@ -89,7 +89,7 @@ BROKEN = {
     ),
     "no token": (lambda f: edited(f, output_toks=0), ["line 2: output_toks=0", "from 1"]),
     "backwards": (lambda f: edited(f, last_token_ts=1.0), ["line 2: last_token_ts=1.0 is before"]),
-    "no series": (lambda f: (f / "timeseries.csv").write_text("t\n1\n"), ["no column running"]),
+    "no series": (lambda f: (f / "timeseries.csv").write_text("t\n1\n"), ["has no running"]),
 }
 
 
