@@ -140,9 +140,8 @@ def _capacities(
     last = search.bench.starts.setdefault((search.dataset, kind), {})
     start = search.grid.step(search.bench.saturation_rate(search.dataset))
     for name, passes in tests.items():
-        passing = highest_passing(passes, last.get(name, start), *search.limits).passing
-        start = last[name] = search.limits[0] if passing is None else passing
-        yield name, math.nan if passing is None else search.grid.rate(passing)
+        start = last[name] = highest_passing(passes, last.get(name, start), *search.limits)
+        yield name, math.nan if start < search.limits[0] else search.grid.rate(start)
 
 
 def _overloaded(

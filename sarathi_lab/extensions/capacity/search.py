@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ from sarathi_lab.results.serving_metrics import Slo, is_met
 
 ROUNDING = 1e-9  # of the logarithm, so that rate and step are inverse
 # Default limits of a search, in saturation rates. Above, only a short run meets an objective.
-BELOW, ABOVE = 1 / 64, 2.0
+LIMITS = (1 / 64, 2.0)
 
 
 def mean_rate(requests: Sequence[Request]) -> float:
@@ -35,7 +34,7 @@ def mean_rate(requests: Sequence[Request]) -> float:
 def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
     """Stretch the arrivals to `rate` a second, from 0. Raises UserError if they have no gaps."""
     present = mean_rate(requests)
-    if not math.isfinite(present) or not present:
+    if not math.isfinite(present):
         raise UserError(
             f"the workload's {len(requests)} requests come all at once, so there is no rate to "
             "change; use a workload with arrivals, such as workload.arrivals=poisson, and at least "
@@ -62,20 +61,11 @@ class Grid:
         return math.floor(math.log(rate) / math.log1p(self.precision) + ROUNDING)
 
 
-class Bracket(NamedTuple):
-    """Neighbouring steps, one passing and the next failing; None where the limits were reached."""
+def highest_passing(passes: Callable[[int], bool], start: int, lowest: int, highest: int) -> int:
+    """Search the highest step from `lowest` to `highest` that passes; `lowest` - 1 if none does.
 
-    passing: int | None
-    failing: int | None
-
-
-def highest_passing(
-    passes: Callable[[int], bool], start: int, lowest: int, highest: int
-) -> Bracket:
-    """Search the bracket from `start` within `lowest` to `highest`, inclusive.
-
-    Steps 1, 2, 4, ... up while steps pass, or down while they fail, then bisects. If passing is not
-    monotone, the result is one of its ends.
+    Steps 1, 2, 4, ... from `start` up while steps pass, or down while they fail, then bisects. If
+    passing is not monotone, the result is one of its ends.
     """
     step, stride = min(max(start, lowest), highest), 1
     is_up = passes(step)
@@ -87,9 +77,9 @@ def highest_passing(
             while failing - passing > 1:
                 middle = (passing + failing) // 2
                 passing, failing = (middle, failing) if passes(middle) else (passing, middle)
-            return Bracket(passing, failing)
+            return passing
         step, stride = other, 2 * stride
-    return Bracket(step, None) if is_up else Bracket(None, step)
+    return step if is_up else step - 1
 
 
 def run_lengths(num_requests: int, doublings: int) -> list[int]:
@@ -98,32 +88,34 @@ def run_lengths(num_requests: int, doublings: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Capacities:
-    """Brackets of a search by seed, in runs of `num_requests`."""
+class Capacity:
+    """Highest passing steps by seed, below `lowest` where none passes, in runs of as many requests
+    as the last of `medians`.
+    """
 
     grid: Grid
-    lowest: int  # step at the lower limit
+    lowest: int
     highest: int
-    brackets: Mapping[int, Bracket]
-    num_requests: int
-    shorter: Capacities | None = None  # of runs of half as many requests
+    steps: Mapping[int, int]
+    medians: Mapping[int, float]  # 1/s, over the seeds, by requests per run
 
     @property
     def values(self) -> list[float]:
         """Highest passing rate of each seed; 0 where even the lowest fails."""
-        steps = [bracket.passing for bracket in self.brackets.values()]
-        return [0.0 if step is None else self.grid.rate(step) for step in steps]
+        return _rates(self.grid, self.lowest, self.steps)
+
+    @property
+    def num_requests(self) -> int:
+        return max(self.medians)
 
     @property
     def median(self) -> float:
-        return float(np.median(self.values))
+        return self.medians[self.num_requests]
 
     @property
     def is_settled(self) -> bool:
         """Whether doubling the requests moved the median by at most a step of the grid."""
-        if self.shorter is None:
-            return False
-        low, high = sorted((self.median, self.shorter.median))
+        low, high = sorted([math.inf, *self.medians.values()][-2:])
         return high <= low * (1 + self.grid.precision) * (1 + ROUNDING)
 
     @property
@@ -140,45 +132,40 @@ class Capacities:
             ends = (f"capacity_{name}" for name in ("low", "high", "confidence"))
             return dict.fromkeys(("capacity", *ends), math.nan)
         low, high, confidence = ends_of_median(self.values, is_series=False)
+        bracketed = [self.lowest <= step < self.highest for step in self.steps.values()]
         return {
             "capacity": self.median,
             "capacity_low": low,
             "capacity_high": math.inf if self.is_lower_bound else high * (1 + self.grid.precision),
             "capacity_confidence": confidence,
-            "capacity_seeds": float(sum(None not in bracket for bracket in self.brackets.values())),
+            "capacity_seeds": float(sum(bracketed)),
         }
 
     @property
     def history(self) -> str:
         """Median by length of run, the shortest first."""
-        before = f"{self.shorter.history}, " if self.shorter else ""
-        return f"{before}{self.median:.3g}/s in runs of {self.num_requests:,}"
+        return ", ".join(f"{m:.3g}/s in runs of {n:,}" for n, m in self.medians.items())
 
     @property
     def remark(self) -> str:
         """Why there is no capacity, or seeds have no bracket; else empty."""
         if not self.is_settled:
             return f"no capacity: did not converge ({self.history})"
-        brackets = self.brackets.values()
+        steps = list(self.steps.values())
         ends = (
-            (self.lowest, "lowest", "fails", sum(b.passing is None for b in brackets)),
-            (self.highest, "highest", "passes", sum(b.failing is None for b in brackets)),
+            (self.lowest, "lowest rate tried, fails", steps.count(self.lowest - 1)),
+            (self.highest, "highest rate tried, passes", steps.count(self.highest)),
         )
         parts = [
-            f"even {self.grid.rate(step):.3g}/s, the {which} rate tried, {does} with {count}"
-            for step, which, does, count in ends
+            f"even {self.grid.rate(step):.3g}/s, the {words} with {count}"
+            for step, words, count in ends
             if count
         ]
-        return f"{' and '.join(parts)} of {len(brackets)} seeds" if parts else ""
+        return f"{' and '.join(parts)} of {len(steps)} seeds" if parts else ""
 
 
-def limits_around(
-    saturation: float, lowest: float | None, highest: float | None
-) -> tuple[float, float]:
-    """Choose a search's limits (requests/s): as given, else far from the saturation rate."""
-    low = saturation * BELOW if lowest is None else lowest
-    high = saturation * ABOVE if highest is None else highest
-    return min(low, high), max(low, high)
+def _rates(grid: Grid, lowest: int, steps: Mapping[int, int]) -> list[float]:
+    return [grid.rate(step) if step >= lowest else 0.0 for step in steps.values()]
 
 
 class Trial(NamedTuple):
@@ -226,27 +213,25 @@ class Trials:
         return len(chosen) / float(ledger.iterations().end.max())
 
     def capacity(
-        self, slo: Slo, start: float, limits: tuple[float, float], lengths: Sequence[int]
-    ) -> Capacities:
+        self, slo: Slo, start: float, limits: Sequence[float], lengths: Sequence[int]
+    ) -> Capacity:
         """Search each seed's highest rate that meets `slo`, from `start` within `limits` (1/s).
 
         A short run meets an objective despite a growing queue, so runs of `lengths` requests are
         searched in turn until the capacity converges.
         """
-        lowest, highest = map(self.grid.step, limits)
-        at, result = self.grid.step(start), None
+        step, (lowest, highest) = self.grid.step(start), map(self.grid.step, limits)
+        medians: dict[int, float] = {}
         for number in lengths:
-            brackets = {}
+            steps = {}
             for seed in self.loads:
 
-                @cache
                 def passes(step: int, seed: int = seed, number: int = number) -> bool:
                     return is_met(self.at(seed, number, step).requests, slo)
 
-                brackets[seed] = bracket = highest_passing(passes, at, lowest, highest)
-                at = lowest if bracket.passing is None else bracket.passing
-            result = Capacities(self.grid, lowest, highest, brackets, number, result)
+                steps[seed] = step = highest_passing(passes, step, lowest, highest)
+            medians[number] = float(np.median(_rates(self.grid, lowest, steps)))
+            result = Capacity(self.grid, lowest, highest, steps, medians)
             if result.is_settled:
                 break
-        assert result is not None, "there is a length at least"
         return result

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import pandas as pd
@@ -18,7 +18,7 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.extensions.capacity import search
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.results.metrics import add_costs, summarise
-from sarathi_lab.results.plots.style import WIDTH, finished, marker, panels, tick_in_steps
+from sarathi_lab.results.plots.style import WIDTH, finished, panels, tick_in_steps
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result
 from sarathi_lab.results.serving_metrics import Slo, is_met
 from sarathi_lab.tasks import serve
@@ -28,13 +28,6 @@ from sarathi_lab.tasks.plan import AUTO, Plan, changed, make_plan, slo_reference
 RATES = "use requests per second, or null"
 SCALED = ("poisson", "gamma", "ramp")  # arrivals with a rate
 FIRST_TRIALS, LATER_TRIALS = 8, 4  # expected per seed, for the progress bar
-# Optional columns of capacity.parquet.
-COLUMNS = (
-    *("throughput", "output_throughput", "request_throughput", "duration", "num_preemptions"),
-    *("slo_attainment", "goodput", "num_stalls", "longest_gap", "ttft_p50", "ttft_p90", "ttft_p99"),
-    *("tbt_p50", "tbt_p90", "tbt_p99", "tpot_p50", "tpot_p99", "latency_p50", "latency_p99"),
-    *("scheduling_delay_p50", "scheduling_delay_p99"),
-)
 # By bound: the column of capacity.parquet that it is for, and its name.
 BOUNDED = {
     "tbt": ("tbt_p99", "TBT P99 [ms]"),
@@ -42,7 +35,6 @@ BOUNDED = {
     "tpot": ("tpot_p99", "TPOT P99 [ms]"),
     "scheduling_delay": ("scheduling_delay_p50", "scheduling delay P50 [ms]"),
 }
-TAGS = ("policy", "model", "device", "executor", "slo")  # labels
 MORE, GIVEN = "raise task.doublings or workload.num_requests", "a longer file, or all of this one"
 SHOWN = {"ttft_p50": "TTFT P50", "tbt_p99": "TBT P99", "tpot_p99": "TPOT P99"}
 
@@ -86,7 +78,7 @@ class Capacity(Task):
         seeds = range(cfg.seed, cfg.seed + self.seeds)
         configs = [self._with_arrivals(cfg, seed) for seed in seeds]
         plans = [make_plan(config) for config in configs]
-        slo, name = plans[0].targets.slo, plans[0].load.name
+        slo = plans[0].targets.slo
         if not slo.bounds and not slo.is_relative:
             raise UserError(
                 f"slo={slo.name} has no bounds that a rate could meet; name an objective, such as "
@@ -94,14 +86,12 @@ class Capacity(Task):
             )
         for plan in plans:  # raises for requests without gaps
             search.at_rate(plan.load.requests[: self._lengths(plan)[0]], 1.0)
-        first, *others = (
-            [(r.arrival_time, r.prompt_len, r.output_len) for r in plan.load.requests]
-            for plan in plans[:2]
-        )
-        if first in others:
+        sizes = ("arrival_time", "prompt_len", "output_len")
+        loads = [[*map(attrgetter(*sizes), plan.load.requests)] for plan in plans[:2]]
+        if loads[0] in loads[1:]:
             raise UserError(
-                f"task.seeds={self.seeds} has no effect: workload {name} has the same requests for "
-                "every seed; use task.seeds=1"
+                f"task.seeds={self.seeds} has no effect: workload {plans[0].load.name} has the "
+                "same requests for every seed; use task.seeds=1"
             )
         longest = max(plan.max_model_len for plan in plans)
         if all(plan.max_model_len == longest for plan in plans):
@@ -113,40 +103,35 @@ class Capacity(Task):
         plan = plans[0]
         serve.print_plan(plan, context)
         trials, slo, saturation, found = self._search(plans, self._lengths(plan))
-        peaks = plan.backend.peaks()
-        summaries = {}
+        peaks, rows, summaries = plan.backend.peaks(), [], {}
         with progress_of("summarising", len(trials.known), "runs") as advance:
-            for key, trial in trials.known.items():
-                summaries[key] = _summary(plan, slo, peaks, trial)
+            for key, trial in sorted(trials.known.items()):
+                summaries[key] = summary = _summary(plan, slo, peaks, trial)
+                sizes = {"seed": trial.seed, "num_requests": trial.num_requests}
+                is_within = is_met(trial.requests, slo)
+                rows.append({**sizes, "rate": trial.rate, **summary, "slo_met": is_within})
                 advance(1)
-        table = pd.DataFrame(
-            dict(zip(("seed", "num_requests", "rate"), trial, strict=False))
-            | {"slo_met": is_met(trial.requests, slo)}
-            | {name: summaries[key].get(name, math.nan) for name in COLUMNS}
-            for key, trial in sorted(trials.known.items())
-        )
         labels = serve.labels_of(plan, context.name) | {"slo": plan.targets.slo.name}
         named = {name: labels[name] for name in ("policy", "slo", "model", "device", "workload")}
-        tables, at_capacity = {"capacity.parquet": table.assign(**named)}, {}
-        seed, bracket = next(iter(found.brackets.items()))
-        if bracket.passing is not None and found.is_settled:
-            key = (seed, found.num_requests, bracket.passing)
+        table = pd.DataFrame(rows).assign(**named)
+        tables, at_capacity = {"capacity.parquet": table}, {}
+        seed, step = next(iter(found.steps.items()))
+        if step >= found.lowest and found.is_settled:
+            key = (seed, found.num_requests, step)
             best, at_capacity = trials.known[key], summaries[key]
             tables |= {ITERATIONS: _costs(plan, best, peaks), REQUESTS: best.requests}
-        summary = {**at_capacity, **found.summary, "capacity_trials": float(len(trials.known))}
+        summary = {**at_capacity, **found.summary, "capacity_trials": float(len(rows))}
         summary["closed_rate"] = saturation
         where = f"{plan.policy.name}, {plan.spec.name} on {plan.backend.device_name}"
+        longest = table[table.num_requests == found.num_requests]
+        tags = ("policy", "model", "device", "executor", "slo")
         return Result(
             tables=tables,
-            figures={
-                "capacity": rate_curves(
-                    table[table.num_requests == found.num_requests], slo, summary["capacity"], where
-                )
-            },
+            figures={"capacity": rate_curves(longest, slo, summary["capacity"], where)},
             summary=summary,
             shown=_shown(slo, found, summary, MORE if _grows(plan) else GIVEN),
             labels={**labels, "is_baseline": False, "baselines": {}},
-            tags=["capacity", *(str(labels[name]) for name in TAGS)],
+            tags=["capacity", *(str(labels[name]) for name in tags)],
             config=plan.config,
         )
 
@@ -157,7 +142,7 @@ class Capacity(Task):
 
     def _search(
         self, plans: Sequence[Plan], lengths: Sequence[int]
-    ) -> tuple[search.Trials, Slo, float, search.Capacities]:
+    ) -> tuple[search.Trials, Slo, float, search.Capacity]:
         """Return the runs, the objective in seconds, the saturation rate and the result."""
         plan = plans[0]
         executor = plan.build()[1]
@@ -169,7 +154,8 @@ class Capacity(Task):
         with progress_of(f"capacity under {slo.name}", expected, "tokens") as progress:
             trials = search.Trials(engine, executor, loads, search.Grid(self.precision), progress)
             saturation = trials.saturation_rate(lengths[0])
-            limits = search.limits_around(saturation, self.lowest, self.highest)
+            low, high = (share * saturation for share in search.LIMITS)
+            limits = sorted((self.lowest or low, self.highest or high))
             return trials, slo, saturation, trials.capacity(slo, saturation, limits, lengths)
 
     def _with_arrivals(self, cfg: DictConfig, seed: int) -> DictConfig:
@@ -207,22 +193,20 @@ def _grows(plan: Plan) -> bool:
     return "num_requests" in plan.config["workload"]
 
 
-def _shown(slo: Slo, found: search.Capacities, summary: Mapping[str, float], fix: str) -> list[str]:
+def _shown(slo: Slo, found: search.Capacity, summary: Mapping[str, float], fix: str) -> list[str]:
     """Describe the rate with its interval and objective, and the latencies at that rate."""
-    num_seeds = len(found.brackets)
-    at_least = "at least " if found.is_lower_bound else ""
-    interval = f"{summary['capacity_low']:.3g} to {summary['capacity_high']:.3g}"
-    interval += f" with {summary['capacity_confidence']:.0%} confidence"
-    at_capacity = [
-        f"{words} {1e3 * summary[name]:.0f} ms" for name, words in SHOWN.items() if name in summary
-    ]
-    under = f"under {slo.name}: {slo.describe()}"
     runs = f"  {summary['capacity_trials']:.0f} runs; all at once {summary['closed_rate']:.3g}/s"
     if not found.is_settled:
         return [f"  {found.remark}; serve more requests: {fix}", runs]
+    low, high, confidence = (summary[f"capacity_{end}"] for end in ("low", "high", "confidence"))
+    num_seeds = len(found.steps)
+    at_capacity = [
+        f"{words} {1e3 * summary[name]:.0f} ms" for name, words in SHOWN.items() if name in summary
+    ]
     return [
-        f"  capacity {at_least}{summary['capacity']:.3g} requests/s ({interval}, {num_seeds} "
-        f"seed{'s' * (num_seeds > 1)}) {under}",
+        f"  capacity {'at least ' if found.is_lower_bound else ''}{found.median:.3g} requests/s "
+        f"({low:.3g} to {high:.3g} with {confidence:.0%} confidence, {num_seeds} "
+        f"seed{'s' * (num_seeds > 1)}) under {slo.name}: {slo.describe()}",
         *([f"  {found.remark}"] if found.remark else []),
         f"  converged: {found.history}",
         f"{runs}; at the capacity, {', '.join(at_capacity)}" if at_capacity else runs,
@@ -230,24 +214,23 @@ def _shown(slo: Slo, found: search.Capacities, summary: Mapping[str, float], fix
 
 
 def rate_curves(table: pd.DataFrame, slo: Slo, capacity: float, where: str) -> Figure:
-    """Draw a panel per bound of `slo`: the quantile over the rate, a line per seed, filled where a
-    run met all bounds.
+    """Draw a panel per bound of `slo`: the quantile over the rate, a line per seed, crossed where a
+    run missed a bound.
 
     `table` has the columns of capacity.parquet; `where` names policy, model and device.
     """
+    import seaborn as sns  # takes two seconds
+
     names = [name for name in BOUNDED if name in slo.bounds]
     figure, axes = panels(1, len(names), (min(WIDTH, 4.6 * len(names)), 3.6))
+    table = table.assign(seed=table.seed.map("seed {}".format), outcome=table.slo_met)
+    table.outcome = table.outcome.map({True: "met", False: "missed"})
     for ax, name in zip(axes, names, strict=True):
         column, label = BOUNDED[name]
-        for i, (seed, rows) in enumerate(table.groupby("seed")):
-            line = rows.sort_values("rate")
-            style: dict[str, Any] = {"color": f"C{i}", "marker": marker(i), "linestyle": ""}
-            ax.plot(line.rate, 1e3 * line[column], color=f"C{i}", linewidth=0.9)
-            for own, fill, key in (
-                (line[line.slo_met], "full", f"seed {seed}"),
-                (line[~line.slo_met], "none", None),
-            ):
-                ax.plot(own.rate, 1e3 * own[column], fillstyle=fill, label=key, **style)
+        curves: Any = {"x": table.rate, "y": 1e3 * table[column], "hue": table.seed, "ax": ax}
+        sns.lineplot(**curves, linewidth=0.9, legend=False)
+        markers = {"met": "o", "missed": "X"}
+        sns.scatterplot(**curves, style=table.outcome, markers=markers, legend=ax is axes[0])
         ax.axhline(1e3 * slo.bounds[name], color="black", ls="--", lw=0.9, label="bound")
         is_log = table[column].gt(0).all()
         ax.set(xscale="log", yscale="log" if is_log else "linear")

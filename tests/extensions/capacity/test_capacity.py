@@ -15,7 +15,6 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.extensions.capacity.search import (
-    Bracket,
     Grid,
     Trials,
     at_rate,
@@ -39,7 +38,7 @@ def test_the_bracket_is_found_from_wherever_the_search_begins(start, last):
         tried.append(step)
         return step <= last
 
-    assert highest_passing(passes, start, -20, 20) == Bracket(last, last + 1)
+    assert highest_passing(passes, start, -20, 20) == last
     assert len(tried) <= 14
     assert min(tried) >= -20
     assert max(tried) <= 20
