@@ -223,14 +223,14 @@ def rate_curves(table: pd.DataFrame, slo: Slo, capacity: float, where: str) -> F
 
     names = [name for name in BOUNDED if name in slo.bounds]
     figure, axes = panels(1, len(names), (min(WIDTH, 4.6 * len(names)), 3.6))
-    table = table.assign(seed=table.seed.map("seed {}".format), outcome=table.slo_met)
-    table.outcome = table.outcome.map({True: "met", False: "missed"})
+    seeds = table.seed.map("seed {}".format)
+    outcomes = table.slo_met.map({True: "met", False: "missed"})
     for ax, name in zip(axes, names, strict=True):
         column, label = BOUNDED[name]
-        curves: Any = {"x": table.rate, "y": 1e3 * table[column], "hue": table.seed, "ax": ax}
+        curves: Any = {"x": table.rate, "y": 1e3 * table[column], "hue": seeds, "ax": ax}
         sns.lineplot(**curves, linewidth=0.9, legend=False)
         markers = {"met": "o", "missed": "X"}
-        sns.scatterplot(**curves, style=table.outcome, markers=markers, legend=ax is axes[0])
+        sns.scatterplot(**curves, style=outcomes, markers=markers, legend=ax is axes[0])
         ax.axhline(1e3 * slo.bounds[name], color="black", ls="--", lw=0.9, label="bound")
         is_log = table[column].gt(0).all()
         ax.set(xscale="log", yscale="log" if is_log else "linear")

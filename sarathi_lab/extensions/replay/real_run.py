@@ -15,6 +15,7 @@ In place of the folder, a file of a benchmark client (`bench_files`) may be name
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -182,12 +183,11 @@ def _requests(path: Path) -> pd.DataFrame:
     table = _numbers(path, pd.DataFrame(rows), REQUEST)
     for before, after in pairwise(ENGINE_TIMES):
         _refuse(path, table[after], table[after] < table[before], f"is before {before}")
-    table.arrival_time -= table.arrival_time.min()
+    table["arrival_time"] -= table.arrival_time.min()
     table[[*ENGINE_TIMES]] -= (table.queued_ts - table.arrival_time).min()
     table = table.sort_values("arrival_time", ignore_index=True)[list(OF_LEDGER)]
-    return table.rename(columns=OF_LEDGER).assign(
-        request_id=range(len(table)), token_times=[[] for _ in rows]
-    )
+    unknown: list[Any] = [[] for _ in rows]
+    return table.rename(columns=OF_LEDGER).assign(request_id=table.index, token_times=unknown)
 
 
 def _timeline(path: Path) -> pd.DataFrame:
@@ -225,7 +225,7 @@ def validation_table(
     seconds.
     """
     both, preemptions = over_time(run, iterations), float(iterations.num_preemptions.sum())
-    real = _summary(run.requests, run.duration, np.nan, both.real_blocks)
+    real = _summary(run.requests, run.duration, math.nan, both.real_blocks)
     duration = float(iterations.end.max())
     simulated = _summary(requests, duration, preemptions, both.simulated_blocks)
     rows = [
@@ -253,11 +253,11 @@ def over_time(run: RealRun, iterations: pd.DataFrame) -> pd.DataFrame:
     """Sample running and waiting requests and blocks in use, real and simulated, at the `time`
     (seconds) of each row of the run's timeline.
     """
-    line, num_blocks = run.timeline, run.settings.num_blocks
-    has_blocks = num_blocks is not None and line.kv_cache_pct.any()
+    line, num_blocks = run.timeline, run.settings.num_blocks or math.nan
+    is_recorded = line.kv_cache_pct.any()
     samples: dict[str, Any] = {"time": line.t, "real_running": line.running}
     samples["real_waiting"] = line.waiting
-    samples["real_blocks"] = line.kv_cache_pct / 100 * num_blocks if has_blocks else np.nan
+    samples["real_blocks"] = line.kv_cache_pct / 100 * num_blocks if is_recorded else math.nan
     last = np.searchsorted(iterations.end, line.t, side="right")
     for name in ("running", "waiting", "blocks_used"):
         values = np.concatenate([[0.0], iterations[f"num_{name}"]])
