@@ -6,9 +6,9 @@ Cases can be printed, filtered and run alone: `group.points(clock)` evaluates th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from sarathi_lab.experiment.clock import EVERYTHING, THROUGHPUT, Clock, Estimate, LossSplit
 from sarathi_lab.experiment.scenario import Scenario, Subject, WorkSum, chunked
@@ -36,6 +36,11 @@ class Point(NamedTuple):
         """The point without its value."""
         return self._replace(x=float(self.x), y=Estimate(0.0))
 
+    @property
+    def whole(self) -> float | None:
+        """What the spread of its value is a share of, if not of the value."""
+        return 1.0 if self.kind == "share" else None
+
 
 class Quantity(ABC):
     """An expression over work and scenarios that a clock evaluates."""
@@ -45,9 +50,13 @@ class Quantity(ABC):
         """Evaluate on a clock; None where the clock can't."""
 
     @property
-    @abstractmethod
     def subjects(self) -> Iterator[Subject]:
         """The batches and scenarios that a device runs for it."""
+        for part in vars(self).values():
+            if isinstance(part, Quantity | WorkSum):
+                yield from part.subjects
+            elif isinstance(part, Scenario):
+                yield part
 
     def __truediv__(self, other: Quantity) -> Ratio:
         return Ratio(self, other)
@@ -64,10 +73,6 @@ class Constant(Quantity):
 
     def on(self, clock: Clock) -> Estimate:
         return Estimate(self.value)
-
-    @property
-    def subjects(self) -> Iterator[Subject]:
-        return iter(())
 
 
 @dataclass(frozen=True)
@@ -86,11 +91,6 @@ class Seconds(Quantity):
         value -= self.minus.on(clock).value if self.minus else 0.0
         return Estimate(value + (self.plus.on(clock).value if self.plus else 0.0), error)
 
-    @property
-    def subjects(self) -> Iterator[Subject]:
-        for one in (self, self.minus, self.plus):
-            yield from one.work.subjects if one else ()
-
 
 @dataclass(frozen=True)
 class Ratio(Quantity):
@@ -103,11 +103,6 @@ class Ratio(Quantity):
         above, below = self.above.on(clock), self.below.on(clock)
         return None if above is None or below is None else above.over(below)
 
-    @property
-    def subjects(self) -> Iterator[Subject]:
-        yield from self.above.subjects
-        yield from self.below.subjects
-
 
 @dataclass(frozen=True)
 class Scaled(Quantity):
@@ -117,12 +112,8 @@ class Scaled(Quantity):
     factor: float
 
     def on(self, clock: Clock) -> Estimate | None:
-        found = self.quantity.on(clock)
-        return None if found is None else found.times(self.factor)
-
-    @property
-    def subjects(self) -> Iterator[Subject]:
-        return self.quantity.subjects
+        value = self.quantity.on(clock)
+        return None if value is None else value.times(self.factor)
 
 
 @dataclass(frozen=True)
@@ -136,10 +127,6 @@ class Saving(Quantity):
     def on(self, clock: Clock) -> Estimate:
         return clock.saving(self.alone, self.both, self.without)
 
-    @property
-    def subjects(self) -> Iterator[Subject]:
-        return (self.alone + self.both + self.without).subjects
-
 
 @dataclass(frozen=True)
 class KeysRead(Quantity):
@@ -148,12 +135,8 @@ class KeysRead(Quantity):
     work: WorkSum
 
     def on(self, clock: Clock) -> Estimate | None:
-        found = clock.keys_read(self.work)
-        return None if found is None else Estimate(found)
-
-    @property
-    def subjects(self) -> Iterator[Subject]:
-        return self.work.subjects
+        number = clock.keys_read(self.work)
+        return None if number is None else Estimate(number)
 
 
 @dataclass(frozen=True)
@@ -207,14 +190,10 @@ class ServedRatio(Quantity):
     def on(self, clock: Clock) -> Estimate:
         return clock.over(self.scenario, self.versus, self.name)
 
-    @property
-    def subjects(self) -> Iterator[Subject]:
-        return iter((self.scenario, self.versus))
-
 
 @dataclass(frozen=True)
 class Case:
-    """One point to be made: its place in the picture and its quantity."""
+    """A point to compute: its place in the picture and its quantity."""
 
     panel: str
     series: str
@@ -228,16 +207,32 @@ class Case:
         return Point(self.panel, self.series, float(self.x), Estimate(0.0), self.unit, self.kind)
 
 
+class Part(Protocol):
+    """Points of an experiment that are computed together, once a round."""
+
+    @property
+    def places(self) -> Sequence[Point]:
+        """The points without their values, as far as they are known before."""
+
+    def points(self, bench: Any, number: int = 0) -> list[Point]:
+        """Evaluate them on a bench, in the round of a number."""
+
+
 @dataclass(frozen=True)
 class Group:
     """Cases that are measured together: a batch that several of them need is timed once a round."""
 
     cases: tuple[Case, ...]
 
-    def points(self, clock: Clock) -> list[Point]:
+    @property
+    def places(self) -> Sequence[Point]:
+        return [case.place for case in self.cases]
+
+    def points(self, bench: Clock, number: int = 0) -> list[Point]:
         """Evaluate the cases on a clock; those that it can't are left out."""
-        found = [(case.place, case.quantity.on(clock)) for case in self.cases]
-        return [place._replace(y=y) for place, y in found if y is not None]
+        bench.start(number)
+        values = [(case.place, case.quantity.on(bench)) for case in self.cases]
+        return [place._replace(y=y) for place, y in values if y is not None]
 
     @property
     def subjects(self) -> Iterator[Subject]:
@@ -247,15 +242,15 @@ class Group:
 
 @dataclass(frozen=True)
 class Round:
-    """One set of requests, drawn with `seed`, that all policies of an experiment serve."""
+    """Requests that all policies of an experiment serve, drawn with another seed in each round."""
 
     make: Callable[..., Iterable[Point]]  # of a bench and a seed, with sizes
-    seed: int
     sizes: Mapping[str, Any]
+    seed: int = 0
+    places: Sequence[Point] = ()
 
-    def points(self, bench: Any) -> list[Point]:
-        """Serve the requests on a bench."""
-        return list(self.make(bench, self.seed, **self.sizes))
+    def points(self, bench: Any, number: int = 0) -> list[Point]:
+        return list(self.make(bench, self.seed + number, **self.sizes))
 
 
 def one(

@@ -69,6 +69,9 @@ class Clock(ABC):
     def __init__(self, cost: IterationTimes) -> None:
         self.cost = cost
 
+    def start(self, number: int) -> None:  # noqa: B027
+        """Begin a group of cases in a round: what is measured is measured again."""
+
     def times(self, work: WorkSum) -> Times:
         """Return the seconds of `work` by operation."""
         total: Times = defaultdict(float)

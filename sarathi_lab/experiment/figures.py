@@ -1,12 +1,22 @@
-"""Points of the paper's figures, recorded points, and errors beside the paper."""
+"""Points of experiments: the paper's, recorded and simulated ones, and errors beside the paper."""
 
 from __future__ import annotations
 
-import pandas as pd
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+from uuid import uuid4
 
-from sarathi_lab.config.errors import UserError, require_one_of
+import pandas as pd
+from joblib import Parallel as Workers
+from joblib import cpu_count, delayed
+from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+from sarathi_lab.config.console import progress_of
+from sarathi_lab.config.errors import RunError, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS
-from sarathi_lab.experiment.registry import FIGURES, KEYS, PAPERS, ErrorRow
+from sarathi_lab.experiment.cases import Part, Point
+from sarathi_lab.experiment.registry import FIGURES, KEYS, PAPERS, ErrorRow, Job
 from sarathi_lab.results import load
 
 COLUMNS = ["figure", *KEYS, "y", "unit", "source", "device", "uncertainty"]
@@ -18,60 +28,118 @@ SIMULATED = EXPERIMENTS / "sarathi" / "paper" / "results" / "simulated.csv"
 
 
 def paper(name: str) -> pd.DataFrame:
-    """Return the paper's points of a figure in `COLUMNS` and `LABELS`."""
-    points = FIGURES[name].paper_points().astype({"x": float})[[*KEYS, "y", "unit"]]
-    table = points.assign(figure=name, source="paper", device="paper", uncertainty=0.0)
-    return table.assign(**dict.fromkeys(LABELS, ""))[[*COLUMNS, *LABELS]]
+    """Return the paper's points of an experiment, if it has any."""
+    figure = FIGURES[name]
+    about: dict[str, Any] = {"source": "paper", "device": "paper", "uncertainty": 0.0}
+    if figure.has_paper:
+        points = figure.paper_points().astype({"x": float})[[*KEYS, "y", "unit"]]
+        table = points.assign(figure=name, **about, **dict.fromkeys(LABELS, ""))
+        return table[[*COLUMNS, *LABELS]]
+    path = EXPERIMENTS / load.group_of(name) / name / "paper.csv"
+    if not path.is_file():
+        return pd.DataFrame()
+    return pd.read_csv(path).assign(**about, hardware=figure.papers[0].hardware)
 
 
 def points_of(*names: str) -> pd.DataFrame:
-    """Return the points of figures (none named: all the paper's), as in `figure.parquet`; measured
-    ones have `low` and `high`. Raises UserError for an unknown name.
+    """Return all points of experiments (none named: the paper's figures): the paper's, simulated
+    and measured ones. Raises UserError for an unknown name.
     """
     for name in names:
-        require_one_of("figure", name, PAPERS)
-    chosen = names or PAPERS
-    simulated = pd.read_csv(SIMULATED, keep_default_na=False, dtype={"series": str})
+        require_one_of("figure", name, FIGURES)
     known = load.recorded()
-    tables = [*map(paper, chosen), simulated[simulated.figure.isin(chosen)]]
-    tables += [_measured(name) for name in chosen if name in known]
+    tables = []
+    for name in names or PAPERS:
+        tables.append(paper(name))
+        if FIGURES[name].has_paper:
+            simulated = pd.read_csv(SIMULATED, keep_default_na=False, dtype={"series": str})
+            tables.append(simulated[simulated.figure == name])
+        if name in known:
+            tables.append(_recorded(name))
     return pd.concat([table for table in tables if len(table)], ignore_index=True)
 
 
-def _measured(name: str) -> pd.DataFrame:
-    """Return the points of a figure that devices measured."""
+def _recorded(name: str) -> pd.DataFrame:
+    """Return the points of an experiment that were recorded by device; of the paper's figures those
+    that were measured.
+    """
     table = load.load(name)
-    table = table[~table.is_simulated].copy()
-    text = ["panel", "series", "model"]
-    table[text] = table[text].fillna("").astype(str)
-    table["device"] = (table.device + ", " + table.model).str.removesuffix(", ")
-    found = table.assign(source="measured", uncertainty=float("nan"))
-    found = found.assign(**dict.fromkeys(["hardware", "level", "method"], ""))
-    return found[[*COLUMNS, *LABELS, "low", "high"]]
+    if FIGURES[name].has_paper:
+        table = table[~table.is_simulated]
+    texts = [one for one in ("panel", "series", "model", "dataset", "slo") if one in table]
+    table = table.assign(**table[texts].fillna("").astype(str))
+    device = (table.device + ", " + table.model).str.removesuffix(", ")
+    return table.assign(
+        source=table.is_simulated.map({True: "simulated", False: "measured"}),
+        device=device.where(table.model != table.series, table.device),
+        uncertainty=float("nan"),
+    )
 
 
-def recorded_points(name: str) -> pd.DataFrame:
-    """Return the recorded points of a figure, simulated or measured (`source`)."""
-    table = load.load(name)
-    source = table.is_simulated.map({True: "simulated", False: "measured"})
-    is_said = "series" in table and table.model.equals(table.series)
-    device = table.device if is_said else table.device + ", " + table.model.astype(str)
-    return table.assign(source=source, device=device)
+def as_points(table: pd.DataFrame, source: str) -> pd.DataFrame:
+    """Return a table of an experiment as points, with half the interval as their uncertainty."""
+    device = table.device if "device" in table else table.device_name + ", " + table.model
+    uncertainty = (table.high - table.low) / 2 / table.y.abs()
+    return table.assign(source=source, device=device, uncertainty=uncertainty)
 
 
-def serving_points(name: str) -> pd.DataFrame:
-    """Return the recorded points of an experiment under load, and the paper's if there are any."""
-    if name not in FIGURES or not FIGURES[name].is_in_rounds:
-        known = ", ".join(one for one, figure in FIGURES.items() if figure.is_in_rounds)
-        raise UserError(f"{name} is no experiment of serving; use one of {known}")
-    points = recorded_points(name)
-    # Reading leaves columns out that are empty everywhere, as where no objective is.
-    points = points.assign(source="recorded", slo=points.get("slo", ""))
-    papers = EXPERIMENTS / load.group_of(name) / name / "paper.csv"
-    if not papers.is_file():
-        return points
-    own = pd.read_csv(papers).assign(source="paper", hardware=FIGURES[name].papers[0].hardware)
-    return pd.concat([points, own], ignore_index=True)
+def simulate(jobs: Sequence[Job], processes: int | None = None) -> list[pd.DataFrame]:
+    """Return a table of points for each job, with its labels; parts of jobs are shared among
+    `processes`, None for one a core.
+    """
+    call = uuid4().hex
+    parts = [job.figure.cases(job.spec, job.sizes) for job in jobs]
+    order = sorted(range(len(jobs)), key=lambda i: len(parts[i]))  # few parts are large ones
+    work = [(i, part) for i in order for part in parts[i]]
+    names = list(dict.fromkeys(job.figure.name for job in jobs))
+    models = " and ".join(dict.fromkeys(job.spec.name for job in jobs))
+    title = f"computing {names[0] if len(names) == 1 else f'{len(names)} figures'} with {models}"
+    size = 1 if any(job.figure.is_chained for job in jobs) else processes or cpu_count()
+    calls = (delayed(_points)(call, jobs[i], part) for i, part in work)
+    points = defaultdict[int, list[list[Point]]](list)
+    with progress_of(title, len(work), "parts") as advance:
+        try:
+            results = Workers(n_jobs=min(size, len(work)), return_as="generator")(calls)
+            for (i, _), one in zip(work, results, strict=True):
+                points[i].append(one)
+                advance(1)
+        except TerminatedWorkerError:
+            raise RunError(
+                "a process of the simulation was killed; the system may have been out of memory: "
+                "use task.processes=1"
+            ) from None
+    tables = [job.figure.table(points[i]).assign(**job.labels) for i, job in enumerate(jobs)]
+    return [
+        table.assign(device=job.device, device_name=job.backend.device_name)
+        for job, table in zip(jobs, tables, strict=True)
+    ]
+
+
+_BENCHES: dict[tuple[str, ...], Any] = {}  # of the last call in this process
+
+
+def _points(call: str, job: Job, part: Part) -> list[Point]:
+    """Evaluate a part on the job's bench, which is made once in each process."""
+    key = (call, job.device, job.figure.name if job.figure.has_own_bench else "")
+    if key not in _BENCHES:
+        if any(other[0] != call for other in _BENCHES):
+            _BENCHES.clear()
+        _BENCHES[key] = job.figure.bench(job)
+    return part.points(_BENCHES[key], 0)
+
+
+def by_folder(tables: Iterable[pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """Return the rows of simulated `tables` by the folder of their hardware and level, of which the
+    analytic one is the usual; counted points are not recorded.
+    """
+    rows = pd.concat(tables, ignore_index=True)
+    rows = rows[rows.method == ""].drop(columns=["method", "device"])
+    folders = (
+        load.SIMULATED + rows.hardware + ("-" + rows.level).where(rows.level != "analytic", "")
+    )
+    return {
+        str(name): own.reset_index(drop=True) for name, own in rows.groupby(folders, sort=False)
+    }
 
 
 def compare(points: pd.DataFrame) -> pd.DataFrame:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from sarathi_lab.executor.torch.steal_corrected_clock import exclude_stolen_time
 from sarathi_lab.experiment.cases import Group
 from sarathi_lab.experiment.clock import Clock, Estimate
 from sarathi_lab.experiment.measured_cost import TOO_SMALL, MeasuredCostModel
-from sarathi_lab.experiment.samples import Samples, are_narrow, keep, table_of
+from sarathi_lab.experiment.runner import Samples, measure, table_of
 from sarathi_lab.experiment.scenario import (
     BLOCK_SIZE,
     Room,
@@ -37,7 +36,7 @@ from sarathi_lab.experiment.scenario import (
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
 from sarathi_lab.results import load
-from sarathi_lab.results.intervals import FEWEST_PAIRS, coarse_to_fine, summary
+from sarathi_lab.results.intervals import summary
 
 WARM_UP_DECODES = 4
 
@@ -57,10 +56,14 @@ class DeviceClock(Clock):
         self._too_large: set[Scenario] = set()
         self._prepared: dict[str, int] = {}
         self._is_warm = False
+        self._round = 0
 
-    def start_round(self) -> None:
-        """Serve again what is asked for from now on."""
-        self._now.clear()
+    def start(self, number: int) -> None:
+        """Time batches again, and in another round serve again, what is asked for from now on."""
+        self.cost.forget()
+        if number != self._round:
+            self._now.clear()
+            self._round = number
 
     def times(self, work: WorkSum) -> Times:
         if not self._is_warm:
@@ -204,47 +207,18 @@ def measure_cases(name: str, groups: Sequence[Group], session: Session) -> Measu
     room = Room.of(subject for group in groups for subject in group.subjects)
     with session.loaded(name, room) as (executor, advance):
         clock = DeviceClock(executor)
-        limits = (session.seconds, session.max_spread)
-        samples = measure_groups(clock, groups, *limits, advance, session.is_cut)
+        samples = measure(
+            groups,
+            clock,
+            seconds=session.seconds,
+            most=MOST_OF_GROUP,
+            narrow=session.max_spread,
+            is_cut=session.is_cut,
+            advance=advance,
+        )
     table = session.table(name, samples)
     table.loc[table.num_pairs == 0, "reason"] = clock.cost.reason or LEFT_OUT
     table.loc[[not values for values in samples.values()], "reason"] = LEFT_OUT
     compositions = clock.cost.rows(session.spec.name, session.backend.dtype_bytes)
     serving = clock.serving_rows(session.spec.name)
     return Measured(table, pd.DataFrame(compositions), pd.DataFrame(serving))
-
-
-def measure_groups(
-    clock: DeviceClock,
-    groups: Sequence[Group],
-    seconds: float,
-    max_spread: float,
-    advance: Advance = lambda seconds: None,
-    is_cut: bool = False,
-) -> Samples:
-    """Return samples of the points of all groups, one a round; none of those that the time cut.
-
-    After the fewest rounds a group is left alone once the intervals of all its points are narrow
-    enough, so that the time that is left goes to the others.
-    """
-    chosen = coarse_to_fine(groups) if is_cut else list(groups)
-    samples: Samples = {}
-    left, began = list[Group](), time.monotonic()
-    for number in range(MOST_OF_GROUP):
-        clock.start_round()
-        for place, group in enumerate(list(chosen)):
-            start = time.monotonic()
-            if is_cut and number == 0 and place and start - began > seconds / FEWEST_PAIRS:
-                left = chosen[place:]
-                del chosen[place:]
-                break
-            if number >= FEWEST_PAIRS and start - began > seconds:
-                chosen.clear()
-                break
-            clock.cost.forget()
-            points = group.points(clock)
-            keep(samples, points)
-            advance(time.monotonic() - start)
-            if number + 1 >= FEWEST_PAIRS and are_narrow(samples, points, max_spread):
-                chosen.remove(group)
-    return samples | {case.place: [] for group in left for case in group.cases}

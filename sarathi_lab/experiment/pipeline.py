@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +30,8 @@ from sarathi_lab.executor.simulated.hardware import Hardware, Parallel
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations
 from sarathi_lab.experiment.cases import Point, Round
 from sarathi_lab.experiment.clock import CostClock, Estimate
-from sarathi_lab.experiment.registry import ErrorRow, Figure, Platform, Sizes, figure
-from sarathi_lab.experiment.samples import rounds
+from sarathi_lab.experiment.registry import ErrorRow, Figure, Job, Platform, Sizes, figure
+from sarathi_lab.experiment.runner import measure
 from sarathi_lab.experiment.scenario import BLOCK_SIZE, Room, batch
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Policy, Sarathi
@@ -169,12 +169,14 @@ def _paper(bubbles: pd.DataFrame, completion: pd.DataFrame) -> pd.DataFrame:
 
 
 def predicted(
-    spec: ModelSpec, hardware: Hardware, dtype_bytes: int, paper: pd.DataFrame, every: int
+    on: tuple[ModelSpec, Hardware], seed: int, *, paper: pd.DataFrame, every: int
 ) -> Iterator[Point]:
-    """Predict Fig 12 by the cost model at the paper's points, with each n-th of its requests."""
-    ledgers = {name: serve(name, spec, hardware, NUM_REQUESTS // every) for name in SYSTEMS}
+    """Predict Fig 12 by the cost model at the points of `paper`, with each n-th of its requests."""
+    spec, hardware = on
+    ledgers = {name: serve(name, spec, hardware, NUM_REQUESTS // every, seed) for name in SYSTEMS}
     curves = at_points(curves_of(ledgers), paper[paper.panel != "ratios"])
-    cost = make_cost_model("analytic", spec, hardware, dtype_bytes, SYSTEMS["sarathi"].parallel)
+    parallel = SYSTEMS["sarathi"].parallel
+    cost = make_cost_model("analytic", spec, hardware, hardware.dtype_bytes, parallel)
     typical = batch(prefill_tokens=230, start=1000, num_decodes=26, context=2000)
     error = CostClock(cost).seconds(typical).error
     for panel, series, x, y in zip(curves.panel, curves.series, curves.x, curves.y, strict=True):
@@ -185,10 +187,24 @@ def predicted(
 
 @dataclass(frozen=True)
 class PipelineFigure(Figure):
-    """Pipelines simulated with iterations that a device measures by operation."""
+    """Pipelines simulated with iterations that a cost model predicts, or a device measures."""
 
-    def cases(self, spec: ModelSpec, sizes: Sizes, seed: int = 0) -> list[Round]:
-        return [Round(self.make, seed + number, sizes) for number in range(sizes["num_seeds"])]
+    has_own_bench = True
+
+    def paper_sizes(self, every: int = 1, own: Sizes | None = None) -> dict[str, Any]:
+        return {"paper": self.paper_points(), "every": every}
+
+    def cases(self, spec: ModelSpec, sizes: Sizes) -> list[Round]:
+        return [Round(predicted, sizes)]
+
+    def check_simulated(self, job: Job) -> None:
+        for parallel in (system.parallel for system in SYSTEMS.values()):
+            tensor, stages = parallel.tensor, parallel.pipeline
+            on = replace(job.backend, tensor_parallel=tensor, pipeline_parallel=stages)
+            on.check(job.spec, 0)
+
+    def bench(self, job: Job) -> tuple[ModelSpec, Hardware]:
+        return job.spec, job.backend.hardware
 
     def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
         from sarathi_lab.executor.torch.profiling import blocks_needed  # torch takes seconds
@@ -206,7 +222,8 @@ class PipelineFigure(Figure):
             found = measure_profile(executor, _shapes(sizes), session.seconds, advance)
         operations = ProfiledOperations(found.tables(spec), spec, backend.dtype_bytes)
         cost = CostModel(operations, spec, backend.dtype_bytes)
-        samples = rounds(self.cases(spec, sizes, session.seed), cost)
+        rounds = [Round(self.make, sizes, session.seed)]
+        samples = measure(rounds, cost, most=sizes["num_seeds"])
         table = session.table(self.name, samples, is_series=False)
         how = f"simulated pipeline of {sizes['stages']} stages, times measured on "
         return Measured(table.assign(device_name=how + table.device_name), is_simulated=True)
@@ -228,8 +245,6 @@ def _shapes(sizes: Sizes) -> list[Any]:
     files=("a", "b"),
     columns={"cdf": "x", "bubble_s": "y", "num_requests": "x", "time_s": "y"},
     paper=_paper,
-    predict=predicted,
-    layouts=[system.parallel for system in SYSTEMS.values()],
     recorded_every=10,  # of a curve's thousand points; more than can be seen
     errors=[
         # Two of three completion times are fitted: of three ratios one is, and the others have the

@@ -7,7 +7,7 @@ An experiment is a function under the decorator `figure`; its keyword arguments 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
@@ -18,16 +18,19 @@ import yaml
 from omegaconf import OmegaConf
 
 from sarathi_lab.config.errors import UserError, require_one_of
-from sarathi_lab.config.instantiate import read_yaml
+from sarathi_lab.config.instantiate import load_option, read_yaml
 from sarathi_lab.config.paths import CONF, EXPERIMENTS
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.executor.simulated.hardware import Parallel
-from sarathi_lab.experiment.cases import Group, Point
-from sarathi_lab.experiment.clock import CostClock
+from sarathi_lab.executor.simulated.hardware import Hardware
+from sarathi_lab.executor.tables import read_tables
+from sarathi_lab.experiment.cases import Point
+from sarathi_lab.experiment.clock import CostClock, CountingClock
+from sarathi_lab.experiment.runner import predicted_table
 from sarathi_lab.experiment.scenario import Room
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.results.load import POINT, load_paper
+from sarathi_lab.policy import Policy
+from sarathi_lab.results.load import load_paper
 from sarathi_lab.results.plots.spec import PlotSpec
 
 if TYPE_CHECKING:
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from sarathi_lab.experiment.measure import Measured, Session
 
 KEYS = ["panel", "series", "x"]
+DTYPE = "float16"  # not stated in the paper; 2 bytes an element fit all its figures
+COUNTED = "counted"  # the method of points that are counted instead of served
 PROFILED = ("executor.cost_model=profiled",)  # by measured operation times
 SETUPS = ("paper", "small", "dry")  # sizes: the paper's, a CPU's, and those that take seconds
 
@@ -78,9 +83,8 @@ class Figure:
 
     A CPU measures it in `seconds`; half an interval wider than `max_spread` of the median leaves no
     number. `papers` are the platforms of the paper's figure; `paper` makes its points of `files`
-    whose `columns` were renamed, `at` the sizes at which `executor=simulated` has all of them, and
-    `predict` the points of a figure that no clock evaluates, of whose systems each runs on one of
-    `layouts`. Of its simulated points each `recorded_every`-th is recorded.
+    whose `columns` were renamed, `at` the sizes at which `executor=simulated` has all of them. Of
+    its simulated points each `recorded_every`-th is recorded.
     """
 
     name: str
@@ -93,8 +97,6 @@ class Figure:
     columns: Mapping[str, str] = field(default_factory=dict)
     paper: Callable[..., pd.DataFrame] = lambda points: points
     at: Callable[[pd.DataFrame], Sizes] | None = None
-    predict: Callable[..., Iterable[Point]] | None = None
-    layouts: Sequence[Parallel] = (Parallel(),)
     recorded_every: int = 1
     errors: Sequence[ErrorRow] = ()
     is_counted: bool = False  # simulated by counting batches, too
@@ -105,6 +107,7 @@ class Figure:
     needs: ClassVar[Sequence[str]] = ()  # sizes beside the function's arguments
     takes: ClassVar[Sequence[str]] = ()
     is_measured_only: ClassVar[bool] = False  # of real processes, with their simulation beside
+    has_own_bench: ClassVar[bool] = False  # else one for all figures on a simulated device
     is_in_rounds: ClassVar[bool] = False  # each round serves other requests under all policies
     is_chained: bool = False  # a round begins where the one before ended
 
@@ -149,10 +152,9 @@ class Figure:
         at = {} if self.at is None else self.at(self.paper_points(every))
         return {**self.sizes("paper", own), **at}
 
-    def cases(self, spec: ModelSpec, sizes: Sizes, seed: int = 0) -> Sequence[Any]:
+    def cases(self, spec: ModelSpec, sizes: Sizes) -> Sequence[Any]:
         """List what is run: groups of cases, or rounds."""
-        groups: Iterable[Group] = self.make(spec, **sizes)
-        return list(groups)
+        return list(self.make(spec, **sizes))
 
     def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
         """Return the room that its largest case needs of a device."""
@@ -161,10 +163,6 @@ class Figure:
     def least_room(self, spec: ModelSpec, sizes: Sizes) -> int:
         """Return the tokens of cache without which nothing can be measured."""
         return self.room(spec, sizes).kv_tokens
-
-    def models(self, sizes: Sizes) -> Sequence[str]:
-        """Return the models that it compares, if it does."""
-        return sizes.get("models", ())
 
     def check(self, backend: TorchBackend, sizes: Sizes) -> None:
         """Raise UserError for a real device that it can't be measured on."""
@@ -175,26 +173,77 @@ class Figure:
 
         return measure_cases(self.name, self.cases(session.spec, session.sizes), session)
 
-    def bench(self, spec: ModelSpec, backend: SimulatedBackend, **settings: Any) -> Any:
+    def check_simulated(self, job: Job) -> None:
+        """Raise UserError for a simulated device without a cost model or room."""
+        tokens = 0 if self.has_paper else self.least_room(job.spec, job.sizes)
+        job.backend.check(job.spec, tokens)
+
+    def bench(self, job: Job) -> Any:
         """Return what evaluates its cases in simulation."""
-        on = (backend.cost_model, spec, backend.hardware, backend.dtype_bytes, backend.parallel)
-        return CostClock(make_cost_model(*on))
+        on = job.backend
+        model = (on.cost_model, job.spec, on.hardware, on.dtype_bytes, on.parallel)
+        cost = make_cost_model(*model)
+        return CountingClock(cost) if job.method == COUNTED else CostClock(cost)
 
-    def table(self, found: Sequence[Sequence[Point]]) -> pd.DataFrame:
-        """Return recorded points of simulated ones; intervals are the cost model's stated error."""
-        return with_intervals(table_of_points(self.name, found))
-
-
-def table_of_points(figure: str, found: Iterable[Sequence[Point]]) -> pd.DataFrame:
-    points = (point for part in found for point in part)
-    rows = [(figure, p.panel, p.series, float(p.x), p.y.value, p.unit, p.y.error) for p in points]
-    return pd.DataFrame(rows, columns=["figure", *KEYS, "y", "unit", "uncertainty"])
+    def table(self, parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
+        """Return recorded points of simulated ones."""
+        return predicted_table(self.name, parts)
 
 
-def with_intervals(table: pd.DataFrame) -> pd.DataFrame:
-    off = table.y.abs() * table.uncertainty
-    table = table.assign(low=table.y - off, high=table.y + off, num_pairs=0, reason=None)
-    return table[POINT]
+@dataclass(frozen=True)
+class Job:
+    """A figure to simulate for a model on a backend, at `sizes`; policies are made by name and
+    token budget. The `method` is COUNTED where batches are counted instead of served.
+    """
+
+    figure: Figure
+    spec: ModelSpec
+    backend: SimulatedBackend
+    sizes: Mapping[str, Any]
+    method: str = ""
+    make_policy: Callable[[str, int], Policy | None] = lambda name, budget: None
+    seed: int = 0
+
+    @property
+    def labels(self) -> dict[str, str]:
+        on = self.backend
+        names = {"hardware": on.hardware.name, "level": on.cost_model, "model": self.spec.name}
+        return {**names, "dtype": on.dtype_name, "method": self.method}
+
+    @property
+    def device(self) -> str:
+        """The device with the level, model and method."""
+        words = [self.backend.device_name, self.backend.cost_model, self.spec.name, self.method]
+        return ", ".join(filter(None, words))
+
+
+def paper_jobs(
+    figure: Figure,
+    gpus: Sequence[str] | None = None,
+    every: int = 1,
+    sizes: Mapping[str, Any] | None = None,
+) -> list[Job]:
+    """List the paper's GPUs, or each of `gpus`, at every level that its file has for the model.
+    `sizes` replace conf/experiment's; of long curves each n-th point is taken.
+    """
+    sizes = figure.paper_sizes(every, sizes)
+    jobs = []
+    on = [(model, gpu) for model, usual, _ in figure.papers for gpu in gpus or [usual]]
+    for model, gpu in dict.fromkeys(on):
+        spec, hardware = load_option("model", model), load_option("hardware", gpu)
+        levels = ["profiled", "analytic"] if _is_profiled(hardware, spec) else ["analytic"]
+        for method in ("", COUNTED) if figure.is_counted else ("",):
+            backends = [SimulatedBackend(hardware, DTYPE, level) for level in levels]
+            jobs += [Job(figure, spec, backend, sizes, method) for backend in backends]
+    return jobs
+
+
+def _is_profiled(hardware: Hardware, spec: ModelSpec) -> bool:
+    """Whether the GPU's tables were measured with this very model."""
+    if hardware.tables is None:
+        return False
+    tables = read_tables(hardware.tables, model=spec.name)
+    return tables.is_model_specific and tables.is_of(spec)
 
 
 class Experiments(Mapping[str, Figure]):

@@ -17,7 +17,7 @@ from sarathi_lab.config.errors import UserError, exit_code, require_number
 from sarathi_lab.config.paths import EXPERIMENTS as RECORDS
 from sarathi_lab.config.paths import OUTPUTS, make_folder
 from sarathi_lab.experiment.claims import in_words, load_claims, verdicts
-from sarathi_lab.experiment.figures import FIGURES
+from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.results import load
 from sarathi_lab.results.load import SIMULATED
 from sarathi_lab.results.result import DisplayTable, show

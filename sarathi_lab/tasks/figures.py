@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,12 +18,20 @@ from sarathi_lab.config.console import console, print_place, progress_of
 from sarathi_lab.config.errors import exit_code, require_one_of
 from sarathi_lab.config.paths import CONF, OUTPUTS, make_folder
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.experiment import figures as registered
 from sarathi_lab.experiment.claims import in_words, load_claims, verdicts
-from sarathi_lab.experiment.figures import SIMULATED
-from sarathi_lab.experiment.registry import FIGURES, PAPERS, Sizes
-from sarathi_lab.experiment.simulate import Job, check_fits, jobs_of, predict_all
+from sarathi_lab.experiment.figures import (
+    COLUMNS,
+    LABELS,
+    SIMULATED,
+    as_points,
+    error_table,
+    paper,
+    points_of,
+    simulate,
+)
+from sarathi_lab.experiment.registry import FIGURES, PAPERS, Job, paper_jobs
 from sarathi_lab.results import load
+from sarathi_lab.results.intervals import LEVEL
 from sarathi_lab.results.load import POINTS
 from sarathi_lab.results.plots import figures as plots
 from sarathi_lab.results.plots.sweeps import policies
@@ -37,12 +45,13 @@ PROCESSES = "use a number such as 2, or null for one a core"
 POLICIES = "policies"  # an experiment: a figure for each device that it was recorded on
 
 
-def simulate(names: Sequence[str] = PAPERS) -> pd.DataFrame:
+def simulate_all(names: Sequence[str] = PAPERS) -> pd.DataFrame:
     """Simulate all points again, about a minute; with progress."""
-    points = pd.concat(predict_all(_jobs(names)), ignore_index=True)
+    tables = simulate([job for name in names for job in paper_jobs(FIGURES[name])])
+    points = pd.concat([as_points(table, "simulated") for table in tables], ignore_index=True)
     rank = points.groupby(["figure", "device", "panel", "series"]).cumcount()
     every = points.figure.map(lambda name: FIGURES[name].recorded_every)
-    return points[rank % every == 0]
+    return points.loc[rank % every == 0, [*COLUMNS, *LABELS]]
 
 
 def main(args: Sequence[str]) -> int:
@@ -72,7 +81,7 @@ def _main(options: argparse.Namespace) -> int:
         require_one_of("--only", name, known)
     make_folder(options.out, "--out")
     if options.recompute:
-        simulate().to_csv(SIMULATED, index=False, float_format="%.5g")
+        simulate_all().to_csv(SIMULATED, index=False, float_format="%.5g")
         print_place("simulated", SIMULATED)
     with progress_of("drawing", len(chosen)) as advance:
         for name in chosen:
@@ -96,14 +105,10 @@ def _main(options: argparse.Namespace) -> int:
 
 
 def draw(name: str, *, is_all: bool = False) -> Picture:
-    """A figure from what is recorded of it, beside the paper's where it is one of those; `is_all`
-    draws every simulated line.
+    """Draw an experiment from what is recorded of it, beside the paper's points; `is_all` draws
+    every simulated line.
     """
-    figure = FIGURES[name]
-    points_of = registered.points_of if figure.has_paper else registered.recorded_points
-    if figure.is_in_rounds:
-        points_of = registered.serving_points
-    return plots.draw(figure.look, rows_of_points(points_of(name)), is_all=is_all)
+    return plots.draw(FIGURES[name].look, rows_of_points(points_of(name)), is_all=is_all)
 
 
 def _some(name: str, known: Sequence[str]) -> Any:
@@ -123,34 +128,27 @@ class Figures(Task):
     processes: int | None = whole(None, minimum=1, fix=PROCESSES)
 
     def check(self, cfg: DictConfig) -> None:
-        for job in _jobs(self._names(), self.gpus):
-            check_fits(job)
+        for job in self._jobs():
+            job.figure.check_simulated(job)
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
-        return recompute(self._names(), self.gpus, self.every, None, self.processes)
+        return recompute(simulate(self._jobs(), self.processes))
 
-    def _names(self) -> list[str]:
-        return [name for name in PAPERS if self.figures is None or name in self.figures]
-
-
-def _jobs(names: Sequence[str], gpus: Sequence[str] | None = None) -> list[Job]:
-    return [job for name in names for job in jobs_of(name, gpus)]
+    def _jobs(self) -> list[Job]:
+        names = [name for name in PAPERS if self.figures is None or name in self.figures]
+        return [job for name in names for job in paper_jobs(FIGURES[name], self.gpus, self.every)]
 
 
-def recompute(
-    names: Sequence[str],
-    gpus: Sequence[str] | None,
-    every: int,
-    sizes: Sizes | None = None,
-    processes: int | None = None,
-) -> Result:
-    """The paper's figures at `sizes` (None: conf/experiment's), with the paper's own points."""
-    predicted = predict_all(_jobs(names, gpus), every, sizes, processes)
-    points = pd.concat([*map(registered.paper, names), *predicted], ignore_index=True)
-    errors = registered.error_table(points)
-    others = points[(points.source != "paper") & ~points.device.isin(errors.device)]
+def recompute(tables: Sequence[pd.DataFrame]) -> Result:
+    """Return simulated `tables` of the paper's figures beside its points, with their errors."""
+    names = list(dict.fromkeys(table.figure.iloc[0] for table in tables))
+    simulated = [as_points(table, "simulated") for table in tables]
+    points = pd.concat([*map(paper, names), *simulated], ignore_index=True)
+    points = points[[*COLUMNS, *LABELS]]
+    errors = error_table(points)
     shown = [_shown_errors(errors)] if len(errors) else []
-    shown += [_shown_ranges(others)] if len(others) else []
+    devices = [(str(table.device.iloc[0]), table) for table in tables]
+    shown += [lines(name, own) for name, own in devices if name not in set(errors.device)]
     means = zip(errors.row, errors.device, errors["mean"], strict=True)
     pictures = {
         name: plots.draw(FIGURES[name].look, rows_of_points(points[points.figure == name]))
@@ -165,20 +163,27 @@ def recompute(
     )
 
 
-def _shown_ranges(points: pd.DataFrame) -> DisplayTable:
-    """What is predicted for GPUs that the paper does not have: each line's ends, and where."""
-    rows: list[Mapping[Any, object]] = []
-    keys = ["figure", "panel", "series", "hardware", "level", "model", "method"]
-    for names, line in points.groupby(keys, sort=False):
-        figure, panel, series, *device = map(str, names)
-        ordered = line.sort_values("y")
-        least, most = (f"{row.y:.4g} at {row.x:.4g}" for _, row in ordered.iloc[[0, -1]].iterrows())
-        words = ", ".join(filter(None, device))
-        row = {"figure": figure, "panel": panel, "line": series, "device": words}
-        rows.append({**row, "least": least, "most": most, "unit": str(line.unit.iloc[0])})
-    left = ("figure", "panel", "line", "device", "unit")
-    title = "On other GPUs than the paper's: least and most of each line"
-    return DisplayTable(rows, left=left, title=title)
+def lines(device: str, table: pd.DataFrame) -> DisplayTable:
+    """Each line's least and most with their intervals, and what is missing."""
+    rows = []
+    for (panel, series), line in table.groupby(["panel", "series"], sort=False):
+        known = line.dropna(subset="y").sort_values("y")
+        ends = known.iloc[[0, -1]].itertuples() if len(known) else ()
+        words = [f"{row.y:.3g} ({row.low:.3g} to {row.high:.3g}) at {row.x:g}" for row in ends]
+        missing = line[line.y.isna()]
+        row = {"panel": str(panel), "line": str(series), "points": str(len(line))}
+        row |= dict(zip(("least", "most"), words or ["", ""], strict=True))
+        why = f"{len(missing)}: {missing.reason.iloc[0]}" if len(missing) else ""
+        rows.append({**row, "unit": str(line.unit.iloc[0]), "missing": why})
+    what = "in brackets the cost model's own error"
+    if table.num_pairs.max() > 1:
+        reached = table.confidence[table.num_pairs > 1]
+        what = "medians (of an iteration's timings the lower quartile counts)"
+        what += f", in brackets intervals of {100 * LEVEL:.0f} %"
+        if below := int((reached < LEVEL).sum()):
+            what += f", of {below} of {len(reached)} points of less, as their rounds are alike"
+    left = ("panel", "line", "unit", "missing")
+    return DisplayTable(rows, left=left, title=f"{table.figure.iloc[0]} on {device}: {what}")
 
 
 def _shown_errors(errors: pd.DataFrame) -> DisplayTable:

@@ -21,28 +21,32 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.checks import require_one_device
 from sarathi_lab.executor.torch.device import resolve_device
-from sarathi_lab.experiment.figures import paper
+from sarathi_lab.experiment.figures import as_points, by_folder, paper, simulate
 from sarathi_lab.experiment.measure import Session
-from sarathi_lab.experiment.registry import FIGURES, PAPERS, SETUPS, Figure, load_figure
-from sarathi_lab.experiment.simulate import recorded_tables, simulate
+from sarathi_lab.experiment.registry import (
+    FIGURES,
+    SETUPS,
+    Figure,
+    Job,
+    load_figure,
+    paper_jobs,
+)
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
 from sarathi_lab.results import load
-from sarathi_lab.results.intervals import LEVEL
 from sarathi_lab.results.load import POINTS
 from sarathi_lab.results.plots import figures as plots
 from sarathi_lab.results.provenance import device_folder
-from sarathi_lab.results.result import DisplayTable, Result
+from sarathi_lab.results.result import Result
 from sarathi_lab.results.table import rows_of_points
 from sarathi_lab.tasks.base import Task
-from sarathi_lab.tasks.figures import PROCESSES, Figures, recompute
+from sarathi_lab.tasks.figures import PROCESSES, lines, recompute
 from sarathi_lab.tasks.plan import changed
 
 AUTO = "auto"
 SPREAD = "use the share of the median, such as 0.15"
-# of the hardware group: its default, which stands for the GPU that the paper used for each figure
-PAPERS_GPU = "a6000"
+PAPERS_GPU = "a6000"  # the default of the hardware group
 STAGES = f"{load.SIMULATED}pipeline-"  # before the device whose iterations are the stages
 Tables = Mapping[str, pd.DataFrame]
 
@@ -80,7 +84,7 @@ class Measure(Task):
         backend = build(cfg.executor)
         if isinstance(backend, TorchBackend):
             return self._check_measured(cfg, backend)
-        own, sizes = self.figure, None
+        own = self.figure
         if own.is_measured_only:
             raise UserError(
                 f"{own.name} is of real stages, and has the simulated ones beside; use "
@@ -89,9 +93,15 @@ class Measure(Task):
         for name in ("seconds", "max_spread"):
             self._refuse(name, "is for measuring, and executor=simulated computes")
         if own.has_paper:
-            self._check_papers(cfg, backend)
-            return None
-        self._refuse("every", f"is for the paper's curves, and {self.experiment} is none")
+            why = "is for measuring: the paper's figures are recomputed at its own sizes"
+            self._refuse("setup", why)
+            names = ("dtype", "cost_model", "tensor_parallel", "pipeline_parallel")
+            why = f": {own.name} is recomputed as the paper has it, at both levels of the cost "
+            refuse_unread(backend, names, f"{why}model; drop it", "executor.")
+            own.sizes("paper", self.sizes)
+            self._require_usual_model(cfg, "is of the paper's models; drop it")
+        else:
+            self._refuse("every", f"is for the paper's curves, and {own.name} is none")
         if own.is_in_rounds:
             self._refuse("setup", "is for measuring: what is simulated has the paper's own sizes")
             if is_usual_model(cfg) and (degree := backend.tensor_parallel) > 1:
@@ -104,9 +114,8 @@ class Measure(Task):
                 f"task=measure simulates one device, not {backend.parallel.description}; leave "
                 "that out"
             )
-        sizes = self._sizes(backend)
-        for spec, platform in self.platforms(cfg, backend):
-            platform.check(spec, own.least_room(spec, sizes))
+        for job in self.jobs(cfg, backend):
+            own.check_simulated(job)
         return None
 
     def _check_measured(self, cfg: DictConfig, backend: TorchBackend) -> float:
@@ -117,34 +126,34 @@ class Measure(Task):
         self._refuse("every", "is for the recomputed figures of executor=simulated")
         self._refuse("processes", "is for executor=simulated, and a measurement is alone")
         sizes = self._sizes(backend)
+        own.check(backend, sizes)
         if own.is_measured_only:
             self._refuse("seconds", "measures sets of requests (task.sizes), however long")
-            if not is_usual_model(cfg):
-                raise UserError(
-                    f"model={cfg.model.name} has no effect: {self.experiment} has models of its "
-                    f"own; use task.sizes.{self._setup(backend)}.models=[{cfg.model.name}]"
-                )
-        elif resolve_model(cfg, backend)[1] is not None:
+            setting = f"task.sizes.{self._setup(backend)}.models=[{cfg.model.get('name')}]"
+            self._require_usual_model(cfg, f"has models of its own; use {setting}")
+            return self.seconds or own.seconds
+        if resolve_model(cfg, backend)[1] is not None:
             raise UserError(f"task=measure takes random weights; drop model.path={cfg.model.path}")
-        own.check(backend, sizes)
-        for spec in () if own.is_measured_only else self._measured_specs(cfg, backend):
+        for spec in self._measured_specs(cfg, backend):
             backend.check(spec, own.least_room(spec, sizes))
         return self.seconds or own.seconds
+
+    def _require_usual_model(self, cfg: DictConfig, why: str) -> None:
+        if not is_usual_model(cfg):
+            raise UserError(f"model={cfg.model.name} has no effect: {self.experiment} {why}")
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """Leave figure.parquet, a CSV by device, also recorded, and a picture."""
         backend, own = build(cfg.executor), self.figure
         if isinstance(backend, TorchBackend):
             return self._measured(cfg, backend, context)
-        if own.has_paper:  # with its errors and pictures
-            found = recompute([own.name], _gpus(cfg), self.every, self.sizes, self.processes)
-            tables = recorded_tables(found.tables[POINTS])
-            self._record(tables)
-            return replace(found, tables={**found.tables, **tables}, float_format="%.6g")
-        settings = {"make_policy": partial(policy_of, cfg), "seed": int(cfg.seed)}
-        on, sizes = self.platforms(cfg, backend), self._sizes(backend)
-        tables = simulate(own, on, sizes, self.processes, **settings)
-        return self._result(tables, "simulated", context, {})
+        tables = simulate(self.jobs(cfg, backend), self.processes)
+        if not own.has_paper:
+            return self._result(by_folder(tables), "simulated", context, {})
+        result = recompute(tables)  # with errors
+        recorded = by_folder(table.assign(device_name=table.device) for table in tables)
+        self._record(recorded)
+        return replace(result, tables={**result.tables, **recorded}, float_format="%.6g")
 
     def estimate(self, prepared: float | None, shared: set[str]) -> tuple[float, str] | None:
         """Estimate by the given seconds, without the compiling of kernels and warming up."""
@@ -165,7 +174,7 @@ class Measure(Task):
 
     def _measured_specs(self, cfg: DictConfig, backend: TorchBackend) -> list[ModelSpec]:
         """Return the chosen model, or those that the experiment compares, or the usual one."""
-        compared = self.figure.models(self._sizes(backend))
+        compared = self._sizes(backend).get("models", ())
         if compared and is_usual_model(cfg):
             return [load_option("model", name) for name in compared]
         return [resolve_model(cfg, backend)[0]]
@@ -205,21 +214,16 @@ class Measure(Task):
             if len(rows):
                 kept[name] = rows
                 self._record(dict.fromkeys(tables, rows), f"{own.name}-{name}")
-        points = pd.concat(tables.values(), ignore_index=True)
-        points = points.assign(
-            source=source,
-            device=points.device_name + ", " + points.model,
-            uncertainty=(points.high - points.low) / 2 / points.y.abs(),  # half the interval
-        )
+        points = as_points(pd.concat(tables.values(), ignore_index=True), source)
         pictures = {}
         if points.y.notna().any():  # beside the paper's own points
-            shown = [paper(own.name)] if own.name in PAPERS else []
+            shown = [paper(own.name)] if own.has_paper else []
             rows = rows_of_points(pd.concat([*shown, points], ignore_index=True))
             pictures[own.name] = plots.draw(own.look, rows)
         return Result(
             tables={POINTS: points, **kept},
             figures=pictures,
-            shown=[_lines(device, table) for device, table in tables.items()],
+            shown=[lines(device, table) for device, table in tables.items()],
             places={"points": context.run_dir / POINTS},
             tags=[own.name, *tables],
             float_format="%.6g",
@@ -230,41 +234,32 @@ class Measure(Task):
             path = load.save(table, self.experiment, device, Path(str(self.record)), stem)
             print_place("record", path)
 
-    def platforms(
-        self, cfg: DictConfig, backend: SimulatedBackend
-    ) -> list[tuple[ModelSpec, SimulatedBackend]]:
-        """Return the chosen model on the chosen device; without a choice those of the paper, each
-        on as many devices as there, of the chosen kind or the paper's.
+    def jobs(self, cfg: DictConfig, backend: SimulatedBackend) -> list[Job]:
+        """List the chosen model on the chosen device; without a choice those of the paper, each on
+        as many devices as there, of the chosen kind or the paper's.
         """
-        papers = self.figure.papers
-        if not is_usual_model(cfg) or not papers:
-            return [(resolve_model(cfg, backend)[0], backend)]
-        found = []
-        for model, gpu, num_devices in papers:
-            hardware = load_option("hardware", gpu) if _gpus(cfg) is None else backend.hardware
-            on = replace(backend, hardware=hardware, tensor_parallel=num_devices)
-            found.append((load_option("model", model), on))
-        return found
-
-    def _check_papers(self, cfg: DictConfig, backend: SimulatedBackend) -> None:
-        why = "is for measuring: the paper's figures are recomputed at its own sizes"
-        self._refuse("setup", why)
-        names = ("dtype", "cost_model", "tensor_parallel", "pipeline_parallel")
-        why = f": {self.experiment} is recomputed as the paper has it, at both levels of the cost "
-        refuse_unread(backend, names, f"{why}model; drop it", "executor.")
-        if not is_usual_model(cfg):
-            raise UserError(
-                f"model={cfg.model.name} has no effect: {self.experiment} is of the paper's "
-                "models; drop it"
-            )
-        self.figure.sizes("paper", self.sizes)
-        Figures([self.experiment], _gpus(cfg), self.every).check(cfg)
-
-
-def _gpus(cfg: DictConfig) -> list[str] | None:
-    """The one that was chosen, or those of the paper."""
-    hardware = str(cfg.hardware.name)
-    return None if hardware == PAPERS_GPU else [hardware]
+        own, hardware = self.figure, str(cfg.hardware.name)
+        # The group's default stands for the GPU that the paper used for each figure.
+        gpu = None if hardware == PAPERS_GPU else hardware
+        if own.has_paper:
+            return paper_jobs(own, gpu and [gpu], self.every, self.sizes)
+        if is_usual_model(cfg) and own.papers:
+            models = [load_option("model", platform.model) for platform in own.papers]
+            backends = [
+                replace(
+                    backend,
+                    hardware=backend.hardware if gpu else load_option("hardware", usual),
+                    tensor_parallel=num_devices,
+                )
+                for _, usual, num_devices in own.papers
+            ]
+        else:
+            models, backends = [resolve_model(cfg, backend)[0]], [backend]
+        make_policy, sizes = partial(policy_of, cfg), self._sizes(backend)
+        return [
+            Job(own, spec, on, sizes, make_policy=make_policy, seed=int(cfg.seed))
+            for spec, on in zip(models, backends, strict=True)
+        ]
 
 
 def is_usual_model(cfg: DictConfig) -> bool:
@@ -276,26 +271,3 @@ def policy_of(cfg: DictConfig, name: str, budget: int) -> Policy | None:
     path = CONF / "policy" / f"{name}.yaml"
     known = path.is_file()
     return build(changed(cfg, policy=OmegaConf.load(path), chunk=budget).policy) if known else None
-
-
-def _lines(device: str, table: pd.DataFrame) -> DisplayTable:
-    """Each line's least and most with their intervals, and what is missing."""
-    rows = []
-    for (panel, series), line in table.groupby(["panel", "series"], sort=False):
-        known = line.dropna(subset="y").sort_values("y")
-        ends = known.iloc[[0, -1]].itertuples() if len(known) else ()
-        words = [f"{row.y:.3g} ({row.low:.3g} to {row.high:.3g}) at {row.x:g}" for row in ends]
-        missing = line[line.y.isna()]
-        row = {"panel": str(panel), "line": str(series), "points": str(len(line))}
-        row |= dict(zip(("least", "most"), words or ["", ""], strict=True))
-        why = f"{len(missing)}: {missing.reason.iloc[0]}" if len(missing) else ""
-        rows.append({**row, "unit": str(line.unit.iloc[0]), "missing": why})
-    what = "in brackets the cost model's own error"
-    if table.num_pairs.max() > 1:
-        reached = table.confidence[table.num_pairs > 1]
-        what = "medians (of an iteration's timings the lower quartile counts)"
-        what += f", in brackets intervals of {100 * LEVEL:.0f} %"
-        if below := int((reached < LEVEL).sum()):
-            what += f", of {below} of {len(reached)} points of less, as their rounds are alike"
-    left = ("panel", "line", "unit", "missing")
-    return DisplayTable(rows, left=left, title=f"{table.figure.iloc[0]} on {device}: {what}")

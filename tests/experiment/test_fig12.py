@@ -10,8 +10,8 @@ import pytest
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.experiment import pipeline
-from sarathi_lab.experiment.figures import FIGURES
-from sarathi_lab.experiment.simulate import jobs_of, predict_all
+from sarathi_lab.experiment.figures import FIGURES, simulate
+from sarathi_lab.experiment.registry import paper_jobs
 
 NUM_REQUESTS = (
     600  # with fewer, filling and draining the pipeline's 216 places outweigh what lies between
@@ -86,9 +86,9 @@ def test_what_is_found_is_taken_at_the_papers_points(reduced, completed, bubbles
 
 
 def test_every_point_is_predicted_with_an_error():
-    (table,) = predict_all(jobs_of("fig12")[1:], every=50, processes=1)
+    (table,) = simulate(paper_jobs(FIGURES["fig12"], every=50)[1:], processes=1)
     assert len(table) == len(FIGURES["fig12"].paper_points())
-    assert table.uncertainty.between(0, 1, inclusive="neither").all()
+    assert ((table.low > 0) & (table.low < table.y) & (table.y < table.high)).all()
 
 
 def test_the_headlines_of_the_paper_follow_from_its_points():

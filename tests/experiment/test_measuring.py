@@ -22,13 +22,14 @@ from sarathi_lab.experiment import measured_cost
 from sarathi_lab.experiment.cases import Quantity, one
 from sarathi_lab.experiment.clock import CostClock, Estimate
 from sarathi_lab.experiment.figures import FIGURES
-from sarathi_lab.experiment.measure import MOST_OF_GROUP, DeviceClock, measure_groups
+from sarathi_lab.experiment.measure import MOST_OF_GROUP, DeviceClock
 from sarathi_lab.experiment.measured_cost import (
     LOWER,
     MeasuredCostModel,
     composition,
     describe,
 )
+from sarathi_lab.experiment.runner import measure
 from sarathi_lab.experiment.scenario import Scenario, batch, chunked, request, serve
 from sarathi_lab.results.intervals import FEWEST_PAIRS, median_of
 
@@ -209,7 +210,7 @@ def noisy_groups(spreads, random):
 
 def test_a_point_is_measured_until_its_interval_is_narrow_or_the_rounds_are_over(executor):
     groups = noisy_groups([0.0, 0.2, 5.0], np.random.default_rng(1))
-    samples = measure_groups(DeviceClock(executor), groups, math.inf, 0.15)
+    samples = measure(groups, DeviceClock(executor), most=MOST_OF_GROUP, narrow=0.15)
     counts = [len(values) for values in samples.values()]
     assert counts[0] == FEWEST_PAIRS < counts[1] < counts[2] == MOST_OF_GROUP
 
@@ -217,7 +218,7 @@ def test_a_point_is_measured_until_its_interval_is_narrow_or_the_rounds_are_over
 def test_intervals_of_points_that_stop_when_narrow_enclose_the_truth_as_often_as_they_say(executor):
     """The looks at the interval in between cost it little, where a fifth of the value is noise."""
     groups = noisy_groups([0.05, 0.1, 0.2] * 60, np.random.default_rng(2))
-    samples = measure_groups(DeviceClock(executor), groups, math.inf, 0.15)
+    samples = measure(groups, DeviceClock(executor), most=MOST_OF_GROUP, narrow=0.15)
     found = [median_of(values, 0.15) for values in samples.values()]
     known = [own for own in found if own.reason is None]
     assert len(known) >= 0.9 * len(found)

@@ -17,13 +17,14 @@ from sarathi_lab.experiment.clock import CostClock
 from sarathi_lab.experiment.figures import (
     COLUMNS,
     LABELS,
+    as_points,
     compare,
     error_table,
     points_of,
+    simulate,
 )
-from sarathi_lab.experiment.registry import FIGURES, KEYS, PAPERS
+from sarathi_lab.experiment.registry import FIGURES, KEYS, PAPERS, paper_jobs
 from sarathi_lab.experiment.scenario import Scenario, batch, lengths, request_times
-from sarathi_lab.experiment.simulate import Job, jobs_of, predict_all
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi
 from sarathi_lab.results.plots.figures import draw
 from sarathi_lab.results.table import rows_of_points
@@ -43,9 +44,9 @@ def points() -> pd.DataFrame:
 def test_every_point_of_the_paper_has_a_prediction(points):
     for name in PAPERS:
         wanted = FIGURES[name].paper_points()
-        for job in jobs_of(name) if name != "fig12" else ():  # each 10th of which is recorded
+        for job in paper_jobs(FIGURES[name]) if name != "fig12" else ():  # each 10th is recorded
             own = points[(points.device == job.device) & (points.figure == name)]
-            asked = wanted[wanted.panel == job.model] if name == "table4" else wanted
+            asked = wanted[wanted.panel == job.spec.name] if name == "table4" else wanted
             assert len(asked.merge(own, on=KEYS)) == len(asked), job
     assert points[["y", "unit"]].notna().all(axis=None)
     assert (points.y > 0).all()
@@ -53,12 +54,14 @@ def test_every_point_of_the_paper_has_a_prediction(points):
 
 @pytest.mark.parametrize("figure", COMPUTED)
 def test_the_recorded_simulation_is_what_the_simulator_computes(figure, points):
-    anew = pd.concat(predict_all(jobs_of(figure), COMPUTED[figure], processes=1))
+    jobs = paper_jobs(FIGURES[figure], every=COMPUTED[figure])
+    anew = pd.concat([as_points(table, "simulated") for table in simulate(jobs, processes=1)])
     own = points[(points.source == "simulated") & (points.figure == figure)]
     both = own.merge(anew, on=["figure", "device", *KEYS], suffixes=("", "_anew"))
     assert len(both) == len(anew) > 3
-    assert list(anew.columns) == [*COLUMNS, *LABELS]
+    assert set(anew.columns) >= {*COLUMNS, *LABELS}
     np.testing.assert_allclose(both.y, both.y_anew, rtol=1e-4)
+    np.testing.assert_allclose(both.uncertainty, both.uncertainty_anew, rtol=1e-4)
 
 
 # What was reached, mean and largest absolute error, rounded up.
@@ -241,7 +244,7 @@ def test_other_gpus_are_predicted_beside_the_paper_and_not_judged(tmp_path, caps
     points = pd.read_parquet(tmp_path / "run" / "figure.parquet")
     assert set(points.device) == {"paper", "simulated h100, analytic, 13b"}
     out = capsys.readouterr().out
-    assert "On other GPUs than the paper's" in out
+    assert "table2 on simulated h100, analytic, 13b" in out
     assert "Error against" not in out
 
 
@@ -251,7 +254,7 @@ def test_other_gpus_are_predicted_beside_the_paper_and_not_judged(tmp_path, caps
         (["task.figures=[fig99]"], r"task\.figures=fig99 is unknown \(did you mean fig09\?\)"),
         (["task.gpus=[]"], r"task\.gpus=\[\] is not a list"),
         (["chunk=256"], "chunk=256 has no effect: task=figures does not read chunk"),
-        (["task.figures=[table4]", "task.gpus=[a40]"], r"needs 64.* GB for the weights of 33b"),
+        (["task.figures=[table4]", "task.gpus=[a40]"], r"33b needs 64.* GB for weights"),
     ],
 )
 def test_bad_input_is_one_line(args, words, tmp_path, capsys):
@@ -269,14 +272,11 @@ def test_every_figure_has_a_question_a_row_of_errors_and_a_claim():
     assert set(PAPERS) - {claim.experiment for claim in load_claims()} == {"fig09"}
 
 
-def test_a_gpu_is_predicted_once_per_figure():
-    jobs = [job for name in ("fig12", "table2") for job in jobs_of(name, ["h100", "h100"])]
-    assert [(job.figure, job.hardware) for job in jobs] == [("fig12", "h100"), ("table2", "h100")]
-
-
 def test_levels_follow_the_profiles_of_the_hardware_file():
-    profiled, analytic, of_33b = jobs_of("table4")
-    assert profiled == Job("table4", "13b", "a6000", "profiled")
-    assert analytic == Job("table4", "13b", "a6000", "analytic")
-    assert of_33b == Job("table4", "33b", "a100_2023", "analytic")
-    assert len(jobs_of("table2", ["h100", "h200"])) == 2
+    def devices(name: str, *gpus: str) -> list[str]:
+        return [job.device.removeprefix("simulated ") for job in paper_jobs(FIGURES[name], gpus)]
+
+    of_13b = ["a6000, profiled, 13b", "a6000, analytic, 13b"]
+    assert devices("table4") == [*of_13b, "a100_2023, analytic, 33b"]
+    twice = devices("table2", "h100", "h200", "h100")
+    assert twice == ["h100, analytic, 13b", "h200, analytic, 13b"]

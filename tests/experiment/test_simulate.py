@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -13,23 +14,19 @@ from composed import config_of
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.experiment.cases import Round
-from sarathi_lab.experiment.registry import FIGURES
-from sarathi_lab.experiment.simulate import Bench, jobs_of, predict_all, run_all, simulate
+from sarathi_lab.experiment.figures import simulate
+from sarathi_lab.experiment.registry import FIGURES, Figure, Job, paper_jobs
 from sarathi_lab.tasks.measure import policy_of
 
 SIMULATED = ("executor=simulated", "hardware=h100", "model=llama3-8b", "tracking=none")
 
 
 def test_rounds_cases_and_figures_are_the_same_by_any_number_of_processes():
-    cfg = config_of("task=measure", *SIMULATED)
-    on = [(load_option("model", "llama3-8b"), build(cfg.executor))]
-    mine: list[list[pd.DataFrame]] = []
-    for number in (1, 2):
-        tables = predict_all(jobs_of("table2"), 1, None, number)
-        own, settings = FIGURES["sarathi_serve_stalls"], {"make_policy": partial(policy_of, cfg)}
-        tables += simulate(own, on, own.sizes("dry"), number, seed=0, **settings).values()
-        mine.append(tables)
-    for one, two in zip(*mine, strict=True):
+    cfg, own = config_of("task=measure", *SIMULATED), FIGURES["sarathi_serve_stalls"]
+    spec, backend = load_option("model", "llama3-8b"), build(cfg.executor)
+    jobs = paper_jobs(FIGURES["table2"])
+    jobs.append(Job(own, spec, backend, own.sizes("dry"), make_policy=partial(policy_of, cfg)))
+    for one, two in zip(*(simulate(jobs, number) for number in (1, 2)), strict=True):
         pd.testing.assert_frame_equal(one, two, check_exact=True)
         assert len(one)
 
@@ -40,7 +37,18 @@ def die(parent, seed):
     return []
 
 
+class Dying(Figure):
+    def cases(self, spec, sizes):
+        return [Round(die, {})] * 4
+
+    def bench(self, job):
+        return job.seed
+
+    def __reduce__(self):
+        return Dying, (self.name, die, "", 0.0)
+
+
 def test_a_killed_process_is_one_line():
-    bench = Bench(("killed",), partial(int, os.getpid()))
+    job = replace(paper_jobs(FIGURES["table2"])[0], figure=Dying("dying", die, "", 0.0))
     with pytest.raises(RunError, match="was killed; the system may have been out of memory"):
-        run_all("dying", "parts", [(bench, [Round(die, 0, {})] * 4)], 2)
+        simulate([replace(job, seed=os.getpid())], 2)

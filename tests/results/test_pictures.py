@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from sarathi_lab.config.paths import CONF
-from sarathi_lab.experiment.figures import FIGURES, PAPERS, points_of, serving_points
+from sarathi_lab.experiment.figures import FIGURES, points_of
 from sarathi_lab.results.plots import sweeps
 from sarathi_lab.results.plots.figures import draw
 from sarathi_lab.results.plots.style import POLICIES, colours, finished, panels, tick_in_steps
@@ -57,8 +57,7 @@ def pictures(runs) -> dict[str, Figure]:
 
 
 def drawn(name: str) -> Figure:
-    read = points_of if name in PAPERS else serving_points
-    return draw(FIGURES[name].look, rows_of_points(read(name)))
+    return draw(FIGURES[name].look, rows_of_points(points_of(name)))
 
 
 def texts_of(figure: Figure) -> list[Text]:

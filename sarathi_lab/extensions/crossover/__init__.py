@@ -229,8 +229,8 @@ def _measured(
 
     rounds = []
     with exclude_stolen_time(clock.executor):
-        for _ in range(num_rounds):
-            clock.start_round()
+        for number in range(num_rounds):
+            clock.start(number)
             rounds.append(gains(request_seconds))
             yield rounds
 

@@ -29,8 +29,8 @@ from sarathi_lab.experiment.measure import Measured, Session
 from sarathi_lab.experiment.pipeline import completion_time, workload
 from sarathi_lab.experiment.registry import Figure, Ints, figure
 from sarathi_lab.experiment.registry import Sizes as SizesOf
-from sarathi_lab.experiment.samples import Samples, rounds
-from sarathi_lab.experiment.scenario import BLOCK_SIZE, Room
+from sarathi_lab.experiment.runner import Samples, measure
+from sarathi_lab.experiment.scenario import BLOCK_SIZE
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Policy, Sarathi
 from sarathi_lab.results.plots.spec import PlotSpec
@@ -180,13 +180,6 @@ class StageFigure(Figure):
 
     is_measured_only = True
 
-    def cases(self, spec: ModelSpec, sizes: SizesOf, seed: int = 0) -> list[Round]:
-        return [Round(self.make, seed + number, sizes) for number in range(sizes["num_seeds"])]
-
-    def room(self, spec: ModelSpec, sizes: SizesOf) -> Room:
-        at_once = sizes["batch"] * max(sizes["stages"])
-        return Room(at_once * (sizes["longest"] + BLOCK_SIZE), sizes["batch"], sizes["longest"])
-
     def check(self, backend: TorchBackend, sizes: SizesOf) -> None:
         """Refuse models that do not fit."""
         for stages in sizes["stages"]:
@@ -200,8 +193,8 @@ class StageFigure(Figure):
             for stages in sorted(session.sizes["stages"], reverse=True):  # reuses the processes
                 backend = _pipelined(session.backend, stages)
                 bench = StageBench(backend, session.spec, stages, session.sizes)
-                cases = self.cases(session.spec, session.sizes, session.seed)
-                samples |= rounds(cases, bench, advance=advance)
+                rounds = [Round(self.make, session.sizes, session.seed)]
+                samples |= measure(rounds, bench, most=session.sizes["num_seeds"], advance=advance)
         table = session.table(self.name, samples, is_series=False)
         device = f"{_pipelined(session.backend, 1).device_name} a stage"
         return Measured(table.assign(device_name=device))

@@ -29,8 +29,8 @@ from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment.cases import Point, Round
 from sarathi_lab.experiment.clock import Estimate
-from sarathi_lab.experiment.registry import PROFILED, Figure, Platform, Sizes, figure
-from sarathi_lab.experiment.samples import MOST_ROUNDS, Samples, keep, rounds, table_of
+from sarathi_lab.experiment.registry import PROFILED, Figure, Job, Platform, Sizes, figure
+from sarathi_lab.experiment.runner import Samples, keep, measure, table_of
 from sarathi_lab.experiment.scenario import BLOCK_SIZE, Room
 from sarathi_lab.extensions.capacity.search import at_rate
 from sarathi_lab.model.spec import ModelSpec
@@ -64,10 +64,10 @@ class LoadFigure(Figure):
 
     needs: ClassVar[Sequence[str]] = ("datasets", "num_requests", "batch", "budget")
     takes: ClassVar[Sequence[str]] = ("batches", "rates")
-    is_in_rounds = True
+    is_in_rounds = has_own_bench = True
 
-    def cases(self, spec: ModelSpec, sizes: Sizes, seed: int = 0) -> list[Round]:
-        return [Round(self.make, number, sizes) for number in range(FEWEST_PAIRS)]
+    def cases(self, spec: ModelSpec, sizes: Sizes) -> list[Round]:
+        return [Round(self.make, sizes, seed) for seed in range(FEWEST_PAIRS)]
 
     def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
         batch, most = sizes["batch"], longest(sizes)
@@ -91,18 +91,18 @@ class LoadFigure(Figure):
             bench = ServingBench(sizes, spec.name, engine, executor, *makes, seed)
             for dataset in sizes["datasets"]:  # warms up
                 bench.saturation_rate(dataset)
-            cases = [Round(self.make, number, sizes) for number in range(MOST_ROUNDS)]
-            samples = rounds(cases, bench, seconds=session.seconds, advance=advance)
+            rounds = [Round(self.make, sizes)]
+            samples = measure(rounds, bench, seconds=session.seconds, advance=advance)
         serving = _replayed(bench)
         return Measured(session.table(self.name, samples), serving=serving)
 
-    def bench(self, spec: ModelSpec, backend: SimulatedBackend, **settings: Any) -> ServingBench:
-        return _bench(spec, backend, **settings)
+    def bench(self, job: Job) -> ServingBench:
+        return _bench(job)
 
-    def table(self, found: Sequence[Sequence[Point]]) -> pd.DataFrame:
+    def table(self, parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
         """An interval is that of the median over the rounds: it shows how far seeds differ."""
         samples: Samples = {}
-        for points in found:
+        for points in parts:
             keep(samples, points)
         return table_of(self.name, samples, math.inf, is_series=False)
 
@@ -138,14 +138,8 @@ def _replayed(bench: ServingBench) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _bench(
-    spec: ModelSpec,
-    backend: SimulatedBackend,
-    *,
-    sizes: Mapping[str, Any],
-    make_policy: MakePolicy,
-    seed: int,
-) -> ServingBench:
+def _bench(job: Job) -> ServingBench:
+    spec, backend, sizes = job.spec, job.backend, job.sizes
     batch, longest_one = sizes["batch"], longest(sizes)
     cache_sizes = (backend.kv_blocks(spec, BLOCK_SIZE), BLOCK_SIZE)
     predictor = cache(partial(backend.predictor, spec))
@@ -158,11 +152,11 @@ def _bench(
 
     @cache
     def on_device(name: str, budget: int) -> Policy | None:
-        policy = make_policy(name, budget)
+        policy = job.make_policy(name, budget)
         return policy and policy.on_device(predictor, batch, longest_one)
 
     one = executor(SINGLE)
-    return ServingBench(sizes, spec.name, engine, one, on_device, None, seed, executor, backend)
+    return ServingBench(sizes, spec.name, engine, one, on_device, None, job.seed, executor, backend)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.cases import Round
 from sarathi_lab.experiment.registry import FIGURES
-from sarathi_lab.experiment.samples import rounds, table_of
+from sarathi_lab.experiment.runner import measure, table_of
 from sarathi_lab.extensions.after_sarathi import PPas
 from sarathi_lab.extensions.capacity.search import mean_rate
 from sarathi_lab.extensions.cluster.cluster import Link
@@ -179,9 +179,10 @@ def test_it_is_measured_and_recorded_on_a_device(name, tmp_path):
 @pytest.mark.parametrize("chosen", [[], ["hardware=h200"]])
 def test_the_papers_models_are_served_on_its_gpus_or_as_many_of_the_chosen_kind(chosen):
     cfg = config_of("experiment=sarathi_serve_capacity", "executor=simulated", *chosen)
-    platforms = build(cfg.task).platforms(cfg, build(cfg.executor))
+    jobs = build(cfg.task).jobs(cfg, build(cfg.executor))
     kind = "h200" if chosen else "a100"
-    found = [(model.name, own.hardware.name, own.tensor_parallel) for model, own in platforms]
+    on = [(job.spec.name, job.backend) for job in jobs]
+    found = [(model, own.hardware.name, own.tensor_parallel) for model, own in on]
     assert found == [("mistral-7b", kind, 1), ("yi-34b", kind, 2)]
 
 
@@ -190,8 +191,8 @@ def test_the_papers_models_are_served_on_its_gpus_or_as_many_of_the_chosen_kind(
 
 @pytest.mark.parametrize("name", SERVING)
 def test_a_picture_has_a_panel_per_device_and_data_set(name):
-    cases = [Round(lambda bench, seed: make_points(name, seed), seed, {}) for seed in (0, 1)]
-    samples = rounds(cases, None)
+    rounds = [Round(lambda bench, seed: make_points(name, seed), {})]
+    samples = measure(rounds, None, most=2)
     points = table_of(name, samples, np.inf).assign(source="recorded")
     points["y"] = points.low  # of two rounds, which say no number
     both = pd.concat([points.assign(device=f"cpu, {model}") for model in ("tiny", "30m")])
