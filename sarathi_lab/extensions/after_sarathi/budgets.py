@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import islice
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from sarathi_lab.config.checked import number, one_of, whole
 from sarathi_lab.config.errors import UserError, require_list, require_number
@@ -19,10 +20,15 @@ from sarathi_lab.engine.queues import LOOKAHEAD
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler, tokens_to_take
 
-Since = Literal["arrival", "first_token", "last_token"]
-SINCE = ("arrival", "first_token", "last_token")
+Since = Literal["arrival", "last_token"]
 SECONDS = "use the seconds that the objective allows"
 WEIGHT = "use 0 to leave it out"
+TOKENS = "use a number of tokens such as 128"
+MARGIN = "use 1 for the predicted time itself"
+TIMES = (
+    "give [seconds of an iteration, of a token, of a token of context], as task=calibrate measures "
+    "them, such as [0.01,5.0e-5,1.0e-8]"
+)
 DECAY = 0.995  # of Niyama's moving average of the throughput, an iteration
 
 
@@ -40,9 +46,9 @@ class AdaptiveBudget(Policy):
 
     budget_field = "max_num_batched_tokens"
     max_num_batched_tokens: int = 2048
-    min_num_batched_tokens: int = whole(128, minimum=1, fix="use a number of tokens such as 128")
-    step: int = whole(256, minimum=1, fix="use a number of tokens such as 256")
-    margin: float = number(1.0, above=0, fix="use 1 for the predicted time itself")
+    min_num_batched_tokens: int = whole(128, minimum=1, fix=TOKENS)
+    step: int = whole(256, minimum=1, fix=TOKENS)
+    margin: float = number(1.0, above=0, fix=MARGIN)
     times: Any = None
     watermark: float = 0.01
     reserve: Reserve = "prompt"
@@ -50,15 +56,11 @@ class AdaptiveBudget(Policy):
     def check(self, batch_size: int, max_model_len: int) -> None:
         if isinstance(self.times, Predictor):
             return
-        fix = (
-            "give [seconds of an iteration, of a token, of a token of context], as task=calibrate "
-            "measures them, such as [0.01,5.0e-5,1.0e-8]"
-        )
         if self.times is None:
             why = "as a measured device has no cost model"
-            raise UserError(f"policy={self.name} needs policy.times here, {why}; {fix}")
-        unfit = f"are not three times; {fix}"
-        require_list("times", self.times, unfit, partial(require_number, minimum=0, fix=fix))
+            raise UserError(f"policy={self.name} needs policy.times here, {why}; {TIMES}")
+        unfit = f"are not three times; {TIMES}"
+        require_list("times", self.times, unfit, partial(require_number, minimum=0, fix=TIMES))
         if len(self.times) != 3:
             raise UserError(f"times={self.times} {unfit}")
 
@@ -71,13 +73,11 @@ class AdaptiveBudget(Policy):
         scheduler.sort_running()
         scheduler.add_decodes(batch)
         slack = self.slack(batch, scheduler)
-        if scheduler.swapped:
-            scheduler.swap_in(batch, self.max_num_batched_tokens)
-        waiting = islice(scheduler.waiting, LOOKAHEAD)
-        prompts = [*scheduler.idle_prefills, *waiting]
+        scheduler.swap_in(batch, self.max_num_batched_tokens)
+        prompts = [*scheduler.idle_prefills, *islice(scheduler.waiting, LOOKAHEAD)]
         prompts.sort(key=lambda sequence: self.rank(sequence, scheduler))
         if prompts:
-            self.take(batch, prompts, self.budget_within(slack, batch, prompts), scheduler)
+            scheduler.share(batch, prompts, self.budget_within(slack, batch, prompts))
 
     @abstractmethod
     def slack(self, batch: Batch, scheduler: Scheduler) -> float:
@@ -91,7 +91,11 @@ class AdaptiveBudget(Policy):
         """The largest rung of the ladder that is predicted to fit `slack`; the first if none is."""
         if slack == math.inf:
             return self.max_num_batched_tokens
-        return last_within(slack, self.rungs, partial(self.seconds, batch, prompts))
+        return self.last_within(slack, partial(self.seconds, batch, prompts))
+
+    def last_within(self, slack: float, seconds: Callable[[int], float]) -> int:
+        """Bisect for the last rung whose `seconds` fit `slack`; else the first."""
+        return self.rungs[bisect_right(self.rungs, slack, lo=1, key=seconds) - 1]
 
     @cached_property
     def rungs(self) -> list[int]:
@@ -118,35 +122,19 @@ class AdaptiveBudget(Policy):
         read = batch.prefill_kv_tokens + batch.decode_kv_tokens
         return float(iteration + token * batch.num_tokens + context * read)
 
-    def take(
-        self, batch: Batch, prompts: Sequence[SequenceState], budget: int, scheduler: Scheduler
-    ) -> None:
-        """Let `prompts` share `budget` tokens."""
-        scheduler.share(batch, prompts, budget)
-
-
-def last_within(slack: float, rungs: Sequence[int], seconds: Callable[[int], float]) -> int:
-    """Bisect for the last of the ascending `rungs` whose `seconds` fit `slack`; else the first."""
-    low, high = 0, len(rungs) - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if seconds(rungs[middle]) <= slack else (low, middle - 1)
-    return rungs[low]
-
 
 @dataclass(frozen=True)
 class SloBudget(AdaptiveBudget):
     """The largest budget that leaves every decode its next token in time, first come first served.
 
-    Tokens are due every `tbt` seconds `since` the last token (no gap is longer), the first token
-    (time saved early may be spent later, as a mean time per token allows), or the arrival and
-    `ttft` more (Niyama's deadlines: an early first token is slack, too).
+    Tokens are due every `tbt` seconds `since` the last token (no gap is longer), or the arrival and
+    `ttft` more (Niyama's deadlines: time saved early may be spent later).
     """
 
     name = "slo_budget"
     ttft: float = number(2.0, above=0, fix=SECONDS)
     tbt: float = number(0.05, above=0, fix=SECONDS)
-    since: Since = one_of("last_token", valid=SINCE)
+    since: Since = one_of("last_token", valid=get_args(Since))
 
     def slack(self, batch: Batch, scheduler: Scheduler) -> float:
         decodes = (chunk.sequence for chunk in batch.chunks)
@@ -159,8 +147,7 @@ class SloBudget(AdaptiveBudget):
             return request.arrival_time + self.ttft + self.tbt
         if self.since == "last_token":
             return times[-1] + self.tbt
-        first = max(times[0], self.due(sequence)) if self.since == "arrival" else times[0]
-        return first + len(sequence.output_token_ids) * self.tbt
+        return max(times[0], self.due(sequence)) + len(sequence.output_token_ids) * self.tbt
 
     def due(self, sequence: SequenceState) -> float:
         """When the first token is due, in seconds."""
@@ -194,8 +181,8 @@ class Niyama(SloBudget):
     """
 
     name = "niyama"
-    margin: float = number(1.2, above=0, fix="use 1 for the predicted time itself")
-    since: Since = one_of("arrival", valid=SINCE)
+    margin: float = number(1.2, above=0, fix=MARGIN)
+    since: Since = one_of("arrival", valid=get_args(Since))
     hybrid: float = number(0.008, minimum=0, fix="use 0 for the earliest deadline first")
 
     def rank(self, sequence: SequenceState, scheduler: Scheduler) -> tuple[float, ...]:
@@ -204,12 +191,11 @@ class Niyama(SloBudget):
         is_late = not sequence.is_running and scheduler.now + seconds > due
         return is_late, due + self.hybrid * lacking, sequence.order
 
-    def take(
-        self, batch: Batch, prompts: Sequence[SequenceState], budget: int, scheduler: Scheduler
-    ) -> None:
-        super().take(batch, prompts, budget, scheduler)
-        state = self._throughput(scheduler)
-        state.tokens, state.time = batch.num_prefill_tokens, scheduler.now
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        super().fill(batch, scheduler)
+        if batch.num_prefill_tokens:
+            state = self._throughput(scheduler)
+            state.tokens, state.time = batch.num_prefill_tokens, scheduler.now
 
     def _throughput(self, scheduler: Scheduler) -> Throughput:
         """Update the throughput by the last iteration of prompts, once."""
@@ -239,7 +225,7 @@ class SlidingServe(SloBudget):
     """
 
     name = "sliding_serve"
-    since: Since = one_of("arrival", valid=SINCE)
+    since: Since = one_of("arrival", valid=get_args(Since))
     urgency_levels: int = whole(4, minimum=1, fix="use 1 for the shortest first")
 
     def budget_within(self, slack: float, batch: Batch, prompts: Sequence[SequenceState]) -> int:
@@ -247,17 +233,15 @@ class SlidingServe(SloBudget):
             return super().budget_within(slack, batch, prompts)
         seconds = cache(lambda rung: self.seconds(batch, prompts, rung))
         wanted = batch.num_tokens + sum(sequence.num_pending for sequence in prompts)
-        largest = last_within(slack, self.rungs, seconds)
-        rungs = [rung for rung in self.rungs if rung <= largest]
-        return max(rungs, key=lambda rung: (self._together(rung, slack, wanted, seconds), rung))
 
-    def _together(
-        self, rung: int, slack: float, wanted: int, seconds: Callable[[int], float]
-    ) -> int:
-        """Tokens of this iteration with `rung` and of the next, `wanted` at most."""
-        left = slack - seconds(rung) + self.tbt
-        following = last_within(left, self.rungs, seconds)
-        return min(wanted, rung + (following if seconds(following) <= left else 0))
+        def together(rung: int) -> tuple[int, int]:
+            """Tokens of this iteration and the next, `wanted` at most; and of this one."""
+            left = slack - seconds(rung) + self.tbt
+            following = self.last_within(left, seconds)
+            return min(wanted, rung + (following if seconds(following) <= left else 0)), rung
+
+        largest = self.last_within(slack, seconds)
+        return max((rung for rung in self.rungs if rung <= largest), key=together)
 
     def rank(self, sequence: SequenceState, scheduler: Scheduler) -> tuple[float, ...]:
         left = self.due(sequence) - scheduler.now
@@ -284,8 +268,8 @@ class Lprs(AdaptiveBudget):
     """
 
     name = "lprs"
-    min_num_batched_tokens: int = whole(64, minimum=1, fix="use a number of tokens such as 64")
-    step: int = whole(64, minimum=1, fix="use a number of tokens such as 64")
+    min_num_batched_tokens: int = whole(64, minimum=1, fix=TOKENS)
+    step: int = whole(64, minimum=1, fix=TOKENS)
     target_time: float = number(0.05, above=0, fix="use the seconds that an iteration may take")
     time_weight: float | None = number(None, minimum=0, fix=WEIGHT)
     prompt_weight: float = number(1.0, minimum=0, fix=WEIGHT)

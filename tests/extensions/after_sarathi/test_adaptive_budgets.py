@@ -46,7 +46,6 @@ def test_a_budget_fills_the_time_between_tokens():
         ({"step": 3, "min_num_batched_tokens": 3}, 2),
         ({"tbt": TOKEN}, 1),  # nothing fits: the least that is taken
         ({"tbt": TOKEN, "min_num_batched_tokens": 4}, 3),
-        ({"since": "first_token"}, 7),  # two tokens came 4 eighths early each
         ({"since": "arrival", "ttft": 0.75}, 7),
         ({"max_num_batched_tokens": 4}, 3),
     ],
@@ -64,7 +63,6 @@ def test_a_deadline_from_the_arrival_leaves_what_an_early_first_token_saved():
     policy = SloBudget(16, **LADDER, tbt=2 * TOKEN, since="arrival", ttft=1.5)
     # Due at 1.75 s; it is 0.5 s.
     assert schedule(policy, requests)[1] == [(0, 4, 1), (1, 0, 9)]
-    assert schedule(replace(policy, since="first_token"), requests)[1] == [(0, 4, 1), (1, 0, 1)]
 
 
 def test_the_devices_cost_model_is_asked_where_no_times_are_given():
