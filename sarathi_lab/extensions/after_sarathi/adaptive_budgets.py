@@ -46,11 +46,8 @@ class Search:
     requests: Sequence[Request]
     grid: Grid
     attained: float  # share of the requests
+    tokens_per_second: float  # of prompts, where there is nothing else to do
     known: dict[tuple[Policy, int], pd.DataFrame] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        saturation = self.bench.saturation_rate(self.dataset)
-        self.limits = self.grid.step(LOWEST * saturation), self.grid.step(HIGHEST * saturation)
 
     def table(self, policy: Policy, step: int) -> pd.DataFrame:
         """The requests that `policy` served at a step of the grid."""
@@ -59,19 +56,56 @@ class Search:
             self.known[policy, step] = self.bench.run(arriving, policy).requests()
         return self.known[policy, step]
 
-    def is_within(self, policies: Sequence[Policy], kind: str, step: int) -> bool:
+    def are_within(self, policies: Sequence[Policy], kind: str, step: int) -> bool:
         """Whether one of `policies` serves enough of the requests within the objective."""
         slo = self.bench.slo(kind)
-        return any(
-            within(self.table(policy, step), slo, kind).mean() >= self.attained
-            for policy in policies
-        )
+        shares = (within(self.table(policy, step), slo, kind).mean() for policy in policies)
+        return any(share >= self.attained for share in shares)
 
-    def could_be_within(self, kind: str, tokens_per_second: float, step: int) -> bool:
+    def could_be_within(self, kind: str, step: int) -> bool:
         """Whether the device has time for the prompts alone."""
         requests = at_rate(self.requests, self.grid.rate(step))
         ttft, _ = times_of(self.bench.slo(kind))
-        return longest_queue(requests, tokens_per_second, 1 - self.attained) <= ttft
+        return longest_queue(requests, self.tokens_per_second, 1 - self.attained) <= ttft
+
+    def capacities(
+        self, kind: str, policies: Mapping[str, Policy], fixed: Sequence[Policy]
+    ) -> Iterator[tuple[str, float]]:
+        """Each policy's, hindsight's of the `fixed` ones and the bound, in requests a second;
+        searches begin where the ones before ended.
+        """
+        tests = {name: partial(self.are_within, [one], kind) for name, one in policies.items()}
+        tests[HINDSIGHT] = partial(self.are_within, fixed, kind)
+        tests[BOUND] = partial(self.could_be_within, kind)
+        saturation = self.bench.saturation_rate(self.dataset)
+        start, *limits = (self.grid.step(share * saturation) for share in (1.0, LOWEST, HIGHEST))
+        last = self.bench.starts.setdefault((self.dataset, kind), {})
+        for name, passes in tests.items():
+            start = last[name] = highest_passing(passes, last.get(name, start), *limits)
+            yield name, math.nan if start < limits[0] else self.grid.rate(start)
+
+    def overloaded(
+        self, kind: str, policies: Mapping[str, Policy], usual: str, step: int
+    ) -> Iterator[Point]:
+        """The goodput of each policy; who misses the objective, and what ageing does to whole
+        waits.
+        """
+        slo, misses = self.bench.slo(kind), {}
+        labelled = partial(point, self.dataset, slo=kind)
+        for name, policy in policies.items():
+            served = self.table(policy, step)
+            is_in_time = within(served, slo, kind)
+            misses[name] = 1 - is_in_time.mean()
+            rate = is_in_time.sum() / served.finish_time.max()
+            yield labelled("goodput", "1/s", name, rate, kind="share")
+        for name, other in (("niyama", usual), ("sliding_serve", "niyama")):
+            if name in misses and misses[other]:
+                ratio = misses[name] / misses[other]
+                yield labelled(f"misses / {other}", "ratio", name, ratio, kind="share")
+        if isinstance(aged := policies.get("lprs"), Lprs):
+            both = (aged, replace(aged, prompt_weight=0.0))
+            with_age, fcfs = (waits(self.table(one, step))["latency"].mean() for one in both)
+            yield labelled(f"mean latency / {FCFS}", "ratio", "lprs", with_age / fcfs)
 
 
 @under_load(
@@ -102,68 +136,26 @@ def adaptive_budgets(
     some fixed budgets; and the goodput at `overload` times that rate. Adaptive policies take up to
     `largest` tokens.
     """
+    grid = Grid(precision)
     for dataset, kinds in objectives.items():
         requests = bench.requests(dataset, num_searched[dataset], seed)
-        search = Search(bench, dataset, requests, Grid(precision), attained)
-        rate = prompt_rate(bench, requests, largest)
+        speed = prompt_speed(bench, requests, largest)
+        search = Search(bench, dataset, requests, grid, attained, speed)
         for kind in kinds:
-            fixed = {f"fixed {own}": bench.chunking(own) for own in hindsight[kind]}
+            fixed = {f"fixed {budget}": bench.chunking(budget) for budget in hindsight[kind]}
             others = bench.named(adaptive, largest).items()
-            policies = fixed | {name: aimed(own, bench.slo(kind), kind) for name, own in others}
-            found = dict(_capacities(search, kind, policies, list(fixed.values()), rate))
+            policies = fixed | {name: aimed(one, bench.slo(kind), kind) for name, one in others}
+            found = dict(search.capacities(kind, policies, list(fixed.values())))
             for name, value in found.items():
                 yield point(dataset, "capacity", "1/s", name, value, slo=kind)
-            for name in (*policies, BOUND):
-                ratio = found[name] / found[HINDSIGHT]
-                yield point(dataset, f"capacity / {HINDSIGHT}", "ratio", name, ratio, slo=kind)
-            if {"sliding_serve", "niyama"} <= set(found):
-                ratio = found["sliding_serve"] / found["niyama"]
-                yield point(dataset, "capacity / niyama", "ratio", "sliding_serve", ratio, slo=kind)
+            pairs = [(name, HINDSIGHT) for name in (*policies, BOUND)]
+            for name, other in [*pairs, ("sliding_serve", "niyama")]:
+                if {name, other} <= set(found):
+                    ratio = found[name] / found[other]
+                    yield point(dataset, f"capacity / {other}", "ratio", name, ratio, slo=kind)
             if not math.isnan(found[HINDSIGHT]):
-                step = search.grid.step(overload * found[HINDSIGHT])
-                yield from _overloaded(search, kind, policies, f"fixed {sizes['budget']}", step)
-
-
-def _capacities(
-    search: Search,
-    kind: str,
-    policies: Mapping[str, Policy],
-    fixed: Sequence[Policy],
-    tokens_per_second: float,
-) -> Iterator[tuple[str, float]]:
-    """Each policy's, hindsight's and the bound, in requests a second; searches begin where the ones
-    before ended.
-    """
-    tests = {name: partial(search.is_within, [own], kind) for name, own in policies.items()}
-    tests[HINDSIGHT] = partial(search.is_within, fixed, kind)
-    tests[BOUND] = partial(search.could_be_within, kind, tokens_per_second)
-    last = search.bench.starts.setdefault((search.dataset, kind), {})
-    start = search.grid.step(search.bench.saturation_rate(search.dataset))
-    for name, passes in tests.items():
-        start = last[name] = highest_passing(passes, last.get(name, start), *search.limits)
-        yield name, math.nan if start < search.limits[0] else search.grid.rate(start)
-
-
-def _overloaded(
-    search: Search, kind: str, policies: Mapping[str, Policy], usual: str, step: int
-) -> Iterator[Point]:
-    """The goodput of each policy; who misses the objective, and what ageing does to whole waits."""
-    dataset, slo = search.dataset, search.bench.slo(kind)
-    misses = {}
-    for name, policy in policies.items():
-        served = search.table(policy, step)
-        is_in_time = within(served, slo, kind)
-        misses[name] = 1 - is_in_time.mean()
-        rate = is_in_time.sum() / served.finish_time.max()
-        yield point(dataset, "goodput", "1/s", name, rate, slo=kind, kind="share")
-    for name, other in (("niyama", usual), ("sliding_serve", "niyama")):
-        if name in misses and misses[other]:
-            ratio = misses[name] / misses[other]
-            yield point(dataset, f"misses / {other}", "ratio", name, ratio, slo=kind, kind="share")
-    if isinstance(aged := policies.get("lprs"), Lprs):
-        tables = [search.table(own, step) for own in (aged, replace(aged, prompt_weight=0.0))]
-        own, other = (waits(table)["latency"].mean() for table in tables)
-        yield point(dataset, f"mean latency / {FCFS}", "ratio", "lprs", own / other, slo=kind)
+                step = grid.step(overload * found[HINDSIGHT])
+                yield from search.overloaded(kind, policies, f"fixed {sizes['budget']}", step)
 
 
 @under_load(
@@ -184,17 +176,18 @@ def p_pas_gain(
     """Mean latency by load with vLLM's budgets of `budget` and `large` tokens, and with P-PAS, also
     over the former two. `phases` are pairs of seconds and requests a second by load.
     """
-    small, (dataset, *_) = sizes["budget"], sizes["datasets"]
+    small, dataset = sizes["budget"], next(iter(sizes["datasets"]))
     chosen = (("vllm_v1", small), ("vllm_v1", large), ("p_pas", large))
     policies = {
-        f"{name} {own}": policy for name, own in chosen if (policy := bench.policy(name, own))
+        f"{name} {budget}": policy
+        for name, budget in chosen
+        if (policy := bench.policy(name, budget))
     }
-    for load, own in phases.items():
-        times = phased(own, bench.seed + seed)
+    for load, stated in phases.items():
+        times = phased(stated, bench.seed + seed)
         requests = bench.requests(dataset, len(times), seed)
-        arriving = [
-            replace(one, arrival_time=time) for one, time in zip(requests, times, strict=True)
-        ]
+        pairs = zip(requests, times, strict=True)
+        arriving = [replace(one, arrival_time=time) for one, time in pairs]
         quantity, found = f"mean latency, {load}", {}
         for name, policy in policies.items():
             table = bench.run(arriving, policy).requests()
@@ -245,7 +238,7 @@ def within(requests: pd.DataFrame, slo: Slo, kind: str) -> NDArray[np.bool_]:
     return np.asarray(late) <= ttft
 
 
-def prompt_rate(bench: ServingBench, requests: Sequence[Request], budget: int) -> float:
+def prompt_speed(bench: ServingBench, requests: Sequence[Request], budget: int) -> float:
     """Prompt tokens a second where there is nothing else to do."""
     prompts = [replace(one, arrival_time=0.0, output_len=1) for one in requests]
     ended = bench.run(prompts, bench.chunking(budget)).iterations().end.max()

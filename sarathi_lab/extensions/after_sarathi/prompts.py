@@ -48,11 +48,11 @@ def fit_prefill_cost(iteration_time: Callable[[Batch], float], longest: int) -> 
     """Fit by least squares over whole prompts of up to `longest` tokens, evenly spaced, with the
     seconds `iteration_time` of a batch. Coefficients are not negative; a token always takes time.
     """
-    lengths = np.unique(np.linspace(1, max(2, longest), NUM_SAMPLES).astype(int))
+    lengths = np.unique(np.linspace(1, max(3, longest), NUM_SAMPLES).astype(int))
     seconds = [iteration_time(make_batch(prefill_tokens=int(length))) for length in lengths]
-    square, linear, _ = np.polyfit(lengths, seconds, 2) if len(lengths) > 2 else (0.0, 1.0, 0.0)
+    square, linear, _ = np.polyfit(lengths, seconds, 2)
     if square <= 0:
-        return PrefillCost(0.0, max(float(np.polyfit(lengths, seconds, 1)[0]), 1e-12))
+        square, linear = 0.0, np.polyfit(lengths, seconds, 1)[0]
     return PrefillCost(float(square), max(float(linear), 1e-12))
 
 
@@ -136,12 +136,11 @@ class Ranked(PrefillAware):
         prompts = scheduler.idle_prefills
         if not scheduler.swapped:
             prompts += scheduler.upcoming(LOOKAHEAD)
-        has_short = any(one.num_known <= self.short_len for one in prompts)
-        kept = self.reserve_tokens if has_short else 0
+        reserves = self.reserve_tokens and any(one.num_known <= self.short_len for one in prompts)
 
         def size(sequence: SequenceState, left: int) -> int:
-            if kept and sequence.num_known > self.short_len:
-                return max(1, min(left, self.chunk - kept - batch.num_tokens))
+            if reserves and sequence.num_known > self.short_len:
+                return max(1, min(left, self.chunk - self.reserve_tokens - batch.num_tokens))
             return left
 
         prompts.sort(key=lambda one: (self.rank(one, scheduler.now), one.order))
@@ -248,17 +247,15 @@ class PPas(VllmV1):
             )
 
     def size(self, batch: Batch, scheduler: Scheduler) -> Size:
-        take, cap = super().size(batch, scheduler), self._cap(scheduler)
+        take = super().size(batch, scheduler)
+        num_decodes = sum(sequence.is_decoding for sequence in scheduler.running)
+        num_prefills = len(scheduler.running) - num_decodes + len(scheduler.waiting)
+        if num_decodes == 0 or num_prefills < self.min_active_prefills:
+            return take
+        cap = self.prefill_cap or max(1, self.max_num_batched_tokens // 8)
 
         def size(sequence: SequenceState, left: int) -> int:
             wanted = take(sequence, left)
             return wanted if sequence.is_decoding else min(wanted, cap - batch.num_prefill_tokens)
 
         return size
-
-    def _cap(self, scheduler: Scheduler) -> int:
-        num_decodes = sum(sequence.is_decoding for sequence in scheduler.running)
-        num_prefills = len(scheduler.running) - num_decodes + len(scheduler.waiting)
-        if num_decodes == 0 or num_prefills < self.min_active_prefills:
-            return self.max_num_batched_tokens
-        return self.prefill_cap or max(1, self.max_num_batched_tokens // 8)
