@@ -249,10 +249,9 @@ def longest_queue(requests: Sequence[Request], tokens_per_second: float, missed:
     """Seconds of prompts that wait at most, right after an arrival, where a share `missed` of the
     requests, those of the longest prompts, costs nothing.
     """
-    queue = longest = 0.0
-    before = requests[0].arrival_time
-    for one in requests:
-        queue = max(0.0, queue - (one.arrival_time - before)) + one.prompt_len / tokens_per_second
-        longest, before = max(longest, queue), one.arrival_time
-    lengths = sorted((one.prompt_len for one in requests), reverse=True)
-    return longest - sum(lengths[: math.floor(missed * len(lengths) + 1e-9)]) / tokens_per_second
+    seconds = np.array([one.prompt_len for one in requests]) / tokens_per_second
+    arrivals = np.array([one.arrival_time for one in requests])
+    behind = np.cumsum(seconds) - arrivals  # of what it would end at without idling
+    longest = np.max(behind - np.minimum.accumulate(behind - seconds))
+    num_missed = math.floor(missed * len(requests) + 1e-9)
+    return float(longest - np.sort(seconds)[len(requests) - num_missed :].sum())

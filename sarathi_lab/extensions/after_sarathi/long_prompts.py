@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.ledger import Ledger
@@ -52,11 +53,13 @@ def long_prompts(
     Fairness is Jain's index of the slowdowns of all: that time over the one on an idle engine.
     `variants` are further policies by name: an option as `policy`, and what differs from it.
     """
-    dataset, short, long = _requests(bench, seed, long_lens)
-    own = _policies(bench, policies, variants, sizes["budget"])
-    tables = {NO_LONG: bench.run(short, bench.chunking(sizes["budget"])).requests()}
-    tables |= {n: bench.run([*short, *long], one).requests() for n, one in own.items()}
-    ideal = cache(lambda length: _ttft(_alone(bench, bench.chunking(sizes["budget"]), length)))
+    dataset, budget = next(iter(sizes["datasets"])), sizes["budget"]
+    short, long = _requests(bench, seed, dataset, long_lens)
+    fixed = bench.chunking(budget)
+    tables = {NO_LONG: bench.run(short, fixed).requests()}
+    for name, policy in _policies(bench, policies, variants, budget).items():
+        tables[name] = bench.run([*short, *long], policy).requests()
+    ideal = cache(lambda length: ttft(bench.run([prompt_of(bench, 0, length)], fixed)))
     found: dict[str, dict[str, float]] = {}
     for name, table in tables.items():
         waits = table.first_token_time - table.arrival_time
@@ -75,29 +78,23 @@ def long_prompts(
 
 
 def _requests(
-    bench: ServingBench, seed: int, long_lens: Ints
-) -> tuple[str, list[Request], list[Request]]:
-    """The data set's name, its requests at its rate, and one of each length of `long_lens`, in an
-    order and at times of the seed.
+    bench: ServingBench, seed: int, dataset: str, long_lens: Ints
+) -> tuple[list[Request], list[Request]]:
+    """The requests of a data set at its rate, and one of each length of `long_lens`, in an order
+    and at times of the seed.
     """
-    dataset, number = next(iter(bench.sizes["datasets"])), bench.sizes["num_requests"]
+    number, count = bench.sizes["num_requests"], len(long_lens)
     short = at_rate(bench.requests(dataset, number, seed), bench.rate(dataset))
     generator = np.random.default_rng([bench.seed, seed, 5])
-    end, count = max(one.arrival_time for one in short), len(long_lens)
+    end = max(one.arrival_time for one in short)
     times = (np.arange(count) + generator.uniform(0, 0.5, count)) * end / count
-    long = [
-        replace(
-            short[0],
-            request_id=number + i,
-            arrival_time=float(time),
-            prompt_len=length,
-            prompt_token_ids=random_prompt(number + i, length, bench.vocab_size, bench.seed),
-        )
-        for i, (time, length) in enumerate(
-            zip(times, map(int, generator.permutation(long_lens)), strict=True)
-        )
+    lengths = map(int, generator.permutation(long_lens))
+    prompts = (prompt_of(bench, number + i, length) for i, length in enumerate(lengths))
+    output_len = short[0].output_len
+    return short, [
+        replace(one, arrival_time=float(time), output_len=output_len)
+        for one, time in zip(prompts, times, strict=True)
     ]
-    return dataset, short, long
 
 
 def _policies(
@@ -107,8 +104,9 @@ def _policies(
     found = bench.named(names, budget)
     for name, changes in variants.items():
         settings: dict[str, Any] = dict(changes)
-        if (policy := bench.policy(settings.pop("policy"), budget)) is not None:
-            found[name] = replace(policy, **settings)  # type: ignore[type-var]
+        policy: Any = bench.policy(settings.pop("policy"), budget)
+        if policy is not None:
+            found[name] = replace(policy, **settings)
     return {name: policy for name, policy in found.items() if can_run(bench, policy)}
 
 
@@ -121,13 +119,14 @@ def can_run(bench: ServingBench, policy: Policy) -> bool:
     return True
 
 
-def _alone(bench: ServingBench, policy: Policy, length: int, number: int = 0) -> Ledger:
-    """A prompt of a single output token that is served by an idle engine."""
+def prompt_of(bench: ServingBench, number: int, length: int) -> Request:
+    """A prompt of `length` tokens, which a single output token follows."""
     tokens = random_prompt(number, length, bench.vocab_size, bench.seed)
-    return bench.run([Request(0, 0.0, length, 1, tokens)], policy)
+    return Request(number, 0.0, length, 1, tokens)
 
 
-def _ttft(ledger: Ledger) -> float:
+def ttft(ledger: Ledger) -> float:
+    """Seconds to the first token of the only request, which arrived at 0."""
     return float(ledger.requests().first_token_time.iloc[0])
 
 
@@ -150,17 +149,17 @@ def dynamic_chunks(
     throughput over that of one stage with all layers, which has no bubbles and sends nothing, by
     first chunk. `smooth_factors` by series; Sarathi-Serve has one chunk of a prompt in flight.
     """
-    dataset = next(iter(bench.sizes["datasets"]))
-    requests = bench.requests(dataset, bench.sizes["num_requests"], seed)
+    dataset = next(iter(sizes["datasets"]))
+    requests = bench.requests(dataset, sizes["num_requests"], seed)
     for chunk in chunks:
         policies, found = bench.named([CHUNKING], chunk), {}
-        if (shrinking := bench.policy("dynamic_chunks", chunk)) is not None:
-            own: Any = shrinking
-            policies |= {n: replace(own, smooth_factor=f) for n, f in smooth_factors.items()}
+        shrinking: Any = bench.policy("dynamic_chunks", chunk)
+        if shrinking is not None:
+            policies |= {n: replace(shrinking, smooth_factor=f) for n, f in smooth_factors.items()}
         for name in [name for name, policy in policies.items() if can_run(bench, policy)]:
-            ttft, speed = one_by_one(bench, policies[name], requests)
+            seconds, speed = one_by_one(bench, policies[name], requests)
             yield point(dataset, SPEED, "times", name, speed, chunk)
-            found[name] = {TTFT: ttft}
+            found[name] = {TTFT: seconds}
         usual = {CHUNKING: found.pop(CHUNKING)}
         yield from compared(dataset, usual, {}, x=chunk)
         alike = {ALIKE: found[ALIKE]} if ALIKE in found else {}
@@ -169,10 +168,8 @@ def dynamic_chunks(
 
 def one_by_one(bench: ServingBench, policy: Policy, requests: list[Request]) -> tuple[float, float]:
     """Mean seconds to the first token, and how many times as fast as one stage with all layers."""
-    waits, alone = [], 0.0
-    for one in requests:
-        ledger = _alone(bench, policy, one.prompt_len, one.request_id)
-        waits.append(_ttft(ledger))
-        stages = ledger.stages()
-        alone += float((stages.end - stages.start).sum())
+    prompts = [prompt_of(bench, one.request_id, one.prompt_len) for one in requests]
+    ledgers = [bench.run([one], policy) for one in prompts]
+    waits, stages = list(map(ttft, ledgers)), pd.concat(ledger.stages() for ledger in ledgers)
+    alone = float((stages.end - stages.start).sum())
     return float(np.mean(waits)), alone / sum(waits)
