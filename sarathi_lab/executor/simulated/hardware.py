@@ -137,27 +137,28 @@ class Hardware:
     def link_rate(self) -> float:
         """Bytes/s within a node. Raises UserError if unknown."""
         setting = "executor.tensor_parallel"
-        rate = self._required("link_bytes_per_second", f"{setting} above 1", f"{setting}=1")
+        rate = self.required("link_bytes_per_second", f"{setting} above 1", f"{setting}=1")
         return self.link_efficiency * rate
 
     @property
     def network_rate(self) -> float:
         """Bytes/s to another node. Raises UserError if unknown."""
         setting = "executor.pipeline_parallel"
-        rate = self._required("network_bytes_per_second", f"{setting} above 1", f"{setting}=1")
+        rate = self.required("network_bytes_per_second", f"{setting} above 1", f"{setting}=1")
         return self.link_efficiency * rate
 
     @property
     def host_rate(self) -> float:
         """Bytes/s to or from host memory. Raises UserError if unknown."""
-        return self._required("host_bytes_per_second", "preemption=swap", "preemption=recompute")
+        return self.required("host_bytes_per_second", "preemption=swap", "preemption=recompute")
 
     @property
     def fp8_peak(self) -> float:
         """FLOP/s of products of 8-bit weights and activations. Raises UserError if unknown."""
-        return self._required("fp8_flops_per_second", f"{WEIGHTS}=fp8", f"{WEIGHTS}=auto")
+        return self.required("fp8_flops_per_second", f"{WEIGHTS}=fp8", f"{WEIGHTS}=auto")
 
-    def _required(self, figure: str, setting: str, alternative: str) -> float:
+    def required(self, figure: str, setting: str, alternative: str) -> float:
+        """Return a constant that `setting` needs. Raises UserError if it is unknown."""
         if (value := getattr(self, figure)) is None:
             raise UserError(
                 f"hardware {self.name} has no {figure}, which {setting} needs; add it to the "

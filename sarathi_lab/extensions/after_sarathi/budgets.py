@@ -22,7 +22,6 @@ from sarathi_lab.engine.scheduler import Scheduler, tokens_to_take
 
 Since = Literal["arrival", "last_token"]
 SECONDS = "use the seconds that the objective allows"
-WEIGHT = "use 0 to leave it out"
 TOKENS = "use a number of tokens such as 128"
 MARGIN = "use 1 for the predicted time itself"
 TIMES = (
@@ -258,21 +257,20 @@ class Lprs(AdaptiveBudget):
     code (Charmstok/sarathi-serve), without its optional limits on active prefills.
 
     An iteration may take `target_time` seconds, with decodes or without. Prompts share the budget,
-    running ones first, by `time_weight` times their seconds of waiting less `prompt_weight` times
+    running ones first, by a `time_weight` times their seconds of waiting less `prompt_weight` times
     the tokens that they lack, the highest first.
 
     The budget is searched on the ladder, there each prompt's chunk by the token; a prompt that
     waits on keeps its place, there it returns to the queue. `time_weight` is 125 * 0.3 there, and
-    the documentation asks for the prompt tokens that the device computes in a second, or less: None
-    is 0.3 of those predicted for the largest budget.
+    the documentation asks for the prompt tokens that the device computes in a second, or less: here
+    it is 0.3 of those predicted for the largest budget.
     """
 
     name = "lprs"
     min_num_batched_tokens: int = whole(64, minimum=1, fix=TOKENS)
     step: int = whole(64, minimum=1, fix=TOKENS)
     target_time: float = number(0.05, above=0, fix="use the seconds that an iteration may take")
-    time_weight: float | None = number(None, minimum=0, fix=WEIGHT)
-    prompt_weight: float = number(1.0, minimum=0, fix=WEIGHT)
+    prompt_weight: float = number(1.0, minimum=0, fix="use 0 to leave it out")
 
     def slack(self, batch: Batch, scheduler: Scheduler) -> float:
         return self.target_time
@@ -280,11 +278,9 @@ class Lprs(AdaptiveBudget):
     def rank(self, sequence: SequenceState, scheduler: Scheduler) -> tuple[float, ...]:
         waited = scheduler.now - sequence.request.arrival_time
         lacking = self.prompt_weight * sequence.num_pending
-        return not sequence.is_running, lacking - self._weight * waited, sequence.order
+        return not sequence.is_running, lacking - self.time_weight * waited, sequence.order
 
     @cached_property
-    def _weight(self) -> float:
-        if self.time_weight is not None:
-            return self.time_weight
+    def time_weight(self) -> float:
         most = self.max_num_batched_tokens
         return WAIT_SHARE * most / self.predicted(make_batch(prefill_tokens=most))

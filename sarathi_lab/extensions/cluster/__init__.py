@@ -25,9 +25,7 @@ from sarathi_lab.results.serving_metrics import quantiles
 
 INSTANCES = "use a number of engines such as 2"
 TOKENS = "use the tokens of an iteration such as 2048, or null for the policy's"
-RATE = "use bytes per second, or null for the hardware's"
 OBJECTIVE = "name an objective with both bounds, such as slo=mlperf-llama3-8b, or seconds"
-SECONDS = "use seconds, or null for the hardware's"
 # The fields of a hardware file with the rate of a device.
 LINKS = {"nvlink": "link_bytes_per_second", "network": "network_bytes_per_second"}
 RATES = ("throughput", "output_throughput", "request_throughput", "goodput")
@@ -124,8 +122,7 @@ class Linked(Several):
     """`prefill` engines and `decode` engines, between which sequences move.
 
     The KV cache moves over `link`: "nvlink", the links within a node, or "network", those between
-    nodes, as the hardware file states both for a device, times the devices of an instance; or at
-    `bytes_per_second` for an instance, with `latency` seconds before each transfer. An instance
+    nodes, as the hardware file states both for a device, times the devices of an instance, which
     sends or receives one cache at a time. `prefill_chunk` and `decode_chunk` are tokens of an
     iteration in place of the policy's.
     """
@@ -135,8 +132,6 @@ class Linked(Several):
     prefill_chunk: int | None = whole(None, minimum=1, fix=TOKENS)
     decode_chunk: int | None = whole(None, minimum=1, fix=TOKENS)
     link: str = one_of("nvlink", valid=tuple(LINKS))
-    bytes_per_second: float | None = number(None, above=0, fix=RATE)
-    latency: float | None = number(None, minimum=0, fix=SECONDS)
 
     @property
     def num_instances(self) -> int:
@@ -170,17 +165,10 @@ class Linked(Several):
         """The link of an instance on `backend`, each of whose devices sends its part of the KV
         cache of `spec`. Raises UserError for an unknown rate.
         """
-        device = self.simulated(backend)
-        hardware, rate = device.hardware, self.bytes_per_second
-        if rate is None:
-            if (stated := getattr(hardware, name := LINKS[self.link])) is None:
-                raise UserError(
-                    f"hardware {hardware.name} has no {name}, which cluster.link={self.link} "
-                    "needs; add cluster.bytes_per_second"
-                )
-            rate = device.num_devices * hardware.link_efficiency * stated
-        latency = hardware.link_latency if self.latency is None else self.latency
-        return Link(rate, latency, spec.kv_bytes_per_token(device.dtype_bytes))
+        device, hardware = self.simulated(backend), self.simulated(backend).hardware
+        stated = hardware.required(LINKS[self.link], f"cluster.link={self.link}", "cluster=single")
+        rate = device.num_devices * hardware.link_efficiency * stated
+        return Link(rate, hardware.link_latency, spec.kv_bytes_per_token(device.dtype_bytes))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from sarathi_lab.extensions.capacity.search import at_rate
 from sarathi_lab.extensions.under_load import (
     CHUNKING,
     ServingBench,
+    Values,
     compared,
     longest,
     only_simulated,
@@ -46,11 +47,11 @@ def energy_of(bench: ServingBench, ledger: Ledger) -> tuple[pd.DataFrame, dict[s
     counts of tokens, on a device with a power model.
     """
     backend, spec = powered(bench), load_option("model", bench.model)
-    devices, costs = backend.parallel.num_devices, (backend.dtype_bytes, backend.peaks())
-    table = metrics.add_costs(ledger.iterations(), spec, *costs)
-    table = backend.power.add_energy(table, devices)
+    iterations, peaks = ledger.iterations(), backend.peaks()
+    table = metrics.add_costs(iterations, spec, backend.dtype_bytes, peaks)
+    table = backend.power.add_energy(table, backend.num_devices)
     counts = metrics.throughput(ledger.requests(), table.end.max())
-    return table, counts | backend.power.metrics(table, counts, devices)
+    return table, counts | backend.power.metrics(table, counts, backend.num_devices)
 
 
 @only_simulated(
@@ -81,10 +82,10 @@ def energy(
         requests = bench.requests(dataset, num_requests, seed)
         arriving = at_rate(requests, load * bench.saturation_rate(dataset))
         at = {f"chunk {tokens}": tokens for tokens in budgets}
-        own = {name: bench.chunking(max(tokens, sizes["batch"])) for name, tokens in at.items()}
-        own |= {WHOLE: bench.chunking(longest(bench.sizes) + sizes["batch"])}
-        own |= bench.named(policies, budget)
-        ledgers = {name: bench.run(arriving, policy) for name, policy in own.items()}
+        served = {name: bench.chunking(max(tokens, sizes["batch"])) for name, tokens in at.items()}
+        served |= {WHOLE: bench.chunking(longest(bench.sizes) + sizes["batch"])}
+        served |= bench.named(policies, budget)
+        ledgers = {name: bench.run(arriving, policy) for name, policy in served.items()}
         found = {name: energy_of(bench, ledger)[1] for name, ledger in ledgers.items()}
         joules = {name: {PER_TOKEN: values["joules_per_token"]} for name, values in found.items()}
         for name, values in found.items():
@@ -92,10 +93,8 @@ def energy(
             yield from compared(dataset, {name: joules[name]}, whole, UNITS, x)
             yield point(dataset, WATTS, "W", name, values["mean_watts"], x)
         watts = _watts(bench, ledgers[WHOLE])
-        prompts = {"prompts": {OF_ITERATIONS: watts["prompts"]}}
-        decodes = {"decodes": {OF_ITERATIONS: watts["decodes"]}}
-        yield from compared(dataset, prompts | decodes, {}, {OF_ITERATIONS: "W"})
-        yield from ratios(dataset, "prompts", "decodes", decodes["decodes"], prompts["prompts"])
+        yield from compared(dataset, watts, {}, {OF_ITERATIONS: "W"})
+        yield from ratios(dataset, "prompts", "decodes", watts["decodes"], watts["prompts"])
         yield from _by_batch(bench, dataset, requests, budget, batches)
 
 
@@ -114,10 +113,10 @@ def _by_batch(
     yield point(dataset, quantity, "ratio", CHUNKING, found[least] / found[most])
 
 
-def _watts(bench: ServingBench, ledger: Ledger) -> dict[str, float]:
+def _watts(bench: ServingBench, ledger: Ledger) -> dict[str, Values]:
     """The mean of a device in iterations of prompts alone, and of decodes alone."""
     table, _ = energy_of(bench, ledger)
     kinds = {"prompts": table.num_decode_tokens == 0, "decodes": table.num_prefills == 0}
-    sums = {kind: table.loc[own, ["energy", "busy"]].sum() for kind, own in kinds.items()}
-    devices = powered(bench).parallel.num_devices
-    return {kind: float(own.energy / own.busy / devices) for kind, own in sums.items()}
+    devices, sums = powered(bench).num_devices, table[["energy", "busy"]]
+    totals = {kind: sums[is_kind].sum() for kind, is_kind in kinds.items()}
+    return {k: {OF_ITERATIONS: float(t.energy / t.busy / devices)} for k, t in totals.items()}

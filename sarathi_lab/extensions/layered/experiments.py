@@ -56,33 +56,30 @@ def layered_prefill(
     if none is.
     """
     powered(bench)
-    for dataset, own_loads in loads.items():
+    for dataset, shares in loads.items():
         requests = bench.requests(dataset, num_requests, seed)
-        for load in own_loads:
+        for load in shares:
             arriving = at_rate(requests, load * bench.saturation_rate(dataset))
             chunks = _served(bench, arriving, bench.chunking(budget))
-            layered = {
-                own: _served(bench, arriving, policy)
-                for own in budgets
-                for policy in bench.named([LAYERED], own).values()
-            }
+            policies = {tokens: bench.named([LAYERED], tokens)[LAYERED] for tokens in budgets}
+            layered = {n: _served(bench, arriving, policy) for n, policy in policies.items()}
             within = [found for found in layered.values() if found[TBT] <= chunks[TBT]]
             none = dict.fromkeys(chunks, math.nan)
             best = min(within, key=lambda found: found[TTFT], default=none)
             both = {CHUNKING: chunks, LAYERED: layered[budget], SAME: best}
             yield from compared(dataset, both, {CHUNKING: chunks}, UNITS, load)
-            experts = {name: own for name, own in chunks.items() if name == EXPERTS}
+            experts = {name: value for name, value in chunks.items() if name == EXPERTS}
             yield from ratios(dataset, LAYERED, CHUNKING, experts, layered[budget], load)
 
 
 def _served(bench: ServingBench, requests: Sequence[Request], policy: Policy) -> Values:
     """Seconds; and of a token, of prompts and outputs, joules and megabytes of experts' weights."""
     ledger = bench.run(requests, policy)
-    times, quantiles = waits(ledger.requests()), latency(ledger.requests())
-    iterations, energy = energy_of(bench, ledger)
+    table, (iterations, energy) = ledger.requests(), energy_of(bench, ledger)
+    times = waits(table)
     found = {
         TTFT: float(times["ttft"].mean()),
-        TBT: quantiles["tbt_p99"],
+        TBT: latency(table)["tbt_p99"],
         LATENCY: float(times["latency"].mean()),
         PER_TOKEN: energy["joules_per_token"],
     }

@@ -168,8 +168,6 @@ def test_lprs_has_a_target_without_decodes_too():
 @pytest.mark.parametrize(
     ("changed", "order"),
     [
-        ({"time_weight": 0.0}, [0, 2, 1]),
-        ({"time_weight": 100.0}, [0, 1, 2]),  # a tenth of a second more counts for ten tokens
         ({}, [0, 2, 1]),  # 0.3 of the 8 tokens of a second
         ({"prompt_weight": 0.0}, [0, 1, 2]),
     ],
