@@ -4,40 +4,42 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sarathi_lab.engine.executor import NO_TOKEN
+from sarathi_lab.engine.prefix_cache import known_tokens
 from sarathi_lab.engine.request import Request, SequenceState
 
 
 class Arrivals:
-    """Requests at fixed times (an open loop), for one run.
-
-    `next_time` is the next arrival in seconds; infinity while none is known.
-    """
+    """Requests at fixed times (an open loop), for one run; `requests` are all of them."""
 
     def __init__(self, requests: Iterable[Request]) -> None:
-        self.requests = deque(sorted(requests, key=lambda request: request.arrival_time))
-        self._look_ahead()
+        self.requests = list(requests)
+        # A heap of what is known to arrive, by time and then in order.
+        self._due = [(one.arrival_time, place, one) for place, one in enumerate(self.requests)]
+        heapq.heapify(self._due)
+
+    @property
+    def next_time(self) -> float:
+        """Seconds of the next arrival; infinity while none is known."""
+        return self._due[0][0] if self._due else math.inf
 
     def pop(self) -> Request:
         """Take the next request, with its time of arrival."""
-        request = self.requests.popleft()
-        self._look_ahead()
-        return request
+        return heapq.heappop(self._due)[-1]
 
     def finished(self, sequences: Sequence[SequenceState]) -> None:
         """Let sources that wait for these answers go on."""
 
-    def _look_ahead(self) -> None:
-        self.next_time = self.requests[0].arrival_time if self.requests else math.inf
+    def _send(self, request: Request, time: float) -> None:
+        sent = replace(request, arrival_time=time)
+        heapq.heappush(self._due, (time, request.request_id, sent))
 
 
 class ClosedLoop(Arrivals):
@@ -51,22 +53,16 @@ class ClosedLoop(Arrivals):
     def __init__(
         self, requests: Iterable[Request], num_users: int, think_time: float = 0.0
     ) -> None:
-        self.requests = deque(requests)
+        super().__init__(())
+        self.requests = list(requests)
         self._think_time = think_time
-        self._due = [0.0] * num_users  # heap: when each user without a request sends the next
-        self._look_ahead()
-
-    def pop(self) -> Request:
-        time = heapq.heappop(self._due)
-        return replace(super().pop(), arrival_time=time)
+        self._left = iter(self.requests)
+        for request in islice(self._left, num_users):
+            self._send(request, 0.0)
 
     def finished(self, sequences: Sequence[SequenceState]) -> None:
-        for sequence in sequences:
-            heapq.heappush(self._due, sequence.finish_time + self._think_time)
-        self._look_ahead()
-
-    def _look_ahead(self) -> None:
-        self.next_time = self._due[0] if self._due and self.requests else math.inf
+        for sequence, request in zip(sequences, self._left, strict=False):
+            self._send(request, sequence.finish_time + self._think_time)
 
 
 class Turn(NamedTuple):
@@ -88,41 +84,20 @@ class Sessions(Arrivals):
     """
 
     def __init__(self, sessions: Sequence[Sequence[Turn]]) -> None:
+        super().__init__(())
+        self.requests = [turn.request for turns in sessions for turn in turns]
         pairs = (pair for turns in sessions for pair in pairwise(turns))
         self._next = {before.request.request_id: after for before, after in pairs}
-        self._due: list[tuple[float, int, Request]] = []
-        for first, *_ in sessions:
-            self._send(first.request.arrival_time, first.request, first.new_tokens)
-        super().__init__(turn.request for turns in sessions for turn in turns)
-
-    def pop(self) -> Request:
-        request = heapq.heappop(self._due)[-1]
-        self._look_ahead()
-        return request
+        for (request, tokens, _), *_ in sessions:
+            self._send(replace(request, prompt_token_ids=tokens), request.arrival_time)
 
     def finished(self, sequences: Sequence[SequenceState]) -> None:
         for sequence in sequences:
-            turn = self._next.pop(sequence.request.request_id, None)
-            if turn is not None:
-                prompt = np.concatenate([_known_tokens(sequence), turn.new_tokens])
-                self._send(sequence.finish_time + turn.pause, turn.request, prompt)
-        self._look_ahead()
-
-    def _send(self, time: float, request: Request, prompt: NDArray[np.int32]) -> None:
-        assert len(prompt) == request.prompt_len, "a prompt is the turns before and new tokens"
-        sent = replace(request, arrival_time=time, prompt_token_ids=prompt)
-        heapq.heappush(self._due, (time, request.request_id, sent))
-
-    def _look_ahead(self) -> None:
-        self.next_time = self._due[0][0] if self._due else math.inf
-
-
-def _known_tokens(sequence: SequenceState) -> NDArray[np.int32]:
-    """Prompt and answer; uncomputed tokens as `PrefixCache` represents them."""
-    placeholder = NO_TOKEN - 1 - sequence.request.request_id
-    answer = [placeholder if token == NO_TOKEN else token for token in sequence.output_token_ids]
-    prompt = sequence.request.prompt_token_ids
-    return np.concatenate([np.asarray(prompt, dtype=np.int32), np.asarray(answer, dtype=np.int32)])
+            if turn := self._next.get(sequence.request.request_id):
+                prompt = np.concatenate([known_tokens(sequence), turn.new_tokens])
+                assert len(prompt) == turn.request.prompt_len, "the turns before and new tokens"
+                request = replace(turn.request, prompt_token_ids=prompt)
+                self._send(request, sequence.finish_time + turn.pause)
 
 
 def as_arrivals(requests: Iterable[Request] | Arrivals) -> Arrivals:

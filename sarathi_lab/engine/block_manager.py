@@ -26,7 +26,7 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self.block_size = block_size
-        self.prefix = PrefixCache(block_size) if shares_prefixes else None
+        self.prefix = PrefixCache(num_blocks, block_size) if shares_prefixes else None
         # Empty blocks, popped from the end, so that a fresh cache hands out neighbours: 0, 1.
         self.empty = list(range(num_blocks - 1, -1, -1))
         self.empty_on_host = list(range(num_host_blocks - 1, -1, -1))

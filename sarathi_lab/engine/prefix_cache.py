@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
+from itertools import takewhile
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import SequenceState
-
-PREFIX_ID_TOKENS = 512  # tokens of one of `Request.prefix_ids`, as in Mooncake's traces
 
 
 class PrefixCache:
@@ -22,13 +21,13 @@ class PrefixCache:
     the last blocks of a sequence before its first.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.blocks: dict[int, int] = {}  # cached blocks by their keys
-        self.num_holders: dict[int, int] = {}  # of each cached block
+        self.num_holders = [0] * num_blocks  # of each block that is cached
         # Cached blocks without a holder, oldest first, which count as free.
         self.unused: OrderedDict[int, None] = OrderedDict()
-        self._keys: dict[int, int] = {}  # of cached blocks
+        self._keys = [0] * num_blocks  # of each block that is cached
         # The last answer of `find`, as the first waiting sequence is looked up in every iteration.
         self._last: tuple[SequenceState | None, int] = (None, 0)
 
@@ -38,9 +37,8 @@ class PrefixCache:
         if sequence is not last:
             at = 0
         num_full = (sequence.num_known - 1) // self.block_size
-        keys, blocks = self._keys_of(sequence, num_full), self.blocks
-        while at < num_full and keys[at] in blocks:
-            at += 1
+        keys = self._keys_of(sequence, num_full)
+        at += len(list(takewhile(self.blocks.__contains__, keys[at:num_full])))
         self._last = (sequence, at)
         return at
 
@@ -54,11 +52,10 @@ class PrefixCache:
     def share(self, sequence: SequenceState, number: int) -> None:
         """Let `sequence`, which holds no block, hold its first `number`, which are cached."""
         block_ids = list(map(self.blocks.__getitem__, sequence.block_keys[:number]))
-        num_holders, unused = self.num_holders, self.unused
+        for block in self.unused.keys() & block_ids:
+            del self.unused[block]
         for block in block_ids:
-            if not num_holders[block]:
-                del unused[block]
-            num_holders[block] += 1
+            self.num_holders[block] += 1
         sequence.block_ids += block_ids
         first = block_ids[0] if block_ids else 0
         sequence.blocks_are_neighbours = block_ids == list(range(first, first + number))
@@ -76,16 +73,17 @@ class PrefixCache:
         if num_full <= start:
             return
         keys = self._keys_of(sequence, num_full)
+        blocks, num_holders = self.blocks, self.num_holders
         for key, block in zip(keys[start:num_full], sequence.block_ids[start:], strict=False):
-            if key not in self.blocks:
-                self.blocks[key], self._keys[block], self.num_holders[block] = block, key, 1
+            if key not in blocks:
+                blocks[key], self._keys[block], num_holders[block] = block, key, 1
         sequence.num_published = num_full
 
     def release(self, sequence: SequenceState) -> list[int]:
         """Release all blocks of `sequence`; returns uncached ones, the last first."""
         uncached, num_holders = [], self.num_holders
         for block in reversed(sequence.block_ids):
-            number = num_holders.get(block, 0)
+            number = num_holders[block]
             if number > 1:
                 num_holders[block] = number - 1
             elif number:
@@ -100,48 +98,38 @@ class PrefixCache:
         self._last = (None, 0)
         evicted = [self.unused.popitem(last=False)[0] for _ in range(num_blocks)]
         for block in evicted:
-            del self.blocks[self._keys.pop(block)], self.num_holders[block]
+            del self.blocks[self._keys[block]]
         return evicted
 
     def _keys_of(self, sequence: SequenceState, num_blocks: int) -> list[int]:
         """Return the keys of at least the first `num_blocks` blocks, full ones of known tokens."""
-        keys, size = sequence.block_keys, self.block_size
-        if len(keys) < num_blocks and sequence.request.prompt_token_ids is not None:
-            content = _tokens(sequence, len(keys) * size, num_blocks * size)
-            width = len(content) // (num_blocks - len(keys))
-            key = keys[-1] if keys else 0
-            for at in range(0, len(content), width):
-                key = hash((key, content[at : at + width]))
-                keys.append(key)
-        while len(keys) < num_blocks:
-            self._extend(sequence, num_blocks)
+        keys, size, request = sequence.block_keys, self.block_size, sequence.request
+        number = len(keys)
+        if number >= num_blocks:
+            return keys
+        if request.prompt_token_ids is None:  # tokens like those of no other request
+            first = hash((0, request.request_id))
+            keys.extend(range(first + number, first + num_blocks))
+            return keys
+        content = known_tokens(sequence, number * size, num_blocks * size).tobytes()
+        width = len(content) // (num_blocks - number)
+        key = keys[-1] if keys else 0
+        for at in range(0, len(content), width):
+            key = hash((key, content[at : at + width]))
+            keys.append(key)
         return keys
 
-    def _extend(self, sequence: SequenceState, num_blocks: int) -> None:
-        """Make more keys of a prompt without tokens: for the blocks of one of its `prefix_ids`, or
-        behind these for blocks unique to the request. After the first they count up.
-        """
-        keys, size, request = sequence.block_keys, self.block_size, sequence.request
-        start, pieces = len(keys) * size, request.prefix_ids
-        num_identified = min(request.prompt_len, len(pieces) * PREFIX_ID_TOKENS)
-        before = keys[-1] if keys else 0
-        if start + size > num_identified:
-            first = before + 1 if start > num_identified else hash((before, request.request_id))
-            keys.extend(range(first, first + num_blocks - len(keys)))
-            return
-        piece, end = start // PREFIX_ID_TOKENS, -(-(start + size) // PREFIX_ID_TOKENS)
-        first = hash((before, pieces[piece:end]))
-        alike = min((piece + 1) * PREFIX_ID_TOKENS, num_identified) // size - len(keys)
-        keys.extend(range(first, first + max(1, alike)))
 
-
-def _tokens(sequence: SequenceState, start: int, end: int) -> bytes:
-    """Tokens `start` to `end`; a number unique to the request for uncomputed ones."""
-    request = sequence.request
+def known_tokens(
+    sequence: SequenceState, start: int = 0, end: int | None = None
+) -> NDArray[np.int32]:
+    """Tokens `start` to `end` of prompt and output (None: all); a number unique to the request
+    stands for uncomputed ones.
+    """
+    request, end = sequence.request, sequence.num_known if end is None else end
+    prompt_len, placeholder = request.prompt_len, NO_TOKEN - 1 - request.request_id
     assert request.prompt_token_ids is not None
     prompt = np.asarray(request.prompt_token_ids[start:end], dtype=np.int32)
-    first, last = (max(0, at - request.prompt_len) for at in (start, end))
-    generated = sequence.output_token_ids[first:last]
-    placeholder = NO_TOKEN - 1 - request.request_id
-    known = [placeholder if token == NO_TOKEN else token for token in generated]
-    return prompt.tobytes() + array("i", known).tobytes()
+    output = sequence.output_token_ids[max(0, start - prompt_len) : max(0, end - prompt_len)]
+    known = [placeholder if token == NO_TOKEN else token for token in output]
+    return np.concatenate([prompt, np.asarray(known, dtype=np.int32)])

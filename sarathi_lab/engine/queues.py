@@ -19,74 +19,47 @@ Test = Callable[[SequenceState], bool]
 LOOKAHEAD = 64
 
 
-class ArrivalQueue(deque[SequenceState]):
-    """A waiting queue in order of arrival, preempted sequences in front (`appendleft`)."""
-
-    def oldest(self) -> SequenceState:
-        """The first to arrive: one of the preempted ones in front, or the next behind them."""
-        oldest = self[0]
-        for sequence in self:
-            if sequence.order < oldest.order:
-                oldest = sequence
-            if not sequence.num_preemptions:
-                break
-        return oldest
-
-
 class RankedQueue:
     """A waiting queue in order of `rank`, lowest first, preempted sequences included.
 
-    Sorted lists with the first sequence last: removing it moves nothing.
+    A sorted list with the first sequence last: removing it moves nothing.
     """
 
     def __init__(self, rank: Callable[[SequenceState], Rank]) -> None:
         self._rank = rank
-        self._by_rank: list[SequenceState] = []
-        self._by_arrival: list[SequenceState] = []
+        self._sequences: list[SequenceState] = []
 
     def append(self, sequence: SequenceState) -> None:
-        insort(self._by_rank, sequence, key=self._descending)
-        insort(self._by_arrival, sequence, key=_newest_first)
+        insort(self._sequences, sequence, key=self._descending)
 
     appendleft = append
 
     def remove(self, sequence: SequenceState) -> None:
-        """Take any sequence out. Raises ValueError if it does not wait."""
-        keys = (self._descending, _newest_first)
-        for sequences, key in zip((self._by_rank, self._by_arrival), keys, strict=True):
-            index = bisect_left(sequences, key(sequence), key=key)
-            if sequences[index : index + 1] != [sequence]:
-                raise ValueError(f"{sequence} does not wait")
-            del sequences[index]
-
-    def oldest(self) -> SequenceState:
-        return self._by_arrival[-1]
+        """Take out `sequence`, which waits."""
+        place = self._descending(sequence)
+        del self._sequences[bisect_left(self._sequences, place, key=self._descending)]
 
     def _descending(self, sequence: SequenceState) -> Rank:
         rank, order = self._rank(sequence)
         return -rank, -order
 
     def __getitem__(self, index: int) -> SequenceState:
-        return self._by_rank[-1 - index]
+        return self._sequences[-1 - index]
 
     def __iter__(self) -> Iterator[SequenceState]:
-        return reversed(self._by_rank)
+        return reversed(self._sequences)
 
     def __len__(self) -> int:
-        return len(self._by_rank)
+        return len(self._sequences)
 
 
-def _newest_first(sequence: SequenceState) -> Rank:
-    return 0, -sequence.order
-
-
-WaitingQueue = ArrivalQueue | RankedQueue
+WaitingQueue = deque[SequenceState] | RankedQueue  # a deque has preempted sequences in front
 
 
 def make_queue(order: QueueOrder) -> WaitingQueue:
     """Make an empty queue: by arrival, by priority, or shortest first."""
     if order == "fcfs":
-        return ArrivalQueue()
+        return deque()
     return RankedQueue(by_priority if order == "priority" else by_remaining)
 
 

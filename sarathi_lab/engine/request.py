@@ -24,9 +24,6 @@ class Request:
     output_len: int
     prompt_token_ids: Sequence[int] | NDArray[np.int32] | None = None  # None: simulated
     priority: int = 0  # lower ones are served first with queue_order=priority
-    # One per 512 tokens of the prompt: equal ids behind equal ids mean equal tokens. Tokens beyond
-    # the last id are like those of no other request.
-    prefix_ids: tuple[int, ...] = ()
 
     @property
     def total_len(self) -> int:

@@ -49,7 +49,8 @@ class PrefillFirst(Policy):
     def _may_admit(self, scheduler: Scheduler) -> bool:
         if not scheduler.waiting or not scheduler.running or self.delay_factor == 0:
             return True
-        waited = scheduler.now - scheduler.waiting.oldest().request.arrival_time
+        oldest = min(sequence.request.arrival_time for sequence in scheduler.waiting)
+        waited = scheduler.now - oldest
         return waited > self.delay_factor * scheduler.last_prompt_latency
 
 

@@ -23,8 +23,8 @@ from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop, Sessions, Turn
 from sarathi_lab.engine.request import Request
 
 Encode = Callable[[str], list[int]]
-# Prompt and output tokens, token ids and prefix ids of a request.
-Shape = tuple[int, int, NDArray[np.int32] | None, Sequence[int]]
+# Prompt and output tokens of a request, and its token ids.
+Shape = tuple[int, int, NDArray[np.int32] | None]
 ArrivalKind = Literal["closed", "poisson", "gamma", "ramp", "users"]
 
 READS: dict[str, tuple[str, ...]] = {  # by kind of arrivals; all but think_time are needed
@@ -231,8 +231,8 @@ class Arriving:
             rng = np.random.default_rng([self.seed, 4])
             chosen = rng.choice(len(levels), len(times), p=weights / weights.sum()).tolist()
         requests = [
-            Request(i, time, prompt_len, output_len, prompt, levels[level], tuple(prefix_ids))
-            for i, (time, level, (prompt_len, output_len, prompt, prefix_ids)) in enumerate(
+            Request(i, time, *shape, levels[level])
+            for i, (time, level, shape) in enumerate(
                 zip(times.tolist(), chosen, shapes, strict=False)
             )
         ]

@@ -74,7 +74,7 @@ class Generated(Arriving, ABC):
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
         """Make `num_requests` requests, whose lengths don't depend on settings of arrivals."""
         lengths = enumerate(self.lengths())
-        shapes = ((*pair, self.prompt(i, pair[0], vocab_size), ()) for i, pair in lengths)
+        shapes = ((*pair, self.prompt(i, pair[0], vocab_size)) for i, pair in lengths)
         return self.loaded(self.name, self.times(self.num_requests), shapes)
 
     def prompt(
@@ -252,7 +252,7 @@ class Agentic(Lognormal):
         sessions = self._lengths()
         flat = [turn for turns in sessions for turn in turns]
         times = np.repeat(self.times(len(sessions)), [len(turns) for turns in sessions])
-        shapes = ((prompt_len, output_len, None, ()) for prompt_len, _, output_len in flat)
+        shapes = ((prompt_len, output_len, None) for prompt_len, _, output_len in flat)
         load = self.loaded(self.name, times, shapes)
         requests = iter(load.requests)
         turns = [

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sarathi_lab.config.checked import number, refuse_unread, whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import json_object, readable
-from sarathi_lab.engine.prefix_cache import PREFIX_ID_TOKENS
+from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.workload.base import (
     ArrivalKind,
     Arriving,
@@ -25,7 +25,7 @@ from sarathi_lab.workload.base import (
 )
 from sarathi_lab.workload.files import named_file, numbered_lines
 
-PREFIX_IDS = "hash_ids"
+PREFIX_IDS, PREFIX_TOKENS = "hash_ids", 512  # of a prompt: an id for so many tokens each
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _prefix_ids(
     for line, value in zip(cells.index, ids, strict=True):
         if not isinstance(value, list) or any(type(i) is not int or i < 0 for i in value):
             _refuse(file, line, f"{PREFIX_IDS}={value}")
-    most = -(-prompt_lens // PREFIX_ID_TOKENS)
+    most = -(-prompt_lens // PREFIX_TOKENS)
     return [tuple(value[:number]) for value, number in zip(ids, most.tolist(), strict=True)]
 
 
@@ -213,7 +213,7 @@ class Trace(Arriving):
         table = read_trace(file)
         used, dropped = self._usable(file, table)
         shapes = (
-            (prompt_len, output_len, self._prompt(i, prompt_len, ids, vocab_size), ids)
+            (prompt_len, output_len, self._prompt(i, prompt_len, ids, vocab_size))
             for i, (prompt_len, output_len, ids) in enumerate(map(table.row, used))
         )
         return self.loaded(
@@ -266,12 +266,17 @@ class Trace(Arriving):
     def _prompt(
         self, request_id: int, prompt_len: int, ids: Sequence[int], vocab_size: int | None
     ) -> NDArray[np.int32] | None:
-        """Token ids [prompt_len]: blocks of 512 by seed and id only, then `random_prompt`'s."""
+        """Token ids [prompt_len]: blocks of 512 by seed and id only, then `random_prompt`'s; in
+        simulations numbers that only tell blocks apart, or None without ids.
+        """
+        if vocab_size is None:
+            shared = np.repeat([i % 2**31 for i in ids], PREFIX_TOKENS)[:prompt_len]
+            rest = np.full(prompt_len - len(shared), NO_TOKEN - 1 - request_id)
+            return np.concatenate([shared, rest]).astype(np.int32) if ids else None
         prompt = random_prompt(request_id, prompt_len, vocab_size, self.seed)
-        if prompt is None or vocab_size is None:
-            return None
-        for start, block_id in zip(range(0, prompt_len, PREFIX_ID_TOKENS), ids, strict=False):
+        assert prompt is not None, "there is a vocabulary"
+        for start, block_id in zip(range(0, prompt_len, PREFIX_TOKENS), ids, strict=False):
             rng = np.random.default_rng([self.seed, 5, block_id])
-            block = rng.integers(0, vocab_size, PREFIX_ID_TOKENS, dtype=np.int32)
-            prompt[start : start + PREFIX_ID_TOKENS] = block[: prompt_len - start]
+            block = rng.integers(0, vocab_size, PREFIX_TOKENS, dtype=np.int32)
+            prompt[start : start + PREFIX_TOKENS] = block[: prompt_len - start]
         return prompt

@@ -5,7 +5,7 @@ swapping, shared prefixes, replicas, drafts. FUZZ_CASES=N makes N runs of each o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,6 @@ from shadow import (
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import CONF
-from sarathi_lab.engine import prefix_cache
 from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.loop import run_engine
@@ -40,7 +39,7 @@ NUM_CASES = int(os.environ.get("FUZZ_CASES", "12"))
 PIECE = 5  # tokens of the texts that prompts share
 # How many batches are in flight, and whether tokens are fed from one to the next.
 EXECUTORS = [(1, False), (2, True), (2, False), (4, False)]
-SHARING = [None, "tokens", "prefix ids"]  # by what the beginnings of prompts are told
+SHARING = [None, "tokens", "nothing"]  # None: there is no prefix cache
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,6 @@ def requests_of(
             wish.output_len,
             as_array(prompt) if sharing == "tokens" else None,
             priority=i % 3,
-            prefix_ids=tuple(wish.texts) if sharing == "prefix ids" else (),
         )
         for i, (wish, prompt) in enumerate(zip(wished, prompts, strict=True))
     ]
@@ -147,7 +145,7 @@ def served(
     engine: dict[str, Any],
 ) -> Checker:
     checker = Checker(*schedulers)
-    is_shared = engine["sharing"] is not None
+    is_shared = engine["sharing"] == "tokens"
     histories = [
         history(prompt, i, request.output_len, is_shared=is_shared)
         for i, (request, prompt) in enumerate(zip(requests, prompts, strict=True))
@@ -162,13 +160,6 @@ def served(
     one = len(schedulers) == 1
     run_engine(arrivals, schedulers[0] if one else LockstepReplicas(schedulers), executor, checker)
     return checker
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _short_pieces() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefix_cache, "PREFIX_ID_TOKENS", PIECE)
-        yield
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -121,22 +121,6 @@ def test_the_budget_goes_to_what_is_computed():
     assert serve(requests, scheduler_for(policy, max_model_len=20)).schedule[1] == [(1, 0, 16)]
 
 
-def test_ids_of_pieces_stand_for_tokens_where_there_are_none():
-    """One id per 512 tokens; blocks that cross pieces need both, and those beyond the ids are the
-    request's own.
-    """
-    prompts = [(1024, (7, 8)), (1024, (7, 9)), (1024, (6, 8)), (1500, (7, 8)), (600, (7, 8))]
-    requests = [
-        Request(i, 10.0 * i, length, 1, prefix_ids=ids) for i, (length, ids) in enumerate(prompts)
-    ]
-    policy = SarathiServe(chunk=2000, watermark=0.0)
-    for block_size, hits in ((16, [0, 512, 0, 1024, 592]), (48, [0, 480, 0, 1008, 576])):
-        executor = serve(
-            requests, sharing(policy, num_blocks=400, block_size=block_size, max_model_len=2000)
-        )
-        assert [starts(executor, i)[0] for i in range(5)] == hits
-
-
 # -- what stays ------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from helpers import scheduler_for
 
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.loop import run_engine
-from sarathi_lab.engine.queues import ArrivalQueue, QueueOrder, RankedQueue, by_priority
+from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
@@ -137,26 +137,3 @@ def num_calls(name: str, num_requests: int) -> int:
     finally:
         sys.setprofile(None)
     return num_events
-
-
-def sequence(order: int, priority: int = 0) -> SequenceState:
-    return SequenceState(Request(order, 0.0, 4, 2, priority=priority), order)
-
-
-def test_the_oldest_of_a_queue_is_found_wherever_it_is():
-    for queue in (ArrivalQueue(), RankedQueue(by_priority)):
-        sequences = [sequence(order, priority=-order % 3) for order in range(8)]
-        for one in sequences[2:]:
-            queue.append(one)
-        assert queue.oldest().order == 2
-        queue.remove(sequences[2])
-        assert queue.oldest().order == 3
-        for one in (sequences[1], sequences[0]):  # preempted, the newer one later
-            one.num_preemptions = 1
-        queue.appendleft(sequences[0])
-        queue.appendleft(sequences[1])
-        assert queue.oldest().order == 0
-        queue.remove(sequences[0])
-        assert queue.oldest().order == 1
-        with pytest.raises(ValueError, match=r"wait|not in"):
-            queue.remove(sequences[0])

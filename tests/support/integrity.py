@@ -40,14 +40,14 @@ def check_integrity(
 
 def _unused_blocks(prefix: PrefixCache, held: Iterable[int]) -> list[int]:
     """Raise AssertionError unless `held` fits the counted holders; returns the unused blocks."""
-    counts, holders = Counter(held), prefix.num_holders
-    for block in counts.keys() | holders.keys():
-        expected = holders.get(block, 1)
+    counts, cached = Counter(held), set(prefix.blocks.values())
+    for block, number in enumerate(prefix.num_holders):
+        expected = number if block in cached else min(counts[block], 1)
         if counts[block] != expected:
             raise AssertionError(f"block {block} has {counts[block]} holders, not {expected}")
-    if sorted(prefix.blocks.values()) != sorted(holders):
-        raise AssertionError("keys and blocks do not tell the same")
+        if number and block not in cached:
+            raise AssertionError(f"block {block} has counted holders, but no key")
     unused = list(prefix.unused)
-    if sorted(unused) != sorted(block for block, number in holders.items() if not number):
+    if sorted(unused) != sorted(block for block in cached if not prefix.num_holders[block]):
         raise AssertionError("what nobody holds is not what is unused")
     return unused

@@ -79,24 +79,24 @@ def test_mooncake_counts_milliseconds_and_equal_ids_are_equal_tokens(load):
     )
     loaded = load(text, 1000)
     assert rows_of(loaded) == [(0.0, 1200, 5), (2.0, 700, 6), (3.0, 1100, 7), (4.0, 600, 8)]
-    ids = [request.prefix_ids for request in loaded.requests]
-    assert ids == [(7, 8, 9), (7, 8), (7, 11, 9), (7,)]
-    first, second, third, fourth = (np.asarray(one.prompt_token_ids) for one in loaded.requests)
-    assert [len(prompt) for prompt in (first, second, third, fourth)] == [1200, 700, 1100, 600]
-    assert np.array_equal(first[:700], second)
-    assert np.array_equal(first[:512], third[:512])
-    assert not np.array_equal(first[512:1024], third[512:1024])
-    assert np.array_equal(first[1024:1100], third[1024:])
-    assert np.array_equal(first[:512], fourth[:512])
-    assert not np.array_equal(first[512:600], fourth[512:])  # beyond the last id: its tokens alone
-    assert max(map(max, (first, second, third, fourth))) < 1000
+    for requests in (loaded.requests, load(text).requests):  # with a vocabulary, and simulated
+        first, second, third, fourth = (one.prompt_token_ids for one in requests)
+        assert [len(prompt) for prompt in (first, second, third, fourth)] == [1200, 700, 1100, 600]
+        assert np.array_equal(first[:700], second)
+        assert np.array_equal(first[:512], third[:512])
+        assert not np.array_equal(first[512:1024], third[512:1024])
+        assert np.array_equal(first[1024:1100], third[1024:])
+        assert np.array_equal(first[:512], fourth[:512])
+        assert not np.array_equal(first[512:600], fourth[512:])  # beyond the last id: its alone
+    first = loaded.requests[0].prompt_token_ids
+    assert max(first) < 1000
     assert not np.array_equal(first, load(text, 1000, seed=1).requests[0].prompt_token_ids)
-    assert load(text).requests[0].prompt_token_ids is None
 
 
 def test_ids_beyond_the_prompt_are_left_out_and_rows_may_have_none(load):
     loaded = load(mooncake((0, 512, 5, [1, 2, 3]), (1.5, 8, 2)))
-    assert [request.prefix_ids for request in loaded.requests] == [(1,), ()]
+    first, second = (one.prompt_token_ids for one in loaded.requests)
+    assert (len(first), second) == (512, None)
     assert loaded.requests[1].arrival_time == 0.0015
 
 
