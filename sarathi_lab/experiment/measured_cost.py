@@ -6,7 +6,6 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_sequence, run_once
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.operation_probe import LONG, REFERENCE, OperationProbe, Timing
+from sarathi_lab.executor.torch.operation_probe import REFERENCE, OperationProbe, Timing
 from sarathi_lab.executor.torch.steal_corrected_clock import stolen
 from sarathi_lab.experiment.scenario import Times
 from sarathi_lab.results.intervals import spread, summary
@@ -159,11 +158,8 @@ class MeasuredCostModel:
         attention = self.timed(tokens, lambda _: {name: self.probe.attention(batch)}, most)
         timings = {**dict.fromkeys(products, timing), name: self.probe.timing}
         operations = products | _lower(attention)
-        is_long = tokens >= LONG  # the device works longer than the host launches
-        with nullcontext() if is_long else self.executor.recorded(batch):
-            if not is_long:
-                run_once(self.executor, batch)
-            wholes = self.timed(tokens, lambda _: {"": self.probe.whole(batch)})
+        self.probe.iteration(batch)
+        wholes = self.timed(tokens, lambda _: {"": self.probe.iteration(batch)})
         timings["iteration"] = timings["others"] = self.probe.timing
         (whole,), parts = _lower(wholes).values(), sum(operations.values())
         if parts > whole:

@@ -172,10 +172,10 @@ def test_each_composition_is_captured_once(probe, monkeypatch):
             assert set(probe.products(batch)) >= {"qkv_proj", "ffn"}
             assert probe.timing == "graph"
         numbers.append(len(seen))
-    assert numbers == [2 * (1 + 1 + 4)] * 2
+    assert numbers == [2 * (1 + 4)] * 2  # the warm-up has recorded the shapes of iterations
 
 
-def test_work_that_is_too_large_to_capture_is_said_and_smaller_work_is_captured(probe, device):
+def test_work_that_is_too_large_to_capture_is_launched_in_calls(probe, device):
     def attention(num_tokens: int) -> str:
         probe.attention(batch_of(probe.executor, Shape(1, num_tokens, 0)))
         return probe.timing
@@ -183,8 +183,7 @@ def test_work_that_is_too_large_to_capture_is_said_and_smaller_work_is_captured(
     device.has_room_in_captures = False
     assert attention(40) == "calls"
     device.has_room_in_captures = True
-    timings = [attention(num_tokens) for num_tokens in (40, 41, 39, 20)]
-    assert timings == ["calls", "calls", "graph", "graph"]
+    assert [attention(num_tokens) for num_tokens in (40, 20)] == ["calls", "graph"]
 
 
 def test_what_is_measured_says_how(probe, device):
@@ -194,8 +193,7 @@ def test_what_is_measured_says_how(probe, device):
     device.has_room_in_captures = False
     cost.operation_times(long)
     rows = pd.DataFrame(cost.rows("toy", 4)).groupby("prefill_tokens").timing.agg(set)
-    assert rows.to_dict() == {20: {"graph"}}
-    assert "out of memory during the recording of CUDA graphs" in cost.reason
+    assert rows.to_dict() == {20: {"graph"}, 40: {"calls", "graph"}}
 
 
 def test_rounds_of_a_figure_capture_nothing_again(probe, monkeypatch):

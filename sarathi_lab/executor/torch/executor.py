@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
@@ -43,7 +42,6 @@ from sarathi_lab.model.transformer import KVCache, Transformer
 
 MAX_EMITS = 1 << 16  # tokens sampled in one iteration
 MAX_RECORDED = 256  # shapes: those of an experiment's few settings, which take turns
-MAX_KEPT = 64  # recorded shapes of measurements: each takes some of the device's memory
 
 
 class TorchExecutor:
@@ -89,9 +87,8 @@ class TorchExecutor:
         self.halfway: Halfway = {}  # prompts that have passed some layers
         self._tokens = Tokens(block_size)  # of batches packed for torch
         self._shapes: PaddedShapes | None = None
-        # Buffer and inputs of recorded work by shape; `_kept` are those of measurements.
+        # Buffer and inputs of recorded work by shape.
         self.recordings: dict[Shape, tuple[Tensor, PackedInputs]] = {}
-        self._kept: dict[Shape, tuple[Tensor, PackedInputs]] = {}
         self._in_flight: deque[InFlight] = deque()
         self._rehearse: Callable[[], float] = lambda: math.nan  # set by `warm_up`
         self._newest: Sequence[SequenceState] = ()  # whose tokens are the rows of `_sampled`
@@ -154,7 +151,7 @@ class TorchExecutor:
     def _launch(self, batch: Batch, begun: float) -> InFlight:
         if self._limits is None or batch.layers is not None:
             return self._launch_unpadded(batch, begun)
-        shape = self._limits.exact(batch) if self._shapes is None else self._shapes.choose(batch)
+        shape = self._shape_of(batch)
         emitting = self._packer.fill(batch, shape, self._newest)
         self._share(batch, shape)
         start = self.timeline.mark()
@@ -169,6 +166,11 @@ class TorchExecutor:
             "is_replayed": is_replayed,
         }
         return InFlight(batch, start, end, self.timeline.launched, token_ids, fields)
+
+    def _shape_of(self, batch: Batch) -> Shape:
+        """Return the padded shape of `batch` after a warm-up, before it the exact one."""
+        assert self._limits is not None
+        return self._limits.exact(batch) if self._shapes is None else self._shapes.choose(batch)
 
     def _share(self, batch: Batch, shape: Shape) -> None:
         """Send the filled inputs to other devices; overridden where there are any."""
@@ -266,7 +268,6 @@ class TorchExecutor:
             self._shapes = PaddedShapes(
                 self._limits, batch_size=batch_size, max_tokens=max_tokens, longest=longest
             )
-            self._drop_beyond(self._shapes.all)
             with explain_device_errors("the recording of CUDA graphs"):
                 self._record(self._shapes.all)
                 if self.model.device.type == "cuda":
@@ -300,42 +301,25 @@ class TorchExecutor:
                 self._run(self._packer.send(shape))
                 self.timeline.wait(self.timeline.mark())
 
-    @contextmanager
-    def recorded(self, batch: Batch) -> Iterator[None]:
-        """Replay batches of the shape of `batch` within; keep the record of the `MAX_KEPT` newest
-        shapes for the next time. Raises RunError without memory.
+    def record(self, batch: Batch) -> None:
+        """Let batches of the shape of `batch` be replayed from now on. Raises RunError without
+        memory.
         """
-        if self._limits is None or (shape := self._limits.exact(batch)) in self.recordings:
-            yield
-            return
-        if shape in self._kept:
-            self.recordings[shape] = self._kept.pop(shape)
-        else:
+        if self._limits is not None and (shape := self._shape_of(batch)) not in self.recordings:
             with explain_device_errors("the recording of CUDA graphs"):
                 self._record([shape])
-        try:
-            yield
-        finally:
-            self._kept[shape] = self.recordings.pop(shape)
-            if len(self._kept) > MAX_KEPT:
-                oldest = next(iter(self._kept))
-                del self._kept[oldest]
-                self._graphs.drop(oldest)
-
-    def _drop_beyond(self, wanted: Collection[Shape]) -> None:
-        """Drop all recorded shapes but those `wanted`, if there would be too many."""
-        if len(self.recordings.keys() | set(wanted)) > MAX_RECORDED:
-            for shape in self.recordings.keys() - set(wanted):
-                del self.recordings[shape]
-                self._graphs.drop(shape)
 
     @torch.inference_mode()
-    def _record(self, shapes: Iterable[Shape]) -> None:
-        """Run every shape not yet recorded on padding alone, and record it."""
+    def _record(self, shapes: Sequence[Shape]) -> None:
+        """Run every shape not yet recorded on padding alone, and record it. Too many others go."""
+        wanted = {*shapes, *(self._shapes.all if self._shapes else ())}
+        if len(self.recordings.keys() | wanted) > MAX_RECORDED:
+            for shape in self.recordings.keys() - wanted:
+                del self.recordings[shape]
+                self._graphs.drop(shape)
         for shape in shapes:
             if shape in self.recordings:
                 continue
-            self._kept.pop(shape, None)
             buffer = torch.empty(fields_of(shape).size, dtype=torch.int32, device=self.model.device)
             self._packer.fill(Batch(), shape, ())
             inputs = self._packer.send(shape, buffer)

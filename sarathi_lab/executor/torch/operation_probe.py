@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from contextlib import nullcontext
 from functools import cache, partial
 from typing import Literal, cast
 
@@ -18,6 +15,7 @@ from sarathi_lab.engine.compositions import make_batch, run_once
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.packing import add_masks
+from sarathi_lab.executor.torch.shapes import CudaGraphs, NoGraphs
 from sarathi_lab.executor.torch.timeline import durations
 from sarathi_lab.model.operations import PackedInputs
 from sarathi_lab.model.transformer import Layer
@@ -25,7 +23,7 @@ from sarathi_lab.model.transformer import Layer
 CUDA_REPETITIONS = 3  # replays whose mean is a measurement; one of LONG tokens is enough
 LONG = 2048
 REFERENCE = 64  # tokens
-KEPT = 64  # graphs: each takes some of the device's memory
+KEPT = 256  # graphs: each takes some of the device's memory
 # Operations of an iteration in C++ (`structures.OPERATIONS`), by the probe's names.
 NATIVE = {"attention_prefill": "attention", "attention_decode": "attention", "lm_head": "logits"}
 NATIVE |= dict.fromkeys(("experts", "ffn_up", "ffn_down"), "ffn")
@@ -47,11 +45,12 @@ class OperationProbe:
         self.executor = executor
         self.model = executor.model
         self.layers = cast(list[Layer], list(executor.model.layers))
-        device = self.model.device
-        self._replays = _Replays(device) if device.type == "cuda" else None
-        self.timing: Timing = "calls" if self._replays else "host"
+        self._is_gpu = self.model.device.type == "cuda"
+        self._graphs = CudaGraphs() if self._is_gpu else NoGraphs()
+        self._works: dict[Hashable, object] = {}  # with the memory that their graphs read
+        self.timing: Timing = "calls" if self._is_gpu else "host"
         # Graphs need fixed inputs; on a CPU new ones are in its caches.
-        self._random = cache(self._draw) if self._replays else self._draw
+        self._random = cache(self._draw) if self._is_gpu else self._draw
         executor.cache.keys.normal_()
         executor.cache.values.normal_()
 
@@ -111,7 +110,7 @@ class OperationProbe:
         }
         seconds, timings = {}, set[Timing]()
         for name, operation in of_a_layer.items():
-            seconds[name] = self._time(name, partial(list, map(operation, self.layers)), num_tokens)
+            seconds[name] = self._time(name, partial(self._in_layers, operation), num_tokens)
             timings.add(self.timing)
         self.timing = min(timings)  # calls, if any
         return seconds
@@ -123,9 +122,8 @@ class OperationProbe:
         """
         num_rows = min(num_tokens, REFERENCE)
         hidden = self._random(num_rows, self.model.spec.hidden_size)
-        return self._time(
-            "reference", lambda: [layer.qkv_proj(hidden) for layer in self.layers], num_rows
-        )
+        work = partial(self._in_layers, lambda layer: layer.qkv_proj(hidden))
+        return self._time("reference", work, num_rows)
 
     @torch.inference_mode()
     def logits(self, num_rows: int) -> float:
@@ -144,17 +142,13 @@ class OperationProbe:
         )
 
     def iteration(self, batch: Batch) -> float:
-        """Return the seconds of an iteration of `batch`. A LONG one needs no graph: launches take
-        less time than the device.
+        """Return the seconds of an iteration of `batch`, as the engine runs it. A LONG one needs no
+        graph: launches take less time than the device.
         """
-        is_long = batch.num_tokens >= LONG
-        with nullcontext() if is_long else self.executor.recorded(batch):
-            return self.whole(batch)
-
-    def whole(self, batch: Batch) -> float:
-        """Return the seconds of an iteration of `batch`, replayed if its shape is recorded."""
+        if batch.num_tokens < LONG:
+            self.executor.record(batch)
         result = run_once(self.executor, batch)
-        if self._replays:
+        if self._is_gpu:
             self.timing = "graph" if result.is_replayed else "calls"
         return result.busy
 
@@ -181,6 +175,10 @@ class OperationProbe:
     def _draw(self, *sizes: int) -> Tensor:
         return torch.randn(sizes, device=self.model.device, dtype=self.model.dtype)
 
+    def _in_layers(self, operation: Callable[[Layer], object]) -> None:
+        for layer in self.layers:
+            operation(layer)
+
     def _attend(self, query: Tensor, inputs: PackedInputs) -> None:
         """Attend in all layers; plain torch's masks, made once an iteration, are part of it."""
         operations, inputs = self.model.operations, add_masks(inputs, self.model)
@@ -191,67 +189,33 @@ class OperationProbe:
         self, name: str, work: Callable[[], object], num_tokens: int, key: Hashable = ()
     ) -> float:
         """Return the seconds of `work` on so many tokens. Work of equal name, tokens and `key`
-        reads the same memory and is captured once; None is captured at every call.
+        reads the same memory and is captured once; that of None never.
         """
-        repetitions = CUDA_REPETITIONS if self._replays and num_tokens < LONG else 1
-        run = work
-        if self._replays:
-            which = None if key is None else (name, num_tokens, key)
-            run = self._replays.of(work, num_tokens, which)
-            self.timing = "calls" if run is work else "graph"
+        repetitions = CUDA_REPETITIONS if self._is_gpu and num_tokens < LONG else 1
+        which = (name, num_tokens, key)
+        if self._is_gpu and key is not None and which not in self._works:
+            self._capture(which, work)
 
         def repeated() -> None:
             for _ in range(repetitions):
-                run()
+                if self._graphs.replay(which):
+                    self.timing = "graph"
+                else:
+                    work()
 
+        if self._is_gpu:
+            self.timing = "calls"
         return durations(repeated, self.executor.timeline, 1)[0] / repetitions
 
-
-class _Replays:
-    """CUDA graphs of work, as the engine replays it: launches may take longer than kernels. They
-    share a stream and a memory pool; the `KEPT` newest are kept.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
-        # With the work, which holds the memory that the graph reads.
-        self._kept: OrderedDict[Hashable, tuple[torch.cuda.CUDAGraph, object]] = OrderedDict()
-        self._too_large = math.inf  # tokens of work that memory did not suffice to capture
-
-    def of(
-        self, work: Callable[[], object], num_tokens: int, key: Hashable
-    ) -> Callable[[], object]:
-        """Return the replay of `work`, which runs once before, or `work` if it can't be captured.
-        Work of one `key`, unless None, is captured once.
-        """
-        if key is not None and key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key][0].replay
-        if num_tokens >= self._too_large:
-            return work
-        graph = torch.cuda.CUDAGraph()
+    def _capture(self, which: Hashable, work: Callable[[], object]) -> None:
+        """Capture `work` as the newest of KEPT, unless memory does not suffice or it can't be."""
+        work()  # to compile, choose and allocate
         try:
-            self._capture(graph, work)
-        except RuntimeError as error:
+            self._graphs.capture(which, work)
+        except RuntimeError:
             torch.cuda.synchronize()
-            is_memory = isinstance(error, torch.OutOfMemoryError)
-            # Smaller work may fit; another failure may leave the allocator unusable.
-            self._too_large = num_tokens if is_memory else 0
-            return work
-        self._kept[key] = graph, work
-        if len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
-        return graph.replay
-
-    def _capture(self, graph: torch.cuda.CUDAGraph, work: Callable[[], object]) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream())
-        # Not torch.cuda.graph: it empties the memory cache, which costs more than the work.
-        with torch.cuda.stream(self._stream):
-            work()  # to compile, choose and allocate
-            torch.cuda.synchronize()
-            graph.capture_begin(pool=self._pool)
-            try:
-                work()
-            finally:
-                graph.capture_end()
+        self._works[which] = work
+        if len(self._works) > KEPT:
+            oldest = next(iter(self._works))
+            del self._works[oldest]
+            self._graphs.drop(oldest)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import pandas as pd
@@ -26,13 +27,11 @@ CHUNKS = (16, 64, 128, 256, 512, 1024)  # that attention is measured for at offs
 CONTEXT_SHARES = (16, 4, 2, 1)  # decodes see the longest context divided by these
 MIN_ROUNDS, MAX_ROUNDS = 3, 40  # of visits to every shape; times are medians over all
 VISIT, MAX_REPETITIONS = 0.03, 10  # seconds, and measurements, after which a visit ends
-COLUMNS = ("operation", "num_tokens", "kv_tokens", "seconds")
+KEYS = ["operation", "num_tokens", "kv_tokens"]
 MIN_ROWS = 3  # of an operation: fewer leave nothing to check an interpolation with
-# Parts of `others` beside the fixed cost.
-INCLUDED = ("kv_write", "norms")
+INCLUDED = ("kv_write", "norms")  # in `others`, beside the fixed cost
 MAX_EMITS = 128  # rows of logits: a batch emits one token a sequence
-# seconds, where the parts alone take longer than the whole
-LEAST_OTHERS = 1e-6
+LEAST_OTHERS = 1e-6  # seconds, where the parts alone take longer than the whole
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class Measured:
-    """Measured seconds over all layers (rows of `COLUMNS` and `timing`: "calls" if any was), and
-    how many shapes and rounds they are from.
+    """Measured seconds over all layers (rows of `KEYS`, `seconds` and `timing`: "calls" if any
+    was), and how many shapes and rounds they are from.
     """
 
     table: pd.DataFrame
@@ -83,22 +82,17 @@ def calibration_shapes(batch_size: int, longest: int) -> list[Shape]:
     """
     decodes = sorted({2**i for i in range(batch_size.bit_length())} | {batch_size})
     contexts = sorted({max(2, longest // share) for share in CONTEXT_SHARES})
-    shapes = [
-        Shape(tokens, 1, contexts[len(contexts) // 2] - 1, is_whole=True)
-        if tokens in decodes
-        else Shape(1, tokens, 0, is_whole=True)
-        for tokens in sorted({*TOKENS, *decodes})
-    ]
-    shapes += [Shape(count, 1, context - 1) for count in decodes for context in contexts]
+    middle = contexts[len(contexts) // 2] - 1
+    shapes = [Shape(count, 1, context - 1) for count in decodes for context in contexts]
     for chunk in CHUNKS:
         doubling = [chunk * 2**i for i in range(longest.bit_length())]
-        starts = sorted(
-            {0, *(start for start in doubling if start + chunk <= longest), max(0, longest - chunk)}
-        )
+        starts = {0, max(0, longest - chunk), *(n for n in doubling if n + chunk <= longest)}
         shapes += [Shape(1, chunk, start) for start in starts]
-    keys = ((shape.count, shape.num_tokens, shape.start) for shape in reversed(shapes))
-    distinct = dict(zip(keys, reversed(shapes), strict=True))
-    return sorted(distinct.values(), key=lambda shape: (shape.total_tokens, shape.kv_tokens))
+    for tokens in {*TOKENS, *decodes}:
+        count, each, start = (tokens, 1, middle) if tokens in decodes else (1, tokens, 0)
+        whole = Shape(count, each, start, is_whole=True)
+        shapes = [whole, *(one for one in shapes if one != Shape(count, each, start))]
+    return sorted(shapes, key=attrgetter("total_tokens", "kv_tokens", "num_tokens"))
 
 
 def blocks_needed(shapes: Sequence[Shape], block_size: int) -> int:
@@ -122,43 +116,31 @@ def measure_profile(
     kept = _affordable(probe, shapes, clock)
     samples: list[tuple[str, int, int, float, Timing]] = []
     num_rounds = 0
-    while num_rounds < MIN_ROUNDS or (num_rounds < MAX_ROUNDS and not clock.is_over):
+    while num_rounds < MIN_ROUNDS or (num_rounds < MAX_ROUNDS and clock.elapsed < seconds):
         for shape in kept:
-            if num_rounds >= MIN_ROUNDS and clock.is_over:
+            if num_rounds >= MIN_ROUNDS and clock.elapsed >= seconds:
                 break
-            for times in _visit(probe, shape):
-                for operation, timed in times.items():
+            # A long shape once, a short one several times, as interruptions hurt it more.
+            end, repetitions = time.perf_counter() + VISIT, 0
+            while not repetitions or (repetitions < MAX_REPETITIONS and time.perf_counter() < end):
+                repetitions += 1
+                for operation, timed in _measure(probe, shape).items():
                     kv_tokens = shape.kv_tokens if operation == shape.attention else 0
                     samples.append((operation, shape.total_tokens, kv_tokens, *timed))
             clock.tick()
         num_rounds += 1
-    rows = pd.DataFrame(samples, columns=[*COLUMNS, "timing"]).groupby(list(COLUMNS[:-1]))
+    rows = pd.DataFrame(samples, columns=[*KEYS, "seconds", "timing"]).groupby(KEYS)
     table = rows.agg({"seconds": "median", "timing": "min"}).reset_index()
     table["seconds"] = table.seconds.clip(lower=LEAST_OTHERS)
     return Measured(table, num_rounds, len(kept), len(shapes) - len(kept))
 
 
-def _visit(probe: OperationProbe, shape: Shape) -> Iterator[dict[str, tuple[float, Timing]]]:
-    """Measure a long shape once, a short one several times, as interruptions hurt it more."""
-    end = time.perf_counter() + VISIT
-    for _ in range(MAX_REPETITIONS):
-        yield _measure(probe, shape)
-        if time.perf_counter() >= end:
-            return
-
-
 class _Clock:
-    """Time spent, as of the last tick."""
+    """Time spent of `seconds`, as of the last tick."""
 
     def __init__(self, seconds: float, advance: Callable[[float], None]) -> None:
-        self.seconds = seconds
-        self._advance = advance
-        self._start = time.perf_counter()
-        self.elapsed = 0.0
-
-    @property
-    def is_over(self) -> bool:
-        return self.elapsed >= self.seconds
+        self.seconds, self._advance = seconds, advance
+        self._start, self.elapsed = time.perf_counter(), 0.0
 
     def tick(self) -> None:
         before, self.elapsed = self.elapsed, time.perf_counter() - self._start

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -208,17 +208,19 @@ def bucket_sizes(batch_size: int) -> list[int]:
 
 
 class NoGraphs:
-    """Launches of each operation by itself; the base of recorders of work by shape."""
+    """Launches of each operation by itself; the base of recorders of work by shape, or by any other
+    key.
+    """
 
-    def capture(self, shape: Shape, work: Callable[[], None]) -> None:
+    def capture(self, key: Hashable, work: Callable[[], object]) -> None:
         """Record `work`, which must have run once before."""
 
-    def replay(self, shape: Shape) -> bool:
-        """Replay the work of `shape`; return False if none is recorded."""
+    def replay(self, key: Hashable) -> bool:
+        """Replay the work of `key`; return False if none is recorded."""
         return False
 
-    def drop(self, shape: Shape) -> None:
-        """Discard the record of `shape`, if any."""
+    def drop(self, key: Hashable) -> None:
+        """Discard the record of `key`, if any."""
 
 
 class CudaGraphs(NoGraphs):
@@ -226,25 +228,24 @@ class CudaGraphs(NoGraphs):
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
 
-    def capture(self, shape: Shape, work: Callable[[], None]) -> None:
+    def capture(self, key: Hashable, work: Callable[[], object]) -> None:
         graph = torch.cuda.CUDAGraph()
         # The outer context: torch keeps its own stream current where a capture fails.
         current = torch.cuda.stream(torch.cuda.current_stream())
         with current, torch.cuda.graph(graph, pool=self._pool):
             work()
-        self._graphs[shape] = graph
+        self._graphs[key] = graph
 
-    def replay(self, shape: Shape) -> bool:
-        graph = self._graphs.get(shape)
-        if graph is None:
+    def replay(self, key: Hashable) -> bool:
+        if (graph := self._graphs.get(key)) is None:
             return False
         graph.replay()
         return True
 
-    def drop(self, shape: Shape) -> None:
-        self._graphs.pop(shape, None)
+    def drop(self, key: Hashable) -> None:
+        self._graphs.pop(key, None)
 
 
 def rehearse(
