@@ -69,12 +69,8 @@ class BlockManager:
             if self.prefix is None or short > len(self.prefix.unused):
                 return False
             self.empty.extend(self.prefix.evict(short))
-        taken = self.empty[: -missing - 1 : -1]
+        held.extend(self.empty[: -missing - 1 : -1])
         del self.empty[-missing:]
-        expected = held[-1] + 1 if held else taken[0]
-        if taken != list(range(expected, expected + missing)):
-            sequence.blocks_are_neighbours = False
-        held.extend(taken)
         return True
 
     def look_up(self, sequence: SequenceState) -> SequenceState:
@@ -111,7 +107,6 @@ class BlockManager:
         prefix = self.prefix
         self.empty += sequence.block_ids[::-1] if prefix is None else prefix.release(sequence)
         sequence.block_ids.clear()
-        sequence.blocks_are_neighbours = True
 
     def swap_out(self, sequence: SequenceState) -> list[Copy] | None:
         """Move `sequence` to host memory; None, with nothing changed, if that is full."""

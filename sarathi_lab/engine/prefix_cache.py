@@ -57,8 +57,6 @@ class PrefixCache:
         for block in block_ids:
             self.num_holders[block] += 1
         sequence.block_ids += block_ids
-        first = block_ids[0] if block_ids else 0
-        sequence.blocks_are_neighbours = block_ids == list(range(first, first + number))
         sequence.num_published = number
 
     def publish(self, sequence: SequenceState) -> None:

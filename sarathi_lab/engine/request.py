@@ -43,8 +43,7 @@ class SequenceState:
     request: Request
     order: int  # rank of arrival
     num_computed: int = 0  # tokens in its blocks; while waiting, cached ones. By Scheduler
-    block_ids: list[int] = field(default_factory=list)  # by BlockManager, as are the next two
-    blocks_are_neighbours: bool = True  # block_ids count up by one
+    block_ids: list[int] = field(default_factory=list)  # by BlockManager, as are the next
     host_block_ids: list[int] = field(default_factory=list)  # while swapped out
     block_keys: list[int] = field(default_factory=list)  # of full blocks. By PrefixCache
     num_published: int = 0  # full blocks that others may share. By PrefixCache

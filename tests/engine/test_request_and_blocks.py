@@ -63,16 +63,3 @@ def test_grow_is_all_or_nothing():
     assert blocks.grow(second, 4)
     assert blocks.num_free == 0
     check_integrity(blocks, [first, second])
-
-
-def test_a_sequence_knows_whether_its_blocks_are_neighbours():
-    blocks = BlockManager(6, 4)
-    first, second = sequence(), sequence()
-    blocks.grow(first, 8)
-    blocks.grow(second, 4)
-    assert first.blocks_are_neighbours
-    blocks.grow(first, 12)
-    assert first.block_ids == [0, 1, 3]
-    assert not first.blocks_are_neighbours
-    blocks.free(first)
-    assert first.blocks_are_neighbours

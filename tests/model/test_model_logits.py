@@ -13,9 +13,9 @@ from checkpoints import DEVICE, FAMILIES, MIXTURES, make_checkpoint
 
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.request import Batch, Request, SequenceState
-from sarathi_lab.executor.torch.packing import Tokens, pack
+from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.model.checkpoint import AutoModel
-from sarathi_lab.model.transformer import KVCache, Transformer
+from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
 
 BLOCK_SIZE = 4
@@ -36,10 +36,11 @@ class Driver:
         self, model: Transformer, num_blocks: int = 64, block_order: list[int] | None = None
     ) -> None:
         self.model = model
-        self.blocks, self.tokens = BlockManager(num_blocks, BLOCK_SIZE), Tokens(BLOCK_SIZE)
+        self.blocks = BlockManager(num_blocks, BLOCK_SIZE)
+        self.executor = TorchExecutor(model, num_blocks=num_blocks, block_size=BLOCK_SIZE)
         if block_order is not None:
             self.blocks.empty = block_order
-        self.cache = KVCache(model.spec, num_blocks, BLOCK_SIZE, DEVICE, model.dtype)
+        self.cache = self.executor.cache
         self.cache.keys.fill_(float("nan"))  # whoever reads what was never written shows it
         self.cache.values.fill_(float("nan"))
 
@@ -53,7 +54,7 @@ class Driver:
         for sequence, num_tokens in parts:
             assert self.blocks.grow(sequence, sequence.num_computed + num_tokens)
             batch.add(sequence, num_tokens)
-        inputs = pack(batch, self.tokens, self.model)
+        inputs = self.executor.packed(batch)
         every_end = [segment.start + segment.num_queries - 1 for segment in inputs.attention]
         logits = self.model(
             dataclasses.replace(inputs, emit_rows=torch.tensor(every_end, device=DEVICE)),

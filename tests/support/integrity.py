@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import pairwise
 
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.prefix_cache import PrefixCache
@@ -33,9 +32,6 @@ def check_integrity(
     for sequence in sequences:
         if len(sequence.block_ids) * blocks.block_size < sequence.num_computed:
             raise AssertionError(f"{sequence} has computed more tokens than its blocks hold")
-        steps = {after - before for before, after in pairwise(sequence.block_ids)}
-        if sequence.blocks_are_neighbours != (steps <= {1}):
-            raise AssertionError(f"{sequence} is wrong about its blocks being neighbours")
 
 
 def _unused_blocks(prefix: PrefixCache, held: Iterable[int]) -> list[int]:

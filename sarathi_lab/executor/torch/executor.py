@@ -31,9 +31,7 @@ from sarathi_lab.executor.torch.packing import (
     Halfway,
     Packer,
     PartialInputs,
-    Tokens,
     fields_of,
-    pack,
 )
 from sarathi_lab.executor.torch.shapes import Limits, NoGraphs, PaddedShapes, Shape, rehearse
 from sarathi_lab.executor.torch.timeline import HostTimeline, InFlight, NullProfiler
@@ -48,9 +46,9 @@ class TorchExecutor:
     """`Executor` of one CPU or GPU with greedy sampling.
 
     With `capacity` 2 the host packs and launches a batch while the one before runs; tokens pass
-    from one to the next on the device. With `limits` inputs are packed for kernels, else for plain
-    torch, which needs capacity 1. `num_host_blocks` in host memory hold swapped blocks; a batch's
-    copies count as part of it.
+    from one to the next on the device. With `limits` the model's operations are kernels, else plain
+    torch's or C++, which need capacity 1. `num_host_blocks` in host memory hold swapped blocks; a
+    batch's copies count as part of it.
     """
 
     def __init__(
@@ -76,16 +74,15 @@ class TorchExecutor:
         self.num_layers: int | None = model.spec.num_layers
         self.timeline = timeline or HostTimeline()
         self._sleep = sleep
-        self._limits = limits
+        self._uses_kernels = limits is not None
+        self._limits = limits or Limits(model.spec, block_size, num_sms=1)
         self._graphs = graphs or NoGraphs()
         self._profiler = profiler or NullProfiler()
         model.operations.range = self._profiler.range
         model.operations.recorder = self._profiler.recorder
-        if limits is not None:
-            self._packer = Packer(limits, model.device)
-            self._decode_packer = Packer(limits, model.device)  # of batches without prompts
+        self._packer = Packer(self._limits, model.device)
+        self._decode_packer = Packer(self._limits, model.device)  # of batches without prompts
         self.halfway: Halfway = {}  # prompts that have passed some layers
-        self._tokens = Tokens(block_size)  # of batches packed for torch
         self._shapes: PaddedShapes | None = None
         # Buffer and inputs of recorded work by shape.
         self.recordings: dict[Shape, tuple[Tensor, PackedInputs]] = {}
@@ -149,27 +146,34 @@ class TorchExecutor:
         return self._profiler.write(directory, self._rehearse)
 
     def _launch(self, batch: Batch, begun: float) -> InFlight:
-        if self._limits is None or batch.layers is not None:
-            return self._launch_unpadded(batch, begun)
-        shape = self._shape_of(batch)
-        emitting = self._packer.fill(batch, shape, self._newest)
-        self._share(batch, shape)
+        """Launch `batch`; where the host computes, packing is part of its time."""
         start = self.timeline.mark()
+        shape = None
+        if batch.layers is None:
+            shape = self._shape_of(batch)
+            emitting = self._packer.fill(batch, shape, self._newest)
+            self._share(batch, shape)
+        else:
+            inputs = self.packed(batch, self._newest)
+            emitting = tuple(chunk.sequence for chunk in batch.chunks if chunk.emits_token)
+        packed = time.perf_counter()
+        if self._uses_kernels:
+            start = self.timeline.mark()
         self._swap(batch)
-        is_replayed = self._compute(shape)
+        fields: dict[str, Any] = {}
+        if shape is None:
+            self._run(inputs)
+        else:
+            fields["is_replayed"] = self._compute(shape)
+            fields["num_padding_tokens"] = shape.num_tokens - batch.num_tokens
         self._newest = emitting
         token_ids = self._fetch(self._sampled[: batch.num_emits])
         end = self.timeline.mark()
-        fields = {
-            "host_time": time.perf_counter() - begun,
-            "num_padding_tokens": shape.num_tokens - batch.num_tokens,
-            "is_replayed": is_replayed,
-        }
+        fields["host_time"] = (time.perf_counter() if self._uses_kernels else packed) - begun
         return InFlight(batch, start, end, self.timeline.launched, token_ids, fields)
 
     def _shape_of(self, batch: Batch) -> Shape:
-        """Return the padded shape of `batch` after a warm-up, before it the exact one."""
-        assert self._limits is not None
+        """Return the padded shape of `batch` after kernels' warm-up, else the exact one."""
         return self._limits.exact(batch) if self._shapes is None else self._shapes.choose(batch)
 
     def _share(self, batch: Batch, shape: Shape) -> None:
@@ -179,7 +183,7 @@ class TorchExecutor:
         """Compute the filled inputs; return whether a graph was replayed."""
         recorded = self.recordings.get(shape)
         if recorded is None:
-            self._run(self._packer.send(shape))
+            self._run(self._send(self._packer, shape))
             return False
         buffer, inputs = recorded
         self._packer.copy(buffer)
@@ -187,21 +191,6 @@ class TorchExecutor:
             return True
         self._run(inputs)
         return False
-
-    def _launch_unpadded(self, batch: Batch, begun: float) -> InFlight:
-        """Launch a batch without a graph: plain torch's, or prompts in groups of layers."""
-        start = self.timeline.mark()
-        inputs = self.packed(batch, self._newest)
-        host_time = time.perf_counter() - begun
-        self._swap(batch)
-        if self._limits is None:
-            token_ids = self._fetch(self._sample(inputs))
-        else:
-            self._run(inputs)
-            self._newest = tuple(chunk.sequence for chunk in batch.chunks if chunk.emits_token)
-            token_ids = self._fetch(self._sampled[: batch.num_emits])
-        end, launched = self.timeline.mark(), self.timeline.launched
-        return InFlight(batch, start, end, launched, token_ids, {"host_time": host_time})
 
     def _fetch(self, token_ids: Tensor) -> Tensor:
         """Copy to the host, complete when the preceding work is; valid for two more batches."""
@@ -213,13 +202,15 @@ class TorchExecutor:
             with self._profiler.range("swap"):
                 self._host_pool.make(batch.copies)
 
+    def _send(self, packer: Packer, shape: Shape) -> PackedInputs:
+        return packer.send(shape) if self._uses_kernels else packer.for_torch(self.model)
+
     def _run(self, inputs: PackedInputs) -> None:
         """Sample into `_sampled`, and read the tokens unknown to the host from there."""
-        feed = inputs.feed_rows
-        assert feed is not None, "inputs packed for kernels have feed_rows"
-        # Not below 0: NAN_TOKEN can't be looked up.
-        fed = self._sampled.index_select(0, feed.clamp(min=0)).clamp_(min=0)
-        inputs = replace(inputs, token_ids=torch.where(feed < 0, inputs.token_ids, fed))
+        if (feed := inputs.feed_rows) is not None:
+            # Not below 0: NAN_TOKEN can't be looked up.
+            fed = self._sampled.index_select(0, feed.clamp(min=0)).clamp_(min=0)
+            inputs = replace(inputs, token_ids=torch.where(feed < 0, inputs.token_ids, fed))
         token_ids = self._sample(inputs)
         self._sampled[: len(token_ids)].copy_(token_ids)
 
@@ -240,12 +231,10 @@ class TorchExecutor:
         return inputs
 
     def _packed(self, batch: Batch, newest: Sequence[SequenceState]) -> PackedInputs:
-        if self._limits is None:
-            return pack(batch, self._tokens, self.model)
         shape = self._limits.exact(batch)
         packer = self._packer if batch.num_prefills else self._decode_packer
         packer.fill(batch, shape, newest)
-        return packer.send(shape)
+        return self._send(packer, shape)
 
     def warm_up(
         self, *, batch_size: int, chunk_tokens: int, longest: int, max_tokens: int | None = None
@@ -264,7 +253,7 @@ class TorchExecutor:
     @torch.inference_mode()
     def prepare(self, batch_size: int, longest: int, max_tokens: int) -> None:
         """Do the part of a warm-up that each device does alone."""
-        if self._limits is not None:
+        if self._uses_kernels:
             self._shapes = PaddedShapes(
                 self._limits, batch_size=batch_size, max_tokens=max_tokens, longest=longest
             )
@@ -279,7 +268,6 @@ class TorchExecutor:
     @torch.inference_mode()
     def compute_padding(self, num_tokens: int, num_emits: int) -> None:
         """Run an iteration of padding: it takes a real one's memory and touches no cache."""
-        assert self._limits is not None, "only inputs packed for kernels can be padding"
         shape = self._limits.empty(num_tokens, num_emits)
         self._packer.fill(Batch(), shape, ())
         self._run(self._packer.send(shape))
@@ -288,7 +276,6 @@ class TorchExecutor:
         """Compile every kernel that a batch may need by running it: they depend on the rows of a
         tile and on whether contexts are split.
         """
-        assert self._limits is not None
         blocks = BlockManager(self.num_blocks, self.block_size)
         batch = Batch()
         for num_tokens in (2, 1)[: self.num_blocks]:
@@ -305,7 +292,7 @@ class TorchExecutor:
         """Let batches of the shape of `batch` be replayed from now on. Raises RunError without
         memory.
         """
-        if self._limits is not None and (shape := self._shape_of(batch)) not in self.recordings:
+        if self._uses_kernels and (shape := self._shape_of(batch)) not in self.recordings:
             with explain_device_errors("the recording of CUDA graphs"):
                 self._record([shape])
 

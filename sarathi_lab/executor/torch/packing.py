@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import compress
+from itertools import compress, pairwise
 from operator import getitem
 from typing import Any
 
@@ -44,43 +44,12 @@ class PartialInputs(PackedInputs):
         raise NotImplementedError
 
 
-def pack(
-    batch: Batch, tokens: Tokens, model: Transformer, *, with_masks: bool = True
-) -> PackedInputs:
-    """Pack the chunks of `batch` one after the other, int64, for the operations of `model`."""
-    device, block_size = model.device, tokens.table.block_size
-    fields = {name: np.empty(batch.num_tokens, dtype=np.int64) for name in BY_TOKEN}
-    tokens.fill(fields, *tokens.take(batch), ())
-    del fields["feed_rows"]  # the host has all tokens
-    tensors = {name: torch.from_numpy(field).to(device) for name, field in fields.items()}
-    segments, row = [], 0
-    emit_rows: list[int] = []
-    for chunk in batch.chunks:
-        end = chunk.start + chunk.num_tokens
-        held = chunk.sequence.block_ids
-        # Neighbouring blocks as a slice, which attention reads without copying; else an index.
-        blocks: slice | Tensor = slice(held[0], held[0] + -(-end // block_size))
-        if not chunk.sequence.blocks_are_neighbours:
-            blocks = torch.tensor(held[: -(-end // block_size)], device=device)
-        segments.append(Segment(row, chunk.num_tokens, end, blocks, first_key=0, mask=None))
-        row += chunk.num_tokens
-        if chunk.emits_token:
-            emit_rows += range(row - chunk.num_rows, row)
-    emits = torch.tensor(emit_rows, dtype=torch.int64, device=device)
-    inputs = PackedInputs(**tensors, emit_rows=emits, attention=segments)
-    return add_masks(inputs, model) if with_masks else inputs
-
-
 def add_masks(inputs: PackedInputs, model: Transformer) -> PackedInputs:
     """Add the attention masks to inputs of plain torch, where `model` needs them."""
     if not model.operations.wants_masks:
         return inputs
-    make = partial(
-        make_segment,
-        sliding_window=model.spec.sliding_window,
-        device=model.device,
-        dtype=model.dtype,
-    )
+    place = {"device": model.device, "dtype": model.dtype}
+    make = partial(make_segment, sliding_window=model.spec.sliding_window, **place)
     segments = [
         make(one.start, one.num_queries, one.kv_len, one.blocks) for one in inputs.attention
     ]
@@ -242,7 +211,7 @@ class Packer:
     ) -> None:
         # The device reads pinned memory while the host goes on.
         is_pinned = device.type == "cuda"
-        self._hosts = [_HostBuffer(pin_memory=is_pinned) for _ in range(num_buffers or NUM_BUFFERS)]
+        self._hosts = [_Buffer(pin_memory=is_pinned) for _ in range(num_buffers or NUM_BUFFERS)]
         self._filled = 0
         self._tokens = Tokens(limits.block_size)
         self._parts = Parts(limits)
@@ -258,7 +227,7 @@ class Packer:
         """
         self._filled = (self._filled + 1) % len(self._hosts)
         made, starts = self._tokens.take(batch)
-        views = self.host.views(made, shape)
+        views = self.host.fill(shape, made)
         kv_lens = self._tokens.fill(views, made, starts, newest)
         views["kv_lens"][: len(kv_lens)] = kv_lens
         self._tokens.table.fill(views["block_table"][: len(kv_lens)], made.rows)
@@ -268,18 +237,15 @@ class Packer:
         return made.emitting
 
     @property
-    def host(self) -> _HostBuffer:
+    def host(self) -> _Buffer:
         """Buffer that was filled last."""
         return self._hosts[self._filled]
 
-    def filled(self, shape: Shape) -> Tensor:
-        """Copy the filled buffer, for other ranks to `take`."""
-        return self.host.sized(fields_of(shape).size).clone()
-
-    def take(self, buffer: Tensor) -> None:
-        """Take the buffer that another rank has filled."""
+    def take(self, shape: Shape, buffer: Tensor) -> None:
+        """Take the buffer of `shape` that another rank has filled."""
         self._filled = (self._filled + 1) % len(self._hosts)
-        self.host.overwrite(buffer)
+        self.host.sized(len(buffer)).copy_(buffer)
+        self.host.fill(shape, None)
 
     def send(self, shape: Shape, into: Tensor | None = None) -> PackedInputs:
         """Start to copy the filled buffer to `into`, or one that the next call overwrites."""
@@ -287,11 +253,37 @@ class Packer:
         buffer = self._on_device.sized(fields.size) if into is None else into
         self.copy(buffer)
         views = fields.views(buffer)
-        plan = AttentionPlan(
-            **{name: views.pop(name) for name in BY_SEQUENCE},
-            tile_rows=shape.tile_rows,
+        by_sequence = {name: views.pop(name) for name in BY_SEQUENCE}
+        return PackedInputs(
+            attention=AttentionPlan(**by_sequence, tile_rows=shape.tile_rows), **views
         )
-        return PackedInputs(attention=plan, **views)
+
+    def for_torch(self, model: Transformer) -> PackedInputs:
+        """Return the filled buffer as inputs of plain torch and C++, without padding: int64,
+        attention by a `Segment` a sequence, and no `feed_rows`, as the host has all tokens.
+        """
+        views, device, block_size = self.host.views, model.device, self._tokens.table.block_size
+        table, kv_lens = views["block_table"], views["kv_lens"]
+        beyond = np.arange(1, table.shape[1]) * block_size >= kv_lens[:, None]
+        are_neighbours = (beyond | (table[:, 1:] - table[:, :-1] == 1)).all(axis=1)
+        rows = zip(
+            pairwise(views["query_starts"].tolist()),
+            kv_lens.tolist(),
+            table[:, 0].tolist(),
+            are_neighbours.tolist(),
+            strict=True,
+        )
+        segments = []
+        for i, ((start, end), kv_len, first, is_slice) in enumerate(rows):
+            number = -(-kv_len // block_size)
+            # Neighbouring blocks as a slice, which attention reads without copying; else an index.
+            blocks: slice | Tensor = slice(first, first + number)
+            if not is_slice:
+                blocks = torch.from_numpy(table[i, :number].astype(np.int64)).to(device)
+            segments.append(Segment(start, end - start, kv_len, blocks, first_key=0, mask=None))
+        names = ("token_ids", "positions", "slots", "emit_rows")
+        fields = (torch.from_numpy(views[name].astype(np.int64)).to(device) for name in names)
+        return add_masks(PackedInputs(*fields, attention=segments), model)
 
     def copy(self, into: Tensor) -> None:
         """Start to copy the filled buffer to one with inputs from `send`."""
@@ -299,35 +291,25 @@ class Packer:
 
 
 class _Buffer:
-    """Growing int32 tensor."""
+    """Growing int32 tensor; on the host with the composition and shape that it was filled with."""
 
     def __init__(self, **where: Any) -> None:
         self._where = where
         self._tensor = torch.empty(0, dtype=torch.int32)
+        self._filled_with: tuple[Composition | None, Shape] | None = None
+        self.views: Views = {}
 
     def sized(self, size: int) -> Tensor:
         if self._tensor.numel() < size:
             self._tensor = torch.empty(2 * size, dtype=torch.int32, **self._where)
         return self._tensor[:size]
 
-
-class _HostBuffer(_Buffer):
-    """Buffer with the composition and shape that it was filled with."""
-
-    def __init__(self, **where: Any) -> None:
-        super().__init__(**where)
-        self._filled: tuple[Composition, Shape] | None = None
-        self._views: Views = {}
-
-    def overwrite(self, numbers: Tensor) -> None:
-        self._filled = None
-        self.sized(len(numbers)).copy_(numbers)
-
-    def views(self, made: Composition, shape: Shape) -> Views:
-        """Return the fields of `shape`, with the part of `made` filled in."""
-        if self._filled is None or self._filled[0] is not made or self._filled[1] != shape:
+    def fill(self, shape: Shape, made: Composition | None) -> Views:
+        """Return the fields of `shape`, with the part of `made` filled in unless it is None."""
+        if made is None or self._filled_with != (made, shape):
             fields = fields_of(shape)
-            self._views = fields.views(self.sized(fields.size).numpy())
-            self._filled = made, shape
-            made.fill(self._views, shape)
-        return self._views
+            self.views = fields.views(self.sized(fields.size).numpy())
+            self._filled_with = made, shape
+            if made is not None:
+                made.fill(self.views, shape)
+        return self.views

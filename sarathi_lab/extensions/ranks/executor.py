@@ -8,7 +8,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,20 +17,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sarathi_kernels.attention.reference import Segment
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Sizes, Span, StepResult, bubbles_between
 from sarathi_lab.engine.request import Batch, Copy
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.device import nan_error
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer, add_masks, pack
+from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer, fields_of
 from sarathi_lab.executor.torch.shapes import Shape
 from sarathi_lab.executor.torch.timeline import InFlight
 from sarathi_lab.extensions.ranks import by_torchrun
 from sarathi_lab.extensions.ranks.group import Group, RankExchange, group_of
 from sarathi_lab.extensions.ranks.sharded import Ranks, ShardedTransformer, load_part
-from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
+from sarathi_lab.model.operations import NAN_TOKEN
 from sarathi_lab.model.spec import ModelSpec
 
 POLL = 5e-4  # seconds between checks for a finished batch while an arrival is awaited
@@ -52,9 +51,8 @@ class RankExecutor(TorchExecutor):
         self.num_stages = model.part.ranks.pipeline
         if self.num_stages > 1:
             self.capacity, self.feeds_tokens = self.num_stages, False
-            if self._limits is not None:
-                num_buffers = max(NUM_BUFFERS, self.num_stages)
-                self._packer = Packer(self._limits, model.device, num_buffers)
+            num_buffers = max(NUM_BUFFERS, self.num_stages)
+            self._packer = Packer(self._limits, model.device, num_buffers)
 
     @property
     def ended(self) -> Any:
@@ -69,20 +67,11 @@ class Follower(RankExecutor):
     """
 
     @torch.inference_mode()
-    def run_packed(self, inputs: PackedInputs, copies: Sequence[Copy]) -> None:
-        """Compute inputs of plain torch or C++."""
-        model = self.model
-        inputs = add_masks(to_device(inputs, model.device), model)
-        self.exchange.begin()
-        self._swap(Batch(copies=list(copies)))
-        self._report(model.operations.greedy(model(inputs, self.cache)))
-
-    @torch.inference_mode()
     def run_filled(
         self, shape: Shape, buffer: Tensor, num_emits: int, copies: Sequence[Copy]
     ) -> None:
-        """Compute inputs packed for kernels."""
-        self._packer.take(buffer)
+        """Compute inputs that rank 0 has packed."""
+        self._packer.take(shape, buffer)
         self.exchange.begin()
         self._swap(Batch(copies=list(copies)))
         self._compute(shape)
@@ -197,38 +186,13 @@ class Driver(RankExecutor):
         with self.group.end_if_lost():
             self.group.call(method, *arguments)
 
-    def _launch_unpadded(self, batch: Batch, begun: float) -> InFlight:
-        model = self.model
-        self.exchange.begin()
-        inputs = pack(batch, self._tokens, model, with_masks=False)
-        self.group.call("run_packed", to_device(inputs, torch.device("cpu")), batch.copies)
-        inputs = add_masks(inputs, model)
-        host_time = time.perf_counter() - begun
-        self._swap(batch)
-        token_ids = self._fetch(model.operations.greedy(model(inputs, self.cache)))
-        fields = {"host_time": host_time}
-        launched = self.timeline.launched
-        return InFlight(batch, self.exchange.began, self.ended, launched, token_ids, fields)
-
     def _share(self, batch: Batch, shape: Shape) -> None:
-        self.exchange.begin()
-        filled = self._packer.filled(shape)
+        filled = self._packer.host.sized(fields_of(shape).size).clone()
         self.group.call("run_filled", shape, filled, batch.num_emits, batch.copies)
 
     def _launch(self, batch: Batch, begun: float) -> InFlight:
-        done = super()._launch(batch, begun)
-        return done if self._limits is None else done._replace(end=self.ended)
-
-
-def to_device(inputs: PackedInputs, device: torch.device) -> PackedInputs:
-    """Copy inputs of plain torch to `device`."""
-    segments: list[Segment] = [
-        one if isinstance(one.blocks, slice) else replace(one, blocks=one.blocks.to(device))
-        for one in inputs.attention
-    ]
-    values = {one.name: getattr(inputs, one.name) for one in fields(inputs)}
-    tensors = {name: value.to(device) for name, value in values.items() if torch.is_tensor(value)}
-    return replace(inputs, **tensors, attention=segments)
+        self.exchange.begin()
+        return super()._launch(batch, begun)._replace(end=self.ended)
 
 
 def ranks_of(backend: TorchBackend) -> Ranks:
