@@ -262,6 +262,4 @@ class Handover(Cluster):
 
 def moved(sequence: SequenceState) -> SequenceState:
     """Copy `sequence` without its blocks, for another instance."""
-    fresh = replace(sequence, block_ids=[], host_block_ids=[], num_published=0)
-    fresh.blocks_are_neighbours = True
-    return fresh
+    return replace(sequence, block_ids=[], host_block_ids=[], num_published=0)
