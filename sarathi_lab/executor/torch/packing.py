@@ -48,7 +48,7 @@ def add_masks(inputs: PackedInputs, model: Transformer) -> PackedInputs:
     """Add the attention masks to inputs of plain torch, where `model` needs them."""
     if not model.operations.wants_masks:
         return inputs
-    place = {"device": model.device, "dtype": model.dtype}
+    place: dict[str, Any] = {"device": model.device, "dtype": model.dtype}
     make = partial(make_segment, sliding_window=model.spec.sliding_window, **place)
     segments = [
         make(one.start, one.num_queries, one.kv_len, one.blocks) for one in inputs.attention
@@ -281,9 +281,11 @@ class Packer:
             if not is_slice:
                 blocks = torch.from_numpy(table[i, :number].astype(np.int64)).to(device)
             segments.append(Segment(start, end - start, kv_len, blocks, first_key=0, mask=None))
-        names = ("token_ids", "positions", "slots", "emit_rows")
-        fields = (torch.from_numpy(views[name].astype(np.int64)).to(device) for name in names)
-        return add_masks(PackedInputs(*fields, attention=segments), model)
+        fields = {
+            name: torch.from_numpy(views[name].astype(np.int64)).to(device)
+            for name in ("token_ids", "positions", "slots", "emit_rows")
+        }
+        return add_masks(PackedInputs(**fields, attention=segments), model)
 
     def copy(self, into: Tensor) -> None:
         """Start to copy the filled buffer to one with inputs from `send`."""

@@ -27,7 +27,7 @@ CHUNKS = (16, 64, 128, 256, 512, 1024)  # that attention is measured for at offs
 CONTEXT_SHARES = (16, 4, 2, 1)  # decodes see the longest context divided by these
 MIN_ROUNDS, MAX_ROUNDS = 3, 40  # of visits to every shape; times are medians over all
 VISIT, MAX_REPETITIONS = 0.03, 10  # seconds, and measurements, after which a visit ends
-KEYS = ["operation", "num_tokens", "kv_tokens"]
+COLUMNS = ("operation", "num_tokens", "kv_tokens", "seconds")
 MIN_ROWS = 3  # of an operation: fewer leave nothing to check an interpolation with
 INCLUDED = ("kv_write", "norms")  # in `others`, beside the fixed cost
 MAX_EMITS = 128  # rows of logits: a batch emits one token a sequence
@@ -61,9 +61,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Measured:
-    """Measured seconds over all layers (rows of `KEYS`, `seconds` and `timing`: "calls" if any
-    was), and how many shapes and rounds they are from.
-    """
+    """Measured seconds over all layers (rows of `COLUMNS` and `timing`: "calls" if any was), and how many shapes and rounds they are from."""
 
     table: pd.DataFrame
     num_rounds: int
@@ -129,7 +127,7 @@ def measure_profile(
                     samples.append((operation, shape.total_tokens, kv_tokens, *timed))
             clock.tick()
         num_rounds += 1
-    rows = pd.DataFrame(samples, columns=[*KEYS, "seconds", "timing"]).groupby(KEYS)
+    rows = pd.DataFrame(samples, columns=[*COLUMNS, "timing"]).groupby(list(COLUMNS[:-1]))
     table = rows.agg({"seconds": "median", "timing": "min"}).reset_index()
     table["seconds"] = table.seconds.clip(lower=LEAST_OTHERS)
     return Measured(table, num_rounds, len(kept), len(shapes) - len(kept))
