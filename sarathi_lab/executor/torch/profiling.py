@@ -61,7 +61,9 @@ class Shape:
 
 @dataclass(frozen=True)
 class Measured:
-    """Measured seconds over all layers (rows of `COLUMNS` and `timing`: "calls" if any was), and how many shapes and rounds they are from."""
+    """Measured seconds over all layers (rows of `COLUMNS` and `timing`: "calls" if any was), and
+    how many shapes and rounds they are from.
+    """
 
     table: pd.DataFrame
     num_rounds: int
