@@ -48,8 +48,12 @@ def add_masks(inputs: PackedInputs, model: Transformer) -> PackedInputs:
     """Add the attention masks to inputs of plain torch, where `model` needs them."""
     if not model.operations.wants_masks:
         return inputs
-    place: dict[str, Any] = {"device": model.device, "dtype": model.dtype}
-    make = partial(make_segment, sliding_window=model.spec.sliding_window, **place)
+    make = partial(
+        make_segment,
+        sliding_window=model.spec.sliding_window,
+        device=model.device,
+        dtype=model.dtype,
+    )
     segments = [
         make(one.start, one.num_queries, one.kv_len, one.blocks) for one in inputs.attention
     ]
