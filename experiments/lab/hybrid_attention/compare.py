@@ -55,10 +55,8 @@ def mixed_calls(folder: Path, gpu: str, model: str) -> pd.DataFrame:
     sizes = calls[SIZES].to_numpy(int).tolist()
     return calls.assign(
         two=two,
-        one_formula=[1e6 * seconds(one) for one in sizes],
-        two_formula=[
-            1e6 * (seconds((*one[:2], 0, 0)) + seconds((0, 0, *one[2:]))) for one in sizes
-        ],
+        one_formula=[1e6 * seconds(*one) for one in sizes],
+        two_formula=[1e6 * (seconds(*one[:2]) + seconds(0, 0, *one[2:])) for one in sizes],
     )
 
 

@@ -109,13 +109,8 @@ class AnalyticOperations:
 
     def separate_attention(self, batch: Batch) -> tuple[float, float]:
         """Compute the seconds of one layer's calls over prefills and over decodes."""
-        return self.prefill_attention(batch), self.decode_attention(batch)
-
-    def prefill_attention(self, batch: Batch) -> float:
-        return self.attention.prefill(_prefills(batch)) if batch.num_prefills else 0.0
-
-    def decode_attention(self, batch: Batch) -> float:
-        return self.attention.decode(batch.num_decodes, batch.decode_kv_tokens)
+        prefill = self.attention.prefill(_prefills(batch)) if batch.num_prefills else 0.0
+        return prefill, self.attention.decode(batch.num_decodes, batch.decode_kv_tokens)
 
     def hybrid_attention(self, batch: Batch) -> float:
         """Compute the seconds of one layer's call over all of `batch`, which has decodes."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,18 +25,18 @@ from sarathi_lab.executor.simulated.kernel_times import Heads
 from sarathi_lab.executor.tables import SHAPE
 
 PREFILL, DECODE = ("prefill_chunk", "kv_prefill"), ("n_decode", "kv_decode")
-OF_PREFILL, OF_DECODE, OF_BOTH = slice(0, 2), slice(2, 4), slice(0, 4)  # of (*PREFILL, *DECODE)
 # Weights of a distance between shapes, in doublings of KV heads: of query heads per KV head, of the
 # head size, of having a single KV head, for which kernels are different.
 GROUP_WEIGHT, HEAD_WEIGHT, SINGLE_WEIGHT = 10.0, 100.0, 4.0
 
 Seconds = Callable[[Batch], float]
+Point = Callable[[Batch], list[float]]  # values of the columns PREFILL, of DECODE, or of both
 
 
 @dataclass(frozen=True)
 class AttentionTable:
     """Seconds of prompts and of decodes in separate calls, and of `both` in one, where rows have
-    it, else by the ratio that `formula` has. Rows are of `shapes`, if not of the model's.
+    it, else by the ratio that `formula` has.
 
     Rows on a full grid are interpolated linearly along its axes; a point outside takes the nearest
     edge's time, scaled by the formula. Other rows get fitted `Costs`: fixed, per token, per causal
@@ -51,19 +52,23 @@ class AttentionTable:
     decode: Seconds
     both: Seconds | None
     formula: AnalyticOperations | None
-    shapes: Sequence[Heads] = ()
+    shapes: Sequence[Heads] | None = None  # of the rows, where `prefill` and `decode` are ratios
 
     def times(self, batch: Batch, in_one_call: bool) -> tuple[float, float]:
         """Compute the seconds of prompts and of decodes; `in_one_call`, what these add to it."""
+        formula, apart = self.formula, (1.0, 1.0)
+        if formula is not None and self.shapes is not None:
+            apart = formula.separate_attention(batch)
+        prefill = apart[0] * self.prefill(batch) if batch.num_prefill_tokens else 0.0
         has_both = in_one_call and batch.num_prefill_tokens and batch.num_decodes
-        prefill = self.prefill(batch) if batch.num_prefill_tokens else 0.0
         if has_both and self.both is not None:
             both = self.both(batch)
             return min(prefill, both), max(0.0, both - prefill)
-        decode = self.decode(batch) if batch.num_decodes else 0.0
-        if has_both and self.formula is not None:
-            slowdown = self.formula.hybrid_attention(batch)
-            slowdown /= sum(self.formula.separate_attention(batch))
+        decode = apart[1] * self.decode(batch) if batch.num_decodes else 0.0
+        if has_both and formula is not None:
+            if self.shapes is None:
+                apart = formula.separate_attention(batch)
+            slowdown = formula.hybrid_attention(batch) / sum(apart)
             decode = max(0.0, slowdown * (prefill + decode) - prefill)
         return prefill, decode
 
@@ -82,14 +87,14 @@ def attention_table(rows: pd.DataFrame, formula: AnalyticOperations | None) -> A
     return AttentionTable(
         _prefill(rows[rows.n_decode == 0], formula),
         _decode(rows[rows.prefill_chunk == 0], formula),
-        None if both is None else _on(both, OF_BOTH, formula),
+        None if both is None else _on(both, (*PREFILL, *DECODE), _all, formula),
         formula,
     )
 
 
 def _prefill(rows: pd.DataFrame, formula: AnalyticOperations | None) -> Seconds:
     if grid := make_grid(rows, PREFILL):
-        return _on(grid, OF_PREFILL, formula)
+        return _on(grid, PREFILL, _chunk, formula)
     tokens, before = _sizes(rows, PREFILL)
     costs = _costs(
         rows, tokens, 1, tokens, tokens * before + tokens * (tokens + 1) / 2, before + tokens
@@ -108,7 +113,7 @@ def _decode(rows: pd.DataFrame, formula: AnalyticOperations | None) -> Seconds:
     earlier operations.
     """
     if grid := make_grid(rows, DECODE):
-        return _on(grid, OF_DECODE, formula)
+        return _on(grid, DECODE, _decodes, formula)
     decodes, context = _sizes(rows, DECODE)
     costs = _costs(rows, decodes, decodes * context, context, decodes, 1)
 
@@ -129,27 +134,38 @@ def _costs(rows: pd.DataFrame, sizes: Floats, *features: Floats | int) -> Costs:
     return Costs(np.stack(columns, axis=-1).astype(float), sizes, rows.seconds.to_numpy(float))
 
 
-def _on(grid: Grid, axes: slice, formula: AnalyticOperations | None) -> Seconds:
-    """Make the function of seconds by a grid with some of the axes (*PREFILL, *DECODE): its
-    nearest edge's, scaled by the formula's ratio, outside it.
+def _on(
+    grid: Grid, columns: Sequence[str], point_of: Point, formula: AnalyticOperations | None
+) -> Seconds:
+    """Make the function of seconds by a grid over `columns`, at the `point_of` a batch: outside it
+    its nearest edge's, scaled by the formula's ratio.
     """
 
     def seconds(batch: Batch) -> float:
-        point = [0.0, 0.0, 0.0, 0.0]
-        if axes is not OF_DECODE:
-            pairs = batch.prefill_query_key_pairs
-            point[OF_PREFILL] = equivalent_chunk(batch.num_prefill_tokens, pairs)
-        if axes is not OF_PREFILL:
-            point[OF_DECODE] = batch.num_decodes, batch.decode_kv_tokens / batch.num_decodes
-        edge = list(point)
-        edge[axes] = grid.clamp(point[axes])
-        time = grid.at(edge[axes])
+        point = point_of(batch)
+        edge = grid.clamp(point)
+        time = grid.at(edge)
         if edge == point or formula is None:
             return time
-        seconds_of = formula.attention.uniform
-        return time * seconds_of(point) / seconds_of(edge)
+        by_formula: Any = formula.attention.uniform
+        computed, of_edge = (
+            by_formula(**dict(zip(columns, sizes, strict=True))) for sizes in (point, edge)
+        )
+        return time * float(computed / of_edge)
 
     return seconds
+
+
+def _chunk(batch: Batch) -> list[float]:
+    return [*equivalent_chunk(batch.num_prefill_tokens, batch.prefill_query_key_pairs)]
+
+
+def _decodes(batch: Batch) -> list[float]:
+    return [batch.num_decodes, batch.decode_kv_tokens / batch.num_decodes]
+
+
+def _all(batch: Batch) -> list[float]:
+    return _chunk(batch) + _decodes(batch)
 
 
 # -- tables of other shapes ------------------------------------------------------------------------
@@ -169,24 +185,28 @@ def _by_ratios(rows: pd.DataFrame, formula: AnalyticOperations) -> AttentionTabl
         rows = rows.assign(num_prefills=1)
     prompts = rows[(rows.prefill_chunk > 0) & (rows.kv_prefill == 0) & (rows.n_decode == 0)]
     decodes = rows[rows.prefill_chunk == 0]
-    prefill, decode, shapes = formula.prefill_attention, formula.decode_attention, []
+    prefill = decode = _unscaled
+    shapes = []
     if len(prompts):
         of_prompts, shape = _ratios(prompts, ("num_prefills", "prefill_chunk"), formula)
         shapes.append(shape)
 
         def prefill(batch: Batch) -> float:
-            sizes = equivalent_prompts(batch.num_prefill_tokens, batch.prefill_query_key_pairs)
-            return formula.prefill_attention(batch) * of_prompts(*sizes)
+            pairs = batch.prefill_query_key_pairs
+            return of_prompts(*equivalent_prompts(batch.num_prefill_tokens, pairs))
 
     if len(decodes):
         of_decodes, shape = _ratios(decodes, DECODE, formula)
         shapes.append(shape)
 
         def decode(batch: Batch) -> float:
-            context = batch.decode_kv_tokens / batch.num_decodes
-            return formula.decode_attention(batch) * of_decodes(batch.num_decodes, context)
+            return of_decodes(*_decodes(batch))
 
     return AttentionTable(prefill, decode, None, formula, shapes)
+
+
+def _unscaled(batch: Batch) -> float:
+    return 1.0
 
 
 def _ratios(
@@ -198,8 +218,8 @@ def _ratios(
     shape = Heads(*nearest)
     spec = replace(formula.spec, **shape._asdict())
     of_shape = AnalyticOperations(spec, formula.hardware, formula.dtype_bytes).attention
-    sizes = rows[[*PREFILL, *DECODE, "num_prefills"]].to_numpy(int).tolist()
-    computed = [of_shape.uniform(size[:4], size[4]) for size in sizes]
+    sizes: Any = rows[[*PREFILL, *DECODE, "num_prefills"]].to_dict("records")
+    computed = [of_shape.uniform(**of) for of in sizes]
     number, size = _sizes(rows, columns)
     grid, share = (
         RatioGrid(number, size, rows.seconds / computed),

@@ -13,7 +13,7 @@ are fields of `Hardware`; `experiments/lab/cost_model/fit.py` fits both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
@@ -198,18 +198,22 @@ class AttentionTimes:
         )
         return hardware.attention_launch + overlapped(compute, memory)
 
-    def uniform(self, sizes: Sequence[float], num_chunks: int = 1) -> float:
-        """Compute the seconds of equal chunks and equal decodes, in one call if there are both.
-
-        `sizes`, which are rounded, are the tokens of a chunk, those cached before it, the number of
-        decodes, and the tokens that each of these sees.
+    def uniform(
+        self,
+        prefill_chunk: float = 0,
+        kv_prefill: float = 0,
+        n_decode: float = 0,
+        kv_decode: float = 0,
+        num_prefills: int = 1,
+    ) -> float:
+        """Compute the seconds of equal chunks and equal decodes, in one call if there are both:
+        sizes as in attention.csv (`tables`), rounded.
         """
-        chunk, before, decodes, context = sizes
-        chunks = [(round(before), round(chunk))] * num_chunks if chunk else []
-        seen = round(decodes), round(decodes * context)
-        if chunk and decodes:
-            return self.hybrid(chunks, *seen)
-        return self.prefill(chunks) + self.decode(*seen)
+        chunks = [(round(kv_prefill), round(prefill_chunk))] * num_prefills if prefill_chunk else []
+        decodes = round(n_decode), round(n_decode * kv_decode)
+        if chunks and n_decode:
+            return self.hybrid(chunks, *decodes)
+        return self.prefill(chunks) + self.decode(*decodes)
 
     def _compute(self, tiles: Tiles) -> float:
         """Compute the seconds of one head's tiles on all SMs."""
