@@ -120,8 +120,8 @@ class SweepRecord:
     def clear_unfinished(self) -> None:
         """Remove the folders of jobs and baselines without an end."""
         jobs = [self.job_dir(number) for number in self.begun() if not self.is_finished(number)]
-        baselines = self.folder / "baselines"
-        for path in (*jobs, *baselines.glob("*-failed"), *baselines.glob(".*")):
+        baselines = (self.folder / "baselines").glob("*")
+        for path in (*jobs, *(one for one in baselines if not (one / "run.json").is_file())):
             shutil.rmtree(path, ignore_errors=True)
 
     @contextmanager

@@ -57,8 +57,19 @@ class Task(ABC):
             return
         print_sweep(record.folder, num_jobs, resolved(job.cfg)["plot"])
         if is_tracked and (record.folder / "sweep.csv").is_file():
-            choices, swept = job.composed.hydra.runtime.choices, record.swept
-            track_sweep(job.cfg, record, group_of(record.folder, choices, swept, record.host))
+            swept, host, folder = record.swept, record.host, record.folder
+            tracker: Tracker = build(job.cfg.tracking)
+            config = {"task": "sweep", "swept": list(swept), "hostname": host}
+            tracker.track(
+                TrackedRun(
+                    name=f"sweep of {', '.join(swept)}",
+                    group=group_of(folder, job.composed.hydra.runtime.choices, swept, host),
+                    job_type="sweep",
+                    tags=["sweep"],
+                    config={**config, "command": record.command},
+                    folder=folder,
+                )
+            )
 
     def print_estimates(self, sweeper: LabSweeper) -> None:
         """Print what `--dry-run` does of checked jobs."""
@@ -104,23 +115,3 @@ def conclude(
 
 def _with_settings(result: Result, cfg: DictConfig) -> Result:
     return replace(result, config=resolved(cfg)) if result.config is None else result
-
-
-def track_sweep(cfg: DictConfig, record: SweepRecord, group: str) -> None:
-    """Track sweep.csv and sweep.png of a sweep; `cfg` is that of one of its jobs."""
-    tracker: Tracker = build(cfg.tracking)
-    tracker.track(
-        TrackedRun(
-            name=f"sweep of {', '.join(record.swept)}",
-            group=group,
-            job_type="sweep",
-            tags=["sweep"],
-            config={
-                "task": "sweep",
-                "swept": list(record.swept),
-                "hostname": record.host,
-                "command": record.command,
-            },
-            folder=record.folder,
-        )
-    )

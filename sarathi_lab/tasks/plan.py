@@ -18,7 +18,6 @@ from sarathi_lab.engine.loop import no_groups
 from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.engine.scheduler_state import Preemption, Speculation
-from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.advisor import BASELINES, Advice, Prediction, advise
 from sarathi_lab.model.checkpoint import resolve_model, text_encoder
@@ -58,20 +57,13 @@ class Plan:
 
     @property
     def policy(self) -> Policy:
-        policy = self.engine.policy
-        assert isinstance(policy, Policy)
-        return policy
+        return self.engine.policy
 
     @property
     def max_model_len(self) -> int:
         """The most tokens of a sequence."""
         assert self.engine.max_model_len is not None
         return self.engine.max_model_len
-
-    @property
-    def num_devices(self) -> int:
-        """GPUs of all instances."""
-        return self.engine.cluster.num_instances * self.backend.num_devices
 
     @property
     def sizes(self) -> Sizes:
@@ -84,10 +76,6 @@ class Plan:
         make = make or (lambda: self.backend.build(self.spec, self.checkpoint, self.sizes))
         link = self.engine.cluster.link_between(self.backend, self.spec)
         return self.engine.build(make, link)
-
-    def with_cache_of(self, executor: Executor) -> Plan:
-        """Take over the size of the cache that `executor` has filled the device's memory with."""
-        return replace(self, engine=self.engine.with_cache_of(executor))
 
 
 def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
@@ -124,34 +112,16 @@ def changed(cfg: DictConfig, **settings: object) -> DictConfig:
 def _parts(cfg: DictConfig) -> Plan:
     """Build all parts of a run, the policy not yet fitted to the others."""
     fix = "use the number of sequences to serve at a time, such as 8"
-    batch_size = require_int("batch", cfg.batch, 1, fix)
+    batch_size, named = require_int("batch", cfg.batch, 1, fix), cfg.max_model_len
     policy: Policy = build(cfg.policy, Policy)
     require_one_of("queue_order", cfg.queue_order, get_args(QueueOrder))
     require_one_of("preemption", cfg.preemption, get_args(Preemption))
     backend: Backend = build(cfg.executor)
     spec, checkpoint = resolve_model(cfg, backend)
-    named, workload = cfg.max_model_len, build(cfg.workload, Workload)
     if named is not None:
         require_int("max_model_len", named, 2, "use null for the longest request of the workload")
-    if isinstance(workload, Trace):
-        workload = workload.within(named or spec.max_position)
-    vocab_size = spec.vocab_size if backend.computes_tokens else None
-    load: LoadedRequests = workload.generate(vocab_size, text_encoder(checkpoint))
-    longest = max(request.total_len for request in load.requests)
-    if checkpoint is not None and longest > spec.max_position:
-        raise UserError(
-            f"the longest request has {longest} tokens, but {spec.name} was made for "
-            f"{spec.max_position}; shorten it"
-        )
-    max_model_len = named or longest
-    cache = _cache(cfg, backend, spec, batch_size * backend.num_stages, max_model_len)
-    block_size = cache["block_size"]
-    # Before a cache of that many blocks is made.
-    backend.check(spec, cache["num_blocks"] * block_size, cache["num_host_blocks"] * block_size)
-    for name in ("num_blocks", "num_host_blocks"):
-        fix = "use fewer, or a larger cache.block_size"
-        require_int(f"cache.{name}", cache[name], 0, fix, maximum=MOST_BLOCKS)
-    config = resolved(cfg)
+    load = _load(cfg, backend, spec, checkpoint)
+    max_model_len = named or max(request.total_len for request in load.requests)
     engine = EngineConfig(
         policy=policy,
         batch_size=batch_size,
@@ -161,8 +131,9 @@ def _parts(cfg: DictConfig) -> Plan:
         preemption=cfg.preemption,
         cluster=build(cfg.cluster),
         speculation=build(cfg.speculation, Speculation),
-        **cache,
+        **_cache(cfg, backend, spec, batch_size * backend.num_stages, max_model_len),
     )
+    config = resolved(cfg)
     plan = Plan(
         config=config,
         engine=engine,
@@ -174,10 +145,9 @@ def _parts(cfg: DictConfig) -> Plan:
         targets=Targets(build(cfg.slo), cfg.stall, config["prompt_classes"]),
     )
     engine.cluster.check(policy, backend, spec, shares_prefixes=engine.shares_prefixes)
-    is_split = not engine.cluster.is_single or backend.num_stages > 1
-    if not isinstance(backend, SimulatedBackend):
-        is_split |= getattr(backend, "tensor_parallel", 1) > 1
-    if policy.in_layers and is_split:  # no executor of a real backend has all layers
+    # No executor of a real backend has all layers.
+    is_cut = getattr(backend, "tensor_parallel", 1) > 1 and backend.computes_tokens
+    if policy.in_layers and (is_cut or not engine.cluster.is_single or backend.num_stages > 1):
         raise no_groups(policy.name)
     engine.speculation.check(backend)
     plan.window.check(load)
@@ -189,11 +159,31 @@ def _parts(cfg: DictConfig) -> Plan:
     return plan
 
 
+def _load(
+    cfg: DictConfig, backend: Backend, spec: ModelSpec, checkpoint: Path | None
+) -> LoadedRequests:
+    """Generate the requests. Raises UserError for one longer than weights were made for."""
+    workload = build(cfg.workload, Workload)
+    if isinstance(workload, Trace):
+        workload = workload.within(cfg.max_model_len or spec.max_position)
+    vocab_size = spec.vocab_size if backend.computes_tokens else None
+    load: LoadedRequests = workload.generate(vocab_size, text_encoder(checkpoint))
+    longest = max(request.total_len for request in load.requests)
+    if checkpoint is not None and longest > spec.max_position:
+        raise UserError(
+            f"the longest request has {longest} tokens, but {spec.name} was made for "
+            f"{spec.max_position}; shorten it"
+        )
+    return load
+
+
 def _cache(
     cfg: DictConfig, backend: Backend, spec: ModelSpec, num_sequences: int, max_model_len: int
 ) -> dict[str, Any]:
-    """Return the fields of the cache, with room for `num_sequences` if no size is named."""
-    cache, num_host_blocks = cfg.cache, cfg.cache.num_host_blocks
+    """Return the fields of the cache, with room for `num_sequences` if no size is named. Raises
+    UserError for one that the device can't hold.
+    """
+    cache, num_host_blocks, swaps = cfg.cache, cfg.cache.num_host_blocks, cfg.preemption == "swap"
     fix = "use a number of tokens such as 16"
     block_size = require_int("cache.block_size", cache.block_size, 1, fix)
     if cache.num_blocks == FILLS_MEMORY:
@@ -204,14 +194,18 @@ def _cache(
     else:
         fix = "use null for a cache that holds all batches in flight, or auto for all memory"
         num_blocks = require_int("cache.num_blocks", cache.num_blocks, 1, fix)
-    if num_host_blocks is None:
-        num_host_blocks = num_blocks if cfg.preemption == "swap" else 0
-    elif cfg.preemption == "swap":
-        require_int("cache.num_host_blocks", num_host_blocks, 0, "use null for num_blocks")
-    else:
+    if num_host_blocks is not None and not swaps:
         raise UserError(
             f"cache.num_host_blocks={num_host_blocks} has no effect without preemption=swap; add it"
         )
+    if num_host_blocks is None:
+        num_host_blocks = num_blocks if swaps else 0
+    require_int("cache.num_host_blocks", num_host_blocks, 0, "use null for num_blocks")
+    # Before a cache of that many blocks is made.
+    backend.check(spec, num_blocks * block_size, num_host_blocks * block_size)
+    for name, number in (("num_blocks", num_blocks), ("num_host_blocks", num_host_blocks)):
+        fix = "use fewer, or a larger cache.block_size"
+        require_int(f"cache.{name}", number, 0, fix, maximum=MOST_BLOCKS)
     fix = "use true to share the cache of equal prefixes, else false"
     return {
         "block_size": block_size,
@@ -242,42 +236,38 @@ def _fitted(plan: Plan, chunks: Sequence[int] | None = None) -> Plan:
 
 def _advice(plan: Plan, chunks: Sequence[int] | None) -> Advice:
     """Return the chunk that the device's cost model predicts to be best. Raises UserError."""
-    if plan.backend.num_stages > 1:
-        raise UserError(
-            f"chunk={AUTO} is for one batch at a time, not for the {plan.backend.num_stages} of a "
-            "pipeline; name a number such as chunk=256, or use executor.pipeline_parallel=1"
-        )
-    if plan.engine.cluster.num_instances > 1:
-        raise UserError(
-            f"chunk={AUTO} is for one engine, not for {plan.engine.cluster.describe()}; name a "
-            "number such as chunk=256, or use cluster=single"
-        )
-    if plan.load.waits_for_answers:
-        by = f"workload={plan.load.name}" if plan.load.sessions else "workload.arrivals=users"
-        raise UserError(
-            f"chunk={AUTO} is chosen by when requests arrive, which {by} leaves to the answers; "
-            "name a number such as chunk=256"
-        )
-    if words := plan.engine.speculation.describe():
-        raise UserError(
-            f"chunk={AUTO} is chosen without drafts, not for {words}; name a number such as "
-            "chunk=256"
-        )
+    engine, load, num_stages = plan.engine, plan.load, plan.backend.num_stages
+    answers = f"workload={load.name}" if load.sessions else "workload.arrivals=users"
+    drafts, where = engine.speculation.describe(), plan.backend.device_name
     predictor = plan.backend.predictor(plan.spec)
-    if predictor is None:
-        raise UserError(
-            f"chunk={AUTO} needs a cost model of {plan.backend.device_name}, which has none; name "
-            "a number such as chunk=256, or add executor=simulated"
-        )
+    reasons = (
+        (num_stages > 1, f"is for one batch at a time, not for the {num_stages} of a pipeline"),
+        (not engine.cluster.is_single, f"is for one engine, not for {engine.cluster.describe()}"),
+        (
+            load.waits_for_answers,
+            f"is chosen by when requests arrive, which {answers} leaves to the answers",
+        ),
+        (drafts, f"is chosen without drafts, not for {drafts}"),
+        (predictor is None, f"needs a cost model, as executor=simulated has; {where} has none"),
+    )
+    for is_so, why in reasons:
+        if is_so:
+            raise UserError(f"chunk={AUTO} {why}; name a number such as chunk=256")
+    assert predictor is not None
     # Baselines that the run does not have need not fit the cache.
     baselines = tuple(name for name in BASELINES if name in plan.config["baselines"])
-    engine = plan.engine
-    cache = (plan.max_model_len, engine.num_blocks, engine.block_size)
     slo = plan.targets.slo.resolved(slo_reference(plan, SimulatedExecutor(predictor)))
-    prediction = Prediction(plan.load.requests, engine.batch_size, predictor, *cache, baselines)
-    prediction = replace(prediction, slo=slo if slo.bounds else None)
-    policy = plan.policy
-    return advise(prediction, TILE, policy=lambda c: policy.with_budget(c), chunks=chunks)
+    prediction = Prediction(
+        load.requests,
+        engine.batch_size,
+        predictor,
+        plan.max_model_len,
+        engine.num_blocks,
+        engine.block_size,
+        baselines,
+        slo if slo.bounds else None,
+    )
+    return advise(prediction, TILE, policy=plan.policy.with_budget, chunks=chunks)
 
 
 def slo_reference(plan: Plan, executor: Executor) -> float | None:
@@ -287,7 +277,10 @@ def slo_reference(plan: Plan, executor: Executor) -> float | None:
     slo = plan.targets.slo
     if not slo.is_relative:
         return None
-    engine, longest = plan.engine, plan.max_model_len
-    size = (min(slo.decode_batch, engine.batch_size), min(slo.decode_context, longest))
-    cache = {"num_blocks": engine.num_blocks, "block_size": engine.block_size}
-    return decode_iteration(executor, *size, **cache)
+    return decode_iteration(
+        executor,
+        min(slo.decode_batch, plan.engine.batch_size),
+        min(slo.decode_context, plan.max_model_len),
+        num_blocks=plan.engine.num_blocks,
+        block_size=plan.engine.block_size,
+    )

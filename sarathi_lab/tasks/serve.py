@@ -6,9 +6,9 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +38,14 @@ from sarathi_lab.results.result import ITERATIONS, REQUESTS, DisplayTable, Resul
 from sarathi_lab.results.serving_metrics import Slo, serving_summary, stall_histogram
 from sarathi_lab.results.window import delay_trend
 from sarathi_lab.tasks.base import Task, conclude
-from sarathi_lab.tasks.estimate import num_tokens, predict_roofline, tried_loop
+from sarathi_lab.tasks.estimate import TRIED_SECONDS, num_tokens, predict_roofline
 from sarathi_lab.tasks.plan import Plan, make_plans, slo_reference
 
 Tables = dict[str, pd.DataFrame]
 READ = (  # what decides a run's work, and what is read from it
     *("policy", "workload", "executor", "model", "batch", "max_model_len", "cache", "queue_order"),
-    *("preemption", "window", "slo", "stall", "prompt_classes"),
-    "repetition",
-    *("cluster", "speculation"),
+    *("preemption", "window", "slo", "stall", "prompt_classes", "repetition", "cluster"),
+    "speculation",
 )
 ADVICE_COLUMNS = {
     "throughput": "tokens/s",
@@ -71,16 +70,14 @@ class Serve(Task):
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """Run the baselines unless they are there already, and the run itself."""
         plan, baselines = context.prepared or make_plans(cfg)
-        folders: dict[str, Path] = {}
-        failed: list[RunError] = []
+        folders, error = dict[str, Path](), None
         for name, baseline in baselines.items():
             try:
                 folders[name] = _ensure_baseline(cfg, baseline, name, context)
-            except RunError as error:
-                failed.append(RunError(f"baseline {name}: {error}"))
-        result = _executed(plan, context, folders, is_baseline=False)
-        # Only when it is kept: the run itself may well succeed where a baseline can't.
-        return replace(result, error=failed[0] if failed else None)
+            except RunError as stop:
+                error = error or RunError(f"baseline {name}: {stop}")
+        # Raised when the run is kept, which may well succeed where a baseline can't.
+        return replace(_executed(plan, context, folders, is_baseline=False), error=error)
 
     def estimate(
         self, prepared: tuple[Plan, dict[str, Plan]], shared: set[str]
@@ -92,10 +89,10 @@ class Serve(Task):
         by_work = {f"{name}-{fingerprint(one)}": one for name, one in baselines.items()}
         plans = [plan, *(by_work[name] for name in by_work.keys() - shared)]
         shared |= by_work.keys()
-        estimates = [tried_loop(plan) for plan in plans]
-        if plan.backend.name == "simulated":
-            return sum(wall for wall, _ in estimates), "the start of its simulation"
-        return sum(clock for _, clock in estimates), "the roofline: at least"
+        found = [predict_roofline(one, one.backend.peaks(), TRIED_SECONDS) for one in plans]
+        if plan.backend.computes_tokens:
+            return sum(clock for clock, _ in found), "the roofline: at least"
+        return sum(wall for _, wall in found), "the start of its simulation"
 
 
 def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext) -> Path:
@@ -103,46 +100,24 @@ def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext
     RunError if it stopped, now or then.
     """
     run_dir = context.baselines_dir / f"{name}-{fingerprint(plan)}"
-    failed_dir = run_dir.with_name(f"{run_dir.name}-failed")
-    # Of jobs beside each other, one runs it.
-    with locked(context.baselines_dir.parent / ".locks" / run_dir.name):
-        if (run_dir / "run.json").is_file():
-            return run_dir
-        if (failed_dir / "failed.json").is_file():  # in another job: it would fail again
-            raise RunError(str(read_object(failed_dir / "failed.json", AGAIN).get("error")))
-        run_dir.parent.mkdir(parents=True, exist_ok=True)
-        # In a hidden folder, moved when complete, so that no process reads half of one.
-        temporary = Path(tempfile.mkdtemp(prefix=f".{run_dir.name}.", dir=run_dir.parent))
-        # It is named by what the sweep varies of its work: not another policy's parameters.
-        has_chunk = plan.policy.budget is not None
-        varied = {
-            key: value
-            for key, value in context.varied.items()
-            if key.partition(".")[0] != "policy" and (has_chunk or key != "chunk")
-        }
-        named = ["baseline", name, *(f"{key}={value}" for key, value in varied.items())]
-        context = replace(
-            context, run_dir=temporary, name=" ".join(named), varied=varied, policy=name
-        )
-        try:
-            conclude(
-                lambda: _executed(plan, context, {}, is_baseline=True), cfg, context, is_run=True
-            )
-            _move_unless_there(temporary, run_dir)
-        except RunError:
-            _move_unless_there(temporary, failed_dir)
-            raise
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    # It is named by what the sweep varies of its work: not another policy's parameters.
+    has_chunk = plan.policy.budget is not None
+    varied = {
+        key: value
+        for key, value in context.varied.items()
+        if key.partition(".")[0] != "policy" and (has_chunk or key != "chunk")
+    }
+    named = " ".join(["baseline", name, *(f"{key}={value}" for key, value in varied.items())])
+    context = replace(context, run_dir=run_dir, name=named, varied=varied, policy=name)
+    # Of jobs beside each other, one runs it; run.json, which is written last, says that it ended.
+    with locked(run_dir.parents[1] / ".locks" / run_dir.name):
+        if (run_dir / "failed.json").is_file():  # in another job: it would fail again
+            raise RunError(str(read_object(run_dir / "failed.json", AGAIN).get("error")))
+        if not (run_dir / "run.json").is_file():
+            shutil.rmtree(run_dir, ignore_errors=True)
+            work = partial(_executed, plan, context, {}, is_baseline=True)
+            conclude(work, cfg, context, is_run=True)
     return run_dir
-
-
-def _move_unless_there(temporary: Path, run_dir: Path) -> None:
-    try:
-        temporary.rename(run_dir)
-    except OSError:  # another job was first, which is as good
-        if not run_dir.is_dir():
-            raise
 
 
 def fingerprint(plan: Plan) -> str:
@@ -161,12 +136,11 @@ def _executed(
     tags += ["baseline"] if is_baseline else []
     artifact = f"{plan.policy.name}-{fingerprint(plan)}"
     result = Result(labels=labels, tags=tags, config=plan.config, artifact=artifact)
-    peaks = plan.backend.peaks()
+    peaks, predicted = plan.backend.peaks(), {}
     print_plan(plan, context)
-    predicted = {}
     # A simulated run takes no longer than its prediction; which drafts will be right is not known.
     if plan.backend.computes_tokens and not plan.engine.speculation.tokens:
-        predicted["predicted_roofline"] = roofline = predict_roofline(plan, peaks)
+        predicted["predicted_roofline"] = roofline = predict_roofline(plan, peaks)[0]
         console().print(f"  predicted roofline {roofline:.2f} s")
     console().print(f"  peaks {peaks.describe()}")
     if plan.advice is not None:
@@ -184,14 +158,12 @@ def _executed(
         cautions += metrics.replay_caution(summary, baseline, name)
     shown: list[DisplayTable | str] = [summary_line(summary)]
     if context.is_verbose or not is_baseline:
-        shown = summary_table(
-            context.policy or plan.policy.name, summary, summaries, is_whole=context.is_verbose
-        )
-    labels["schedule"] = schedule_of(tables[ITERATIONS])
+        name = context.policy or plan.policy.name
+        shown = summary_table(name, summary, summaries, is_whole=context.is_verbose)
     if "operations" in tables:
         shown.append(operation_display(tables["operations"]))
-    shown += cautions
-    return replace(result, labels=labels, tables=tables, summary=summary, shown=shown)
+    labels["schedule"] = schedule_of(tables[ITERATIONS])
+    return replace(result, tables=tables, summary=summary, shown=[*shown, *cautions])
 
 
 def schedule_of(iterations: pd.DataFrame) -> str:
@@ -206,29 +178,29 @@ def _measured(
     """Serve the plan, recorded in `ledger`, and what was watched in `run_dir`; returns the tables,
     the metrics of the part that counts (RunError if none does), and cautions.
     """
-    backend = plan.backend
+    backend, spec = plan.backend, plan.spec
     scheduler, executor = plan.build()
-    plan = plan.with_cache_of(executor)
+    plan = replace(plan, engine=(engine := plan.engine.with_cache_of(executor)))
     with progress_of("serving", num_tokens(plan), "tokens") as advance:
         ledger.on_iteration = advance
         run_engine(plan.load.arrivals(), scheduler, executor, ledger)
     peaks = backend.peaks()  # again: a busy machine may have freed up since they were printed
-    iterations = metrics.add_costs(ledger.iterations(), plan.spec, backend.dtype_bytes, peaks)
-    sizes = (plan.num_devices, plan.engine.cluster.num_instances)
+    iterations = metrics.add_costs(ledger.iterations(), spec, backend.dtype_bytes, peaks)
+    num_instances = engine.cluster.num_instances
+    sizes = (num_instances * backend.num_devices, num_instances)
     if backend.power is not None:
-        iterations = backend.power.add_energy(iterations, sizes[0] // sizes[1])
+        iterations = backend.power.add_energy(iterations, backend.num_devices)
     requests, bubbles = ledger.requests(), ledger.bubbles()
     tables = {ITERATIONS: iterations, REQUESTS: requests}
     run_dir.mkdir(parents=True, exist_ok=True)
     profile = dict(executor.write_profile(run_dir))
     if (watched := run_dir / "operations.parquet").is_file():
-        times, spec = pd.read_parquet(watched), plan.spec
-        tables["operations"] = metrics.operation_table(
-            times, iterations, spec, backend.dtype_bytes, peaks
-        )
+        times = pd.read_parquet(watched)
+        costs = (spec, backend.dtype_bytes, peaks)
+        tables["operations"] = metrics.operation_table(times, iterations, *costs)
     decode_cost = None
     if (composition := fullest_hybrid(iterations)) is not None:
-        cache = {"num_blocks": plan.engine.num_blocks, "block_size": plan.engine.block_size}
+        cache = {"num_blocks": engine.num_blocks, "block_size": engine.block_size}
         decode_cost = measure_decode_cost(executor, composition, **cache)
     if (reference := slo_reference(plan, executor)) is not None:
         profile["slo_decode_time"] = reference
@@ -241,13 +213,13 @@ def _measured(
     summary = metrics.summarise(iterations, requests, peaks, decode_cost) | rates
     slo = plan.targets.slo.resolved(reference)
     summary |= serving_summary_of(plan, requests, summary["duration"], peaks, slo)
-    further, cluster_summary = plan.engine.cluster.results(scheduler, summary, sizes[0])
+    further, of_cluster = engine.cluster.results(scheduler, summary, sizes[0])
     tables |= further
-    summary |= cluster_summary
+    summary |= of_cluster
     if backend.power is not None:
         summary |= backend.power.metrics(iterations, summary, *sizes)
-    summary |= plan.engine.speculation.metrics(iterations)
-    if plan.engine.shares_prefixes:
+    summary |= engine.speculation.metrics(iterations)
+    if engine.shares_prefixes:
         summary |= metrics.prefix_metrics(requests)
     if backend.num_stages > 1:
         tables["bubbles.parquet"] = ledger.bubbles()

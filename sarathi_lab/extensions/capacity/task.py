@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -146,7 +146,7 @@ class Capacity(Task):
         """Return the runs, the objective in seconds, the saturation rate and the result."""
         plan = plans[0]
         executor = plan.build()[1]
-        plan = plan.with_cache_of(executor)
+        plan = replace(plan, engine=plan.engine.with_cache_of(executor))
         slo = plan.targets.slo.resolved(slo_reference(plan, executor))
         tokens = sum(request.total_len - 1 for request in plan.load.requests[: 2 * lengths[0]])
         expected = tokens * (1 + FIRST_TRIALS + LATER_TRIALS * (len(plans) - 1))
