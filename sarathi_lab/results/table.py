@@ -29,6 +29,7 @@ COLUMNS = ["case", "quantity", "value", "low", "high", "unit", "device", "level"
 RESULTS = "results.parquet"
 MEASURED, SIMULATED, PAPER = "measured", "simulated", "paper"
 MILLISECONDS = 1e3  # factor of times that are displayed in milliseconds
+LONG = 10.0  # seconds from which they are displayed in seconds
 
 # Display of quantities, in the order of tables: heading with unit, factor from SI, format.
 with Path(__file__).with_name("headings.csv").open(newline="") as file:
@@ -47,6 +48,13 @@ def heading(name: str) -> str:
 def factor(name: str) -> float:
     """Return the factor from SI to the displayed value; 1 for ratios to a baseline."""
     return HEADINGS.get(name, (name, 1, ""))[1]
+
+
+def display_unit(name: str, largest: float) -> tuple[float, str]:
+    """Return factor and heading of values up to `largest` [SI]: long times in seconds."""
+    if factor(name) == MILLISECONDS and largest >= LONG:
+        return 1.0, heading(name).replace("[ms", "[s")
+    return factor(name), heading(name)
 
 
 def rows_of_run(quantities: Mapping[str, float], labels: Mapping[str, Any]) -> pd.DataFrame:

@@ -140,21 +140,16 @@ def test_a_policy_has_one_colour_everywhere(pictures):
     assert [to_hex(bar.get_facecolor()) for bar in bars] == [alone["orca"], alone["sarathi_serve"]]
 
 
-def test_a_device_has_a_marker_and_a_source_a_line_of_its_own(runs):
+def test_a_source_has_a_line_of_its_own_and_a_series_a_marker(runs):
     some = runs[runs.policy.isin(["orca", "sarathi"])]
     both = [
-        some.assign(executor=executor, chunk=chunk, seq_len=seq_len)
-        for executor, chunk, seq_len in product(
-            ("torch", "simulated"), (128, 256, 512), (1024, 2048)
-        )
+        some.assign(executor=executor, chunk=chunk)
+        for executor, chunk in product(("torch", "simulated"), (128, 256, 512))
     ]
-    figure = sweeps.draw_sweep(pd.concat(both), y="throughput", hue="policy", facet="seq_len")
-    looks = keys_by_label(figure)
-    for executor, is_dashed in (("torch", False), ("simulated", True)):
-        own = [line for name, line in looks.items() if executor in name]
-        assert len({line.get_marker() for line in own}) == 1
-        assert [line.is_dashed() for line in own] == [is_dashed] * 2
-    assert len({line.get_marker() for line in looks.values()}) == 2
+    looks = keys_by_label(sweeps.draw_sweep(pd.concat(both), y="throughput", hue="executor"))
+    dashed = {name: line.is_dashed() for name, line in looks.items()}
+    assert dashed == {name: "simulated" in name for name in looks}
+    assert len({line.get_marker() for line in looks.values()}) == len(looks)
 
 
 def test_of_a_gpu_one_line_is_drawn_and_the_rest_on_demand():
