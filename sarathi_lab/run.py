@@ -12,16 +12,13 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from sarathi_lab.config.arguments import read_arguments
+from sarathi_lab.config.command_line import explained, read_arguments
 from sarathi_lab.config.errors import exit_code
-from sarathi_lab.config.hydra_errors import explained, help_text
-from sarathi_lab.config.instantiate import build, make_loader
+from sarathi_lab.config.instantiate import build, fit_targets
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.run_context import current_run
-from sarathi_lab.config.unused_settings import check_names, fit_targets
 from sarathi_lab.extensions.ranks.follow import run_or_follow
 
 
@@ -51,19 +48,17 @@ def main(args: Sequence[str]) -> int:
 
 
 def _main(args: Sequence[str]) -> int:
-    arguments = read_arguments(args)
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # `policy._target_=my_module.MyPolicy`, as python -m does
+    arguments = read_arguments(args)
     if arguments.is_help:
-        with explained(arguments.settings):
-            print(help_text(arguments.settings, make_loader()))
+        from sarathi_lab.config.help import help_text
+
+        print(help_text(arguments.settings))
         return 0
-    kinds = (HydraException, *([ValueError] if arguments.flags else []))
     # With -m Hydra takes what it can't compose for a sweep, too, and so raises what is wrong there.
     args_of_hydra = [*([] if arguments.flags else ["-m"]), *arguments.of_hydra]
-    with explained(arguments.settings, kinds=kinds), _arguments_of_hydra(args_of_hydra):
-        if not arguments.flags:
-            check_names(arguments.settings)
+    with explained(arguments.settings), _arguments_of_hydra(args_of_hydra):
         run()
     return 0
 

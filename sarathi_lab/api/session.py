@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sarathi_lab.api.results import Results, load
-from sarathi_lab.config.arguments import quoted
+from sarathi_lab.config.command_line import quoted
 from sarathi_lab.config.errors import UserError, require_text
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import CONF

@@ -91,6 +91,12 @@ def unknown_option(name: str, option: str, valid: Sequence[str]) -> UserError:
     return UserError(f"{name}={option} is unknown{close}; use one of {', '.join(valid)}")
 
 
+def unknown_name(key: str, valid: Sequence[str], what: str) -> UserError:
+    """For a key that is not `what`."""
+    fix = f"use one of {', '.join(sorted(valid))}" if valid else "it has none; drop it"
+    return UserError(f"{key} is not {what}{suggestion(key, valid)}; {fix}")
+
+
 def suggestion(word: str, words: Sequence[str]) -> str:
     """Which of `words` may be meant; empty where none is like `word`."""
     close = difflib.get_close_matches(word, words, n=1)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
-from functools import cache
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,35 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from hydra.utils import instantiate
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.errors import UserError, require_number, require_text, unknown_name
 from sarathi_lab.config.paths import CONF
+
+GROUPS = (
+    *("task", "policy", "workload", "executor", "model", "hardware", "host", "cluster", "slo"),
+    *("speculation", "tracking"),
+)
+
+ROUND = "repetition"  # the setting that numbers the rounds of a sweep
+# Names that some option of a group reads and others don't.
+READ_BY = {
+    "chunk": ("policy",),
+    "pd_ratio": ("workload",),
+    "seq_len": ("workload",),
+    "seed": ("workload", "executor", "speculation"),
+    "device": ("executor",),
+    "dtype": ("executor",),
+    "hardware": ("executor",),
+    "host": ("executor",),
+}
+READ_BY_ALL_TASKS = ("task", "experiment", "tracking", "output", "resume", "limit", "hydra")
+OF_RUNS = ("repeat", ROUND, "plot")  # read for tasks whose runs a sweep compares
+
+
+def name_of(setting: str) -> str:
+    """The name that a setting sets, such as "policy" of "+policy=orca"."""
+    return setting.partition("=")[0].lstrip("+~")
 
 
 def build(node: DictConfig | ListConfig, kind: Any = object) -> Any:
@@ -28,7 +55,7 @@ def build(node: DictConfig | ListConfig, kind: Any = object) -> Any:
     comes out as itself.
     """
     try:
-        made = instantiate(node, _convert_="all")
+        built = instantiate(node, _convert_="all")
     except InstantiationException as error:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
@@ -36,12 +63,19 @@ def build(node: DictConfig | ListConfig, kind: Any = object) -> Any:
         if isinstance(error.__cause__, TypeError):
             raise UserError(_explained(node, error.__cause__)) from None
         raise
-    if not isinstance(made, kind):
-        raise UserError(f"_target_={type(made).__name__} is no {kind.__name__}; name one")
-    return made
+    if not isinstance(built, kind):
+        raise UserError(f"_target_={type(built).__name__} is no {kind.__name__}; name one")
+    return built
 
 
-def class_of(cfg: DictConfig, group: str) -> type:
+def _explained(node: Any, error: TypeError) -> str:
+    """Return one line for a constructor's error about its arguments."""
+    if missing := re.search(r"(\w+)\.__init__\(\) missing \d+ required .*?: (.*)", str(error)):
+        return f"{missing[1]} needs {missing[2]}; put it back (its file lacks it, or ~ removed it)"
+    return f"{node.get('_target_')}: {error}; correct its settings"
+
+
+def class_of(cfg: Mapping[Any, Any], group: str) -> type:
     """The class that `GROUP._target_` names. Raises UserError if it can't be imported."""
     module, _, name = str(target := cfg[group]["_target_"]).rpartition(".")
     reason = "it is no class"
@@ -66,13 +100,148 @@ def parameters_of(cls: type) -> list[str] | None:
     return None if takes_any else list(parameters)
 
 
-def option_files(group: str) -> dict[str, Path]:
-    """The options of a group by name: those of conf/, and those in the folders that the running
-    job's `--config-dir` or `hydra.searchpath` adds, which do not replace them.
+def parameter_names(node: DictConfig, group: str) -> list[str]:
+    """A group's parameters as a user types them: the short name where it is an interpolation."""
+    raw: Any = OmegaConf.to_container(node, resolve=False)
+    return [
+        short[1] if (short := re.fullmatch(r"\$\{(\w+)\}", str(value))) else f"{group}.{key}"
+        for key, value in raw.items()
+        if key != "_target_"
+    ]
+
+
+def fit_targets(cfg: DictConfig, settings: Sequence[str]) -> None:
+    """Drop what the option's file lists for a class that `GROUP._target_=...` has exchanged, where
+    the new one does not take it. Raises UserError for other keys that a class does not take.
     """
-    sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
-    added = [Path(source.path) for source in sources if source.schema == "file"]
-    paths = [path for folder in (*reversed(added), CONF) for path in folder.glob(f"{group}/*.yaml")]
+    named = set(map(name_of, settings))
+    nodes = [str(key) for key in cfg if OmegaConf.is_dict(cfg[key]) and "_target_" in cfg[key]]
+    for group in nodes:
+        if (valid := parameters_of(class_of(cfg, group))) is None:
+            continue
+        keys = [str(key) for key in cfg[group] if not str(key).startswith("_")]
+        for key in (key for key in keys if key not in valid):
+            name = f"{group}.{key}"
+            if f"{group}._target_" not in named or name in named:
+                raise unknown_name(name, [f"{group}.{one}" for one in valid], "a parameter")
+            with open_dict(cfg[group]):
+                del cfg[group][key]
+
+
+def top_level() -> dict[str, Any]:
+    """The settings of conf/config.yaml, Hydra's left out."""
+    settings = read_yaml(CONF / "config.yaml")
+    return {str(key): settings[key] for key in settings if key not in ("defaults", "hydra")}
+
+
+def check_structure(cfg: DictConfig) -> None:
+    """Refuse settings that were added or taken out, and a value in place of settings."""
+    defaults = {**dict.fromkeys(GROUPS), **top_level()}
+    _check_keys(cfg, [*defaults, "hydra"], "")
+    for key, default in defaults.items():
+        if key in GROUPS and not (OmegaConf.is_dict(cfg[key]) and "_target_" in cfg[key]):
+            raise UserError(f"{key}={cfg[key]} is none of its options; --help shows them")
+        if OmegaConf.is_dict(default):
+            _check_keys(cfg[key], list(map(str, default)), f"{key}.")
+    require_text("output", cfg.output, "name a folder, such as output=outputs")
+    if cfg.limit is not None:
+        require_number("limit", cfg.limit, above=0, fix="use seconds, or null for none")
+    if not OmegaConf.is_list(cfg.baselines):
+        raise UserError(
+            f"baselines={cfg.baselines} is not a list; write baselines=[orca], or baselines=[] "
+            "for none"
+        )
+
+
+def _check_keys(node: Any, known: Collection[str], prefix: str) -> None:
+    names = [f"{prefix}{name}" for name in known if name not in ("_target_", "hydra")]
+    if not OmegaConf.is_dict(node):
+        raise UserError(f"{prefix[:-1]}={node} is no setting itself; use {', '.join(names)}")
+    for name in map(str, node):
+        if name not in known:
+            raise unknown_name(f"{prefix}{name}", names, "a setting")
+    for name in known:
+        if name not in node and name != "hydra":
+            raise UserError(f"{prefix}{name} is missing; put it back (~{prefix}{name} removed it)")
+
+
+@dataclass
+class Job:
+    """The configuration of one run, and what its task's check has prepared for it."""
+
+    settings: tuple[str, ...]
+    composed: DictConfig  # with Hydra's node
+    prepared: Any = None
+
+    @cached_property
+    def cfg(self) -> DictConfig:
+        """The configuration without Hydra's node. Raises UserError if it can't be resolved."""
+        cfg = copied(self.composed)
+        with open_dict(cfg):
+            del cfg["hydra"]
+        resolved(cfg)
+        return cfg
+
+    def check(self) -> None:
+        """Let the task check and prepare its run. Raises UserError."""
+        hydra = HydraConfig.instance()
+        before = hydra.cfg
+        hydra.set_config(self.composed)
+        try:
+            self.prepared = build(self.cfg.task).check(self.cfg)
+        finally:
+            hydra.cfg = before
+
+    def take_prepared(self) -> Any:
+        """Return what the check has prepared, which is kept here no longer."""
+        prepared, self.prepared = self.prepared, None
+        return prepared
+
+    def reads(self, name: str) -> bool:
+        """Whether its options read a short name of READ_BY, or have the field GROUP.NAME."""
+        parent, _, field = name.rpartition(".")
+        if parent:
+            node = OmegaConf.select(self.cfg, parent)
+            return OmegaConf.is_dict(node) and field in node
+        texts = (OmegaConf.to_yaml(self.cfg[group], resolve=False) for group in READ_BY[name])
+        return any(f"${{{name}}}" in text for text in texts)
+
+    def choice(self, group: str) -> str:
+        """GROUP=OPTION as chosen; GROUP=CLASS where `GROUP._target_=...` exchanges the class."""
+        if f"{group}._target_" in map(name_of, self.settings):
+            return f"{group}={class_of(self.cfg, group).__name__}"
+        return f"{group}={self.composed.hydra.runtime.choices[group]}"
+
+    def refuse_unread(self) -> None:
+        """Refuse what its task does not read, and a short name that no chosen option reads."""
+        task = class_of(self.cfg, "task")
+        own: Collection[str] | None = getattr(task, "reads", None)
+        of_all = (*READ_BY_ALL_TASKS, *(OF_RUNS if getattr(task, "has_runs", False) else ()))
+        for setting in self.settings:
+            name, also = re.split(r"[./]", name_of(setting))[0], own
+            groups: tuple[str, ...] = ("task",)
+            if own is None or name in (*own, *of_all):
+                if name not in READ_BY or self.reads(name):
+                    continue
+                groups, also = READ_BY[name], ()
+            read = [one for group in groups for one in parameter_names(self.cfg[group], group)]
+            options = " and ".join(map(self.choice, groups))
+            raise UserError(
+                f"{setting} has no effect: {options} does not read {name}; drop it ({options} "
+                f"reads {', '.join([*read, *(also or ())]) or 'nothing'})"
+            )
+
+
+def option_files(group: str, folders: Sequence[Path] | None = None) -> dict[str, Path]:
+    """The options of a group by name: those of conf/, and those in `folders` (None: that the
+    running job's `--config-dir` or `hydra.searchpath` adds), which do not replace them.
+    """
+    if folders is None:
+        sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
+        folders = [Path(source.path) for source in sources if source.schema == "file"]
+    paths = [
+        path for folder in (*reversed(folders), CONF) for path in folder.glob(f"{group}/*.yaml")
+    ]
     return dict(sorted((path.stem, path) for path in paths))
 
 
@@ -119,10 +288,3 @@ def copied(cfg: DictConfig) -> DictConfig:
     """A copy, in a third of the time that OmegaConf's own takes."""
     copy: DictConfig = pickle.loads(pickle.dumps(cfg))
     return copy
-
-
-def _explained(node: Any, error: TypeError) -> str:
-    """Return one line for a constructor's error about its arguments."""
-    if missing := re.search(r"(\w+)\.__init__\(\) missing \d+ required .*?: (.*)", str(error)):
-        return f"{missing[1]} needs {missing[2]}; put it back (its file lacks it, or ~ removed it)"
-    return f"{node.get('_target_')}: {error}; correct its settings"

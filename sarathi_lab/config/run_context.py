@@ -1,23 +1,52 @@
-"""The context of a run: its folder, its name and what its sweep varies."""
+"""Where runs keep their results and what they are called; what a sweep leaves in its folder, and
+the callback that records there how each of its jobs ended.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import shlex
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import asdict, dataclass, field
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.types import RunMode
+from hydra.core.utils import JobReturn
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode, TaskFunction
+from omegaconf import DictConfig
 
-from sarathi_lab.config.arguments import name_of
-from sarathi_lab.config.sweep_record import SweepRecord, as_command
+from sarathi_lab.config.console import console
+from sarathi_lab.config.errors import UserError, no_room
+from sarathi_lab.config.instantiate import name_of
+from sarathi_lab.config.paths import try_lock, write_json
+from sarathi_lab.config.processes import pin_process
 
+RECORD = "sweep.json"
+FINISHED = "finished.json"  # written last by every job that came to its end
+FAILED = "failed.json"  # why it did not
+OUTPUT = "output.txt"  # what a job in another process printed
+BEST = "best.json"  # a search's end
+LOCK = Path(".locks") / "sweep"
+NOT_OF_WORK = ("output", "tracking", "resume", "limit", "repeat", "plot")
 MOST_CHARACTERS = 128  # of a group's name in W&B
 # What does not make a run another one.
 UNNAMED = ("policy", "executor", "tracking", "baselines", "output", "limit", "hydra")
+
+
+def as_command(arguments: Sequence[str]) -> str:
+    """What to type for these arguments."""
+    return shlex.join(["python", "-m", "sarathi_lab.run", *arguments])
 
 
 @dataclass(frozen=True)
@@ -42,26 +71,23 @@ class RunContext:
 def current_run(prepared: Any = None) -> RunContext:
     """The context of the job that Hydra runs now."""
     hydra = HydraConfig.get()
-    settings: list[str] = list(hydra.overrides.task)
-    run_dir = Path(hydra.runtime.output_dir)
-    is_sweep = hydra.mode == RunMode.MULTIRUN
-    root = Path(hydra.sweep.dir) if is_sweep else run_dir
-    record = SweepRecord.find(root) if is_sweep else None
-    swept: tuple[str, ...] = ()
-    if record is None:
-        host = platform.node()
-        command = as_command([*settings, *hydra.overrides.hydra])
-    else:
-        swept, host, command = record.swept, record.host, record.command
-    choices = hydra.runtime.choices
+    settings, choices = list(hydra.overrides.task), hydra.runtime.choices
+    swept: Sequence[str] | None
+    run_dir = root = Path(hydra.runtime.output_dir)
+    swept, host = None, platform.node()
+    command = as_command([*settings, *hydra.overrides.hydra])
+    if hydra.mode == RunMode.MULTIRUN:
+        root, swept = Path(hydra.sweep.dir), ()
+        if (record := SweepRecord.find(root)) is not None:
+            swept, host, command = record.swept, record.host, record.command
     has_class = "policy._target_" in map(name_of, settings)
     return RunContext(
         run_dir=run_dir,
         baselines_dir=root / "baselines",
-        name=run_name(str(choices["policy"]), settings, swept if is_sweep else None),
-        group=group_of(root, choices, swept, host),
-        swept=swept,
-        varied=_varied(settings, swept),
+        name=run_name(str(choices["policy"]), settings, swept),
+        group=group_of(root, choices, swept or (), host),
+        swept=swept or (),
+        varied=_varied(settings, swept or ()),
         experiment=choices.get("experiment"),
         task=str(choices["task"]),
         policy=None if has_class else str(choices["policy"]),
@@ -78,34 +104,221 @@ def group_of(root: Path, choices: Mapping[str, Any], swept: Sequence[str], host:
     what = " x ".join(name for name in swept if name != "repetition") or "single run"
     if choices.get("experiment"):
         what = f"{choices['experiment']}: {what}"
+    where = f"simulated {choices['hardware']}" if choices["executor"] == "simulated" else host
     if "executor" in swept or "hardware" in swept:
         where = "several devices"
-    elif choices["executor"] == "simulated":
-        where = f"simulated {choices['hardware']}"
-    else:
-        where = host
     return f"{what} on {where}, {'/'.join(root.absolute().parts[-2:])}"[:MOST_CHARACTERS]
 
 
 def run_name(policy: str, settings: Sequence[str], swept: Sequence[str] | None) -> str:
     """The policy and what its sweep varies, or what of a single run's settings changes its work."""
-    named = [(name_of(setting), setting) for setting in settings]
-    classes = [setting for key, setting in named if key == "policy._target_"]
-    policy = classes[-1].rpartition(".")[2] if classes else policy
-    if swept is None:
-        parts = [setting for key, setting in named if key.partition(".")[0] not in UNNAMED]
-    else:
-        policies = ("policy", "policy._target_")
-        parts = [setting for key, setting in named if key in swept and key not in policies]
+    parts = []
+    for setting in settings:
+        name = name_of(setting)
+        if name == "policy._target_":
+            policy = setting.rpartition(".")[2]
+        elif name != "policy":
+            is_named = name.partition(".")[0] not in UNNAMED if swept is None else name in swept
+            parts += [setting] if is_named else []
     return " ".join([policy, *parts])
 
 
 def _varied(settings: Sequence[str], swept: Sequence[str]) -> dict[str, object]:
     """The values of the settings that the sweep varies; of those that are no scalars the text."""
     values: dict[str, object] = {}
-    for override in OverridesParser.create().parse_overrides(list(settings)):
-        if (key := override.get_key_element().lstrip("+")) in swept:
-            value = override.value()
-            is_scalar = isinstance(value, bool | int | float | str)
-            values[key] = value if is_scalar else override.get_value_element_as_str()
+    varied = [setting for setting in settings if name_of(setting) in swept]
+    for override in OverridesParser.create().parse_overrides(varied):
+        value = override.value()
+        is_scalar = isinstance(value, bool | int | float | str)
+        values[override.key_or_group] = value if is_scalar else override.get_value_element_as_str()
     return values
+
+
+@dataclass(frozen=True)
+class SweepRecord:
+    """A sweep's folder, the command line that started it, and the settings that it varies."""
+
+    folder: Path
+    arguments: list[str]
+    fingerprint: str  # of the configuration of its jobs
+    num_jobs: int
+    is_search: bool  # a search chooses its jobs as it goes
+    started_at: str
+    host: str = ""  # that it was started on
+    swept: Sequence[str] = ()
+
+    @classmethod
+    def find(cls, folder: Path) -> Self | None:
+        """Read the record in `folder`; None if there is none, or one of another version."""
+        try:
+            content = json.loads((folder / RECORD).read_text())
+            return cls(folder=folder, **content)
+        except (OSError, ValueError, TypeError):
+            return None
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read the record that `resume=folder` names. Raises UserError without one."""
+        if record := cls.find(folder.absolute()):
+            return record
+        raise UserError(
+            f"resume={folder} is not the folder of a sweep: it has no readable {RECORD}; "
+            "name one such as outputs/DATE/TIME, or use resume=true"
+        )
+
+    def write(self) -> None:
+        """Write it into the folder."""
+        content = asdict(self)
+        del content["folder"]
+        write_json(self.folder / RECORD, content)
+
+    @property
+    def command(self) -> str:
+        """The command that started it."""
+        return as_command(self.arguments)
+
+    @property
+    def resume_command(self) -> str:
+        """The command that continues it."""
+        return as_command([f"resume={self.folder}"])
+
+    def job_dir(self, number: int) -> Path:
+        return self.folder / str(number)
+
+    def is_finished(self, number: int) -> bool:
+        """Whether job `number` came to its end."""
+        return (self.job_dir(number) / FINISHED).is_file()
+
+    def end(self, number: int) -> dict[str, Any] | None:
+        """How job `number` ended: the `seconds` that it took, or the `error` that stopped it, with
+        the `traceback` of a bug. None if it did not.
+        """
+        for name in (FINISHED, FAILED):
+            with suppress(FileNotFoundError):
+                return dict(json.loads((self.job_dir(number) / name).read_text()))
+        return None
+
+    def is_complete(self) -> bool:
+        if self.is_search:
+            return (self.folder / BEST).is_file()
+        return all(map(self.is_finished, range(self.num_jobs)))
+
+    def begun(self) -> list[int]:
+        """The numbers of the jobs that have a folder."""
+        return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdecimal())
+
+    def clear_unfinished(self) -> None:
+        """Remove the folders of jobs and baselines without an end."""
+        jobs = [self.job_dir(number) for number in self.begun() if not self.is_finished(number)]
+        baselines = (self.folder / "baselines").glob("*")
+        for path in (*jobs, *(one for one in baselines if not (one / "run.json").is_file())):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def check_unused(self) -> None:
+        """Refuse a folder for a new sweep in which its results would be mixed with others'."""
+        if next(self.folder.rglob("run.json"), None) or (self.folder / RECORD).exists():
+            raise UserError(
+                f"hydra.sweep.dir={self.folder} has results of other runs; name another folder, or "
+                f"resume={self.folder} if it is their sweep that shall go on"
+            )
+
+    def resumed(self, resume: str, output: str) -> Self:
+        """Find the sweep of the same jobs that `resume` names (a folder, or "true": the latest
+        unfinished one below `output`). Raises UserError if there is none, or it is complete.
+        """
+        if is_named := resume.lower() != "true":
+            records = [self.read(Path(resume))]
+        else:
+            paths = {
+                path.absolute() for path in [*Path(output).rglob(RECORD), self.folder / RECORD]
+            }
+            records = [record for path in paths if (record := self.find(path.parent))]
+            records.sort(key=lambda record: record.started_at)
+        same = [record for record in records if record.fingerprint == self.fingerprint]
+        if unfinished := [record for record in same if not record.is_complete()]:
+            return unfinished[-1]
+        if is_named and not same:
+            command = records[0].command
+            reason = f"has another configuration; repeat its command, {command}, or"
+        elif same:
+            reason = f"finds nothing left to run: {same[-1].folder} is complete;"
+        else:
+            reason = f"finds no unfinished sweep of this command below {output};"
+        raise UserError(f"resume={resume if is_named else 'true'} {reason} drop it to start one")
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Keep others from continuing the sweep meanwhile. UserError if it or a job of it runs."""
+        alone = try_lock(self.folder / LOCK)
+        if alone is None:
+            raise UserError(
+                f"resume={self.folder} is still running; wait for it, or stop it and its jobs first"
+            )
+        alone.close()
+        with try_lock(self.folder / LOCK, shared=True) or ExitStack():
+            yield
+
+
+def fingerprint(configs: Sequence[Mapping[str, Any]], search: object) -> str:
+    """Equal for sweeps whose jobs do the same work, wherever they leave the results."""
+    jobs = [{key: cfg[key] for key in cfg if key not in NOT_OF_WORK} for cfg in configs]
+    text = json.dumps([jobs, search], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class JobStatus(Callback):
+    """Leaves finished.json or failed.json in the folder of each job of a sweep, and in output.txt
+    what jobs in other processes print, as their texts would mix.
+    """
+
+    def on_job_start(
+        self, config: DictConfig, *, task_function: TaskFunction, **kwargs: Any
+    ) -> None:
+        hydra = config.hydra
+        self._start, self._stack = time.monotonic(), ExitStack()
+        if hydra.mode != RunMode.MULTIRUN or hydra.runtime.choices["hydra/launcher"] == "basic":
+            return
+        # A job may outlive the command that started it.
+        if lock := try_lock(Path(hydra.sweep.dir) / LOCK, shared=True):
+            self._stack.enter_context(lock)
+        output = (Path(hydra.runtime.output_dir) / OUTPUT).open("w", buffering=1)
+        self._stack.enter_context(output)
+        self._stack.enter_context(redirect_stdout(output))
+        self._stack.enter_context(redirect_stderr(output))
+        if (num_jobs := hydra.launcher.get("n_jobs")) is not None:
+            import joblib
+
+            cores = ", ".join(map(str, pin_process(joblib.effective_n_jobs(num_jobs))))
+            print(f"cores {cores}" if cores else "bound to no cores: too few are free")
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        folder, error = Path(config.hydra.runtime.output_dir), error_of(job_return)
+        with self._stack:
+            if config.hydra.mode == RunMode.MULTIRUN and error is not None:
+                _record_failure(folder, error)
+            elif config.hydra.mode == RunMode.MULTIRUN:
+                write_json(folder / FINISHED, {"seconds": time.monotonic() - self._start})
+
+
+def error_of(job: JobReturn) -> Exception | None:
+    """What a job has raised."""
+    try:
+        with redirect_stderr(StringIO()):  # where Hydra names the settings before it raises
+            job.return_value  # noqa: B018
+    except Exception as error:
+        return error
+    return None
+
+
+def _record_failure(folder: Path, error: Exception) -> None:
+    """Print why a job came to no end, and write it unless the run itself wrote more."""
+    if reason := error if isinstance(error, UserError) else no_room(error):
+        console().print(f"  stopped: {reason}", soft_wrap=True)
+        why = {"error": str(reason)}
+    else:
+        lines = "".join(traceback.format_exception(error))
+        print(lines, file=sys.stderr)
+        why = {"error": f"{type(error).__name__}: {error}".splitlines()[0], "traceback": lines}
+    with suppress(OSError):  # of a full disk: the job has then not ended
+        if not (folder / FAILED).is_file():
+            write_json(folder / FAILED, why)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import platform
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
@@ -18,34 +19,30 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
-from sarathi_lab.config.arguments import name_of, quoted, read_arguments
+from sarathi_lab.config import command_line, run_context
+from sarathi_lab.config.command_line import explained, name_of
 from sarathi_lab.config.console import console, duration, print_place, progress_of, repeated
-from sarathi_lab.config.errors import EXIT_FAILED, UserError, no_room, require_bool
-from sarathi_lab.config.hydra_errors import explained
-from sarathi_lab.config.instantiate import build, make_loader, resolved
-from sarathi_lab.config.paths import make_folder
-from sarathi_lab.config.processes import interrupts_kept_from_children
-from sarathi_lab.config.sweep_jobs import (
+from sarathi_lab.config.errors import EXIT_FAILED, UserError, require_bool, require_int
+from sarathi_lab.config.instantiate import (
+    GROUPS,
+    READ_BY,
     ROUND,
     Job,
-    JobMaker,
-    combine,
-    in_rounds,
-    swept_names,
+    build,
+    check_structure,
+    class_of,
+    copied,
+    fit_targets,
+    make_loader,
+    resolved,
 )
-from sarathi_lab.config.sweep_record import (
-    JobStatus,
-    SweepRecord,
-    check_unused,
-    error_of,
-    find_sweep,
-    fingerprint,
-    record_stop,
-)
-from sarathi_lab.config.unused_settings import check_names, check_single, check_sweep
+from sarathi_lab.config.paths import make_folder
+from sarathi_lab.config.processes import interrupts_kept_from_children
 
-POLL_SECONDS = 0.5
 MULTIRUN = "hydra.mode=MULTIRUN"  # for -m
+MOST_ROUNDS = 1000
+POLL_SECONDS = 0.5
+OF_SWEEPS = r"\+*(hydra[/.](launcher|sweeper(?!\.dry_run)|sweep)\b|repeat=|plot\.|resume=(?!false))"
 
 
 class LabSweeper(Sweeper):
@@ -55,12 +52,15 @@ class LabSweeper(Sweeper):
     once, those that an earlier command finished not again.
     """
 
+    is_search: ClassVar[bool] = False  # whether it chooses its jobs as it goes
     config: DictConfig
     hydra_context: HydraContext
 
     def __init__(self, params: Mapping[str, str] | None = None, *, dry_run: bool = False) -> None:
         self._params = [f"{name}={value}" for name, value in (params or {}).items()]
         self._is_dry_run = dry_run
+        self.search_settings: Mapping[str, Any] = {}  # what makes a search another one
+        self.notes: list[str] = []  # for the user
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
@@ -82,92 +82,142 @@ class LabSweeper(Sweeper):
         that are unknown or that nothing reads.
         """
         hydra = self.config.hydra
-        require_bool("hydra.verbose", hydra.verbose, "use true to log more, else false")
-        loader = self.hydra_context.config_loader
-        parser = OverridesParser.create(loader)
-        parsed = parser.parse_overrides([*self._params, *arguments])
-        self.settings = [one for one in parsed if name_of(str(one.input_line)) != "resume"]
         typed: list[str] = list(hydra.overrides.hydra)
+        parsed = OverridesParser.create().parse_overrides([*self._params, *arguments])
+        self.settings = [one for one in parsed if one.key_or_group != "resume"]
+        self.swept = [one.key_or_group for one in self.settings if one.is_sweep_override()]
         self.is_sweep = MULTIRUN in typed or bool(self._params)
-        maker = JobMaker(self.config, loader, swept_names(self.settings))
-        if self.is_sweep:
-            check_sweep(typed, maker.varied, hydra.launcher.get("n_jobs"))
-            self.jobs = self.make_jobs(maker)
-        else:
-            check_single([*typed, *arguments])
-            self.jobs = [maker.compose(arguments)]
-            maker.check(self.jobs)
-        self.notes = list(maker.notes)
-        self.record = self._make_record(typed, arguments)
-        self._find_sweep()
-
-    def check(self) -> None:
-        """Let the tasks check and prepare all jobs. Raises UserError."""
-        with progress_of("checking", len(self.jobs), "runs") as advance:
-            for job in self.jobs:
-                job.check()
-                if self.is_remote and not self._is_dry_run:
-                    job.take_prepared()  # other processes prepare their own
-                advance(1)
-
-    def make_jobs(self, maker: JobMaker) -> list[Job]:
-        """Compose the jobs of the sweep, in their order."""
-        jobs = maker.all_jobs(combine(self.settings))
-        maker.check(jobs)
-        num_rounds = [maker.num_rounds(job, is_search=False) for job in jobs]
-        if (most := max(num_rounds)) > 1:
-            jobs = in_rounds(jobs, num_rounds)
-            self.settings.append(OverridesParser.create().parse_override(f"{ROUND}=range({most})"))
-        return jobs
-
-    @property
-    def _task(self) -> Any:
-        return build(self.jobs[0].cfg.task)
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether other processes run the jobs, by one of Hydra's launchers."""
-        return self.is_sweep and self.config.hydra.runtime.choices["hydra/launcher"] != "basic"
-
-    def _make_record(self, typed: Sequence[str], arguments: Sequence[str]) -> SweepRecord:
-        hydra = self.config.hydra
-        flags = ["-m"] if MULTIRUN in typed else []
+        self._check_settings([*typed, *arguments])
+        self.jobs = self.make_jobs()
+        for job in self.jobs:
+            job.refuse_unread()
         others = [one for one in typed if one not in (MULTIRUN, "hydra.sweeper.dry_run=true")]
-        own = [one for one in arguments if name_of(one) != "resume"]
-        folder = hydra.sweep.dir if self.is_sweep else hydra.run.dir
-        return SweepRecord(
-            folder=Path(str(folder)).absolute(),
-            arguments=[*flags, *own, *others],
-            fingerprint=fingerprint([resolved(job.cfg) for job in self.jobs], self.search_settings),
+        named = [one for one in arguments if name_of(one) != "resume"]
+        self.record = run_context.SweepRecord(
+            folder=Path(str(hydra.sweep.dir if self.is_sweep else hydra.run.dir)).absolute(),
+            arguments=[*(["-m"] if MULTIRUN in typed else []), *named, *others],
+            fingerprint=run_context.fingerprint(
+                [resolved(job.cfg) for job in self.jobs], self.search_settings or None
+            ),
             num_jobs=self.num_planned,
-            is_search=self.search_settings is not None,
+            is_search=self.is_search,
             started_at=datetime.now(UTC).isoformat(),
             host=platform.node(),
-            swept=swept_names(self.settings),
+            swept=self.swept,
         )
+        self._is_resumed = self.is_sweep and str(self.config.resume).lower() != "false"
+        if self._is_resumed:
+            self.record = self.record.resumed(str(self.config.resume), self.config.output)
+        elif self.is_sweep:
+            self.record.check_unused()
 
-    @property
-    def search_settings(self) -> Mapping[str, Any] | None:
-        """The settings that make a search another one; None for all combinations."""
-        return None
+    def _check_settings(self, settings: Sequence[str]) -> None:
+        """Refuse settings that what is run has no use for."""
+        hydra = self.config.hydra
+        require_bool("hydra.verbose", hydra.verbose, "use true to log more, else false")
+        if self.is_sweep and hydra.launcher.get("n_jobs") == 0:
+            raise UserError("hydra.launcher.n_jobs=0 runs nothing; use a number such as 2, or -1")
+        for one in settings:
+            if not self.is_sweep and re.match(OF_SWEEPS, one):
+                raise UserError(f"{one} has no effect on one run; add -m for a sweep, or drop it")
+            if self.is_sweep and one.startswith("hydra.sweep.subdir="):
+                raise UserError(f"{one} has no effect: runs are numbered; drop it")
+        for setting in self.settings:
+            line, name = str(setting.input_line), setting.key_or_group
+            if name in self.swept and not self.is_sweep:
+                raise command_line.several_values(line)
+            if name in self.swept and name.startswith(("repeat", "plot.")) and name != ROUND:
+                raise UserError(f"{line} is of the whole sweep; write one value, or [a,b] for both")
+
+    def make_jobs(self) -> list[Job]:
+        """Compose the jobs of the sweep, in their order: all jobs of one round after those of
+        another, as the machine's speed wanders.
+        """
+        combinations = self.without_unread(command_line.combine(self.settings))
+        jobs = [self.compose_job(one) for one in combinations]
+        rounds = [self.num_rounds(job) for job in jobs] if self.is_sweep else [1]
+        if (most := max(rounds)) == 1:
+            return jobs
+        self.swept.append(ROUND)
+        pairs = list(zip(jobs, rounds, strict=True))
+        return [_of_round(job, i) for i in range(most) for job, number in pairs if i < number]
 
     @property
     def num_planned(self) -> int:
         """The runs of the whole sweep."""
         return len(self.jobs)
 
-    @property
-    def num_jobs(self) -> int:
-        """The runs that there should be by now."""
-        return self.record.num_jobs
+    def compose_job(self, settings: Sequence[str]) -> Job:
+        """Compose the job of these settings. Raises UserError."""
+        loader = self.hydra_context.config_loader
+        with explained(settings):
+            job = Job(tuple(settings), loader.load_sweep_config(self.config, list(settings)))
+            check_structure(job.composed)
+            fit_targets(job.composed, settings)
+            assert job.cfg  # a broken ${...} shows here
+        return job
 
-    def _find_sweep(self) -> None:
-        resume = str(self.config.resume)
-        self._is_resumed = self.is_sweep and resume.lower() != "false"
-        if self._is_resumed:
-            self.record = find_sweep(resume, self.record, Path(str(self.config.output)))
-        elif self.is_sweep:
-            check_unused(self.record.folder)
+    def without_unread(self, jobs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+        """Leave out of each job what its options do not read where those of other jobs do, so that
+        those which would be equal are one, with a note.
+        """
+        groups = {"experiment", *GROUPS} & {name.partition(".")[0] for name in self.swept}
+        targets = {f"{group}._target_" for group in groups}
+        names = dict.fromkeys(name_of(setting) for job in jobs for setting in job)
+        fields = {one for one in names if "." in one and one.partition(".")[0] in groups} - targets
+        choices = [tuple(one for one in job if name_of(one) in groups | targets) for job in jobs]
+        unread: dict[tuple[str, ...], set[str]] = {}
+        for choice, job in zip(choices, jobs, strict=True):
+            if not groups or choice in unread:
+                continue
+            options = self.compose_job([one for one in job if name_of(one) not in fields])
+            short = names.keys() & READ_BY.keys()
+            unread[choice] = {name for name in fields | short if not options.reads(name)}
+            for name in (one for one in self.swept if one in unread[choice]):
+                reader = options.choice(READ_BY.get(name, (name.partition(".")[0],))[0])
+                self.notes.append(f"{reader} does not read {name}: run once for all its values")
+        # What no option reads is a mistake, which is refused.
+        nowhere = set.intersection(*unread.values()) if unread else set()
+        kept = (
+            tuple(one for one in job if name_of(one) not in unread.get(choice, nowhere) - nowhere)
+            for choice, job in zip(choices, jobs, strict=True)
+        )
+        return list(dict.fromkeys(kept))
+
+    def num_rounds(self, job: Job) -> int:
+        """How many rounds of the sweep `job` is part of (`repeat`). Raises UserError."""
+        task, repeat = class_of(job.cfg, "task"), job.cfg.repeat
+        is_measured = getattr(class_of(job.cfg, "executor"), "computes_tokens", True)
+        if repeat == "auto":
+            is_sampled = self.is_search or {ROUND, "seed"} & set(self.swept)
+            return getattr(task, "num_rounds", 1) if is_measured and not is_sampled else 1
+        require_int("repeat", repeat, 1, "use a number of rounds such as 6, or auto", MOST_ROUNDS)
+        if repeat > 1 and (self.is_search or ROUND in self.swept):
+            by = "a search has no rounds" if self.is_search else f"{ROUND} numbers them"
+            raise UserError(f"repeat={repeat} has no effect: {by}; drop it")
+        if repeat > 1 and not is_measured:
+            note = "simulated runs repeat themselves: run in one round"
+            self.notes += [note] if note not in self.notes else []
+            return 1
+        return int(repeat)
+
+    def check(self) -> None:
+        """Let the tasks check and prepare all jobs. Raises UserError."""
+        with progress_of("checking", len(self.jobs), "runs") as advance:
+            for job in self.jobs:
+                job.check()
+                if self._is_remote and not self._is_dry_run:
+                    job.take_prepared()  # other processes prepare their own
+                advance(1)
+
+    @property
+    def _task(self) -> Any:
+        return build(self.jobs[0].cfg.task)
+
+    @property
+    def _is_remote(self) -> bool:
+        """Whether other processes run the jobs, by one of Hydra's launchers."""
+        return self.is_sweep and self.config.hydra.runtime.choices["hydra/launcher"] != "basic"
 
     def run(self, *, reports: bool = True) -> None:
         """Run the checked jobs; a sweep then `reports` on all. Raises UserError for runs that
@@ -178,68 +228,71 @@ class LabSweeper(Sweeper):
         make_folder(self.record.folder, setting)
         for job in self.jobs:
             build(job.cfg.tracking).check()
-        if self.is_sweep:
-            self._run_sweep(reports=reports)
-        else:
-            self._run_single()
+        try:
+            if self.is_sweep:
+                self._run_sweep(reports=reports)
+            else:
+                self._run_single()
+        finally:
+            if reports and (hint := build(cfg.tracking).hint()):
+                print_place("W&B", hint)
 
     def _run_single(self) -> None:
-        (job,), folder = self.jobs, self.record.folder
         try:
-            hydra = job.composed.hydra
-            with read_write(hydra), open_dict(hydra):
-                hydra.mode, hydra.run.dir = RunMode.RUN, str(folder)
-            if (error := self._run_job(job, "hydra.run.dir", None)) is not None:
+            if (error := self._run_job(self.jobs[0])) is not None:
                 if isinstance(error, UserError):  # a new one, as its traceback holds memory
                     error = UserError(str(error))
                 raise error from None
         finally:
-            if (folder / "run.json").is_file():
+            if (self.record.folder / "run.json").is_file():
                 print_place("results", Path(str(self.config.hydra.run.dir)))
-            self._print_hint()
 
-    def _run_job(self, job: Job, folder: str, subfolder: str | None) -> Exception | None:
-        """Run a job in this process; returns what it raised."""
+    def _run_job(self, job: Job, number: int | None = None) -> Exception | None:
+        """Run a job in this process, that of a sweep by its number; return what it raised."""
+        hydra, key = job.composed.hydra, "run" if number is None else "sweep"
+        with read_write(hydra), open_dict(hydra):
+            hydra[key].dir = str(self.record.folder)
+            hydra.mode = RunMode.RUN if number is None else RunMode.MULTIRUN
+            hydra.job.num = hydra.job.id = number or 0
         function = partial(self._task_function, prepared=job.take_prepared())
-        return error_of(run_job(function, job.composed, folder, subfolder, self.hydra_context))
+        subdir = None if number is None else "hydra.sweep.subdir"
+        where = (f"hydra.{key}.dir", subdir, self.hydra_context)
+        return run_context.error_of(run_job(function, job.composed, *where))
 
     def _run_sweep(self, *, reports: bool) -> None:
-        is_interrupted = False
+        record, is_interrupted = self.record, False
         try:
-            with self.record.running():
+            with record.running():
                 self._begin()
                 self.run_jobs()
         except KeyboardInterrupt:
             is_interrupted = True
-            raise KeyboardInterrupt(f"{self.record.resume_command} continues") from None
+            raise KeyboardInterrupt(f"{record.resume_command} continues") from None
         finally:
             if reports:
-                job, record = self.jobs[0], self.record
-                self._task.report_sweep(job, record, self.num_jobs, is_tracked=not is_interrupted)
-                self._print_hint()
+                self._task.report_sweep(self.jobs[0], record, is_tracked=not is_interrupted)
         if (failure := self.failure()) is not None:
-            print_place("resume", self.record.resume_command)
+            print_place("resume", record.resume_command)
             raise failure
 
     def _begin(self) -> None:
         """Leave the sweep's record, or clear what the earlier command left undone."""
         hydra, record = self.config.hydra, self.record
-        with open_dict(hydra):
-            folder = f"hydra.sweep.dir={quoted(str(record.folder))}"
+        with open_dict(hydra):  # other processes compose their jobs by it
+            folder = f"hydra.sweep.dir={command_line.quoted(str(record.folder))}"
             hydra.overrides.hydra.append(folder)
             hydra.sweep.dir = str(record.folder)
         for note in self.notes:
             console().print(note, soft_wrap=True)
         if self._is_resumed:
             record.clear_unfinished()
+            done = len(record.begun())
+            print_place("resume", f"{record.folder} ({done} of {record.num_jobs} runs finished)")
         else:
             record.write()
-        self._done_before = self._done = sum(map(record.is_finished, record.begun()))
+        self._done_before = self._done = len(record.begun())
         self._started, self._pending = time.monotonic(), dict[int, str]()
         self._launched: list[int] = []
-        if self._is_resumed:
-            how_far = f"{self._done} of {record.num_jobs} runs finished"
-            print_place("resume", f"{record.folder} ({how_far})")
 
     def run_jobs(self) -> None:
         """Run the jobs that are not finished."""
@@ -249,22 +302,15 @@ class LabSweeper(Sweeper):
     def launch(self, jobs: Mapping[int, Job]) -> None:
         """Run jobs by their numbers and wait for all; how each ended is in its folder."""
         self._launched += jobs
-        self._pending |= {number: self._name(number, job) for number, job in jobs.items()}
-        if self.is_remote:
+        for number, job in jobs.items():
+            varied = [one for one in job.settings if name_of(one) in self.record.swept]
+            self._pending[number] = " ".join(varied) or f"run {number}"
+        if self._is_remote:
             with self._watching(), interrupts_kept_from_children():
                 self._launch_remotely(jobs)
             return
         for number, job in jobs.items():
-            hydra = job.composed.hydra
-            with read_write(hydra), open_dict(hydra):
-                hydra.mode, hydra.sweep.dir = RunMode.MULTIRUN, str(self.record.folder)
-                hydra.job.num = hydra.job.id = number
-            try:
-                self._run_job(job, "hydra.sweep.dir", "hydra.sweep.subdir")
-            except OSError as error:  # of the files that Hydra writes
-                if (reason := no_room(error)) is None:
-                    raise
-                record_stop(self.record.job_dir(number), reason)
+            self._run_job(job, number)
             self._print_ended()
 
     def _launch_remotely(self, jobs: Mapping[int, Job]) -> None:
@@ -297,10 +343,12 @@ class LabSweeper(Sweeper):
         """Print a line for every job that has ended since the last call; returns how many."""
         before = self._done
         for number in sorted(self._pending):
-            if not self.record.has_ended(number):
+            if (end := self.record.end(number)) is None:
                 continue
             self._done += 1
-            outcome = self.record.outcome(number)
+            outcome = (
+                f"failed: {end['error']}" if "error" in end else f"took {duration(end['seconds'])}"
+            )
             if num_left := self.record.num_jobs - self._done:
                 pace = (time.monotonic() - self._started) / (self._done - self._done_before)
                 outcome += f", about {duration(pace * num_left)} left"
@@ -308,43 +356,38 @@ class LabSweeper(Sweeper):
             console().print(f"{place} {name} {outcome}", soft_wrap=True)
         return self._done - before
 
-    def _name(self, number: int, job: Job) -> str:
-        varied = [one for one in job.settings if name_of(one) in self.record.swept]
-        return " ".join(varied) or f"run {number}"
-
     def failure(self) -> UserError | None:
         """What to raise for launched jobs that did not come to an end; None if all did."""
-        missing = [number for number in self._launched if not self.record.is_finished(number)]
-        failures = [failure for number in missing if (failure := self.record.failure(number))]
-        if not missing:
+        lost = {"error": "it did not end", "traceback": ""}
+        ends = [self.record.end(number) or lost for number in self._launched]
+        errors = [end for end in ends if "error" in end]
+        if not errors:
             return None
-        if not failures:
-            return _Failed(f"{len(missing)} runs did not end")
-        is_bug = len(failures) < len(missing) or any("traceback" in failure for failure in failures)
-        first = str(failures[0]["error"])
-        text = first if len(missing) == 1 else f"{len(missing)} runs stopped, the first as: {first}"
-        return (_Failed if is_bug else UserError)(text)
+        first = str(errors[0]["error"])
+        text = first if len(errors) == 1 else f"{len(errors)} runs stopped, the first as: {first}"
+        failure = UserError(text)
+        if any("traceback" in end for end in errors):  # what no user can mend
+            failure.exit_code = EXIT_FAILED
+        return failure
 
-    def _print_hint(self) -> None:
-        if hint := build(self.jobs[0].cfg.tracking).hint():
-            print_place("W&B", hint)
+
+def _of_round(job: Job, number: int) -> Job:
+    """A copy with its round, as composing takes longer."""
+    composed, setting = copied(job.composed), f"{ROUND}={number}"
+    with read_write(composed):
+        composed[ROUND] = number
+        composed.hydra.overrides.task.append(setting)
+    return Job((*job.settings, setting), composed)
 
 
 def compose(args: Sequence[str], task_function: TaskFunction | None = None) -> LabSweeper:
     """The sweeper of a command line, for calls from Python, its jobs composed. Raises UserError."""
-    arguments, loader = read_arguments(args), make_loader()
-    with explained(arguments.settings, loader):
-        check_names(arguments.settings)
+    arguments, loader = command_line.read_arguments(args), make_loader()
+    with explained(arguments.settings):
         master = loader.load_configuration("config", arguments.of_hydra, RunMode.MULTIRUN)
     sweeper: LabSweeper = build(master.hydra.sweeper)
-    callbacks: Any = JobStatus()  # Hydra's own list of callbacks is internal
+    callbacks: Any = run_context.JobStatus()  # Hydra's own list of callbacks is internal
     context = HydraContext(loader, callbacks)
     sweeper.setup(hydra_context=context, task_function=task_function or print, config=master)
     sweeper.compose(list(master.hydra.overrides.task))
     return sweeper
-
-
-class _Failed(UserError):
-    """Runs that failed by what no user can mend."""
-
-    exit_code = EXIT_FAILED

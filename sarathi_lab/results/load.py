@@ -14,7 +14,7 @@ import yaml
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import EXPERIMENTS, OUTPUTS, make_folder, read_object, readable
-from sarathi_lab.config.sweep_record import SweepRecord
+from sarathi_lab.config.run_context import SweepRecord
 from sarathi_lab.results.table import COLUMNS, RESULTS, rows_of_run
 
 POINTS = "figure.parquet"  # recomputed figures of the paper

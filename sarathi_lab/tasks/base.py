@@ -12,10 +12,8 @@ from omegaconf import DictConfig
 from sarathi_lab.config.checked import check_fields
 from sarathi_lab.config.console import Progress, lines_of, print_place
 from sarathi_lab.config.errors import require_one_of
-from sarathi_lab.config.instantiate import build, resolved
-from sarathi_lab.config.run_context import RunContext, group_of
-from sarathi_lab.config.sweep_jobs import Job
-from sarathi_lab.config.sweep_record import SweepRecord
+from sarathi_lab.config.instantiate import Job, build, resolved
+from sarathi_lab.config.run_context import RunContext, SweepRecord, group_of
 from sarathi_lab.config.sweeper import LabSweeper
 from sarathi_lab.results.report import print_sweep
 from sarathi_lab.results.result import Result, Stopped, track, write, write_stopped
@@ -48,13 +46,13 @@ class Task(ABC):
         """
         return None
 
-    def report_sweep(
-        self, job: Job, record: SweepRecord, num_jobs: int, *, is_tracked: bool
-    ) -> None:
-        """Print the table of a sweep that should have `num_jobs` runs, one of them `job`."""
+    def report_sweep(self, job: Job, record: SweepRecord, *, is_tracked: bool) -> None:
+        """Print the table of a sweep; `job` is one of its runs."""
         if not self.has_runs:
             print_place("results", record.folder)
             return
+        # Some trials of a search repeat another's.
+        num_jobs = len(record.begun()) if record.is_search else record.num_jobs
         print_sweep(record.folder, num_jobs, resolved(job.cfg)["plot"])
         if is_tracked and (record.folder / "sweep.csv").is_file():
             swept, host, folder = record.swept, record.host, record.folder

@@ -77,7 +77,7 @@ def print_jobs(sweeper: LabSweeper) -> None:
     show([DisplayTable(rows, left=["run", "by"])])
     number = sweeper.num_planned
     text = f"{number} run{'s' * (number > 1)}, checked and not started"
-    if sweeper.record.is_search:
+    if sweeper.is_search:
         text = f"a search of {number} trials, of which these are the ends of its space"
     time_of_all = "; how long it takes is unknown"
     if known:

@@ -14,8 +14,7 @@ from composed import config_of, run_of
 from omegaconf import OmegaConf
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.instantiate import build, resolved
-from sarathi_lab.config.unused_settings import check_job
+from sarathi_lab.config.instantiate import build, check_structure, fit_targets, resolved
 
 VALUES = (
     *(None, True, 0, 5, -1, 2**62, 10**30, 10**400, 1e-320, 1e300, float("inf"), float("nan")),
@@ -75,7 +74,8 @@ def test_it_runs_or_one_line_says_why_not(tmp_path, monkeypatch, capsys):
         OmegaConf.update(cfg, path, value, merge=False)
         OmegaConf.set_struct(cfg, True)
         try:
-            check_job(cfg, cfg, [], ())
+            check_structure(cfg)
+            fit_targets(cfg, [])
             resolved(cfg)
             build(cfg.tracking).check()
             run_of(tmp_path, cfg)

@@ -33,7 +33,7 @@ def test_where_a_disk_is_full_each_run_says_so_in_a_line_and_the_rest_goes_on(
 
     def writes(*args, **named):
         if is_full.pop() if is_full else False:
-            monkeypatch.setattr("sarathi_lab.config.sweep_record.write_json", refuses)
+            monkeypatch.setattr("sarathi_lab.config.run_context.write_json", refuses)
             raise FULL
         monkeypatch.undo()
         work(*args, **named)
@@ -46,7 +46,7 @@ def test_where_a_disk_is_full_each_run_says_so_in_a_line_and_the_rest_goes_on(
     out, err = capsys.readouterr()
     line = "  stopped: table.parquet can't be written (No space left on device); make room for it"
     assert line in out.splitlines()
-    assert err == "error: 1 runs did not end\n"
+    assert err == "error: it did not end\n"
     assert "chunk=32 took" in out
     assert len(load_runs(tmp_path)) == 1
 

@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from sarathi_lab.config.console import print_place, progress_of
 from sarathi_lab.config.errors import UserError, exit_code
 from sarathi_lab.config.paths import CONF, EXPERIMENTS, OUTPUTS, make_folder, read_object
-from sarathi_lab.config.sweep_record import SweepRecord, as_command
+from sarathi_lab.config.run_context import SweepRecord, as_command
 from sarathi_lab.experiment.claims import in_words, verdicts
 from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.results import load, sweep_analysis

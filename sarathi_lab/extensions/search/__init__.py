@@ -13,10 +13,9 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 
 from sarathi_lab.config.console import console
 from sarathi_lab.config.errors import UserError, require_int, require_one_of
-from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.instantiate import Job, build
 from sarathi_lab.config.paths import write_json
-from sarathi_lab.config.sweep_jobs import Job, JobMaker
-from sarathi_lab.config.sweep_record import BEST
+from sarathi_lab.config.run_context import BEST
 from sarathi_lab.config.sweeper import LabSweeper
 
 if TYPE_CHECKING:
@@ -30,6 +29,8 @@ class OptunaSearch(LabSweeper):
     """Maximise or minimise `objective`, a name of summary.json, in `n_trials` trials, `parallel` of
     them at a time, by optuna's ask and tell; a search that was stopped goes on from its journal.
     """
+
+    is_search = True
 
     def __init__(
         self,
@@ -57,36 +58,26 @@ class OptunaSearch(LabSweeper):
                 "install optuna"
             )
 
-    def make_jobs(self, maker: JobMaker) -> list[Job]:
+    def make_jobs(self) -> list[Job]:
         """The jobs at the ends of the search space, to check before anything runs."""
         self._check()
-        if not any(setting.is_sweep_override() for setting in self.settings):
+        if not self.swept:
             raise UserError(
                 "hydra/sweeper=optuna_search has nothing to search; add a space such as "
                 "'chunk=range(128,1025,step=64)'"
             )
         ends = [[f"{o.get_key_element()}={value}" for value in _ends(o)] for o in self.settings]
-        jobs = [maker.compose(job) for job in product(*ends)]
-        maker.check(jobs)
+        jobs = [self.compose_job(one) for one in self.without_unread(list(product(*ends)))]
         for job in jobs:
-            maker.num_rounds(job, is_search=True)
+            self.num_rounds(job)
         build(jobs[0].cfg.task).check_objective(self.objective)
-        self._maker = maker
-        return jobs
-
-    @property
-    def search_settings(self) -> Mapping[str, Any]:
         names = ("objective", "direction", "n_trials", "seed")
-        return {name: getattr(self, name) for name in names}
+        self.search_settings = {name: getattr(self, name) for name in names}
+        return jobs
 
     @property
     def num_planned(self) -> int:
         return self.n_trials
-
-    @property
-    def num_jobs(self) -> int:
-        """The runs so far: some trials repeat another's."""
-        return len(self.record.begun())
 
     def run_jobs(self) -> None:
         """Search until `n_trials` trials have a result or have failed now; leaves best.json."""
@@ -113,7 +104,7 @@ class OptunaSearch(LabSweeper):
         settings = [f"{o.get_key_element()}={o.get_value_element_as_str()}" for o in fixed]
         settings += [f"{key}={value}" for key, value in params.items()]
         checked = (job for job in self.jobs if job.settings == tuple(settings) and job.prepared)
-        return next(checked, None) or self._maker.compose(settings)
+        return next(checked, None) or self.compose_job(settings)
 
     def _study(self) -> optuna.Study:
         import optuna

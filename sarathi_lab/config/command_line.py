@@ -1,0 +1,311 @@
+"""Command lines: flags, named as Hydra names them, and settings; and Hydra's errors about them as
+one line with the value, the reason and the fix.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from sarathi_lab.config.errors import UserError, require_one_of, unknown_name
+from sarathi_lab.config.instantiate import (
+    GROUPS,
+    class_of,
+    name_of,
+    option_files,
+    parameter_names,
+    parameters_of,
+    read_option,
+    read_yaml,
+    top_level,
+)
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.config.run_context import SweepRecord
+
+SWITCHES = (
+    *("--help -h", "--hydra-help", "--version", "--resolve", "--run -r", "--multirun -m"),
+    *("--dry-run", "--verbose -v", "--shell-completion -sc"),
+)
+WITH_VALUE = ("--cfg -c", "--package -p", "--config-dir -cd")
+SHOWING = ("help", "hydra_help", "version", "cfg", "info", "shell_completion")
+LAUNCHERS = ("basic", "joblib", "ray", "submitit_local", "submitit_slurm")
+SWEEPERS = ("lab", "optuna_search")
+MOST_JOBS = 10_000  # of a sweep; all of them are checked before the first one runs
+MOST_NAMES = 1000  # of options of a group that are looked at
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A command line, read.
+
+    `flags` make Hydra show something instead of running. `settings` have no flag among them:
+    Hydra's own parser refuses settings behind one.
+    """
+
+    flags: tuple[str, ...]
+    settings: tuple[str, ...]
+    is_multirun: bool
+    is_help: bool
+    is_dry_run: bool
+
+    @property
+    def of_hydra(self) -> list[str]:
+        """The arguments for `hydra.main`, in whose place the lab's sweeper makes all runs."""
+        if self.flags:
+            return [*self.flags, *(["-m"] if self.is_multirun else []), *self.settings]
+        added = ["hydra.mode=MULTIRUN"] if self.is_multirun else []
+        return [*self.settings, *added, *(["hydra.sweeper.dry_run=true"] * self.is_dry_run)]
+
+
+def read_arguments(args: Sequence[str]) -> Arguments:
+    """Read a command line; of `resume=FOLDER` alone that of the sweep there. Raises UserError for
+    unknown options, settings and folders.
+    """
+    for arg in args:
+        if re.match(r"-[^-].", arg) and arg not in ("-sc", "-cd"):
+            raise _unknown(arg)  # argparse would take -chunk for -c hunk
+    try:
+        parsed, unknown = _parser().parse_known_intermixed_args(list(args))
+    except argparse.ArgumentError as error:
+        raise UserError(f"{error}; --help lists the options") from None
+    if unknown:
+        raise _unknown(unknown[0])
+    shows = any(getattr(parsed, name) for name in SHOWING)
+    for name in ("resolve", "package"):
+        if getattr(parsed, name) and not parsed.cfg:
+            raise UserError(f"option --{name} has no effect without --cfg; add --cfg job")
+    settings = [*parsed.settings, *(["hydra.verbose=true"] if parsed.verbose else [])]
+    if parsed.config_dir and (parsed.help or not shows):
+        settings = _with_folder(settings, parsed.config_dir)
+    if not shows or parsed.help:
+        with explained(settings):
+            check_names(settings)
+    dropped = ("-v", "--verbose", "-m", "--multirun", "--dry-run", *parsed.settings)
+    flags = tuple(arg for arg in args if arg not in dropped) if shows else ()
+    arguments = Arguments(flags, tuple(settings), parsed.multirun, parsed.help, parsed.dry_run)
+    return arguments if shows else _with_recorded(arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    for names in SWITCHES:
+        parser.add_argument(*names.split(), action="store_true")
+    for names in WITH_VALUE:
+        parser.add_argument(*names.split())
+    parser.add_argument("--info", "-i", nargs="?", const="all")
+    parser.add_argument("settings", nargs="*")
+    return parser
+
+
+def _unknown(option: str) -> UserError:
+    return UserError(
+        f"option {option} is unknown; settings are written name=value, --help lists the options"
+    )
+
+
+def _with_recorded(arguments: Arguments) -> Arguments:
+    """The command line that `resume=FOLDER` continues, if nothing but a launcher is set beside."""
+    resumes = [one for one in arguments.settings if name_of(one) == "resume"]
+    value = resumes[-1].partition("=")[2].strip("'\"") if resumes else "false"
+    if value in ("", "null"):
+        raise UserError(
+            "resume= names nothing; use resume=true, or resume=FOLDER with the folder of a sweep"
+        )
+    others = [one for one in arguments.settings if one not in resumes]
+    if value.lower() in ("true", "false") or not all(map(_sets_launcher, others)):
+        return arguments
+    recorded = read_arguments(SweepRecord.read(Path(value)).arguments)
+    kept = [one for one in recorded.settings if not (others and _sets_launcher(one))]
+    settings = (*kept, *others, *resumes)
+    return Arguments((), settings, recorded.is_multirun, is_help=False, is_dry_run=False)
+
+
+def _sets_launcher(setting: str) -> bool:
+    return name_of(setting).startswith(("hydra.launcher", "hydra/launcher"))
+
+
+def quoted(text: str) -> str:
+    """Quote `text` as a setting's value."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _searchpath(settings: Sequence[str]) -> list[str]:
+    found = [one for one in settings if name_of(one) == "hydra.searchpath"]
+    value = OverridesParser.create().parse_override(found[-1]).value() if found else []
+    return list(value) if isinstance(value, list) else [str(value)]
+
+
+def folders_of(settings: Sequence[str]) -> list[Path]:
+    """The folders that `hydra.searchpath` adds to conf/. Raises UserError for one that is none."""
+    folders = []
+    for source in _searchpath(settings):
+        scheme, _, path = source.rpartition("://")
+        if scheme in ("", "file"):
+            folders.append(Path(path))
+            if not folders[-1].is_dir():
+                raise UserError(
+                    f"hydra.searchpath={source} is not a folder; name one such as "
+                    "file:///home/me/conf"
+                )
+    return folders
+
+
+def _with_folder(settings: list[str], folder: str) -> list[str]:
+    """Add the options of `folder` by a setting, which is recorded and passed on as others are."""
+    if not Path(folder).is_dir():
+        raise UserError(f"--config-dir {folder} is not a folder; name one that has policy/ or such")
+    folders = [*_searchpath(settings), f"file://{Path(folder).absolute()}"]
+    others = [setting for setting in settings if name_of(setting) != "hydra.searchpath"]
+    return [f"hydra.searchpath=[{','.join(map(quoted, folders))}]", *others]
+
+
+def check_names(settings: Sequence[str]) -> None:
+    """Refuse settings and options that there are not, before Hydra composes anything."""
+    known, folders = [*GROUPS, *top_level(), "experiment"], folders_of(settings)
+    for override in OverridesParser.create().parse_overrides(list(settings)):
+        name = override.key_or_group
+        if override.type != OverrideType.CHANGE:
+            continue
+        if name == "hydra/launcher":
+            for value in _values(override):
+                require_one_of(name, value, LAUNCHERS)
+        elif name == "hydra/sweeper":
+            require_one_of(name, override.value(), SWEEPERS)
+        elif override.is_hydra_override():
+            continue
+        elif name.partition(".")[0] not in known:
+            raise unknown_name(name, known, "a setting")
+        elif name in (*GROUPS, "experiment"):
+            for value in _values(override):
+                if value not in ("null", "None"):
+                    require_one_of(name, value, option_files(name, folders))
+
+
+def _values(override: Override) -> list[str]:
+    """The values of a setting that is swept, or its one value; none if it is no text."""
+    if override.is_discrete_sweep():
+        values = islice(override.sweep_string_iterator(), MOST_NAMES)
+        return [str(value).strip("'\"") for value in values]
+    value = override.value()
+    return [value] if isinstance(value, str) else []
+
+
+@contextmanager
+def explained(settings: Sequence[str]) -> Iterator[None]:
+    """Raise UserError for errors of Hydra and OmegaConf about `settings` in the block."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise _explain(error, settings) from None
+
+
+def _explain(error: Exception, settings: Sequence[str]) -> UserError:
+    """Return one line for an error of Hydra or OmegaConf about `settings`."""
+    message, cause = str(error), str(error.__cause__ or "")
+    if isinstance(error, OverrideParseException):
+        return UserError(
+            f"{error.override!r} can't be read; settings are written name=value, without spaces "
+            "around ="
+        )
+    if found := re.search(r"(?:Sweep parameters?|Ambiguous value for argument) '(.+?)'", message):
+        return several_values(found[1])
+    if found := re.search(r"Could not find 'hydra/launcher/(([^_']+)[^']*)'", message):
+        package = f"hydra-{found[2]}-launcher"
+        return UserError(
+            f"hydra/launcher={found[1]} needs the package {package}, which is missing; pip install "
+            f"{package}"
+        )
+    if found := re.search(r"Could not override '([\w.@/]+)'", message + cause):
+        return _unknown_key(found[1], settings)
+    lines = [line.strip() for line in f"{message}\n{cause}".splitlines() if line.strip()]
+    first = lines[0] if lines else type(error).__name__
+    return UserError(f"{' '.join(settings)}: {first}; --help shows the settings")
+
+
+def several_values(setting: str) -> UserError:
+    """For a sweep without -m."""
+    return UserError(f"{setting} has several values; add -m to sweep over them, or quote the comma")
+
+
+def chosen_options(settings: Sequence[str]) -> dict[str, Path]:
+    """The file of the option of each group that the defaults, an experiment and `settings` choose,
+    of several the first.
+    """
+    folders = folders_of(settings)
+    typed = dict[str, str]()
+    for override in OverridesParser.create().parse_overrides(list(settings)):
+        if override.key_or_group in (*GROUPS, "experiment") and (values := _values(override)):
+            typed[override.key_or_group] = values[0]
+    chosen = _defaults(CONF / "config.yaml")
+    found = {group: option_files(group, folders) for group in (*GROUPS, "experiment")}
+    for group in ("experiment", "task"):  # whose files may choose others' options
+        if (name := typed.get(group, chosen.get(group))) in found[group]:
+            chosen |= _defaults(found[group][name])
+    options = {**chosen, **typed}
+    pairs = [(group, found[group].get(name)) for group, name in options.items() if group in found]
+    return {group: path for group, path in pairs if path is not None}
+
+
+def _defaults(path: Path) -> dict[str, str]:
+    """The options that a file's defaults list chooses, by group."""
+    entries = [entry for entry in read_yaml(path).get("defaults", []) if OmegaConf.is_dict(entry)]
+    pairs = [pair for entry in entries for pair in entry.items()]
+    return {str(key).removeprefix("override ").strip("/"): str(value) for key, value in pairs}
+
+
+def _unknown_key(key: str, settings: Sequence[str]) -> UserError:
+    group, _, parameter = key.partition(".")
+    if group not in (files := chosen_options(settings)):
+        node: Any = top_level().get(group)
+        valid = [f"{group}.{name}" for name in node] if OmegaConf.is_dict(node) else [*top_level()]
+        return unknown_name(key, valid, "a setting")
+    node = read_option(group, files[group])
+    names = parameter_names(node, group)
+    is_typo = bool(difflib.get_close_matches(key, names, cutoff=0.9))
+    # Importing the class takes a second: only where a typo is not the likelier mistake.
+    listed = parameters_of(class_of({group: node}, group)) if not is_typo else None
+    if parameter.partition(".")[0] in (listed or ()):
+        return UserError(
+            f"{key} is at its default, which the option's file does not list; write +{key}=VALUE"
+        )
+    owner = str(node.get("_target_", group)).rpartition(".")[2]
+    return unknown_name(key, names, f"a parameter of {owner}")
+
+
+def combine(settings: Sequence[Override]) -> list[tuple[str, ...]]:
+    """All combinations of the settings' values; of two settings of a name the last counts."""
+    values: dict[str, list[str]] = {}
+    num_jobs = 1
+    for setting in settings:
+        key, line = setting.get_key_element(), str(setting.input_line)
+        values[key] = [line]
+        if setting.is_discrete_sweep():
+            first = islice(setting.sweep_string_iterator(), MOST_JOBS + 1)
+            values[key] = [f"{key}={value}" for value in first]
+        elif setting.is_sweep_override():
+            raise UserError(
+                f"{line} has no end of values; name them, as in {key}=1,2, or add "
+                "hydra/sweeper=optuna_search"
+            )
+        if not values[key]:
+            raise UserError(f"{line} names no value; name at least one")
+        num_jobs *= len(values[key])
+        if num_jobs > MOST_JOBS:
+            raise UserError(
+                f"{line} makes a sweep of more than {MOST_JOBS} runs; name fewer values, or let "
+                "hydra/sweeper=optuna_search choose"
+            )
+    return list(product(*values.values()))
