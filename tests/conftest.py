@@ -15,6 +15,8 @@ from filelock import FileLock
 
 os.environ.setdefault("WANDB_MODE", "offline")  # no test talks to a server
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Workers share the cores, which a thread of OpenMP that spins while it waits takes from another.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Else every worker, and every process that a test starts, compiles all that it imports anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
