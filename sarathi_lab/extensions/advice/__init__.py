@@ -5,22 +5,22 @@ iteration times that policy=ascend_dynamic reads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import pandas as pd
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import listed, whole
 from sarathi_lab.config.console import console
 from sarathi_lab.config.errors import UserError, require_int
-from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.instantiate import build, copied
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment.advisor import BASELINES, PolicyOfChunk
 from sarathi_lab.experiment.clock import chunking_loss
-from sarathi_lab.extensions.advice.server_flags import ServerFlag, server_flags
+from sarathi_lab.extensions.advice.server_flags import server_flags
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
@@ -65,8 +65,6 @@ def policy_of_chunk(cfg: DictConfig) -> PolicyOfChunk:
     return policy.with_budget
 
 
-# -- the chunk to take, the cost of cutting alone, and the flags of servers ------------------------
-
 CHUNKS = "use a list such as [256,512], or null for those that the device's tile suggests"
 CHUNK = partial(require_int, minimum=1, fix=CHUNKS)
 LOSS_COLUMNS = {
@@ -74,13 +72,15 @@ LOSS_COLUMNS = {
     "attention": "attention, KV read again [ms]",
     "matmul": "smaller matrix products [ms]",
     "fixed": "fixed per iteration [ms]",
+    "experts": "of the products, experts [ms]",
 }
-OF_EXPERTS = "of the products, experts [ms]"
 
 
 @dataclass(frozen=True)
 class Advise(Task):
-    """Predicts every candidate chunk (None: those of `advisor.advise`) for the load and policy."""
+    """Predicts every candidate chunk (None: those of `advisor.advise`) for the load and policy,
+    prices the cutting by itself, and lists the flags of servers.
+    """
 
     reads = (
         *("policy", "workload", "executor", "model", "hardware", "batch", "pd_ratio", "seq_len"),
@@ -89,7 +89,7 @@ class Advise(Task):
     chunks: Sequence[int] | None = listed(None, each=CHUNK, complaint=f"names no chunk; {CHUNKS}")
     page_size: int = whole(64, minimum=1, fix="use a number of tokens such as 64")
 
-    def check(self, cfg: DictConfig) -> Plan:
+    def check(self, cfg: DictConfig) -> tuple[Plan, pd.DataFrame]:
         for name in cfg.baselines:
             if name not in BASELINES:
                 raise UserError(
@@ -98,68 +98,59 @@ class Advise(Task):
                 )
         cost_of(cfg)
         policy_of_chunk(cfg)
-        chosen = OmegaConf.merge(cfg, {"policy": {build(cfg.policy).budget_field: AUTO}})
-        assert isinstance(chosen, DictConfig)
-        plan = make_plan(chosen, self.chunks)
-        self._flags(plan)
-        return plan
+        cfg = copied(cfg)
+        cfg.policy[build(cfg.policy).budget_field] = AUTO
+        plan = make_plan(cfg, self.chunks)
+        assert plan.advice is not None
+        is_whole = plan.advice.do_not_chunk is not None
+        # Any prompt beside all decodes, as one that does not fit would wait for them.
+        longest = plan.max_model_len + plan.engine.batch_size - 1
+        sizes = {"batch_size": plan.engine.batch_size, "max_model_len": plan.max_model_len}
+        sizes["page_size"] = self.page_size
+        budget = longest if is_whole else plan.advice.chunk
+        return plan, server_flags(budget, **sizes, is_whole=is_whole)
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
-        plan: Plan = context.prepared or self.check(cfg)
-        assert plan.advice is not None
-        advice, servers = plan.advice, self._flags(plan)
+        plan, flags = context.prepared or self.check(cfg)
+        advice, config = plan.advice, plan.config
         print_plan(plan, context)
         print_advice(advice)
         prompt_len = max(request.prompt_len for request in plan.load.requests)
         _, spec, predictor = cost_of(cfg)
-        rows = []
-        for chunk in advice.table.chunk.tolist():
-            split = chunking_loss(prompt_len, chunk, predictor.operation_times)
-            labels = {"prompt_len": prompt_len, "chunk": chunk}
-            rows.append({**labels, **asdict(split), "loss": split.total / split.whole})
-        loss = pd.DataFrame(rows)
-        columns = {**LOSS_COLUMNS, **({"experts": OF_EXPERTS} if spec.num_experts else {})}
-        by_cause = loss.assign(total=loss[["attention", "matmul", "fixed"]].sum(axis="columns"))
-        by_cause[[*columns]] *= 1e3
-        by_cause = by_cause[["chunk", *columns, "loss"]].rename(columns=columns)
+        chunks = advice.table.chunk.tolist()
+        splits = pd.DataFrame(
+            [chunking_loss(prompt_len, chunk, predictor.operation_times) for chunk in chunks]
+        )
+        total = splits[["attention", "matmul", "fixed"]].sum(axis="columns")
+        loss = splits.assign(loss=total / splits.whole)
+        loss.insert(0, "prompt_len", prompt_len)
+        loss.insert(1, "chunk", chunks)
+        columns = dict(list(LOSS_COLUMNS.items())[: None if spec.num_experts else -1])
+        by_cause = 1e3 * splits.assign(total=total)[[*columns]].rename(columns=columns)
+        by_cause = pd.concat([loss.chunk, by_cause, loss.loss], axis="columns")
         formats = dict.fromkeys(columns.values(), ".1f") | {"loss": "+.1%"}
-        table = DisplayTable(by_cause.to_dict("records"), formats=formats)
-        cut = " that leave prompts whole, where they have any" if advice.do_not_chunk else ""
-        shown = [f"  as settings of servers{cut}"]  # each on its own line, so that it can be copied
-        for server in servers:
-            shown.append(f"  {server.server}, {server.effective_budget} tokens: {server.note}")
-            shown.append(f"    {' '.join(server.flags)}")
         uncut = f"a prompt of {prompt_len} tokens takes {1e3 * loss.whole[0]:.1f} ms whole"
-        title = f"  cutting alone: {uncut}; in chunks"
+        cut = " that leave prompts whole, where they have any" if advice.do_not_chunk else ""
+        shown = [
+            f"  cutting alone: {uncut}; in chunks",
+            DisplayTable(by_cause.to_dict("records"), formats=formats),
+            f"  as settings of servers{cut}",
+        ]
+        for row in flags.itertuples():  # flags on a line of their own, so that they can be copied
+            shown += [f"  {row.server}, {row.effective_budget} tokens: {row.note}"]
+            shown += [f"    {row.flags}"]
         chosen = advice.table.set_index("chunk", drop=False).loc[advice.chunk]
         numbers = chosen.drop(["is_as_good", "is_best"]).to_dict()
         numbers["chunking_pays"] = advice.do_not_chunk is None
-        hardware = plan.config["executor"]["hardware"]["name"]
+        hardware = config["executor"]["hardware"]["name"]
         return Result(
-            tables={"advice": advice.table, "loss": loss, "flags": flags_table(servers)},
+            tables={"advice": advice.table, "loss": loss, "flags": flags},
             summary={str(name): float(value) for name, value in numbers.items()},
-            shown=[title, table, *shown],
+            shown=shown,
             labels={"device": hardware},
             tags=["advice", hardware],
-            config=plan.config,
+            config=config,
         )
-
-    def _flags(self, plan: Plan) -> list[ServerFlag]:
-        assert plan.advice is not None
-        sizes = {"batch_size": plan.engine.batch_size, "max_model_len": plan.max_model_len}
-        is_whole = plan.advice.do_not_chunk is not None
-        # Any prompt beside all decodes, as one that does not fit would wait for them.
-        longest = plan.max_model_len + plan.engine.batch_size - 1
-        budget = longest if is_whole else plan.advice.chunk
-        return server_flags(budget, **sizes, page_size=self.page_size, is_whole=is_whole)
-
-
-def flags_table(rows: Sequence[ServerFlag]) -> pd.DataFrame:
-    """A row per server, its flags as one line to type."""
-    return pd.DataFrame([{**asdict(row), "flags": " ".join(row.flags)} for row in rows])
-
-
-# -- iteration times -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -3,66 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import yaml
 
 from sarathi_lab.config.errors import UserError
 
 
-@dataclass(frozen=True)
-class ServerFlag:
-    """A server's settings: `flags` in order, and the tokens of one iteration that they mean."""
-
-    server: str
-    flags: tuple[str, ...]
-    effective_budget: int
-    note: str
-    source: str
-
-
-@dataclass(frozen=True)
-class Server:
-    """A row of servers.yaml: flag templates, and the rule of the budget as bounds and a unit."""
-
-    name: str
-    flags: tuple[str, ...]
-    rule: str
-    remark: str
-    source: str
-    minimum: tuple[str | int, ...]
-    unit: str | int = 1
-    maximum: str | int | None = None
-    whole: tuple[str, ...] = ()  # with chunked prefill off; empty without such a switch
-
-    def settings(self, wanted: int, tokens: Mapping[str, int]) -> ServerFlag:
-        """Choose the least budget from `wanted` tokens that the rule allows, or the largest;
-        `tokens` are the quantities that the row may name.
-        """
-
-        def value(name: str | int) -> int:
-            return name if isinstance(name, int) else tokens[name]
-
-        unit = value(self.unit)
-        budget = -(-max(wanted, *map(value, self.minimum)) // unit) * unit
-        if self.maximum is not None:
-            budget = min(budget, value(self.maximum) // unit * unit)
-        *flags, rule, remark = (
-            template.format(budget=budget, **tokens)
-            for template in (*self.flags, self.rule, self.remark)
-        )
-        if budget != wanted:
-            moved = "rounded up" if budget > wanted else "lowered"
-            remark = f"{moved} from {wanted} to {budget}: {rule}; {remark}"
-        return ServerFlag(self.name, tuple(flags), budget, remark, self.source)
-
-
 @cache
-def read_servers() -> tuple[Server, ...]:
-    rows = yaml.safe_load(Path(__file__).with_name("servers.yaml").read_text())
-    return tuple(Server(**row) for row in rows)
+def read_servers() -> list[dict[str, Any]]:
+    """Read the rows of servers.yaml, whose fields are described there."""
+    rows: list[dict[str, Any]] = yaml.safe_load(
+        Path(__file__).with_name("servers.yaml").read_text()
+    )
+    return rows
 
 
 def server_flags(
@@ -72,12 +29,14 @@ def server_flags(
     max_model_len: int,
     page_size: int = 64,
     is_whole: bool = False,
-) -> list[ServerFlag]:
+) -> pd.DataFrame:
     """List the settings of every server for iterations of `budget` tokens, decodes included; with
     `is_whole` of those that can disable cutting, for a budget that fits any prompt.
 
-    The rules are those of servers.yaml; `page_size` is of servers that let one choose it. Raises
-    UserError for a page above `max_model_len`.
+    Columns: server, flags (one line to type), effective_budget (tokens of an iteration that they
+    mean: the least from `budget` on that the rule allows, or the largest), note, source.
+    `page_size` is of servers that let one choose it. Raises UserError for one above
+    `max_model_len`.
     """
     if max_model_len < page_size:
         raise UserError(
@@ -95,7 +54,31 @@ def server_flags(
     }
     servers = read_servers()
     if is_whole:
-        remark = "chunked prefill is off, so it cuts no prompt"
-        whole = (server for server in servers if server.whole)
-        servers = tuple(replace(one, flags=one.whole, unit=1, remark=remark) for one in whole)
-    return [server.settings(budget, tokens) for server in servers]
+        off = {"unit": 1, "remark": "chunked prefill is off, so it cuts no prompt"}
+        servers = [{**one, "flags": one["whole"], **off} for one in servers if "whole" in one]
+    return pd.DataFrame([_settings(server, budget, tokens) for server in servers])
+
+
+def _settings(
+    server: Mapping[str, Any], wanted: int, tokens: Mapping[str, int]
+) -> dict[str, object]:
+    """Return a server's row; its bounds and unit are tokens, or names in `tokens`."""
+    least = max(wanted, *(tokens.get(name, name) for name in server["minimum"]))
+    unit = tokens.get(server.get("unit", 1), server.get("unit", 1))
+    budget = -(-least // unit) * unit
+    if "maximum" in server:
+        budget = min(budget, tokens[server["maximum"]] // unit * unit)
+    flags, rule, note = (
+        template.format(budget=budget, **tokens)
+        for template in (" ".join(server["flags"]), server["rule"], server["remark"])
+    )
+    if budget != wanted:
+        moved = "rounded up" if budget > wanted else "lowered"
+        note = f"{moved} from {wanted} to {budget}: {rule}; {note}"
+    return {
+        "server": server["name"],
+        "flags": flags,
+        "effective_budget": budget,
+        "note": note,
+        "source": server["source"],
+    }

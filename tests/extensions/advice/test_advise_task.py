@@ -17,7 +17,6 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.experiment.advisor import Prediction, advise
 from sarathi_lab.experiment.clock import chunking_loss
-from sarathi_lab.extensions.advice import flags_table
 from sarathi_lab.extensions.advice.server_flags import server_flags
 from sarathi_lab.run import main
 
@@ -44,11 +43,11 @@ def test_the_tables_are_the_advice_the_loss_and_the_flags(tmp_path, capsys):
         assert row.loss == pytest.approx(split.total / split.whole)
     assert list(tables["loss"].chunk) == list(advice.table.chunk)
     rows = server_flags(advice.chunk, batch_size=6, max_model_len=1024)
-    pd.testing.assert_frame_equal(tables["flags"], flags_table(rows))
+    pd.testing.assert_frame_equal(tables["flags"], rows)
     text = capsys.readouterr().out
     assert f"chunk=auto is {advice.chunk}" in text
     assert "a prompt of 992 tokens takes" in text
-    assert all(f"    {' '.join(row.flags)}\n" in text for row in rows)
+    assert all(f"    {flags}\n" in text for flags in rows["flags"])
     (config,) = tmp_path.rglob("[!.]*/config.yaml")
     assert OmegaConf.load(config).policy.chunk == advice.chunk
 
