@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pandas as pd
 from omegaconf import DictConfig
@@ -18,7 +19,7 @@ from sarathi_lab.config.instantiate import build, copied
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.experiment.advisor import BASELINES, PolicyOfChunk
+from sarathi_lab.experiment.advisor import BASELINES, Advice, PolicyOfChunk
 from sarathi_lab.experiment.clock import chunking_loss
 from sarathi_lab.extensions.advice.server_flags import server_flags
 from sarathi_lab.model.checkpoint import resolve_model
@@ -111,8 +112,9 @@ class Advise(Task):
         return plan, server_flags(budget, **sizes, is_whole=is_whole)
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
-        plan, flags = context.prepared or self.check(cfg)
-        advice, config = plan.advice, plan.config
+        prepared: Any = context.prepared or self.check(cfg)
+        plan, flags = prepared
+        advice: Advice = plan.advice
         print_plan(plan, context)
         print_advice(advice)
         prompt_len = max(request.prompt_len for request in plan.load.requests)
@@ -131,25 +133,26 @@ class Advise(Task):
         formats = dict.fromkeys(columns.values(), ".1f") | {"loss": "+.1%"}
         uncut = f"a prompt of {prompt_len} tokens takes {1e3 * loss.whole[0]:.1f} ms whole"
         cut = " that leave prompts whole, where they have any" if advice.do_not_chunk else ""
-        shown = [
+        shown: list[DisplayTable | str] = [
             f"  cutting alone: {uncut}; in chunks",
             DisplayTable(by_cause.to_dict("records"), formats=formats),
             f"  as settings of servers{cut}",
         ]
+        row: Any
         for row in flags.itertuples():  # flags on a line of their own, so that they can be copied
             shown += [f"  {row.server}, {row.effective_budget} tokens: {row.note}"]
             shown += [f"    {row.flags}"]
         chosen = advice.table.set_index("chunk", drop=False).loc[advice.chunk]
         numbers = chosen.drop(["is_as_good", "is_best"]).to_dict()
         numbers["chunking_pays"] = advice.do_not_chunk is None
-        hardware = config["executor"]["hardware"]["name"]
+        hardware = plan.config["executor"]["hardware"]["name"]
         return Result(
             tables={"advice": advice.table, "loss": loss, "flags": flags},
             summary={str(name): float(value) for name, value in numbers.items()},
             shown=shown,
             labels={"device": hardware},
             tags=["advice", hardware],
-            config=config,
+            config=plan.config,
         )
 
 

@@ -90,16 +90,15 @@ class Crossover(Task):
             return sum(request_times(predictor.operation_times, scenario).values())
 
         with progress_of("mapping", len(loads), "loads") as progress:
-            by_chunk = {"policy": policy_of_chunk(cfg), "on_load": progress}
-            table = gains_of(loads, self.chunks, request_seconds, **by_chunk)
-        counts = pd.crosstab(table.baseline, table.outcome)
-        counts = counts.reindex(index=list(BASELINES), columns=list(VERBS), fill_value=0)
+            policy = policy_of_chunk(cfg)
+            table = gains_of(loads, self.chunks, request_seconds, policy=policy, on_load=progress)
+        counts = table.groupby(["baseline", "outcome"], observed=False).size()
         title, device = f"{spec.name} on {backend.device_name}", backend.hardware.name
         return Result(
             tables={"crossover": table},
             figures={"crossover": crossover_map(table, title, self.baseline)},
             summary={
-                f"{outcome}_vs_{baseline}": float(counts.loc[baseline, outcome])
+                f"{outcome}_vs_{baseline}": float(counts[baseline, outcome])
                 for baseline in BASELINES
                 for outcome in VERBS
             },
