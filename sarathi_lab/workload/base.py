@@ -16,7 +16,6 @@ from sarathi_lab.config.errors import (
     MOST,
     UserError,
     require_int,
-    require_number,
     require_one_of,
 )
 from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop, Sessions, Turn
@@ -25,26 +24,22 @@ from sarathi_lab.engine.request import Request
 Encode = Callable[[str], list[int]]
 # Prompt and output tokens of a request, and its token ids.
 Shape = tuple[int, int, NDArray[np.int32] | None]
-ArrivalKind = Literal["closed", "poisson", "gamma", "ramp", "users"]
+ArrivalKind = Literal["closed", "poisson", "gamma", "users"]
 
 READS: dict[str, tuple[str, ...]] = {  # by kind of arrivals; all but think_time are needed
     "closed": (),
     "poisson": ("rate",),
     "gamma": ("rate", "cv"),
-    "ramp": ("rate", "end_rate"),
     "users": ("users", "think_time"),
 }
 EXPLAINED = {
     "rate": "in requests per second, such as 2.0",
     "cv": "the coefficient of variation of the gaps, such as 2.0 (1 is poisson)",
-    "end_rate": "in requests per second, above workload.rate",
     "users": "the number of users who wait for their answers, such as 8",
     "think_time": "in seconds, such as 1.0",
 }
 CV_RANGE = (0.01, 100.0)  # beyond, gaps are equal or zero in double precision
 MOST_REQUESTS = 10_000_000  # some 5 GB
-SHARES_ERROR = 1e-6  # by which shares may miss 1
-SHARES = "give one share a priority that sum to 1, or null for equal ones"
 LEVELS = "use whole numbers, lower ones first served, such as [0,1]"
 
 
@@ -125,21 +120,17 @@ class Arriving:
     - "closed": all at time 0.
     - "poisson": exponential gaps of mean 1 / `rate` (requests per second).
     - "gamma": gamma gaps of mean 1 / `rate` and coefficient of variation `cv`.
-    - "ramp": a Poisson process whose rate rises linearly to `end_rate` while the requests last.
     - "users": `users` users, who send the next request `think_time` seconds after an answer.
 
     `arrivals` None stands for the times of a file. Times are random numbers of mean 1, scaled: with
     the same seed, rates share them. `priorities` (lower first with queue_order=priority) are drawn
-    by `priority_shares`, equal ones if None. Raises UserError for unknown, missing and unread
-    settings.
+    with equal chances, one that is listed twice twice as often. Raises UserError for unknown,
+    missing and unread settings.
     """
 
     arrivals: ArrivalKind | None = "closed"
     rate: float | None = number(None, above=0, fix="use requests per second, such as 2.0")
     cv: float | None = number(None, minimum=CV_RANGE[0], fix=f"use {EXPLAINED['cv']}")
-    end_rate: float | None = number(
-        None, above=0, fix="use requests per second, above workload.rate"
-    )
     users: int | None = whole(
         None, minimum=1, maximum=MOST_REQUESTS, fix=f"use {EXPLAINED['users']}"
     )
@@ -149,25 +140,19 @@ class Arriving:
         each=partial(require_int, minimum=-MOST, fix=LEVELS),
         complaint=f"is not a list; {LEVELS}",
     )
-    priority_shares: Sequence[float] | None = listed(
-        None,
-        each=partial(require_number, above=0, fix=SHARES),
-        complaint=f"does not fit; {SHARES}",
-    )
     seed: int = whole(minimum=0, fix="use a number such as 0", name="seed")
 
     def __post_init__(self) -> None:
         if self.arrivals is not None:
             self.check_arrivals(self.arrivals)
         check_fields(self, "workload.")
-        if self.end_rate is not None and self.rate is not None and self.end_rate <= self.rate:
-            raise UserError(
-                f"workload.end_rate={self.end_rate} does not exceed workload.rate={self.rate}; "
-                "raise it, or use workload.arrivals=poisson for a constant rate"
-            )
         if self.cv is not None and self.cv > CV_RANGE[1]:
             raise UserError(f"workload.cv={self.cv} exceeds {CV_RANGE[1]:g}; use {EXPLAINED['cv']}")
-        self._check_priorities()
+        if self.priorities and len(set(self.priorities)) < 2:
+            raise UserError(
+                f"workload.priorities={list(self.priorities)} has no effect: all are equal; "
+                f"{LEVELS}"
+            )
 
     def check_arrivals(self, kind: str) -> None:
         """Raise UserError for missing and unread settings of this `kind` of arrivals."""
@@ -180,25 +165,10 @@ class Arriving:
             elif getattr(self, name) is None and name != "think_time":
                 raise UserError(f"workload.arrivals={kind} needs workload.{name}, {explained}")
 
-    def _check_priorities(self) -> None:
-        levels, shares = self.priorities, self.priority_shares
-        if levels is None:
-            why = " without workload.priorities; add workload.priorities=[0,1]"
-            refuse_unread(self, ["priority_shares"], why, "workload.")
-        elif len(set(levels)) < 2:
-            raise UserError(
-                f"workload.priorities={list(levels)} has no effect: all are equal; {LEVELS}"
-            )
-        elif shares and (len(shares) != len(levels) or abs(sum(shares) - 1) > SHARES_ERROR):
-            raise UserError(
-                f"workload.priority_shares={list(shares)} does not fit workload.priorities="
-                f"{list(levels)} or sum to 1; {SHARES}"
-            )
-
     def times(self, num_requests: int) -> NDArray[np.float64]:
         """Seconds of arrival [num_requests], ascending from 0; all 0 for closed arrivals and users.
 
-        More requests leave earlier times unchanged, except for a ramp.
+        More requests leave earlier times unchanged.
         """
         if self.rate is None:
             return np.zeros(num_requests)
@@ -208,15 +178,8 @@ class Arriving:
             gaps = generator.standard_exponential(num_requests)
         else:
             gaps = generator.standard_gamma(1 / self.cv**2, num_requests) * self.cv**2
-        if self.end_rate is None:
-            gaps *= 1 / self.rate
-            return np.cumsum(gaps) - gaps[0]  # the clock starts with the first request
-        # The time by which a process of rate r(t) = r0 + (r1 - r0) t / L expects `expected`
-        # arrivals: the root of its integral, L = 2 n / (r0 + r1), in which n are expected (time
-        # change of a Poisson process: Cinlar, 1975, ch. 4.7).
-        expected = np.cumsum(gaps) - gaps[0]
-        slope = (self.end_rate**2 - self.rate**2) / (2 * num_requests)
-        return 2 * expected / (self.rate + np.sqrt(self.rate**2 + 2 * slope * expected))
+        gaps *= 1 / self.rate
+        return np.cumsum(gaps) - gaps[0]  # the clock starts with the first request
 
     def loaded(
         self, name: str, times: NDArray[np.float64], shapes: Iterable[Shape], **of_file: Any
@@ -224,12 +187,11 @@ class Arriving:
         """Make requests of `shapes` at `times` with drawn priorities; `of_file` are further fields
         of `LoadedRequests`.
         """
-        levels, shares = self.priorities or (0,), self.priority_shares
-        chosen = [0] * len(times)
+        levels, chosen = self.priorities or (0,), [0] * len(times)
         if len(levels) > 1:
-            weights = np.asarray(shares or [1.0] * len(levels), dtype=float)
+            chances = np.full(len(levels), 1 / len(levels))
             rng = np.random.default_rng([self.seed, 4])
-            chosen = rng.choice(len(levels), len(times), p=weights / weights.sum()).tolist()
+            chosen = rng.choice(len(levels), len(times), p=chances).tolist()
         requests = [
             Request(i, time, *shape, levels[level])
             for i, (time, level, shape) in enumerate(

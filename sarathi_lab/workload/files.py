@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sarathi_lab.config.errors import UserError, require_int, require_number
-from sarathi_lab.config.paths import json_object
+from sarathi_lab.config.paths import json_object, readable
 from sarathi_lab.engine.request import Request
 from sarathi_lab.workload.base import Encode, LoadedRequests
 
@@ -32,20 +32,10 @@ def named_file(path: str | None, option: str) -> Path:
 
 def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
     """Yield number, from 1, and text of every line. Raises UserError for other files."""
-    number = 0
-    try:
-        # Not splitlines: JSON strings may contain other separators, such as U+2028.
-        with file.open(encoding="utf-8-sig") as text:
-            for number, line in enumerate(text, start=1):
-                yield number, line.removesuffix("\n")
-    except FileNotFoundError:
-        raise UserError(f"workload.path={file} is missing; name an existing file") from None
-    except UnicodeDecodeError:
-        place = f"after line {number}"
-        raise UserError(f"{file} is not UTF-8 text ({place}); name a text file") from None
-    except OSError as error:
-        reason = f"can't be read ({error.strerror})"
-        raise UserError(f"workload.path={file} {reason}; name a readable file") from None
+    # Not splitlines: JSON strings may contain other separators, such as U+2028.
+    source = readable(f"workload.path={file}", "name a text file")
+    with source, file.open(encoding="utf-8-sig") as lines:
+        yield from enumerate(lines, start=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,20 +73,19 @@ def _prompt_request(
         token_ids = _text_tokens(row["prompt"], encode, where)
     if not isinstance(token_ids, list) or not token_ids:
         raise UserError(f"{where} has an empty prompt; give at least one token")
+    most, fix = (vocab_size or MAX_VOCAB_SIZE) - 1, "correct the prompt or take another model"
     for token_id in token_ids:
-        most = (vocab_size or MAX_VOCAB_SIZE) - 1
-        fix = "correct the prompt or take another model"
         require_int(f"{where}: token id", token_id, 0, fix, maximum=most)
     fix = "give the tokens to generate"
     if "output_len" not in row:
         raise UserError(f"{where} has no output_len; {fix}")
     output_len = require_int(f"{where}: output_len", row["output_len"], 1, fix)
-    arrival = row.get("arrival_time", 0.0)
-    require_number(f"{where}: arrival_time", arrival, minimum=0, fix="use seconds from 0")
-    fix = "use one such as 0, lower ones first"
-    priority = require_int(f"{where}: priority", row.get("priority", 0), -sys.maxsize, fix)
+    time, fix = row.get("arrival_time", 0.0), "use seconds from 0"
+    time = require_number(f"{where}: arrival_time", time, minimum=0, fix=fix)
+    priority, fix = row.get("priority", 0), "use one such as 0, lower ones first"
+    priority = require_int(f"{where}: priority", priority, -sys.maxsize, fix)
     prompt = np.asarray(token_ids, dtype=np.int32)
-    return Request(request_id, float(arrival), len(token_ids), output_len, prompt, priority)
+    return Request(request_id, time, len(prompt), output_len, prompt, priority)
 
 
 def _text_tokens(text: Any, encode: Encode | None, where: str) -> list[int]:
@@ -105,4 +94,4 @@ def _text_tokens(text: Any, encode: Encode | None, where: str) -> list[int]:
     except (AttributeError, UnicodeEncodeError):  # half of a surrogate pair
         fix = "correct it, or use prompt_token_ids for token ids"
         raise UserError(f"{where}: prompt is not text; {fix}") from None
-    return encode(text) if encode is not None else list(as_bytes)
+    return list(as_bytes) if encode is None else encode(text)

@@ -28,27 +28,6 @@ from sarathi_lab.workload.files import named_file, numbered_lines
 PREFIX_IDS, PREFIX_TOKENS = "hash_ids", 512  # of a prompt: an id for so many tokens each
 
 
-@dataclass(frozen=True)
-class TraceTable:
-    """The rows of a file, stably sorted by time.
-
-    `times` are nanoseconds from any zero.
-    """
-
-    times: NDArray[np.int64] | None
-    prompt_lens: NDArray[np.int64]
-    output_lens: NDArray[np.int64]
-    prefix_ids: Sequence[tuple[int, ...]]
-
-    def __len__(self) -> int:
-        return len(self.prompt_lens)
-
-    def row(self, number: int) -> tuple[int, int, tuple[int, ...]]:
-        """Prompt and output tokens and the prefix ids of a row."""
-        ids = self.prefix_ids[number] if self.prefix_ids else ()
-        return int(self.prompt_lens[number]), int(self.output_lens[number]), ids
-
-
 class _Format(NamedTuple):
     """A format by its columns or keys, and nanoseconds in a unit of its times; 0 for dates."""
 
@@ -65,37 +44,35 @@ FORMATS = (
 )
 
 
-def read_trace(file: Path) -> TraceTable:
+def read_trace(file: Path) -> pd.DataFrame:
     """Read `file`: CSV, or JSONL with an object a line; the format follows from columns or keys.
 
     Azure's LLM inference traces (TIMESTAMP, ContextTokens, GeneratedTokens), BurstGPT (Timestamp in
     seconds, Request tokens, Response tokens), Mooncake (timestamp in milliseconds, input_length,
     output_length, and hash_ids of blocks of 512 tokens), or lengths alone (num_prefill_tokens,
-    num_decode_tokens). Dates without an offset are UTC. Raises UserError, naming the line. An
-    unchanged file is not read again.
+    num_decode_tokens). Dates without an offset are UTC.
+
+    Returns prompt_len, output_len, ids (tuples) and, of a file with times, time (nanoseconds from
+    any zero), stably sorted by it. Raises UserError, naming the line. An unchanged file is not read
+    again.
     """
     state = file.stat() if file.is_file() else None
     return _read(file, state and (state.st_mtime_ns, state.st_size))
 
 
 @lru_cache(maxsize=2)
-def _read(file: Path, state: tuple[int, int] | None) -> TraceTable:
+def _read(file: Path, state: tuple[int, int] | None) -> pd.DataFrame:
     """Read `file` of this time and size, once for all runs of a sweep."""
     cells = _cells(file)
     form = _recognise(file, cells)
     *of_time, prompts, outputs = (cells[column] for column in form.columns)
-    prompt_lens, output_lens = _counts(file, prompts), _counts(file, outputs)
-    ids = _prefix_ids(file, cells[PREFIX_IDS], prompt_lens) if PREFIX_IDS in cells else ()
-    if not of_time:
-        return TraceTable(None, prompt_lens, output_lens, ids)
-    times = _counts(file, of_time[0], form.unit)
-    order = np.argsort(times, kind="stable")
-    return TraceTable(
-        times[order],
-        prompt_lens[order],
-        output_lens[order],
-        ids and [ids[i] for i in order.tolist()],
-    )
+    table = pd.DataFrame({"prompt_len": _counts(file, prompts)})
+    table["output_len"] = _counts(file, outputs)
+    table["ids"] = _prefix_ids(file, cells, table.prompt_len)
+    if of_time:
+        table["time"] = _counts(file, of_time[0], form.unit)
+        table = table.sort_values("time", kind="stable", ignore_index=True)
+    return table
 
 
 def _cells(file: Path) -> pd.DataFrame:
@@ -158,16 +135,16 @@ def _refuse(file: Path, line: Any, reason: str) -> Never:
     raise UserError(f"{file} line {line} is broken ({reason}); correct or remove it")
 
 
-def _prefix_ids(
-    file: Path, cells: pd.Series, prompt_lens: NDArray[np.int64]
-) -> list[tuple[int, ...]]:
+def _prefix_ids(file: Path, cells: pd.DataFrame, prompt_lens: pd.Series) -> list[tuple[int, ...]]:
     """At most one id for every 512 tokens, incomplete blocks too; some writers omit the last."""
-    ids = [cell if isinstance(cell, list) or pd.notna(cell) else [] for cell in cells]
+    if PREFIX_IDS not in cells:
+        return [()] * len(cells)
+    ids = [cell if isinstance(cell, list) or pd.notna(cell) else [] for cell in cells[PREFIX_IDS]]
     for line, value in zip(cells.index, ids, strict=True):
         if not isinstance(value, list) or any(type(i) is not int or i < 0 for i in value):
             _refuse(file, line, f"{PREFIX_IDS}={value}")
     most = -(-prompt_lens // PREFIX_TOKENS)
-    return [tuple(value[:number]) for value, number in zip(ids, most.tolist(), strict=True)]
+    return [tuple(value[:number]) for value, number in zip(ids, most, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +174,7 @@ class Trace(Arriving):
             refuse_unread(self, ["time_scale"], f"{why}trace's own times", "workload.")
             return
         why = " on the trace's own times; drop it, or exchange them with workload.arrivals"
-        refuse_unread(self, ("cv", "end_rate", "users", "think_time"), why, "workload.")
+        refuse_unread(self, ("cv", "users", "think_time"), why, "workload.")
         if self.rate is not None and self.time_scale != 1:
             raise UserError(
                 f"workload.rate={self.rate} and workload.time_scale={self.time_scale} both scale "
@@ -212,31 +189,27 @@ class Trace(Arriving):
         file = named_file(self.path, self.name)
         table = read_trace(file)
         used, dropped = self._usable(file, table)
+        rows = used[["prompt_len", "output_len", "ids"]].itertuples(index=False)
         shapes = (
             (prompt_len, output_len, self._prompt(i, prompt_len, ids, vocab_size))
-            for i, (prompt_len, output_len, ids) in enumerate(map(table.row, used))
+            for i, (prompt_len, output_len, ids) in enumerate(rows)
         )
-        return self.loaded(
-            f"{self.name} {file.name}",
-            self._times(file, table, used),
-            shapes,
-            rows_read=len(table),
-            dropped=dropped,
-        )
+        times, name = self._times(file, table, used), f"{self.name} {file.name}"
+        return self.loaded(name, times, shapes, rows_read=len(table), dropped=dropped)
 
-    def _usable(self, file: Path, table: TraceTable) -> tuple[list[int], dict[str, int]]:
-        is_empty = (table.prompt_lens < 1) | (table.output_lens < 1)
-        is_long = np.zeros(len(table), dtype=bool)
+    def _usable(self, file: Path, table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int]]:
+        """Return the rows that become requests, and how many others there are, by the reason."""
+        filled = table[(table.prompt_len >= 1) & (table.output_len >= 1)]
+        short = filled
         if self.max_len is not None:
-            is_long = ~is_empty & (table.prompt_lens > self.max_len - table.output_lens)
-        usable = np.flatnonzero(~(is_empty | is_long))
-        used = usable[: self.max_requests].tolist()
+            short = filled[filled.prompt_len <= self.max_len - filled.output_len]
+        used = short[: self.max_requests]
         dropped = {
-            "without prompt or output": int(is_empty.sum()),
-            f"over max_len={self.max_len}": int(is_long.sum()),
-            "after max_requests": len(usable) - len(used),
+            "without prompt or output": len(table) - len(filled),
+            f"over max_len={self.max_len}": len(filled) - len(short),
+            "after max_requests": len(short) - len(used),
         }
-        if not used:
+        if used.empty:
             reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items() if count)
             raise UserError(
                 f"{file}: all {len(table)} rows were dropped ({reasons}); name another file or "
@@ -244,15 +217,15 @@ class Trace(Arriving):
             )
         return used, dropped
 
-    def _times(self, file: Path, table: TraceTable, used: Sequence[int]) -> NDArray[np.float64]:
+    def _times(self, file: Path, table: pd.DataFrame, used: pd.DataFrame) -> NDArray[np.float64]:
         if self.arrivals is not None:
             return self.times(len(used))
-        if table.times is None:
+        if "time" not in table:
             why = f": {file} has no times; drop it, or make some with workload.arrivals=poisson "
             refuse_unread(self, ["time_scale"], f"{why}and workload.rate", "workload.")
             self.check_arrivals("closed")  # a rate needs times
             return np.zeros(len(used))
-        times = (table.times[used] - table.times[0]) / 1e9
+        times = (used.time - table.time[0]).to_numpy() / 1e9
         if self.rate is None:
             return times * self.time_scale
         duration = times[-1] - times[0]

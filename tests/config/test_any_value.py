@@ -34,7 +34,7 @@ BASES = (
     ((*FROM_FILE, "workload=trace", "workload.path=tests/data/trace.csv"), "workload"),
     ((*FROM_FILE, "workload=prompts", "workload.path=tests/data/prompts.jsonl"), "workload"),
     ((*SMALL, "workload.arrivals=poisson", "workload.rate=2"), "workload"),
-    ((*SMALL, "workload.arrivals=ramp", "workload.rate=2", "workload.end_rate=4"), "workload"),
+    ((*SMALL, "workload.arrivals=gamma", "workload.rate=2", "workload.cv=4"), "workload"),
     ((*SMALL, "workload.arrivals=users", "workload.users=2"), "workload"),
     ((*SMALL, "workload.arrivals=poisson", "workload.rate=2"), "window"),
     ((*SMALL, "slo=strict"), "slo"),

@@ -229,8 +229,8 @@ def test_files_that_are_none(tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\xd8")
     for load, words in (
         (Trace(seed=0), r"needs a file; add workload\.path=FILE, such as Azure"),
-        (Prompts(path=str(tmp_path / "nothing")), "missing"),
-        (Trace(path=123, seed=0), r"workload\.path=123 is missing"),  # YAML of workload.path=123
+        (Prompts(path=str(tmp_path / "nothing")), "No such file"),
+        (Trace(path=123, seed=0), r"workload\.path=123 can't be read"),  # YAML of workload.path=123
         (Prompts(path=str(tmp_path)), "can't be read"),
         (Prompts(path=str(tmp_path / "binary")), "not UTF-8"),
     ):

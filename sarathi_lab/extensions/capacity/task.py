@@ -26,7 +26,7 @@ from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.plan import AUTO, Plan, changed, make_plan, slo_reference
 
 RATES = "use requests per second, or null"
-SCALED = ("poisson", "gamma", "ramp")  # arrivals with a rate
+SCALED = ("poisson", "gamma")  # arrivals with a rate
 FIRST_TRIALS, LATER_TRIALS = 8, 4  # expected per seed, for the progress bar
 # By bound: the column of capacity.parquet that it is for, and its name.
 BOUNDED = {
