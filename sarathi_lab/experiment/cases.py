@@ -5,13 +5,12 @@ Cases can be printed, filtered and run alone: `group.points(clock)` evaluates th
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
-from sarathi_lab.experiment.clock import EVERYTHING, THROUGHPUT, Clock, Estimate, LossSplit
-from sarathi_lab.experiment.scenario import Scenario, Subject, WorkSum, chunked
+from sarathi_lab.experiment.clock import EVERYTHING, THROUGHPUT, Clock, Estimate
+from sarathi_lab.experiment.scenario import Scenario, Subject, WorkSum
 
 Kind = Literal["value", "share", "curve"]
 
@@ -42,153 +41,59 @@ class Point(NamedTuple):
         return 1.0 if self.kind == "share" else None
 
 
-class Quantity(ABC):
-    """An expression over work and scenarios that a clock evaluates."""
+@dataclass(frozen=True)
+class Quantity:
+    """A call of a clock's `method`, times `factor`, over the quantity `below` if there is one."""
 
-    @abstractmethod
+    method: str
+    arguments: tuple[Any, ...]
+    factor: float = 1.0
+    below: Quantity | None = None
+
     def on(self, clock: Clock) -> Estimate | None:
         """Evaluate on a clock; None where the clock can't."""
+        value: Estimate | None = getattr(clock, self.method)(*self.arguments)
+        below = None if self.below is None else self.below.on(clock)
+        if value is None or (below is None and self.below is not None):
+            return None
+        value = value.times(self.factor)
+        return value if below is None else value.over(below)
 
     @property
     def subjects(self) -> Iterator[Subject]:
         """The batches and scenarios that a device runs for it."""
-        for part in vars(self).values():
+        for part in (*self.arguments, self.below):
             if isinstance(part, Quantity | WorkSum):
                 yield from part.subjects
             elif isinstance(part, Scenario):
                 yield part
 
-    def __truediv__(self, other: Quantity) -> Ratio:
-        return Ratio(self, other)
+    def __truediv__(self, other: Quantity) -> Quantity:
+        assert self.below is None
+        return replace(self, below=other)
 
-    def __mul__(self, factor: float) -> Scaled:
-        return Scaled(self, factor)
-
-
-@dataclass(frozen=True)
-class Constant(Quantity):
-    """A number that needs no clock."""
-
-    value: float
-
-    def on(self, clock: Clock) -> Estimate:
-        return Estimate(self.value)
+    def __mul__(self, factor: float) -> Quantity:
+        return replace(self, factor=factor * self.factor)
 
 
-@dataclass(frozen=True)
-class Seconds(Quantity):
-    """Seconds of work in the operations of some kinds, less and plus those of `minus` and `plus`,
-    whose errors are not added.
-    """
-
-    work: WorkSum
-    kinds: tuple[str, ...] = EVERYTHING
-    minus: Seconds | None = None
-    plus: Seconds | None = None
-
-    def on(self, clock: Clock) -> Estimate:
-        value, error = clock.seconds(self.work, self.kinds)
-        value -= self.minus.on(clock).value if self.minus else 0.0
-        return Estimate(value + (self.plus.on(clock).value if self.plus else 0.0), error)
+def constant(value: float) -> Quantity:
+    """Return a number that needs no clock."""
+    return Quantity("constant", (value,))
 
 
-@dataclass(frozen=True)
-class Ratio(Quantity):
-    """A quantity over another."""
-
-    above: Quantity
-    below: Quantity
-
-    def on(self, clock: Clock) -> Estimate | None:
-        above, below = self.above.on(clock), self.below.on(clock)
-        return None if above is None or below is None else above.over(below)
+def seconds(work: WorkSum, kinds: tuple[str, ...] = EVERYTHING) -> Quantity:
+    """Return the seconds of work in the operations of some kinds."""
+    return Quantity("seconds", (work, kinds))
 
 
-@dataclass(frozen=True)
-class Scaled(Quantity):
-    """A quantity times a number, such as seconds in milliseconds."""
-
-    quantity: Quantity
-    factor: float
-
-    def on(self, clock: Clock) -> Estimate | None:
-        value = self.quantity.on(clock)
-        return None if value is None else value.times(self.factor)
+def gain(scenario: Scenario) -> Quantity:
+    """Return the throughput over that of request-level batching on the same requests."""
+    return Quantity("gain", (scenario, scenario.baseline))
 
 
-@dataclass(frozen=True)
-class Saving(Quantity):
-    """Seconds of `alone` over those that `both` takes beyond `without`."""
-
-    alone: WorkSum
-    both: WorkSum
-    without: WorkSum
-
-    def on(self, clock: Clock) -> Estimate:
-        return clock.saving(self.alone, self.both, self.without)
-
-
-@dataclass(frozen=True)
-class KeysRead(Quantity):
-    """Cached tokens that attention reads for `work`, where a kernel runs."""
-
-    work: WorkSum
-
-    def on(self, clock: Clock) -> Estimate | None:
-        number = clock.keys_read(self.work)
-        return None if number is None else Estimate(number)
-
-
-@dataclass(frozen=True)
-class ChunkingOverhead(Quantity):
-    """`offset` and the extra time of a prompt in chunks by `cause` (a field of `LossSplit`), as a
-    share of the whole prompt's.
-    """
-
-    prompt_len: int
-    chunk: int
-    cause: str = "total"
-    offset: float = 0.0
-
-    def on(self, clock: Clock) -> Estimate:
-        whole, cut = (
-            clock.times(chunked(self.prompt_len, tokens, emits=True))
-            for tokens in (self.prompt_len, self.chunk)
-        )
-        loss = LossSplit.of(whole, cut)
-        error = clock.seconds(chunked(self.prompt_len, self.prompt_len)).error
-        return Estimate(self.offset + getattr(loss, self.cause) / loss.whole, error)
-
-    @property
-    def subjects(self) -> Iterator[Subject]:
-        for tokens in (self.prompt_len, self.chunk):
-            yield from chunked(self.prompt_len, tokens).subjects
-
-
-@dataclass(frozen=True)
-class Gain(Quantity):
-    """Throughput of a scenario over that of request-level batching on the same requests."""
-
-    scenario: Scenario
-
-    def on(self, clock: Clock) -> Estimate:
-        return clock.gain(self.scenario)
-
-    @property
-    def subjects(self) -> Iterator[Subject]:
-        return iter((self.scenario, self.scenario.baseline))
-
-
-@dataclass(frozen=True)
-class ServedRatio(Quantity):
-    """A quantity of `Served` (seconds) of a scenario over that of another one."""
-
-    scenario: Scenario
-    versus: Scenario
-    name: str = THROUGHPUT
-
-    def on(self, clock: Clock) -> Estimate:
-        return clock.over(self.scenario, self.versus, self.name)
+def served_ratio(scenario: Scenario, versus: Scenario, name: str = THROUGHPUT) -> Quantity:
+    """Return a quantity of `Served` (seconds) over that of another scenario."""
+    return Quantity("served_ratio", (scenario, versus, name))
 
 
 @dataclass(frozen=True)

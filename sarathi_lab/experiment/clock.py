@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -25,6 +24,7 @@ from sarathi_lab.experiment.scenario import (
     WorkSum,
     chunked,
     counted,
+    request,
     request_times,
     serve,
 )
@@ -33,6 +33,7 @@ EVERYTHING = tuple(KINDS)
 COMPUTE = tuple(kind for kind in KINDS if kind != "others")  # what Fig 7 and Table 2 time
 FOUR = ("preproj", "attn", "postproj", "ffn")  # whose sum Fig 10 calls the total
 THROUGHPUT = "seconds_per_request"
+TimesOf = Callable[[WorkSum], Times]
 
 
 class Estimate(NamedTuple):
@@ -72,13 +73,12 @@ class Clock(ABC):
     def start(self, number: int) -> None:  # noqa: B027
         """Begin a group of cases in a round: what is measured is measured again."""
 
+    def constant(self, value: float) -> Estimate:
+        return Estimate(value)
+
     def times(self, work: WorkSum) -> Times:
         """Return the seconds of `work` by operation."""
-        total: Times = defaultdict(float)
-        for weight, subject in work.parts:
-            for name, seconds in self._times(subject).items():
-                total[name] += weight * seconds
-        return total
+        return work.times(self._times)
 
     def _times(self, subject: Subject) -> Mapping[str, float]:
         if isinstance(subject, Composition):
@@ -106,7 +106,25 @@ class Clock(ABC):
         """Return the seconds of `alone` over those that `both` takes beyond `without`."""
         return self.seconds(alone).over(self.seconds(both - without))
 
-    def keys_read(self, work: WorkSum) -> float | None:
+    def with_attention_of(self, work: WorkSum, separate: WorkSum, together: WorkSum) -> Estimate:
+        """Return the seconds of `work` with the attention of `separate` batches in place of that of
+        `together`, whose errors are not added.
+        """
+        value, error = self.seconds(work)
+        less, more = (self.seconds(one, ("attn",)).value for one in (together, separate))
+        return Estimate(value - less + more, error)
+
+    def chunking_overhead(
+        self, prompt_len: int, chunk: int, cause: str = "total", offset: float = 0.0
+    ) -> Estimate:
+        """Return `offset` and the extra time of a prompt in chunks by `cause` (a field of
+        `LossSplit`), as a share of the whole prompt's.
+        """
+        loss = LossSplit.of(self.times, prompt_len, chunk)
+        error = self.seconds(chunked(prompt_len, prompt_len)).error
+        return Estimate(offset + getattr(loss, cause) / loss.whole, error)
+
+    def keys_read(self, work: WorkSum) -> Estimate | None:
         """Count the cached tokens that attention reads for `work`; None where nothing is read."""
         return None
 
@@ -114,15 +132,15 @@ class Clock(ABC):
         """Return the seconds by operation and request; serving has no times of operations."""
         return self.times(counted(scenario))
 
-    def gain(self, scenario: Scenario) -> Estimate:
-        """Return the throughput over that of request-level batching on the same requests."""
-        return self.over(scenario.baseline, scenario, THROUGHPUT)
+    def gain(self, scenario: Scenario, baseline: Scenario) -> Estimate:
+        """Return the throughput over that of the baseline."""
+        return self.served_ratio(baseline, scenario, THROUGHPUT)
 
     @abstractmethod
     def served(self, scenario: Scenario) -> Served | None:
         """Serve the scenario on the engine; returns None if it does not fit."""
 
-    def over(self, scenario: Scenario, versus: Scenario, quantity: str) -> Estimate:
+    def served_ratio(self, scenario: Scenario, versus: Scenario, quantity: str) -> Estimate:
         """Return a quantity of `Served` (seconds) over that of another scenario."""
         found, other = self.served(scenario), self.served(versus)
         if found is None or other is None:
@@ -148,17 +166,15 @@ class CostClock(Clock):
     def request(self, scenario: Scenario) -> Times:
         return request_times(self.cost.operation_times, scenario)
 
-    def gain(self, scenario: Scenario) -> Estimate:
-        baseline, own = (WorkSum(((1.0, one),)) for one in (scenario.baseline, scenario))
-        return self.seconds(baseline).over(self.seconds(own))
+    def gain(self, scenario: Scenario, baseline: Scenario) -> Estimate:
+        return self.seconds(request(baseline)).over(self.seconds(request(scenario)))
 
     def served(self, scenario: Scenario) -> Served:
         if scenario not in self._served:
-            blocks = scenario.batch_size * math.ceil(scenario.longest / BLOCK_SIZE)
             executor = SimulatedExecutor(self.cost.iteration_time)
-            room = {"num_blocks": math.ceil(1.1 * blocks) + 1, "block_size": BLOCK_SIZE}
-            found = serve(executor, scenario, **room)
-            assert found is not None, "there is room for more"
+            num_blocks = scenario.blocks(BLOCK_SIZE)
+            found = serve(executor, scenario, num_blocks=num_blocks, block_size=BLOCK_SIZE)
+            assert found is not None
             self._served[scenario] = found
         return self._served[scenario]
 
@@ -171,6 +187,11 @@ class CountingClock(CostClock):
 
 MATMUL = (*KINDS["preproj"], *KINDS["postproj"], *KINDS["ffn"], "lm_head")
 ATTENTION = KINDS["attn"]
+
+
+def times_by(operation_times: OperationTimes) -> TimesOf:
+    """Return the function that sums up the times of batches."""
+    return lambda work: work.times(lambda part: operation_times(part.make()))
 
 
 @dataclass(frozen=True)
@@ -189,10 +210,11 @@ class LossSplit:
     experts: float = 0.0
 
     @classmethod
-    def of(cls, whole: Mapping[str, float], cut: Mapping[str, float]) -> LossSplit:
-        """Split the difference of seconds by operation. The causes sum up to it: all but matrix
-        products and attention is `fixed`.
+    def of(cls, times: TimesOf, prompt_len: int, chunk: int) -> LossSplit:
+        """Split the extra `times` of a prompt, prefilled alone in chunks (section 4.2, Fig 13). The
+        causes sum up to it: all but matrix products and attention is `fixed`.
         """
+        whole, cut = (times(chunked(prompt_len, n, emits=True)) for n in (prompt_len, chunk))
         extra = {name: cut.get(name, 0.0) - whole.get(name, 0.0) for name in {**whole, **cut}}
         attention = sum(extra.get(name, 0.0) for name in ATTENTION)
         matmul = sum(extra.get(name, 0.0) for name in MATMUL)
@@ -202,16 +224,3 @@ class LossSplit:
     @property
     def total(self) -> float:
         return self.attention + self.matmul + self.fixed
-
-
-def chunking_loss(prompt_len: int, chunk: int, operation_times: OperationTimes) -> LossSplit:
-    """Return the extra time of a prompt, prefilled alone in chunks (section 4.2, Fig 13)."""
-
-    def seconds_in(tokens: int) -> dict[str, float]:
-        total: defaultdict[str, float] = defaultdict(float)
-        for batch in chunked(prompt_len, tokens, emits=True).batches:
-            for name, seconds in operation_times(batch).items():
-                total[name] += seconds
-        return total
-
-    return LossSplit.of(seconds_in(prompt_len), seconds_in(chunk))

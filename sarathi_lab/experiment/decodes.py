@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
-from sarathi_lab.experiment.cases import Case, Group, Saving, Seconds, one
+from sarathi_lab.experiment.cases import Case, Group, Quantity, one, seconds
 from sarathi_lab.experiment.clock import COMPUTE, FOUR
 from sarathi_lab.experiment.iterations import OPERATIONS
 from sarathi_lab.experiment.registry import Aims, ErrorRow, Ints, figure
@@ -26,7 +26,7 @@ def speedup(panel: str, series: str, x: float, seq_len: int, size: int, chunk: i
     alone = batch(num_decodes=size, context=seq_len)
     hybrid = batch(prefill_tokens=chunk - riders, num_decodes=riders, context=seq_len)
     prefill = batch(prefill_tokens=chunk)
-    return one(panel, series, x, Saving(alone, hybrid, prefill) * (riders / size))
+    return one(panel, series, x, Quantity("saving", (alone, hybrid, prefill)) * (riders / size))
 
 
 @figure(
@@ -96,7 +96,7 @@ def _operations(panel: str, scenario: Scenario) -> Iterator[Case]:
     size = scenario.batch_size
     for system, own in (("baseline", scenario.baseline), ("sarathi", scenario)):
         for operation, kinds in {**OPERATIONS, "total": FOUR}.items():
-            y = Seconds(request(own), kinds) * size
+            y = seconds(request(own), kinds) * size
             yield Case(panel, f"{system} {operation}", size, y, "s")
 
 
@@ -141,9 +141,9 @@ def _kinds_of_batch(num_tokens: int, num_decodes: int) -> Iterator[Case]:
     works = {"prefill-only": prefill, "decode-only": decodes, "decode-maximal": both}
     for panel, work in works.items():
         for name, kinds in parts.items():
-            yield Case(panel, name, work.num_tokens, Seconds(work, kinds) * 1e3, "ms")
-    alone = Seconds(decodes, COMPUTE) * (1 / num_decodes)
-    ratio = alone / (Seconds(both - prefill, COMPUTE) * (1 / riders))
+            yield Case(panel, name, work.num_tokens, seconds(work, kinds) * 1e3, "ms")
+    alone = seconds(decodes, COMPUTE) * (1 / num_decodes)
+    ratio = alone / (seconds(both - prefill, COMPUTE) * (1 / riders))
     yield Case("ratio", "decode alone / added", num_decodes, ratio)
 
 
@@ -170,10 +170,10 @@ def _hybrid_attention(chunk: int, context: int, number: int) -> Iterator[Case]:
     whole = batch(prefill_tokens=chunk, start=start)
     alone = batch(num_decodes=number, context=context)
     both = batch(prefill_tokens=chunk, start=start, num_decodes=number, context=context)
-    together, separate = Seconds(both, ("attn",)), Seconds(whole + alone, ("attn",))
-    added = Seconds(both - whole)
-    added_separate = Seconds(both - whole, minus=together, plus=separate)
+    together, separate = seconds(both, ("attn",)), seconds(whole + alone, ("attn",))
+    added = seconds(both - whole)
+    added_separate = Quantity("with_attention_of", (both - whole, whole + alone, both))
     series = f"chunk {chunk}, context {context}"
     yield Case("attention / apart", series, number, together / separate)
-    yield Case("decode speed-up", series, number, Seconds(alone) / added)
-    yield Case("decode speed-up, apart", series, number, Seconds(alone) / added_separate)
+    yield Case("decode speed-up", series, number, seconds(alone) / added)
+    yield Case("decode speed-up, apart", series, number, seconds(alone) / added_separate)

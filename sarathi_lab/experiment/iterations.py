@@ -7,16 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from sarathi_lab.experiment.cases import (
-    Case,
-    ChunkingOverhead,
-    Constant,
-    Group,
-    KeysRead,
-    Quantity,
-    Seconds,
-    one,
-)
+from sarathi_lab.experiment.cases import Case, Group, Quantity, constant, one, seconds
 from sarathi_lab.experiment.clock import COMPUTE, EVERYTHING, FOUR
 from sarathi_lab.experiment.registry import KEYS, Aims, ErrorRow, Ints, figure
 from sarathi_lab.experiment.scenario import WorkSum, batch, chunked
@@ -59,10 +50,10 @@ def _token_costs(number: int, seq_len: int) -> Iterator[Case]:
     series = {**OPERATIONS, "others": ("elementwise", "others"), "total": EVERYTHING}
     for panel, phase in (("prefill", prefills), ("decode", decodes)):
         for name, kinds in series.items():
-            y = Seconds(phase, kinds) * (1e3 / phase.num_tokens)
+            y = seconds(phase, kinds) * (1e3 / phase.num_tokens)
             yield Case(panel, name, number, y, "ms/token")
-    prefilled = Seconds(prefills) * (1 / prefills.num_tokens)
-    decoded = Seconds(decodes) * (1 / number)
+    prefilled = seconds(prefills) * (1 / prefills.num_tokens)
+    decoded = seconds(decodes) * (1 / number)
     yield Case("ratio", "decode / prefill", number, decoded / prefilled)
 
 
@@ -124,14 +115,14 @@ def fig04(
         rate = _layer_rate(spec, phase, length, number)
         yield one(phase, str(length), number, rate, "tokens/ms")
     for phase, operation, number in products:
-        intensity = Constant(_intensity(spec, phase, operation, number))
+        intensity = constant(_intensity(spec, phase, operation, number))
         yield one(f"{phase} intensity", operation, number, intensity, "FLOP/B")
 
 
 def _layer_rate(spec: ModelSpec, phase: str, length: int, number: int) -> Quantity:
     prefills = batch(prefill_tokens=length, num_prefills=number)
     work = prefills if phase == "prefill" else batch(num_decodes=number, context=length)
-    return Constant(work.num_tokens) / (Seconds(work, COMPUTE) * (1e3 / spec.num_layers))
+    return constant(work.num_tokens) / (seconds(work, COMPUTE) * (1e3 / spec.num_layers))
 
 
 def _intensity(spec: ModelSpec, phase: str, operation: str, number: int) -> float:
@@ -181,12 +172,12 @@ def fig07(spec: ModelSpec, *, tokens: Ints, tiles: Ints) -> Iterator[Group]:
         prefill = batch(prefill_tokens=num_tokens)
         yield Group(
             tuple(
-                Case("", name, num_tokens, Seconds(prefill, kinds) * 1e3, "ms")
+                Case("", name, num_tokens, seconds(prefill, kinds) * 1e3, "ms")
                 for name, kinds in operations.items()
             )
         )
     for num_tokens in tiles:
-        full, more = (Seconds(batch(prefill_tokens=n)) for n in (num_tokens, num_tokens + 1))
+        full, more = (seconds(batch(prefill_tokens=n)) for n in (num_tokens, num_tokens + 1))
         yield one("step", "one token more", num_tokens, more / full)
 
 
@@ -206,7 +197,7 @@ def gpu_targets(
 
 
 def _whole(panel: str, series: str, x: int, work: WorkSum) -> Group:
-    return one(panel, series, x, Seconds(work) * 1e3, "ms")
+    return one(panel, series, x, seconds(work) * 1e3, "ms")
 
 
 CAUSES = {"re-read": "attention", "smaller products": "matmul", "fixed cost": "fixed"}
@@ -257,14 +248,17 @@ def _prompt_in_chunks(prompt: int, chunk: int) -> Iterator[Case]:
     name, whole, cut = str(prompt), chunked(prompt, prompt), chunked(prompt, chunk)
     ends = [min(start + chunk, prompt) for start in range(0, prompt, chunk)]
     formula = (len(ends) + 1) / 2
-    yield Case("KV bytes / whole", name, chunk, Constant(sum(ends) / prompt))
-    yield Case("N(N+1)/2 / N", name, chunk, Constant(formula))
-    yield Case("counted / N(N+1)/2", name, chunk, KeysRead(cut) * (1 / prompt / formula))
-    slower = Seconds(cut, ("attn",)) / Seconds(whole, ("attn",))
+    yield Case("KV bytes / whole", name, chunk, constant(sum(ends) / prompt))
+    yield Case("N(N+1)/2 / N", name, chunk, constant(formula))
+    yield Case(
+        "counted / N(N+1)/2", name, chunk, Quantity("keys_read", (cut,)) * (1 / prompt / formula)
+    )
+    slower = seconds(cut, ("attn",)) / seconds(whole, ("attn",))
     yield Case("attention time / whole", name, chunk, slower)
-    yield Case("prefill time / whole", name, chunk, ChunkingOverhead(prompt, chunk, offset=1.0))
+    prefill = Quantity("chunking_overhead", (prompt, chunk, "total", 1.0))
+    yield Case("prefill time / whole", name, chunk, prefill)
     for cause, field in CAUSES.items():
-        share = ChunkingOverhead(prompt, chunk, field)
+        share = Quantity("chunking_overhead", (prompt, chunk, field))
         yield Case(f"price: {cause}", name, chunk, share, kind="share")
 
 
@@ -272,5 +266,5 @@ def _chunk_at_context(spec: ModelSpec, start: int, chunk: int) -> Iterator[Case]
     """List one chunk's attention behind `start` cached tokens, and the keys and values it reads."""
     work, series = batch(prefill_tokens=chunk, start=start), f"C={chunk}"
     megabytes = (start + chunk) * spec.kv_bytes_per_token(KV_BYTES) / 1e6
-    yield Case("attention [ms]", series, start, Seconds(work, ("attn",)) * 1e3, "ms")
-    yield Case("KV read [MB]", series, start, Constant(float(megabytes)), "MB")
+    yield Case("attention [ms]", series, start, seconds(work, ("attn",)) * 1e3, "ms")
+    yield Case("KV read [MB]", series, start, constant(float(megabytes)), "MB")

@@ -82,9 +82,10 @@ class DeviceClock(Clock):
         whole, more, less = self.cost.alternated(batches).T
         return Estimate(float(np.median(whole))).over(Estimate(float(np.median(more - less))))
 
-    def keys_read(self, work: WorkSum) -> float:
+    def keys_read(self, work: WorkSum) -> Estimate:
         placed = map(self.cost.placed, work.batches)
-        return sum(math.nan if own is None else self.cost.probe.keys_read(own) for own in placed)
+        read = self.cost.probe.keys_read
+        return Estimate(sum(math.nan if batch is None else read(batch) for batch in placed))
 
     def served(self, scenario: Scenario) -> Served | None:
         if scenario not in self._now:

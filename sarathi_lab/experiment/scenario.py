@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sarathi_lab.engine import loop
 from sarathi_lab.engine.compositions import make_batch
@@ -22,6 +22,7 @@ from sarathi_lab.workload.base import random_prompt
 
 FEWER, MORE = 1, 3  # batches of requests; the difference of their costs is the steady state's
 
+BLOCK_SIZE = 16  # tokens
 Times = dict[str, float]  # seconds by operation
 
 
@@ -64,13 +65,10 @@ class Scenario:
         """The policy itself. SARATHI's decodes ride in full batches of B - 1 only."""
         if isinstance(self.policy, Policy):
             return self.policy
-        match self.policy:
-            case "request_level":
-                return RequestLevel()
-            case "orca_best":
-                return Orca()
-            case "orca_worst":
-                return Orca(max_prefills=None)
+        whole = {"request_level": RequestLevel(), "orca_best": Orca()}
+        whole["orca_worst"] = Orca(max_prefills=None)
+        if self.policy in whole:
+            return whole[self.policy]
         assert self.chunk is not None
         if self.policy == "sarathi":
             return Sarathi(chunk=self.chunk, min_decodes=self.batch_size - 1)
@@ -91,6 +89,11 @@ class Scenario:
         """Blocks of cache that hold the batch at its longest, with the policy's watermark."""
         blocks = self.batch_size * math.ceil(self.longest / block_size)
         return math.ceil(blocks / (1 - self.make_policy().watermark))
+
+    @property
+    def room(self) -> Room:
+        kv_tokens = (self.blocks(BLOCK_SIZE) + 1) * BLOCK_SIZE
+        return Room(kv_tokens, self.batch_size, self.longest + 1)
 
 
 class Served(NamedTuple):
@@ -116,22 +119,21 @@ def serve(
     if scenario.blocks(block_size) > num_blocks:
         return None
     batch_size, steady = scenario.batch_size, scenario.is_steady
-    made = _requests(scenario, 2 if steady else 1, vocab_size)
-    policy, longest = scenario.make_policy(), scenario.longest
-    ledger = loop.serve(
-        made, EngineConfig(policy, batch_size, num_blocks, block_size, longest), executor
-    )
-    iterations, requests = ledger.iterations(), ledger.requests()
+    requests = _requests(scenario, 2 if steady else 1, vocab_size)
+    cache = (num_blocks, block_size, scenario.longest)
+    engine = EngineConfig(scenario.make_policy(), batch_size, *cache)
+    ledger = loop.serve(requests, engine, executor)
+    iterations, served = ledger.iterations(), ledger.requests()
     start, end, count = 0.0, float(iterations.end.max()), batch_size
     if steady:
         # From the admission that the last shorter request makes room for until a whole batch was
         # admitted since: B - 1 shorter requests and the first whole one start at once, and what
         # happens in between repeats with every batch.
-        admitted = requests.first_scheduled_time.to_numpy()
+        admitted = served.first_scheduled_time.to_numpy()
         first = 2 * batch_size - 2
         start, end, count = admitted[first], admitted[-1], len(admitted) - 1 - first
     within = iterations[(iterations.start >= start) & (iterations.start < end)]
-    waits = latency(requests)
+    waits = latency(served)
     return Served(
         float(end - start) / count,
         device_idle_fraction(within),
@@ -192,9 +194,6 @@ def _spent(cost: OperationTimes, scenario: Scenario, num_batches: int) -> Times:
     return spent
 
 
-BLOCK_SIZE = 16  # tokens
-
-
 @dataclass(frozen=True)
 class Composition:
     """What one batch is made of; the fields are the arguments of `make_batch`."""
@@ -231,13 +230,7 @@ class Room(NamedTuple):
     @classmethod
     def of(cls, subjects: Iterable[Subject]) -> Room:
         """Return the room for each of `subjects`, one after the other."""
-        rooms = [one.room if isinstance(one, Composition) else _room(one) for one in subjects]
-        return cls(*map(max, zip(cls(), *rooms, strict=True)))
-
-
-def _room(scenario: Scenario) -> Room:
-    kv_tokens = (scenario.blocks(BLOCK_SIZE) + 1) * BLOCK_SIZE
-    return Room(kv_tokens, scenario.batch_size, scenario.longest + 1)
+        return cls(*map(max, zip(cls(), *(one.room for one in subjects), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -256,6 +249,14 @@ class WorkSum:
 
     def __rmul__(self, weight: float) -> WorkSum:
         return WorkSum(tuple((weight * own, subject) for own, subject in self.parts))
+
+    def times(self, times_of: Callable[[Any], Mapping[str, float]]) -> Times:
+        """Return the sum of the seconds by operation of its batches and scenarios."""
+        total: Times = defaultdict(float)
+        for weight, subject in self.parts:
+            for name, seconds in times_of(subject).items():
+                total[name] += weight * seconds
+        return total
 
     @property
     def subjects(self) -> Iterator[Subject]:

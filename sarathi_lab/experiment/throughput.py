@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
-from sarathi_lab.experiment.cases import Case, Gain, Group, Seconds, ServedRatio, one
+from sarathi_lab.experiment.cases import Case, Group, gain, one, seconds, served_ratio
 from sarathi_lab.experiment.clock import THROUGHPUT
 from sarathi_lab.experiment.decodes import SPEEDUP, speedup
 from sarathi_lab.experiment.registry import A6000, Aims, ErrorRow, Ints, Platform, figure
@@ -68,7 +68,7 @@ def fig09(
     grid += [(first, chunk, ratio) for ratio in pd_ratios for chunk in chunks[:2]]
     for name, chunk, ratio in points or grid:
         own = Scenario.of("sarathi", seq_lens[name], ratio, batches[name], chunk)
-        yield one(name, f"C={chunk}", ratio, Gain(own))
+        yield one(name, f"C={chunk}", ratio, gain(own))
 
 
 def _fig11_paper(by_length: pd.DataFrame, by_pd: pd.DataFrame) -> pd.DataFrame:
@@ -119,13 +119,13 @@ def fig11(
         for policy in ("orca_worst", "orca_best", "sarathi"):
             chunk = chunks[0] if policy == "sarathi" else None
             own = Scenario.of(policy, seq_len, pd_ratio, batches[name], chunk)
-            yield one("a", policy, seq_len, Gain(own))
+            yield one("a", policy, seq_len, gain(own))
     first = next(iter(seq_lens))
     grid = [(chunk, pd_ratio) for pd_ratio in pd_ratios for chunk in (*chunks[:2], None)]
     for chunk, pd_ratio in by_pd or grid:
         policy = "orca_best" if chunk is None else "sarathi"
         own = Scenario.of(policy, seq_lens[first], pd_ratio, batches[first], chunk)
-        yield one("b", f"{policy}{chunk or ''}", pd_ratio, Gain(own))
+        yield one("b", f"{policy}{chunk or ''}", pd_ratio, gain(own))
 
 
 @figure(
@@ -164,16 +164,16 @@ def fig13(
         for chunk in chunks:
             if chunk > (batch := batches[name]):
                 own = Scenario.of("sarathi", length, best_pd_ratio(chunk, batch), batch, chunk)
-                yield one("c_overall", name, chunk, Gain(own))
+                yield one("c_overall", name, chunk, gain(own))
 
 
 def _chunked_prefill(name: str, length: int, chunk: int) -> Group:
     whole, cut = chunked(length, length), chunked(length, chunk)
-    attention = Seconds(whole, ("attn",)) / Seconds(cut, ("attn",))
+    attention = seconds(whole, ("attn",)) / seconds(cut, ("attn",))
     return Group(
         (
             Case("a_attn", name, chunk, attention),
-            Case("b_prefill", name, chunk, Seconds(whole) / Seconds(cut)),
+            Case("b_prefill", name, chunk, seconds(whole) / seconds(cut)),
         )
     )
 
@@ -225,7 +225,7 @@ def table4(
         length = seq_lens[name]
         yield speedup(spec.name, "decode_speedup", length, length, batch, chunk)
         whole = Scenario.of("sarathi", length, pd_ratio, batch, chunk)
-        yield one(spec.name, "throughput_gain", length, Gain(whole))
+        yield one(spec.name, "throughput_gain", length, gain(whole))
 
 
 # -- beyond the paper's figures: served on the engine, also in simulation --------------------------
@@ -242,7 +242,7 @@ def chunk_optimum(spec: ModelSpec, *, seq_len: int, batch: int, chunks: Ints) ->
         for share in SHARES_OF_OPTIMUM:
             pd_ratio = share * best_pd_ratio(chunk, batch)
             own = Scenario.of("sarathi", seq_len, pd_ratio, batch, chunk)
-            yield one(f"{seq_len} B={batch}", f"C={chunk}", share, ServedRatio(own.baseline, own))
+            yield one(f"{seq_len} B={batch}", f"C={chunk}", share, served_ratio(own.baseline, own))
 
 
 @figure(
@@ -275,7 +275,7 @@ def _speedups_and_gains(
         yield speedup(panel, "decode_speedup", x, seq_len, batch, chunk)
     for x, seq_len, batch in sizes:
         own = Scenario.of("sarathi", seq_len, best_pd_ratio(chunk, batch), batch, chunk)
-        yield one(panel, "throughput_gain", x, ServedRatio(own.baseline, own))
+        yield one(panel, "throughput_gain", x, served_ratio(own.baseline, own))
 
 
 @figure(
@@ -296,5 +296,5 @@ def token_budget(spec: ModelSpec, *, seq_len: int, batch: int, budgets: Ints) ->
     for budget in budgets[:-1]:
         own = Scenario("sarathi_serve", *size, budget)
         for quantity in ("tbt_p99", "ttft_p50", THROUGHPUT):
-            ratio = ServedRatio(own, largest, quantity)
+            ratio = served_ratio(own, largest, quantity)
             yield one(f"{seq_len} B={batch}", quantity, budget, ratio)

@@ -24,7 +24,7 @@ from sarathi_lab.experiment.advisor import (
     advise,
     candidates,
 )
-from sarathi_lab.experiment.clock import chunking_loss
+from sarathi_lab.experiment.clock import LossSplit, times_by
 from sarathi_lab.policy import RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.results.serving_metrics import Slo
 from sarathi_lab.run import main
@@ -165,7 +165,7 @@ def test_what_cannot_be_chosen_is_one_line(args, words, refused):
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 3000), st.integers(1, 3000))
 def test_the_loss_adds_up_exactly(prompt_len, chunk):
-    split = chunking_loss(prompt_len, chunk, COST.operation_times)
+    split = LossSplit.of(times_by(COST.operation_times), prompt_len, chunk)
     ledger = Prediction(requests_of((prompt_len, 1)), 1, COST.iteration_time).serve(
         Sarathi(max(chunk, 1), min_decodes=0)
     )
@@ -184,8 +184,8 @@ def test_each_part_of_the_loss_is_its_cause():
             "overhead": 1.0,
         }
 
-    split = chunking_loss(
-        10, 3, times
+    split = LossSplit.of(
+        times_by(times), 10, 3
     )  # chunks of 3, 3, 3, 1: four tiles for three, contexts 3 + 6 + 9 + 10 for 10
     assert (split.whole, split.matmul, split.attention, split.fixed) == (
         6.0 + 10.0 + 1.5,

@@ -19,7 +19,7 @@ from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.torch.backend import Sizes, TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.experiment import measured_cost
-from sarathi_lab.experiment.cases import Quantity, one
+from sarathi_lab.experiment.cases import one
 from sarathi_lab.experiment.clock import CostClock, Estimate
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.experiment.measure import MOST_OF_GROUP, DeviceClock
@@ -71,10 +71,10 @@ def test_a_scenario_that_the_device_has_no_memory_for_is_left_out(executor, monk
         submit(executor, batch)
 
     monkeypatch.setattr(TorchExecutor, "submit", refuse_mixed)
-    assert math.isnan(clock.gain(sarathi).value)
+    assert math.isnan(clock.gain(sarathi, sarathi.baseline).value)
     assert "out of memory" in clock.cost.reason
     monkeypatch.undo()
-    assert clock.gain(orca).value > 0
+    assert clock.gain(orca, orca.baseline).value > 0
     assert executor.num_in_flight == 0
     assert {row["quantity"] for row in clock.serving_rows("tiny")} == {
         "time per request",
@@ -130,9 +130,9 @@ def test_keys_are_counted_by_what_attention_returns(executor):
     """A hole in the inputs is a hole in the count: it is no formula of the batch."""
     clock = DeviceClock(executor)
     chunks = chunked(96, 32)
-    assert clock.keys_read(chunks) == pytest.approx(32 + 64 + 96, rel=1e-5)
+    assert clock.keys_read(chunks).value == pytest.approx(32 + 64 + 96, rel=1e-5)
     mixed = batch(prefill_tokens=24, start=16, num_decodes=2, context=20)
-    assert clock.keys_read(mixed) == pytest.approx(40 + 2 * 20, rel=1e-5)
+    assert clock.keys_read(mixed).value == pytest.approx(40 + 2 * 20, rel=1e-5)
     packed = executor.packed
 
     def blind(batch):  # attention that has lost the first 16 keys of each sequence
@@ -147,8 +147,10 @@ def test_keys_are_counted_by_what_attention_returns(executor):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(executor, "packed", blind)
-        assert clock.keys_read(batch(start=64, prefill_tokens=32)) == pytest.approx(80, rel=1e-5)
-    assert math.isnan(clock.keys_read(batch(prefill_tokens=193)))
+        assert clock.keys_read(batch(start=64, prefill_tokens=32)).value == pytest.approx(
+            80, rel=1e-5
+        )
+    assert math.isnan(clock.keys_read(batch(prefill_tokens=193)).value)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ def test_what_decodes_add_is_a_difference_of_neighbours(executor, monkeypatch):
 
 
 @dataclass(frozen=True)
-class Noise(Quantity):
+class Noise:
     """Values that scatter by `spread` about 1."""
 
     spread: float

@@ -20,7 +20,7 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment.advisor import BASELINES, Advice, PolicyOfChunk
-from sarathi_lab.experiment.clock import chunking_loss
+from sarathi_lab.experiment.clock import LossSplit, times_by
 from sarathi_lab.extensions.advice.server_flags import server_flags
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
@@ -120,9 +120,8 @@ class Advise(Task):
         prompt_len = max(request.prompt_len for request in plan.load.requests)
         _, spec, predictor = cost_of(cfg)
         chunks = advice.table.chunk.tolist()
-        splits = pd.DataFrame(
-            [chunking_loss(prompt_len, chunk, predictor.operation_times) for chunk in chunks]
-        )
+        times = times_by(predictor.operation_times)
+        splits = pd.DataFrame([LossSplit.of(times, prompt_len, chunk) for chunk in chunks])
         total = splits[["attention", "matmul", "fixed"]].sum(axis="columns")
         loss = splits.assign(loss=total / splits.whole)
         loss.insert(0, "prompt_len", prompt_len)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sarathi_lab.experiment.cases import Case, Group, Seconds, one
+from sarathi_lab.experiment.cases import Case, Group, one, seconds
 from sarathi_lab.experiment.registry import PROFILED, Ints, Platform, figure
 from sarathi_lab.experiment.scenario import WorkSum, batch, chunked
 from sarathi_lab.model.spec import ModelSpec
@@ -55,22 +55,22 @@ def expert_reload(
     after it; and the longest iteration that the most decodes ride on, over the whole prompt. The
     task measures `models` one after the other, unless one was chosen.
     """
-    whole = Seconds(chunked(prompt_len, prompt_len))
+    whole = seconds(chunked(prompt_len, prompt_len))
     for chunk in chunks:
         yield _alone(spec.name, prompt_len, chunk)
         for number in decodes:
             riding = chunked(prompt_len, chunk, num_decodes=number, context=context)
             decoding = len(riding.parts) * batch(num_decodes=number, context=context)
-            separate = Seconds(chunked(prompt_len, prompt_len) + decoding)
-            yield one(BESIDE.format(number), spec.name, chunk, Seconds(riding) / separate)
+            separate = seconds(chunked(prompt_len, prompt_len) + decoding)
+            yield one(BESIDE.format(number), spec.name, chunk, seconds(riding) / separate)
         # The last full chunk; no decode rides with the whole prompt.
         most = chunked(prompt_len, chunk, num_decodes=max(decodes), context=context)
         last = WorkSum((most.parts[prompt_len // chunk - 1],))
-        yield one(LONGEST, spec.name, chunk, Seconds(last) / whole)
+        yield one(LONGEST, spec.name, chunk, seconds(last) / whole)
 
 
 def _alone(model: str, prompt_len: int, chunk: int) -> Group:
     whole, cut = chunked(prompt_len, prompt_len), chunked(prompt_len, chunk)
-    ffn = Seconds(cut, ("ffn",)) / Seconds(whole, ("ffn",))
-    prefill = Seconds(cut) / Seconds(whole)
+    ffn = seconds(cut, ("ffn",)) / seconds(whole, ("ffn",))
+    prefill = seconds(cut) / seconds(whole)
     return Group((Case(FFN, model, chunk, ffn), Case(PREFILL, model, chunk, prefill)))

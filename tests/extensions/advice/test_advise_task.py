@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.experiment.advisor import Prediction, advise
-from sarathi_lab.experiment.clock import chunking_loss
+from sarathi_lab.experiment.clock import LossSplit, times_by
 from sarathi_lab.extensions.advice.server_flags import server_flags
 from sarathi_lab.run import main
 
@@ -36,7 +36,7 @@ def test_the_tables_are_the_advice_the_loss_and_the_flags(tmp_path, capsys):
     advice = advise(Prediction(requests_of(*[(992, 32)] * 12), 6, COST.iteration_time), 128)
     pd.testing.assert_frame_equal(tables["advice"], advice.table)
     for row in tables["loss"].itertuples():
-        split = chunking_loss(992, row.chunk, COST.operation_times)
+        split = LossSplit.of(times_by(COST.operation_times), 992, row.chunk)
         assert (row.attention, row.matmul, row.fixed) == pytest.approx(
             (split.attention, split.matmul, split.fixed)
         )
