@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.operation_probe import REFERENCE, OperationProbe, Timing
 from sarathi_lab.executor.torch.steal_corrected_clock import stolen
 from sarathi_lab.experiment.scenario import Times
-from sarathi_lab.results.intervals import spread, summary
+from sarathi_lab.results.intervals import summary
 
 MOST = 8  # timings of a composition in a round
 ENOUGH = 0.05  # seconds of them, after which one suffices: rather more rounds than longer ones
@@ -76,6 +76,8 @@ class MeasuredCostModel:
     can't hold has the time "not a number"; `reason` is why the last one was left out.
     """
 
+    uncertainty: ClassVar[Mapping[str, float]] = {"matmul": math.nan, "attention": math.nan}
+
     def __init__(self, executor: TorchExecutor, seed: int = 0) -> None:
         self.executor = executor
         self.spec = executor.model.spec
@@ -83,18 +85,11 @@ class MeasuredCostModel:
         self.measurements: dict[Composition, Measurement] = {}
         self.reason: str | None = None
         self._kept: dict[Composition, Measurement] = {}
-        self._spreads: list[float] = []
         # Fills the cache with random values: zeros run faster.
         self.probe = OperationProbe(executor)
         self._products: dict[int, tuple[Times, Timing]] = {}
         self._references: defaultdict[int, list[float]] = defaultdict(list)
         self._random = np.random.default_rng(seed)
-
-    @property
-    def uncertainty(self) -> Mapping[str, float]:
-        """The spread of repeated iterations, in the median over what was measured so far."""
-        typical = float(np.median(self._spreads)) if self._spreads else math.nan
-        return {"matmul": typical, "attention": typical}
 
     def iteration_time(self, batch: Batch) -> float:
         """Seconds of the whole iteration, the `LOWER` quantile of its timings."""
@@ -112,8 +107,6 @@ class MeasuredCostModel:
                 self.reason = f"{describe(batch)}: {error}"
                 return dict.fromkeys(PARTS, math.nan)
             self.measurements[key] = found
-            if len(found.seconds) > 1:
-                self._spreads.append(spread(found.seconds))
         return self.measurements[key].operations
 
     def forget(self) -> None:
@@ -149,7 +142,7 @@ class MeasuredCostModel:
         tokens = batch.num_tokens
         name = "prefill_attention" if batch.num_prefills else "decode_attention"
         if self.executor.model.whole_pass is not None:
-            return self._told(batch, name)
+            return self._measure_reported(batch, name)
         most = MOST if self.is_shared else 1
         if tokens not in self._products:
             products = _lower(self.timed(tokens, lambda _: self.probe.products(batch), most))
@@ -168,7 +161,7 @@ class MeasuredCostModel:
         seconds = [found[""] for found in wholes]
         return Measurement(batch, seconds, {**operations, "others": rest}, timings)
 
-    def _told(self, batch: Batch, attention: str) -> Measurement:
+    def _measure_reported(self, batch: Batch, attention: str) -> Measurement:
         """All of the same iterations: between operations and a whole that are timed apart lies also
         what the speed of the machine did meanwhile, which `others` would be taken for.
         """
@@ -258,13 +251,9 @@ class MeasuredCostModel:
                 "bytes": float(self.spec.min_bytes(batch, dtype_bytes)),
             }
             whole = summary([1e3 * seconds for seconds in found.seconds], "ms")
-            whole["value"] = 1e3 * sum(found.operations.values())
-            values = {"iteration": whole} | {
-                name: {"value": 1e3 * seconds, "unit": "ms"}
-                for name, seconds in found.operations.items()
-            }
-            rows += [
-                {**shape, "operation": name, "timing": found.timings[name], **value}
-                for name, value in values.items()
-            ]
+            values = {"iteration": {**whole, "value": 1e3 * sum(found.operations.values())}}
+            for name, seconds in found.operations.items():
+                values[name] = {"value": 1e3 * seconds, "unit": "ms"}
+            for name, value in values.items():
+                rows.append({**shape, "operation": name, "timing": found.timings[name], **value})
         return rows

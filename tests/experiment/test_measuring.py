@@ -112,7 +112,6 @@ def test_a_composition_is_measured_once_and_its_operations_sum_to_the_iteration(
     assert sum(first.values()) == pytest.approx(pd.Series(found.seconds).quantile(LOWER))
     assert {"qkv_proj", "out_proj", "ffn", "prefill_attention", "others"} <= set(first)
     assert describe(batch) == "2 decodes at 20 + 24 at 16"
-    assert cost.uncertainty["matmul"] >= 0
 
 
 def test_a_batch_that_does_not_fit_has_no_time_and_gives_no_point(cost):
