@@ -16,7 +16,6 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import OUTPUTS
 from sarathi_lab.results import load as files
 from sarathi_lab.results import sweep_analysis
-from sarathi_lab.results.tracking import fetch_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +25,6 @@ CLIENT_FILES = "sarathi_lab.extensions.replay.bench_files"  # the core imports n
 MOST_CURVES = 6  # in one picture
 MOST_ROWS = 30  # of a table in a notebook
 Reader = Callable[[], pd.DataFrame]
-Row = tuple[Mapping[str, Any], Mapping[str, Any]]  # settings and summary of a run
 
 
 class Results:
@@ -178,9 +176,8 @@ class Results:
 
 
 def load(*places: str | Path) -> Results:
-    """Load runs below folders (default: `outputs`), of projects on W&B's server
-    ("entity/project"), recorded of an experiment, such as "orca", or measured by a benchmark client
-    (`extensions.replay.bench_files`).
+    """Load runs below folders (default: `outputs`), recorded of an experiment, such as "orca", or
+    measured by a benchmark client (`extensions.replay.bench_files`).
 
     What is recorded has a row a point or a run and no tables of requests. Raises UserError for a
     place without runs.
@@ -197,31 +194,24 @@ def load(*places: str | Path) -> Results:
 
 def _load(place: str | Path) -> Results:
     path = Path(place)
-    rows: list[Row]
     if path.is_file() and path.suffix in (".json", ".jsonl"):
-        benchmarks = import_module(CLIENT_FILES).read_benchmarks(path)
-        rows = [(one.settings, one.summary) for one in benchmarks]
-        return _results(rows, requests=[partial(getattr, one, "requests") for one in benchmarks])
+        found = import_module(CLIENT_FILES).read_benchmarks(path)
+        runs = pd.DataFrame([{**one.settings, **one.summary} for one in found])
+        requests = [partial(getattr, one, "requests") for one in found]
+        return Results(runs, found[0].settings, {"requests": requests})
     if files.find_runs(path):
         runs = files.load_runs(path)
         if runs.empty:
             raise UserError(f"{place} holds no run that can be read; name another")
-        requests, iterations = (
-            [partial(read, one) for one in runs["path"]]
-            for read in (files.load_requests, files.load_iterations)
-        )
-        tables = {"requests": requests, "iterations": iterations}
+        readers = {"requests": files.load_requests, "iterations": files.load_iterations}
+        tables = {
+            kind: [partial(read, one) for one in runs["path"]] for kind, read in readers.items()
+        }
         return Results(runs, runs.attrs["settings"], tables)
-    if not path.exists() and str(place) in files.recorded():
-        table = files.load(str(place))
-        return Results(table, [name for name in map(str, table) if sweep_analysis.is_setting(name)])
-    if path.exists():
-        raise UserError(f"{place} holds no finished run; name a folder such as outputs")
-    tracked = fetch_runs(str(place))
-    rows = [(settings, summary) for settings, summary, _ in tracked]
-    return _results(rows, iterations=[partial(pd.DataFrame, table) for *_, table in tracked])
-
-
-def _results(rows: Sequence[Row], **tables: Sequence[Reader]) -> Results:
-    runs = pd.DataFrame([{**settings, **summary} for settings, summary in rows])
-    return Results(runs, {name for settings, _ in rows for name in settings}, tables)
+    if path.exists() or str(place) not in files.recorded():
+        raise UserError(
+            f"{place} holds no finished run; name a folder such as outputs, or a recorded "
+            "experiment such as orca"
+        )
+    table = files.load(str(place))
+    return Results(table, [name for name in map(str, table) if sweep_analysis.is_setting(name)])

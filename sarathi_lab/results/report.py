@@ -18,7 +18,7 @@ from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results import sweep_analysis
 from sarathi_lab.results.load import load_runs
 from sarathi_lab.results.result import DisplayTable, show
-from sarathi_lab.results.table import HEADINGS, MILLISECONDS, factor
+from sarathi_lab.results.table import HEADINGS, MILLISECONDS, display_unit, factor
 
 MARGINAL = "decode_time_marginal"
 SWEEP_COLUMNS = {
@@ -144,34 +144,25 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     repetitions of the same settings (medians), without baselines that equal a swept run.
     """
     runs = runs.reset_index(drop=True)
-    base = sweep_analysis.reference(runs)
     columns = {"throughput": "tokens/s", **SWEEP_COLUMNS}
-    if base is not None:
-        for name in ("throughput", MARGINAL):
-            runs = sweep_analysis.relative(runs, name, base)
+    if (base := sweep_analysis.reference(runs)) is not None:
+        runs = sweep_analysis.relative(runs, "throughput", base)
         columns = {"throughput": "tokens/s", f"throughput_vs_{base}": f"x {base}", **SWEEP_COLUMNS}
     by = list(dict.fromkeys(["policy", *sweep_analysis.varied(runs), "is_baseline"]))
     if len(by) > 3:  # settings need the room
         columns.pop(MARGINAL)
-    known = [name for name in columns if name in runs]
-    ratio = f"{MARGINAL}_vs_{base}"
-    levels = {name: sweep_analysis.noise(runs, name) for name in ("throughput", MARGINAL)}
-    units = {name: _unit(name, runs[name]) for name in known}
+    known, level = [name for name in columns if name in runs], sweep_analysis.noise(runs)
     once, rows = sweep_analysis.without_repeated(runs, known), []
     groups = [own for _, own in once.groupby(sweep_analysis.group_keys(once, by), sort=False)]
     for group in groups:
-        names = [*known, *([ratio] if ratio in runs else [])]
-        found = sweep_analysis.medians(group, by, *names).set_index("quantity").to_dict("index")
+        found = sweep_analysis.medians(group, by, *known).set_index("quantity").to_dict("index")
         run = group.iloc[0]
         row = {_heading(name): sweep_analysis.text(run[name]) for name in by[:-1]}
         row["policy"] += " *" if run["is_baseline"] else ""
         for name in known:
-            unit, scale = units[name]
-            cell = _median(name, found.get(name), scale, levels["throughput"])
-            other = found.get(ratio) if name == MARGINAL and run["policy"] != base else None
-            if other and cell not in ("-", "noise"):
-                cell = "~" * (not sweep_analysis.is_decided(other, levels[MARGINAL])) + cell
-            row[f"{columns[name]}{unit}\n{BETTER.get(name, '^')}"] = cell
+            scale, unit = _unit(name, runs[name])
+            heading = f"{columns[name]}{unit}\n{BETTER.get(name, '^')}"
+            row[heading] = _median(name, found.get(name), scale, level)
         rows.append(row)
     most = max(map(len, groups))
     signs = {
@@ -189,20 +180,23 @@ def _heading(setting: str) -> str:
     return setting.rpartition(".")[2].replace("_", "\n") if setting != "policy" else "policy"
 
 
-def _unit(name: str, values: pd.Series) -> tuple[str, float]:
-    """Return the unit of values of this size, as a heading's end, and its factor."""
-    if factor(name) != MILLISECONDS or "_vs_" in name:
-        return "", factor(name)
-    return ("\n[s]", 1.0) if values.max() >= 10 else ("\n[ms]", MILLISECONDS)
+def _unit(name: str, values: pd.Series) -> tuple[float, str]:
+    """Return the factor of values of this size, and their unit as a heading's end if they are
+    times.
+    """
+    scale, _ = display_unit(name, float(values.max()))
+    if factor(name) != MILLISECONDS:
+        return scale, ""
+    return scale, "\n[ms]" if scale == MILLISECONDS else "\n[s]"
 
 
 def _median(name: str, row: Mapping[Any, Any] | None, scale: float, noise: float) -> str:
     if row is None:
         return "-"
-    if "_vs_" in name:
-        is_base = name.endswith(f"_vs_{row['policy']}")
-        mark = "" if is_base or sweep_analysis.is_decided(row, noise) else "~"
-        return f"{mark}{row['value']:.2f}"
+    _, is_ratio, base = name.partition("_vs_")
+    if is_ratio:
+        is_decided = row["policy"] == base or sweep_analysis.is_decided(row, noise)
+        return f"{'' if is_decided else '~'}{row['value']:.2f}"
     is_noise = name == MARGINAL and row["value"] <= 0
     return "noise" if is_noise else amount(row["value"] * scale)
 
@@ -227,12 +221,14 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     if best["num_samples"] > 1:
         interval = f"{best['low']:.2f} to {best['high']:.2f} in {best['num_samples']} samples"
         words += f" ({interval}, {best['confidence']:.0%})"
-    if not sweep_analysis.is_decided(best, level):
-        why = f"equal work differed by up to {level:.2f} times" if level > 1 else ""
-        why = "one run each has no measure of noise" if math.isnan(level) else why
-        words += f", which is undecided: {why or 'the interval includes 1'}"
-    elif best["value"] < 1:
-        words += f": none of the swept runs gains on {base}"
+    if sweep_analysis.is_decided(best, level):
+        words += f": none of the swept runs gains on {base}" if best["value"] < 1 else ""
+    elif math.isnan(level):
+        words += ", which is undecided: one run each has no measure of noise"
+    elif level > 1:
+        words += f", which is undecided: equal work differed by up to {level:.2f} times"
+    else:
+        words += ", which is undecided: the interval includes 1"
     return [f"\n{words}."]
 
 

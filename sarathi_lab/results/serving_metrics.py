@@ -21,7 +21,6 @@ from sarathi_lab.config.errors import UserError, require_int
 QUANTILES = (0.5, 0.9, 0.99)
 CLASS_QUANTILES = (0.5, 0.99)
 CLASSES = ("short", "medium", "long")
-STALL_STEPS = (1.0, 2.0, 4.0, 8.0, 16.0, np.inf)  # edges of the histogram, in thresholds
 BOUNDS = ("ttft", "tbt", "tpot", "scheduling_delay")
 SECONDS = "use seconds, or null for no bound"
 SHARE = "use a share of the tokens or requests, such as 0.99"
@@ -175,13 +174,6 @@ def stalls(requests: pd.DataFrame, threshold: float) -> dict[str, float]:
         "stalled_share": float(np.mean(stalled)),
         "longest_gap": float(between.max()),
     }
-
-
-def stall_histogram(requests: pd.DataFrame, threshold: float) -> pd.DataFrame:
-    """Return stalls by length: `count` of gaps in (low, high] seconds, in doubling steps."""
-    edges = threshold * np.array(STALL_STEPS)
-    counts = np.bincount(np.searchsorted(edges, gaps(requests)), minlength=len(edges))
-    return pd.DataFrame({"low": edges[:-1], "high": edges[1:], "count": counts[1:]})
 
 
 def prompt_classes(requests: pd.DataFrame, bounds: Sequence[int]) -> NDArray[np.str_]:

@@ -7,6 +7,7 @@ W&B, and uploaded afterwards by `wandb sync` in another process.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -23,7 +24,6 @@ import pandas as pd
 from sarathi_lab.config.checked import check_fields, number, text
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import make_folder
-from sarathi_lab.results.load import joined, new_name
 from sarathi_lab.results.table import MILLISECONDS, factor
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ STEP_OF = {
 }
 PREFIX = "iterations/"  # of the history's columns
 LISTS = ["output_token_ids", "token_times"]  # columns that W&B's tables cannot show
-Fetched = tuple[dict[str, Any], dict[str, float], pd.DataFrame]
 T = TypeVar("T")
 _gave_up: set[Hashable] = set()  # failed once, so not tried again in this process
 
@@ -207,82 +206,33 @@ def send(folder: Path, timeout: float) -> None:
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"the server did not take the run within {timeout:g} s") from None
         output.seek(0)
-        lines = output.read().splitlines()
+        errors = re.findall(r"ERROR\s*(.*\S)", output.read())
     if not list(folder.glob("*.wandb.synced")):  # the exit code is 0 in any case
-        errors = [line.partition("ERROR")[2].strip() for line in lines if "ERROR" in line]
-        reason = next(iter(errors), "no reason given")
+        reason = errors[0] if errors else "no reason given"
         raise ConnectionError(f"the server did not take the run ({reason})")
 
 
 def require_login(what: str, mend: str) -> None:
     """Raise UserError that names `what` without W&B or a well-formed key for its server."""
-    try:
-        import wandb
-    except ModuleNotFoundError:
-        raise UserError(f"{what}, but wandb is not installed; pip install wandb, {mend}") from None
-
     fix = f"run `wandb login`, {mend}"
     try:
-        found = wandb.login(prompt=False, verify=False)
+        import wandb
+
+        is_known = wandb.login(prompt=False, verify=False)
+    except ModuleNotFoundError:
+        raise UserError(f"{what}, but wandb is not installed; pip install wandb, {mend}") from None
     except wandb.Error as error:
         raise UserError(f"{what}, but the login is unusable ({error}); {fix}") from None
-    if not found:
+    if not is_known:
         raise UserError(f"{what}, but no user is logged in to W&B; {fix}")
-
-
-def fetch_runs(where: str) -> list[Fetched]:
-    """Return settings by flat names, summary and (thinned) iterations of the runs of
-    "entity/project", or of the one of "entity/project/run", without tables of sweeps.
-
-    Raises UserError if the server does not return runs that served requests.
-    """
-    if where.count("/") not in (1, 2) or where.startswith((".", "/", "~")):
-        raise UserError(
-            f"{where} holds no finished run; name a folder such as outputs, or entity/project/run "
-            "on W&B"
-        )
-    import wandb
-
-    try:
-        api = wandb.Api()
-        runs = [api.run(where)] if where.count("/") == 2 else list(api.runs(where))
-        found = [_fetched(run) for run in runs if "throughput" in run.summary]
-    except (wandb.Error, ValueError, OSError) as error:  # ValueError: of a project not there
-        reason = str(error).partition("\n")[0]
-        raise UserError(
-            f"W&B gives no runs of {where} ({reason}); check the path and `wandb login`"
-        ) from None
-    if not found:
-        raise UserError(f"{where} holds no run that served requests; name another")
-    return found
-
-
-def _fetched(run: Any) -> Fetched:
-    """Convert a run of W&B's interface, without its internal keys."""
-    config = dict(run.config)
-    settings = config.pop("settings", {})
-    labels = {key: value for key, value in config.items() if not key.startswith("_")}
-    numbers = {
-        new_name(key): float(value)
-        for key, value in run.summary.items()
-        if isinstance(value, int | float) and not key.startswith("_")
-    }
-    rows = run.history(samples=MAX_HISTORY_ROWS, pandas=False)
-    table = pd.DataFrame([row for row in rows if "iteration" in row])
-    table = table.filter(regex=f"^iteration$|^{PREFIX}")
-    iterations = table.rename(columns=lambda key: new_name(key.removeprefix(PREFIX)))
-    return {"name": run.name, **joined(labels, settings)}, numbers, iterations
 
 
 def _log(opened: wandb.Run, run: TrackedRun) -> None:
     if run.iterations is not None:
         _log_iterations(opened, run.iterations)
     # Times displayed in milliseconds are there as ms/NAME, too.
-    shown = {
-        f"ms/{name}": value * MILLISECONDS
-        for name, value in run.summary.items()
-        if factor(name) == MILLISECONDS
-    }
+    times = [name for name in run.summary if factor(name) == MILLISECONDS]
+    shown = {f"ms/{name}": run.summary[name] * MILLISECONDS for name in times}
     opened.summary.update({**run.summary, **shown})
     if run.folder is not None:
         _log_folder(opened, run.folder, run.artifact or f"tables-{opened.id}")

@@ -35,7 +35,7 @@ from sarathi_lab.results.report import (
     summary_table,
 )
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, DisplayTable, Result, Stopped, show
-from sarathi_lab.results.serving_metrics import Slo, serving_summary, stall_histogram
+from sarathi_lab.results.serving_metrics import Slo, serving_summary
 from sarathi_lab.results.window import delay_trend
 from sarathi_lab.tasks.base import Task, conclude
 from sarathi_lab.tasks.estimate import TRIED_SECONDS, num_tokens, predict_roofline
@@ -224,8 +224,6 @@ def _measured(
     if backend.num_stages > 1:
         tables["bubbles.parquet"] = ledger.bubbles()
         summary |= metrics.pipeline_metrics(iterations, requests, bubbles, backend.num_stages)
-    if summary.get("num_stalls"):
-        tables["stalls"] = stall_histogram(tables[REQUESTS], plan.targets.stall)
     cautions = []
     if (trend := delay_trend(requests)) is not None:
         summary |= {"is_steady": float(not trend.is_growing), "scheduling_delay_slope": trend.slope}

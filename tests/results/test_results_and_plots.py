@@ -212,20 +212,6 @@ def test_what_equal_work_differs_by_is_undecided():
     assert said + "none of the swept runs gains on orca." in conclusion(slow)[0]
 
 
-def test_what_a_decode_adds_is_marked_where_it_is_not_told_apart_from_the_reference_s():
-    runs = runs_of(policy=["orca", "sarathi"], repetition=[1, 2, 3]).assign(executor="torch")
-    runs["schedule"] = ["x"] * 3 + ["y"] * 3
-    shown = {}
-    for own in ([0.5e-3, 0.6e-3, 0.7e-3], [0.1e-3, 0.11e-3, 0.12e-3]):
-        table = sweep_table(runs.assign(decode_time_marginal=[0.4e-3, 0.5e-3, 0.6e-3, *own]), "All")
-        (heading,) = (name for name in table.rows[0] if name.startswith("decode"))
-        shown.update({row[heading]: row["policy"] for row in table.rows})
-        assert ("~: difference from orca not significant" in table.title) == (
-            "~" in str(table.rows)
-        )
-    assert shown == {"0.5": "orca", "~0.6": "sarathi", "0.11": "sarathi"}
-
-
 @pytest.mark.parametrize("measured", [100.0, 103.0])
 def test_a_baseline_that_equals_a_swept_run_is_listed_once(measured):
     runs = runs_of(policy=["orca", "sarathi"])

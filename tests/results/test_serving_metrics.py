@@ -36,7 +36,6 @@ from sarathi_lab.results.serving_metrics import (
     prompt_classes,
     run_values,
     serving_summary,
-    stall_histogram,
     stalls,
 )
 from sarathi_lab.run import main
@@ -91,14 +90,6 @@ def test_stalls_are_the_gaps_above_the_threshold():
     }
     assert stalls(THREE, 3.0)["num_stalls"] == 0.0  # a gap of the threshold itself is none
     assert stalls(THREE, 3.0)["longest_gap"] == 3.0
-
-
-def test_the_histogram_holds_every_stall_once():
-    histogram = stall_histogram(THREE, 0.4)
-    assert histogram["count"].tolist() == [2, 1, 1, 0, 0]  # (0.4, 0.8], (0.8, 1.6], (1.6, 3.2]
-    assert histogram["count"].sum() == stalls(THREE, 0.4)["num_stalls"]
-    assert histogram.low.tolist() == [0.4, 0.8, 1.6, 3.2, 6.4]
-    assert histogram.high.iloc[-1] == np.inf
 
 
 def test_classes_begin_at_their_bounds():
@@ -217,8 +208,6 @@ def test_a_run_is_held_against_the_objective_and_its_settings_have_effects(tmp_p
     other = summary_of(tmp_path / "b", *slo, *more)
     for name in ("slo_attainment", "num_stalls", "num_requests_long"):
         assert other[name] > found[name]
-    histogram = pd.read_csv(tmp_path / "b" / "run" / "stalls.csv")
-    assert histogram["count"].sum() == other["num_stalls"]
     text = capsys.readouterr().out
     for words in ("requests within the SLO", "goodput", "generation stalls", "longest gap"):
         assert words in text

@@ -55,50 +55,46 @@ def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
     shown = _selected(rows, spec)
     note = "" if is_all else _note_on_sparse(shown)
     shown = shown[shown.value.notna()] if is_all else _without_sparse(shown)
-    groups = _by_device(shown) if spec.is_by_device else _by_source(shown)
+    groups = (_by_device if spec.is_by_device else _by_source)(shown)
     order = list(dict.fromkeys(shown.panel))
-    panels_of = {
-        title: sorted(own.panel.unique(), key=order.index) for title, own in groups.items()
-    }
-    across = min(spec.columns, max(map(len, panels_of.values()), default=1))  # of a device
-    places: list[tuple[str, str | None]] = []
-    for title, names in panels_of.items():
-        places += [(title, name) for name in [*names, *[None] * (-len(names) % across)]]
+    across = min(spec.columns, max((own.panel.nunique() for own in groups.values()), default=1))
+    places: list[tuple[str, str] | None] = []
+    for title, own in groups.items():
+        names = sorted(own.panel.unique(), key=order.index)
+        places += [*((title, name) for name in names), *[None] * (-len(names) % across)]
     columns = min(spec.columns // across * across, max(1, len(places)))
-    size = math.ceil(len(places) / columns) or 1, columns
+    num_rows = math.ceil(len(places) / columns) or 1
     width = min(WIDTH, max(COLUMN * columns, 5.0))
-    figure, axes = panels(*size, (width, PANEL * size[0] + 1.1))
+    figure, axes = panels(num_rows, columns, (width, PANEL * num_rows + 1.1))
     series = sorted(dict.fromkeys(shown.key), key=_number)
     colour = colours(series)
     styles = {name: (colour[name], marker(i)) for i, name in enumerate(series)}
     lines = _line_styles(shown, spec)
-    for ax, (title, panel) in zip(axes, places, strict=False):
-        if panel is None:
+    for ax, place in zip(axes, places, strict=False):
+        if place is None:
             continue
-        own = groups[title][groups[title].panel == panel]
-        PANELS[spec.kind](ax, own, spec, styles, lines)
+        title, panel = place
+        PANELS[spec.kind](ax, groups[title][groups[title].panel == panel], spec, styles, lines)
         titles = [title if len(groups) > 1 or spec.is_by_device else "", spec.panel_name(panel)]
         letters = int(LETTERS * width / columns)
-        parts = [part for one in titles for part in textwrap.wrap(one, letters)]
-        ax.set_title("\n".join(parts), fontsize=9)
+        ax.set_title("\n".join(textwrap.fill(one, letters) for one in titles if one), fontsize=9)
     for ax in axes:
         if not ax.has_data():
             ax.set_axis_off()
     keys = [] if spec.kind == "bar" else _series_keys(spec, styles)
-    title = "\n".join([*textwrap.wrap(note, int(LETTERS * width)), spec.legend if keys else ""])
+    title = "\n".join([textwrap.fill(note, int(LETTERS * width)), spec.legend if keys else ""])
     legend_below(figure, [*keys, *_source_keys(shown, spec, lines)], title.strip())
     return finished(figure, spec.title)
 
 
 def _selected(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
     """Select what the spec draws, with its panel and the `key` of its series."""
-    shown = rows.assign(**{name: "" for name in TEXTS if name not in rows})
+    shown = rows.reindex(columns=list(dict.fromkeys([*rows, *TEXTS])))
     shown = shown.fillna(dict.fromkeys(TEXTS, ""))
     shown = shown[~shown.panel.isin(spec.left_out)]
-    for name in ("series", "quantities", "unit"):
-        if wanted := getattr(spec, name):
-            column = {"quantities": "quantity"}.get(name, name)
-            shown = shown[shown[column].isin([wanted] if isinstance(wanted, str) else wanted)]
+    for column, wanted in (("series", spec.series), ("quantity", spec.quantities)):
+        shown = shown[shown[column].isin(wanted)] if wanted else shown
+    shown = shown[shown.unit == spec.unit] if spec.unit else shown
     if spec.quantities:
         place = shown.dataset.where(shown.slo == "", shown.dataset + ", " + shown.slo)
         is_split = len(spec.quantities) > 1 and spec.kind != "pair"
@@ -144,7 +140,7 @@ def _by_source(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     simulated = "paper and simulated" if (rows.level == PAPER).any() else "simulated"
     titles = ("measured on " + rows.device).where(rows.level == MEASURED, simulated)
     groups = {str(title): own for title, own in rows.groupby(titles, sort=False)}
-    return {simulated: groups.pop(simulated), **groups} if simulated in groups else groups
+    return dict(sorted(groups.items(), key=lambda group: group[0] != simulated))
 
 
 def _by_device(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
