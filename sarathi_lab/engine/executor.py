@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+import pandas as pd
 
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.model.roofline import Peaks
@@ -155,6 +157,21 @@ class Sizes:
     num_drafts: int = 0  # of a decode, at most
 
 
+@runtime_checkable
+class Power(Protocol):
+    """Power model of a device (`extensions.energy`)."""
+
+    def add_energy(self, iterations: pd.DataFrame, num_devices: int) -> pd.DataFrame: ...
+
+    def metrics(
+        self,
+        iterations: pd.DataFrame,
+        summary: Mapping[str, float],
+        num_devices: int,
+        num_instances: int = 1,
+    ) -> dict[str, float]: ...
+
+
 class Backend(Protocol):
     """A device, real or simulated. Its constructor is cheap and checks arguments (UserError)."""
 
@@ -185,8 +202,8 @@ class Backend(Protocol):
         """Devices of all stages."""
 
     @property
-    def power(self) -> Any:
-        """Power model of each of its devices (`extensions.energy`); None if unknown."""
+    def power(self) -> Power | None:
+        """Power model of each of its devices; None if unknown."""
 
     @property
     def default_model(self) -> str:

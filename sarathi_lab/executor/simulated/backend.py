@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from sarathi_lab.config.checked import check_fields, one_of
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.engine.executor import Executor, Predictor, Sizes
+from sarathi_lab.engine.executor import Executor, Power, Predictor, Sizes
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
@@ -88,7 +88,7 @@ class SimulatedBackend:
         return self.pipeline_parallel
 
     @property
-    def power(self) -> Any:
+    def power(self) -> Power | None:
         return self.hardware.power
 
     @property

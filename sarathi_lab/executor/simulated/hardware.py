@@ -13,6 +13,7 @@ from typing import Any
 
 from sarathi_lab.config.checked import check_fields, checked, flag, number, text, whole
 from sarathi_lab.config.errors import UserError, require_number
+from sarathi_lab.engine.executor import Power
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.model.spec import DTYPE_BYTES, Degrees, ModelSpec, uneven
 
@@ -100,7 +101,7 @@ class Hardware:
     # Prefills and decodes attend in one call, as in vLLM, where each head of a decode takes a query
     # tile. None: only if operation tables have such calls.
     hybrid_call: bool | None = flag(None, fix=FIX)
-    power: Any = field(default=None, compare=False)  # of extensions.energy; None: no energy
+    power: Power | None = field(default=None, compare=False)  # None: unknown
 
     def __post_init__(self) -> None:
         check_fields(self, "hardware.")
@@ -116,7 +117,7 @@ class Hardware:
         for kind in [kind for kind, error in errors.items() if error is not None]:
             share = "use a share from 0, null if nothing was held out"
             require_number(f"hardware.uncertainty.{kind}", errors[kind], minimum=0, fix=share)
-        if self.power is not None and not hasattr(self.power, "watts"):
+        if self.power is not None and not isinstance(self.power, Power):
             raise UserError(f"hardware.power={self.power} is not a power model; {FIX}")
 
     @property

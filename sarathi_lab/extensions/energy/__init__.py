@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike, NDArray
 
 from sarathi_lab.config.checked import check_fields, number
 from sarathi_lab.config.errors import UserError
@@ -37,9 +37,10 @@ class PowerModel:
                 f"{self.limit_watts:g}; {FIX}"
             )
 
-    def watts(self, mfu: Any, mbu: Any) -> Any:
+    def watts(self, mfu: ArrayLike, mbu: ArrayLike) -> NDArray[np.float64]:
         """Compute the watts of one device; elementwise."""
-        share = np.minimum(1.0, (mbu + self.compute_weight * mfu) ** self.exponent)
+        used = np.asarray(mbu) + self.compute_weight * np.asarray(mfu)
+        share = np.minimum(1.0, used**self.exponent)
         return self.idle_watts + (self.limit_watts - self.idle_watts) * share
 
     def add_energy(self, iterations: pd.DataFrame, num_devices: int) -> pd.DataFrame:

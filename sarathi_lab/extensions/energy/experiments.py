@@ -10,6 +10,7 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.engine.executor import Power
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
@@ -35,23 +36,23 @@ WHOLE = "whole prompts"  # Sarathi-Serve with a budget that no prompt exceeds
 UNITS = {PER_TOKEN: "J"}
 
 
-def powered(bench: ServingBench) -> SimulatedBackend:
-    """Return the device. Raises UserError for one without a power model."""
+def powered(bench: ServingBench) -> tuple[SimulatedBackend, Power]:
+    """Return the device and its power model. Raises UserError without one."""
     if bench.backend is None or bench.backend.power is None:
         raise UserError("energy needs a power model; use hardware=h100 or h200")
-    return bench.backend
+    return bench.backend, bench.backend.power
 
 
 def energy_of(bench: ServingBench, ledger: Ledger) -> tuple[pd.DataFrame, dict[str, float]]:
     """Return the iterations with their costs, watts and joules, and the metrics of energy with the
     counts of tokens, on a device with a power model.
     """
-    backend, spec = powered(bench), load_option("model", bench.model)
+    (backend, power), spec = powered(bench), load_option("model", bench.model)
     iterations, peaks = ledger.iterations(), backend.peaks()
     table = metrics.add_costs(iterations, spec, backend.dtype_bytes, peaks)
-    table = backend.power.add_energy(table, backend.num_devices)
+    table = power.add_energy(table, backend.num_devices)
     counts = metrics.throughput(ledger.requests(), table.end.max())
-    return table, counts | backend.power.metrics(table, counts, backend.num_devices)
+    return table, counts | power.metrics(table, counts, backend.num_devices)
 
 
 @only_simulated(
@@ -117,6 +118,9 @@ def _watts(bench: ServingBench, ledger: Ledger) -> dict[str, Values]:
     """The mean of a device in iterations of prompts alone, and of decodes alone."""
     table, _ = energy_of(bench, ledger)
     kinds = {"prompts": table.num_decode_tokens == 0, "decodes": table.num_prefills == 0}
-    devices, sums = powered(bench).num_devices, table[["energy", "busy"]]
-    totals = {kind: sums[is_kind].sum() for kind, is_kind in kinds.items()}
-    return {k: {OF_ITERATIONS: float(t.energy / t.busy / devices)} for k, t in totals.items()}
+    backend, _ = powered(bench)
+    totals = {kind: table.loc[is_kind, ["energy", "busy"]].sum() for kind, is_kind in kinds.items()}
+    return {
+        kind: {OF_ITERATIONS: float(total.energy / total.busy / backend.num_devices)}
+        for kind, total in totals.items()
+    }

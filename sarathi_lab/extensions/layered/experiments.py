@@ -84,7 +84,8 @@ def _served(bench: ServingBench, requests: Sequence[Request], policy: Policy) ->
         PER_TOKEN: energy["joules_per_token"],
     }
     if (spec := load_option("model", bench.model)).num_experts:
-        num_bytes = spec.expert_read_bytes(iterations, powered(bench).dtype_bytes).sum()
+        backend, _ = powered(bench)
+        num_bytes = spec.expert_read_bytes(iterations, backend.dtype_bytes).sum()
         num_tokens = energy["num_prompt_tokens"] + energy["num_output_tokens"]
         found[EXPERTS] = float(num_bytes / num_tokens / 1e6)
     return found
