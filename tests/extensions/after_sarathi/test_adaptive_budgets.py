@@ -9,11 +9,7 @@ from helpers import ScriptedExecutor, expect, requests_of, rows, scheduler_for, 
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Predictor
-from sarathi_lab.engine.ledger import Ledger
-from sarathi_lab.engine.loop import run_engine
-from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.extensions.after_sarathi import Lprs, Niyama, PPas, SlidingServe, SloBudget
-from sarathi_lab.extensions.after_sarathi.budgets import Throughput
 
 TOKEN = 0.125  # seconds
 # Of 1 to 8 tokens, each of which takes an eighth of a second, as predicted.
@@ -106,14 +102,6 @@ def test_niyama_counts_a_predicted_time_1_2_times():
     assert schedule(policy, requests)[1] == [(0, 4, 1), (1, 0, 3)]
 
 
-def test_niyama_follows_the_throughput():
-    policy = Niyama(8, **LADDER)
-    scheduler = scheduler_for(policy)
-    serve(requests_of((8, 1), (8, 1)), scheduler, ScriptedExecutor(lambda batch: 2.0))
-    # 8 a second as predicted, then 8 in two seconds, once: the last iteration is never looked at.
-    assert scheduler.state(Throughput).rate == pytest.approx(0.995 * 8 + 0.005 * 4)
-
-
 # -- SlidingServe ----------------------------------------------------------------------------------
 
 
@@ -204,13 +192,3 @@ def test_p_pas_lifts_its_cap_without_decodes():
     expect(policy, "10+3 10+1@0.5 10+1@0.5", expected)
     with pytest.raises(UserError, match="prefill_cap=16384 has no effect"):
         scheduler_for(PPas(prefill_cap=16384))
-
-
-def test_prompts_that_fill_the_cache_between_them_do_not_wait_for_each_other():
-    """In a pipeline each has a part of it, chunk by chunk: the newer gives way, and comes back."""
-    requests = requests_of((14, 1), (22, 1))
-    sizes = {"num_blocks": 23, "block_size": 1, "batch_size": 1, "num_micro_batches": 2}
-    scheduler = scheduler_for(SloBudget(8, **LADDER, reserve="chunk"), **sizes)
-    run_engine(requests, scheduler, PipelineExecutor(2, lambda batch: [1.0, 1.0]), Ledger())
-    assert scheduler.num_preemptions
-    assert not scheduler.has_work

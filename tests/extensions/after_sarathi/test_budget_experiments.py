@@ -28,13 +28,6 @@ def test_arrivals_are_as_many_as_p_pas_was_measured_with(rate, logged):
     assert [len(phased(phases, seed)) for seed in range(5)] == logged
 
 
-def test_a_phases_arrivals_are_within_it():
-    """Where the phases between are all but empty, so are their times."""
-    times = phased([(10, 1e-9), (10, 2.0), (10, 1e-9), (10, 2.0)], seed=1)
-    assert times == sorted(times)
-    assert {int(time // 10) for time in times} == {1, 3}
-
-
 def test_a_deadline_forgives_a_gap_that_was_saved_up_and_a_gap_does_not():
     times = [[2.1, 2.2, 3.4], [2.1, 3.5, 3.6], [3.1, 3.2]]
     table = pd.DataFrame(

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from helpers import ScriptedExecutor, requests_of, rows, scheduler_for, serve
+from helpers import requests_of, rows, scheduler_for, serve
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
@@ -76,24 +75,6 @@ def test_a_prompts_chunks_follow_one_another_through_a_pipeline():
     assert (table.first_token_time[0], table.finish_time[0]) == (4.0, 6.0)
 
 
-def test_a_prompt_that_gives_way_while_a_chunk_of_it_is_in_flight_begins_anew():
-    """Two prompts of 8 tokens and 5 of output in a cache of 16: the newer one gives way."""
-    policy = DynamicChunks(4, smooth_factor=0.0, reserve="chunk", watermark=0.0)
-    scheduler = scheduler_for(policy, num_blocks=4, num_micro_batches=3, batch_size=2)
-    executor = ScriptedExecutor(capacity=3)
-    ledger = Ledger()
-    run_engine(requests_of((8, 5), (8, 5)), scheduler, executor, ledger)
-    assert ledger.requests().output_len.tolist() == [5, 5]
-    assert scheduler.num_preemptions > 0
-    assert scheduler.blocks.num_free == 4
-
-
-def test_the_device_gives_the_times_and_where_there_is_none_they_are_asked_for():
-    def seconds(batch):
-        return {"all": 0.1 + 1e-3 * batch.num_tokens + 1e-6 * batch.num_tokens**2}
-
-    policy = DynamicChunks(512).on_device(lambda: Predictor(seconds), 4, 4096)
-    assert policy.seconds_per_token == pytest.approx(1e-3)
-    assert policy.seconds_per_squared_token == pytest.approx(1e-6)
+def test_shrinking_needs_a_prompts_time():
     with pytest.raises(UserError, match="needs seconds_per_token here"):
         DynamicChunks(512).on_device(lambda: None, 4, 4096).validate(4, 4096)

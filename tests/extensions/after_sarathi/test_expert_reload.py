@@ -75,6 +75,7 @@ def test_an_interval_has_the_experts_own_error():
 
 def test_its_models_are_simulated_together_on_as_many_devices_as_hold_them(tmp_path):
     args = ["experiment=expert_reload", "executor=simulated", "hardware=h200", "tracking=none"]
+    args += ["task.processes=1"]
     dry = [f"task.sizes.paper={{{', '.join(f'{name}: {v}' for name, v in SIZES.items())}}}"]
     assert main([*args, *dry, f"output={tmp_path}/out", f"task.record={tmp_path}/records"]) == 0
     table = load.load("expert_reload", tmp_path / "records")

@@ -66,11 +66,6 @@ def test_drafts_leave_a_token_to_everybody_and_make_nobody_give_way():
     assert small.num_preemptions == 0
 
 
-def test_no_token_is_emitted_beyond_the_last():
-    executor = serve(requests_of((3, 3)), scheduler_for(Orca(), speculation=Scripted(5, "yyy")))
-    assert executor.schedule == [[(0, 0, 3)], [(0, 3, 2)]]
-
-
 def test_without_drafts_the_record_has_no_columns_of_them():
     engine = EngineConfig(Orca(), batch_size=1, num_blocks=9, block_size=4)
     ledger = loop.serve(requests_of((3, 3)), engine, ScriptedExecutor())
