@@ -9,12 +9,11 @@ import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.engine.config import SINGLE, Topology
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import Platform
@@ -43,14 +42,6 @@ GOODPUT = "goodput per GPU"
 HITS = "hit share, later turns"
 
 
-class Setting(NamedTuple):
-    """What serves the sessions."""
-
-    budget: int
-    is_cached: bool = True
-    cluster: Topology = SINGLE
-
-
 @only_simulated(
     "What do chunks, prefix caching and the router do to each turn's first token?",
     Platform("llama3.1-8b", "h100"),
@@ -77,15 +68,18 @@ def agentic(
     whole prompts and round robin, of the same sessions.
     """
     whole = longest(bench.sizes) + sizes["batch"]
-    cached = {f"{tokens}": Setting(tokens) for tokens in budgets} | {"whole": Setting(whole)}
-    without = {f"{name}, no cache": each._replace(is_cached=False) for name, each in cached.items()}
-    clusters = {n: Setting(budget, True, Replicas(num=replicas, router=n)) for n in routers}
+    policies = {f"{n}": bench.chunking(n) for n in budgets} | {"whole": bench.chunking(whole)}
+    runs: dict[str, dict[str, Any]]
+    runs = {name: {"policy": one, "shares_prefixes": True} for name, one in policies.items()}
+    runs |= {f"{name}, no cache": {"policy": one} for name, one in policies.items()}
+    each = {"policy": bench.chunking(budget), "shares_prefixes": True}
+    clusters = {n: each | {"cluster": Replicas(num=replicas, router=n)} for n in routers}
     for dataset, workload in datasets(bench.sizes).items():
         assert isinstance(workload, Agentic), "the sizes name a workload of sessions"
         work = replace(workload, **session, seed=bench.seed + seed)
         served = partial(_served, bench, work)
-        values = yield from served(f"{dataset}, one engine", sessions, rate, cached | without)
-        for name in cached:
+        values = yield from served(f"{dataset}, one engine", sessions, rate, runs)
+        for name in policies:
             others = {"no cache": values[f"{name}, no cache"]}
             if name != "whole":
                 others["whole prompts"] = values["whole"]
@@ -104,14 +98,14 @@ def _served(
     where: str,
     num_sessions: int,
     rate: float,
-    settings: Mapping[str, Setting],
+    settings: Mapping[str, Mapping[str, Any]],
 ) -> Generator[Point, None, dict[str, Values]]:
-    """The points of the same sessions under every setting; returns the values."""
+    """The points of the same sessions under the settings of every run; returns the values."""
     number = num_sessions * workload.turns
     work = replace(workload, num_requests=number, arrivals="poisson", rate=rate)
     found = {}
-    for name, setting in settings.items():
-        turns = _turns(bench, work, setting)
+    for name, engine in settings.items():
+        turns = _turns(bench, work, engine)
         found[name] = _values(turns)
         for turn, median in turns.groupby("turn").ttft.median().items():
             yield point(
@@ -121,11 +115,10 @@ def _served(
     return found
 
 
-def _turns(bench: ServingBench, workload: Agentic, setting: Setting) -> pd.DataFrame:
+def _turns(bench: ServingBench, workload: Agentic, engine: Mapping[str, Any]) -> pd.DataFrame:
     """The turns' waits, gaps and hits, and the number of each from 1."""
-    load, policy = workload.generate(bench.vocab_size), bench.chunking(setting.budget)
-    engine = {"cluster": setting.cluster, "shares_prefixes": setting.is_cached}
-    table = bench.run(load.arrivals(), policy, **engine).requests()
+    load = workload.generate(bench.vocab_size)
+    table = bench.run(load.arrivals(), **engine).requests()
     turns = {t.request.request_id: k for each in load.sessions for k, t in enumerate(each, start=1)}
     ttft = table.first_token_time - table.arrival_time
     return table.assign(turn=table.request_id.map(turns), ttft=ttft)

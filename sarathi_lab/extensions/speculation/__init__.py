@@ -48,16 +48,11 @@ class Drafting(Speculation, ABC):
 
     def check(self, backend: Backend) -> None:
         named = f"speculation of {self.describe()}"
-        if self.reads_tokens and not backend.computes_tokens:
-            raise UserError(
-                f"{named} reads tokens, which a simulation does not compute; use "
-                "speculation=assumed, which assumes how many drafts are right"
-            )
-        if backend.computes_tokens and not self.reads_tokens:
-            raise UserError(
-                f"{named} is for a simulation, here tokens are computed; use speculation="
-                "prompt_lookup, or add executor=simulated"
-            )
+        if self.reads_tokens != backend.computes_tokens:
+            why = "reads tokens, which a simulation does not compute; use speculation=assumed"
+            if backend.computes_tokens:
+                why = "is for a simulation; use speculation=prompt_lookup or add executor=simulated"
+            raise UserError(f"{named} {why}")
         if fix := _without_overlap(backend):
             raise UserError(
                 f"{named} needs a batch's tokens before the next batch is made, which here is "
