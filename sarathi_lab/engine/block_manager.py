@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from sarathi_lab.engine.prefix_cache import PrefixCache
 from sarathi_lab.engine.request import Chunk, Copy, SequenceState
 
 
+@dataclass(eq=False)
 class BlockManager:
     """Assigns `num_blocks` blocks of `block_size` tokens, which index the executor's cache, and
     `num_host_blocks` in host memory for swapped sequences: paged attention, as in vLLM.
@@ -15,21 +17,17 @@ class BlockManager:
     With `shares_prefixes` sequences share the blocks of equal prefixes (`prefix`).
     """
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        num_host_blocks: int = 0,
-        *,
-        shares_prefixes: bool = False,
-    ) -> None:
-        self.num_blocks = num_blocks
-        self.num_host_blocks = num_host_blocks
-        self.block_size = block_size
-        self.prefix = PrefixCache(num_blocks, block_size) if shares_prefixes else None
+    num_blocks: int
+    block_size: int
+    num_host_blocks: int = 0
+    shares_prefixes: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        cache = (self.num_blocks, self.block_size)
+        self.prefix = PrefixCache(*cache) if self.shares_prefixes else None
         # Empty blocks, popped from the end, so that a fresh cache hands out neighbours: 0, 1.
-        self.empty = list(range(num_blocks - 1, -1, -1))
-        self.empty_on_host = list(range(num_host_blocks - 1, -1, -1))
+        self.empty = list(range(self.num_blocks))[::-1]
+        self.empty_on_host = list(range(self.num_host_blocks))[::-1]
 
     @property
     def num_free(self) -> int:

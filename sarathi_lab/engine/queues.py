@@ -93,8 +93,8 @@ class RunningSequences(list[SequenceState]):
     """Sequences that hold cache, in order of admission, or of `rank` once sorted.
 
     The largest by `rank` is evicted first. `at_rest` are those not in flight, in the same order (of
-    a pipeline's sequences those of one batch). Until `tidy` it may also have some that have left,
-    or are in flight again, which `is_idle` excludes.
+    a pipeline's sequences those of one batch). It may also have some that have left since the
+    last batch was made, or are in flight again, which `is_idle` excludes.
     """
 
     def __init__(self, rank: Callable[[SequenceState], Rank]) -> None:
@@ -144,10 +144,6 @@ class RunningSequences(list[SequenceState]):
             resting.append(sequence)
         self.requeue(resting)
         return finished
-
-    def tidy(self) -> None:
-        """Drop sequences of `at_rest` that have left or are in flight."""
-        self.at_rest = self.idle
 
     def sort_by_rank(self) -> None:
         """Restore the order of `rank`, which readmission upsets."""

@@ -40,7 +40,7 @@ class Scheduler(SchedulerState):
         if self.running.rank is by_priority:
             self.sort_running()  # urgent sequences choose first, as later ones are evicted
         self.policy.fill(batch, self)
-        self.running.tidy()
+        self.running.at_rest = self.running.idle
         if not batch.chunks:
             return None  # copies that were begun go with the next batch
         if self.copies:
@@ -221,6 +221,16 @@ class Scheduler(SchedulerState):
     def sort_running(self) -> None:
         """Order running sequences by arrival or urgency, which readmission upsets."""
         self.running.sort_by_rank()
+
+    def with_room(self, most: int) -> list[SequenceState]:
+        """The next waiting sequences, at most `most`, that have a place and room in the cache."""
+        free, chosen = self.blocks.num_free, []
+        for sequence in self.upcoming(min(most, self.max_num_seqs - len(self.running))):
+            free -= self.blocks.blocks_for(self._reserved(sequence, 0))
+            if free < 0:
+                break
+            chosen.append(sequence)
+        return chosen
 
     def _reserved(self, sequence: SequenceState, num_tokens: int) -> int:
         """Tokens of cache that `sequence` takes when it enters with `num_tokens` more."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import pandas as pd
 
@@ -67,39 +69,36 @@ Preemption = Literal["recompute", "swap"]
 State = TypeVar("State")
 
 
+@dataclass(eq=False, repr=False)
 class SchedulerState:
     """State of a `Scheduler`: which sequences wait, run or are swapped out, and what changes of
     them when a batch begins and ends.
     """
 
-    next_time = float("inf")  # of the next event besides arrivals and batches: none
-    num_layers = 1  # that prompts can pass in groups; set by `run_engine`
+    policy: Policy
+    blocks: BlockManager
+    _: KW_ONLY
+    batch_size: int
+    max_model_len: int
+    num_micro_batches: int = 1
+    queue_order: QueueOrder = "fcfs"
+    preemption: Preemption = "recompute"
+    speculation: Speculation = NO_SPECULATION
 
-    def __init__(
-        self,
-        policy: Policy,
-        blocks: BlockManager,
-        *,
-        batch_size: int,
-        max_model_len: int,
-        num_micro_batches: int = 1,
-        queue_order: QueueOrder = "fcfs",
-        preemption: Preemption = "recompute",
-        speculation: Speculation = NO_SPECULATION,
-    ) -> None:
-        policy.validate(batch_size, max_model_len)
-        self.policy = policy
-        self.blocks = blocks
-        self.batch_size = batch_size
-        self.max_num_seqs = batch_size * num_micro_batches
-        self.max_model_len = max_model_len
-        self.preemption = preemption
-        self.drafter = speculation.drafter()
-        self.has_drafts = speculation.tokens > 0  # spares a call for each decode
-        self.waiting: WaitingQueue = make_queue(queue_order)
+    next_time: ClassVar[float] = math.inf  # of the next event besides arrivals and batches: none
+
+    def __post_init__(self) -> None:
+        self.policy.validate(self.batch_size, self.max_model_len)
+        self.max_num_seqs = self.batch_size * self.num_micro_batches
+        self.num_layers = 1  # that prompts can pass in groups; set by `run_engine`
+        self.drafter = self.speculation.drafter()
+        self.has_drafts = self.speculation.tokens > 0  # spares a call for each decode
+        self.waiting: WaitingQueue = make_queue(self.queue_order)
         self.swapped: deque[SequenceState] = deque()
+        self.running = RunningSequences(
+            by_priority if self.queue_order == "priority" else by_arrival
+        )
         self._states: dict[type, Any] = {}  # of the policy, by class
-        self.running = RunningSequences(by_priority if queue_order == "priority" else by_arrival)
         self.now = self.last_prompt_latency = 0.0
         self.num_preemptions = self._num_added = 0
         self.preempted_before = 0  # num_preemptions when this iteration began
@@ -119,11 +118,6 @@ class SchedulerState:
     def has_preempted(self) -> bool:
         """Whether a sequence was preempted in this iteration."""
         return self.num_preemptions > self.preempted_before
-
-    @property
-    def has_idle_running(self) -> bool:
-        """Whether a running sequence is not in flight."""
-        return any(map(is_idle, self.running.at_rest))
 
     @property
     def idle_decodes(self) -> list[SequenceState]:
@@ -146,20 +140,6 @@ class SchedulerState:
             self.blocks.look_up(sequence)
             for sequence in islice(self.waiting, max(0, num_sequences))
         ]
-
-    def with_room(self, most: int) -> list[SequenceState]:
-        """The next waiting sequences, at most `most`, that have a place and what they reserve of
-        the cache.
-        """
-        free, chosen = self.blocks.num_free, []
-        for sequence in self.upcoming(min(most, self.max_num_seqs - len(self.running))):
-            request, num_known = sequence.request, sequence.num_known
-            reserved = self.policy.reserved_tokens(request, num_known, self.max_model_len)
-            free -= self.blocks.blocks_for(reserved)
-            if free < 0:
-                break
-            chosen.append(sequence)
-        return chosen
 
     def add(self, request: Request) -> SequenceState:
         """Queue a request. Raises UserError for one that could never finish."""

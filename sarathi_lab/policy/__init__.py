@@ -2,8 +2,7 @@
 
 from sarathi_lab.engine.policy import Policy, Reserve
 from sarathi_lab.policy.alternating import TGI, LightLLM, LMDeploy, LMDeployPytorch
-from sarathi_lab.policy.ascend import Ascend, AscendV09
-from sarathi_lab.policy.ascend_dynamic import AscendDynamic
+from sarathi_lab.policy.ascend import Ascend, AscendDynamic, AscendV09
 from sarathi_lab.policy.paper import (
     ChunkedOnly,
     Orca,
@@ -12,8 +11,7 @@ from sarathi_lab.policy.paper import (
     SarathiServe,
     SarathiServeDynamic,
 )
-from sarathi_lab.policy.servers import FastDeploy, LlamaCpp, OpenVINO, SplitFuse
+from sarathi_lab.policy.servers import FastDeploy, LlamaCpp, OpenVINO, SplitFuse, TensorRTLLM
 from sarathi_lab.policy.sglang import SGLang
 from sarathi_lab.policy.transformers import TransformersFIFO, TransformersPrefillFirst
-from sarathi_lab.policy.trtllm import TensorRTLLM
 from sarathi_lab.policy.vllm import NanoVllm, PrefillFirst, VllmV0Chunked, VllmV1

@@ -1,18 +1,29 @@
-"""The schedulers of vLLM-Ascend, for Huawei's NPUs."""
+"""The schedulers of vLLM-Ascend, for Huawei's NPUs, and the dynamic batch's table of times."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
 
-from sarathi_lab.config.checked import flag, refuse_unread, whole
+import pandas as pd
+
+from sarathi_lab.config.checked import flag, number, refuse_unread, whole
 from sarathi_lab.config.errors import UserError, require_int
+from sarathi_lab.config.paths import readable
+from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.queues import Test
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy.vllm import (
     VllmV1,
+    at_most,
     budget_for_whole,
     check_threshold,
     check_whole_prompts,
@@ -23,6 +34,8 @@ from sarathi_lab.policy.vllm import (
 )
 
 BUDGET_MULTIPLE = 256  # tokens, required by ModelArts
+COLUMNS = ("chunk_size", "p_len", "d_num", "ctx_len", "cost")
+SMALLEST_CONTEXT = 128  # tokens
 
 
 @dataclass(frozen=True)
@@ -124,3 +137,166 @@ class Ascend(AscendV09):
             return num_long >= most and sequence.num_pending > above
 
         return lambda one: does_not_fit(one) or is_too_long(one)
+
+
+@dataclass(frozen=True)
+class AscendDynamic(Policy):
+    """Ascend's dynamic batch (vLLM-Ascend 0.13 to 0.18): the largest budget whose iteration meets
+    an SLO by a table.
+
+    Decodes first, then prompts in strict order of arrival. Beside decodes the budget is the largest
+    `chunk_size` (tokens, decodes included) of `profile_table` whose cost is at most
+    `slo_limits_for_dynamic_batch` (milliseconds), in the rows of the first mean context and number
+    of decodes that the table has at or above the running ones. `max_num_batched_tokens` holds
+    without decodes, where the table has no such rows, or where none of them meets the SLO.
+
+    `profile_table` is a CSV file with the columns chunk_size, d_num, ctx_len and cost, as of Ascend
+    910B3 there, or by task=profile_table; None: from the device's cost model. Keys of the table are
+    searched in ascending order (there in a set's order), and `max_num_batched_tokens` is never
+    exceeded (there a larger row is taken).
+    """
+
+    name = "ascend_dynamic"
+    budget_field = "max_num_batched_tokens"
+    max_num_batched_tokens: int = 2048
+    slo_limits_for_dynamic_batch: float = number(
+        50.0,
+        above=0,
+        fix="use the milliseconds that an iteration may take, or policy=vllm_v1 for no limit",
+    )
+    profile_table: str | ProfileTable | None = None
+    long_prefill_token_threshold: int = threshold()
+    watermark: float = 0.0
+    reserve = "chunk"
+
+    def check(self, batch_size: int, max_model_len: int) -> None:
+        check_threshold(self.long_prefill_token_threshold, max_model_len)
+        if self.profile_table is None:
+            raise UserError(
+                "policy=ascend_dynamic needs profile_table here, as a measured device has no cost "
+                "model; write one by `python -m sarathi_lab.run task=profile_table`, with "
+                "hardware= as task=calibrate measured it, and name the file"
+            )
+        _ = self._table  # read it before anything runs
+
+    def on_device(
+        self, predictor: Callable[[], Predictor | None], batch_size: int, max_model_len: int
+    ) -> AscendDynamic:
+        if self.profile_table is not None or (iteration_time := predictor()) is None:
+            return self
+        table = make_profile_table(iteration_time, batch_size, max_model_len)
+        return replace(self, profile_table=table)
+
+    @property
+    def _table(self) -> ProfileTable:
+        table = self.profile_table
+        return table if isinstance(table, ProfileTable) else read_profile_table(str(table))
+
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        budget = self._budget(scheduler)
+        size = at_most(self.long_prefill_token_threshold or self.max_num_batched_tokens)
+        scheduler.add_decodes(batch, budget)
+        scheduler.continue_prefills(batch, budget, size=size)
+        if not scheduler.has_preempted:
+            scheduler.admit(batch, budget, size=size, may_enter=fits_whole(scheduler))
+
+    def _budget(self, scheduler: Scheduler) -> int:
+        most = self.max_num_batched_tokens
+        contexts = [sequence.num_known for sequence in scheduler.running if sequence.is_decoding]
+        if not contexts:
+            return most
+        mean = sum(contexts) / len(contexts)
+        refined = self._table.budget(mean, len(contexts), self.slo_limits_for_dynamic_batch)
+        return most if refined is None else min(refined, most)
+
+
+class Row(NamedTuple):
+    """An iteration of `chunk_size` tokens, `d_num` of them decodes at `ctx_len`; `cost` in ms."""
+
+    chunk_size: int
+    d_num: int
+    ctx_len: int
+    cost: float
+
+
+@dataclass(frozen=True)
+class ProfileTable:
+    """Rows in any order."""
+
+    rows: tuple[Row, ...]
+
+    def budget(self, context: float, num_decodes: int, slo: float) -> int | None:
+        """The most tokens of an iteration within `slo` milliseconds, with `num_decodes` decodes of
+        `context` tokens, both rounded up to rows within `slo`; None without such a row.
+        """
+        chunk_sizes, contexts, counts = _within(self, slo)
+        at, by = bisect_left(contexts, context), bisect_left(counts, num_decodes)
+        if at == len(contexts) or by == len(counts):
+            return None
+        return chunk_sizes.get((contexts[at], counts[by]))
+
+    def frame(self) -> pd.DataFrame:
+        """Return vLLM-Ascend's columns; p_len in tokens of the prompt, cost in milliseconds."""
+        table = pd.DataFrame(self.rows, columns=list(Row._fields))
+        return table.assign(p_len=table.chunk_size - table.d_num)[list(COLUMNS)]
+
+
+def make_profile_table(
+    iteration_time: Callable[[Batch], float], batch_size: int, max_model_len: int
+) -> ProfileTable:
+    """Make the table by `iteration_time` (seconds of a batch), up to `batch_size` decodes of
+    `max_model_len`, for decodes and the first tokens of one prompt.
+
+    Chunk sizes are 2^k and 3 * 2^k tokens from 16, up to two of the longest sequences; numbers of
+    decodes and contexts are powers of two.
+    """
+    largest = max(2048, 2 * max_model_len)
+    sizes = [size << k for k in range(largest.bit_length()) for size in (16, 24)]
+    shapes = product(
+        _doublings(SMALLEST_CONTEXT, max_model_len),
+        _doublings(1, batch_size),
+        sorted(size for size in sizes if size <= largest),
+    )
+    rows = []
+    for context, num_decodes, size in shapes:
+        if (prefill_tokens := size - num_decodes) > 0:
+            batch = make_batch(
+                prefill_tokens=prefill_tokens, num_decodes=num_decodes, context=context
+            )
+            rows.append(Row(size, num_decodes, context, 1e3 * iteration_time(batch)))
+    return ProfileTable(tuple(rows))
+
+
+@lru_cache(maxsize=8)
+def read_profile_table(path: str) -> ProfileTable:
+    """Read the table in the CSV file `path`. Raises UserError without one."""
+    needed = list(Row._fields)
+    fix = f"use a CSV file with the columns {', '.join(needed)}, such as task=profile_table writes"
+    with readable(f"profile_table={path}", fix, KeyError):
+        table = pd.read_csv(Path(path))
+        rows = tuple(
+            Row(int(c), int(d), int(x), float(ms))
+            for c, d, x, ms in table[needed].itertuples(index=False)
+        )
+    if not rows:
+        raise UserError(f"profile_table={path} has no rows; write one by task=profile_table")
+    return ProfileTable(rows)
+
+
+@lru_cache(maxsize=64)
+def _within(
+    table: ProfileTable, slo: float
+) -> tuple[dict[tuple[int, int], int], list[int], list[int]]:
+    """The largest chunk within `slo` by (context, decodes), and both keys ascending."""
+    rows = sorted(row for row in table.rows if row.cost <= slo)  # the largest chunks last
+    chunk_sizes = {(row.ctx_len, row.d_num): row.chunk_size for row in rows}
+    contexts, counts = ({key[i] for key in chunk_sizes} for i in (0, 1))
+    return chunk_sizes, sorted(contexts), sorted(counts)
+
+
+def _doublings(start: int, end: int) -> list[int]:
+    """`start` times powers of two, up to the first that is not below `end`."""
+    values = [start]
+    while values[-1] < end:
+        values.append(2 * values[-1])
+    return values

@@ -25,7 +25,7 @@ class RequestLevel(Policy):
     reserve: Reserve = "max_model_len"
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        if scheduler.has_idle_running:
+        if scheduler.running.idle:
             scheduler.add_decodes(batch)
         else:
             scheduler.admit(batch)

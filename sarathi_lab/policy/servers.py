@@ -1,20 +1,21 @@
-"""Servers of one scheduler: DeepSpeed, FastDeploy, OpenVINO and llama.cpp."""
+"""Servers of one scheduler: DeepSpeed, FastDeploy, OpenVINO, llama.cpp and TensorRT-LLM."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-from sarathi_lab.config.checked import flag, require_order, whole
+from sarathi_lab.config.checked import one_of, require_order, whole
 from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy.vllm import (
-    check_threshold,
     fits_whole,
-    long_from,
     partial_prefills,
-    threshold,
 )
+
+ContextChunking = Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS", "FORCE_CHUNK"]
+CapacityScheduler = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"]
 
 
 @dataclass(frozen=True)
@@ -58,16 +59,15 @@ class SplitFuse(Policy):
 class FastDeploy(Policy):
     """FastDeploy's V1 scheduler: decodes, then prompts within `max_num_batched_tokens`.
 
-    Running prompts go first, then waiting ones, except after a preemption. At most
-    `max_num_partial_prefills` prompts are in an iteration, of them at most
-    `max_long_partial_prefills` longer than `long_prefill_token_threshold` tokens (0: 4 % of the
-    model length); a further one stops admission. A decode takes `static_decode_blocks` blocks at
-    once when at most `prealloc_dec_block_slot_num_threshold` of its slots are left, and a prompt
-    enters if blocks for it and as many more are free; never more than the request needs, which is
-    unknown to FastDeploy.
+    Running prompts go first, then waiting ones, except after a preemption; at most
+    `max_num_partial_prefills` prompts are in an iteration. A decode takes `static_decode_blocks`
+    blocks at once when at most `prealloc_dec_block_slot_num_threshold` of its slots are left, and a
+    prompt enters if blocks for it and as many more are free; never more than the request needs,
+    which is unknown to FastDeploy.
 
-    Names and defaults are those of FastDeploy 2 (with cache.block_size=64). The limits on partial
-    prefills act before its scheduler there. The reserve of newer versions after a preemption is not
+    Names and defaults are those of FastDeploy 2 (with cache.block_size=64). The limit on partial
+    prefills acts before its scheduler there; its limit on long ones among several
+    (`max_long_partial_prefills`) and the reserve of newer versions after a preemption are not
     modelled.
     """
 
@@ -75,17 +75,11 @@ class FastDeploy(Policy):
     budget_field = "max_num_batched_tokens"
     max_num_batched_tokens: int = 8192
     max_num_partial_prefills: int = partial_prefills()
-    max_long_partial_prefills: int = partial_prefills()
-    long_prefill_token_threshold: int = threshold()
     static_decode_blocks: int = whole(2, minimum=0, fix="use 2, or 0 to take blocks one by one")
     prealloc_dec_block_slot_num_threshold: int = whole(
         12, minimum=0, fix="use the free slots at which a decode takes more, such as 12"
     )
     reserve = "chunk"
-
-    def check(self, batch_size: int, max_model_len: int) -> None:
-        require_order(self, "max_long_partial_prefills", "max_num_partial_prefills", "; lower it")
-        check_threshold(self.long_prefill_token_threshold, max_model_len)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         self._extend_decodes(scheduler)
@@ -96,9 +90,14 @@ class FastDeploy(Policy):
                 return left
             return min(left, for_prompts - batch.num_prefill_tokens)
 
+        def fits(sequence: SequenceState) -> bool:
+            wanted = self._with_decode_blocks(sequence, sequence.num_known, scheduler)
+            return scheduler.blocks.can_hold(wanted)
+
         scheduler.share(batch, scheduler.running.idle, self.max_num_batched_tokens, size)
         if not scheduler.has_preempted:
-            self._admit(batch, scheduler)
+            most = (self.max_num_batched_tokens, self.max_num_partial_prefills)
+            scheduler.admit(batch, *most, may_enter=fits)
 
     def _extend_decodes(self, scheduler: Scheduler) -> None:
         for sequence in scheduler.idle_decodes:
@@ -106,22 +105,6 @@ class FastDeploy(Policy):
             num_free = slots - sequence.num_known
             if sequence.is_running and num_free <= self.prealloc_dec_block_slot_num_threshold:
                 scheduler.make_room(sequence, self._with_decode_blocks(sequence, slots, scheduler))
-
-    def _admit(self, batch: Batch, scheduler: Scheduler) -> None:
-        threshold = long_from(self.long_prefill_token_threshold, scheduler)
-
-        def is_long(sequence: SequenceState) -> bool:
-            return sequence.request.prompt_len > threshold
-
-        def may_enter(sequence: SequenceState) -> bool:
-            prompts = [chunk.sequence for chunk in batch.chunks if not chunk.is_decode]
-            if is_long(sequence) and sum(map(is_long, prompts)) >= self.max_long_partial_prefills:
-                return False
-            wanted = self._with_decode_blocks(sequence, sequence.num_known, scheduler)
-            return scheduler.blocks.can_hold(wanted)
-
-        most = (self.max_num_batched_tokens, self.max_num_partial_prefills)
-        scheduler.admit(batch, *most, may_enter=may_enter)
 
     def _with_decode_blocks(
         self, sequence: SequenceState, num_tokens: int, scheduler: Scheduler
@@ -133,12 +116,11 @@ class FastDeploy(Policy):
 
 @dataclass(frozen=True)
 class OpenVINO(Policy):
-    """With `dynamic_split_fuse`, decodes and then prompts in order, within
+    """OpenVINO GenAI with `dynamic_split_fuse`: decodes and then prompts in order, within
     `max_num_batched_tokens`.
 
     A prompt takes no more tokens than the free cache has slots, so prompts evict no sequence.
-    Without `dynamic_split_fuse`, whole prompts go before decodes, never in one batch, and none may
-    exceed the budget.
+    Without `dynamic_split_fuse` it is policy=prefill_first with this budget.
 
     Read in `continuous_batching/scheduler.hpp` of 2026; 256 tokens is the system's default.
     Deviations: an evicted sequence loses all of its cache, not only the needed blocks; where only
@@ -148,30 +130,13 @@ class OpenVINO(Policy):
     name = "openvino"
     budget_field = "max_num_batched_tokens"
     max_num_batched_tokens: int = 256
-    dynamic_split_fuse: bool = flag(True)
-
-    def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
-        return 0 if self.dynamic_split_fuse else num_known
-
-    def check(self, batch_size: int, max_model_len: int) -> None:
-        if not self.dynamic_split_fuse:
-            why = "without dynamic_split_fuse a longer prompt is an error; raise it, or use "
-            why += "dynamic_split_fuse=true"
-            self.check_longest("max_num_batched_tokens", max_model_len, why)
+    reserve = "chunk"
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        budget = self.max_num_batched_tokens
-        if not self.dynamic_split_fuse:
-            if not scheduler.swapped:
-                scheduler.admit(batch, budget, whole=True)
-            if not batch.chunks:
-                scheduler.add_decodes(batch)
-                scheduler.swap_in(batch, budget)
-            return
-
         def size(sequence: SequenceState, left: int) -> int:
             return min(left, scheduler.blocks.num_slots(sequence))
 
+        budget = self.max_num_batched_tokens
         scheduler.add_decodes(batch)
         scheduler.continue_prefills(batch, budget, size=size)
         scheduler.admit(batch, budget, size=size)
@@ -225,3 +190,88 @@ class LlamaCpp(Policy):
         scheduler.continue_prefills(batch, budget)
         scheduler.admit(batch, budget)
         state.left = state.left - batch.num_prefill_tokens if batch.num_tokens == budget else 0
+
+
+@dataclass(frozen=True)
+class TensorRTLLM(Policy):
+    """All decodes, then every prompt that the cache has room for shares the rest of
+    `max_num_tokens`.
+
+    `context_chunking_policy` applies where not all fit whole. FIRST_COME_FIRST_SERVED gives each
+    the rest, rounded down to `chunk_unit_size` unless it ends the prompt. EQUAL_PROGRESS gives each
+    one more unit in turn. FORCE_CHUNK gives each one unit, or its end, even where more would fit.
+
+    `capacity_scheduler_policy` decides about room: GUARANTEED_NO_EVICT reserves a request's whole
+    output, so none is ever paused; MAX_UTILIZATION reserves only the prompt and pauses the newest
+    when the cache is short; STATIC_BATCH is the former, but begins nothing while anything runs.
+
+    Read in `microBatchScheduler.cpp` and `capacityScheduler.cpp`; `max_num_tokens` is 8192 by
+    default there. FORCE_CHUNK is known from its description only. Deviations: STATIC_BATCH
+    continues prompts that it has begun; a waiting prompt without a token keeps no room beyond the
+    iteration; `dynamicBatchTuner.cpp`, which changes no batch up to 128, is not modelled.
+    """
+
+    name = "trtllm"
+    budget_field = "max_num_tokens"
+    max_num_tokens: int = 256
+    context_chunking_policy: ContextChunking = one_of(
+        "FIRST_COME_FIRST_SERVED", valid=get_args(ContextChunking)
+    )
+    chunk_unit_size: int = whole(32, minimum=1, fix="use a number of tokens such as 32")
+    capacity_scheduler_policy: CapacityScheduler = one_of(
+        "GUARANTEED_NO_EVICT", valid=get_args(CapacityScheduler)
+    )
+
+    def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
+        pauses = self.capacity_scheduler_policy == "MAX_UTILIZATION"
+        return num_known if pauses else request.total_len
+
+    def check(self, batch_size: int, max_model_len: int) -> None:
+        why = ", so no prompt could be cut; lower it"
+        require_order(self, "chunk_unit_size", "max_num_tokens", why)
+
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        batch_size, budget = scheduler.batch_size, self.max_num_tokens
+        is_static = self.capacity_scheduler_policy == "STATIC_BATCH"
+        may_begin = not (is_static and scheduler.running.idle)
+        scheduler.add_decodes(batch, min(batch_size, budget))
+        scheduler.swap_in(batch, budget)
+        prompts = scheduler.idle_prefills[: max(0, batch_size - len(batch))]
+        if may_begin and not scheduler.swapped:
+            prompts += scheduler.with_room(batch_size - len(batch) - len(prompts))
+        sizes = self._sizes([one.num_pending for one in prompts], budget - batch.num_tokens)
+        for sequence, num_tokens in zip(prompts, sizes, strict=True):
+            if sequence.is_running:
+                scheduler.take(batch, sequence, num_tokens)
+            elif num_tokens:
+                scheduler.enter(batch, sequence, num_tokens)
+
+    def _sizes(self, pending: list[int], left: int) -> list[int]:
+        """Share `left` tokens between prompts that lack `pending`."""
+        unit = self.chunk_unit_size
+        if self.context_chunking_policy == "FORCE_CHUNK":
+            pending = [min(unit, wanted) for wanted in pending]
+        if sum(pending) <= left:
+            return pending
+        if self.context_chunking_policy == "EQUAL_PROGRESS":
+            return _by_turns(pending, left, unit)
+        sizes = []
+        for wanted in pending:
+            size = wanted if wanted <= left else left // unit * unit
+            sizes.append(size)
+            left -= size
+        return sizes
+
+
+def _by_turns(pending: list[int], left: int, unit: int) -> list[int]:
+    sizes = [0] * len(pending)
+    has_progress = True
+    while has_progress:
+        has_progress = False
+        for i, wanted in enumerate(pending):
+            step = min(unit, wanted - sizes[i])
+            if 0 < step <= left:
+                sizes[i] += step
+                left -= step
+                has_progress = True
+    return sizes

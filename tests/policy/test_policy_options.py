@@ -17,7 +17,7 @@ from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
-from sarathi_lab.policy.ascend_dynamic import make_profile_table, read_profile_table
+from sarathi_lab.policy.ascend import make_profile_table, read_profile_table
 from sarathi_lab.run import main
 from sarathi_lab.tasks.plan import Plan
 

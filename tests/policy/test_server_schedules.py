@@ -37,7 +37,7 @@ from sarathi_lab.policy import (
     VllmV0Chunked,
     VllmV1,
 )
-from sarathi_lab.policy.ascend_dynamic import (
+from sarathi_lab.policy.ascend import (
     ProfileTable,
     Row,
     make_profile_table,
@@ -135,11 +135,7 @@ def test_nano_vllm_cuts_only_the_first_prompt_and_prefers_prompts():
 def test_fastdeploy():
     expect(FastDeploy(8), THREE, "0:0+5 | 0:5+1 1:0+5 | 0:6+1 1:5+1 2:0+5 | 2:5+1")
     two = FastDeploy(8, max_num_partial_prefills=2)
-    expect(two, THREE, CUT)  # 4 % of 200 is 8: none is long
-    expect(replace(two, long_prefill_token_threshold=5), THREE, CUT)
-    long = replace(two, long_prefill_token_threshold=4)
-    expect(long, THREE, "0:0+5 | ...")
-    expect(replace(long, max_long_partial_prefills=2), THREE, CUT)
+    expect(two, THREE, CUT)
     # A prompt of 4 takes two of 5 blocks, and is to leave two for its decodes.
     expect(two, "4+4 4+4", "0:0+4 | ...", **FIVE_OF_TWO)
     expect(replace(two, static_decode_blocks=0), "4+4 4+4", "0:0+4 1:0+4 | ...", **FIVE_OF_TWO)
@@ -442,8 +438,6 @@ def test_openvino():
     # 3 blocks of 4. A decode evicts request 1 in the second iteration; 1 then evicts none.
     expected = "0:0+4 1:0+8 | 0:4+1 1:0+4 | 0:5+1 | 0:6+1 | 0:7+1 | 1:4+6"
     expect(OpenVINO(16), "4+5 10+1", expected, num_blocks=3)
-    whole = OpenVINO(10, dynamic_split_fuse=False)
-    expect(whole, "5+3 5+2@1.5", "0:0+5 | 0:5+1 | 1:0+5 | 0:6+1 1:5+1", max_model_len=10)
 
 
 def test_llama_cpp():
@@ -465,14 +459,12 @@ def test_llama_cpp():
         (TensorRTLLM(16), "chunk_unit_size=32 exceeds max_num_tokens=16"),
         (TGI(100, chunking=False), "max_batch_prefill_tokens=100 is below max_model_len=200"),
         (LightLLM(8, chunked_prefill_size=9), "chunked_prefill_size=9 exceeds batch_max_tokens=8"),
-        (OpenVINO(100, dynamic_split_fuse=False), "max_num_batched_tokens=100 is below"),
         (LlamaCpp(512, 256), "n_ubatch=512 exceeds n_batch=256"),
         (VllmV0Chunked(8, max_num_partial_prefills=9), "=9 leaves each less than a token"),
         (VllmV0Chunked(max_long_partial_prefills=2), "=2 exceeds max_num_partial_prefills=1"),
         (VllmV0Chunked(long_prefill_token_threshold=9), "=9 has no effect on one prompt"),
         (VllmV1(long_prefill_token_threshold=200), "=200 has no effect, as max_model_len"),
         (VllmV1(100, enable_chunked_prefill=False), "max_num_batched_tokens=100 is below"),
-        (FastDeploy(max_long_partial_prefills=2), "max_long_partial_prefills=2 exceeds"),
         (AscendV09(100), "max_num_batched_tokens=100 is below max_model_len=200"),
         (AscendV09(300, enable_chunked_prefill=True), "=300 .* use a multiple of 256"),
         (AscendV09(enable_chunked_prefill=True), "max_num_batched_tokens=None"),

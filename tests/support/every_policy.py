@@ -41,7 +41,7 @@ from sarathi_lab.policy import (
     VllmV0Chunked,
     VllmV1,
 )
-from sarathi_lab.policy.ascend_dynamic import ProfileTable, Row
+from sarathi_lab.policy.ascend import ProfileTable, Row
 
 MAX_LEN = 40
 # 8 tokens beside a decode, 6 beside up to two, nothing beside more.
@@ -77,7 +77,6 @@ POLICIES = {
     "layered_prefill": LayeredPrefill(chunk=4),
     "layered_prefill_cut": LayeredPrefill(8, max_num_batched_tokens=12, groups=3, reserve="chunk"),
     "openvino": OpenVINO(max_num_batched_tokens=8),
-    "openvino_whole": OpenVINO(max_num_batched_tokens=MAX_LEN, dynamic_split_fuse=False),
     "llama_cpp": LlamaCpp(n_ubatch=8, n_batch=20),
     "chunked_only": ChunkedOnly(chunk_size=8),
     "sarathi_serve_dynamic": SarathiServeDynamic(64, 32, chunk_schedule_max_tokens=20),
@@ -90,7 +89,7 @@ POLICIES = {
     "p_pas": PPas(max_num_batched_tokens=16),
     "nano_vllm": NanoVllm(max_num_batched_tokens=8),
     "fastdeploy": FastDeploy(max_num_batched_tokens=8),
-    "fastdeploy_partial": FastDeploy(8, 3, 2, 6, 1, prealloc_dec_block_slot_num_threshold=2),
+    "fastdeploy_partial": FastDeploy(8, 3, 1, prealloc_dec_block_slot_num_threshold=2),
     "ascend_v0_9": AscendV09(max_num_batched_tokens=MAX_LEN),
     "ascend_long": Ascend(max_long_partial_prefills=1, long_prefill_token_threshold=5),
     "ascend_chunked": Ascend(256, enable_chunked_prefill=True, long_prefill_token_threshold=4),

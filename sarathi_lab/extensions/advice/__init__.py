@@ -25,7 +25,7 @@ from sarathi_lab.extensions.advice.server_flags import server_flags
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
-from sarathi_lab.policy.ascend_dynamic import make_profile_table
+from sarathi_lab.policy.ascend import make_profile_table
 from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import DisplayTable, Result
 from sarathi_lab.tasks.base import Task
