@@ -24,6 +24,7 @@ from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Batch, Request
+from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.simulated.hardware import Hardware, Parallel
@@ -220,8 +221,9 @@ class PipelineFigure(Figure):
         sizes, spec, backend = session.sizes, session.spec, session.backend
         with session.loaded(self.name, self.room(spec, sizes)) as (executor, advance):
             found = measure_profile(executor, _shapes(sizes), session.seconds, advance)
-        operations = ProfiledOperations(found.tables(spec), spec, backend.dtype_bytes)
-        cost = CostModel(operations, spec, backend.dtype_bytes)
+        hardware = Hardware.at_peaks("measured", backend.peaks(), backend.dtype_bytes)
+        formula = AnalyticOperations(spec, hardware, backend.dtype_bytes)
+        cost = CostModel(formula, ProfiledOperations(found.tables(spec), formula))
         rounds = [Round(self.make, sizes, session.seed)]
         samples = measure(rounds, cost, most=sizes["num_seeds"])
         table = session.table(self.name, samples, is_series=False)

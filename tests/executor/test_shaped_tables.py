@@ -69,7 +69,8 @@ def kept(
     gpu: str, model: str = "llama3-8b", tensor: int = 1, tables: OperationTables | None = None
 ) -> ProfiledOperations:
     tables, hardware = tables or read_tables(str(KEPT / gpu)), load_option("hardware", gpu)
-    return ProfiledOperations(tables, load_option("model", model), 2, hardware, Parallel(tensor))
+    spec = load_option("model", model)
+    return ProfiledOperations(tables, AnalyticOperations(spec, hardware, 2, Parallel(tensor)))
 
 
 def seconds_of(of: ProfiledOperations, row: Any) -> float:

@@ -15,6 +15,7 @@ from simulated import batch_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
+from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations
@@ -63,13 +64,17 @@ def spec_of(name: str = "13b") -> ModelSpec:
     return load_option("model", name)
 
 
+def formula_of(model: str) -> AnalyticOperations:
+    return AnalyticOperations(spec_of(model), load_option("hardware", "a100"), 2)
+
+
 def operations(made: pd.DataFrame) -> ProfiledOperations:
     meta = {"model": "13b", "layers": spec_of().num_layers}
-    return ProfiledOperations(OperationTables("here", frames_of(made), meta), spec_of())
+    return ProfiledOperations(OperationTables("here", frames_of(made), meta), formula_of("13b"))
 
 
 def cost(made: pd.DataFrame) -> CostModel:
-    return CostModel(operations(made), spec_of(), 2)
+    return CostModel(formula_of("13b"), operations(made))
 
 
 @pytest.mark.parametrize(("tokens", "seconds"), [(4, 1 + 3 / 9), (150, 10.0)])
@@ -133,10 +138,9 @@ def grid(stray: bool = False) -> pd.DataFrame:
     return rows.assign(time_us=factor * np.array(times))
 
 
-def attention(rows: pd.DataFrame, hardware: str | None = None) -> ProfiledOperations:
+def attention(rows: pd.DataFrame) -> ProfiledOperations:
     tables = OperationTables("here", {"attention": rows}, {"model": "llama3-8b"})
-    gpu = load_option("hardware", hardware) if hardware else None
-    return ProfiledOperations(tables, spec_of("llama3-8b"), 2, gpu)
+    return ProfiledOperations(tables, formula_of("llama3-8b"))
 
 
 def micros(of: ProfiledOperations, **sizes: int) -> list[float]:
@@ -157,18 +161,15 @@ def test_a_grid_is_passed_through_and_linear_between(stray):
 
 
 def test_past_the_grid_the_nearest_edge_is_scaled_by_the_formula():
-    of = attention(grid(), "a100")
-    by_formula = make_cost_model(
-        "analytic", spec_of("llama3-8b"), load_option("hardware", "a100"), 2
-    )
+    of = attention(grid())
+    by_formula = formula_of("llama3-8b")
     past, edge = (
-        sum(by_formula.operations.attention_times(batch_of(chunk=chunk, start=1024)))
-        for chunk in (1024, 256)
+        sum(by_formula.attention_times(batch_of(chunk=chunk, start=1024))) for chunk in (1024, 256)
     )
     expected = mixed_us(256, 1024, 0, 0) * past / edge
     assert micros(of, chunk=1024, start=1024)[0] == pytest.approx(expected)
     before, edge = (
-        by_formula.operations.attention_times(batch_of(decodes=1, context=context))[1]
+        by_formula.attention_times(batch_of(decodes=1, context=context))[1]
         for context in (1, min(CONTEXTS))
     )
     expected = mixed_us(0, 0, 1, min(CONTEXTS)) * before / edge

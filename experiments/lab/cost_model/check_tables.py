@@ -157,8 +157,8 @@ def attention_errors(
 def _errors(
     tables: OperationTables, rows: pd.DataFrame, spec: ModelSpec, hardware: Hardware
 ) -> Iterator[tuple[str, float, float]]:
-    measured = ProfiledOperations(tables, spec, DTYPE_BYTES, hardware)
     formula = AnalyticOperations(spec, hardware, DTYPE_BYTES)
+    measured = ProfiledOperations(tables, formula)
     for row in rows.itertuples():
         batch = make_batch(
             prefill_tokens=row.prefill_chunk,

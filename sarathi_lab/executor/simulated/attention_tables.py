@@ -51,13 +51,13 @@ class AttentionTable:
     prefill: Seconds
     decode: Seconds
     both: Seconds | None
-    formula: AnalyticOperations | None
+    formula: AnalyticOperations
     shapes: Sequence[Heads] | None = None  # of the rows, where `prefill` and `decode` are ratios
 
     def times(self, batch: Batch, in_one_call: bool) -> tuple[float, float]:
         """Compute the seconds of prompts and of decodes; `in_one_call`, what these add to it."""
         formula, apart = self.formula, (1.0, 1.0)
-        if formula is not None and self.shapes is not None:
+        if self.shapes is not None:
             apart = formula.separate_attention(batch)
         prefill = apart[0] * self.prefill(batch) if batch.num_prefill_tokens else 0.0
         has_both = in_one_call and batch.num_prefill_tokens and batch.num_decodes
@@ -65,7 +65,7 @@ class AttentionTable:
             both = self.both(batch)
             return min(prefill, both), max(0.0, both - prefill)
         decode = apart[1] * self.decode(batch) if batch.num_decodes else 0.0
-        if has_both and formula is not None:
+        if has_both:
             if self.shapes is None:
                 apart = formula.separate_attention(batch)
             slowdown = formula.hybrid_attention(batch) / sum(apart)
@@ -73,11 +73,11 @@ class AttentionTable:
         return prefill, decode
 
 
-def attention_table(rows: pd.DataFrame, formula: AnalyticOperations | None) -> AttentionTable:
+def attention_table(rows: pd.DataFrame, formula: AnalyticOperations) -> AttentionTable:
     """Make the table of `rows` (`tables.FILES`, with `seconds`) of the formula's shape, if there
     are such with contexts or mixed batches, else of the nearest; of all rows if they have none.
     """
-    if formula is not None and SHAPE[0] in rows:
+    if SHAPE[0] in rows:
         same = rows[(rows[list(SHAPE)] == list(formula.heads)).all(axis=1)]
         if not (same.kv_prefill > 0).any():
             return _by_ratios(rows, formula)
@@ -92,7 +92,7 @@ def attention_table(rows: pd.DataFrame, formula: AnalyticOperations | None) -> A
     )
 
 
-def _prefill(rows: pd.DataFrame, formula: AnalyticOperations | None) -> Seconds:
+def _prefill(rows: pd.DataFrame, formula: AnalyticOperations) -> Seconds:
     if grid := make_grid(rows, PREFILL):
         return _on(grid, PREFILL, _chunk, formula)
     tokens, before = _sizes(rows, PREFILL)
@@ -107,7 +107,7 @@ def _prefill(rows: pd.DataFrame, formula: AnalyticOperations | None) -> Seconds:
     return seconds
 
 
-def _decode(rows: pd.DataFrame, formula: AnalyticOperations | None) -> Seconds:
+def _decode(rows: pd.DataFrame, formula: AnalyticOperations) -> Seconds:
     """Make the function of decodes. Where all of a table have the same context, the part that does
     not grow with their number counts as the latency of walking along it, as launches overlap
     earlier operations.
@@ -135,7 +135,7 @@ def _costs(rows: pd.DataFrame, sizes: Floats, *features: Floats | int) -> Costs:
 
 
 def _on(
-    grid: Grid, columns: Sequence[str], point_of: Point, formula: AnalyticOperations | None
+    grid: Grid, columns: Sequence[str], point_of: Point, formula: AnalyticOperations
 ) -> Seconds:
     """Make the function of seconds by a grid over `columns`, at the `point_of` a batch: outside it
     its nearest edge's, scaled by the formula's ratio.
@@ -145,7 +145,7 @@ def _on(
         point = point_of(batch)
         edge = grid.clamp(point)
         time = grid.at(edge)
-        if edge == point or formula is None:
+        if edge == point:
             return time
         by_formula: Any = formula.attention.uniform
         computed, of_edge = (

@@ -36,44 +36,35 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 
 
 class CostModel:
-    """Seconds of an iteration of `spec`, in elements of `dtype_bytes`, by `operations` of a layer.
-
-    `parallel` spreads the model over devices of `hardware`, whose links carry sends and swaps;
-    without `hardware` it is one device without either. `experts` are those of a mixture's layers.
-    Raises UserError for a model that can't be split so, or unknown links.
+    """Seconds of an iteration by `operations` of a layer, or by `formula`, which has the model and
+    the devices that it is spread over; their links carry sends and swaps. `experts` are those of a
+    mixture's layers. Raises UserError for a model that can't be split so, or unknown links.
     """
 
     def __init__(
         self,
-        operations: Operations,
-        spec: ModelSpec,
-        dtype_bytes: int,
-        hardware: Hardware | None = None,
-        parallel: Parallel = ONE_DEVICE,
+        formula: AnalyticOperations,
+        operations: Operations | None = None,
         experts: Experts | None = None,
     ) -> None:
-        parallel.check(spec)
+        self.spec, self.parallel, self.hardware = formula.spec, formula.parallel, formula.hardware
+        self.parallel.check(self.spec)
+        self.operations = operations or formula
         self.experts = experts
-        self.operations = operations
-        self.spec = spec
-        self.parallel = parallel
-        self.dtype_bytes = dtype_bytes
-        self.hardware = hardware
-        self._layer_host_time = hardware.layer_host_time if hardware else 0.0
-        if hardware and parallel.pipeline > 1:
-            self._latency, self._network_rate = hardware.link_latency, hardware.network_rate
-            self._link_rate = hardware.link_rate if parallel.tensor > 1 else math.inf
+        if self.parallel.pipeline > 1:
+            self._token_bytes = self.spec.hidden_size * formula.dtype_bytes
+            self._network_rate = self.hardware.network_rate
+            self._link_rate = self.hardware.link_rate if self.parallel.tensor > 1 else math.inf
         # Each device copies its share of a block over its link.
-        self._swapped_token_bytes = spec.kv_bytes_per_token(dtype_bytes) / parallel.num_devices
+        swapped_bytes = self.spec.kv_bytes_per_token(formula.dtype_bytes)
+        self._swapped_token_bytes = swapped_bytes / self.parallel.num_devices
         # Cached by number of tokens: a run has few different ones.
-        self._times = cache(operations.times)
+        self._times = cache(self.operations.times)
         self._sum = cache(lambda per, number: sum(self._times(per, number).values()))
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
-        """Mean relative error by kind on held-out shapes of this device (NaN: none held out), with
-        experts if the model has some.
-        """
+        """Mean relative error by kind on held-out shapes, NaN if there were none."""
         known = self.operations.uncertainty
         return {kind: known[kind] for kind in known if kind != EXPERTS or self.experts}
 
@@ -98,7 +89,7 @@ class CostModel:
 
     def layer_time(self, batch: Batch) -> float:
         """Compute the seconds of one layer, with its launches by the host overlapped."""
-        device, host = self._layer_device_time(batch), self._layer_host_time
+        device, host = self._layer_device_time(batch), self.hardware.layer_host_time
         return overlapped(device, host) if host else device
 
     def _layer_device_time(self, batch: Batch) -> float:
@@ -111,16 +102,15 @@ class CostModel:
         """
         if self.parallel.pipeline == 1:
             return 0.0
-        num_bytes = batch.num_tokens * self.spec.hidden_size * self.dtype_bytes
+        num_bytes, latency = batch.num_tokens * self._token_bytes, self.hardware.link_latency
         share = 1 / self.parallel.tensor
-        seconds = self._latency + share * num_bytes / self._network_rate
+        seconds = latency + share * num_bytes / self._network_rate
         if self.parallel.tensor > 1:
-            seconds += self._latency + (1 - share) * num_bytes / self._link_rate
+            seconds += latency + (1 - share) * num_bytes / self._link_rate
         return seconds
 
     def swap_time(self, batch: Batch) -> float:
         """Compute the seconds in which a stage copies its part of the swapped blocks."""
-        assert self.hardware is not None, "swapping needs the host's link"
         return batch.num_swapped_tokens * self._swapped_token_bytes / self.hardware.host_rate
 
     def operation_times(self, batch: Batch) -> dict[str, float]:
@@ -141,7 +131,7 @@ class CostModel:
                 per_layer["experts"] = self.experts.seconds(part.num_tokens)
             for name, time in per_layer.items():
                 times[name] = times.get(name, 0.0) + num_stages * len(layers) * time
-            if self._layer_host_time:
+            if self.hardware.layer_host_time:
                 waiting += len(layers) * (self.layer_time(part) - self._layer_device_time(part))
         once = self._times("iteration", parts[-1][1].num_tokens)
         for name, time in (*once.items(), *self._times("emit", batch.num_emits).items()):
@@ -168,14 +158,10 @@ def make_cost_model(
     """
     require_one_of("executor.cost_model", level, get_args(Level))
     parallel.check(spec)
-    operations: Operations
-    rows = None
-    if level == "analytic":
-        operations = AnalyticOperations(spec, hardware, dtype_bytes, parallel)
-    else:
-        operations = profiled_operations(spec, hardware, dtype_bytes, parallel)
-        rows = operations.tables.frames.get("moe")
+    formula = AnalyticOperations(spec, hardware, dtype_bytes, parallel)
+    operations = profiled_operations(formula) if level == "profiled" else None
     experts = None
     if spec.num_experts:
+        rows = operations.tables.frames.get("moe") if operations else None
         experts = Experts(spec, hardware, dtype_bytes, rows, parallel.tensor)
-    return CostModel(operations, spec, dtype_bytes, hardware, parallel, experts)
+    return CostModel(formula, operations, experts)

@@ -15,6 +15,7 @@ from sarathi_lab.config.checked import check_fields, checked, flag, number, text
 from sarathi_lab.config.errors import UserError, require_number
 from sarathi_lab.engine.executor import Power
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, Degrees, ModelSpec, uneven
 
 FIX = "correct the hardware file"
@@ -119,6 +120,23 @@ class Hardware:
             require_number(f"hardware.uncertainty.{kind}", errors[kind], minimum=0, fix=share)
         if self.power is not None and not isinstance(self.power, Power):
             raise UserError(f"hardware.power={self.power} is not a power model; {FIX}")
+
+    @classmethod
+    def at_peaks(cls, name: str, peaks: Peaks, dtype_bytes: int, **known: Any) -> Hardware:
+        """Make a device whose kernels reach the `peaks` without a fixed cost, but for what is
+        `known`; without memory of its own.
+        """
+        shares = ("matmul", "attention", "causal", "memory", "kv")
+        costs = ("kernel_launch", "attention_launch", "iteration_overhead")
+        figures: dict[str, Any] = {
+            "flops_per_second": peaks.flops_per_second,
+            "bytes_per_second": peaks.bytes_per_second,
+            **dict.fromkeys(("memory_bytes", "num_sms"), 1),
+            **{f"{share}_efficiency": 1.0 for share in shares},
+            **dict.fromkeys(costs, 0.0),
+            "uncertainty": dict.fromkeys(UNCERTAIN),
+        }
+        return cls(name=name, dtype_bytes=dtype_bytes, **figures | known)
 
     @property
     def held_out_errors(self) -> Mapping[str, float]:

@@ -33,11 +33,6 @@ FILL_KEYS = 256  # keys of a head on each SM with which decodes reach their band
 UNEVENNESS = 1.5
 
 
-def num_waves(blocks: int, num_sms: int) -> int:
-    """Count the rounds in which `num_sms` multiprocessors run `blocks` equal pieces of work."""
-    return -(-blocks // num_sms)
-
-
 def overlapped(compute: float, memory: float) -> float:
     """Compute the seconds of work that computes and streams at the same time: a smooth maximum, as
     near the roofline's ridge neither hides entirely behind the other.
@@ -60,16 +55,16 @@ def matmul_time(
     moved = (in_features * out_features + rows * (in_features + out_features)) * dtype_bytes
 
     def seconds(tile: tuple[int, int], splits: int) -> float:
-        """Without the launch of the first kernel; a second one sums the parts of split-K."""
         tile_rows, tile_columns = tile
-        tiles = -(-rows // tile_rows) * -(-out_features // tile_columns)
+        blocks = -(-rows // tile_rows) * -(-out_features // tile_columns) * splits
         flops_per_step = 2 * tile_rows * tile_columns + OPERAND_FLOPS * (tile_rows + tile_columns)
-        waves: float = num_waves(tiles * splits, hardware.num_sms)
+        waves: float = -(-blocks // hardware.num_sms)
         if hardware.partial_waves:
-            waves = max(1.0, tiles * splits / hardware.num_sms)
+            waves = max(1.0, blocks / hardware.num_sms)
         compute = waves * (in_features / splits) * flops_per_step / sm_rate
         if splits == 1:
             return overlapped(compute, moved / hardware.memory_rate)
+        # A second kernel sums the parts.
         num_bytes = moved + splits * rows * out_features * PARTIAL_SUM_BYTES
         return hardware.kernel_launch + overlapped(compute, num_bytes / hardware.memory_rate)
 
@@ -99,13 +94,13 @@ def tiles_of(chunks: Iterable[tuple[int, int]]) -> Tiles:
     """Sum over `chunks` (start, num_tokens): a chunk of 65 tokens has two tiles, as one of 128."""
     query_tiles = dense_keys = masked_tiles = kv_tokens = queries = longest = 0
     for start, num_tokens in chunks:
-        tiles = -(-num_tokens // QUERY_TILE)
+        tiles, end = -(-num_tokens // QUERY_TILE), start + num_tokens
         query_tiles += tiles
         dense_keys += tiles * start
         masked_tiles += tiles * (tiles + 1) // 2
-        kv_tokens += start + num_tokens
+        kv_tokens += end
         queries += num_tokens
-        longest = max(longest, start + num_tokens)
+        longest = max(longest, end)
     return Tiles(query_tiles, dense_keys, masked_tiles, kv_tokens, queries, longest)
 
 
@@ -142,12 +137,11 @@ class AttentionTimes:
             return 0.0
         blocks = tiles.query_tiles * self.num_heads
         max_splits = hardware.chunk_splits if blocks < hardware.num_sms else 1
-        compute = self.num_heads * self._compute(tiles)
         memory = self._kv_bytes * tiles.kv_tokens / hardware.kv_rate
-        if hardware.prompt_efficiency is not None:
-            memory = self._prompt_memory(tiles.kv_tokens, tiles.queries, hardware.prompt_efficiency)
+        if (efficiency := hardware.prompt_efficiency) is not None:
+            memory = self._prompt_memory(tiles.kv_tokens, tiles.queries, efficiency)
         share = occupancy(blocks, hardware.num_sms, max_splits)
-        return hardware.attention_launch + overlapped(compute, memory) / share
+        return hardware.attention_launch + overlapped(self._compute(tiles), memory) / share
 
     def decode(self, num_sequences: int, kv_tokens: int) -> float:
         """Compute the seconds of `num_sequences` decodes that see `kv_tokens` in total.
@@ -161,8 +155,8 @@ class AttentionTimes:
         hardware, blocks = self.hardware, num_sequences * self.num_kv_heads
         streaming = self._kv_bytes * kv_tokens / hardware.kv_rate
         grouped, splits = self.num_heads > self.num_kv_heads, hardware.decode_splits
-        if not grouped and hardware.ungrouped_splits is not None:
-            splits = hardware.ungrouped_splits
+        if not grouped:
+            splits = hardware.ungrouped_splits or splits
         share = occupancy(blocks, hardware.num_sms, splits)
         working = hardware.decode_block_time * blocks / hardware.num_sms
         launch = hardware.decode_launch
@@ -187,15 +181,11 @@ class AttentionTimes:
             query_tiles=of.query_tiles + num_decodes, dense_keys=of.dense_keys + decode_kv_tokens
         )
         longest = max(of.longest, -(-decode_kv_tokens // num_decodes))
-        compute = uneven(
-            self.num_heads * self._compute(tiles),
-            hardware.num_sms * longest / hardware.attention_efficiency * self._key_time,
-        )
-        memory = self._prompt_memory(
-            of.kv_tokens + decode_kv_tokens,
-            of.queries + num_decodes,
-            hardware.prompt_efficiency or hardware.kv_efficiency,
-        )
+        longest_time = hardware.num_sms * longest / hardware.attention_efficiency * self._key_time
+        compute = uneven(self._compute(tiles), longest_time)
+        moved = (of.kv_tokens + decode_kv_tokens, of.queries + num_decodes)
+        efficiency = hardware.prompt_efficiency or hardware.kv_efficiency
+        memory = self._prompt_memory(*moved, efficiency)
         return hardware.attention_launch + overlapped(compute, memory)
 
     def uniform(
@@ -216,12 +206,12 @@ class AttentionTimes:
         return self.prefill(chunks) + self.decode(*decodes)
 
     def _compute(self, tiles: Tiles) -> float:
-        """Compute the seconds of one head's tiles on all SMs."""
+        """Compute the seconds of all heads' tiles on all SMs."""
         hardware = self.hardware
         dense = tiles.dense_keys + tiles.query_tiles * hardware.query_ramp
         masked = QUERY_TILE * tiles.masked_tiles
         weighted = dense / hardware.attention_efficiency + masked / hardware.causal_efficiency
-        return weighted * self._key_time
+        return self.num_heads * weighted * self._key_time
 
     def _prompt_memory(self, kv_tokens: int, queries: int, efficiency: float) -> float:
         """Compute the seconds of moving queries, outputs, keys and values."""
@@ -243,7 +233,7 @@ def occupancy(blocks: int, num_sms: int, max_splits: int) -> float:
     parts.
     """
     splits = range(1, max_splits + 1)
-    return max(blocks * n / (num_sms * num_waves(blocks * n, num_sms)) for n in splits)
+    return max(blocks * n / (num_sms * -(-blocks * n // num_sms)) for n in splits)
 
 
 def all_reduce_time(num_bytes: float, num_devices: int, hardware: Hardware) -> float:

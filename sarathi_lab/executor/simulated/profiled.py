@@ -15,13 +15,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import ALL_REDUCES, AnalyticOperations
 from sarathi_lab.executor.simulated.attention_tables import attention_table
-from sarathi_lab.executor.simulated.hardware import (
-    ONE_DEVICE,
-    UNCERTAIN,
-    Hardware,
-    Parallel,
-    none_as_nan,
-)
+from sarathi_lab.executor.simulated.hardware import UNCERTAIN, none_as_nan
 from sarathi_lab.executor.simulated.interpolation import (
     Floats,
     curve,
@@ -37,7 +31,7 @@ from sarathi_lab.executor.tables import (
     Per,
     read_tables,
 )
-from sarathi_lab.model.spec import Linear, ModelSpec
+from sarathi_lab.model.spec import Linear
 
 REMAINDER = "others"  # a layer of tables that contain all that an iteration costs
 PRODUCT_SHAPE = ["in_features", "out_features"]
@@ -46,46 +40,32 @@ ProductFormula = Callable[[int, int, int], float]  # seconds by tokens, in_featu
 
 
 class ProfiledOperations:
-    """Operations of `spec` by `tables`, and by formula where these have no rows; tables of shapes
-    need `hardware`.
-    """
+    """One layer's operations by `tables`, and by `formula` where these have no rows."""
 
-    def __init__(
-        self,
-        tables: OperationTables,
-        spec: ModelSpec,
-        dtype_bytes: int = 2,
-        hardware: Hardware | None = None,
-        parallel: Parallel = ONE_DEVICE,
-    ) -> None:
+    def __init__(self, tables: OperationTables, formula: AnalyticOperations) -> None:
         self.tables = tables
+        self._formula = formula
         self._curves: dict[Per, dict[str, Curve]] = defaultdict(dict)
         self._measured = set(tables.included)  # names that the formula must not add
-        self.iteration_overhead = 0.0
-        self._formula: AnalyticOperations | None = None
         for layer, rows in tables.layers.values():
             self._add(layer.operation, layer.per, curve(rows["size"], rows.seconds))
             self._measured.update(layer.replaces)
-        if hardware is not None:
-            self._formula = AnalyticOperations(spec, hardware, dtype_bytes, parallel)
-            self._add_products(self._formula)
-            self._add_all_reduce(self._formula)
-            if REMAINDER not in tables.layers:
-                self.iteration_overhead = self._formula.iteration_overhead
-        self._attention = None
+        self._add_products()
+        self._add_all_reduce()
+        has_all = REMAINDER in tables.layers
+        self.iteration_overhead = 0.0 if has_all else formula.iteration_overhead
+        self._attention, self._in_one_call = None, formula.hardware.hybrid_call
         if (attention := tables.frames.get("attention")) is not None:
             seconds = attention[TIME] * MICROSECOND / tables.num_layers
-            self._attention = attention_table(attention.assign(seconds=seconds), self._formula)
-        self._in_one_call = self._attention is not None and self._attention.both is not None
-        if hardware is not None and hardware.hybrid_call is not None:
-            self._in_one_call = hardware.hybrid_call
+            self._attention = attention_table(attention.assign(seconds=seconds), formula)
+            if self._in_one_call is None:
+                self._in_one_call = self._attention.both is not None
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
         """Mean relative error by kind of operation on held-out rows, as stated with the tables."""
         if stated := self.tables.meta.get("uncertainty"):
-            known = self._formula.uncertainty if self._formula else {}
-            return {**known, **none_as_nan(stated)}
+            return {**self._formula.uncertainty, **none_as_nan(stated)}
         return dict.fromkeys(UNCERTAIN, math.nan)
 
     @property
@@ -100,9 +80,7 @@ class ProfiledOperations:
             parts.append(f"attention by that of {' and '.join(sorted(near))} query/KV heads")
         if computed:
             parts.append(f"by formula, as no table has them: {', '.join(computed)}")
-        if self._formula is not None:
-            parts.append("past a table's edge the edge is scaled by the formula")
-        return "; ".join(parts)
+        return "; ".join([*parts, "past a table's edge the edge is scaled by the formula"])
 
     def times(self, per: Per, number: int) -> Mapping[str, float]:
         """Compute the seconds of operations `per` layer or iteration over `number` tokens, or per
@@ -113,23 +91,22 @@ class ProfiledOperations:
         return self._computed(per, number) | curves
 
     def _computed(self, per: Per, number: int) -> dict[str, float]:
-        times = self._formula.times(per, number) if self._formula else {}
-        return {name: time for name, time in times.items() if name not in self._measured}
+        times = self._formula.times(per, number).items()
+        return {name: time for name, time in times if name not in self._measured}
 
     def attention_times(self, batch: Batch) -> tuple[float, float]:
         """Compute prefills and decodes; in one call, decodes take what they add to prefills."""
-        if self._attention is not None:
-            return self._attention.times(batch, self._in_one_call)
-        assert self._formula is not None, "tables without attention need hardware"
-        return self._formula.attention_times(batch)
+        if self._attention is None:
+            return self._formula.attention_times(batch)
+        return self._attention.times(batch, bool(self._in_one_call))
 
     def _add(self, name: str, per: Per, time: Curve) -> None:
         self._curves[per][name] = time
         self._measured.add(name)
 
-    def _add_products(self, formula: AnalyticOperations) -> None:
+    def _add_products(self) -> None:
         """Add products by shape, where no layer of a table has them."""
-        spec = formula.spec
+        formula, spec = self._formula, self._formula.spec
         table = of_layers = product_table(self.tables, formula.dtype_bytes, formula.product_time)
         if spec.weight_dtype == "fp8":
             time = formula.layer_product_time
@@ -142,14 +119,14 @@ class ProfiledOperations:
             if products is not None and linear.name not in self._measured:
                 self._add(linear.name, per, products.curve(*formula.shard_shape(linear)))
 
-    def _add_all_reduce(self, formula: AnalyticOperations) -> None:
+    def _add_all_reduce(self) -> None:
         """Add all-reduces of the hidden states, if a table has this number of devices."""
-        rows, tensor = self.tables.frames.get("communication"), formula.parallel.tensor
-        if rows is None or tensor == 1:
+        formula, rows = self._formula, self.tables.frames.get("communication")
+        if rows is None:
             return
-        rows = rows[(rows.operation == "all_reduce") & (rows.devices == tensor)]
-        if len(rows):
-            rows = rows.sort_values("bytes")
+        is_ours = (rows.operation == "all_reduce") & (rows.devices == formula.parallel.tensor)
+        if is_ours.any():
+            rows = rows[is_ours].sort_values("bytes")
             by_bytes = curve(rows.bytes, rows[TIME] * MICROSECOND)
             token_bytes = formula.spec.hidden_size * formula.dtype_bytes
             self._add("all_reduce", "layer", lambda n: ALL_REDUCES * by_bytes(n * token_bytes))
@@ -229,40 +206,35 @@ class ProductTable:
         return time * self._formula(tokens, *shape) / self._formula(inside, *shape)
 
 
-def profiled_operations(
-    spec: ModelSpec, hardware: Hardware, dtype_bytes: int, parallel: Parallel = ONE_DEVICE
-) -> ProfiledOperations:
-    """Make the operations of `spec` by the tables of `hardware`. Raises UserError without tables of
-    the model, its cache, elements or tensor-parallel degree.
+def profiled_operations(formula: AnalyticOperations) -> ProfiledOperations:
+    """Make the operations by the tables of the formula's hardware. Raises UserError without tables
+    of the model, its cache, elements or tensor-parallel degree.
     """
-    setting = "executor.cost_model=profiled"
+    spec, hardware, tensor = formula.spec, formula.hardware, formula.parallel.tensor
+    setting, analytic = "executor.cost_model=profiled", "use executor.cost_model=analytic"
     if spec.kv_dtype != "auto":
         raise UserError(
             f"{setting} applies to a cache in the model's type, in which it was measured, not "
-            f"to cache.dtype={spec.kv_dtype}; use executor.cost_model=analytic, or "
-            "cache.dtype=auto"
+            f"to cache.dtype={spec.kv_dtype}; {analytic}, or cache.dtype=auto"
         )
     if hardware.tables is None:
         raise UserError(
             f"{setting}: hardware {hardware.name} names no operation tables; name a folder by "
-            "hardware.tables, measure one on the device with task=calibrate, or use "
-            "executor.cost_model=analytic"
+            f"hardware.tables, measure one on the device with task=calibrate, or {analytic}"
         )
-    tables = read_tables(hardware.tables, model=spec.name, tensor=parallel.tensor)
-    if tables.dtype_bytes not in (None, dtype_bytes):
+    tables = read_tables(hardware.tables, model=spec.name, tensor=tensor)
+    if tables.dtype_bytes not in (None, formula.dtype_bytes):
         raise UserError(
             f"{tables.source} was measured with elements of {tables.dtype_bytes} bytes, not of "
-            f"{dtype_bytes}; use other tables, or another dtype"
+            f"{formula.dtype_bytes}; use other tables, or another dtype"
         )
-    if tables.is_model_specific:
-        use = "use executor.cost_model=analytic, or tables of it"
-        if not tables.is_of(spec):
-            of = tables.meta.get("model")
-            model = f"model {of}, not of {spec.name}" if of else "a model that no meta.yaml names"
-            raise UserError(f"{tables.source} has times of {model}; {use}")
-        if tables.tensor != parallel.tensor:
-            raise UserError(
-                f"{tables.source} was measured with tensor_parallel={tables.tensor}, not "
-                f"{parallel.tensor}; {use} in a folder tp{parallel.tensor}"
-            )
-    return ProfiledOperations(tables, spec, dtype_bytes, hardware, parallel)
+    if tables.is_model_specific and not tables.is_of(spec):
+        of = tables.meta.get("model")
+        model = f"model {of}, not of {spec.name}" if of else "a model that no meta.yaml names"
+        raise UserError(f"{tables.source} has times of {model}; {analytic}, or tables of it")
+    if tables.is_model_specific and tables.tensor != tensor:
+        raise UserError(
+            f"{tables.source} was measured with tensor_parallel={tables.tensor}, not {tensor}; "
+            f"{analytic}, or tables of it in a folder tp{tensor}"
+        )
+    return ProfiledOperations(tables, formula)

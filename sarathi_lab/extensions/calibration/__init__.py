@@ -107,20 +107,17 @@ class Calibrate(Task):
             dtype=dtype,
             uncertainty={"matmul": round(products, DIGITS), "attention": round(attention, DIGITS)},
         )
-        peaks = backend.peaks()
         memory_bytes, num_sms = backend.size()
         folder = make_folder(context.run_dir, "the run's folder")
-        hardware = hardware_from_profile(
-            measured.table,
-            spec,
-            name=self._hardware_name(backend),
-            flops_per_second=peaks.flops_per_second,
-            bytes_per_second=peaks.bytes_per_second,
+        hardware = Hardware.at_peaks(
+            self._hardware_name(backend),
+            backend.peaks(),
+            backend.dtype_bytes,
             memory_bytes=memory_bytes,
             num_sms=num_sms,
-            dtype_bytes=backend.dtype_bytes,
             tables=str(folder.absolute()),
         )
+        hardware = hardware_from_profile(measured.table, spec, hardware)
         title = (
             f"# {device}, measured by task=calibrate with model {spec.name} in {dtype}.\n"
             "# Peaks: the best that was measured. Efficiencies and fixed costs: fitted to every "

@@ -20,7 +20,7 @@ from scipy.optimize import minimize
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.executor.simulated.hardware import UNCERTAIN, Hardware
+from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.interpolation import Costs
 from sarathi_lab.executor.tables import ATTENTION
 from sarathi_lab.model.spec import ModelSpec
@@ -85,18 +85,17 @@ START: dict[str, Any] = {
     "kv_efficiency": 0.5,
     "kernel_launch": 5e-6,
     "attention_launch": 10e-6,
-    "iteration_overhead": 0.0,
 }
 
 
-def hardware_from_profile(table: pd.DataFrame, spec: ModelSpec, **known: Any) -> Hardware:
-    """Fit the device on which task=calibrate measured `table` (columns operation, num_tokens,
-    kv_tokens, seconds over all layers) with `spec`; `known` are its other fields.
+def hardware_from_profile(table: pd.DataFrame, spec: ModelSpec, hardware: Hardware) -> Hardware:
+    """Fit the shares and costs of the `hardware` on which task=calibrate measured `table` (columns
+    operation, num_tokens, kv_tokens, seconds over all layers) with `spec`.
 
     Every second row of an operation is fitted, the others give the uncertainty (mean absolute
     relative error).
     """
-    hardware = Hardware(**known, uncertainty=dict.fromkeys(UNCERTAIN, 0.0), **START)
+    hardware = replace(hardware, **START)
     rows = [table[table.operation == operation].sort_values(SIZES) for operation in PARTS]
     fitted, held_out = (pd.concat([part.iloc[i::2] for part in rows]) for i in (0, 1))
     for fields, operations in ((STREAMED, (*MATMUL, "elementwise")), (ATTENDED, ATTENTION)):
