@@ -64,19 +64,21 @@ class Layer(NamedTuple):
 
 
 LAYERS: Mapping[str, Layer] = {
-    # The lab's names; equal modules of vLLM follow.
-    **dict.fromkeys(("qkv_proj",), Layer("qkv_proj")),
-    **dict.fromkeys(("out_proj", "o_proj"), Layer("out_proj")),
-    **dict.fromkeys(("ffn_up", "gate_up_proj"), Layer("ffn_up")),
-    **dict.fromkeys(("ffn_down", "down_proj"), Layer("ffn_down")),
-    **dict.fromkeys(("activation", "act_fn"), Layer("activation")),
+    # The lab's names.
+    **{name: Layer(name) for name in ("qkv_proj", "out_proj", "ffn_up", "ffn_down", "activation")},
     "layernorm": Layer("norms", calls=2),
     "qk_norm": Layer("qk_norm"),
     "rotary_emb": Layer("rotary"),
     "embedding": Layer("embedding", per="iteration"),
     "final_layernorm": Layer("final_norm", per="iteration"),
     "lm_head": Layer("lm_head", per="emit"),
-    **dict.fromkeys(("sampling", "sampler"), Layer("sampling", per="emit")),
+    "sampling": Layer("sampling", per="emit"),
+    # vLLM's, where they are others.
+    "o_proj": Layer("out_proj"),
+    "gate_up_proj": Layer("ffn_up"),
+    "down_proj": Layer("ffn_down"),
+    "act_fn": Layer("activation"),
+    "sampler": Layer("sampling", per="emit"),
     # Granularity of task=calibrate: whole FFN, norms with residuals, output head with sampling, and
     # the remainder of an iteration.
     "ffn": Layer("ffn", replaces=("ffn_up", "ffn_down", "activation")),
@@ -87,16 +89,18 @@ LAYERS: Mapping[str, Layer] = {
 
 
 class File(NamedTuple):
-    """Columns of a file: names, counts with their minima, and optional counts."""
+    """Columns of a file: names, and whole numbers with their minima, optional ones apart."""
 
     names: tuple[str, ...]
     counts: Mapping[str, int]
-    optional: tuple[str, ...] = ()
+    optional: Mapping[str, int] = {}
 
     def counts_of(self, table: pd.DataFrame) -> dict[str, int]:
         """Count columns of `table` with their minima."""
-        minima = {name: int(name != "num_prefills") for name in self.optional if name in table}
-        return {**self.counts, **minima}
+        return {
+            **self.counts,
+            **{name: self.optional[name] for name in self.optional if name in table},
+        }
 
 
 FILES: Mapping[str, File] = {
@@ -104,14 +108,15 @@ FILES: Mapping[str, File] = {
     "per_sequence": File(("layer",), {"sequences": 1}),
     "attention": File(
         (),
-        {"prefill_chunk": 0, "kv_prefill": 0, "n_decode": 0, "kv_decode": 0},
-        (*SHAPE, "num_prefills"),
+        dict.fromkeys(("prefill_chunk", "kv_prefill", "n_decode", "kv_decode"), 0),
+        {**dict.fromkeys(SHAPE, 1), "num_prefills": 0},
     ),
-    "products": File(("dtype",), {"tokens": 1, "in_features": 1, "out_features": 1}),
+    "products": File(("dtype",), dict.fromkeys(("tokens", "in_features", "out_features"), 1)),
     "communication": File(("operation",), {"devices": 2, "bytes": 1}),
-    "moe": File((), {"tokens": 1, "activated_experts": 1}, EXPERT_SHAPE),
+    "moe": File((), {"tokens": 1, "activated_experts": 1}, dict.fromkeys(EXPERT_SHAPE, 1)),
 }
-MODEL_SPECIFIC = ("dense", "per_sequence")  # files that never have shapes
+# Columns without which a file holds for the measured model alone; None: it always does.
+SHAPED = {"dense": None, "per_sequence": None, "attention": SHAPE[0], "moe": EXPERT_SHAPE[0]}
 
 
 @dataclass(frozen=True)
@@ -164,10 +169,8 @@ class OperationTables:
     @property
     def is_model_specific(self) -> bool:
         """Whether a table has no shapes and so applies only to the measured model."""
-        return any(name in self.frames for name in MODEL_SPECIFIC) or any(
-            name in self.frames and column not in self.frames[name]
-            for name, column in (("attention", SHAPE[0]), ("moe", EXPERT_SHAPE[0]))
-        )
+        frames = self.frames.items()
+        return any(name in SHAPED and SHAPED[name] not in frame for name, frame in frames)
 
 
 def _plain(model: str) -> str:
@@ -223,7 +226,13 @@ def read_tables(folder: str, *, model: str = "", tensor: int = 1) -> OperationTa
     Subfolders named after `model` and `tpN` take precedence. Raises UserError for a folder without
     tables, and for a file that can't be interpolated.
     """
-    root = _existing(folder)
+    given = Path(folder).expanduser()
+    root = next((place for place in (given, REPOSITORY / given) if place.is_dir()), None)
+    if root is None:
+        raise UserError(
+            f"hardware.tables={folder} is not a folder; use the path of one with operation tables, "
+            "relative to the current folder or the repository, or absolute"
+        )
     tops = [root / model, root] if model else [root]
     places = [place for top in tops for place in (top / f"tp{tensor}", top)]
     chosen = next((place for place in places if _files(place)), None)
@@ -239,52 +248,34 @@ def read_tables(folder: str, *, model: str = "", tensor: int = 1) -> OperationTa
     return OperationTables(str(chosen), frames, _read_meta(chosen), int(degree[1]) if degree else 1)
 
 
-def _existing(folder: str) -> Path:
-    given = Path(folder).expanduser()
-    for place in (given, REPOSITORY / given):
-        if place.is_dir():
-            return place
-    raise UserError(
-        f"hardware.tables={folder} is not a folder; use the path of one with operation tables, "
-        "relative to the current folder or the repository, or absolute"
-    )
-
-
 def _files(folder: Path) -> list[Path]:
     return [path for name in FILES if (path := folder / f"{name}.csv").is_file()]
 
 
 def _read_meta(folder: Path) -> Mapping[str, Any]:
     """Read `meta.yaml` in the folder or its parent; empty without one."""
-    for place in (folder, folder.parent):
-        if (path := place / META).is_file():
-            with readable(path, "correct it", yaml.YAMLError):
-                meta = yaml.safe_load(path.read_text())
-            if not isinstance(meta, Mapping):
-                raise UserError(f"{path} is not a mapping; write such as model: 13b")
-            return meta
-    return {}
+    paths = (folder / META, folder.parent / META)
+    if (path := next(filter(Path.is_file, paths), None)) is None:
+        return {}
+    with readable(path, "correct it", yaml.YAMLError):
+        meta = yaml.safe_load(path.read_text())
+    if not isinstance(meta, Mapping):
+        raise UserError(f"{path} is not a mapping; write such as model: 13b")
+    return meta
 
 
 def _read(path: Path) -> pd.DataFrame:
+    """Read the columns of a file. Raises UserError with the line, the problem and the fix."""
     with readable(path, "write comma-separated columns"):
         try:
             table = pd.read_csv(path, float_precision="round_trip")
         except pd.errors.EmptyDataError:
             raise UserError(f"{path} is empty; measure it again, or delete it") from None
-    return check_table(table, path.stem, str(path))
-
-
-def check_table(table: pd.DataFrame, name: str, source: str) -> pd.DataFrame:
-    """Return the numeric columns of the file `name`. Raises UserError naming `source`, the line,
-    the problem and the fix.
-    """
-    file = FILES[name]
+    file = FILES[path.stem]
     for problem in _problems(table, file):
-        raise UserError(f"{source}{problem}")
+        raise UserError(f"{path}{problem}")
     numeric = [*file.counts_of(table), TIME]
-    table = table.assign(**{column: pd.to_numeric(table[column]) for column in numeric})
-    return table[[*file.names, *numeric]].reset_index(drop=True)
+    return table[[*file.names, *numeric]].assign(**table[numeric].apply(pd.to_numeric))
 
 
 def _problems(table: pd.DataFrame, file: File) -> Iterator[str]:
@@ -298,9 +289,8 @@ def _problems(table: pd.DataFrame, file: File) -> Iterator[str]:
         values = pd.to_numeric(table[column], errors="coerce")
         bad, problem = ~((values > 0) & (values < math.inf)), "not a time above 0"
         if column != TIME:
-            minimum = counts[column]
-            bad = ~(values >= minimum) | (values % 1 != 0)
-            problem = f"not a whole number from {minimum}"
+            bad = ~(values >= counts[column]) | (values % 1 != 0)
+            problem = f"not a whole number from {counts[column]}"
         if bad.any():
             line = int(bad.to_numpy().argmax())
             value = f"{column}={table[column].iloc[line]}"
