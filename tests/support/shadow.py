@@ -183,7 +183,7 @@ def check_books(
     *,
     knows_tokens: bool = True,
 ) -> None:
-    """Raise RuleBroken unless all were served, nothing is left, and the tokens add up."""
+    """Raise PolicyFault unless all were served, nothing is left, and the tokens add up."""
     done = {one.request.request_id: one for one in checker.finished}
     missing = len(requests) - len(done)
     hold(len(done) == len(checker.finished), "progress", "a request is finished twice")

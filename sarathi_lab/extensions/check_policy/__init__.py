@@ -9,6 +9,7 @@ from textwrap import shorten
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
@@ -27,47 +28,36 @@ MOST_ITERATIONS = 5000  # of a run of a few short requests
 Schedule = list[list[tuple[int, int, int]]]  # by iteration: request, start and tokens of each chunk
 
 
-class RuleBroken(AssertionError):
-    """Violation of a rule."""
-
-    def __init__(self, rule: str, how: str) -> None:
-        super().__init__(f"{rule}: {how}")
-        self.rule = rule
-
-
-def hold(condition: bool, rule: str, how: str) -> None:
-    """Raise RuleBroken unless the condition holds."""
-    if not condition:
-        raise RuleBroken(rule, how)
-
-
 @dataclass(frozen=True)
 class Case:
-    """Queue of requests and sizes of an engine, in sequences, blocks and tokens."""
+    """Queue of requests and the engine that serves it."""
 
     requests: tuple[Request, ...]
-    policy: Policy
-    batch_size: int
-    num_blocks: int
-    block_size: int
-    num_host_blocks: int
-    num_stages: int
+    engine: EngineConfig
 
     def __str__(self) -> str:
         queue = [f"{r.prompt_len}+{r.output_len} at {r.arrival_time:g} s" for r in self.requests]
         shown = f"{len(queue)} requests ({', '.join(queue[:6])}{', ...' if queue[6:] else ''})"
-        cache = f"{self.num_blocks} blocks of {self.block_size}, {self.num_host_blocks} on the host"
-        sizes = f"batch {self.batch_size}, {cache}, {self.num_stages} in flight"
-        return f"{shown}, {shorten(repr(self.policy), 160)}, {sizes}"
+        on = self.engine
+        cache = f"{on.num_blocks} blocks of {on.block_size}, {on.num_host_blocks} on the host"
+        sizes = f"batch {on.batch_size}, {cache}, {on.num_micro_batches} in flight"
+        return f"{shown}, {shorten(repr(on.policy), 160)}, {sizes}"
 
 
 class PolicyFault(UserError):
-    """Violation of a `rule` (see `check_policy`) in a `case`."""
+    """Violation of a `rule` (see `check_policy`) in a `case`, None where the caller has it."""
 
-    def __init__(self, message: str, rule: str, case: Case) -> None:
-        super().__init__(message)
+    def __init__(self, rule: str, how: str, case: Case | None = None) -> None:
+        super().__init__(f"{rule}: {how}{f'; seen with {case}' if case else ''}")
         self.rule = rule
+        self.how = how
         self.case = case
+
+
+def hold(condition: bool, rule: str, how: str) -> None:
+    """Raise PolicyFault unless the condition holds."""
+    if not condition:
+        raise PolicyFault(rule, how)
 
 
 @dataclass(frozen=True)
@@ -111,16 +101,24 @@ def check_policy(
         most = 1 + number * MOST_REQUESTS // num_queues
         case = _case(policy, Random(f"{seed} {number}"), most)
         try:
-            try:
-                broken = _find_fault(case)
-            except UserError:  # maybe of the random budget only
-                case = replace(case, policy=policy)
-                broken = _find_fault(case)
+            case.engine.check(case.requests)
+        except UserError:  # maybe of the random budget only
+            case = replace(case, engine=replace(case.engine, policy=policy))
+        try:
+            case.engine.check(case.requests)
         except UserError as error:
             refused.append(str(error))
             continue
-        if broken is not None:
-            raise PolicyFault(f"{broken}; seen with {case}", broken.rule, case)
+        try:
+            is_same = _serve(case) == _serve(case)
+            hold(is_same, "same schedule", "the queue is served in another way a second time")
+        except PolicyFault as fault:
+            raise PolicyFault(fault.rule, fault.how, case) from None
+        except Exception as error:  # of the policy's `fill`, or of the loop when it stalls
+            if "stalled with" in str(error):
+                raise PolicyFault("progress", str(error), case) from None
+            how = f"{type(error).__name__}: {error}"
+            raise PolicyFault("no errors", how, case) from error
     if len(refused) == num_queues:
         raise UserError(f"policy={policy} refuses every queue, such as: {refused[0]}")
     return PolicyCheck(policy.name, num_queues - len(refused), len(refused))
@@ -128,16 +126,16 @@ def check_policy(
 
 def _case(policy: Policy, random: Random, most_requests: int) -> Case:
     """Draw a stream every fourth time, else a few requests and a cache that is often tight."""
-
-    def draw_sizes() -> tuple[int, int]:
-        return random.randint(1, LONGEST_PROMPT), random.randint(1, LONGEST_OUTPUT)
-
     is_stream, batch_size = random.random() < 0.25, random.randint(1, 5)
     if is_stream:
         sizes = [(random.randint(1, 9), random.randint(1, 5))] * STREAM
         times = [0.4 * i for i in range(STREAM)]
     else:
-        sizes = [draw_sizes() for _ in range(random.randint(1, most_requests))]
+        number = random.randint(1, most_requests)
+        sizes = [
+            (random.randint(1, LONGEST_PROMPT), random.randint(1, LONGEST_OUTPUT))
+            for _ in range(number)
+        ]
         times = sorted(random.choice((0.0, 0.0, 3.0, 4.5, 12.0)) for _ in sizes)
     queue = zip(times, sizes, strict=True)
     requests = tuple(Request(i, time, *size) for i, (time, size) in enumerate(queue))
@@ -145,51 +143,29 @@ def _case(policy: Policy, random: Random, most_requests: int) -> Case:
     spare = batch_size * longest if is_stream else random.randint(-1, 12)
     if policy.budget_field and random.random() < 0.75:
         policy = policy.with_budget(random.randint(batch_size, 24))
-    return Case(
-        requests,
+    num_host_blocks = random.choice((0, 0, 2, 30))
+    engine = EngineConfig(
         policy,
         batch_size=batch_size,
         num_blocks=max(1, -(-longest // block_size) + spare),
         block_size=block_size,
-        num_host_blocks=random.choice((0, 0, 2, 30)),
-        num_stages=1 if is_stream or policy.in_layers else random.choice((1, 1, 2, 4)),
+        max_model_len=longest,
+        num_host_blocks=num_host_blocks,
+        num_micro_batches=1 if is_stream or policy.in_layers else random.choice((1, 1, 2, 4)),
+        preemption="swap" if num_host_blocks else "recompute",
     )
+    return Case(requests, engine)
 
 
-def _find_fault(case: Case) -> RuleBroken | None:
-    """Return the first rule that is broken. Raises UserError where the policy refuses the case."""
-    schedulers = [_scheduler(case) for _ in range(2)]
-    for request in case.requests:
-        schedulers[0].check_fits(request)
-    try:
-        first, again = (_serve(case, scheduler) for scheduler in schedulers)
-        hold(first == again, "same schedule", "the queue is served in another way a second time")
-    except RuleBroken as broken:
-        return broken
-    except Exception as error:  # of the policy's `fill`, or of the loop when it stalls
-        if "stalled with" in str(error):
-            return RuleBroken("progress", str(error))
-        return RuleBroken("no errors", f"{type(error).__name__}: {error}")
-    return None
+def _serve(case: Case) -> Schedule:
+    num_stages = case.engine.num_micro_batches
 
-
-def _scheduler(case: Case) -> Scheduler:
-    return Scheduler(
-        case.policy,
-        BlockManager(case.num_blocks, case.block_size, case.num_host_blocks),
-        batch_size=case.batch_size,
-        max_model_len=max(request.total_len for request in case.requests),
-        num_micro_batches=case.num_stages,
-        preemption="swap" if case.num_host_blocks else "recompute",
-    )
-
-
-def _serve(case: Case, scheduler: Scheduler) -> Schedule:
     def times(batch: Batch) -> list[float]:
-        return [(0.5 + 0.1 * batch.num_tokens) / case.num_stages] * case.num_stages
+        return [(0.5 + 0.1 * batch.num_tokens) / num_stages] * num_stages
 
+    scheduler = case.engine.make_engine(case.engine.policy)
     checker = Checker(scheduler)
-    executor = PipelineExecutor(case.num_stages, times, num_layers=NUM_LAYERS)
+    executor = PipelineExecutor(num_stages, times, num_layers=NUM_LAYERS)
     run_engine(case.requests, scheduler, executor, checker)
     missing = len(case.requests) - len(checker.finished)
     hold(missing == 0, "progress", f"{missing} requests are not served")
@@ -233,7 +209,7 @@ class Checker(Ledger):
 
 
 def check_batch(batch: Batch, scheduler: Scheduler) -> None:
-    """Raise RuleBroken unless `batch` keeps its limits and sums up its chunks."""
+    """Raise PolicyFault unless `batch` keeps its limits and sums up its chunks."""
     chunks, policy = batch.chunks, scheduler.policy
     sequences = {chunk.sequence for chunk in chunks}
     hold(len(sequences) == len(chunks), "batch", "a sequence is in it twice")
@@ -258,8 +234,8 @@ def check_batch(batch: Batch, scheduler: Scheduler) -> None:
         hold(counted == value, "batch", how)
     # A sequence that comes back to its cached tokens looks like a decode beside whole prompts.
     is_cut = bool(decodes) and scheduler.blocks.prefix is None and not policy.in_layers
-    budget = policy.budget if isinstance(policy, Policy) else None
-    if isinstance(policy, Policy) and budget is not None and (policy.is_capped or is_cut):
+    budget = policy.budget
+    if budget is not None and (policy.is_capped or is_cut):
         on_top = batch.num_decode_tokens if policy.decodes_on_top else 0
         how = (
             f"a batch has {batch.num_tokens} tokens, {len(decodes)} of them decodes, where "
@@ -269,8 +245,8 @@ def check_batch(batch: Batch, scheduler: Scheduler) -> None:
 
 
 def check_blocks(blocks: BlockManager, sequences: Iterable[SequenceState]) -> None:
-    """Raise RuleBroken unless every block of a cache without shared prefixes is free or held by one
-    of `sequences`, and these hold as many as they have computed.
+    """Raise PolicyFault unless every block of a cache without shared prefixes is free or held by
+    one of `sequences`, and these hold as many as they have computed.
     """
     sequences = list(sequences)
     held = [block for sequence in sequences for block in sequence.block_ids]
@@ -284,7 +260,7 @@ def check_blocks(blocks: BlockManager, sequences: Iterable[SequenceState]) -> No
 
 
 def check_tokens(sequence: SequenceState) -> None:
-    """Raise RuleBroken unless a finished sequence has its tokens one after the other."""
+    """Raise PolicyFault unless a finished sequence has its tokens one after the other."""
     request, times = sequence.request, sequence.token_times
     how = f"request {request.request_id} has its tokens at {times}"
     hold(len(times) == request.output_len and times == sorted(times), "order", how)
