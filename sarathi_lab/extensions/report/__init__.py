@@ -34,14 +34,12 @@ if TYPE_CHECKING:
 PAGE = "report.html"
 CLAIMS = ["claim", "device", "verdict", "measured", "expected", "source", "note"]
 DEVICE = ("device_name", "device")
-UNSHOWN = ["figure", "samples"]  # of recorded points
-LONGEST = 400  # rows of a table on the page
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: `sentences` of conclusions, `facts` of the run by name, `tables`, those
-    `folded` behind a click, and `pictures` (PNG) by title.
+    """A part of the page: `sentences` of conclusions, `facts` of the run by name, `tables`, and
+    `pictures` (PNG) by title.
     """
 
     title: str
@@ -49,27 +47,12 @@ class Section:
     facts: Mapping[str, str] = field(default_factory=dict)
     pictures: Mapping[str, bytes] = field(default_factory=dict)
     tables: Sequence[DisplayTable] = ()
-    folded: Sequence[DisplayTable] = ()
 
 
 def png(figure: Figure) -> bytes:
     """Return a picture as a PNG file."""
     figure.savefig(file := BytesIO(), format="png", dpi=150)
     return file.getvalue()
-
-
-def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
-    """Write the page; all texts are escaped."""
-    environment = Environment(
-        loader=PackageLoader("sarathi_lab.extensions.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["base64"] = lambda content: b64encode(content).decode()
-    page = environment.get_template("page.html")
-    path.write_text(page.render(title=title, sections=sections, made=provenance()), "utf-8")
 
 
 def main(args: Sequence[str]) -> int:
@@ -85,16 +68,11 @@ def main(args: Sequence[str]) -> int:
     text = f"the page (default: {PAGE} in the folder, {OUTPUTS / PAGE} of the lab's experiments)"
     parser.add_argument("--out", type=Path, help=text)
     options = parser.parse_args(args)
-    return exit_code(lambda: _main(options.folder, options.out), "no page was written")
+    return exit_code(lambda: _write(options.folder, options.out), "no page was written")
 
 
-def _main(folder: Path, out: Path | None) -> int:
-    print_place("report", write_report(folder, out))
-    return 0
-
-
-def write_report(folder: Path, out: Path | None = None) -> Path:
-    """Write the page of what is in `folder`; returns its path. Raises UserError if there are
+def _write(folder: Path, out: Path | None) -> int:
+    """Write the page of what is in `folder`, all texts escaped. Raises UserError if there are
     neither runs nor recorded results.
     """
     runs = load.load_runs(folder)
@@ -110,8 +88,18 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     is_own = folder.resolve() == EXPERIMENTS  # which a wheel's may not write to
     page = out or (OUTPUTS if is_own else folder) / PAGE
     make_folder(page.parent, "--out" if out else "the folder")
-    write_page(page, title, sections)
-    return page
+    environment = Environment(
+        loader=PackageLoader("sarathi_lab.extensions.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["base64"] = lambda content: b64encode(content).decode()
+    template = environment.get_template("page.html")
+    page.write_text(template.render(title=title, sections=sections, made=provenance()), "utf-8")
+    print_place("report", page)
+    return 0
 
 
 def _of_sweep(place: Path, runs: pd.DataFrame, folder: Path) -> Section:
@@ -134,7 +122,6 @@ def _of_sweep(place: Path, runs: pd.DataFrame, folder: Path) -> Section:
         facts={**_facts(place, own), "folder": str(place)},
         pictures={title: picture},
         tables=[sweep_table(runs, "Runs"), *([failed] if failed.rows else [])],
-        folded=[_quantities(runs, varying), _settings(own, runs.attrs["settings"])],
     )
 
 
@@ -166,30 +153,6 @@ def _failed(place: Path) -> DisplayTable:
     }
     rows = [{"run": run, "error": failure.get("error")} for run, failure in sorted(found.items())]
     return DisplayTable(rows, left=["run", "error"], title="Runs that failed")
-
-
-def _quantities(runs: pd.DataFrame, varying: Sequence[str]) -> DisplayTable:
-    """A row a run, and all that is known of it in the units that people read."""
-    known = [name for name in map(str, runs) if name.partition("_vs_")[0] in HEADINGS]
-    rows = [
-        {
-            "run": run["name"],
-            **{name: sweep_analysis.text(run[name]) for name in varying},
-            **{heading(name): cell(name, run[name]) for name in known},
-        }
-        for _, run in runs.iterrows()
-    ]
-    return DisplayTable(rows, left=["run", "policy"], title="All quantities of every run")
-
-
-def _settings(own: pd.DataFrame, settings: Sequence[str]) -> DisplayTable:
-    known = [name for name in settings if name in own and sweep_analysis.is_setting(name)]
-    rows = [
-        {"setting": name, "value": sweep_analysis.text(own[name].iloc[0])}
-        for name in known
-        if own[name].map(str).nunique() == 1
-    ]
-    return DisplayTable(rows, left=["setting", "value"], title="Settings that all runs share")
 
 
 def _of_experiments(root: Path) -> list[Section]:
@@ -248,18 +211,4 @@ def _of_experiment(folder: Path, root: Path, judged: pd.DataFrame) -> Section:
             *([_claims(claimed)] if len(claimed) else []),
             *(sweep_table(own, f"Runs on {devices[path]}") for path, own in swept_ones.items()),
         ],
-        folded=[_points(path, own) for path, own in tables.items() if path not in swept_ones],
     )
-
-
-def _points(path: Path, table: pd.DataFrame) -> DisplayTable:
-    """The rows of a recorded table, which are many where a curve is."""
-    table = table.dropna(axis="columns", how="all").drop(columns=UNSHOWN, errors="ignore")
-    first = "" if len(table) <= LONGEST else f"the first {LONGEST} of "
-    title = f"{path.parent.name}/{path.name}: {first}{len(table):,} rows"
-    rows = [
-        {name: sweep_analysis.text(value) for name, value in row.items()}
-        for row in table.head(LONGEST).to_dict("records")
-    ]
-    texts = [str(name) for name in table if not pd.api.types.is_numeric_dtype(table[name])]
-    return DisplayTable(rows, left=texts, title=title)
