@@ -81,10 +81,14 @@ class Part:
         count = spec.num_layers // self.ranks.pipeline
         return range(self.stage * count, (self.stage + 1) * count)
 
+    def share(self, count: int) -> Interval:
+        """Return which of `count` things this part has, at least one."""
+        first, end = ((self.tensor + i) * count // self.ranks.tensor for i in (0, 1))
+        return first, max(first + 1, end)
+
     def vocabulary(self, spec: ModelSpec) -> Interval:
         """Its token ids."""
-        share, size = self.ranks.tensor, spec.vocab_size
-        return size * self.tensor // share, size * (self.tensor + 1) // share
+        return self.share(spec.vocab_size)
 
     def names(self, name: str, spec: ModelSpec) -> list[str]:
         """Return the names of a parameter of the whole model in this part, none if it lacks it."""
@@ -102,42 +106,34 @@ class Part:
         """The dimension, counted from the last, in which a parameter of the whole model is cut, and
         what this part has of it, one after the other; None for all of it, as of a router.
         """
-        share = self.ranks.tensor
-        if share == 1:
+        heads, kv_heads = (spec.num_heads, spec.head_size), (spec.num_kv_heads, spec.head_size)
+        ffn, shared, tokens = (spec.ffn_size, 1), (spec.shared_expert_size, 1), (spec.vocab_size, 1)
+        num_halves = 1 + spec.gated_ffn
+        # Number and width of what is shared, of each section of the rows or columns.
+        rows = {
+            "embedding": [tokens],
+            "lm_head": [tokens],
+            "qkv_proj": [heads, kv_heads, kv_heads],
+            "ffn_up": [ffn] * num_halves,
+            "gate_up": [ffn] * num_halves,
+            "shared_up": [shared] * num_halves,
+        }
+        columns = {"out_proj": [heads], "ffn_down": [ffn], "down": [ffn], "shared_down": [shared]}
+        module = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[-1]
+        is_bias = name.endswith("bias")
+        sections = rows.get(module) or ([] if is_bias else columns.get(module, []))
+        if self.ranks.tensor == 1 or not sections:
             return None
-        module, kind = name.split(".")[-2:]
-        rows = -1 if kind == "bias" else -2
-        if module in ("embedding", "lm_head"):
-            return rows, [self.vocabulary(spec)]
-        q = self._share(spec.q_size)
-        width = spec.shared_expert_size if module.startswith("shared") else spec.ffn_size
-        raised = self._share(width)
-        if module == "qkv_proj":
-            head = spec.head_size
-            kv_heads = max(1, spec.num_kv_heads // share)
-            first = self.tensor * spec.num_kv_heads // share * head
-            kv = (first, first + kv_heads * head)
-            return rows, [q, _moved(kv, spec.q_size), _moved(kv, spec.q_size + spec.kv_size)]
-        if module in ("ffn_up", "shared_up") or kind == "gate_up":
-            return rows, [raised, *([_moved(raised, width)] if spec.gated_ffn else [])]
-        if (module in ("ffn_down", "shared_down") and kind == "weight") or kind == "down":
-            return -1, [raised]
-        if module == "out_proj" and kind == "weight":
-            return -1, [q]
-        return None
-
-    def _share(self, size: int) -> Interval:
-        """Return the interval of this part in `size` rows."""
-        share = size // self.ranks.tensor
-        return self.tensor * share, (self.tensor + 1) * share
+        intervals, begin = [], 0
+        for count, width in sections:
+            first, end = self.share(count)
+            intervals.append((begin + width * first, begin + width * end))
+            begin += count * width
+        return -1 if is_bias or module in columns else -2, intervals
 
     def adds_bias(self, name: str) -> bool:
         """Return whether this part adds a bias: one of those that sum their products does."""
         return self.tensor == 0 or not name.endswith(("out_proj.bias", "ffn_down.bias"))
-
-
-def _moved(interval: Interval, by: int) -> Interval:
-    return interval[0] + by, interval[1] + by
 
 
 class ShardedTransformer(Transformer):
