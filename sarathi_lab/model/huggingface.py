@@ -251,43 +251,31 @@ def _norm_sources(ours: str, theirs: str, spec: ModelSpec) -> Iterator[tuple[str
 def _linears(
     ours: str, theirs: str, names: Mapping[str, Any], spec: ModelSpec
 ) -> Iterator[tuple[str, list[Source]]]:
-    hidden, q, kv = spec.hidden_size, spec.q_size, spec.kv_size
-    is_interleaved = "interleaved" in names
-    parts = {  # rows of the modules, their columns, and whether they have biases
-        "qkv_proj": ((q + 2 * kv,) if is_interleaved else (q, kv, kv), hidden, spec.qkv_bias),
-        "out_proj": ((hidden,), q, spec.out_bias),
-        "ffn_up": ((spec.ffn_size,) * len(names["ffn_up"]), hidden, spec.ffn_bias),
-        "ffn_down": ((hidden,), spec.ffn_size, spec.ffn_bias),
-        "router": ((spec.num_experts,), hidden, False),
-        "shared_up": ((spec.shared_expert_size,) * 2, hidden, False),
-        "shared_down": ((hidden,), spec.shared_expert_size, False),
-        "shared_gate": ((1,), hidden, False),
-    }
-    for name in (linear.name for linear in spec.layer_linears):
-        rows, columns, has_bias = parts[name]
-        by_head = is_interleaved and name == "qkv_proj"
-        for kind, width in (("weight", (columns,)), ("bias", ()))[: 1 + has_bias]:
-            yield (
-                f"{ours}.{name}.{kind}",
-                [
-                    Source(f"{theirs}.{module}.{kind}", (count, *width), by_head)
-                    for module, count in zip(names[name], rows, strict=True)
-                ],
-            )
+    for linear in spec.layer_linears:
+        modules = names[linear.name]
+        rows = [linear.out_features // len(modules)] * len(modules)
+        if len(modules) == 3:
+            rows = [spec.q_size, spec.kv_size, spec.kv_size]
+        by_head = linear.name == "qkv_proj" and "interleaved" in names
+        kinds = {"weight": (linear.in_features,), **({"bias": ()} if linear.has_bias else {})}
+        for kind, width in kinds.items():
+            sources = [
+                Source(f"{theirs}.{module}.{kind}", (count, *width), by_head)
+                for module, count in zip(modules, rows, strict=True)
+            ]
+            yield f"{ours}.{linear.name}.{kind}", sources
 
 
 def _experts(
     ours: str, theirs: str, names: Mapping[str, Any], spec: ModelSpec, *, is_fused: bool
 ) -> Iterator[tuple[str, list[Source]]]:
     count, hidden, size = spec.num_experts, spec.hidden_size, spec.ffn_size
-    shapes = {"gate_up": (size, hidden), "down": (hidden, size)}  # of each module
-    for name, (rows, columns) in shapes.items():
+    for name, rows, columns in (("gate_up", size, hidden), ("down", hidden, size)):
         modules = names[name]
-        whole = Source(_FUSED[name].format(theirs), (count, rows * len(modules), columns))
-        each = (
-            f"{theirs}.{names['experts']}.{i}.{module}.weight"
-            for i in range(count)
-            for module in modules
-        )
-        sources = [whole] if is_fused else [Source(tensor, shapes[name]) for tensor in each]
+        if is_fused:
+            shape = (count, rows * len(modules), columns)
+            yield f"{ours}.{name}", [Source(_FUSED[name].format(theirs), shape)]
+            continue
+        each = [f"{names['experts']}.{i}.{module}" for i in range(count) for module in modules]
+        sources = [Source(f"{theirs}.{module}.weight", (rows, columns)) for module in each]
         yield f"{ours}.{name}", sources

@@ -45,6 +45,7 @@ class Linear:
     in_features: int
     out_features: int
     count: int
+    has_bias: bool = False
 
     @property
     def num_params(self) -> int:
@@ -177,11 +178,11 @@ class ModelSpec:
         """The matrix products over all tokens of a batch, summed over layers (`count`)."""
         hidden, count = self.hidden_size, self.num_layers
         attention = (
-            Linear("qkv_proj", hidden, self.q_size + 2 * self.kv_size, count),
-            Linear("out_proj", self.q_size, hidden, count),
+            Linear("qkv_proj", hidden, self.q_size + 2 * self.kv_size, count, self.qkv_bias),
+            Linear("out_proj", self.q_size, hidden, count, self.out_bias),
         )
         if not self.num_experts:
-            return (*attention, *self._ffn("ffn", self.ffn_size, count))
+            return (*attention, *self._ffn("ffn", self.ffn_size, count, self.ffn_bias))
         router = Linear("router", hidden, self.num_experts, count)
         if not self.shared_expert_size:
             return (*attention, router)
@@ -194,10 +195,11 @@ class ModelSpec:
         count = self.num_layers * self.num_experts
         return self._ffn("ffn", self.ffn_size, count) if self.num_experts else ()
 
-    def _ffn(self, name: str, width: int, count: int) -> tuple[Linear, ...]:
+    def _ffn(self, name: str, width: int, count: int, has_bias: bool = False) -> tuple[Linear, ...]:
+        hidden, rows = self.hidden_size, width * (1 + self.gated_ffn)
         return (
-            Linear(f"{name}_up", self.hidden_size, width * (2 if self.gated_ffn else 1), count),
-            Linear(f"{name}_down", width, self.hidden_size, count),
+            Linear(f"{name}_up", hidden, rows, count, has_bias),
+            Linear(f"{name}_down", width, hidden, count, has_bias),
         )
 
     @cached_property

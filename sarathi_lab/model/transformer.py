@@ -155,11 +155,9 @@ class Layer(nn.Module):
         super().__init__()
         self.spec = spec
         placed: dict[str, Any] = {"device": device, "dtype": dtype}
-        dense = dict.fromkeys(("ffn_up", "ffn_down"), spec.ffn_bias)
-        biases = {"qkv_proj": spec.qkv_bias, "out_proj": spec.out_bias, **dense}
         for linear in spec.layer_linears:
-            sizes, bias = (linear.in_features, linear.out_features), biases.get(linear.name, False)
-            self.add_module(linear.name, EmptyLinear(*sizes, bias=bias, **placed))
+            sizes = linear.in_features, linear.out_features
+            self.add_module(linear.name, EmptyLinear(*sizes, bias=linear.has_bias, **placed))
         if spec.num_experts:
             experts, hidden, size = spec.num_experts, spec.hidden_size, spec.ffn_size
             self.gate_up = nn.Parameter(torch.empty(experts, 2 * size, hidden, **placed))
