@@ -33,7 +33,7 @@ def machine(tmp_path, monkeypatch):
     write("system/node/node1/cpulist", "4-7,9")
     monkeypatch.setattr(placement, "SYSTEM", tmp_path)
     monkeypatch.setattr(placement, "CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(placement, "PROCESS_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(placement, "PROCESS_CGROUP", tmp_path / "own")
 
     def allow(numbers: set[int]) -> None:
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: numbers)
@@ -74,24 +74,14 @@ def test_cores_are_told_apart_by_capacity_and_by_intels_list(machine):
 
 
 @pytest.mark.parametrize(
-    ("own", "path", "limits"),
-    [
-        ("0::/a/b", "cgroup/a/b/cpu.max", ["250000 100000"]),
-        ("0::/", "cgroup/cpu.max", ["250000 100000"]),
-        (
-            "3:cpu,cpuacct:/c",
-            "cgroup/cpu,cpuacct/c/cpu.cfs_{}_us",
-            {"quota": 250000, "period": 100000},
-        ),
-    ],
+    ("own", "path"), [("0::/a/b", "cgroup/a/b/cpu.max"), ("0::/", "cgroup/cpu.max")]
 )
-def test_a_share_of_time_limits_the_threads(machine, own, path, limits):
+def test_a_share_of_time_limits_the_threads(machine, own, path):
     write, _ = machine
     write("own", own)
-    for name in limits:
-        write(path.format(name), limits[name] if isinstance(limits, dict) else name)
+    write(path, "250000 100000")
     assert most_threads() == 2
-    write(path.format("quota"), -1 if isinstance(limits, dict) else "max 100000")
+    write(path, "max 100000")
     assert most_threads() == 4
 
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, get_args
 
 import torch
 
+from sarathi_kernels.cpu.build import instruction_set
 from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.checked import check_fields, flag, one_of, whole
 from sarathi_lab.config.errors import UserError
@@ -21,7 +22,6 @@ from sarathi_lab.executor.torch import checks
 from sarathi_lab.executor.torch import device as devices
 from sarathi_lab.executor.torch.checks import (
     FIX,
-    built_isa,
     require_isa,
     require_supported,
     use_native,
@@ -41,7 +41,6 @@ from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
 
 WARM_UP_TOKENS = 256
-WHOLE = ("none", "operations")  # profiles of an iteration in one call of C++
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class TorchBackend:
     rank_timeout: int = whole(
         300, minimum=1, fix="use seconds after which a rank without an answer is lost, such as 300"
     )
-    ranks: str | None = None
+    ranks: str = "sarathi_lab.extensions.ranks.executor"
 
     def __post_init__(self) -> None:
         _ = self.torch_dtype  # refuse a device that is not there
@@ -108,14 +107,7 @@ class TorchBackend:
     @property
     def _several(self) -> Any:
         """The module of several devices, None for one."""
-        if self.num_devices == 1:
-            return None
-        if self.ranks is None:
-            raise UserError(
-                f"executor.tensor_parallel={self.tensor_parallel} executor.pipeline_parallel="
-                f"{self.pipeline_parallel} need executor.ranks; use conf/executor/torch.yaml's"
-            )
-        return import_module(self.ranks)
+        return None if self.num_devices == 1 else import_module(self.ranks)
 
     @cached_property
     def torch_device(self) -> torch.device:
@@ -161,8 +153,9 @@ class TorchBackend:
 
     @property
     def device_name(self) -> str:
-        isa = self.wants_native and built_isa(self.isa)
-        name = devices.device_description(self.torch_device, self._threads, isa or None)
+        has_native = self.wants_native and why_not_built(self.isa) is None
+        isa = instruction_set(self.isa) if has_native else None
+        name = devices.device_description(self.torch_device, self._threads, isa)
         return name if self.num_devices == 1 else f"{name}, {self.degrees.description}"
 
     @property
@@ -187,17 +180,17 @@ class TorchBackend:
                 "fewer, or null for as many as torch takes"
             )
         is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-        if self.uses_gpus:
-            other, wrong = "CPU", {"threads": self.threads is not None}
-            wrong["kernels"] = self.kernels == "native"
-        else:
-            other, wrong = "GPU", {"profile": self.profile == "nvtx"}
-            wrong["kernels"] = self.kernels == "triton" and not is_interpreted
+        needs_cpu = {"threads": self.threads is not None, "kernels": self.kernels == "native"}
+        needs_gpu = {
+            "profile": self.profile == "nvtx",
+            "kernels": self.kernels == "triton" and not is_interpreted,
+        }
+        wrong = needs_cpu if self.uses_gpus else needs_gpu
         for name in filter(wrong.get, wrong):
             fix = "use executor.kernels=auto" if name == "kernels" else "leave it out"
             raise UserError(
-                f"executor.{name}={getattr(self, name)} needs a {other}, the device is "
-                f"{self.device_name}; {fix}"
+                f"executor.{name}={getattr(self, name)} needs a "
+                f"{'CPU' if self.uses_gpus else 'GPU'}, the device is {self.device_name}; {fix}"
             )
         for name in () if self.uses_kernels else ("overlap", "cuda_graphs", "hybrid"):
             if (value := getattr(self, name)) != getattr(type(self), name):
@@ -250,15 +243,14 @@ class TorchBackend:
         return self._memory(spec).kv_blocks(block_size)
 
     def peaks(self) -> Peaks:
-        """Measure the peaks of this device; the best so far count."""
-        threads, count = self.num_threads, self.num_devices
-        devices.use_threads(threads if count == 1 or threads is None else None)  # of all ranks
+        """Measure the peaks of this device, of all ranks together; the best so far count."""
+        devices.use_threads(self.num_threads if self.num_devices == 1 else None)
         with explain_device_errors("the measurement of its peaks"):
             has_int8 = self.wants_native and not why_not_built(self.isa)
             dtype = torch.int8 if self._weights == "int8" and has_int8 else self.torch_dtype
             peaks = measure_peaks(self.torch_device, dtype, self.isa)
-        devices.use_threads(threads)
-        if threads is not None or count == 1:
+        devices.use_threads(self.num_threads)
+        if not self.uses_gpus or (count := self.num_devices) == 1:
             return peaks
         flops, rate = peaks.flops_per_second, peaks.bytes_per_second
         return Peaks(count * flops, count * rate, f"{peaks.source} x {count}")
@@ -299,7 +291,7 @@ class TorchBackend:
             if self.uses_kernels:
                 use_triton(model, self.hybrid)
             elif self.wants_native and self._why_not_native(spec) is None:
-                use_native(model, is_whole=is_whole and self.profile in WHOLE, isa=self.isa)
+                use_native(model, is_whole=is_whole, isa=self.isa)
         return model
 
     def assemble(

@@ -45,16 +45,13 @@ def with_weights(
 ) -> ModelSpec:
     """Return `spec` with the weight type `weights`. Raises UserError if it can't run."""
     spec.require_runnable()
-    setting = "dtype=int8" if weights == "int8" else f"executor.weights={weights}"
-    reason = None
-    if weights == "fp8":
-        sizes = [(one.in_features, one.out_features) for one in spec.layer_linears]
-        reason = why_not_fp8(sizes, device, dtype)
+    sizes = [(one.in_features, one.out_features) for one in spec.layer_linears]
+    reason = why_not_fp8(sizes, device, dtype) if weights == "fp8" else None
     if weights != "auto" and spec.num_experts:
         reason = f"model {spec.name} is a mixture of experts"
     if reason is not None:
-        fix = setting.partition("=")[0] + ("=bfloat16" if weights == "int8" else "=auto")
-        raise UserError(f"{setting} does not run here: {reason}; use {fix}")
+        name, fix = ("dtype", "bfloat16") if weights == "int8" else ("executor.weights", "auto")
+        raise UserError(f"{name}={weights} does not run here: {reason}; use {name}={fix}")
     return replace(spec, weight_dtype=weights)
 
 
@@ -116,11 +113,6 @@ def require_isa(isa: str, *, is_wanted: bool) -> None:
         instruction_set(isa)
     except NotBuilt as error:
         raise UserError(f"executor.isa={isa} does not run here: {error}; use auto") from None
-
-
-def built_isa(isa: str) -> str | None:
-    """Return the instructions of the compiled C++; None without it."""
-    return instruction_set(isa) if why_not_built(isa) is None else None
 
 
 @cache

@@ -131,21 +131,16 @@ def _cpu_name() -> str:
 
 
 def prepare_memory(device: torch.device) -> None:
-    """Release unused memory of earlier runs, and make allocations fast."""
-    if device.type == "cpu":
-        keep_freed_memory()
-    else:
-        gc.collect()  # a run that stopped may have left its memory in a cycle
-        torch.cuda.empty_cache()
-
-
-def keep_freed_memory() -> None:
-    """Let the C library keep freed memory (glibc only).
+    """Release unused memory of earlier runs of a GPU; on a CPU let the C library keep freed memory
+    (glibc only).
 
     Otherwise it maps large tensors at every allocation, and the kernel zeroes their pages at first
     touch: a fifth of the time of a long prefill. The process then holds its peak memory.
     """
-    if platform.libc_ver()[0] == "glibc":
+    if device.type == "cuda":
+        gc.collect()  # a run that stopped may have left its memory in a cycle
+        torch.cuda.empty_cache()
+    elif platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
@@ -188,9 +183,8 @@ def native_product_speed(device: torch.device, dtype: torch.dtype) -> float:
     scales = torch.ones(columns) if dtype == torch.int8 else None
     weight = pack_linear(torch.ones(NATIVE_SIZE, dtype=dtype), None, scales)
     x = torch.ones(NATIVE_ROWS, inputs)
-    return (
-        2.0 * NATIVE_ROWS * columns * inputs / _best_time(lambda: library.linear(x, weight), device)
-    )
+    flops = 2.0 * NATIVE_ROWS * columns * inputs
+    return flops / _best_time(lambda: library.linear(x, weight), device)
 
 
 def product_speed(device: torch.device, dtype: torch.dtype) -> float:
@@ -237,35 +231,24 @@ def explain_device_errors(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        is_memory = isinstance(error, torch.OutOfMemoryError)
-        if is_memory or any(words in str(error) for words in OUT_OF_MEMORY):
-            raise RunError(_memory_line(what, str(error))) from None
-        line = next((line for line in str(error).splitlines() if line.strip()), "no message")
-        if isinstance(error, RuntimeError) and "captur" in line.lower():  # CUDA's and torch's words
-            raise RunError(
-                f"{what} failed ({line.strip()}); use executor.cuda_graphs=false"
-            ) from None
-        if type(error).__module__.startswith("triton"):
-            raise RunError(
+        text = str(error)
+        line = next((line.strip() for line in text.splitlines() if line.strip()), "no message")
+        if isinstance(error, torch.OutOfMemoryError) or any(one in text for one in OUT_OF_MEMORY):
+            match = re.search(r"ried to allocate ([\d.]+ \w+)", text)
+            reason = (
+                f"out of memory during {what} ({match[1] if match else 'some'} more were wanted); "
+                "lower batch, chunk, seq_len or cache.num_blocks"
+            )
+        elif isinstance(error, RuntimeError) and "captur" in line.lower():  # CUDA's, torch's words
+            reason = f"{what} failed ({line}); use executor.cuda_graphs=false"
+        elif type(error).__module__.startswith("triton"):
+            reason = (
                 f"Triton can't compile or launch a kernel during {what} "
-                f"({type(error).__name__}: {line.strip()}); use executor.kernels=torch"
-            ) from None
-        raise
-
-
-def describe_batch(batch: Batch) -> str:
-    return (
-        f"an iteration of {batch.num_prefill_tokens} prompt tokens and "
-        f"{batch.num_decode_tokens} decodes"
-    )
-
-
-def _memory_line(what: str, error: str) -> str:
-    match = re.search(r"ried to allocate ([\d.]+ \w+)", error)
-    wanted = f"{match[1] if match else 'some'} more were wanted"
-    return (
-        f"out of memory during {what} ({wanted}); lower batch, chunk, seq_len or cache.num_blocks"
-    )
+                f"({type(error).__name__}: {line}); use executor.kernels=torch"
+            )
+        else:
+            raise
+        raise RunError(reason) from None
 
 
 def nan_error(model: Transformer, batch: Batch, token_ids: list[int]) -> RunError:

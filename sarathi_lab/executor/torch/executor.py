@@ -20,11 +20,7 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_sequence
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.request import Batch, SequenceState
-from sarathi_lab.executor.torch.device import (
-    describe_batch,
-    explain_device_errors,
-    nan_error,
-)
+from sarathi_lab.executor.torch.device import explain_device_errors, nan_error
 from sarathi_lab.executor.torch.memory import HostPool
 from sarathi_lab.executor.torch.packing import (
     NUM_BUFFERS,
@@ -114,7 +110,8 @@ class TorchExecutor:
         if len(self._in_flight) >= self.capacity:
             raise RuntimeError(f"{self.capacity} batches are in flight; collect one first")
         begun = time.perf_counter()
-        with explain_device_errors(describe_batch(batch)):
+        counts = f"{batch.num_prefill_tokens} prompt tokens and {batch.num_decode_tokens} decodes"
+        with explain_device_errors(f"an iteration of {counts}"):
             self._in_flight.append(self._launch(batch, begun))
         self._profiler.submitted()
 

@@ -6,8 +6,9 @@ import gc
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -36,12 +37,11 @@ def free_memory_bytes(device: torch.device) -> int:
         # torch keeps memory of earlier runs, free for the next though taken for the driver.
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        found = [line.split()[1] for line in lines if line.startswith("MemAvailable")]
-        return 1024 * int(found[0])
-    except (OSError, IndexError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable"):
+                return 1024 * int(line.split()[1])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,8 @@ class HostPool:
         self.make([Copy(True, 0, 0), Copy(False, 0, 0)])
 
     def _move(self, is_out: bool, copies: Sequence[Copy]) -> None:
-        runs = _find_runs([copy.host_block for copy in copies])
+        numbers = [copy.host_block for copy in copies]
+        cuts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(copies)]
         for on_device, on_host in self._tensors:
             blocks = on_device.transpose(0, 1)  # as on the host
             index = index_of([copy.device_block for copy in copies], on_device.device)
@@ -177,9 +178,10 @@ class HostPool:
                 staged = blocks.index_select(0, index)
             else:
                 staged = blocks.new_empty((len(copies), *blocks.shape[1:]))
-            for place, first, length in runs:
-                host, device = on_host[first : first + length], staged[place : place + length]
-                (host if is_out else device).copy_(device if is_out else host, non_blocking=True)
+            for begin, end in pairwise(cuts):  # whose blocks on the host count up by one
+                host = on_host[numbers[begin] : numbers[begin] + end - begin]
+                pair = (host, staged[begin:end]) if is_out else (staged[begin:end], host)
+                pair[0].copy_(pair[1], non_blocking=True)
             if not is_out:
                 blocks.index_copy_(0, index, staged)
 
@@ -204,10 +206,3 @@ def index_of(blocks: list[int], device: torch.device) -> Tensor:
     """Return the numbers of `blocks` on `device`, int64; sent to a GPU from pinned memory."""
     index = torch.tensor(blocks)
     return index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index
-
-
-def _find_runs(blocks: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Find runs of `blocks` that count up by one: their position, first block and length."""
-    begins = [0, *(np.flatnonzero(np.diff(blocks) != 1) + 1).tolist()]
-    ends = [*begins[1:], len(blocks)]
-    return [(begin, blocks[begin], end - begin) for begin, end in zip(begins, ends, strict=True)]

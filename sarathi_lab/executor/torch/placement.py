@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sarathi_lab.config.processes import allowed_cores
 
 SYSTEM = Path("/sys/devices")
-CGROUPS, PROCESS_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+CGROUPS, PROCESS_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 SLOW = 0.8  # of the fastest core's speed: below are efficiency cores, not mere differences of chips
 
 
@@ -71,29 +71,21 @@ def _speeds(numbers: Sequence[int]) -> list[float]:
     return [1.0 for _ in numbers]
 
 
-def _quotas() -> Iterable[int]:
-    """Return the limits of containers on this process, in cores."""
-    for line in (_text(PROCESS_CGROUPS) or "0::/").splitlines():
-        controllers, path = line.split(":", 2)[1:]
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        root = CGROUPS / controllers if controllers else CGROUPS
-        for folder in (root / path.lstrip("/"), root):  # in a container, the root
-            if controllers:
-                limits = [_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
-            else:
-                limits = (_text(folder / "cpu.max") or "").split()
-            if all(limits) and limits and limits[0] not in ("max", "-1"):
-                yield max(1, int(limits[0] or 0) // int(limits[1] or 1))
+def _quotas() -> Iterator[int]:
+    """Yield the limits of containers (cgroup v2) on this process, in cores."""
+    path = _text(PROCESS_CGROUP).partition("::")[2]
+    for folder in (CGROUPS / path.lstrip("/"), CGROUPS):  # in a container, the root
+        quota, _, period = _text(folder / "cpu.max").partition(" ")
+        if quota not in ("", "max"):
+            yield max(1, int(quota) // int(period))
 
 
 def _numbers(path: Path) -> set[int]:
     """Read a list such as 0-3,8."""
     found: set[int] = set()
-    for part in _text(path).split(","):
+    for part in filter(None, _text(path).split(",")):
         first, _, last = part.partition("-")
-        if first:
-            found |= set(range(int(first), int(last or first) + 1))
+        found |= set(range(int(first), int(last or first) + 1))
     return found
 
 

@@ -39,8 +39,7 @@ class StealCorrectedClock:
     """
 
     def __init__(self) -> None:
-        files = (path / "schedstat" for path in _thread_folders())
-        self._files = [file.open("rb", buffering=0) for file in files if file.exists()]
+        self._files = [path.open("rb", buffering=0) for path in sorted(TASKS.glob("*/schedstat"))]
         self._waits = [0.0] * len(self._files)
         self._waits, self._ran = self._read_waits(), time.thread_time()
         self._last, self.lost = time.perf_counter(), 0.0
@@ -70,15 +69,9 @@ class StealCorrectedClock:
 def exclude_stolen_time(executor: TorchExecutor) -> Iterator[StealCorrectedClock]:
     """Give a CPU's executor a `StealCorrectedClock`; leave a GPU's clock."""
     clock, before = StealCorrectedClock(), executor.timeline
-    if executor.model.device.type != "cpu":
-        yield clock
-        return
-    executor.timeline = HostTimeline(clock)
+    if executor.model.device.type == "cpu":
+        executor.timeline = HostTimeline(clock)
     try:
         yield clock
     finally:
         executor.timeline = before
-
-
-def _thread_folders() -> list[Path]:
-    return sorted(TASKS.iterdir()) if TASKS.is_dir() else []
