@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
@@ -125,8 +125,8 @@ class Executor(Protocol):
     def wait_until(self, time: float) -> None:
         """Let the clock reach `time`; nothing in flight ends before."""
 
-    def write_profile(self, directory: Path) -> Mapping[str, float]:
-        """Write the profile of the run; returns its entries of the summary."""
+    def write_profile(self, directory: Path) -> None:
+        """Write the profile of the run, if there is one."""
 
 
 @dataclass(frozen=True)

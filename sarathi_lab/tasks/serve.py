@@ -193,7 +193,8 @@ def _measured(
     requests, bubbles = ledger.requests(), ledger.bubbles()
     tables = {ITERATIONS: iterations, REQUESTS: requests}
     run_dir.mkdir(parents=True, exist_ok=True)
-    profile = dict(executor.write_profile(run_dir))
+    executor.write_profile(run_dir)
+    profile: dict[str, float] = {}
     if (watched := run_dir / "operations.parquet").is_file():
         times = pd.read_parquet(watched)
         costs = (spec, backend.dtype_bytes, peaks)

@@ -200,7 +200,6 @@ def test_rounds_of_a_figure_capture_nothing_again(probe, monkeypatch):
     clock, seen, numbers = DeviceClock(probe.executor), captures(monkeypatch), []
     groups = list(FIGURES["kv_reread"].cases(SPEC, {"prompts": [24], "chunks": [8, 16]}))
     for _ in range(2):
-        clock.start_round()
         for group in groups:
             clock.cost.forget()
             assert all(np.isfinite(point.y.value) for point in group.points(clock))

@@ -4,8 +4,6 @@ running.
 
 from __future__ import annotations
 
-import json
-
 import pandas as pd
 import pytest
 from commands import SMALL
@@ -63,7 +61,6 @@ def test_operations_are_timed_in_every_iteration(tmp_path, kernels, expected):
     assert (
         operations.groupby("iteration").seconds.sum() < iterations.set_index("iteration").busy
     ).all()
-    assert json.loads((folder / "summary.json").read_text())["profiling_slowdown"] > 0
     table = pd.read_csv(folder / "operations.csv").set_index("operation")
     assert set(table.index) == expected | {"others"}
     assert table.seconds.sum() == pytest.approx(iterations.busy.sum())
@@ -76,14 +73,7 @@ def test_operations_are_timed_in_every_iteration(tmp_path, kernels, expected):
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        (
-            {"profile": "nvtx"},
-            "executor.profile=nvtx needs a GPU, the device is cpu",
-        ),
-        (
-            {"profile": "all"},
-            "executor.profile=all is unknown; use one of none, nvtx, operations",
-        ),
+        ({"profile": "all"}, "executor.profile=all is unknown; use one of none, operations"),
         (
             {"overlap": False},
             "executor.overlap=False is for Triton's kernels, which do not run here (device cpu",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -132,7 +132,6 @@ def stubbed(device: LateDevice) -> Iterator[LateDevice]:
     with pytest.MonkeyPatch.context() as patch:
         for name, stub in _stubs(device).items():
             patch.setattr(torch.cuda, name, stub)
-        patch.setattr(torch.cuda.nvtx, "range", lambda name: nullcontext())
         patch.setattr(torch.cuda.graph, "default_capture_stream", None)
         patch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
         patch.setattr(torch, "Generator", Generator)

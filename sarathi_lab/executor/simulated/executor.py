@@ -70,9 +70,8 @@ class SimulatedExecutor:
     def wait_until(self, time: float) -> None:
         self.now = max(self.now, time)
 
-    def write_profile(self, directory: Path) -> dict[str, float]:
-        """Return nothing: the cost model has the times of operations."""
-        return {}
+    def write_profile(self, directory: Path) -> None:
+        """Nothing: the cost model has the times of operations."""
 
 
 class PipelineExecutor(SimulatedExecutor):

@@ -32,7 +32,7 @@ from sarathi_lab.executor.torch.device import explain_device_errors, measure_pea
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.memory import KvBudget, Memory
 from sarathi_lab.executor.torch.shapes import CudaGraphs, Limits, NoGraphs
-from sarathi_lab.executor.torch.timeline import ProfileKind, make_profiler, timeline_of
+from sarathi_lab.executor.torch.timeline import OperationProfiler, timeline_of
 from sarathi_lab.model import native_operations
 from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.roofline import Peaks
@@ -52,7 +52,7 @@ class TorchBackend:
     is Triton on a GPU, and C++ on a CPU that can compile it. With Triton, `overlap` makes the next
     batch while one runs, `cuda_graphs` replays batches of a few padded shapes, and `hybrid` is how
     a chunk and decodes share the device in attention. `threads` compute on a CPU (None: torch's
-    number). `profile` selects a profiler. `weights="fp8"` has weights and activations of the
+    number). `profile` times operations. `weights="fp8"` has weights and activations of the
     layers' products in 8 bits, which a CPU emulates; `dtype="int8"` has all products in int8, on a
     CPU, and the rest in bfloat16. `tensor_parallel` devices share a layer, `pipeline_parallel`
     stages share the layers: a process each, started by the module `ranks`, and lost after
@@ -73,7 +73,7 @@ class TorchBackend:
     threads: int | None = whole(
         None, minimum=1, fix="use a number of cores, or null for as many as torch takes"
     )
-    profile: ProfileKind = one_of("none", valid=get_args(ProfileKind))
+    profile: str = one_of("none", valid=("none", "operations"))
     weights: WeightDtype = one_of("auto", valid=WEIGHT_DTYPES)
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
@@ -181,10 +181,7 @@ class TorchBackend:
             )
         is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
         needs_cpu = {"threads": self.threads is not None, "kernels": self.kernels == "native"}
-        needs_gpu = {
-            "profile": self.profile == "nvtx",
-            "kernels": self.kernels == "triton" and not is_interpreted,
-        }
+        needs_gpu = {"kernels": self.kernels == "triton" and not is_interpreted}
         wrong = needs_cpu if self.uses_gpus else needs_gpu
         for name in filter(wrong.get, wrong):
             fix = "use executor.kernels=auto" if name == "kernels" else "leave it out"
@@ -313,7 +310,7 @@ class TorchBackend:
             model,
             block_size=block_size,
             timeline=timeline,
-            profiler=make_profiler(self.profile, timeline),
+            profiler=OperationProfiler(timeline) if self.profile == "operations" else None,
             limits=limits,
             capacity=2 if self.uses_kernels and self.overlap else 1,
             graphs=CudaGraphs() if uses_graphs and self.uses_gpus else NoGraphs(),

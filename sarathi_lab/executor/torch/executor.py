@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from sarathi_lab.executor.torch.packing import (
     fields_of,
 )
 from sarathi_lab.executor.torch.shapes import Limits, NoGraphs, PaddedShapes, Shape, rehearse
-from sarathi_lab.executor.torch.timeline import HostTimeline, InFlight, NullProfiler
+from sarathi_lab.executor.torch.timeline import HostTimeline, InFlight, OperationProfiler
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.transformer import KVCache, Transformer
 
@@ -59,7 +58,7 @@ class TorchExecutor:
         limits: Limits | None = None,
         capacity: int = 1,
         graphs: NoGraphs | None = None,
-        profiler: NullProfiler | None = None,
+        profiler: OperationProfiler | None = None,
     ) -> None:
         self.model = model
         self.cache = KVCache(model.spec, num_blocks, block_size, model.device, model.dtype)
@@ -73,9 +72,10 @@ class TorchExecutor:
         self._uses_kernels = limits is not None
         self._limits = limits or Limits(model.spec, block_size, num_sms=1)
         self._graphs = graphs or NoGraphs()
-        self._profiler = profiler or NullProfiler()
-        model.operations.range = self._profiler.range
-        model.operations.recorder = self._profiler.recorder
+        self._profiler = profiler
+        if profiler is not None:
+            model.operations.range = profiler.range
+            model.operations.recorder = lambda: profiler.record
         self._packer = Packer(self._limits, model.device)
         self._decode_packer = Packer(self._limits, model.device)  # of batches without prompts
         self.halfway: Halfway = {}  # prompts that have passed some layers
@@ -83,7 +83,6 @@ class TorchExecutor:
         # Buffer and inputs of recorded work by shape.
         self.recordings: dict[Shape, tuple[Tensor, PackedInputs]] = {}
         self._in_flight: deque[InFlight] = deque()
-        self._rehearse: Callable[[], float] = lambda: math.nan  # set by `warm_up`
         self._newest: Sequence[SequenceState] = ()  # whose tokens are the rows of `_sampled`
         self._sampled = torch.zeros(MAX_EMITS, dtype=torch.int32, device=model.device)
         on_host: dict[str, Any] = {"dtype": torch.int32, "pin_memory": model.device.type == "cuda"}
@@ -102,7 +101,8 @@ class TorchExecutor:
         self._newest = ()
         self.halfway.clear()
         self.timeline.reset()
-        self._profiler.start()
+        if self._profiler is not None:
+            self._profiler.start()
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> None:
@@ -113,7 +113,6 @@ class TorchExecutor:
         counts = f"{batch.num_prefill_tokens} prompt tokens and {batch.num_decode_tokens} decodes"
         with explain_device_errors(f"an iteration of {counts}"):
             self._in_flight.append(self._launch(batch, begun))
-        self._profiler.submitted()
 
     def collect(self) -> StepResult:
         """Wait for the oldest batch in flight. Raises RunError for logits that are not numbers."""
@@ -122,7 +121,8 @@ class TorchExecutor:
         done = self._in_flight.popleft()
         start, end = self.timeline.wait(done.start), self.timeline.wait(done.end)
         launching_time = max(0.0, min(end, done.launched) - start)
-        self._profiler.collected()
+        if self._profiler is not None:
+            self._profiler.collected(done.operations)
         token_ids = done.token_ids.tolist()
         if NAN_TOKEN in token_ids:
             raise nan_error(self.model, done.batch, token_ids)
@@ -139,8 +139,9 @@ class TorchExecutor:
         while (remaining := time - self.now) > 0:
             self._sleep(remaining)
 
-    def write_profile(self, directory: Path) -> dict[str, float]:
-        return self._profiler.write(directory, self._rehearse)
+    def write_profile(self, directory: Path) -> None:
+        if self._profiler is not None:
+            self._profiler.write(directory)
 
     def _launch(self, batch: Batch, begun: float) -> InFlight:
         """Launch `batch`; where the host computes, packing is part of its time."""
@@ -167,7 +168,8 @@ class TorchExecutor:
         token_ids = self._fetch(self._sampled[: batch.num_emits])
         end = self.timeline.mark()
         fields["host_time"] = (time.perf_counter() if self._uses_kernels else packed) - begun
-        return InFlight(batch, start, end, self.timeline.launched, token_ids, fields)
+        operations = self._profiler.launched() if self._profiler is not None else []
+        return InFlight(batch, start, end, self.timeline.launched, token_ids, fields, operations)
 
     def _shape_of(self, batch: Batch) -> Shape:
         """Return the padded shape of `batch` after kernels' warm-up, else the exact one."""
@@ -184,7 +186,7 @@ class TorchExecutor:
             return False
         buffer, inputs = recorded
         self._packer.copy(buffer)
-        if not self._profiler.is_eager and self._graphs.replay(shape):
+        if self._profiler is None and self._graphs.replay(shape):
             return True
         self._run(inputs)
         return False
@@ -196,7 +198,7 @@ class TorchExecutor:
     def _swap(self, batch: Batch) -> None:
         if batch.copies:
             assert self._host_pool is not None, "blocks are swapped only with num_host_blocks"
-            with self._profiler.range("swap"):
+            with self.model.operations.range("swap"):
                 self._host_pool.make(batch.copies)
 
     def _send(self, packer: Packer, shape: Shape) -> PackedInputs:
@@ -216,7 +218,7 @@ class TorchExecutor:
             logits = inputs.logits(self.model, self.cache, self.halfway)
         else:
             logits = self.model(inputs, self.cache)
-        with self._profiler.range("sampling"):
+        with self.model.operations.range("sampling"):
             return self.model.operations.greedy(logits)
 
     def packed(self, batch: Batch, newest: Sequence[SequenceState] = ()) -> PackedInputs:
@@ -242,10 +244,7 @@ class TorchExecutor:
         `max_tokens`, decodes included (None: `chunk_tokens`).
         """
         self.prepare(batch_size, longest, max_tokens or chunk_tokens)
-        self._rehearse = partial(
-            rehearse, self, self.num_blocks, self.block_size, batch_size, chunk_tokens
-        )
-        self._rehearse()
+        rehearse(self, self.num_blocks, self.block_size, batch_size, chunk_tokens)
 
     @torch.inference_mode()
     def prepare(self, batch_size: int, longest: int, max_tokens: int) -> None:

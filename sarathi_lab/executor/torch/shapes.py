@@ -250,21 +250,20 @@ class CudaGraphs(NoGraphs):
 
 def rehearse(
     executor: Executor, num_blocks: int, block_size: int, batch_size: int, chunk_tokens: int
-) -> float:
+) -> None:
     """Run a chunk at the start of a prompt, one at an offset and `batch_size` single tokens, as
-    far as the cache holds them; return their seconds.
+    far as the cache holds them.
     """
     half = max(1, min(chunk_tokens, num_blocks * block_size // 2))
     blocks = BlockManager(num_blocks, block_size)
-    seconds = 0.0
     if 2 * half <= num_blocks * block_size:
         prompt = make_sequence(0, 2 * half, emits=True, blocks=blocks)
         for start in (0, half):
             prompt.num_computed = start
             batch = Batch()
             batch.add(prompt, half)
-            seconds += run_once(executor, batch).busy
+            run_once(executor, batch)
         blocks.free(prompt)
     num_prefills = min(batch_size, num_blocks)
     singles = make_batch(prefill_tokens=1, num_prefills=num_prefills, emits=True, blocks=blocks)
-    return seconds + run_once(executor, singles).busy
+    run_once(executor, singles)

@@ -1,30 +1,27 @@
-"""The clock of a device, and profilers of iterations by it (`executor.profile`)."""
+"""The clock of a device, and a profiler of iterations by it (`executor.profile`)."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.model.operations import Record, no_range
 
 Mark = Any  # a point in a timeline
-ProfileKind = Literal["none", "nvtx", "operations"]
-REHEARSALS = 7  # whose median gives the cost of profiling
+Marks = list[tuple[str, Mark, Mark]]  # operations, their begins and ends
 
 
 class InFlight(NamedTuple):
     """Submitted batch: its marks, the time its launch took until, its tokens on their way to the
-    host, and further fields of its `StepResult`.
+    host, further fields of its `StepResult`, and its operations if they are profiled.
     """
 
     batch: Batch
@@ -33,6 +30,7 @@ class InFlight(NamedTuple):
     launched: float
     token_ids: Tensor
     fields: Mapping[str, Any]
+    operations: Marks
 
 
 class HostTimeline:
@@ -116,108 +114,53 @@ def durations(work: Callable[[], object], timeline: HostTimeline, repetitions: i
     return [timeline.seconds(before, after) for before, after in pairwise(marks)]
 
 
-class NullProfiler:
-    """Profiler that records nothing and costs nothing; the base of the others. While `is_eager`,
-    each operation must be launched by itself, without CUDA graphs.
-    """
-
-    is_eager = False
-
-    def range(self, name: str) -> AbstractContextManager[object]:
-        """Enclose the work of operation `name`."""
-        return no_range(name)
-
-    def recorder(self) -> Record | None:
-        """Return the receiver of seconds of operations that time themselves; None if unused."""
-        return None
-
-    def start(self) -> None:
-        """Begin a run: drop what was recorded before."""
-
-    def submitted(self) -> None:
-        """Note that all operations of an iteration have been launched."""
-
-    def collected(self) -> None:
-        """Note that the oldest iteration has ended."""
-
-    def write(self, directory: Path, rehearse: Callable[[], float]) -> dict[str, float]:
-        """Write the records to `directory`; return the metrics of their cost. `rehearse` runs
-        common iterations and returns their seconds.
-        """
-        return {}
-
-
-class NvtxProfiler(NullProfiler):
-    """Named ranges for NVIDIA's profilers; a replayed graph would have no names."""
-
-    is_eager = True
-
-    def range(self, name: str) -> AbstractContextManager[object]:
-        return torch.cuda.nvtx.range(name)
-
-
-class OperationProfiler(NullProfiler):
-    """Seconds by operation and iteration on the device's clock. Marks and eager launches slow the
-    run by `profiling_slowdown`.
+class OperationProfiler:
+    """Seconds by operation and iteration on the device's clock. Operations have to be launched one
+    by one, without CUDA graphs, which takes longer.
     """
 
     def __init__(self, timeline: HostTimeline) -> None:
         self._timeline = timeline
-        self._marks: list[tuple[str, Mark, Mark]] = []
-        self._in_flight: deque[list[tuple[str, Mark, Mark]]] = deque()
-        self._seconds: list[dict[str, float]] = []
+        self._marks: Marks = []  # of the iteration that is being launched
+        self._seconds: list[tuple[int, str, float]] = []
+        self._num_iterations = 0
+        self._is_started = False  # not in a warm-up, whose graphs can't have marks
 
-    def range(self, name: str) -> AbstractContextManager[object]:
-        return self._timed(name) if self.is_eager else super().range(name)
+    def start(self) -> None:
+        """Begin a run: drop what was recorded before."""
+        self._marks, self._seconds, self._num_iterations = [], [], 0
+        self._is_started = True
 
     @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
+    def range(self, name: str) -> Iterator[None]:
+        """Enclose the work of operation `name`."""
+        if not self._is_started:
+            yield
+            return
         begin = self._timeline.mark()
         yield
         self._marks.append((name, begin, self._timeline.mark()))
 
-    def recorder(self) -> Record | None:
-        return self._record if self.is_eager else None
-
-    def _record(self, name: str, seconds: float) -> None:
+    def record(self, name: str, seconds: float) -> None:
+        """Receive the seconds of an operation that times itself."""
         self._marks.append((name, 0.0, seconds))
 
-    def start(self) -> None:
-        self.is_eager = True
-        self._seconds.clear()
+    def launched(self) -> Marks:
+        """Return the marks of the iteration whose operations have all been launched."""
+        marks, self._marks = self._marks, []
+        return marks
 
-    def submitted(self) -> None:
-        self._in_flight.append(self._marks)
-        self._marks = []
-
-    def collected(self) -> None:
+    def collected(self, marks: Marks) -> None:
+        """Take the seconds between the `marks` of an iteration that has ended."""
         seconds: dict[str, float] = defaultdict(float)
-        for name, begin, end in self._in_flight.popleft():
+        for name, begin, end in marks:
             seconds[name] += self._timeline.seconds(begin, end)
-        if self.is_eager:
-            self._seconds.append(dict(seconds))
+        self._seconds += ((self._num_iterations, *item) for item in seconds.items())
+        self._num_iterations += 1
 
-    def write(self, directory: Path, rehearse: Callable[[], float]) -> dict[str, float]:
-        """Write `operations.parquet` (`iteration`, `operation`, `seconds`); return the ratio of
-        median seconds with and without profiling, measured in turn.
-        """
+    def write(self, directory: Path) -> None:
+        """Write `operations.parquet` (`iteration`, `operation`, `seconds`)."""
         import pandas as pd  # here, as ranks start in less time without it
 
-        rows = [
-            (iteration, operation, seconds)
-            for iteration, by_operation in enumerate(self._seconds)
-            for operation, seconds in by_operation.items()
-        ]
-        table = pd.DataFrame(rows, columns=["iteration", "operation", "seconds"])
+        table = pd.DataFrame(self._seconds, columns=["iteration", "operation", "seconds"])
         table.to_parquet(directory / "operations.parquet")
-        seconds: dict[bool, list[float]] = {True: [], False: []}
-        for is_eager in (True, False) * REHEARSALS:
-            self.is_eager = is_eager
-            seconds[is_eager].append(rehearse())
-        return {"profiling_slowdown": median(seconds[True]) / median(seconds[False])}
-
-
-def make_profiler(kind: ProfileKind, timeline: HostTimeline) -> NullProfiler:
-    if kind == "operations":
-        return OperationProfiler(timeline)
-    return NvtxProfiler() if kind == "nvtx" else NullProfiler()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from pathlib import Path
@@ -102,9 +102,8 @@ class Instances:
         num_bytes = num_tokens * self.link.bytes_per_token
         return Transfer(end, start, self.now, number, source, target, num_tokens, num_bytes)
 
-    def write_profile(self, directory: Path) -> Mapping[str, float]:
+    def write_profile(self, directory: Path) -> None:
         """Nothing is profiled."""
-        return {}
 
     def _busy(self) -> list[Executor]:
         return [executor for executor in self.executors if executor.num_in_flight]

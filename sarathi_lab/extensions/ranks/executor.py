@@ -138,7 +138,6 @@ class Driver(RankExecutor):
         is_starved = self._starved.popleft()
         bubbles = bubbles_between(before, done.batch, free_at, spans, is_starved, number)
         end = spans[-1][1]
-        self._profiler.collected()
         return StepResult(done.batch, spans[0][0], end, token_ids, spans, bubbles, **done.fields)
 
     def _finish(self) -> tuple[InFlight, list[Span], list[int]]:
