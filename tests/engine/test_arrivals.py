@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from composed import config_of
 from helpers import ScriptedExecutor, requests_of, scheduler_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from sarathi_lab.engine.arrivals import ClosedLoop
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.policy import Orca, RequestLevel, SarathiServe
-from sarathi_lab.run import main
+from sarathi_lab.tasks.plan import make_plan
 from sarathi_lab.workload.base import Arriving
 from sarathi_lab.workload.synthetic import PaperGrid
 
@@ -155,10 +156,9 @@ def test_every_setting_of_arrivals_changes_a_run():
     assert len(set(found.values())) == len(found)
 
 
-def test_a_run_of_users_and_what_it_says(tmp_path, capsys):
-    args = ["executor=simulated", "tracking=none", "baselines=[]", f"hydra.run.dir={tmp_path}/run"]
-    users = ["workload.arrivals=users", "workload.users=3", "seq_len=256"]
-    assert main([*args, *users, "workload.num_requests=9"]) == 0
-    assert "from 3 users who think 0 s" in " ".join(capsys.readouterr().out.split())
-    assert main([*args, *users, "chunk=auto"]) == 2
-    assert "workload.arrivals=users leaves to the answers" in capsys.readouterr().err
+def test_users_are_described_and_leave_no_times_to_choose_a_chunk_by():
+    load = grid(arrivals="users", users=3, num_requests=9).generate(None)
+    assert "from 3 users who think 0 s" in load.describe()
+    users = ("executor=simulated", "workload.arrivals=users", "workload.users=3")
+    with pytest.raises(UserError, match="arrivals=users leaves to the answers"):
+        make_plan(config_of(*users, "chunk=auto"))
