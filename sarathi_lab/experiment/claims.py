@@ -50,11 +50,11 @@ class Claim:
     """One claim, read from the rows of `experiment` that `where` (a pandas query) chooses.
 
     `take` makes one value of them (`TAKES`). With `over`, another query, y is that of a row over
-    that of the other's row with the same `match`. `needs` chooses rows that were to be measured,
-    too, such as baselines. The claim is of values that are `direction` the `expected` one within
-    the relative `tolerance`; `neutral` is the value of no effect at all. Constants of the hardware
-    file `fitted` were fitted to what the claim is about. `settings` leave out what the experiment
-    has beside that. `caveat` states what the number depends on.
+    that of the other's row with the same `match`; `needs` chooses rows that were to be measured,
+    too. Values are claimed to be `direction` the `expected` one within the relative `tolerance`;
+    `neutral` is that of no effect. Constants of the hardware file `fitted` were fitted to what the
+    claim is about. `settings` make the experiment smaller, `caveat` states what the number depends
+    on.
     """
 
     id: str
@@ -82,13 +82,12 @@ class Claim:
         require_number(f"claims.yaml: {self.id}.tolerance", self.tolerance, minimum=0, fix=fix)
 
     def judge(self, found: Value) -> str:
-        """The verdict: which of three ranges of values the whole interval lies in.
+        """Return which of three ranges of values the whole interval lies in.
 
-        It *holds* where values are as claimed within the tolerance, and beyond no effect; *partly*
-        where they miss that but are on the claimed side of no effect, and not further from a
-        "near" one than no effect is; it *fails* elsewhere. An interval over more than one of these
-        leaves it *undecided*, as does one that does not reach `LEVEL`. Without a value it is *not
-        measured*.
+        The claim *holds* where values are as claimed within the tolerance, and beyond no effect;
+        *partly* where they miss that but are on the claimed side of no effect, and not further from
+        a "near" one than no effect is; else it *fails*. An interval over more than one of these, or
+        below `LEVEL`, is *undecided*.
         """
         if math.isnan(found.measured):
             return "not measured"
@@ -119,13 +118,14 @@ def load_claims(path: Path = CLAIMS) -> tuple[Claim, ...]:
         entries: Any = OmegaConf.to_container(OmegaConf.load(path))
     known, claims = [field.name for field in fields(Claim)], []
     for entry in entries:
+        where = f"claims.yaml: {entry.get('id')}"
         for name in entry:
-            require_one_of(f"claims.yaml: {entry.get('id')}", name, known)
+            require_one_of(where, name, known)
         try:
             claims.append(Claim(**entry))
         except TypeError as error:
             missing = str(error).partition(")")[2].strip()
-            raise UserError(f"claims.yaml: {entry.get('id')}: {missing}; add it") from None
+            raise UserError(f"{where}: {missing}; add it") from None
     return tuple(claims)
 
 
@@ -140,13 +140,13 @@ def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) ->
         name: {str(device): rows for device, rows in load.load(name, root).groupby("device")}
         for name in load.recorded(root)
     }
-    names: dict[str, dict[str, None]] = {}
+    names: dict[str, dict[str, None]] = {}  # of the machines, by device
     for device, rows in (part for table in tables.values() for part in table.items()):
         if not rows.is_simulated.all():
             machines = rows.get("device_name", pd.Series(dtype=str)).dropna().map(str)
             names[device] = names.get(device, {}) | dict.fromkeys(machines)
     remarks_on = cache(lambda name, device: replay_remark(load.load_serving(name, device, root)))
-    found = []
+    judged = []
     for claim in load_claims() if claims is None else claims:
         table = tables.get(claim.experiment, {})
         for device in dict.fromkeys([*sorted(names), *table]) or ["none"]:
@@ -155,19 +155,16 @@ def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) ->
                 continue  # a GPU of another model
             if value.confidence < LEVEL:
                 reason = f"the interval is one of {value.confidence:.0%}, not of {LEVEL:.0%}"
-            remarks = [reason or claim.caveat]
-            if not math.isnan(value.measured):
-                remarks += remarks_on(claim.experiment, device)
+            is_measured = not math.isnan(value.measured)
+            remarks = remarks_on(claim.experiment, device) if is_measured else []
             is_fitted = device.startswith(f"{load.SIMULATED}{claim.fitted}")
-            found.append(
-                {name: getattr(claim, name) for name in OWN}
-                | {"device": device, "expected": f"{claim.direction} {claim.expected:g}"}
-                | {"mark": FITTED if is_fitted else "", "note": "; ".join(remarks)}
-                | {**value._asdict(), "verdict": claim.judge(value)}
-            )
-    judged = pd.DataFrame(found, columns=COLUMNS)
-    judged.attrs["names"] = {device: "; ".join(machines) for device, machines in names.items()}
-    return judged
+            row = {name: getattr(claim, name) for name in OWN} | value._asdict()
+            row |= {"device": device, "expected": f"{claim.direction} {claim.expected:g}"}
+            row |= {"mark": FITTED if is_fitted else "", "verdict": claim.judge(value)}
+            judged.append({**row, "note": "; ".join([reason or claim.caveat, *remarks])})
+    rows = pd.DataFrame(judged, columns=COLUMNS)
+    rows.attrs["names"] = {device: "; ".join(machines) for device, machines in names.items()}
+    return rows
 
 
 def replay_remark(serving: pd.DataFrame) -> list[str]:
