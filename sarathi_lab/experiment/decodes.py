@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import pandas as pd
-
 from sarathi_lab.experiment.cases import Case, Group, Quantity, one, seconds
 from sarathi_lab.experiment.clock import COMPUTE, FOUR
 from sarathi_lab.experiment.iterations import OPERATIONS
@@ -32,7 +30,6 @@ def speedup(panel: str, series: str, x: float, seq_len: int, size: int, chunk: i
 @figure(
     question="How much cheaper is a decode that rides on a chunk?",
     seconds=40,
-    columns={"seqlen": "series", "batch": "x", "speedup": "y"},
     errors=[ErrorRow("Fig 8, decode speed-up", aims=SPEEDUP)],
     look=PlotSpec(
         "Fig 8: a decode alone over a decode riding on a chunk",
@@ -50,14 +47,6 @@ def fig08(
             yield speedup("", name, size, seq_lens[name], size, chunk)
 
 
-def _fig10_paper(table: pd.DataFrame) -> pd.DataFrame:
-    table["panel"] = table.seqlen + " C=" + table.chunk.astype(str)
-    points = table.melt(
-        ["panel", "system", "x"], [*FOUR, "total"], var_name="operation", value_name="y"
-    )
-    return points.assign(series=points.system + " " + points.operation, unit="s")
-
-
 FIG_10: Aims = {"profiled": (0.02, 0.08), "analytic": (0.06, 0.15)}
 TOTALS = "in ('baseline total', 'sarathi total')"
 
@@ -65,8 +54,6 @@ TOTALS = "in ('baseline total', 'sarathi total')"
 @figure(
     question="Where does the time go?",
     seconds=20,
-    columns={"batch": "x"},
-    paper=_fig10_paper,
     errors=[
         ErrorRow("Fig 10, totals", f"series {TOTALS}", FIG_10),
         ErrorRow("Fig 10, by operation", f"series not {TOTALS}"),
@@ -100,20 +87,9 @@ def _operations(panel: str, scenario: Scenario) -> Iterator[Case]:
             yield Case(panel, f"{system} {operation}", size, y, "s")
 
 
-MILLISECONDS = {"linear_ms": "linear", "attention_ms": "attention", "total_ms": "total"}
-
-
-def _table2_paper(table: pd.DataFrame) -> pd.DataFrame:
-    table["x"] = table.num_prefill_tokens + table.num_decode_tokens
-    points = table.melt(["panel", "x"], [*MILLISECONDS.values()], var_name="series", value_name="y")
-    return points.assign(unit="ms")
-
-
 @figure(
     question="What does a decode add to a batch that holds a prompt?",
     seconds=10,
-    columns={"batch": "panel", **MILLISECONDS},
-    paper=_table2_paper,
     errors=[ErrorRow("Table 2", aims=SPEEDUP)],
     look=PlotSpec(
         "Table 2: a batch of prompt, decodes, and both",

@@ -32,8 +32,7 @@ def paper(name: str) -> pd.DataFrame:
     figure = FIGURES[name]
     about: dict[str, Any] = {"source": "paper", "device": "paper", "uncertainty": 0.0}
     if figure.has_paper:
-        points = figure.paper_points().astype({"x": float})[[*KEYS, "y", "unit"]]
-        table = points.assign(figure=name, **about, **dict.fromkeys(LABELS, ""))
+        table = figure.paper_points().assign(figure=name, **about, **dict.fromkeys(LABELS, ""))
         return table[[*COLUMNS, *LABELS]]
     path = EXPERIMENTS / load.group_of(name) / name / "paper.csv"
     if not path.is_file():

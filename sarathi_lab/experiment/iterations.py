@@ -9,7 +9,7 @@ import pandas as pd
 
 from sarathi_lab.experiment.cases import Case, Group, Quantity, constant, one, seconds
 from sarathi_lab.experiment.clock import COMPUTE, EVERYTHING, FOUR
-from sarathi_lab.experiment.registry import KEYS, Aims, ErrorRow, Ints, figure
+from sarathi_lab.experiment.registry import Aims, ErrorRow, Ints, figure
 from sarathi_lab.experiment.scenario import WorkSum, batch, chunked
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.spec import PlotSpec
@@ -18,16 +18,9 @@ KV_BYTES = 2  # an element's in the panel of bytes, for any dtype of the device
 OPERATIONS = {kind: (kind,) for kind in FOUR}
 
 
-def _fig03_paper(points: pd.DataFrame) -> pd.DataFrame:
-    points["series"] = points.series.replace({"ffn_ln1": "ffn", "ffn_ln2": "ffn"})
-    return points.groupby(KEYS, as_index=False).y.sum().assign(unit="ms/token")
-
-
 @figure(
     question="Why are decodes expensive?",
     seconds=15,
-    columns={"phase": "panel", "op": "series", "batch": "x", "ms_per_token": "y"},
-    paper=_fig03_paper,
     errors=[ErrorRow("Fig 3, time per token", given="profiled", fitted="analytic")],
     look=PlotSpec(
         "Fig 3: time per token by operation",
@@ -57,28 +50,19 @@ def _token_costs(number: int, seq_len: int) -> Iterator[Case]:
     yield Case("ratio", "decode / prefill", number, decoded / prefilled)
 
 
-def _fig04_paper(speed: pd.DataFrame, intensity: pd.DataFrame) -> pd.DataFrame:
-    # The paper computes attention's intensity as if all requests were one product.
-    intensity = intensity[intensity.series != "attn"]
-    speed = speed.assign(panel=speed.phase, series=speed.seqlen.astype(str), unit="tokens/ms")
-    intensity = intensity.assign(panel=intensity.phase + " intensity", unit="FLOP/B")
-    return pd.concat([speed, intensity])[[*KEYS, "y", "unit", "phase"]]
-
-
 def _fig04_at(points: pd.DataFrame) -> dict[str, object]:
+    points = points.astype({"x": int})
     speed, products = (points[points.unit == unit] for unit in ("tokens/ms", "FLOP/B"))
+    phase = products.panel.str.removesuffix(" intensity")
     return {
-        "layers": list(zip(speed.phase, speed.series.astype(int), speed.x, strict=True)),
-        "products": list(zip(products.phase, products.series, products.x, strict=True)),
+        "layers": list(zip(speed.panel, speed.series.astype(int), speed.x, strict=True)),
+        "products": list(zip(phase, products.series, products.x, strict=True)),
     }
 
 
 @figure(
     question="What fills the device: prompts, or only large batches of decodes?",
     seconds=15,
-    files=("a", "b"),
-    columns={"batch": "x", "tokens_per_ms": "y", "op": "series", "flops_per_byte": "y"},
-    paper=_fig04_paper,
     at=_fig04_at,
     errors=[
         ErrorRow("Fig 4a, single layer", "unit == 'tokens/ms'"),
@@ -145,9 +129,7 @@ EVEN_TILES = "series == 'total' and (x - 1) // 128 % 2 == 1"
 @figure(
     question="What does one token past a tile cost?",
     seconds=20,
-    columns={"num_tokens": "x", "total_compute": "total"},
-    paper=lambda table: table.melt("x", var_name="series", value_name="y").assign(unit="ms"),
-    at=lambda points: {"tokens": sorted(set(points.x))},
+    at=lambda points: {"tokens": sorted(set(points.x.astype(int)))},
     errors=[
         ErrorRow("Fig 7, iteration time", "series == 'total'", FIG_07, "profiled", "analytic"),
         ErrorRow("Fig 7, even tiles", EVEN_TILES, FIG_07, "profiled"),

@@ -162,13 +162,6 @@ def ratios(points: pd.DataFrame) -> dict[str, float]:
     }
 
 
-def _paper(bubbles: pd.DataFrame, completion: pd.DataFrame) -> pd.DataFrame:
-    curves = pd.concat([bubbles.assign(panel="a"), completion.assign(panel="b")]).assign(unit="s")
-    table = pd.DataFrame(ratios(curves).items(), columns=["series", "y"])
-    table = table.assign(panel="ratios", x=0.0, unit="ratio")
-    return pd.concat([curves, table])[[*ROWS, "unit"]]
-
-
 def predicted(
     on: tuple[ModelSpec, Hardware], seed: int, *, paper: pd.DataFrame, every: int
 ) -> Iterator[Point]:
@@ -244,9 +237,6 @@ def _shapes(sizes: Sizes) -> list[Any]:
     question="Do equal chunks close the bubbles of a pipeline?",
     seconds=25,
     papers=[Platform("gpt3-175b", "a100_2023"), Platform("gpt3-175b", "a100_fig12")],
-    files=("a", "b"),
-    columns={"cdf": "x", "bubble_s": "y", "num_requests": "x", "time_s": "y"},
-    paper=_paper,
     recorded_every=10,  # of a curve's thousand points; more than can be seen
     errors=[
         # Two of three completion times are fitted: of three ratios one is, and the others have the

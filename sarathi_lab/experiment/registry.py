@@ -82,9 +82,9 @@ class Figure:
     """An experiment of batches and scenarios, whose function lists groups of cases.
 
     A CPU measures it in `seconds`; half an interval wider than `max_spread` of the median leaves no
-    number. `papers` are the platforms of the paper's figure; `paper` makes its points of `files`
-    whose `columns` were renamed, `at` the sizes at which `executor=simulated` has all of them. Of
-    its simulated points each `recorded_every`-th is recorded.
+    number. `papers` are the platforms of the paper's figure, `at` makes of its points the sizes at
+    which `executor=simulated` has all of them. Of its simulated points each `recorded_every`-th is
+    recorded.
     """
 
     name: str
@@ -93,9 +93,6 @@ class Figure:
     seconds: float
     look: PlotSpec = field(default_factory=PlotSpec)
     papers: Sequence[Platform] = ()
-    files: Sequence[str] = ("",)
-    columns: Mapping[str, str] = field(default_factory=dict)
-    paper: Callable[..., pd.DataFrame] = lambda points: points
     at: Callable[[pd.DataFrame], Sizes] | None = None
     recorded_every: int = 1
     errors: Sequence[ErrorRow] = ()
@@ -117,16 +114,11 @@ class Figure:
     @property
     def has_paper(self) -> bool:
         """Whether the paper's points are there, beside which it is drawn."""
-        return bool(self.columns)
+        return self.name in PAPERS
 
     def paper_points(self, every: int = 1) -> pd.DataFrame:
-        """Return the paper's points and their settings; of each line every n-th."""
-        files = (
-            load_paper(self.name + suffix).rename(columns=self.columns) for suffix in self.files
-        )
-        points = self.paper(*files)
-        usual = {"panel": "", "unit": "ratio"}
-        points = points.assign(**{name: usual[name] for name in usual if name not in points})
+        """Return the paper's points; of each line every n-th."""
+        points = load_paper(self.name)
         rank = points.groupby(["panel", "series"]).cumcount()
         return points[rank % every == 0]
 
@@ -269,7 +261,7 @@ class Experiments(Mapping[str, Figure]):
 
 FIGURES = Experiments()
 # Those of the paper, which has a file of points for each.
-PAPERS = tuple(sorted({p.stem.rstrip("ab") for p in EXPERIMENTS.glob("sarathi/paper/*.csv")}))
+PAPERS = tuple(sorted(path.stem for path in EXPERIMENTS.glob("sarathi/paper/*.csv")))
 
 
 def load_figure(path: str) -> Figure:
@@ -290,10 +282,10 @@ def figure(kind: type[Figure] = Figure, **declared: Any) -> Callable[[Any], Any]
     """Make a function the experiment of its name; `declared` are fields of `kind`. The paper's
     figures are of an A6000 by default; a picture without a title has the question's.
     """
-    if "columns" in declared:
-        declared.setdefault("papers", [A6000])
 
     def register(make: Any) -> Any:
+        if make.__name__ in PAPERS:
+            declared.setdefault("papers", [A6000])
         look = declared.get("look", PlotSpec())
         declared["look"] = replace(look, title=look.title or declared["question"])
         make.figure = kind(make.__name__, make, **declared)

@@ -20,21 +20,18 @@ SHARES_OF_OPTIMUM = (0.25, 0.5, 1.0, 2.0, 4.0)
 GAIN: Aims = {"profiled": (0.01, 0.04), "analytic": (0.04, 0.10)}  # aims of Fig 9 and 11
 WHOLE: Aims = {"profiled": (0.04, 0.10), "analytic": (0.08, 0.20)}  # of Fig 13, end to end
 CHUNKED: Aims = {"profiled": (0.15, 0.40), "analytic": (0.15, 0.40)}  # of prefills in chunks
-PAPER_LENGTHS = {"1K": 1024, "2K": 2048, "3K": 3072}
 Lengths = Mapping[str, int]
 
 
-def _fig09_paper(points: pd.DataFrame) -> pd.DataFrame:
-    panels = {"1K_b18": "1K", "2K_b10": "2K", "3K_b6": "3K"}
-    return points.assign(panel=points.panel.map(panels), series="C=" + points.chunk.astype(str))
+def _fig09_at(points: pd.DataFrame) -> dict[str, object]:
+    chunks = points.series.str.removeprefix("C=").astype(int)
+    return {"points": list(zip(points.panel, chunks, points.x, strict=True))}
 
 
 @figure(
     question="How much faster is SARATHI end to end, and at which P:D?",
     seconds=45,
-    columns={"pd_ratio": "x", "norm_throughput": "y"},
-    paper=_fig09_paper,
-    at=lambda points: {"points": list(zip(points.panel, points.chunk, points.x, strict=True))},
+    at=_fig09_at,
     errors=[ErrorRow("Fig 9, P:D", aims=GAIN)],
     is_counted=True,
     look=PlotSpec(
@@ -71,25 +68,16 @@ def fig09(
         yield one(name, f"C={chunk}", ratio, gain(own))
 
 
-def _fig11_paper(by_length: pd.DataFrame, by_pd: pd.DataFrame) -> pd.DataFrame:
-    by_length = by_length[by_length.series != "baseline"]
-    by_length = by_length.assign(panel="a", x=by_length.seqlen.map(PAPER_LENGTHS))
-    chunks = by_pd.series.str.extract(r"^sarathi(\d+)$", expand=False)
-    return pd.concat([by_length, by_pd.assign(panel="b", chunk=chunks)])
-
-
 def _fig11_at(points: pd.DataFrame) -> dict[str, object]:
     own = points[points.panel == "b"]
-    chunks = [None if pd.isna(chunk) else int(chunk) for chunk in own.chunk]
-    return {"by_pd": list(zip(chunks, own.x, strict=True))}
+    chunks = own.series.str.extract(r"^sarathi(\d+)$", expand=False)
+    numbers = [None if pd.isna(chunk) else int(chunk) for chunk in chunks]
+    return {"by_pd": list(zip(numbers, own.x, strict=True))}
 
 
 @figure(
     question="Does chunking beat Orca, whose whole prompts carry decodes, too?",
     seconds=45,
-    files=("a", "b"),
-    columns={"norm_tp": "y", "pd_ratio": "x", "norm_throughput": "y"},
-    paper=_fig11_paper,
     at=_fig11_at,
     errors=[ErrorRow("Fig 11, Orca", aims=GAIN)],
     look=PlotSpec(
@@ -131,7 +119,6 @@ def fig11(
 @figure(
     question="What do small chunks cost the prefill, and what remains end to end?",
     seconds=40,
-    columns={"seqlen": "series", "chunk": "x", "speedup_vs_baseline": "y"},
     errors=[
         ErrorRow("Fig 13a, attention", "panel == 'a_attn'", CHUNKED),
         ErrorRow("Fig 13b, prefill", "panel == 'b_prefill'", CHUNKED),
@@ -178,12 +165,6 @@ def _chunked_prefill(name: str, length: int, chunk: int) -> Group:
     )
 
 
-def _table4_paper(table: pd.DataFrame) -> pd.DataFrame:
-    table["x"] = table.seqlen.map(PAPER_LENGTHS)
-    series = ["decode_speedup", "throughput_gain"]
-    return table.melt(["panel", "x"], series, var_name="series", value_name="y")
-
-
 OF_33B = "panel == '33b' and series =="
 
 
@@ -191,8 +172,6 @@ OF_33B = "panel == '33b' and series =="
     question="How much do decodes and whole requests gain on two models and GPUs?",
     seconds=15,
     papers=[A6000, Platform("33b", "a100_2023")],
-    columns={"model": "panel"},
-    paper=_table4_paper,
     errors=[
         ErrorRow("Table 4, 13B", "panel == '13b'", SPEEDUP),
         ErrorRow(

@@ -184,12 +184,15 @@ def new_name(name: str) -> str:
 
 
 def load_paper(figure: str) -> pd.DataFrame:
-    """Load the paper's points of a figure or table, such as "fig09" or "table2"."""
+    """Load the paper's points of a figure or table, such as "fig09" or "table2": panel, series, x,
+    y and unit.
+    """
     path = EXPERIMENTS / "sarathi" / "paper" / f"{figure}.csv"
     if not path.is_file():
         known = ", ".join(sorted(option.stem for option in path.parent.glob("*.csv")))
         raise UserError(f"figure {figure} is not there; use one of {known}")
-    return pd.read_csv(path)
+    points = pd.read_csv(path, dtype={"panel": str, "series": str}, keep_default_na=False)
+    return points.astype({"x": float})
 
 
 def _sweep_of(run: Path) -> Path:

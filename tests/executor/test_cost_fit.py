@@ -36,7 +36,7 @@ def script():
 
 
 def test_the_recorded_constants_are_the_fitted_ones(script):
-    fig3, fig7 = load_paper("fig03"), load_paper("fig07")
+    fig3, fig7 = (script.by_series(load_paper(name)) for name in ("fig03", "fig07"))
     fitted = script.fit_a6000(script.unfitted("a6000"), fig3, fig7)
     recorded = load_option("hardware", "a6000")
     assert {name: getattr(fitted, name) for name in NAMES} == pytest.approx(

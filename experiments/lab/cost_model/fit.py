@@ -47,6 +47,7 @@ FITTED_TABLE = {
     ("llama-2-70b", 2),
 }  # model, tensor-parallel degree; the others are held out
 PAPER_TABLES = ("fig03", "fig07", "table2")
+TABLE2_TOKENS = {"prefill-only": (1024, 0), "decode-only": (0, 4), "decode-maximal": (1021, 3)}
 FITTED_CHUNKS = (64, 256, 512, 2048)
 FITTED_BATCHES = (1, 4, 16, 64, 128)
 FIG3_BATCHES = (1, 4, 12)
@@ -107,12 +108,12 @@ def fig7_errors(hardware: Hardware, table: pd.DataFrame) -> pd.DataFrame:
     """
     cost = paper_cost(hardware)
     rows = []
-    for num_tokens in table.num_tokens:
+    for num_tokens in table.x:
         times = cost.operation_times(make_batch(prefill_tokens=int(num_tokens)))
         row = {name: sum(times[part] for part in parts) for name, parts in FIG7_LINEARS.items()}
         row["rest"] = sum(times[name] for name in ("prefill_attention", "norms", "kv_write"))
-        rows.append({**row, "total_compute": sum(row.values())})
-    measured = table.assign(rest=table.total_compute - table[list(FIG7_LINEARS)].sum(axis=1))
+        rows.append({**row, "total": sum(row.values())})
+    measured = table.assign(rest=table.total - table[list(FIG7_LINEARS)].sum(axis=1))
     predicted = pd.DataFrame(rows, index=table.index)
     return predicted * 1e3 / measured[predicted.columns] - 1
 
@@ -122,9 +123,7 @@ def fig3_decodes(hardware: Hardware, table: pd.DataFrame) -> pd.DataFrame:
     and predicted ones.
     """
     cost = paper_cost(hardware)
-    measured = table.query("phase == 'decode'").pivot_table(
-        index="batch", columns="op", values="ms_per_token"
-    )
+    measured = table[table.panel == "decode"].set_index("x")[["attn", "others", "total"]]
     rows = []
     for batch in measured.index:
         times = cost.operation_times(make_batch(num_decodes=int(batch), context=FIG3_LENGTH))
@@ -143,7 +142,7 @@ def fit_a6000(hardware: Hardware, fig3: pd.DataFrame, fig7: pd.DataFrame) -> Har
     second tile.
     """
     fitted = fig7[odd_tile(fig7)]
-    weights = octave_weights(fitted.num_tokens)
+    weights = octave_weights(fitted.x)
 
     def linear_errors(hardware: Hardware) -> list[Group]:
         errors = fig7_errors(hardware, fitted)
@@ -168,8 +167,14 @@ def fit_a6000(hardware: Hardware, fig3: pd.DataFrame, fig7: pd.DataFrame) -> Har
     )
 
 
+def by_series(points: pd.DataFrame) -> pd.DataFrame:
+    """The paper's points of a figure, a row per panel and x, a column per series."""
+    points = points.assign(panel=points.panel.fillna(""))
+    return points.pivot(index=["panel", "x"], columns="series", values="y").reset_index()
+
+
 def odd_tile(fig7: pd.DataFrame) -> pd.Series:
-    return np.ceil(fig7.num_tokens / FIG7_TILE) % 2 == 1
+    return np.ceil(fig7.x / FIG7_TILE) % 2 == 1
 
 
 def report_a6000(
@@ -191,12 +196,12 @@ def report_a6000(
         np.concatenate([errors.loc[~fitted, "rest"], decode_errors[held_out]]),
     )
     cost = paper_cost(hardware)
-    pairs = zip(table2.num_prefill_tokens, table2.num_decode_tokens, strict=True)
     batches = [
-        make_batch(prefill_tokens=int(n), num_decodes=int(m), context=FIG3_LENGTH) for n, m in pairs
+        make_batch(prefill_tokens=n, num_decodes=m, context=FIG3_LENGTH)
+        for n, m in map(TABLE2_TOKENS.__getitem__, table2.panel)
     ]
     seconds = [cost.iteration_time(batch) for batch in batches]
-    report("Table 2, never fitted", np.array(seconds) * 1e3 / table2.total_ms - 1)
+    report("Table 2, never fitted", np.array(seconds) * 1e3 / table2.total - 1)
 
 
 # -- measured tables -------------------------------------------------------------------------------
@@ -221,7 +226,7 @@ def split_gemm(table: pd.DataFrame, name: str) -> tuple[pd.DataFrame, pd.DataFra
 def fit_gemm(hardware: Hardware, table: pd.DataFrame) -> Hardware:
     fitted, _ = split_gemm(table, hardware.name)
     thinned = fitted[
-        (fitted.num_tokens <= 128) | (np.arange(len(fitted)) % 6 == 0)
+        (fitted.x <= 128) | (np.arange(len(fitted)) % 6 == 0)
     ]  # neighbours cost nearly the same
     weights = octave_weights(thinned.num_tokens)
     return fit(hardware, MATMUL, lambda hardware: [(gemm_errors(hardware, thinned), weights)])
@@ -378,7 +383,9 @@ def main() -> None:
     if args.silicon is not None or args.runs is not None:
         fit_today(args)
         return
-    fig3, fig7, table2 = (pd.read_csv(args.paper / f"{name}.csv") for name in PAPER_TABLES)
+    fig3, fig7, table2 = (
+        by_series(pd.read_csv(args.paper / f"{name}.csv")) for name in PAPER_TABLES
+    )
     gemm = None if args.gemm is None else pd.read_csv(args.gemm)
     if args.shared:
         compare_shared(fig7, gemm, fig3)

@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--links", choices=tuple(LINKS), default="peak")
     arguments = parser.parse_args()
     host, links = arguments.host, arguments.links
-    points = load_paper("fig12b").groupby("series").time_s.max()
+    points = load_paper("fig12").query("panel == 'b'").groupby("series").y.max()
     targets = points[list(FITTED)].to_numpy()
 
     def relative(costs: np.ndarray) -> np.ndarray:

@@ -44,9 +44,9 @@ def _fig_07() -> pd.DataFrame:
     What grows with n squared, and the constant, is attention; what grows with n is element-wise
     work.
     """
-    figure = load_paper("fig07")
-    n = figure.num_tokens
-    left = figure.total_compute - figure.preproj - figure.postproj - figure.ffn
+    figure = _fig_07_by_operation()
+    n = figure.x
+    left = figure.total - figure.preproj - figure.postproj - figure.ffn
     powers = np.stack([np.ones(len(n)), n, n * (n + 1) / 2], axis=1)
     _, per_token, _ = np.linalg.lstsq(
         powers / left.to_numpy()[:, None], np.ones(len(n)), rcond=None
@@ -62,11 +62,16 @@ def _fig_07() -> pd.DataFrame:
     )
 
 
+def _fig_07_by_operation() -> pd.DataFrame:
+    """Milliseconds by tokens (x), a column per operation."""
+    return load_paper("fig07").pivot(index="x", columns="series", values="y").reset_index()
+
+
 def _logits_ms(spec: ModelSpec) -> float:
     """Neither figure shows the output head: its weights at the bandwidth of the layers' weights at
     2 tokens.
     """
-    first = load_paper("fig07").iloc[0]
+    first = _fig_07_by_operation().iloc[0]
     layers_ms = first.preproj + first.postproj + first.ffn
     return float(layers_ms * spec.lm_head.num_params / spec.num_linear_params)
 
@@ -76,21 +81,20 @@ def _fig_03(logits_ms: float) -> pd.DataFrame:
     whole prompts.
     """
     figure = load_paper("fig03")
-    decode = figure[figure.phase == "decode"]
-    attention = decode[decode.op == "attn"]
-    others = figure[figure.op == "others"]
-    tokens = others.batch * others.phase.map({"prefill": LENGTH, "decode": 1})
+    attention = figure[(figure.panel == "decode") & (figure.series == "attn")]
+    others = figure[figure.series == "others"]
+    tokens = others.x * others.panel.map({"prefill": LENGTH, "decode": 1})
     rows = pd.Series(LOGIT_ROWS)
     return pd.concat(
         [
             _rows(
                 "decode_attention",
-                attention.batch,
-                attention.batch * LENGTH,
-                attention.batch * attention.ms_per_token,
+                attention.x,
+                attention.x * LENGTH,
+                attention.x * attention.y,
             ),
             _rows("logits", rows, 0, pd.Series(logits_ms, index=rows.index)),
-            _rows("others", tokens, 0, tokens * others.ms_per_token - logits_ms),
+            _rows("others", tokens, 0, tokens * others.y - logits_ms),
         ]
     )
 
