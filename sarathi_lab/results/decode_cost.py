@@ -7,35 +7,27 @@ batch, its decodes, and both together run back to back, so that drift of the mac
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.compositions import make_batch, make_sequence, run_once
+from sarathi_lab.engine.compositions import make_batch, run_once
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.request import Batch
 
 REPETITIONS = 5
 MIN_REPETITIONS, MAX_REPETITIONS = 3, 15
-
-
-@dataclass(frozen=True)
-class Composition:
-    """One chunk at an offset, and decodes of equal context [tokens], the current one included."""
-
-    chunk_tokens: int
-    chunk_start: int
-    chunk_emits: bool
-    num_decodes: int
-    decode_context: int
+Sizes = dict[str, Any]  # arguments of `make_batch`
 
 
 @dataclass(frozen=True)
 class DecodeCost:
-    """Seconds per decode token: `alone` in a decode-only batch, `marginal` in the hybrid batch.
+    """Seconds per decode token: `alone` in a decode-only batch, `marginal` in the hybrid batch with
+    `num_decodes`.
 
     `marginal` is (hybrid - same chunk alone) / num_decodes, the median over paired repetitions; a
     negative value is below the noise.
@@ -43,10 +35,10 @@ class DecodeCost:
 
     alone: float
     marginal: float
-    composition: Composition
+    num_decodes: int
 
 
-def fullest_hybrid(iterations: pd.DataFrame) -> Composition | None:
+def fullest_hybrid(iterations: pd.DataFrame) -> Sizes | None:
     """Return the mix of one chunk with the most decodes (the paper's B - 1) in a run, the most
     frequent and then largest such chunk, at median contexts; None if there is none, or with drafts.
     """
@@ -57,41 +49,32 @@ def fullest_hybrid(iterations: pd.DataFrame) -> Composition | None:
     fullest = hybrids[hybrids.num_decode_tokens == num_decodes]
     chunk_tokens = int(fullest.num_prefill_tokens.mode().max())
     same = fullest[fullest.num_prefill_tokens == chunk_tokens]
-    return Composition(
-        chunk_tokens=chunk_tokens,
-        chunk_start=int((same.prefill_kv_tokens - same.num_prefill_tokens).median()),
-        chunk_emits=bool((same.num_emits > same.num_decode_tokens).mean() > 0.5),
-        num_decodes=num_decodes,
-        decode_context=int(np.median(same.decode_kv_tokens / same.num_decode_tokens)),
-    )
+    return {
+        "prefill_tokens": chunk_tokens,
+        "start": int((same.prefill_kv_tokens - same.num_prefill_tokens).median()),
+        "emits": bool((same.num_emits > same.num_decode_tokens).mean() > 0.5),
+        "num_decodes": num_decodes,
+        "context": int(np.median(same.decode_kv_tokens / same.num_decode_tokens)),
+    }
 
 
 def measure_decode_cost(
-    executor: Executor,
-    composition: Composition,
-    *,
-    num_blocks: int,
-    block_size: int,
-    seconds: float = 1.5,
+    executor: Executor, sizes: Sizes, *, num_blocks: int, block_size: int, seconds: float = 1.5
 ) -> DecodeCost:
     """Run the three batches in turn for `seconds` of wall time (3 to 15 times each); on a pipeline
     a stage's time counts.
     """
-    composition = _fitted(composition, num_blocks, block_size)
-    blocks = BlockManager(num_blocks, block_size)
-    tokens, emits = composition.chunk_tokens, composition.chunk_emits
-    chunk = make_sequence(composition.chunk_start, tokens, emits=emits, blocks=blocks)
-    decodes = [
-        make_sequence(composition.decode_context - 1, is_decode=True, blocks=blocks)
-        for _ in range(composition.num_decodes)
-    ]
+    sizes = _fitted(sizes, num_blocks, block_size)
+    whole = make_batch(**sizes, blocks=BlockManager(num_blocks, block_size))
+    parts = [(one.sequence, one.num_tokens) for one in whole.chunks]
+    for sequence, _ in parts:
+        sequence.in_flight = False
+    num_decodes = len(parts) - 1
 
-    def busy(num_decodes: int, chunk_tokens: int) -> float:
+    def busy(first: int, last: int) -> float:
         batch = Batch()
-        for decode in decodes[:num_decodes]:
-            batch.add(decode, 1)
-        if chunk_tokens:
-            batch.add(chunk, chunk_tokens)
+        for sequence, num_tokens in parts[first:last]:
+            batch.add(sequence, num_tokens)
         return run_once(executor, batch).busy
 
     alone, marginal = [], []
@@ -99,10 +82,10 @@ def measure_decode_cost(
     for repetition in range(MAX_REPETITIONS):
         if repetition >= MIN_REPETITIONS and time.monotonic() >= deadline:
             break
-        alone_chunk, hybrid = busy(0, tokens), busy(len(decodes), tokens)
-        alone.append(busy(len(decodes), 0) / len(decodes))
-        marginal.append((hybrid - alone_chunk) / len(decodes))
-    return DecodeCost(median(alone), median(marginal), composition)
+        chunk, hybrid = busy(num_decodes, len(parts)), busy(0, len(parts))
+        alone.append(busy(0, num_decodes) / num_decodes)
+        marginal.append((hybrid - chunk) / num_decodes)
+    return DecodeCost(median(alone), median(marginal), num_decodes)
 
 
 def decode_iteration(
@@ -118,12 +101,11 @@ def decode_iteration(
     return median(result.end - result.start for result in results[1:])
 
 
-def _fitted(composition: Composition, num_blocks: int, block_size: int) -> Composition:
+def _fitted(sizes: Sizes, num_blocks: int, block_size: int) -> Sizes:
     """Shorten contexts to fit the cache together, as medians may not have occurred at once."""
-    num_decodes, tokens = composition.num_decodes, composition.chunk_tokens
+    num_decodes, tokens = sizes["num_decodes"], sizes["prefill_tokens"]
     most_for_chunk = (num_blocks - num_decodes) * block_size  # a block for each decode at least
-    chunk_start = min(composition.chunk_start, most_for_chunk - tokens)
-    chunk_blocks = -(-(chunk_start + tokens) // block_size)
+    start = min(sizes["start"], most_for_chunk - tokens)
+    chunk_blocks = -(-(start + tokens) // block_size)
     most_for_decode = (num_blocks - chunk_blocks) // num_decodes * block_size
-    decode_context = max(2, min(composition.decode_context, most_for_decode))
-    return replace(composition, chunk_start=chunk_start, decode_context=decode_context)
+    return {**sizes, "start": start, "context": max(2, min(sizes["context"], most_for_decode))}

@@ -145,7 +145,7 @@ def _decode(iterations: pd.DataFrame, cost: DecodeCost | None) -> dict[str, floa
     seconds = iterations.busy[decode_only].sum()
     if cost is not None:
         summary |= {
-            "num_piggybacked_decodes": cost.composition.num_decodes,
+            "num_piggybacked_decodes": cost.num_decodes,
             "decode_time_alone": cost.alone,
             "decode_time_marginal": cost.marginal,
         }
@@ -190,11 +190,9 @@ def device_idle_fraction(iterations: pd.DataFrame) -> float:
     iterations and while it waits for launches (`starved_time`).
     """
     instances = iterations.instance if "instance" in iterations else [0] * len(iterations)
-    between = 0.0
-    for _, own in iterations.groupby(instances):
-        had_work = (own.num_running + own.num_waiting > 0).to_numpy()[:-1]
-        gaps = np.maximum(0.0, own.start.to_numpy()[1:] - own.end.to_numpy()[:-1])
-        between += float(gaps[had_work].sum())
+    gaps = iterations.groupby(instances).start.shift(-1) - iterations.end
+    had_work = iterations.num_running + iterations.num_waiting > 0
+    between = float(gaps[had_work].clip(lower=0.0).sum())
     idle = between + float(starved_time(iterations).sum())
     return idle / (between + float(iterations.busy.sum()))
 

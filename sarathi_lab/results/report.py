@@ -151,20 +151,19 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     by = list(dict.fromkeys(["policy", *sweep_analysis.varied(runs), "is_baseline"]))
     if len(by) > 3:  # settings need the room
         columns.pop(MARGINAL)
-    known, level = [name for name in columns if name in runs], sweep_analysis.noise(runs)
+    known = [name for name in columns if name in runs]
     once, rows = sweep_analysis.without_repeated(runs, known), []
-    groups = [own for _, own in once.groupby(sweep_analysis.group_keys(once, by), sort=False)]
-    for group in groups:
-        found = sweep_analysis.medians(group, by, *known).set_index("quantity").to_dict("index")
-        run = group.iloc[0]
+    table = sweep_analysis.medians(once, by, *known)
+    for _, own in table.groupby(sweep_analysis.group_keys(table, by), sort=False):
+        found, run = own.set_index("quantity").to_dict("index"), own.iloc[0]
         row = {_heading(name): sweep_analysis.text(run[name]) for name in by[:-1]}
         row["policy"] += " *" if run["is_baseline"] else ""
         for name in known:
             scale, unit = _unit(name, runs[name])
             heading = f"{columns[name]}{unit}\n{BETTER.get(name, '^')}"
-            row[heading] = _median(name, found.get(name), scale, level)
+            row[heading] = _median(name, found.get(name), scale)
         rows.append(row)
-    most = max(map(len, groups))
+    most = table["num_samples"].max()
     signs = {
         f"medians of {most}": most > 1,
         "*: baseline": once.is_baseline.any(),
@@ -190,13 +189,11 @@ def _unit(name: str, values: pd.Series) -> tuple[float, str]:
     return scale, "\n[ms]" if scale == MILLISECONDS else "\n[s]"
 
 
-def _median(name: str, row: Mapping[Any, Any] | None, scale: float, noise: float) -> str:
+def _median(name: str, row: Mapping[Any, Any] | None, scale: float) -> str:
     if row is None:
         return "-"
-    _, is_ratio, base = name.partition("_vs_")
-    if is_ratio:
-        is_decided = row["policy"] == base or sweep_analysis.is_decided(row, noise)
-        return f"{'' if is_decided else '~'}{row['value']:.2f}"
+    if "_vs_" in name:
+        return f"{'' if row['is_decided'] else '~'}{row['value']:.2f}"
     is_noise = name == MARGINAL and row["value"] <= 0
     return "noise" if is_noise else amount(row["value"] * scale)
 
@@ -221,7 +218,7 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     if best["num_samples"] > 1:
         interval = f"{best['low']:.2f} to {best['high']:.2f} in {best['num_samples']} samples"
         words += f" ({interval}, {best['confidence']:.0%})"
-    if sweep_analysis.is_decided(best, level):
+    if best["is_decided"]:
         words += f": none of the swept runs gains on {base}" if best["value"] < 1 else ""
     elif math.isnan(level):
         words += ", which is undecided: one run each has no measure of noise"

@@ -8,7 +8,7 @@ the sweeper fills.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -139,18 +139,33 @@ def reference(runs: pd.DataFrame) -> str | None:
 def medians(runs: pd.DataFrame, by: Sequence[str], *names: str) -> pd.DataFrame:
     """Return the long table of a sweep: for each of the quantities `names` a row per combination of
     `by`, in the order of the runs, with those settings, the `quantity`, the median over seeds and
-    repetitions as `value`, `low`, `high` and `confidence` of its interval, and `num_samples`.
+    repetitions as `value`, `low`, `high` and `confidence` of its interval, `num_samples`, and
+    whether it `is_decided` that a ratio differs from 1.
     """
-    rows: list[dict[Any, Any]] = []
+    rows, level = list[dict[Any, Any]](), noise(runs)
     for name in names:
         known = runs.dropna(subset=[name])
         for _, group in known.groupby(group_keys(known, by), sort=False):
             samples = group[name].astype(float)
             ends = ends_of_median(list(samples), is_series=False)._asdict()
             row = {**group[list(by)].iloc[0], "quantity": name, "value": samples.median()}
-            rows.append({**row, **ends, "num_samples": len(samples)})
-    columns = [*by, "quantity", "value", "low", "high", "confidence", "num_samples"]
-    return pd.DataFrame(rows, columns=columns)
+            row |= {**ends, "num_samples": len(samples)}
+            rows.append({**row, "is_decided": _is_decided(row, level)})
+    columns = ["quantity", "value", "low", "high", "confidence", "num_samples", "is_decided"]
+    return pd.DataFrame(rows, columns=[*by, *columns])
+
+
+def _is_decided(row: Mapping[Any, Any], noise: float) -> bool:
+    """Return whether a ratio differs from 1: its interval excludes 1, and with too few samples for
+    95 % the ratio exceeds the noise. Other quantities do, and ratios to the run itself.
+    """
+    _, is_ratio, base = row["quantity"].partition("_vs_")
+    if not is_ratio or row["policy"] == base:
+        return True
+    if row["low"] <= 1 <= row["high"] or (row["num_samples"] == 1 and math.isnan(noise)):
+        return False  # one sample does not show the noise
+    is_beyond = max(row["value"], 1 / row["value"]) > (1 if math.isnan(noise) else noise)
+    return bool(row["num_samples"] >= FEWEST_PAIRS or is_beyond)
 
 
 def noise(runs: pd.DataFrame, name: str = "throughput") -> float:
@@ -168,18 +183,6 @@ def noise(runs: pd.DataFrame, name: str = "throughput") -> float:
     ends = ends[ends["size"] > 1]
     ratios = (ends["max"] / ends["min"]).where(ends["min"] > 0, math.inf)  # of differences
     return float(ratios.max())
-
-
-def is_decided(ratio: Any, noise: float) -> bool:
-    """Return whether a ratio (a row of `medians`) differs from 1: its interval excludes 1, and with
-    too few samples for 95 % the ratio exceeds the noise.
-    """
-    if ratio["num_samples"] == 1 and math.isnan(noise):
-        return False  # one sample does not show the noise
-    if ratio["low"] <= 1 <= ratio["high"]:
-        return False
-    is_beyond = max(ratio["value"], 1 / ratio["value"]) > (1 if math.isnan(noise) else noise)
-    return bool(ratio["num_samples"] >= FEWEST_PAIRS or is_beyond)
 
 
 def text(value: object) -> str:

@@ -15,7 +15,6 @@ from sarathi_lab.model.roofline import Peaks, roofline_time
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.results.decode_cost import (
-    Composition,
     DecodeCost,
     fullest_hybrid,
     measure_decode_cost,
@@ -99,7 +98,7 @@ def test_summary_counts_hybrid_decodes_at_their_marginal_time():
     iterations, requests = run(policy, requests_of((4, 3), (4, 1)), batch_size=2)
     assert iterations.num_prefill_tokens.tolist() == [4, 3, 1]
     assert iterations.num_decode_tokens.tolist() == [0, 1, 1]
-    cost = DecodeCost(alone=0.8, marginal=0.2, composition=Composition(3, 0, False, 1, 5))
+    cost = DecodeCost(alone=0.8, marginal=0.2, num_decodes=1)
     summary = summarise(iterations, requests, PEAKS, cost)
     assert summary["decode_throughput"] == pytest.approx(2 / (2 * 0.2))
     assert summary["decode_speedup"] == pytest.approx(4.0)
@@ -115,10 +114,8 @@ def test_summary_counts_hybrid_decodes_at_their_marginal_time():
 def test_a_probe_is_shortened_to_what_the_cache_holds(num_blocks):
     """Median contexts of a run under memory pressure may never have been in the cache together."""
     executor = ScriptedExecutor()
-    composition = Composition(
-        chunk_tokens=10, chunk_start=14, chunk_emits=True, num_decodes=3, decode_context=20
-    )
-    measure_decode_cost(executor, composition, num_blocks=num_blocks, block_size=4, seconds=0.0)
+    sizes = {"prefill_tokens": 10, "start": 14, "emits": True, "num_decodes": 3, "context": 20}
+    measure_decode_cost(executor, sizes, num_blocks=num_blocks, block_size=4, seconds=0.0)
     *decodes, chunk = executor.schedule[1]
     assert chunk[2] == 10
     assert len(decodes) == 3
@@ -143,9 +140,9 @@ def test_fullest_hybrid_has_the_most_decodes_and_then_the_most_frequent_chunk():
     iterations, _ = run(Sarathi(chunk=6), requests_of(*[(12, 9)] * 4), batch_size=3)
     fullest = fullest_hybrid(iterations)
     assert fullest is not None
-    assert fullest.num_decodes == 2  # the batch less the chunk's own sequence
+    assert fullest["num_decodes"] == 2  # the batch less the chunk's own sequence
     beside_two = iterations[(iterations.num_prefills == 1) & (iterations.num_decode_tokens == 2)]
-    assert fullest.chunk_tokens == 4  # 6 less the decodes
+    assert fullest["prefill_tokens"] == 4  # 6 less the decodes
     assert (beside_two.num_prefill_tokens == 4).sum() >= (beside_two.num_prefill_tokens != 4).sum()
     assert fullest_hybrid(run(RequestLevel(), requests_of((8, 3)))[0]) is None
 
@@ -158,14 +155,12 @@ def test_decode_cost_is_the_difference_of_paired_iterations():
             return 2.0
         return batch.num_prefill_tokens + 0.25 * batch.num_decode_tokens
 
-    composition = Composition(
-        chunk_tokens=13, chunk_start=5, chunk_emits=False, num_decodes=4, decode_context=9
-    )
+    sizes = {"prefill_tokens": 13, "start": 5, "num_decodes": 4, "context": 9}
     executor = ScriptedExecutor(seconds)
-    cost = measure_decode_cost(executor, composition, num_blocks=40, block_size=4, seconds=0.0)
+    cost = measure_decode_cost(executor, sizes, num_blocks=40, block_size=4, seconds=0.0)
     assert cost.alone == pytest.approx(0.5)
     assert cost.marginal == pytest.approx(0.25)
-    assert executor.schedule[1] == [(0, 8, 1)] * 4 + [(0, 5, 13)]
+    assert executor.schedule[1] == [*((i, 8, 1) for i in range(4)), (4, 5, 13)]
 
 
 def test_tile_efficiency_counts_padding_as_computed_only():

@@ -21,21 +21,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from sarathi_lab.results.plots import style
 from sarathi_lab.results.plots.spec import PlotSpec, in_tokens
-from sarathi_lab.results.plots.style import (
-    LINES,
-    WIDTH,
-    colours,
-    finished,
-    legend_below,
-    marker,
-    panels,
-    tick_in_steps,
-)
 from sarathi_lab.results.table import MEASURED, PAPER
 
 MOST_MARKERS = 22  # of a line, where the paper's points are dense
-SIMULATED: Sequence[Any] = (LINES["simulated"], LINES["analytic"], "-.", (0, (5, 1, 1, 1, 1, 1)))
+SIMULATED: Sequence[Any] = (
+    *(style.LINES[name] for name in ("simulated", "analytic")),
+    *("-.", (0, (5, 1, 1, 1, 1, 1))),
+)
 PANEL, COLUMN = 2.5, 3.2  # inches: height of a panel, and the widest one
 LETTERS = 11  # of a title in an inch
 MOST_TICKS = 9  # places along x that are each labelled
@@ -64,11 +58,11 @@ def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
         places += [*((title, name) for name in names), *[None] * (-len(names) % across)]
     columns = min(spec.columns // across * across, max(1, len(places)))
     num_rows = math.ceil(len(places) / columns) or 1
-    width = min(WIDTH, max(COLUMN * columns, 5.0))
-    figure, axes = panels(num_rows, columns, (width, PANEL * num_rows + 1.1))
+    width = min(style.WIDTH, max(COLUMN * columns, 5.0))
+    figure, axes = style.panels(num_rows, columns, (width, PANEL * num_rows + 1.1))
     series = sorted(dict.fromkeys(shown.key), key=_number)
-    colour = colours(series)
-    styles = {name: (colour[name], marker(i)) for i, name in enumerate(series)}
+    colour = style.colours(series)
+    styles = {name: (colour[name], style.marker(i)) for i, name in enumerate(series)}
     lines = _line_styles(shown, spec)
     for ax, place in zip(axes, places, strict=False):
         if place is None:
@@ -83,8 +77,8 @@ def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
             ax.set_axis_off()
     keys = [] if spec.kind == "bar" else _series_keys(spec, styles)
     title = "\n".join([textwrap.fill(note, int(LETTERS * width)), spec.legend if keys else ""])
-    legend_below(figure, [*keys, *_source_keys(shown, spec, lines)], title.strip())
-    return finished(figure, spec.title)
+    style.legend_below(figure, [*keys, *_source_keys(shown, spec, lines)], title.strip())
+    return style.finished(figure, spec.title)
 
 
 def _selected(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
@@ -174,20 +168,20 @@ def _lines(
     for (key, device), own in rows.groupby(["key", "device"], sort=False):
         colour, shape = styles[str(key)]
         line = own.sort_values("x")
-        style: dict[str, Any] = {"marker": shape, "markersize": 4 if spec.is_by_device else 6}
+        look: dict[str, Any] = {"marker": shape, "markersize": 4 if spec.is_by_device else 6}
         if line.level.iloc[0] == PAPER:
-            style |= {"linestyle": "", "fillstyle": "none", "zorder": 3}
+            look |= {"linestyle": "", "fillstyle": "none", "zorder": 3}
         elif str(device) in lines:
             # The paper's markers, which the line runs through, identify it.
-            style |= {
+            look |= {
                 "linestyle": lines[str(device)],
                 "marker": "" if has_paper and len(own) > 1 else shape,
             }
         else:
-            style["linestyle"] = "" if spec.kind == "point" else "-"
+            look["linestyle"] = "" if spec.kind == "point" else "-"
             ax.vlines(line.x, line.low, line.high, color=colour, linewidth=0.8)
         every = max(1, math.ceil(len(own) / MOST_MARKERS)) if spec.kind == "line" else 1
-        ax.plot(line.x, line.value, color=colour, markevery=every, linewidth=1.2, **style)
+        ax.plot(line.x, line.value, color=colour, markevery=every, linewidth=1.2, **look)
     _scale(ax, rows, spec)
     panel, quantity = rows.panel.iloc[0], rows["quantity"].iloc[0]
     unit = UNITS.get(rows.unit.iloc[0], rows.unit.iloc[0])
@@ -209,7 +203,7 @@ def _scale(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=bool((places == places.round()).all())))
     if spec.log_y and rows.value.min() > 0:
         ax.set_yscale("log")
-        tick_in_steps(ax.yaxis)
+        style.tick_in_steps(ax.yaxis)
     elif rows.value.min() > 0 and rows.value.max() > 2 * rows.value.min():
         ax.set_ylim(bottom=0)
 
@@ -248,16 +242,16 @@ def _pairs(
     ax.set(xlabel=f"{x} [s]", ylabel=f"{y} [s]", xscale="log", yscale="log")
     ax.margins(0.1)
     for axis in (ax.xaxis, ax.yaxis):
-        tick_in_steps(axis)
+        style.tick_in_steps(axis)
 
 
 PANELS = {"line": _lines, "point": _lines, "bar": _bars, "pair": _pairs}
 
 
 def _series_keys(spec: PlotSpec, styles: Styles) -> list[Artist]:
-    style: Any = "-" if spec.kind == "line" else ""
+    look: Any = "-" if spec.kind == "line" else ""
     return [
-        Line2D([], [], color=colour, marker=shape, linestyle=style, label=spec.series_name(name))
+        Line2D([], [], color=colour, marker=shape, linestyle=look, label=spec.series_name(name))
         for name, (colour, shape) in styles.items()
     ]
 
@@ -268,7 +262,7 @@ def _source_keys(rows: pd.DataFrame, spec: PlotSpec, lines: Mapping[str, Any]) -
     if (rows.level == PAPER).any():
         hollow: dict[str, Any] = {"marker": "o", "fillstyle": "none", "linestyle": ""}
         keys.append(Line2D([], [], color="black", label="paper", **hollow))
-    keys += [Line2D([], [], color="black", ls=style, label=name) for name, style in lines.items()]
+    keys += [Line2D([], [], color="black", ls=look, label=name) for name, look in lines.items()]
     if not spec.is_by_device and (rows.level == MEASURED).any():
         keys.append(Line2D([], [], color="black", marker="o", label="measured, with its interval"))
     return keys

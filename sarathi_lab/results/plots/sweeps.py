@@ -16,18 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from sarathi_lab.results import sweep_analysis as analysis
-from sarathi_lab.results.plots.style import (
-    AXIS_NAMES,
-    LINES,
-    WIDTH,
-    colours,
-    finished,
-    keys_of,
-    legend_below,
-    marker,
-    panels,
-    tick_in_steps,
-)
+from sarathi_lab.results.plots import style
 from sarathi_lab.results.sweep_analysis import text
 from sarathi_lab.results.table import display_unit
 
@@ -116,8 +105,8 @@ def draw_sweep(
             ax.set_title(f"{_short(axes.facet)} = {value}")
     for ax in grid[len(panels_of) :]:
         ax.set_axis_off()
-    legend_below(figure, keys_of(grid))
-    return finished(figure, _title(runs, names))
+    style.legend_below(figure, style.keys_of(grid))
+    return style.finished(figure, _title(runs, names))
 
 
 def policies(runs: pd.DataFrame) -> Figure:
@@ -130,7 +119,7 @@ def _rows(
 ) -> pd.DataFrame:
     """Return the medians of all quantities in their displayed unit, with that `heading`, the value
     of the `facet`, the place `at` which they are drawn, the `series` (settings other than x) with
-    its colour and marker, and whether a ratio `is_open`: undecided.
+    its colour and marker.
     """
     hue, executor = axes.hue or axes.x, ["executor"] * ("executor" in runs)
     settings = [axes.x, hue, axes.facet, *axes.others, "policy", *executor]
@@ -139,7 +128,7 @@ def _rows(
     rows[VALUES] = rows[VALUES].mul([units[name][0] for name in rows["quantity"]], axis=0)
     # A difference of times that may be equal.
     rows.loc[(rows["quantity"] == "decode_time_marginal") & (rows["value"] <= 0), VALUES] = math.nan
-    level, colour = analysis.noise(runs), colours(_values(runs, hue))
+    colour = style.colours(_values(runs, hue))
     is_in_series = axes.hue or listed
     series = [
         _label(row, [hue, *axes.others] if is_in_series else []) for _, row in rows.iterrows()
@@ -155,8 +144,7 @@ def _rows(
         facet=rows[axes.facet].map(text) if axes.facet else "-",
         series=series,
         colour=rows[hue].map(text).map(colour).fillna("C0") if is_in_series else "C0",
-        marker=[marker(order.index(one)) if axes.hue else marker(0) for one in series],
-        is_open=[_is_open(row, level) for _, row in rows.iterrows()],
+        marker=[style.marker(order.index(one)) if axes.hue else style.marker(0) for one in series],
     )
 
 
@@ -168,11 +156,6 @@ def _label(row: Any, names: Sequence[str]) -> str:
         if value != "-"
     )
     return ", ".join(parts)
-
-
-def _is_open(row: Any, noise: float) -> bool:
-    _, is_ratio, base = row["quantity"].partition("_vs_")
-    return bool(is_ratio) and row["policy"] != base and not analysis.is_decided(row, noise)
 
 
 def _in_rows(runs: pd.DataFrame, axes: SweepAxes, quantity: str) -> list[str]:
@@ -197,12 +180,12 @@ def _grid(
     lines = 0.5 * len(_values(runs, axes.hue)) if axes.hue else 1.0  # of text that a name needs
     height = max(2.6, 0.9 + 0.21 * num_names * max(1.0, lines))
     width = 1.2 * (num_names > 0) + (3.0 if columns > 2 else 4.2) * columns
-    size = min(WIDTH, max(4.6, width)), height * rows + 0.9
+    size = min(style.WIDTH, max(4.6, width)), height * rows + 0.9
     is_shared = axes.facet or num_names > MANY
     shared: dict[str, Any] = {"sharey": "row" if is_shared else False}
     if axes.facet and num_names:
         shared["sharex"] = "row"
-    return panels(rows, columns, size, **shared)
+    return style.panels(rows, columns, size, **shared)
 
 
 def _quantities(runs: pd.DataFrame, base: str | None, most: int) -> list[str]:
@@ -220,21 +203,21 @@ def _draw_series(ax: Axes, rows: pd.DataFrame, *, is_listed: bool, has_label: bo
         return
     first = rows.iloc[0]
     kind = "simulated" if first.get("executor") == "simulated" else "measured"
-    style: dict[str, Any] = {"color": first["colour"], "ls": "" if is_listed else LINES[kind]}
-    style["label"] = first["series"] if has_label else None
+    look: dict[str, Any] = {"color": first["colour"], "ls": "" if is_listed else style.LINES[kind]}
+    look["label"] = first["series"] if has_label else None
     for _, row in rows[rows["at"].isna()].iterrows():
-        ax.axhline(row["value"], **style)
+        ax.axhline(row["value"], **look)
         if row["num_samples"] > 1:
-            ax.axhspan(row["low"], row["high"], color=style["color"], alpha=0.12, lw=0)
+            ax.axhspan(row["low"], row["high"], color=look["color"], alpha=0.12, lw=0)
     points = rows.dropna(subset=["at"])
     if points.empty:
         return
     ends = (points[["low", "high"]].sub(points["value"], axis=0) * [-1, 1]).clip(lower=0.0)
     lengths = ends.where(points["num_samples"] > 1).to_numpy().T
-    style |= {"marker": first["marker"], "capsize": 2, "zorder": 3}
-    style["xerr" if is_listed else "yerr"] = lengths
+    look |= {"marker": first["marker"], "capsize": 2, "zorder": 3}
+    look["xerr" if is_listed else "yerr"] = lengths
     x, y = (points["value"], points["at"]) if is_listed else (points["at"], points["value"])
-    ax.errorbar(x, y, **style)
+    ax.errorbar(x, y, **look)
     hollow = {
         "marker": first["marker"],
         "color": first["colour"],
@@ -242,7 +225,8 @@ def _draw_series(ax: Axes, rows: pd.DataFrame, *, is_listed: bool, has_label: bo
         "ls": "",
         "zorder": 4,
     }
-    ax.plot(x[points["is_open"]], y[points["is_open"]], **hollow)
+    is_open = ~points["is_decided"].astype(bool)
+    ax.plot(x[is_open], y[is_open], **hollow)
 
 
 def _set_axes(ax: Axes, rows: pd.DataFrame, x: str, listed: Sequence[str]) -> None:
@@ -253,7 +237,7 @@ def _set_axes(ax: Axes, rows: pd.DataFrame, x: str, listed: Sequence[str]) -> No
         ax.text(0.5, 0.5, "below the noise", ha="center", transform=ax.transAxes)
     elif low > 0 and high / low > WIDE_RANGE:
         ax.set(**{f"{axis}scale": "log"})
-        tick_in_steps(ax.xaxis if listed else ax.yaxis)
+        style.tick_in_steps(ax.xaxis if listed else ax.yaxis)
     elif low >= 0 and high > 2 * low:  # start at zero
         (ax.set_xlim if listed else ax.set_ylim)(0.0)
     if listed:
@@ -270,7 +254,7 @@ def _set_axes(ax: Axes, rows: pd.DataFrame, x: str, listed: Sequence[str]) -> No
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter("{x:g}")
     ax.margins(x=0.08)
-    ax.set(xlabel=textwrap.fill(AXIS_NAMES.get(x, x), 26), ylabel=textwrap.fill(heading, 26))
+    ax.set(xlabel=textwrap.fill(style.AXIS_NAMES.get(x, x), 26), ylabel=textwrap.fill(heading, 26))
 
 
 def _values(runs: pd.DataFrame, name: str) -> list[str]:
@@ -287,7 +271,7 @@ def is_numeric(runs: pd.DataFrame, name: str) -> bool:
 
 
 def _short(name: str) -> str:
-    return AXIS_NAMES.get(name, name.rpartition(".")[2])
+    return style.AXIS_NAMES.get(name, name.rpartition(".")[2])
 
 
 def _title(runs: pd.DataFrame, names: Sequence[str]) -> str:

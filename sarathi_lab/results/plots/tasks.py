@@ -9,13 +9,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sarathi_lab.results.plots.style import (
-    finished,
-    keys_of,
-    legend_below,
-    marker,
-    panels,
-)
+from sarathi_lab.results.plots import style
 
 # Column of the iterations, factor and y label.
 CURVES = (
@@ -33,17 +27,17 @@ def curves(runs: Mapping[str, pd.DataFrame], x: str = "iteration") -> Figure:
     "iteration", or "end" for the time.
     """
     shown = [curve for curve in CURVES if any(curve[0] in table for table in runs.values())]
-    figure, axes = panels(len(shown), 1, (9, 1.9 * len(shown) + 0.8), sharex=True)
+    figure, axes = style.panels(len(shown), 1, (9, 1.9 * len(shown) + 0.8), sharex=True)
     steps: Any = "steps-pre" if x == "end" else "default"  # an iteration lasts until its end
     for ax, (column, scale, words) in zip(axes, shown, strict=True):
         for i, (name, table) in enumerate(runs.items()):
             if column in table and x in table:
                 every = max(1, len(table) // NUM_MARKERS)
-                style: dict[str, Any] = {"ls": ("-", "--", "-.", ":")[i % 4], "color": f"C{i}"}
-                style |= {"marker": marker(i), "markersize": 4, "markevery": every}
+                look: dict[str, Any] = {"ls": ("-", "--", "-.", ":")[i % 4], "color": f"C{i}"}
+                look |= {"marker": style.marker(i), "markersize": 4, "markevery": every}
                 label = textwrap.fill(name, LABEL_WIDTH, break_on_hyphens=False)
-                ax.plot(table[x], scale * table[column], label=label, drawstyle=steps, **style)
+                ax.plot(table[x], scale * table[column], label=label, drawstyle=steps, **look)
         ax.set_ylabel(words)
     axes[-1].set_xlabel("time [s]" if x == "end" else x)
-    legend_below(figure, keys_of(axes[:1]))
-    return finished(figure)
+    style.legend_below(figure, style.keys_of(axes[:1]))
+    return style.finished(figure)
