@@ -53,9 +53,7 @@ class Policy(ABC):
 
     def with_budget(self, budget: int) -> Self:
         """Copy this policy, which cuts prompts, with another budget."""
-        own: Any = self
-        changed: Self = replace(own, **{str(self.budget_field): budget})
-        return changed
+        return cast(Self, replace(cast(Any, self), **{str(self.budget_field): budget}))
 
     @property
     def is_capped(self) -> bool:

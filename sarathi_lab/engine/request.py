@@ -166,11 +166,6 @@ class Batch:
         return self.num_decode_tokens - self.num_draft_tokens
 
     @property
-    def num_rejected_tokens(self) -> int:
-        """Wrong drafts, once it has run."""
-        return self.num_draft_tokens - self.num_accepted_tokens
-
-    @property
     def num_swapped_blocks(self) -> int:
         return len(self.copies)
 

@@ -91,9 +91,7 @@ class LightLLM(Policy):
     Each prompt gets at most `chunked_prefill_size` tokens of a forward (None: half of
     `batch_max_tokens`). Every `router_max_wait_tokens`-th turn, or when nothing runs, new ones
     begin in order, while the first pieces of all prompts and the decodes are at most
-    `batch_max_tokens`, and the estimated peak of cached tokens is below the cache: with requests
-    sorted by remaining life, longest first, the largest over i of (life of the i-th) x i + tokens
-    held by the first i.
+    `batch_max_tokens`, and the estimated peak of cached tokens (`_peak`) is below the cache.
 
     Read in `req_queue/chunked_prefill/impl.py`, `core/objs/req.py` and
     `mode_backend/chunked_prefill/impl.py` of 2025; defaults there: 6 turns, pieces of 4096 tokens,
@@ -161,7 +159,10 @@ class LightLLM(Policy):
 
 
 def _peak(loads: list[tuple[int, int]]) -> int:
-    """The most tokens of cache ever held, if each request grows by one a turn until its end."""
+    """The most tokens of cache ever held, if each request grows by one a turn until its end: with
+    the longest remaining life first, the largest over i of (life of the i-th) x i + tokens held by
+    the first i.
+    """
     loads = sorted(loads, reverse=True)
     lives, tokens = zip(*loads, strict=True)
     held = zip(lives, accumulate(tokens), strict=True)
@@ -205,11 +206,11 @@ class _Steps:
 class LMDeployPytorch(Policy):
     """LMDeploy's PyTorch engine: prompts or decodes, never both.
 
-    While requests wait, decodes go on until `prefill_interval` steps have passed, or the waiting
-    ones have `max_prefill_token_num` tokens together, or less than half of the batch is running;
-    then whole prompts run, up to `max_prefill_token_num` tokens. A longer prompt is cut into pieces
-    of that size, which run alone and by turns with decode steps; its end may share an iteration
-    with others, and one such prompt is under way at a time.
+    While requests wait, decodes go on until `prefill_interval` steps have passed, the waiting ones
+    have `max_prefill_token_num` tokens together, or less than half of the batch is running; then
+    whole prompts run, up to that many tokens. A longer one is cut into pieces of that size, which
+    run alone and by turns with decode steps; its end may share an iteration with others, and one
+    such prompt is under way at a time.
 
     Read in `pytorch/engine/inputs_maker.py` (`do_prefill_default`) of 2026, whose interval is 16.
     Deviation: no shorter prompt overtakes a long one that is under way or next.

@@ -24,7 +24,6 @@ from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy.vllm import (
     VllmV1,
     at_most,
-    budget_for_whole,
     check_threshold,
     check_whole_prompts,
     fits_whole,
@@ -44,12 +43,10 @@ class AscendV09(Policy):
     vLLM v1's.
 
     A waiting prompt that does not fit the rest of `max_num_batched_tokens` (None:
-    max(max_model_len, 2048)) or of the cache above the `watermark` is passed over.
-    `enable_chunked_prefill` (off by default there) turns this off; then the budget is a multiple of
-    256 tokens, as ModelArts requires.
-
-    Of waiting prompts the next `queues.LOOKAHEAD` are tried, not all. Without swapping there; here
-    swapped sequences return beside the decodes, before any is admitted.
+    max(max_model_len, 2048)) or of the cache above the `watermark` is passed over; the next
+    `queues.LOOKAHEAD` are tried, not all. With `enable_chunked_prefill` (off by default there) the
+    budget is a multiple of 256 tokens, as ModelArts requires. Without swapping there; here swapped
+    sequences return beside the decodes, before any is admitted.
     """
 
     name = "ascend_v0_9"
@@ -91,7 +88,7 @@ class AscendV09(Policy):
             scheduler.swap_in(batch)
 
     def _is_barred(self, batch: Batch, scheduler: Scheduler) -> Test:
-        budget = budget_for_whole(self.max_num_batched_tokens, scheduler.max_model_len)
+        budget = self.max_num_batched_tokens or max(scheduler.max_model_len, 2048)
         fits = fits_whole(scheduler)
         return lambda one: batch.num_tokens + one.num_pending > budget or not fits(one)
 
@@ -144,11 +141,9 @@ class AscendDynamic(Policy):
     """Ascend's dynamic batch (vLLM-Ascend 0.13 to 0.18): the largest budget whose iteration meets
     an SLO by a table.
 
-    Decodes first, then prompts in strict order of arrival. Beside decodes the budget is the largest
-    `chunk_size` (tokens, decodes included) of `profile_table` whose cost is at most
-    `slo_limits_for_dynamic_batch` (milliseconds), in the rows of the first mean context and number
-    of decodes that the table has at or above the running ones. `max_num_batched_tokens` holds
-    without decodes, where the table has no such rows, or where none of them meets the SLO.
+    Decodes first, then prompts in order of arrival. Beside decodes the budget is that of
+    `ProfileTable.budget` for their number and mean context and `slo_limits_for_dynamic_batch`
+    (milliseconds); without decodes or such rows it is `max_num_batched_tokens`.
 
     `profile_table` is a CSV file with the columns chunk_size, d_num, ctx_len and cost, as of Ascend
     910B3 there, or by task=profile_table; None: from the device's cost model. Keys of the table are

@@ -23,13 +23,12 @@ class SplitFuse(Policy):
     """Dynamic SplitFuse: all decodes, then prompts in their order, the last one cut at
     `max_ragged_batch_size` tokens.
 
-    Blocks are taken chunk by chunk, but a prompt continues only if the cache has room for all the
-    rest; else later ones wait, too. A decode without a block waits instead of evicting. If nothing
-    can run, the newest running sequence is flushed, and recomputed with its generated tokens.
+    A prompt continues only if the cache has room for all the rest; else later ones wait, too. A
+    decode without a block waits instead of evicting. If nothing can run, the newest running
+    sequence is flushed, and recomputed with its generated tokens.
 
     The default is that of DeepSpeed's `DSStateManagerConfig`, whose `max_ragged_sequence_count` is
-    `batch` here. MII counts a prompt that lacks one token as a decode; its code of 2024 flushes
-    every request in that case.
+    `batch` here. MII counts a prompt that lacks one token as a decode, and flushes every request.
     """
 
     name = "splitfuse"
@@ -156,11 +155,9 @@ class LlamaCpp(Policy):
 
     A round is one `llama_decode`, fixed when it begins. Decodes are in its first piece and have
     their next token only in the next round, so they wait for up to `n_batch` tokens of prompts. The
-    lab's batch is the number of parallel slots, each with cache for the longest request, as
-    `--parallel` shares the context.
-
-    Defaults of the server of 2026 are 2048 and 512. Deviation: tokens are emitted at the end of
-    their piece, not of their round, so first tokens are early; the time between tokens is the same.
+    lab's batch is `--parallel`: each slot has cache for the longest request. Defaults are those of
+    the server of 2026. Deviation: tokens are emitted at the end of their piece, not of their round,
+    so first tokens are early; the time between tokens is the same.
     """
 
     name = "llama_cpp"
@@ -197,18 +194,17 @@ class TensorRTLLM(Policy):
     """All decodes, then every prompt that the cache has room for shares the rest of
     `max_num_tokens`.
 
-    `context_chunking_policy` applies where not all fit whole. FIRST_COME_FIRST_SERVED gives each
-    the rest, rounded down to `chunk_unit_size` unless it ends the prompt. EQUAL_PROGRESS gives each
-    one more unit in turn. FORCE_CHUNK gives each one unit, or its end, even where more would fit.
+    Where not all fit whole, FIRST_COME_FIRST_SERVED gives each the rest, rounded down to
+    `chunk_unit_size` unless it ends the prompt, EQUAL_PROGRESS each one more unit in turn;
+    FORCE_CHUNK gives each one unit, or its end, even where more would fit. GUARANTEED_NO_EVICT
+    reserves a request's whole output, so none is ever paused; MAX_UTILIZATION reserves only the
+    prompt and pauses the newest when the cache is short; STATIC_BATCH is the former, but begins
+    nothing while anything runs.
 
-    `capacity_scheduler_policy` decides about room: GUARANTEED_NO_EVICT reserves a request's whole
-    output, so none is ever paused; MAX_UTILIZATION reserves only the prompt and pauses the newest
-    when the cache is short; STATIC_BATCH is the former, but begins nothing while anything runs.
-
-    Read in `microBatchScheduler.cpp` and `capacityScheduler.cpp`; `max_num_tokens` is 8192 by
-    default there. FORCE_CHUNK is known from its description only. Deviations: STATIC_BATCH
-    continues prompts that it has begun; a waiting prompt without a token keeps no room beyond the
-    iteration; `dynamicBatchTuner.cpp`, which changes no batch up to 128, is not modelled.
+    Read in `microBatchScheduler.cpp` and `capacityScheduler.cpp`, FORCE_CHUNK in its description
+    only; `max_num_tokens` is 8192 by default there. Deviations: STATIC_BATCH continues prompts that
+    it has begun; a waiting prompt without a token keeps no room beyond the iteration;
+    `dynamicBatchTuner.cpp`, which changes no batch up to 128, is not modelled.
     """
 
     name = "trtllm"

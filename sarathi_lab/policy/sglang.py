@@ -24,19 +24,17 @@ class SGLang(Policy):
     (rounded up to `page_size`, less the decodes in a mixed batch) or `max_prefill_tokens` are
     spent. The last prompt is cut to whole pages, and no other begins before it is done.
 
-    Admission estimates memory: a prompt enters if it, its whole output and a page fit beside the
-    growth of running requests, the new-token ratio times their output left (at most
-    `clip_max_new_tokens` each). The ratio starts at `init_new_token_ratio` x
-    `schedule_conservativeness` (1 at most) and falls to `min_new_token_ratio_factor` of that in
-    `new_token_ratio_decay_steps` decode iterations. When decodes do not fit, those with the least
-    output are retracted until `retract_decode_steps` more tokens of each fit, and the ratio is
-    estimated from the others.
+    A prompt enters if it, its whole output and a page fit beside the growth of running requests,
+    the new-token ratio times their output left (at most `clip_max_new_tokens` each). The ratio
+    starts at `init_new_token_ratio` x `schedule_conservativeness` (1 at most) and falls to
+    `min_new_token_ratio_factor` of that in `new_token_ratio_decay_steps` decode iterations. When
+    decodes do not fit, those with the least output are retracted until `retract_decode_steps` more
+    tokens of each fit, and the ratio is estimated from the others.
 
-    Rules and defaults as in SGLang's `schedule_policy.py`, `schedule_batch.py` and `environ.py` of
-    mid-2026; `chunked_prefill_size` depends on GPU memory there (2048 to 16384). Deviations:
-    retracted requests return first, not last; there is no estimate while nothing runs, so that a
-    request as large as the cache starts; admission is tried in every iteration, without the flag
-    for a full batch.
+    Read in `schedule_policy.py`, `schedule_batch.py` and `environ.py` of mid-2026, whose
+    `chunked_prefill_size` depends on GPU memory (2048 to 16384). Deviations: retracted requests
+    return first, not last; nothing is estimated while nothing runs, so that a request as large as
+    the cache starts; admission is tried in every iteration, without the flag for a full batch.
     """
 
     name = "sglang"

@@ -12,7 +12,6 @@ from sarathi_lab.engine.queues import LOOKAHEAD, Test
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler, Size
 
-LONG_SHARE = 0.04  # of the model length: what counts as a long prompt, where that is not named
 # Fields of several systems.
 partial_prefills = partial(whole, 1, minimum=1, fix="use 1 for one prompt at a time")
 threshold = partial(whole, 0, minimum=0, fix="use a number of tokens, or 0 for the default")
@@ -40,7 +39,7 @@ class PrefillFirst(Policy):
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         if not scheduler.swapped and self._may_admit(scheduler):
-            budget = budget_for_whole(self.max_num_batched_tokens, scheduler.max_model_len)
+            budget = self.max_num_batched_tokens or max(scheduler.max_model_len, 2048)
             scheduler.admit(batch, budget, whole=True)
         if not batch.chunks:
             scheduler.add_decodes(batch)
@@ -59,14 +58,14 @@ class VllmV0Chunked(Policy):
     """vLLM v0 with `enable_chunked_prefill`: decodes, then running prompts, then swapped ones, then
     new ones.
 
-    Up to `max_num_partial_prefills` prompts share `max_num_batched_tokens` equally. Of long ones,
-    which lack more than `long_prefill_token_threshold` tokens (0: 4 % of the model length), at most
-    `max_long_partial_prefills` are prefilled at a time, and shorter ones overtake waiting ones.
-    Both limits act from 2 partial prefills on. A batch has its prompts in front.
+    Up to `max_num_partial_prefills` prompts share `max_num_batched_tokens` equally. If these are
+    several, at most `max_long_partial_prefills` of them lack more than
+    `long_prefill_token_threshold` tokens (0: 4 % of the model length); shorter ones overtake. A
+    batch has its prompts in front.
 
-    Names and defaults are those of `SchedulerConfig` and `_schedule_chunked_prefill` in vLLM 0.8.
-    Unlike there, none is admitted in an iteration that preempted, or while a sequence is swapped
-    out; of waiting prompts the next `queues.LOOKAHEAD` are tried, not all.
+    Read in `SchedulerConfig` and `_schedule_chunked_prefill` of vLLM 0.8. Unlike there, none is
+    admitted in an iteration that preempted, or while a sequence is swapped out; of waiting prompts
+    the next `queues.LOOKAHEAD` are tried, not all.
     """
 
     name = "vllm_v0_chunked"
@@ -169,9 +168,8 @@ class NanoVllm(Policy):
     """Prompts first, within `max_num_batched_tokens`, of which only the first may be cut; decodes
     if there are none.
 
-    The default is that of nano-vLLM's `Config` in 2026. Its `max_num_seqs` limits a batch, `batch`
-    here also running sequences. Without swapping there; here swapped sequences return beside the
-    decodes, before any is admitted.
+    The default is that of nano-vLLM's `Config` in 2026, whose `max_num_seqs` does not limit running
+    sequences as `batch` does. Without swapping there; here swapped sequences return beside decodes.
     """
 
     name = "nano_vllm"
@@ -205,12 +203,7 @@ def fits_whole(scheduler: Scheduler) -> Test:
 
 def long_from(num_tokens: int, scheduler: Scheduler) -> int:
     """Tokens above which a prompt is long; 0 stands for 4 % of the model length."""
-    return num_tokens or int(LONG_SHARE * scheduler.max_model_len)
-
-
-def budget_for_whole(max_num_batched_tokens: int | None, max_model_len: int) -> int:
-    """Tokens of an iteration of whole prompts; None is vLLM v0's max(max_model_len, 2048)."""
-    return max_num_batched_tokens or max(max_model_len, 2048)
+    return num_tokens or int(0.04 * scheduler.max_model_len)
 
 
 def check_whole_prompts(policy: Policy, max_model_len: int) -> None:

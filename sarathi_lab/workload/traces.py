@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sarathi_lab.config.checked import number, refuse_unread, whole
+from sarathi_lab.config.checked import refuse_unread, whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import json_object, readable
 from sarathi_lab.engine.executor import NO_TOKEN
@@ -151,10 +151,9 @@ def _prefix_ids(file: Path, cells: pd.DataFrame, prompt_lens: pd.Series) -> list
 class Trace(Arriving):
     """Lengths of requests from a file in one of the formats of `read_trace`, with random prompts.
 
-    `arrivals` None: the file's times, from its first row, times `time_scale` (2 halves the load),
-    or scaled to a mean of `rate` requests per second; a file without times gives a closed batch.
-    Any other kind of arrivals replaces the times. Where the file has ids of blocks of 512 tokens,
-    equal ids give equal tokens.
+    `arrivals` None: the file's times, from its first row, or scaled to a mean of `rate` requests
+    per second; a file without times gives a closed batch. Any other kind of arrivals replaces the
+    times. Where the file has ids of blocks of 512 tokens, equal ids give equal tokens.
 
     Rows with more than `max_len` tokens in all (None: what the model takes), or without a prompt or
     an output token, and those after the first `max_requests` usable ones are dropped and counted.
@@ -164,22 +163,13 @@ class Trace(Arriving):
     path: str | None = None
     arrivals: ArrivalKind | None = None
     max_requests: int | None = whole(None, minimum=1, fix="use null for the whole trace")
-    time_scale: float = number(1.0, above=0, fix="use 1 for the trace's own times")
     max_len: int | None = whole(None, minimum=2, fix="use null for what the model takes")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.arrivals is not None:
-            why = f" on {self.arrivals} arrivals; drop it, or use workload.arrivals=null for the "
-            refuse_unread(self, ["time_scale"], f"{why}trace's own times", "workload.")
-            return
-        why = " on the trace's own times; drop it, or exchange them with workload.arrivals"
-        refuse_unread(self, ("cv", "users", "think_time"), why, "workload.")
-        if self.rate is not None and self.time_scale != 1:
-            raise UserError(
-                f"workload.rate={self.rate} and workload.time_scale={self.time_scale} both scale "
-                "the trace's times; drop one"
-            )
+        if self.arrivals is None:
+            why = " on the trace's own times; drop it, or exchange them with workload.arrivals"
+            refuse_unread(self, ("cv", "users", "think_time"), why, "workload.")
 
     def within(self, max_len: int) -> Self:
         """Limit the trace to `max_len` tokens of a model, unless it has a limit."""
@@ -221,13 +211,11 @@ class Trace(Arriving):
         if self.arrivals is not None:
             return self.times(len(used))
         if "time" not in table:
-            why = f": {file} has no times; drop it, or make some with workload.arrivals=poisson "
-            refuse_unread(self, ["time_scale"], f"{why}and workload.rate", "workload.")
             self.check_arrivals("closed")  # a rate needs times
             return np.zeros(len(used))
         times = (used.time - table.time[0]).to_numpy() / 1e9
         if self.rate is None:
-            return times * self.time_scale
+            return times
         duration = times[-1] - times[0]
         if duration <= 0:
             raise UserError(

@@ -168,9 +168,10 @@ class Checker(check.Checker):
             idle = [*scheduler.waiting, *scheduler.swapped]
             hold(not any(one.block_ids for one in idle), "blocks", "waiting sequences hold blocks")
         batch = result.batch
-        self.num_tokens += batch.num_tokens - batch.num_rejected_tokens
+        num_rejected = batch.num_draft_tokens - batch.num_accepted_tokens
+        self.num_tokens += batch.num_tokens - num_rejected
         self.num_hits += batch.prefix_hit_tokens
-        self.num_emits += batch.num_emits - batch.num_rejected_tokens
+        self.num_emits += batch.num_emits - num_rejected
 
     def check_cache(self, scheduler: Scheduler) -> None:
         check_integrity(scheduler.blocks, scheduler.running, scheduler.swapped)

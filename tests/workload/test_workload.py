@@ -99,17 +99,6 @@ def test_lognormal_lengths_have_the_stated_median_and_p90_below_the_longest(name
     assert max(request.total_len for request in requests) <= stated["max_len"]
 
 
-def test_lognormal_lengths_depend_on_the_seed_and_not_on_the_rate():
-    settings = LOGNORMAL | {"num_requests": 9, "arrivals": "poisson"}
-    first, faster, other = (
-        Lognormal(**settings | {"seed": seed, "rate": rate}).generate(None).requests
-        for seed, rate in ((0, 1.0), (0, 4.0), (1, 1.0))
-    )
-    shapes = [[(one.prompt_len, one.output_len) for one in load] for load in (first, faster, other)]
-    assert shapes[0] == shapes[1] != shapes[2]
-    assert first[-1].arrival_time == pytest.approx(4 * faster[-1].arrival_time)
-
-
 @pytest.mark.parametrize(
     "load",
     [

@@ -218,7 +218,9 @@ def check_batch(batch: Batch, scheduler: Scheduler) -> None:
     hold(all(chunk.num_tokens > 0 for chunk in chunks), "batch", "a chunk has no tokens")
     prompts = [chunk for chunk in chunks if not chunk.is_decode]
     decodes = [chunk for chunk in chunks if chunk.is_decode]
-    rejected = batch.num_rejected_tokens  # drafts that are no longer in their chunks
+    rejected = (
+        batch.num_draft_tokens - batch.num_accepted_tokens
+    )  # drafts that are no longer in their chunks
     part = batch.group.of if isinstance(batch, LayeredBatch) and batch.group else int
     sums = {
         "num_prefills": len(prompts),
