@@ -20,7 +20,7 @@ from sarathi_lab.results.intervals import ends_of_median
 from sarathi_lab.results.serving_metrics import Slo, is_met
 
 ROUNDING = 1e-9  # of the logarithm, so that rate and step are inverse
-# Default limits of a search, in saturation rates. Above, only a short run meets an objective.
+# Limits of a search, in saturation rates. Above, only a short run meets an objective.
 LIMITS = (1 / 64, 2.0)
 
 
@@ -213,14 +213,18 @@ class Trials:
         return len(chosen) / float(ledger.iterations().end.max())
 
     def capacity(
-        self, slo: Slo, start: float, limits: Sequence[float], lengths: Sequence[int]
+        self, slo: Slo, start: float, saturation: float, lengths: Sequence[int]
     ) -> Capacity:
-        """Search each seed's highest rate that meets `slo`, from `start` within `limits` (1/s).
+        """Search each seed's highest rate (1/s) that meets `slo`, from `start` within `LIMITS` of
+        the `saturation` rate.
 
         A short run meets an objective despite a growing queue, so runs of `lengths` requests are
         searched in turn until the capacity converges.
         """
-        step, (lowest, highest) = self.grid.step(start), map(self.grid.step, limits)
+        step, (lowest, highest) = (
+            self.grid.step(start),
+            (self.grid.step(share * saturation) for share in LIMITS),
+        )
         medians: dict[int, float] = {}
         for number in lengths:
             steps = {}

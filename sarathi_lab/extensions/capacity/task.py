@@ -16,16 +16,14 @@ from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.extensions.capacity import search
-from sarathi_lab.model.roofline import Peaks
-from sarathi_lab.results.metrics import add_costs, summarise
+from sarathi_lab.results.metrics import add_costs, summarise, throughput
 from sarathi_lab.results.plots.style import WIDTH, finished, panels, tick_in_steps
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result
-from sarathi_lab.results.serving_metrics import Slo, is_met
+from sarathi_lab.results.serving_metrics import Slo, is_met, latency
 from sarathi_lab.tasks import serve
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.plan import AUTO, Plan, changed, make_plan, slo_reference
 
-RATES = "use requests per second, or null"
 SCALED = ("poisson", "gamma")  # arrivals with a rate
 FIRST_TRIALS, LATER_TRIALS = 8, 4  # expected per seed, for the progress bar
 # By bound: the column of capacity.parquet that it is for, and its name.
@@ -58,15 +56,6 @@ class Capacity(Task):
     seeds: int = whole(3, minimum=1, fix="use a few sets of requests, such as 3")
     precision: float = number(0.05, above=0, fix="use a share of the rate, such as 0.05")
     doublings: int = whole(3, minimum=1, fix="use a few, such as 3")
-    lowest: float | None = number(None, above=0, fix=RATES)
-    highest: float | None = number(None, above=0, fix=RATES)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.lowest is not None and self.highest is not None and self.lowest >= self.highest:
-            raise UserError(
-                f"task.lowest={self.lowest} is not below task.highest={self.highest}; exchange them"
-            )
 
     def check(self, cfg: DictConfig) -> list[Plan]:
         """Make a plan for each seed, of equal sizes."""
@@ -103,23 +92,24 @@ class Capacity(Task):
         plan = plans[0]
         serve.print_plan(plan, context)
         trials, slo, saturation, found = self._search(plans, self._lengths(plan))
-        peaks, rows, summaries = plan.backend.peaks(), [], {}
-        with progress_of("summarising", len(trials.known), "runs") as advance:
-            for key, trial in sorted(trials.known.items()):
-                summaries[key] = summary = _summary(plan, slo, peaks, trial)
-                sizes = {"seed": trial.seed, "num_requests": trial.num_requests}
-                is_within = is_met(trial.requests, slo)
-                rows.append({**sizes, "rate": trial.rate, **summary, "slo_met": is_within})
-                advance(1)
+        rows = [
+            {"seed": trial.seed, "num_requests": trial.num_requests, "rate": trial.rate}
+            | {"slo_met": is_met(trial.requests, slo), **latency(trial.requests)}
+            | throughput(trial.requests, float(trial.iterations.end.max()))
+            for _, trial in sorted(trials.known.items())
+        ]
         labels = serve.labels_of(plan, context.name) | {"slo": plan.targets.slo.name}
         named = {name: labels[name] for name in ("policy", "slo", "model", "device", "workload")}
         table = pd.DataFrame(rows).assign(**named)
         tables, at_capacity = {"capacity.parquet": table}, {}
         seed, step = next(iter(found.steps.items()))
         if step >= found.lowest and found.is_settled:
-            key = (seed, found.num_requests, step)
-            best, at_capacity = trials.known[key], summaries[key]
-            tables |= {ITERATIONS: _costs(plan, best, peaks), REQUESTS: best.requests}
+            best, peaks = trials.known[seed, found.num_requests, step], plan.backend.peaks()
+            costs = add_costs(best.iterations, plan.spec, plan.backend.dtype_bytes, peaks)
+            served = (best.requests, float(costs.end.max()))
+            at_capacity = summarise(costs, best.requests, peaks, None)
+            at_capacity |= serve.serving_summary_of(plan, *served, peaks, slo)
+            tables |= {ITERATIONS: costs, REQUESTS: best.requests}
         summary = {**at_capacity, **found.summary, "capacity_trials": float(len(rows))}
         summary["closed_rate"] = saturation
         where = f"{plan.policy.name}, {plan.spec.name} on {plan.backend.device_name}"
@@ -154,9 +144,8 @@ class Capacity(Task):
         with progress_of(f"capacity under {slo.name}", expected, "tokens") as progress:
             trials = search.Trials(engine, executor, loads, search.Grid(self.precision), progress)
             saturation = trials.saturation_rate(lengths[0])
-            low, high = (share * saturation for share in search.LIMITS)
-            limits = sorted((self.lowest or low, self.highest or high))
-            return trials, slo, saturation, trials.capacity(slo, saturation, limits, lengths)
+            found = trials.capacity(slo, saturation, saturation, lengths)
+        return trials, slo, saturation, found
 
     def _with_arrivals(self, cfg: DictConfig, seed: int) -> DictConfig:
         """Return `cfg` with another seed, the requests of its longest runs, and arrivals whose gaps
@@ -176,16 +165,6 @@ class Capacity(Task):
             if kind == "closed":
                 config.workload.arrivals = "poisson"
         return config
-
-
-def _costs(plan: Plan, trial: search.Trial, peaks: Peaks) -> pd.DataFrame:
-    return add_costs(trial.iterations, plan.spec, plan.backend.dtype_bytes, peaks)
-
-
-def _summary(plan: Plan, slo: Slo, peaks: Peaks, trial: search.Trial) -> dict[str, float]:
-    served = (trial.requests, float(trial.iterations.end.max()))
-    general = summarise(_costs(plan, trial, peaks), trial.requests, peaks, None)
-    return general | serve.serving_summary_of(plan, *served, peaks, slo)
 
 
 def _grows(plan: Plan) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.experiment.cases import Point
-from sarathi_lab.extensions.capacity.search import LIMITS, Grid, Trials, run_lengths
+from sarathi_lab.extensions.capacity.search import Grid, Trials, run_lengths
 from sarathi_lab.extensions.under_load import (
     CHUNKING,
     LOAD,
@@ -105,8 +105,7 @@ def sarathi_serve_capacity(
             engine = replace(bench.engine, policy=policy, batch_size=bench.batch_of(name))
             trials = Trials(engine, bench.executor, requests, Grid(precision))
             trials = known.setdefault((name, policy), trials)
-            limits = [share * saturation for share in LIMITS]
-            capacity = trials.capacity(slo, start, limits, lengths)
+            capacity = trials.capacity(slo, start, saturation, lengths)
             start = capacity.median or start
             found[name] = capacity.median if capacity.is_settled else math.nan
             yield point(dataset, "capacity", "1/s", name, found[name], slo=kind)
