@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.config.paths import read_object
-from sarathi_lab.model.huggingface import AGAIN, Source, parameter_sources, read_spec
+from sarathi_lab.model.huggingface import AGAIN, parameter_sources, read_spec
 from sarathi_lab.model.spec import KvDtype, ModelSpec
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -112,25 +113,23 @@ def check_checkpoint(directory: Path, spec: ModelSpec) -> None:
     """
     tensors = stored_tensors(directory)
     left = {name for name in tensors if not UNUSED.search(name)}
-    for _, sources in parameter_sources(directory, spec, tensors):
-        for source in sources:
-            _check_tensor(source, tensors.get(source.tensor), directory)
-        left.difference_update(source.tensor for source in sources)
+    for source in chain.from_iterable(
+        sources for _, sources in parameter_sources(directory, spec, tensors)
+    ):
+        stored = tensors.get(source.tensor)
+        left.discard(source.tensor)
+        if stored is None and not source.tied:
+            raise UserError(f"model.path={directory} lacks {source.tensor}; {AGAIN}")
+        if stored is not None and (stored.shape != source.shape or stored.dtype not in DTYPES):
+            raise UserError(
+                f"{source.tensor} in {stored.file} is {stored.dtype} {list(stored.shape)}, and has "
+                f"to be one of {', '.join(DTYPES)} and, by config.json, {list(source.shape)}; take "
+                f"the unquantized model, or {AGAIN}"
+            )
     if left:
         raise UserError(
             f"model.path={directory} has {len(left)} tensors that its config.json has no place "
             f"for, the first {min(left)}; correct config.json, or {AGAIN}"
-        )
-
-
-def _check_tensor(source: Source, stored: Stored | None, directory: Path) -> None:
-    if stored is None and not source.tied:
-        raise UserError(f"model.path={directory} lacks {source.tensor}; {AGAIN}")
-    if stored is not None and (stored.shape != source.shape or stored.dtype not in DTYPES):
-        raise UserError(
-            f"{source.tensor} in {stored.file} is {stored.dtype} {list(stored.shape)}, and has to "
-            f"be one of {', '.join(DTYPES)} and, by config.json, {list(source.shape)}; take the "
-            f"unquantized model, or {AGAIN}"
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache
+from sarathi_kernels.attention.kv_cache import Cache
 from sarathi_kernels.cpu import library, structures
 from sarathi_kernels.cpu.checks import MAX_HEAD_SIZE
 from sarathi_kernels.cpu.memory import give_back_freed, use_huge_pages
@@ -122,6 +122,7 @@ class NativeOperations(Operations):
         if is_whole:
             self.decoder = library.Decoder(self._model_struct(model), self._kept)
         self._cache: Callable[[], KVCache | None] = lambda: None  # the last one seen
+        # Cosines and sines of all positions so far.
         self._tables = rotary_tables(torch.arange(0), self._inverse_frequencies, torch.float32)
 
     # -- the whole iteration -----------------------------------------------------------------------
@@ -132,22 +133,14 @@ class NativeOperations(Operations):
             self._cache = weakref.ref(cache)
             for tensor in cache.tensors:
                 use_huge_pages(tensor)
-        keys: Cache = cache.keys
-        values: Cache = cache.values
-        if cache.key_scales is not None and cache.value_scales is not None:
-            keys = QuantizedCache(cache.keys, cache.key_scales)
-            values = QuantizedCache(cache.values, cache.value_scales)
-        rows = (inputs.token_ids, inputs.positions, inputs.slots, inputs.emit_rows)
-        tables = self._tables_up_to(int(inputs.positions.max()) + 1)
-        record = self.recorder()
-        return self.decoder.forward(*rows, inputs.attention, keys, values, tables, record)
-
-    def _tables_up_to(self, num_positions: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of all positions so far and as many again, to be made seldom."""
-        if num_positions > len(self._tables[0]):
+        num_positions = max(segment.kv_len for segment in inputs.attention)
+        if num_positions > len(self._tables[0]):  # as many again, to be made seldom
             positions = torch.arange(max(1024, 2 * num_positions))
             self._tables = rotary_tables(positions, self._inverse_frequencies, torch.float32)
-        return self._tables
+        rows = (inputs.token_ids, inputs.positions, inputs.slots, inputs.emit_rows)
+        return self.decoder.forward(
+            *rows, inputs.attention, *cache.whole, self._tables, self.recorder
+        )
 
     # -- one operation at a time -------------------------------------------------------------------
 

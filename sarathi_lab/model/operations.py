@@ -43,25 +43,13 @@ class PackedInputs:
     feed_rows: Tensor | None = None  # [num_tokens]
 
 
-_NO_RANGE = nullcontext()
-
-
-def no_range(name: str) -> AbstractContextManager[object]:
-    """Enclose the work of an operation without recording it."""
-    return _NO_RANGE
-
-
-def no_recorder() -> None:
-    """Return no `Record`."""
-
-
 class Operations:
     """Operations of a decoder over packed tokens and a paged cache, in plain torch; the base of
     those in Triton and C++.
 
     `keys` and `values` are one layer's cache, [num_blocks, block_size, num_kv_heads, head_size],
     maybe in 8 bits. A profiler sets `range`, which encloses each named operation, and `recorder`,
-    which returns the receiver of seconds that operations measure themselves. Attention comes as a
+    which receives the seconds that operations measure themselves. Attention comes as a
     sequence of `Segment`, with masks if `wants_masks`. `rotary_dtype` is of cosines and sines.
     """
 
@@ -71,8 +59,8 @@ class Operations:
         self, spec: ModelSpec, inverse_frequencies: Tensor, rotary_dtype: torch.dtype
     ) -> None:
         self.spec = spec
-        self.range: Range = no_range
-        self.recorder: Callable[[], Record | None] = no_recorder
+        self.range: Range = nullcontext
+        self.recorder: Record | None = None
         self._scale = spec.head_size**-0.5
         self._inverse_frequencies = inverse_frequencies
         self._rotary_dtype = rotary_dtype

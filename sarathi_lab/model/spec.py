@@ -292,27 +292,19 @@ class ModelSpec:
         read = self.weight_read_bytes(work, dtype_bytes) + self.kv_read_bytes(work, dtype_bytes)
         return read + written
 
-    # -- FLOPs -------------------------------------------------------------------------------------
-
-    def linear_flops(self, work: Work) -> Any:
-        """2 per parameter and token in the layers (of the experts of those chosen), and per
-        emitting row in the output head.
+    def flops(self, work: Work) -> Any:
+        """All FLOPs of one iteration that no implementation can avoid: 2 per parameter and token in
+        the layers (of the experts of those chosen) and per emitting row in the output head, and
+        4 L n_heads d_head per causal query-key pair, the products for scores and values.
         """
         num_tokens = work.num_prefill_tokens + work.num_decode_tokens
         params = self.num_linear_params
         if self.num_experts:
             unused = self.num_experts - self.experts_per_token
             params -= self.num_expert_params * unused // self.num_experts
-        return 2 * (params * num_tokens + self.lm_head.num_params * work.num_emits)
-
-    def attention_flops(self, work: Work) -> Any:
-        """4 L n_heads d_head per causal query-key pair: the products for scores and values."""
+        linear = 2 * (params * num_tokens + self.lm_head.num_params * work.num_emits)
         pairs = work.prefill_query_key_pairs + work.decode_kv_tokens
-        return 4 * self.num_layers * self.q_size * pairs
-
-    def flops(self, work: Work) -> Any:
-        """All FLOPs of one iteration that no implementation can avoid."""
-        return self.linear_flops(work) + self.attention_flops(work)
+        return linear + 4 * self.num_layers * self.q_size * pairs
 
 
 def _degree(kind: str) -> Any:

@@ -51,6 +51,14 @@ class KVCache:
         all_tensors = (self.keys, self.values, self.key_scales, self.value_scales)
         return tuple(tensor for tensor in all_tensors if tensor is not None)
 
+    @property
+    def whole(self) -> tuple[Cache, Cache]:
+        """Keys and values of all layers, as the operations take them."""
+        if self.key_scales is None or self.value_scales is None:
+            return self.keys, self.values
+        keys = QuantizedCache(self.keys, self.key_scales)
+        return keys, QuantizedCache(self.values, self.value_scales)
+
     def layers(self) -> Iterator[tuple[Cache, Cache]]:
         """Keys and values of one layer after another, as the operations take them."""
         if self.key_scales is None or self.value_scales is None:
@@ -64,15 +72,13 @@ class EmptyLinear(nn.Linear):
     tensors on the meta device torch imports its compiler.)
     """
 
-    def reset_parameters(self) -> None:
-        """Nothing."""
+    def reset_parameters(self) -> None: ...
 
 
 class EmptyEmbedding(nn.Embedding):
     """As `EmptyLinear`."""
 
-    def reset_parameters(self) -> None:
-        """Nothing."""
+    def reset_parameters(self) -> None: ...
 
 
 class Transformer(nn.Module):

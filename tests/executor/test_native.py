@@ -228,7 +228,7 @@ def logits_of(model, num_tokens: int, emit_rows: list[int]) -> torch.Tensor:
         batch.add(sequence, size)
         inputs = executor.packed(batch)
         if start:
-            inputs.emit_rows.resize_(len(emit_rows)).copy_(torch.tensor(emit_rows))
+            inputs = replace(inputs, emit_rows=torch.tensor(emit_rows, dtype=torch.int64))
         logits = model(inputs, executor.cache)
     return logits.float()
 

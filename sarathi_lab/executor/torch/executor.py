@@ -75,7 +75,7 @@ class TorchExecutor:
         self._profiler = profiler
         if profiler is not None:
             model.operations.range = profiler.range
-            model.operations.recorder = lambda: profiler.record
+            model.operations.recorder = profiler.record
         self._packer = Packer(self._limits, model.device)
         self._decode_packer = Packer(self._limits, model.device)  # of batches without prompts
         self.halfway: Halfway = {}  # prompts that have passed some layers

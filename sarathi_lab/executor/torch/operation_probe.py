@@ -165,7 +165,7 @@ class OperationProbe:
             if (part := NATIVE.get(name, name)) in seconds:
                 seconds[part] += spent
 
-        before, operations.recorder = operations.recorder, lambda: record
+        before, operations.recorder = operations.recorder, record
         try:
             whole = run_once(self.executor, batch).busy
         finally:

@@ -27,7 +27,7 @@ from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer, fields_of
 from sarathi_lab.executor.torch.shapes import Shape
 from sarathi_lab.executor.torch.timeline import InFlight
 from sarathi_lab.extensions.ranks import by_torchrun
-from sarathi_lab.extensions.ranks.group import Group, RankExchange, group_of
+from sarathi_lab.extensions.ranks.group import Group, group_of
 from sarathi_lab.extensions.ranks.sharded import Ranks, ShardedTransformer, load_part
 from sarathi_lab.model.operations import NAN_TOKEN
 from sarathi_lab.model.spec import ModelSpec
@@ -40,13 +40,10 @@ class RankExecutor(TorchExecutor):
 
     model: ShardedTransformer
 
-    def __init__(
-        self, model: ShardedTransformer, group: Group, exchange: RankExchange, **settings: Any
-    ) -> None:
+    def __init__(self, model: ShardedTransformer, group: Group, **settings: Any) -> None:
         super().__init__(model, **settings)
         self.group = group
-        self.exchange = exchange
-        exchange.timeline = self.timeline
+        group.timeline = self.timeline
         self.num_layers = None  # prompts pass all layers at once
         self.num_stages = model.part.ranks.pipeline
         if self.num_stages > 1:
@@ -57,7 +54,7 @@ class RankExecutor(TorchExecutor):
     @property
     def ended(self) -> Any:
         """Mark of the end of this stage's part of the newest iteration."""
-        mark = self.exchange.ended
+        mark = self.group.ended
         return self.timeline.mark() if mark is None else mark
 
 
@@ -72,7 +69,7 @@ class Follower(RankExecutor):
     ) -> None:
         """Compute inputs that rank 0 has packed."""
         self._packer.take(shape, buffer)
-        self.exchange.begin()
+        self.group.begin()
         self._swap(Batch(copies=list(copies)))
         self._compute(shape)
         self._report(self._sampled[:num_emits])
@@ -81,7 +78,7 @@ class Follower(RankExecutor):
         part, end = self.model.part, self.ended
         if part.stage == 0 or part.tensor > 0:
             return
-        began, ended = self.timeline.wait(self.exchange.began), self.timeline.wait(end)
+        began, ended = self.timeline.wait(self.group.began), self.timeline.wait(end)
         zero = time.time() - self.timeline.now  # other machines' clocks are set by NTP
         tokens = token_ids.tolist() if part.is_last else []
         result = zero + began, zero + ended, tokens
@@ -190,7 +187,7 @@ class Driver(RankExecutor):
         self.group.call("run_filled", shape, filled, batch.num_emits, batch.copies)
 
     def _launch(self, batch: Batch, begun: float) -> InFlight:
-        self.exchange.begin()
+        self.group.begin()
         return super()._launch(batch, begun)._replace(end=self.ended)
 
 
@@ -211,24 +208,23 @@ def check_settings(backend: TorchBackend) -> None:
             f"executor.weights={backend.weights} has scales of whole rows, which "
             f"executor.tensor_parallel={ranks.tensor} cuts; use executor.pipeline_parallel"
         )
+    degrees = f"executor.tensor_parallel={ranks.tensor} times executor.pipeline_parallel="
+    degrees += f"{ranks.pipeline}"
+    if by_torchrun() and (size := int(os.environ["WORLD_SIZE"])) != count:
+        raise UserError(
+            f"torchrun started {size} ranks, but {degrees} is {count}; use torchrun "
+            f"--nproc-per-node {count}, or leave torchrun out"
+        )
     if backend.uses_gpus and not by_torchrun() and (present := torch.cuda.device_count()) < count:
         raise UserError(
-            f"executor.tensor_parallel={ranks.tensor} times executor.pipeline_parallel="
-            f"{ranks.pipeline} needs {count} GPUs, and {present} are here; use fewer, several "
-            "machines by torchrun, or device=cpu"
+            f"{degrees} needs {count} GPUs, and {present} are here; use fewer, several machines by "
+            "torchrun, or device=cpu"
         )
 
 
 def check_model(backend: TorchBackend, spec: ModelSpec) -> None:
-    """Raise UserError for a model that does not split evenly, or torchrun's other ranks."""
+    """Raise UserError for a model that does not split evenly."""
     ranks_of(backend).check(spec)
-    count = backend.num_devices
-    if by_torchrun() and (size := int(os.environ["WORLD_SIZE"])) != count:
-        raise UserError(
-            f"torchrun started {size} ranks, but executor.tensor_parallel times "
-            f"executor.pipeline_parallel is {count}; use torchrun --nproc-per-node {count}, or "
-            "leave torchrun out"
-        )
 
 
 def part_spec(backend: TorchBackend, spec: ModelSpec) -> ModelSpec:
@@ -259,10 +255,9 @@ def build_part(
     device = f"cuda:{group.local_rank}" if backend.uses_gpus else backend.device
     backend = replace(backend, device=device)
     part, place = ranks.part(group.rank), (backend.torch_device, backend.torch_dtype)
-    exchange = RankExchange(group, ranks, spec.hidden_size, *place)
 
     def load(spec: ModelSpec) -> ShardedTransformer:
-        return load_part(spec, checkpoint, part, exchange, *place, backend.seed)
+        return load_part(spec, checkpoint, part, group, *place, backend.seed)
 
     def agree(num_blocks: int) -> int:
         least = torch.tensor([num_blocks])
@@ -273,7 +268,7 @@ def build_part(
     model = backend.load(spec, load, is_whole=False)  # ranks exchange between calls of C++
     assert isinstance(model, ShardedTransformer), "of `load`"
     model.share_sums()
-    make = partial(Follower if group.rank else Driver, group=group, exchange=exchange)
+    make = partial(Follower if group.rank else Driver, group=group)
     executor = backend.assemble(make, model, sizes, agree)
     assert isinstance(executor, RankExecutor), "of `make`"
     return executor

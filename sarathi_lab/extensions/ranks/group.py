@@ -52,8 +52,12 @@ class Group:
         self.is_usable = True
         self.timeout = 0  # seconds, of `arrange`
         self.num_calls = 0  # sent by rank 0, or received
-        self._ranks: Degrees | None = None
+        self.ranks = Degrees()
+        self.timeline = HostTimeline()
+        self.began: Mark = 0.0  # of this stage's part of the newest iteration
+        self.ended: Mark | None = None
         self._bells: deque[Any] = deque(maxlen=KEPT)  # dropped, they would not arrive
+        self._sent: deque[tuple[Any, Tensor]] = deque()
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(
             backend, store=store, rank=rank, world_size=size, timeout=JOIN_TIMEOUT
@@ -69,9 +73,9 @@ class Group:
         """Make the process groups of `all` ranks and of this `stage`, with `timeout` in seconds;
         all ranks must call it.
         """
-        if (ranks, timeout) == (self._ranks, self.timeout):
+        if (ranks, timeout) == (self.ranks, self.timeout):
             return
-        self._ranks, self.timeout, limit = ranks, timeout, timedelta(seconds=timeout)
+        self.ranks, self.timeout, limit = ranks, timeout, timedelta(seconds=timeout)
         with self.exchange():
             dist.barrier()
             self.all = dist.new_group(timeout=limit)
@@ -134,6 +138,38 @@ class Group:
                 self.store.delete_key(key)
         return results
 
+    # -- exchanges within an iteration -------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Mark where this stage begins to compute an iteration: waiting for it is not work."""
+        self.began, self.ended = self.timeline.mark(), None
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        with self.exchange():
+            dist.all_reduce(tensor, group=self.stage)
+        return tensor
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size(self.stage))]
+        with self.exchange():
+            dist.all_gather(parts, tensor, group=self.stage)
+        return torch.stack(parts)
+
+    def receive_into(self, hidden: Tensor) -> None:
+        """Receive hidden states of the stage before, and begin with them."""
+        with self.exchange():
+            dist.recv(hidden, self.rank - self.ranks.tensor, group=self.all)
+        self.begin()
+
+    def send(self, hidden: Tensor) -> None:
+        """End this stage's part, and send its hidden states to the next without waiting."""
+        self.ended = self.timeline.mark()
+        with self.exchange():
+            work = dist.isend(hidden, self.rank + self.ranks.tensor, group=self.all)
+            self._sent.append((work, hidden))  # dropped, the message would not arrive
+            if len(self._sent) > 2 * self.ranks.pipeline:
+                self._sent.popleft()[0].wait()
+
     # -- the end -----------------------------------------------------------------------------------
 
     def report_failure(self, error: BaseException) -> None:
@@ -179,62 +215,6 @@ class Group:
             process.wait()
         with suppress(Exception):
             dist.destroy_process_group()
-
-
-class RankExchange:
-    """Exchanges of this rank, and marks between which its stage computed an iteration: waiting is
-    not work.
-    """
-
-    def __init__(
-        self,
-        group: Group,
-        ranks: Degrees,
-        hidden_size: int,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        self._group = group
-        self._before, self._next = (group.rank + step * ranks.tensor for step in (-1, 1))
-        self._hidden_size, self._device, self._dtype = hidden_size, device, dtype
-        self._sent: deque[tuple[Any, Tensor]] = deque()
-        self._max_sent = 2 * ranks.pipeline
-        self.timeline = HostTimeline()
-        self.began: Mark = 0.0
-        self.ended: Mark | None = None
-
-    def begin(self) -> None:
-        self.began, self.ended = self.timeline.mark(), None
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        with self._group.exchange():
-            dist.all_reduce(tensor, group=self._group.stage)
-        return tensor
-
-    def gather(self, tensor: Tensor) -> Tensor:
-        stage = self._group.stage
-        parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size(stage))]
-        with self._group.exchange():
-            dist.all_gather(parts, tensor, group=stage)
-        return torch.stack(parts)
-
-    def receive(self, num_tokens: int) -> Tensor:
-        size = (num_tokens, self._hidden_size)
-        hidden = torch.empty(size, device=self._device, dtype=self._dtype)
-        with self._group.exchange():
-            work = dist.irecv(hidden, self._before, group=self._group.all)
-            assert work is not None, "this rank is in the group"
-            work.wait()
-        self.begin()
-        return hidden
-
-    def send(self, hidden: Tensor) -> None:
-        self.ended = self.timeline.mark()
-        with self._group.exchange():
-            work = dist.isend(hidden, self._next, group=self._group.all)
-            self._sent.append((work, hidden))  # dropped, the message would not arrive
-            if len(self._sent) > self._max_sent:
-                self._sent.popleft()[0].wait()
 
 
 _current: Group | None = None  # rank 0's, kept between runs, as processes take seconds to start

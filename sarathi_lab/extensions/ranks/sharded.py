@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sarathi_lab.extensions.ranks.group import RankExchange
+from sarathi_lab.extensions.ranks.group import Group
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.spec import Degrees, ModelSpec, uneven
 from sarathi_lab.model.transformer import KVCache, Transformer
@@ -148,13 +148,13 @@ class ShardedTransformer(Transformer):
         self,
         spec: ModelSpec,
         part: Part,
-        exchange: RankExchange,
+        group: Group,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__(part.spec(spec), device, dtype)
         self.part = part
-        self._exchange = exchange
+        self._group = group
         self.vocabulary = part.vocabulary(spec)
         if part.ranks.pipeline > 1:
             if not part.is_first:
@@ -169,27 +169,29 @@ class ShardedTransformer(Transformer):
         Summed is what attention and what the whole feed-forward block of a layer returns, that of
         all experts at once. Sums are equal to the bit on all ranks, and so what routers choose.
         """
-        exchange, shares = self._exchange, self.part.ranks.tensor > 1
+        group, shares = self._group, self.part.ranks.tensor > 1
         if not self.part.is_last:
             self.operations.greedy = _no_tokens  # type: ignore[method-assign]
         elif shares:
-            greedy = partial(_greedy, exchange, self.vocabulary[0])
+            greedy = partial(_greedy, group, self.vocabulary[0])
             self.operations.greedy = greedy  # type: ignore[method-assign]
         for layer in self.layers if shares else ():
             for module in (layer, layer.get_submodule("out_proj")):
-                module.register_forward_hook(lambda *args: exchange.sum(args[-1]))
+                module.register_forward_hook(lambda *args: group.sum(args[-1]))
 
     def forward(self, inputs: PackedInputs, cache: KVCache) -> Tensor:
         with self.operations.range("embedding"):
             if self.part.is_first:
                 hidden = self._embedded(inputs.token_ids)
             else:
-                hidden = self._exchange.receive(len(inputs.token_ids))
+                size = (len(inputs.token_ids), self.spec.hidden_size)
+                hidden = torch.empty(size, device=self.device, dtype=self.dtype)
+                self._group.receive_into(hidden)
         update = self.pass_layers(hidden, None, inputs, cache, range(self.spec.num_layers))
         if self.part.is_last:
             return self.logits(hidden, update, inputs.emit_rows)
         hidden += update
-        self._exchange.send(hidden)
+        self._group.send(hidden)
         return hidden.new_empty((0, self.spec.vocab_size))
 
     def _embedded(self, token_ids: Tensor) -> Tensor:
@@ -200,7 +202,7 @@ class ShardedTransformer(Transformer):
         first, end = self.vocabulary
         is_other = (token_ids < first) | (token_ids >= end)
         found = self.embedding((token_ids - first).masked_fill(is_other, 0))
-        return self._exchange.sum(found.masked_fill_(is_other[:, None], 0.0))
+        return self._group.sum(found.masked_fill_(is_other[:, None], 0.0))
 
 
 def _no_tokens(logits: Tensor) -> Tensor:
@@ -208,14 +210,14 @@ def _no_tokens(logits: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.int64, device=logits.device)
 
 
-def _greedy(exchange: RankExchange, first: int, logits: Tensor) -> Tensor:
+def _greedy(group: Group, first: int, logits: Tensor) -> Tensor:
     """Choose the likeliest token of all ranks' shares of the vocabulary, the lowest id of equal
     ones; `first` is the first id of this rank's share.
     """
     largest, ids = logits.max(dim=-1)
     # Both in one tensor: 64 bits hold every logit and every id.
     local = torch.stack([largest.double(), (ids + first).double()], dim=-1)
-    found = exchange.gather(local)  # [ranks, num_emits, 2], by ids
+    found = group.gather(local)  # [ranks, num_emits, 2], by ids
     best = found[..., 0].max(dim=0)  # the first of equal ones; NaN if there is one
     chosen = found[..., 1].gather(0, best.indices[None])[0].long()
     return chosen.masked_fill_(best.values.isnan(), NAN_TOKEN)
@@ -225,7 +227,7 @@ def load_part(
     spec: ModelSpec,
     directory: Path | None,
     part: Part,
-    exchange: RankExchange,
+    group: Group,
     device: torch.device,
     dtype: torch.dtype,
     seed: int,
@@ -234,7 +236,7 @@ def load_part(
     UserError as of `weights.load_model`.
     """
     spec.require_runnable()
-    model = ShardedTransformer(spec, part, exchange, device, dtype)
+    model = ShardedTransformer(spec, part, group, device, dtype)
     whole = dict(Transformer(spec, torch.device("meta"), dtype).named_parameters())
     for name, fill in fillers(spec, directory, whole, seed, device):
         names = part.names(name, spec)

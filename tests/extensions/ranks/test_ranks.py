@@ -35,7 +35,6 @@ from sarathi_lab.policy import Orca, Sarathi, SarathiServe
 from sarathi_lab.run import main
 
 CPU = torch.device("cpu")
-RANKS = "sarathi_lab.extensions.ranks.executor"
 SPEC = replace(load_option("model", "tiny"), name="tiny of 4 layers", num_layers=4)
 CACHE = {"block_size": 4, "batch_size": 4, "max_model_len": MAX_LEN}
 LENGTHS = [(9, 3), (14, 2), (4, 4), (6, 1)]
@@ -56,7 +55,6 @@ def built(tensor=1, pipeline=1, spec=SPEC, checkpoint=None, timeout=300, kernels
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
         rank_timeout=timeout,
-        ranks=RANKS,
     )
     num_blocks = sizes.pop("num_blocks", 44 * pipeline)
     return backend.build(spec, checkpoint, Sizes(num_blocks=num_blocks, **CACHE, **sizes))
@@ -200,12 +198,11 @@ def test_stages_are_busy_or_idle_and_bubbles_have_causes():
         ({"tensor_parallel": 2, "profile": "operations"}, "looks into one device, not 2 x 1"),
         ({"tensor_parallel": 2, "weights": "fp8"}, "use executor.pipeline_parallel"),
         ({"tensor_parallel": 2, "rank_timeout": 0}, "executor.rank_timeout=0 is below 1"),
-        ({"tensor_parallel": 2, "ranks": None}, "executor.tensor_parallel=2 .* executor.ranks"),
     ],
 )
 def test_settings_that_ranks_do_not_support_are_refused(settings, words):
     with pytest.raises(UserError, match=words):
-        TorchBackend(**{"device": "cpu", "ranks": RANKS, **settings}).check(SPEC, 100)
+        TorchBackend(**{"device": "cpu", **settings}).check(SPEC, 100)
 
 
 def test_a_killed_rank_is_named_and_the_next_run_starts_others(tmp_path, capsys):
