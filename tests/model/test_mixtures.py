@@ -26,10 +26,11 @@ def test_a_mixture_by_hand():
     head_bytes = 2 * 20
     chosen = 3 * (1 - (1 / 3) ** 4)  # experts; each token leaves out one of three
     assert TOY.weight_read_bytes(work, 2) == pytest.approx(2 * (44 + chosen * 16) + head_bytes)
-    assert TOY.linear_flops(work) == 2 * 4 * (44 + 2 * 16) + 2 * 4 * 20
+    attention = 4 * TOY.num_layers * TOY.q_size * work.decode_kv_tokens
+    assert TOY.flops(work) == 2 * 4 * (44 + 2 * 16) + 2 * 4 * 20 + attention
     gated = replace(TOY, gated_ffn=True)  # a third more of every expert
     assert gated.num_linear_params == 92 + 10 + 3 * 8
-    assert gated.linear_flops(work) == TOY.linear_flops(work) + 2 * 4 * (10 + 2 * 8)
+    assert gated.flops(work) == TOY.flops(work) + 2 * 4 * (10 + 2 * 8)
 
 
 def test_the_rooflines_of_a_mixtures_products_by_hand():

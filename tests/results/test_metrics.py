@@ -44,8 +44,7 @@ def test_spec_formulas_by_hand():
     counts = {"num_prefill_tokens": 3, "num_decode_tokens": 0, "prefill_kv_tokens": 3}
     counts |= {"decode_kv_tokens": 0, "prefill_query_key_pairs": 6, "num_emits": 1}
     row = pd.Series(counts)
-    assert TWO_LAYERS.linear_flops(row) == 2 * 384 * 3 + 2 * 40
-    assert TWO_LAYERS.attention_flops(row) == 4 * 2 * 4 * 6
+    assert TWO_LAYERS.flops(row) == 2 * 384 * 3 + 2 * 40 + 4 * 2 * 4 * 6
     assert TWO_LAYERS.weight_read_bytes(row, 2) == (384 + 40) * 2
     assert TWO_LAYERS.min_bytes(row, 2) == 848 + 3 * 32 + 3 * 32
     expected = max((2304 + 80 + 192) / 1000, 1040 / 100)

@@ -87,7 +87,7 @@ def test_a_mixture_reads_the_experts_that_are_chosen(tokens):
     assert EXPERTS.weight_read_bytes(work, 2) <= EXPERTS.weight_bytes(2)
     ffn = 2 * sum(linear.num_params for linear in dense.layer_linears[2:])
     router = 2 * EXPERTS.layer_linears[2].num_params
-    flops = EXPERTS.linear_flops(work) - dense.linear_flops(work)
+    flops = EXPERTS.flops(work) - dense.flops(work)
     assert flops == tokens * (ffn * (EXPERTS.experts_per_token - 1) + router)
 
 
