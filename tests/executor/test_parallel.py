@@ -20,7 +20,7 @@ from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.experts import Experts
-from sarathi_lab.executor.simulated.hardware import Parallel, check_memory
+from sarathi_lab.executor.simulated.hardware import Parallel, kv_capacity
 from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, all_reduce_time, matmul_time
 from sarathi_lab.extensions.ranks.sharded import Ranks
 from sarathi_lab.run import main
@@ -183,19 +183,18 @@ def test_unknown_links_are_refused_only_where_they_are_needed():
 def test_memory_is_that_of_all_devices_and_the_message_names_settings_that_fit():
     spec, gpu = load_option("model", "gpt3-175b"), load_option("hardware", "a100")
     kv_tokens = 8 * 27 * 4096
-    check_memory(spec, gpu, 2, kv_tokens, Parallel(8, 8))
+    kv_capacity(spec, gpu, 2, Parallel(8, 8), kv_tokens)
     with pytest.raises(
         UserError, match=r"needs 350\.4 GB for weights and .* 16 x a100 is 1280 GB \((\d+) would"
     ) as e:
-        check_memory(spec, gpu, 2, kv_tokens, Parallel(2, 8))
+        kv_capacity(spec, gpu, 2, Parallel(2, 8), kv_tokens)
     named = re.search(r"tensor_parallel=(\d+) executor\.pipeline_parallel=(\d+)", str(e.value))
     assert named is not None
     fitting = Parallel(*map(int, named.groups()))
     # 350 GB and 522 for each stage's micro-batch in n x 80: a stage needs 8 devices for its cache.
     assert fitting == Parallel(8, 3)
-    check_memory(
-        spec, gpu, 2, kv_tokens * fitting.pipeline // 8, fitting
-    )  # a cache for each stage's micro-batch
+    # a cache for each stage's micro-batch
+    kv_capacity(spec, gpu, 2, fitting, kv_tokens * fitting.pipeline // 8)
 
 
 # -- through the runner ----------------------------------------------------------------------------

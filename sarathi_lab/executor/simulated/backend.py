@@ -20,7 +20,6 @@ from sarathi_lab.executor.simulated.hardware import (
     Hardware,
     Host,
     Parallel,
-    check_memory,
     kv_capacity,
 )
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations
@@ -106,8 +105,7 @@ class SimulatedBackend:
         self._cost(spec)
         if host_kv_tokens:
             _ = self.hardware.host_rate  # raises if unknown
-        held = self._held(spec)
-        check_memory(held, self.hardware, self.dtype_bytes, kv_tokens, self.parallel)
+        self._kv_capacity(spec, kv_tokens)
 
     def peaks(self) -> Peaks:
         """Return the hardware file's peaks, of all devices together."""
@@ -155,8 +153,11 @@ class SimulatedBackend:
 
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
         """Compute the blocks that fit beside the weights."""
-        held = self._held(spec)
-        return kv_capacity(held, self.hardware, self.dtype_bytes, self.parallel) // block_size
+        return self._kv_capacity(spec) // block_size
+
+    def _kv_capacity(self, spec: ModelSpec, kv_tokens: int = 0) -> int:
+        held, size = self._held(spec), self.dtype_bytes
+        return kv_capacity(held, self.hardware, size, self.parallel, kv_tokens)
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
         """Make the virtual clock over the cost model; no size costs time or memory here."""
@@ -166,18 +167,15 @@ class SimulatedBackend:
         return SimulatedExecutor(cost.iteration_time, self.host, spec.num_layers)
 
     def _cost(self, spec: ModelSpec) -> CostModel:
-        hardware = self.hardware
+        hardware, spec = self.hardware, SimulatedBackend._held(self, spec)
         if self.host.is_stated:
             hardware = replace(hardware, iteration_overhead=0.0)
-        spec = self._with_weights(spec)
         return make_cost_model(self.cost_model, spec, hardware, self.dtype_bytes, self.parallel)
 
     def _held(self, spec: ModelSpec) -> ModelSpec:
-        """Return the part of `spec` that one replica holds."""
-        return self._with_weights(spec)
-
-    def _with_weights(self, spec: ModelSpec) -> ModelSpec:
-        """Return `spec` with this backend's weights. Raises UserError for 8-bit experts."""
+        """Return the part of `spec` that one replica holds, with this backend's weights. Raises
+        UserError for 8-bit experts.
+        """
         if self.weights == "fp8" and spec.num_experts:
             raise UserError(
                 f"{WEIGHTS}=fp8 has no cost model for a mixture of experts such as model "

@@ -255,39 +255,27 @@ ONE_DEVICE = Parallel()
 MAX_TENSOR = 8  # devices of a node, the largest tensor-parallel degree to suggest
 
 
-def check_memory(
+def kv_capacity(
     spec: ModelSpec,
     hardware: Hardware,
     dtype_bytes: int,
-    kv_tokens: int,
     parallel: Parallel = ONE_DEVICE,
-) -> None:
-    """Raise UserError if weights and a KV cache of `kv_tokens` tokens, spread evenly, exceed the
-    devices' memory; it names the smallest sufficient number of devices.
-    """
-    weights = spec.weight_bytes(dtype_bytes)
-    cache = kv_tokens * spec.kv_bytes_per_token(dtype_bytes)
-    memory = parallel.num_devices * hardware.memory_bytes
-    if weights + cache <= memory:
-        return
-    alternative = _sufficient(spec, hardware, weights, cache / parallel.pipeline)
-    raise UserError(
-        f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB for "
-        f"KV, memory of {parallel.num_devices} x {hardware.name} is {memory / 1e9:.0f} GB"
-        f"{alternative}; lower batch, shorten the requests or max_model_len, or take a smaller "
-        "model or another hardware"
-    )
-
-
-def kv_capacity(
-    spec: ModelSpec, hardware: Hardware, dtype_bytes: int, parallel: Parallel = ONE_DEVICE
+    kv_tokens: int = 0,
 ) -> int:
-    """Compute the tokens of KV cache that fit beside the weights. Raises UserError if these alone
-    do not fit.
+    """Compute the tokens of KV cache that fit beside the weights, all spread evenly. Raises
+    UserError if `kv_tokens` do not; it names the smallest sufficient number of devices.
     """
-    check_memory(spec, hardware, dtype_bytes, 0, parallel)
-    free = parallel.num_devices * hardware.memory_bytes - spec.weight_bytes(dtype_bytes)
-    return int(free // spec.kv_bytes_per_token(dtype_bytes))
+    weights, token_bytes = spec.weight_bytes(dtype_bytes), spec.kv_bytes_per_token(dtype_bytes)
+    memory, cache = parallel.num_devices * hardware.memory_bytes, kv_tokens * token_bytes
+    if weights + cache > memory:
+        alternative = _sufficient(spec, hardware, weights, cache / parallel.pipeline)
+        raise UserError(
+            f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB "
+            f"for KV, memory of {parallel.num_devices} x {hardware.name} is {memory / 1e9:.0f} GB"
+            f"{alternative}; lower batch, shorten the requests or max_model_len, or take a smaller "
+            "model or another hardware"
+        )
+    return int((memory - weights) // token_bytes)
 
 
 def _sufficient(spec: ModelSpec, hardware: Hardware, weights: float, stage_cache: float) -> str:
