@@ -15,7 +15,6 @@ from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.interpolation import (
     Costs,
-    Floats,
     Grid,
     RatioGrid,
     make_grid,
@@ -82,56 +81,52 @@ def attention_table(rows: pd.DataFrame, formula: AnalyticOperations) -> Attentio
         if not (same.kv_prefill > 0).any():
             return _by_ratios(rows, formula)
         rows = same
-    mixed = rows[(rows.n_decode > 0) & (rows.prefill_chunk > 0)]
+    chunk, before, decodes, context = (rows[name] for name in (*PREFILL, *DECODE))
+    rows = rows.assign(  # as in a batch
+        num_prefill_tokens=chunk,
+        prefill_query_key_pairs=chunk * before + chunk * (chunk + 1) / 2,
+        prefill_kv_tokens=before + chunk,
+        num_decodes=decodes,
+        decode_kv_tokens=decodes * context,
+    )
+    mixed = rows[(decodes > 0) & (chunk > 0)]
     both = make_grid(mixed, (*PREFILL, *DECODE)) if len(mixed) else None
     return AttentionTable(
-        _prefill(rows[rows.n_decode == 0], formula),
-        _decode(rows[rows.prefill_chunk == 0], formula),
+        _part(rows[decodes == 0], PREFILL, _chunk, _prefill_features, formula),
+        _part(rows[chunk == 0], DECODE, _decodes, _decode_features, formula),
         None if both is None else _on(both, (*PREFILL, *DECODE), _all, formula),
         formula,
     )
 
 
-def _prefill(rows: pd.DataFrame, formula: AnalyticOperations) -> Seconds:
-    if grid := make_grid(rows, PREFILL):
-        return _on(grid, PREFILL, _chunk, formula)
-    tokens, before = _sizes(rows, PREFILL)
-    costs = _costs(
-        rows, tokens, 1, tokens, tokens * before + tokens * (tokens + 1) / 2, before + tokens
-    )
+def _part(
+    rows: pd.DataFrame,
+    columns: tuple[str, str],
+    point_of: Point,
+    features_of: Callable[[Any], tuple[Any, ...]],
+    formula: AnalyticOperations,
+) -> Seconds:
+    """Make the function of seconds by a grid over `columns`, or by costs of the features."""
+    if grid := make_grid(rows, columns):
+        return _on(grid, columns, point_of, formula)
+    sizes, *features = np.broadcast_arrays(*features_of(rows))
+    costs = Costs(np.stack(features, axis=-1).astype(float), sizes, rows.seconds.to_numpy(float))
+    return lambda batch: costs.time(*features_of(batch))
 
-    def seconds(batch: Batch) -> float:
-        tokens, pairs = batch.num_prefill_tokens, batch.prefill_query_key_pairs
-        return costs.time(tokens, 1.0, tokens, pairs, batch.prefill_kv_tokens)
 
-    return seconds
+def _prefill_features(of: Any) -> tuple[Any, ...]:
+    """Size and features of a batch's prefills, or of all rows."""
+    tokens = of.num_prefill_tokens
+    return tokens, 1.0, tokens, of.prefill_query_key_pairs, of.prefill_kv_tokens
 
 
-def _decode(rows: pd.DataFrame, formula: AnalyticOperations) -> Seconds:
-    """Make the function of decodes. Where all of a table have the same context, the part that does
-    not grow with their number counts as the latency of walking along it, as launches overlap
-    earlier operations.
+def _decode_features(of: Any) -> tuple[Any, ...]:
+    """Size and features of decodes. Where all decodes of a table have the same context, the part
+    that does not grow with their number counts as the latency of walking along it, as launches
+    overlap earlier operations.
     """
-    if grid := make_grid(rows, DECODE):
-        return _on(grid, DECODE, _decodes, formula)
-    decodes, context = _sizes(rows, DECODE)
-    costs = _costs(rows, decodes, decodes * context, context, decodes, 1)
-
-    def seconds(batch: Batch) -> float:
-        number, cached = batch.num_decodes, batch.decode_kv_tokens
-        return costs.time(number, cached, cached / number, number, 1.0)
-
-    return seconds
-
-
-def _sizes(rows: pd.DataFrame, columns: tuple[str, str]) -> tuple[Floats, Floats]:
-    first, second = (rows[column].to_numpy(float) for column in columns)
-    return first, second
-
-
-def _costs(rows: pd.DataFrame, sizes: Floats, *features: Floats | int) -> Costs:
-    columns = np.broadcast_arrays(*features)
-    return Costs(np.stack(columns, axis=-1).astype(float), sizes, rows.seconds.to_numpy(float))
+    cached, number = of.decode_kv_tokens, of.num_decodes
+    return number, cached, cached / number, number, 1.0
 
 
 def _on(
@@ -185,47 +180,38 @@ def _by_ratios(rows: pd.DataFrame, formula: AnalyticOperations) -> AttentionTabl
         rows = rows.assign(num_prefills=1)
     prompts = rows[(rows.prefill_chunk > 0) & (rows.kv_prefill == 0) & (rows.n_decode == 0)]
     decodes = rows[rows.prefill_chunk == 0]
-    prefill = decode = _unscaled
-    shapes = []
-    if len(prompts):
-        of_prompts, shape = _ratios(prompts, ("num_prefills", "prefill_chunk"), formula)
-        shapes.append(shape)
-
-        def prefill(batch: Batch) -> float:
-            pairs = batch.prefill_query_key_pairs
-            return of_prompts(*equivalent_prompts(batch.num_prefill_tokens, pairs))
-
-    if len(decodes):
-        of_decodes, shape = _ratios(decodes, DECODE, formula)
-        shapes.append(shape)
-
-        def decode(batch: Batch) -> float:
-            return of_decodes(*_decodes(batch))
-
-    return AttentionTable(prefill, decode, None, formula, shapes)
+    prefill, of_prompts = _ratios(prompts, ("num_prefills", "prefill_chunk"), _prompts, formula)
+    decode, of_decodes = _ratios(decodes, DECODE, _decodes, formula)
+    return AttentionTable(prefill, decode, None, formula, [*of_prompts, *of_decodes])
 
 
-def _unscaled(batch: Batch) -> float:
-    return 1.0
+def _prompts(batch: Batch) -> list[float]:
+    return [*equivalent_prompts(batch.num_prefill_tokens, batch.prefill_query_key_pairs)]
 
 
 def _ratios(
-    rows: pd.DataFrame, columns: tuple[str, str], formula: AnalyticOperations
-) -> tuple[Callable[[float, float], float], Heads]:
-    """Make the function of ratios of the nearest shape by number and size; and return the shape."""
-    heads = formula.heads
-    nearest, rows = nearest_shape(rows, SHAPE, partial(_distance, heads))
+    rows: pd.DataFrame, columns: tuple[str, str], point_of: Point, formula: AnalyticOperations
+) -> tuple[Seconds, list[Heads]]:
+    """Make the function of ratios of the nearest shape by number and size, 1 without rows; and
+    return the shape.
+    """
+    if rows.empty:
+        return lambda batch: 1.0, []
+    nearest, rows = nearest_shape(rows, SHAPE, partial(_distance, formula.heads))
     shape = Heads(*nearest)
     spec = replace(formula.spec, **shape._asdict())
     of_shape = AnalyticOperations(spec, formula.hardware, formula.dtype_bytes).attention
     sizes: Any = rows[[*PREFILL, *DECODE, "num_prefills"]].to_dict("records")
     computed = [of_shape.uniform(**of) for of in sizes]
-    number, size = _sizes(rows, columns)
-    grid, share = (
-        RatioGrid(number, size, rows.seconds / computed),
-        heads.num_kv_heads / shape.num_kv_heads,
-    )
-    return lambda number, size: grid.ratio(number * share, size), shape
+    first, second = columns
+    grid = RatioGrid(rows[first], rows[second], rows.seconds / computed)
+    share = formula.heads.num_kv_heads / shape.num_kv_heads
+
+    def ratio(batch: Batch) -> float:
+        number, size = point_of(batch)
+        return grid.ratio(number * share, size)
+
+    return ratio, [shape]
 
 
 def _distance(one: Heads, other: tuple[int, ...]) -> float:

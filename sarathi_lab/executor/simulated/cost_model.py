@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Literal, get_args
 
 from sarathi_lab.config.errors import require_one_of
@@ -14,7 +14,7 @@ from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.hardware import EXPERTS, ONE_DEVICE, Hardware, Parallel
 from sarathi_lab.executor.simulated.kernel_times import overlapped
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations, profiled_operations
-from sarathi_lab.executor.tables import ATTENTION
+from sarathi_lab.executor.tables import ATTENTION, Per
 from sarathi_lab.model.spec import ModelSpec
 
 Level = Literal["analytic", "profiled"]
@@ -60,7 +60,10 @@ class CostModel:
         self._swapped_token_bytes = swapped_bytes / self.parallel.num_devices
         # Cached by number of tokens: a run has few different ones.
         self._times = cache(self.operations.times)
-        self._sum = cache(lambda per, number: sum(self._times(per, number).values()))
+        self._sum = {per: cache(partial(self._total, per)) for per in get_args(Per)}
+
+    def _total(self, per: Per, number: int) -> float:
+        return sum(self._times(per, number).values())
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
@@ -81,8 +84,8 @@ class CostModel:
         parts = batch.passes(self.parallel.layers_per_stage(self.spec))
         layers_time = sum(len(layers) * self.layer_time(part) for layers, part in parts)
         times = [layers_time] * self.parallel.pipeline
-        times[-1] += self._sum("iteration", parts[-1][1].num_tokens)
-        times[-1] += self._sum("emit", batch.num_emits) + self.operations.iteration_overhead
+        times[-1] += self._sum["iteration"](parts[-1][1].num_tokens)
+        times[-1] += self._sum["emit"](batch.num_emits) + self.operations.iteration_overhead
         if batch.num_swapped_tokens:
             times = [time + self.swap_time(batch) for time in times]
         return times
@@ -93,7 +96,7 @@ class CostModel:
         return overlapped(device, host) if host else device
 
     def _layer_device_time(self, batch: Batch) -> float:
-        seconds = self._sum("layer", batch.num_tokens) + sum(self.operations.attention_times(batch))
+        seconds = self._sum["layer"](batch.num_tokens) + sum(self.operations.attention_times(batch))
         return seconds + self.experts.seconds(batch.num_tokens) if self.experts else seconds
 
     def send_time(self, batch: Batch) -> float:
