@@ -73,7 +73,7 @@ class LabSweeper(Sweeper):
         self.compose(arguments)
         self.check()
         if self._is_dry_run:
-            self._task.print_estimates(self)
+            self._task.print_jobs(self)
         else:
             self.run()
 

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import check_fields
-from sarathi_lab.config.console import Progress, lines_of, print_place
+from sarathi_lab.config.console import Progress, console, lines_of, print_place
 from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.config.instantiate import Job, build, resolved
-from sarathi_lab.config.run_context import RunContext, SweepRecord, group_of
+from sarathi_lab.config.run_context import RunContext, SweepRecord, group_of, run_name
 from sarathi_lab.config.sweeper import LabSweeper
 from sarathi_lab.results.report import print_sweep
 from sarathi_lab.results.result import Result, Stopped, track, write, write_stopped
@@ -40,12 +40,6 @@ class Task(ABC):
     def run(self, cfg: DictConfig, context: RunContext) -> Result | None:
         """Do the work; `run_task` saves, tracks and prints what is returned."""
 
-    def estimate(self, prepared: Any, shared: set[str]) -> tuple[float, str] | None:
-        """Seconds that `run` would take and what they are estimated by, from what `check` returned;
-        None where nothing is known. `shared` names what earlier runs of the sweep did for this one.
-        """
-        return None
-
     def report_sweep(self, job: Job, record: SweepRecord, *, is_tracked: bool) -> None:
         """Print the table of a sweep; `job` is one of its runs."""
         if not self.has_runs:
@@ -69,11 +63,17 @@ class Task(ABC):
                 )
             )
 
-    def print_estimates(self, sweeper: LabSweeper) -> None:
-        """Print what `--dry-run` does of checked jobs."""
-        from sarathi_lab.tasks.estimate import print_jobs
-
-        print_jobs(sweeper)
+    def print_jobs(self, sweeper: LabSweeper) -> None:
+        """List the checked jobs, as `--dry-run` does."""
+        swept = sweeper.record.swept if sweeper.is_sweep else None
+        for number, job in enumerate(sweeper.jobs):
+            policy = str(job.composed.hydra.runtime.choices["policy"])
+            console().print(f"{number}  {run_name(policy, job.settings, swept)}", soft_wrap=True)
+        number = sweeper.num_planned
+        text = f"{number} run{'s' * (number > 1)}, checked and not started"
+        if sweeper.record.is_search:
+            text = f"a search of {number} trials, of which these are the ends of its space"
+        console().print(text, soft_wrap=True)
 
     def check_objective(self, objective: str) -> None:
         """Refuse an objective of a search that summary.json can't have."""

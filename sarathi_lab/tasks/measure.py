@@ -77,13 +77,12 @@ class Measure(Task):
         require_one_of("task.experiment", self.experiment, FIGURES)
         return FIGURES[self.experiment]
 
-    def check(self, cfg: DictConfig) -> float | None:
-        """Refuse a model that does not fit the device, and settings without effect. Return the
-        seconds of measuring, None where it is simulated.
-        """
+    def check(self, cfg: DictConfig) -> None:
+        """Refuse a model that does not fit the device, and settings without effect."""
         backend = build(cfg.executor)
         if isinstance(backend, TorchBackend):
-            return self._check_measured(cfg, backend)
+            self._check_measured(cfg, backend)
+            return
         own = self.figure
         if own.is_measured_only:
             raise UserError(
@@ -116,9 +115,8 @@ class Measure(Task):
             )
         for job in self.jobs(cfg, backend):
             own.check_simulated(job)
-        return None
 
-    def _check_measured(self, cfg: DictConfig, backend: TorchBackend) -> float:
+    def _check_measured(self, cfg: DictConfig, backend: TorchBackend) -> None:
         own = self.figure
         if own.is_simulated:
             raise UserError(f"{own.name} is simulated only; add executor=simulated")
@@ -131,12 +129,11 @@ class Measure(Task):
             self._refuse("seconds", "measures sets of requests (task.sizes), however long")
             setting = f"task.sizes.{self._setup(backend)}.models=[{cfg.model.get('name')}]"
             self._require_usual_model(cfg, f"has models of its own; use {setting}")
-            return self.seconds or own.seconds
+            return
         if resolve_model(cfg, backend)[1] is not None:
             raise UserError(f"task=measure takes random weights; drop model.path={cfg.model.path}")
         for spec in self._measured_specs(cfg, backend):
             backend.check(spec, own.least_room(spec, sizes))
-        return self.seconds or own.seconds
 
     def _require_usual_model(self, cfg: DictConfig, why: str) -> None:
         if not is_usual_model(cfg):
@@ -154,10 +151,6 @@ class Measure(Task):
         recorded = by_folder(table.assign(device_name=table.device) for table in tables)
         self._record(recorded)
         return replace(result, tables={**result.tables, **recorded}, float_format="%.6g")
-
-    def estimate(self, prepared: float | None, shared: set[str]) -> tuple[float, str] | None:
-        """Estimate by the given seconds, without the compiling of kernels and warming up."""
-        return None if prepared is None else (prepared, "the time to measure in: at least")
 
     def _refuse(self, name: str, why: str) -> None:
         refuse_unread(self, [name], f": it {why}; drop it", "task.")

@@ -38,7 +38,7 @@ from sarathi_lab.results.result import ITERATIONS, REQUESTS, DisplayTable, Resul
 from sarathi_lab.results.serving_metrics import Slo, serving_summary
 from sarathi_lab.results.window import delay_trend
 from sarathi_lab.tasks.base import Task, conclude
-from sarathi_lab.tasks.estimate import TRIED_SECONDS, num_tokens, predict_roofline
+from sarathi_lab.tasks.estimate import num_tokens, predict_roofline
 from sarathi_lab.tasks.plan import Plan, make_plans, slo_reference
 
 Tables = dict[str, pd.DataFrame]
@@ -78,21 +78,6 @@ class Serve(Task):
                 error = error or RunError(f"baseline {name}: {stop}")
         # Raised when the run is kept, which may well succeed where a baseline can't.
         return replace(_executed(plan, context, folders, is_baseline=False), error=error)
-
-    def estimate(
-        self, prepared: tuple[Plan, dict[str, Plan]], shared: set[str]
-    ) -> tuple[float, str] | None:
-        """By the start of its loop on a virtual clock: of a simulation what that takes; of a device
-        the roofline, which nothing is faster than.
-        """
-        plan, baselines = prepared
-        by_work = {f"{name}-{fingerprint(one)}": one for name, one in baselines.items()}
-        plans = [plan, *(by_work[name] for name in by_work.keys() - shared)]
-        shared |= by_work.keys()
-        found = [predict_roofline(one, one.backend.peaks(), TRIED_SECONDS) for one in plans]
-        if plan.backend.computes_tokens:
-            return sum(clock for clock, _ in found), "the roofline: at least"
-        return sum(wall for _, wall in found), "the start of its simulation"
 
 
 def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext) -> Path:
@@ -140,7 +125,7 @@ def _executed(
     print_plan(plan, context)
     # A simulated run takes no longer than its prediction; which drafts will be right is not known.
     if plan.backend.computes_tokens and not plan.engine.speculation.tokens:
-        predicted["predicted_roofline"] = roofline = predict_roofline(plan, peaks)[0]
+        predicted["predicted_roofline"] = roofline = predict_roofline(plan, peaks)
         console().print(f"  predicted roofline {roofline:.2f} s")
     console().print(f"  peaks {peaks.describe()}")
     if plan.advice is not None:

@@ -150,7 +150,7 @@ def test_it_runs_wherever_a_policy_is_tried_or_advised():
     """By rooflines before a run, by `check_policy`, and by the prediction behind chunk=auto."""
     plan = plan_of("layered_prefill", "executor=simulated", "chunk=auto", "workload.num_requests=4")
     assert plan.advice is not None
-    assert predict_roofline(plan, plan.backend.peaks())[0] > 0
+    assert predict_roofline(plan, plan.backend.peaks()) > 0
     check_policy(POLICY, num_queues=20)
 
 
