@@ -5,14 +5,21 @@ Cases can be printed, filtered and run alone: `group.points(clock)` evaluates th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal, NamedTuple, Protocol
+
+import pandas as pd
 
 from sarathi_lab.experiment.clock import EVERYTHING, THROUGHPUT, Clock, Estimate
 from sarathi_lab.experiment.scenario import Scenario, Subject, WorkSum
+from sarathi_lab.results.intervals import median_of
+from sarathi_lab.results.load import POINT
 
 Kind = Literal["value", "share", "curve"]
+OF_SAMPLES = ["confidence", "q20", "q80", "samples"]
 
 
 class Point(NamedTuple):
@@ -163,3 +170,44 @@ def one(
 ) -> Group:
     """Return a group of a single case."""
     return Group((Case(panel, series, x, quantity, unit, kind),))
+
+
+Samples = dict[Point, list[float]]  # by `Point.place`
+
+
+def keep(samples: Samples, points: Iterable[Point]) -> None:
+    """Add a round's values. A time that comes out at or below zero is below the noise: a ratio to
+    it is infinite.
+    """
+    for point in points:
+        is_noise = point.y.value <= 0 and point.kind != "share"
+        samples.setdefault(point.place, []).append(math.inf if is_noise else point.y.value)
+
+
+def table_of(
+    figure: str, samples: Samples, max_spread: float, *, is_series: bool = True
+) -> pd.DataFrame:
+    """Return the points in the columns of `load`: medians and intervals, or the reason why there is
+    no number. Of a curve over time the first round is kept. `is_series`: see `ends_of_median`.
+    """
+    rows, columns = [], dict.fromkeys([*POINT, *OF_SAMPLES])
+    for point, values in samples.items():
+        interval = median_of(values, max_spread, of=point.whole, is_series=is_series)
+        y, reason = (math.nan if interval.reason else interval.median), interval.reason
+        if point.kind == "curve":
+            y, reason = values[0], None
+        kept = " ".join(f"{value:.6g}" for value in values)
+        labels = dict(point.labels)
+        row = {**point._asdict(), **vars(interval), "figure": figure, "y": y, "reason": reason}
+        rows.append({**row, "samples": kept, **labels})
+        columns |= dict.fromkeys(labels)
+    return pd.DataFrame(rows, columns=list(columns))
+
+
+def predicted_table(figure: str, parts: Iterable[Sequence[Point]]) -> pd.DataFrame:
+    """Return predicted points as they are recorded, with the cost model's stated error."""
+    points = chain.from_iterable(parts)
+    table = pd.DataFrame([{**point._asdict(), **point.y._asdict()} for point in points])
+    off = table.value.abs() * table.error
+    table = table.assign(low=table.value - off, high=table.value + off, figure=figure)
+    return table.assign(y=table.value, num_pairs=0, reason=None).astype({"x": float})[POINT]

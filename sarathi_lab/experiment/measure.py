@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import math
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -20,10 +21,9 @@ from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.backend import WARM_UP_TOKENS, TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.steal_corrected_clock import exclude_stolen_time
-from sarathi_lab.experiment.cases import Group
+from sarathi_lab.experiment.cases import Group, Part, Point, Samples, keep, table_of
 from sarathi_lab.experiment.clock import Clock, Estimate
 from sarathi_lab.experiment.measured_cost import TOO_SMALL, MeasuredCostModel
-from sarathi_lab.experiment.runner import Samples, measure, table_of
 from sarathi_lab.experiment.scenario import (
     BLOCK_SIZE,
     Room,
@@ -36,7 +36,7 @@ from sarathi_lab.experiment.scenario import (
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
 from sarathi_lab.results import load
-from sarathi_lab.results.intervals import summary
+from sarathi_lab.results.intervals import FEWEST_PAIRS, LEVEL, coarse_to_fine, median_of, summary
 
 WARM_UP_DECODES = 4
 
@@ -135,7 +135,7 @@ class DeviceClock(Clock):
 
 
 LEFT_OUT = "the time was over"
-MOST_OF_GROUP = 40  # rounds
+MOST_ROUNDS, MOST_OF_GROUP = 15, 40  # rounds of requests, and of a group of cases
 Advance = Callable[[float], None]  # called with the seconds that passed
 
 
@@ -223,3 +223,55 @@ def measure_cases(name: str, groups: Sequence[Group], session: Session) -> Measu
     compositions = clock.cost.rows(session.spec.name, session.backend.dtype_bytes)
     serving = clock.serving_rows(session.spec.name)
     return Measured(table, pd.DataFrame(compositions), pd.DataFrame(serving))
+
+
+def measure(
+    parts: Sequence[Part],
+    bench: Any,
+    *,
+    seconds: float = math.inf,
+    most: int = MOST_ROUNDS,
+    narrow: float | None = None,
+    is_cut: bool = False,
+    advance: Callable[[float], None] = lambda seconds: None,
+) -> Samples:
+    """Return samples of the points of all parts, one a round: for `seconds` and `most` rounds, but
+    `FEWEST_PAIRS` rounds of them at least. `advance` is called with the seconds that a part took.
+
+    After the fewest rounds a part is left alone once the intervals of all its points are within
+    `narrow` of the median, so that the time that is left goes to the others. With `is_cut` ends and
+    middles come first, and parts for whose fewest rounds the time is too short have no samples.
+    """
+    chosen = coarse_to_fine(parts) if is_cut else list(parts)
+    samples: Samples = {}
+    left, began, longest = list[Part](), time.monotonic(), dict.fromkeys(map(id, parts), 0.0)
+    for number in range(most):
+        for place, part in enumerate(list(chosen)):
+            start = time.monotonic()
+            if is_cut and number == 0 and place and start - began > seconds / FEWEST_PAIRS:
+                left = chosen[place:]
+                del chosen[place:]
+                break
+            if number >= FEWEST_PAIRS and start - began + longest[id(part)] > seconds:
+                chosen.clear()
+                break
+            points = part.points(bench, number)
+            keep(samples, points)
+            took = time.monotonic() - start
+            longest[id(part)] = max(longest[id(part)], took)
+            advance(took)
+            if number + 1 >= FEWEST_PAIRS and narrow and _are_narrow(samples, points, narrow):
+                chosen.remove(part)
+    return samples | {place: [] for part in left for place in part.places}
+
+
+def _are_narrow(samples: Samples, points: Iterable[Point], max_spread: float) -> bool:
+    """Whether the intervals of all points reach `LEVEL` within `max_spread`, or never will."""
+    intervals = [
+        median_of(samples[point.place], max_spread, of=point.whole)
+        for point in points
+        if point.kind != "curve"
+    ]
+    return all(
+        not one.num_pairs or (one.reason is None and one.confidence >= LEVEL) for one in intervals
+    )

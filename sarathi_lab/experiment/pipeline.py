@@ -32,7 +32,6 @@ from sarathi_lab.executor.simulated.profiled import ProfiledOperations
 from sarathi_lab.experiment.cases import Point, Round
 from sarathi_lab.experiment.clock import CostClock, Estimate
 from sarathi_lab.experiment.registry import ErrorRow, Figure, Job, Platform, Sizes, figure
-from sarathi_lab.experiment.runner import measure
 from sarathi_lab.experiment.scenario import BLOCK_SIZE, Room, batch
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Policy, Sarathi
@@ -209,7 +208,7 @@ class PipelineFigure(Figure):
 
     def measure(self, session: Session) -> Measured:
         from sarathi_lab.executor.torch.profiling import measure_profile
-        from sarathi_lab.experiment.measure import Measured
+        from sarathi_lab.experiment.measure import Measured, measure
 
         sizes, spec, backend = session.sizes, session.spec, session.backend
         with session.loaded(self.name, self.room(spec, sizes)) as (executor, advance):

@@ -24,9 +24,8 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.tables import read_tables
-from sarathi_lab.experiment.cases import Point
+from sarathi_lab.experiment.cases import Point, predicted_table
 from sarathi_lab.experiment.clock import CostClock, CountingClock
-from sarathi_lab.experiment.runner import predicted_table
 from sarathi_lab.experiment.scenario import Room
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy

@@ -18,12 +18,11 @@ from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.torch import profiling
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.experiment import measured_cost
-from sarathi_lab.experiment.cases import Point, Round
+from sarathi_lab.experiment.cases import Point, Round, table_of
 from sarathi_lab.experiment.clock import CostClock, Estimate
-from sarathi_lab.experiment.measure import DeviceClock, load_executor
+from sarathi_lab.experiment.measure import DeviceClock, load_executor, measure
 from sarathi_lab.experiment.pipeline import BUBBLES, COMPLETION
 from sarathi_lab.experiment.registry import FIGURES, SETUPS, Figure
-from sarathi_lab.experiment.runner import measure, table_of
 from sarathi_lab.experiment.scenario import Composition, Room
 from sarathi_lab.results import load
 from sarathi_lab.results.intervals import FEWEST_PAIRS

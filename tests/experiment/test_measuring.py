@@ -22,14 +22,13 @@ from sarathi_lab.experiment import measured_cost
 from sarathi_lab.experiment.cases import one
 from sarathi_lab.experiment.clock import CostClock, Estimate
 from sarathi_lab.experiment.figures import FIGURES
-from sarathi_lab.experiment.measure import MOST_OF_GROUP, DeviceClock
+from sarathi_lab.experiment.measure import MOST_OF_GROUP, DeviceClock, measure
 from sarathi_lab.experiment.measured_cost import (
     LOWER,
     MeasuredCostModel,
     composition,
     describe,
 )
-from sarathi_lab.experiment.runner import measure
 from sarathi_lab.experiment.scenario import Scenario, batch, chunked, request, serve
 from sarathi_lab.results.intervals import FEWEST_PAIRS, median_of
 

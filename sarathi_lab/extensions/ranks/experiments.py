@@ -23,13 +23,12 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.experiment.cases import Point, Round
+from sarathi_lab.experiment.cases import Point, Round, Samples
 from sarathi_lab.experiment.clock import Estimate
-from sarathi_lab.experiment.measure import Measured, Session
+from sarathi_lab.experiment.measure import Measured, Session, measure
 from sarathi_lab.experiment.pipeline import completion_time, workload
 from sarathi_lab.experiment.registry import Figure, Ints, figure
 from sarathi_lab.experiment.registry import Sizes as SizesOf
-from sarathi_lab.experiment.runner import Samples, measure
 from sarathi_lab.experiment.scenario import BLOCK_SIZE
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Policy, Sarathi

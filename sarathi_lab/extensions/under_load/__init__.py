@@ -27,10 +27,9 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.experiment.cases import Point, Round
+from sarathi_lab.experiment.cases import Point, Round, Samples, keep, table_of
 from sarathi_lab.experiment.clock import Estimate
 from sarathi_lab.experiment.registry import PROFILED, Figure, Job, Platform, Sizes, figure
-from sarathi_lab.experiment.runner import Samples, keep, measure, table_of
 from sarathi_lab.experiment.scenario import BLOCK_SIZE, Room
 from sarathi_lab.extensions.capacity.search import at_rate
 from sarathi_lab.model.spec import ModelSpec
@@ -78,7 +77,7 @@ class LoadFigure(Figure):
         return 2 * longest(sizes)  # requests may wait
 
     def measure(self, session: Session) -> Measured:
-        from sarathi_lab.experiment.measure import Measured  # torch takes seconds
+        from sarathi_lab.experiment.measure import Measured, measure  # torch takes seconds
 
         spec, sizes, seed = session.spec, session.sizes, session.seed
         held = BLOCK_SIZE * session.backend.kv_blocks(spec, BLOCK_SIZE)

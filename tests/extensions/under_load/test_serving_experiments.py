@@ -18,9 +18,9 @@ from sarathi_lab.engine.config import EngineConfig, Topology
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
-from sarathi_lab.experiment.cases import Round
+from sarathi_lab.experiment.cases import Round, table_of
+from sarathi_lab.experiment.measure import measure
 from sarathi_lab.experiment.registry import FIGURES
-from sarathi_lab.experiment.runner import measure, table_of
 from sarathi_lab.extensions.after_sarathi import PPas
 from sarathi_lab.extensions.capacity.search import mean_rate
 from sarathi_lab.extensions.cluster.cluster import Link
