@@ -6,9 +6,8 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -58,34 +57,33 @@ def readme_table(table: pd.DataFrame) -> str:
     devices.
     """
     devices = _measured_devices(table)
-    headings = ["claim", "source", "expected", *devices, "simulated"]
-    lines = [_line(headings), "|" + " --- |" * len(headings)]
-    for _, rows in table[~_is_after(table)].groupby("id", sort=False):
-        first = rows.iloc[0]
-        lines.append(_line([first.claim, first.source, first.expected, *_cells(rows, devices)]))
-    return "\n".join(lines)
+    rows = [["claim", "source", "expected", *devices, "simulated"]]
+    for _, own in table[~_is_after(table)].groupby("id", sort=False):
+        first = own.iloc[0]
+        rows.append([first.claim, first.source, first.expected, *_cells(own, devices)])
+    return _markdown(rows)
 
 
 def map_table(table: pd.DataFrame, root: str = "") -> str:
     """Format the claims on what came after SARATHI in Markdown: source, gain claimed, what was
     measured on which device, and conditions; `root` leads to `experiments/`.
     """
-    headings = ["experiment", "claim", "source", "claimed", "found", "conditions"]
-    lines = [_line(headings), "|" + " --- |" * len(headings)]
+    rows = [["experiment", "claim", "source", "claimed", "found", "conditions"]]
     conditions = {claim.id: claim.caveat for claim in load_claims()}
-    for name, rows in table[_is_after(table)].groupby("id", sort=False):
-        first, known = rows.iloc[0], rows[rows.verdict != "not measured"]
-        devices = _measured_devices(known)
-        *cells, simulated = _cells(known, devices)
+    for name, own in table[_is_after(table)].groupby("id", sort=False):
+        first, devices = own.iloc[0], _measured_devices(own[own.verdict != "not measured"])
+        *cells, simulated = _cells(own, devices)
         found = [f"{device} {cell}" for device, cell in zip(devices, cells, strict=True)]
         where = f"[{first.experiment}]({root}{AFTER}/{first.experiment}/README.md)"
-        own = [where, first.claim, first.source, first.expected, "; ".join([*found, simulated])]
-        lines.append(_line([*own, conditions[str(name)]]))
-    return "\n".join(lines)
+        what = [where, first.claim, first.source, first.expected]
+        rows.append([*what, "; ".join([*found, simulated]), conditions[str(name)]])
+    return _markdown(rows)
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Format a table, the headings first."""
+    headings, *lines = (f"| {' | '.join(cells)} |" for cells in rows)
+    return "\n".join([headings, "|" + " --- |" * len(rows[0]), *lines])
 
 
 def _is_after(table: pd.DataFrame) -> pd.Series:
@@ -101,22 +99,17 @@ def _cells(rows: pd.DataFrame, devices: Sequence[str]) -> list[str]:
     """Format the verdicts on one claim: on each of `devices`, and by verdict on the simulated ones,
     each once where it has two levels.
     """
-    own = {str(row["device"]): row for row in rows.to_dict("records")}
+    known = rows[rows.verdict != "not measured"].to_dict("records")
+    words = {str(row["device"]): (row["verdict"], in_words(row)) for row in known}
+    levels = set(map(str, rows.device))
     simulated: dict[str, list[str]] = {}
-    for device in sorted(own):
+    for device, (verdict, value) in sorted(words.items()):
         base = device.removesuffix(PROFILED)
-        if device.startswith(SIMULATED) and (device == base or base not in own):
-            words = f"{base.removeprefix(SIMULATED)} {in_words(own[device])}"
-            simulated.setdefault(own[device]["verdict"], []).append(words)
-    found = [_cell(own.get(device)) for device in devices]
-    last = "; ".join(f"**{verdict}**: {', '.join(words)}" for verdict, words in simulated.items())
-    return [*found, last or _cell(None)]
-
-
-def _cell(row: Mapping[Any, Any] | None) -> str:
-    if row is None or row["verdict"] == "not measured":
-        return "not measured"
-    return f"**{row['verdict']}**: {in_words(row)}"
+        if device.startswith(SIMULATED) and (device == base or base not in levels):
+            simulated.setdefault(verdict, []).append(f"{base.removeprefix(SIMULATED)} {value}")
+    last = "; ".join(f"**{verdict}**: {', '.join(each)}" for verdict, each in simulated.items())
+    cells = [f"**{words[one][0]}**: {words[one][1]}" if one in words else "" for one in devices]
+    return [cell or "not measured" for cell in (*cells, last)]
 
 
 def write_readme(table: pd.DataFrame, path: Path = README) -> None:

@@ -14,11 +14,10 @@ from matplotlib.figure import Figure as Picture
 from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import listed, whole
-from sarathi_lab.config.console import console, print_place, progress_of
+from sarathi_lab.config.console import print_place, progress_of
 from sarathi_lab.config.errors import exit_code, require_one_of
 from sarathi_lab.config.paths import CONF, OUTPUTS, make_folder
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.experiment.claims import in_words, load_claims, verdicts
 from sarathi_lab.experiment.figures import (
     COLUMNS,
     LABELS,
@@ -94,12 +93,6 @@ def _main(options: argparse.Namespace) -> int:
                 for ending in FORMATS:
                     picture.savefig(options.out / f"{stem}.{ending}", dpi=150)
             advance(1)
-    found = verdicts(claims=[claim for claim in load_claims() if claim.experiment in chosen])
-    for row in found.to_dict("records"):
-        if row["verdict"] != "not measured":
-            claim = f"{row['experiment']:7} {row['claim']} ({row['expected']}): {row['device']} "
-            text = f"{claim}{in_words(row)} ({row['verdict']})"
-            console().print(text, highlight=False, soft_wrap=True)
     print_place("figures", options.out)
     return 0
 
@@ -187,24 +180,7 @@ def lines(device: str, table: pd.DataFrame) -> DisplayTable:
 
 
 def _shown_errors(errors: pd.DataFrame) -> DisplayTable:
-    """The error table as people read it: mean and, in brackets, largest absolute relative error."""
-    rows = [
-        {
-            "": row["row"],
-            "device": row["device"].removeprefix("simulated "),
-            "points": str(row["points"]),
-            "error": _error(row["mean"], row["largest"], 2, 1),
-            "aim": _error(row["aim_mean"], row["aim_largest"], 0, 0),
-            "stated": f"{row['stated']:.0%}",
-            "verdict": row["verdict"],
-        }
-        for row in errors.to_dict("records")
-    ]
-    title = "Error against the paper's points: mean (largest)"
-    return DisplayTable(rows, left=("", "device", "verdict"), title=title)
-
-
-def _error(mean: float, largest: float, digits: int, digits_largest: int) -> str:
-    """Mean and largest error in words; NaN stands for none."""
-    words = "" if pd.isna(mean) else f"{mean:.{digits}%}"
-    return words if pd.isna(mean) or pd.isna(largest) else f"{words} ({largest:.{digits_largest}%})"
+    """The mean and largest absolute relative errors, with those to stay within."""
+    formats = dict.fromkeys(("mean", "largest", "stated", "aim_mean", "aim_largest"), ".1%")
+    left, title = ("row", "device", "verdict"), "Error against the paper's points"
+    return DisplayTable(errors.to_dict("records"), left=left, formats=formats, title=title)

@@ -32,16 +32,13 @@ def points() -> pd.DataFrame:
     return found[found.source != "measured"]
 
 
-def test_it_writes_png_and_pdf_and_the_verdicts(tmp_path, capsys):
+def test_it_writes_png_and_pdf(tmp_path):
     names = ("fig08", "batch_size")
     chosen = [word for name in names for word in ("--only", name)]
     assert main([*chosen, "--out", str(tmp_path / "new")]) == 0
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "new").iterdir()}
     assert set(sizes) == {f"{name}.{ending}" for name in names for ending in ("png", "pdf")}
     assert min(sizes.values()) > 10_000
-    said = capsys.readouterr().out
-    assert "up to 10 times cheaper than alone (at least 10): simulated-a6000-profiled 9.26" in said
-    assert "(holds)" in said
 
 
 def test_the_figure_of_the_tour_is_simulated_recorded_and_drawn(tmp_path, monkeypatch):
