@@ -119,6 +119,9 @@ class Case:
         return Point(self.panel, self.series, float(self.x), Estimate(0.0), self.unit, self.kind)
 
 
+Cases = Iterator[Case | Iterable[Case]]  # alone, or several that are measured together
+
+
 class Part(Protocol):
     """Points of an experiment that are computed together, once a round."""
 
@@ -163,13 +166,6 @@ class Round:
 
     def points(self, bench: Any, number: int = 0) -> list[Point]:
         return list(self.make(bench, self.seed + number, **self.sizes))
-
-
-def one(
-    panel: str, series: str, x: float, quantity: Quantity, unit: str = "ratio", kind: Kind = "value"
-) -> Group:
-    """Return a group of a single case."""
-    return Group((Case(panel, series, x, quantity, unit, kind),))
 
 
 Samples = dict[Point, list[float]]  # by `Point.place`

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from sarathi_lab.experiment.cases import Case, Group, Quantity, one, seconds
+from sarathi_lab.experiment.cases import Case, Cases, Quantity, seconds
 from sarathi_lab.experiment.clock import COMPUTE, FOUR
 from sarathi_lab.experiment.iterations import OPERATIONS
 from sarathi_lab.experiment.registry import Aims, ErrorRow, Ints, figure
@@ -15,7 +15,7 @@ from sarathi_lab.results.plots.spec import PlotSpec
 SPEEDUP: Aims = {"profiled": (0.04, 0.12), "analytic": (0.10, 0.20)}  # aims of decode speed-ups
 
 
-def speedup(panel: str, series: str, x: float, seq_len: int, size: int, chunk: int) -> Group:
+def speedup(panel: str, series: str, x: float, seq_len: int, size: int, chunk: int) -> Case:
     """Return the time of a decode alone over its marginal time in a decode-maximal batch.
 
     Marginal is that batch less a prefill of as many tokens, per decode (section 5.1.1, Table 2).
@@ -24,7 +24,7 @@ def speedup(panel: str, series: str, x: float, seq_len: int, size: int, chunk: i
     alone = batch(num_decodes=size, context=seq_len)
     hybrid = batch(prefill_tokens=chunk - riders, num_decodes=riders, context=seq_len)
     prefill = batch(prefill_tokens=chunk)
-    return one(panel, series, x, Quantity("saving", (alone, hybrid, prefill)) * (riders / size))
+    return Case(panel, series, x, Quantity("saving", (alone, hybrid, prefill)) * (riders / size))
 
 
 @figure(
@@ -40,7 +40,7 @@ def speedup(panel: str, series: str, x: float, seq_len: int, size: int, chunk: i
 )
 def fig08(
     spec: ModelSpec, *, seq_lens: Mapping[str, int], batches: Mapping[str, Ints], chunk: int
-) -> Iterator[Group]:
+) -> Cases:
     """Decode speed-up by batch and length at one chunk."""
     for name, sizes in batches.items():
         for size in sizes:
@@ -69,14 +69,14 @@ TOTALS = "in ('baseline total', 'sarathi total')"
 )
 def fig10(
     spec: ModelSpec, *, seq_lens: Mapping[str, int], batches: Mapping[str, Ints], chunks: Ints
-) -> Iterator[Group]:
+) -> Cases:
     """Seconds by operation to serve B requests at P:D = C/(B-1), baseline and SARATHI."""
     for chunk in chunks:
         for name, sizes in batches.items():
             for size in sizes:
                 pd_ratio = best_pd_ratio(chunk, size)
                 scenario = Scenario.of("sarathi", seq_lens[name], pd_ratio, size, chunk)
-                yield Group(tuple(_operations(f"{name} C={chunk}", scenario)))
+                yield _operations(f"{name} C={chunk}", scenario)
 
 
 def _operations(panel: str, scenario: Scenario) -> Iterator[Case]:
@@ -100,11 +100,11 @@ def _operations(panel: str, scenario: Scenario) -> Iterator[Case]:
         left_out=("ratio",),
     ),
 )
-def table2(spec: ModelSpec, *, num_tokens: int, num_decodes: int) -> Iterator[Group]:
+def table2(spec: ModelSpec, *, num_tokens: int, num_decodes: int) -> Cases:
     """Milliseconds of batches of a prompt, of decodes at `num_tokens` of context, and of both; and
     what a decode takes alone over what it adds.
     """
-    yield Group(tuple(_kinds_of_batch(num_tokens, num_decodes)))
+    yield _kinds_of_batch(num_tokens, num_decodes)
 
 
 def _kinds_of_batch(num_tokens: int, num_decodes: int) -> Iterator[Case]:
@@ -128,16 +128,14 @@ def _kinds_of_batch(num_tokens: int, num_decodes: int) -> Iterator[Case]:
     seconds=30,
     look=PlotSpec(x="decodes", y="ratio"),
 )
-def hybrid_attention(
-    spec: ModelSpec, *, chunks: Ints, decodes: Ints, contexts: Ints
-) -> Iterator[Group]:
+def hybrid_attention(spec: ModelSpec, *, chunks: Ints, decodes: Ints, contexts: Ints) -> Cases:
     """Attention of a chunk and decodes over that of either alone, and what it leaves of the decode
     speed-up (section 5.1.1), as it is and with a call for each (section 4.3.2).
     """
     for chunk in chunks:
         for context in contexts:
             for number in decodes:
-                yield Group(tuple(_hybrid_attention(chunk, context, number)))
+                yield _hybrid_attention(chunk, context, number)
 
 
 def _hybrid_attention(chunk: int, context: int, number: int) -> Iterator[Case]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from sarathi_lab.experiment.cases import Case, Group, Quantity, constant, one, seconds
+from sarathi_lab.experiment.cases import Case, Cases, Quantity, constant, seconds
 from sarathi_lab.experiment.clock import COMPUTE, EVERYTHING, FOUR
 from sarathi_lab.experiment.registry import Aims, ErrorRow, Ints, figure
 from sarathi_lab.experiment.scenario import WorkSum, batch, chunked
@@ -32,9 +32,9 @@ OPERATIONS = {kind: (kind,) for kind in FOUR}
         ys={"ratio": "ratio"},
     ),
 )
-def fig03(spec: ModelSpec, *, batches: Ints, seq_len: int) -> Iterator[Group]:
+def fig03(spec: ModelSpec, *, batches: Ints, seq_len: int) -> Cases:
     """Milliseconds per token by operation of prefills and decodes alone, and their ratio (3.1)."""
-    yield from (Group(tuple(_token_costs(number, seq_len))) for number in batches)
+    yield from (_token_costs(number, seq_len) for number in batches)
 
 
 def _token_costs(number: int, seq_len: int) -> Iterator[Case]:
@@ -87,7 +87,7 @@ def fig04(
     batches: Ints,
     layers: Sequence[tuple[str, int, int]] = (),
     products: Sequence[tuple[str, str, int]] = (),
-) -> Iterator[Group]:
+) -> Cases:
     """Tokens per millisecond of one layer by length and batch, and FLOPs per byte of its products.
 
     `layers` (phase, length, batch) and `products` (phase, operation, batch) are single points, in
@@ -97,10 +97,10 @@ def fig04(
     grid = [(phase, length, number) for phase in phases for length in lengths for number in batches]
     for phase, length, number in layers or grid:
         rate = _layer_rate(spec, phase, length, number)
-        yield one(phase, str(length), number, rate, "tokens/ms")
+        yield Case(phase, str(length), number, rate, "tokens/ms")
     for phase, operation, number in products:
         intensity = constant(_intensity(spec, phase, operation, number))
-        yield one(f"{phase} intensity", operation, number, intensity, "FLOP/B")
+        yield Case(f"{phase} intensity", operation, number, intensity, "FLOP/B")
 
 
 def _layer_rate(spec: ModelSpec, phase: str, length: int, number: int) -> Quantity:
@@ -145,28 +145,26 @@ EVEN_TILES = "series == 'total' and (x - 1) // 128 % 2 == 1"
         xs={"step": "tokens that fill tiles"},
     ),
 )
-def fig07(spec: ModelSpec, *, tokens: Ints, tiles: Ints) -> Iterator[Group]:
+def fig07(spec: ModelSpec, *, tokens: Ints, tiles: Ints) -> Cases:
     """Milliseconds of a prefill by operation and tokens; and of one token more than fills its
     tiles, over that of full tiles (section 4.4).
     """
     operations = {**{name: (name,) for name in ("preproj", "postproj", "ffn")}, "total": COMPUTE}
     for num_tokens in tokens:
         prefill = batch(prefill_tokens=num_tokens)
-        yield Group(
-            tuple(
-                Case("", name, num_tokens, seconds(prefill, kinds) * 1e3, "ms")
-                for name, kinds in operations.items()
-            )
-        )
+        yield [
+            Case("", name, num_tokens, seconds(prefill, kinds) * 1e3, "ms")
+            for name, kinds in operations.items()
+        ]
     for num_tokens in tiles:
         full, more = (seconds(batch(prefill_tokens=n)) for n in (num_tokens, num_tokens + 1))
-        yield one("step", "one token more", num_tokens, more / full)
+        yield Case("step", "one token more", num_tokens, more / full)
 
 
 @figure(question="Does the engine reach on a GPU what it should?", seconds=15)
 def gpu_targets(
     spec: ModelSpec, *, context: int, decodes: Ints, prefills: Ints, chunks: Ints, beside: int
-) -> Iterator[Group]:
+) -> Cases:
     """Milliseconds of the iterations that the targets are judged by."""
     at = f"context {context}"
     for n in decodes:
@@ -178,8 +176,8 @@ def gpu_targets(
         yield _whole("hybrid", f"{beside} decodes at {context}", n, both)
 
 
-def _whole(panel: str, series: str, x: int, work: WorkSum) -> Group:
-    return one(panel, series, x, seconds(work) * 1e3, "ms")
+def _whole(panel: str, series: str, x: int, work: WorkSum) -> Case:
+    return Case(panel, series, x, seconds(work) * 1e3, "ms")
 
 
 CAUSES = {"re-read": "attention", "smaller products": "matmul", "fixed cost": "fixed"}
@@ -211,16 +209,16 @@ BEHIND = ("attention [ms]", "KV read [MB]")  # panels of one chunk behind cached
         xs=dict.fromkeys(BEHIND, "cached tokens before the chunk"),
     ),
 )
-def kv_reread(spec: ModelSpec, *, prompts: Ints, chunks: Ints) -> Iterator[Group]:
+def kv_reread(spec: ModelSpec, *, prompts: Ints, chunks: Ints) -> Cases:
     """Prompts whole beside themselves in chunks; by chunk and context one chunk alone."""
     for prompt in prompts:
         for chunk in chunks:
             if chunk <= prompt:
-                yield Group(tuple(_prompt_in_chunks(prompt, chunk)))
+                yield _prompt_in_chunks(prompt, chunk)
     longest = max(prompts)
     for chunk in chunks[:3]:
         for start in sorted({0, longest // 4, longest // 2, longest - chunk}):
-            yield Group(tuple(_chunk_at_context(spec, start, chunk)))
+            yield _chunk_at_context(spec, start, chunk)
 
 
 def _prompt_in_chunks(prompt: int, chunk: int) -> Iterator[Case]:

@@ -24,7 +24,7 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.tables import read_tables
-from sarathi_lab.experiment.cases import Point, predicted_table
+from sarathi_lab.experiment.cases import Case, Group, Point, predicted_table
 from sarathi_lab.experiment.clock import CostClock, CountingClock
 from sarathi_lab.experiment.scenario import Room
 from sarathi_lab.model.spec import ModelSpec
@@ -145,7 +145,8 @@ class Figure:
 
     def cases(self, spec: ModelSpec, sizes: Sizes) -> Sequence[Any]:
         """List what is run: groups of cases, or rounds."""
-        return list(self.make(spec, **sizes))
+        parts = self.make(spec, **sizes)
+        return [Group((part,) if isinstance(part, Case) else tuple(part)) for part in parts]
 
     def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
         """Return the room that its largest case needs of a device."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
-from sarathi_lab.experiment.cases import Case, Group, gain, one, seconds, served_ratio
+from sarathi_lab.experiment.cases import Case, Cases, gain, seconds, served_ratio
 from sarathi_lab.experiment.clock import THROUGHPUT
 from sarathi_lab.experiment.decodes import SPEEDUP, speedup
 from sarathi_lab.experiment.registry import A6000, Aims, ErrorRow, Ints, Platform, figure
@@ -51,7 +51,7 @@ def fig09(
     chunks: Ints,
     pd_ratios: Sequence[float],
     points: Sequence[tuple[str, int, float]] = (),
-) -> Iterator[Group]:
+) -> Cases:
     """Throughput over the baseline against P:D: each chunk at its own C/(B-1), and at the first
     length the first two chunks at `pd_ratios`; or at `points` (length by name, chunk, P:D).
     """
@@ -65,7 +65,7 @@ def fig09(
     grid += [(first, chunk, ratio) for ratio in pd_ratios for chunk in chunks[:2]]
     for name, chunk, ratio in points or grid:
         own = Scenario.of("sarathi", seq_lens[name], ratio, batches[name], chunk)
-        yield one(name, f"C={chunk}", ratio, gain(own))
+        yield Case(name, f"C={chunk}", ratio, gain(own))
 
 
 def _fig11_at(points: pd.DataFrame) -> dict[str, object]:
@@ -98,7 +98,7 @@ def fig11(
     chunks: Ints,
     pd_ratios: Sequence[float],
     by_pd: Sequence[tuple[int | None, float]] = (),
-) -> Iterator[Group]:
+) -> Cases:
     """Orca's best and worst case and SARATHI over the baseline: by length at the P:D that suits the
     first chunk, and by P:D at the first length, `by_pd` giving chunk (None: Orca) and P:D.
     """
@@ -107,13 +107,13 @@ def fig11(
         for policy in ("orca_worst", "orca_best", "sarathi"):
             chunk = chunks[0] if policy == "sarathi" else None
             own = Scenario.of(policy, seq_len, pd_ratio, batches[name], chunk)
-            yield one("a", policy, seq_len, gain(own))
+            yield Case("a", policy, seq_len, gain(own))
     first = next(iter(seq_lens))
     grid = [(chunk, pd_ratio) for pd_ratio in pd_ratios for chunk in (*chunks[:2], None)]
     for chunk, pd_ratio in by_pd or grid:
         policy = "orca_best" if chunk is None else "sarathi"
         own = Scenario.of(policy, seq_lens[first], pd_ratio, batches[first], chunk)
-        yield one("b", f"{policy}{chunk or ''}", pd_ratio, gain(own))
+        yield Case("b", f"{policy}{chunk or ''}", pd_ratio, gain(own))
 
 
 @figure(
@@ -140,7 +140,7 @@ def fig13(
     seq_lens: Lengths,
     batches: Lengths,
     chunks: Ints,
-) -> Iterator[Group]:
+) -> Cases:
     """Speed of a prefill in chunks over that of the whole, attention alone and all of it; and
     throughput over the baseline, each chunk at its own P:D = C/(B-1).
     """
@@ -151,18 +151,13 @@ def fig13(
         for chunk in chunks:
             if chunk > (batch := batches[name]):
                 own = Scenario.of("sarathi", length, best_pd_ratio(chunk, batch), batch, chunk)
-                yield one("c_overall", name, chunk, gain(own))
+                yield Case("c_overall", name, chunk, gain(own))
 
 
-def _chunked_prefill(name: str, length: int, chunk: int) -> Group:
+def _chunked_prefill(name: str, length: int, chunk: int) -> Iterator[Case]:
     whole, cut = chunked(length, length), chunked(length, chunk)
-    attention = seconds(whole, ("attn",)) / seconds(cut, ("attn",))
-    return Group(
-        (
-            Case("a_attn", name, chunk, attention),
-            Case("b_prefill", name, chunk, seconds(whole) / seconds(cut)),
-        )
-    )
+    yield Case("a_attn", name, chunk, seconds(whole, ("attn",)) / seconds(cut, ("attn",)))
+    yield Case("b_prefill", name, chunk, seconds(whole) / seconds(cut))
 
 
 OF_33B = "panel == '33b' and series =="
@@ -195,7 +190,7 @@ def table4(
     seq_lens: Lengths,
     chunk: int,
     settings: Mapping[str, Sequence[tuple[str, int, float]]],
-) -> Iterator[Group]:
+) -> Cases:
     """Decode speed-up and throughput gain; `settings` are length by name, batch and P:D by model,
     the first model's for all that are not there.
     """
@@ -204,7 +199,7 @@ def table4(
         length = seq_lens[name]
         yield speedup(spec.name, "decode_speedup", length, length, batch, chunk)
         whole = Scenario.of("sarathi", length, pd_ratio, batch, chunk)
-        yield one(spec.name, "throughput_gain", length, gain(whole))
+        yield Case(spec.name, "throughput_gain", length, gain(whole))
 
 
 # -- beyond the paper's figures: served on the engine, also in simulation --------------------------
@@ -215,13 +210,13 @@ def table4(
     seconds=45,
     look=PlotSpec(x="P:D in C/(B-1)", y="throughput gain", log_x=True, prefix="P + D = "),
 )
-def chunk_optimum(spec: ModelSpec, *, seq_len: int, batch: int, chunks: Ints) -> Iterator[Group]:
+def chunk_optimum(spec: ModelSpec, *, seq_len: int, batch: int, chunks: Ints) -> Cases:
     """Throughput against P:D, counted in C/(B-1)."""
     for chunk in chunks:
         for share in SHARES_OF_OPTIMUM:
             pd_ratio = share * best_pd_ratio(chunk, batch)
             own = Scenario.of("sarathi", seq_len, pd_ratio, batch, chunk)
-            yield one(f"{seq_len} B={batch}", f"C={chunk}", share, served_ratio(own.baseline, own))
+            yield Case(f"{seq_len} B={batch}", f"C={chunk}", share, served_ratio(own.baseline, own))
 
 
 @figure(
@@ -229,7 +224,7 @@ def chunk_optimum(spec: ModelSpec, *, seq_len: int, batch: int, chunks: Ints) ->
     seconds=25,
     look=PlotSpec(x="P + D [tokens]", y="gain", log_x=True),
 )
-def sequence_length(spec: ModelSpec, *, lengths: Ints, batch: int, chunk: int) -> Iterator[Group]:
+def sequence_length(spec: ModelSpec, *, lengths: Ints, batch: int, chunk: int) -> Cases:
     """Decode speed-up and throughput gain against length at one batch."""
     sizes = [(length, length, batch) for length in lengths]
     yield from _speedups_and_gains(f"B={batch} C={chunk}", sizes, chunk)
@@ -240,21 +235,19 @@ def sequence_length(spec: ModelSpec, *, lengths: Ints, batch: int, chunk: int) -
     seconds=25,
     look=PlotSpec(x="batch", y="gain", prefix="P + D = "),
 )
-def batch_size(spec: ModelSpec, *, seq_len: int, batches: Ints, chunk: int) -> Iterator[Group]:
+def batch_size(spec: ModelSpec, *, seq_len: int, batches: Ints, chunk: int) -> Cases:
     """Decode speed-up and throughput gain against batch at one length."""
     sizes = [(batch, seq_len, batch) for batch in batches]
     yield from _speedups_and_gains(f"{seq_len} C={chunk}", sizes, chunk)
 
 
-def _speedups_and_gains(
-    panel: str, sizes: Sequence[tuple[int, int, int]], chunk: int
-) -> Iterator[Group]:
+def _speedups_and_gains(panel: str, sizes: Sequence[tuple[int, int, int]], chunk: int) -> Cases:
     """At sizes of x, length and batch."""
     for x, seq_len, batch in sizes:
         yield speedup(panel, "decode_speedup", x, seq_len, batch, chunk)
     for x, seq_len, batch in sizes:
         own = Scenario.of("sarathi", seq_len, best_pd_ratio(chunk, batch), batch, chunk)
-        yield one(panel, "throughput_gain", x, served_ratio(own.baseline, own))
+        yield Case(panel, "throughput_gain", x, served_ratio(own.baseline, own))
 
 
 @figure(
@@ -268,7 +261,7 @@ def _speedups_and_gains(
         names={"tbt_p99": "TBT P99", "ttft_p50": "TTFT P50", THROUGHPUT: "time per request"},
     ),
 )
-def token_budget(spec: ModelSpec, *, seq_len: int, batch: int, budgets: Ints) -> Iterator[Group]:
+def token_budget(spec: ModelSpec, *, seq_len: int, batch: int, budgets: Ints) -> Cases:
     """Time to the first token and between tokens by token budget, over those of the largest."""
     size = (*whole_lengths(seq_len, 4.0), batch)
     largest = Scenario("sarathi_serve", *size, budgets[-1])
@@ -276,4 +269,4 @@ def token_budget(spec: ModelSpec, *, seq_len: int, batch: int, budgets: Ints) ->
         own = Scenario("sarathi_serve", *size, budget)
         for quantity in ("tbt_p99", "ttft_p50", THROUGHPUT):
             ratio = served_ratio(own, largest, quantity)
-            yield one(f"{seq_len} B={batch}", quantity, budget, ratio)
+            yield Case(f"{seq_len} B={batch}", quantity, budget, ratio)

@@ -19,7 +19,7 @@ from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.torch.backend import Sizes, TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.experiment import measured_cost
-from sarathi_lab.experiment.cases import one
+from sarathi_lab.experiment.cases import Case, Group
 from sarathi_lab.experiment.clock import CostClock, Estimate
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.experiment.measure import MOST_OF_GROUP, DeviceClock, measure
@@ -205,7 +205,8 @@ class Noise:
 
 
 def noisy_groups(spreads, random):
-    return [one("", "line", x, Noise(own, random)) for x, own in enumerate(spreads)]
+    cases = [Case("", "line", x, Noise(own, random)) for x, own in enumerate(spreads)]
+    return [Group((case,)) for case in cases]
 
 
 def test_a_point_is_measured_until_its_interval_is_narrow_or_the_rounds_are_over(executor):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sarathi_lab.experiment.cases import Case, Group, one, seconds
+from sarathi_lab.experiment.cases import Case, Cases, seconds
 from sarathi_lab.experiment.registry import PROFILED, Ints, Platform, figure
 from sarathi_lab.experiment.scenario import WorkSum, batch, chunked
 from sarathi_lab.model.spec import ModelSpec
@@ -49,7 +49,7 @@ def expert_reload(
     decodes: Ints,
     context: int,
     models: Sequence[str] = (),
-) -> Iterator[Group]:
+) -> Cases:
     """A prompt in chunks over the same at once, in the FFN and as a whole; with decodes of
     `context` tokens riding on every chunk over the whole prompt and as many iterations of them
     after it; and the longest iteration that the most decodes ride on, over the whole prompt. The
@@ -62,15 +62,14 @@ def expert_reload(
             riding = chunked(prompt_len, chunk, num_decodes=number, context=context)
             decoding = len(riding.parts) * batch(num_decodes=number, context=context)
             separate = seconds(chunked(prompt_len, prompt_len) + decoding)
-            yield one(BESIDE.format(number), spec.name, chunk, seconds(riding) / separate)
+            yield Case(BESIDE.format(number), spec.name, chunk, seconds(riding) / separate)
         # The last full chunk; no decode rides with the whole prompt.
         most = chunked(prompt_len, chunk, num_decodes=max(decodes), context=context)
         last = WorkSum((most.parts[prompt_len // chunk - 1],))
-        yield one(LONGEST, spec.name, chunk, seconds(last) / whole)
+        yield Case(LONGEST, spec.name, chunk, seconds(last) / whole)
 
 
-def _alone(model: str, prompt_len: int, chunk: int) -> Group:
+def _alone(model: str, prompt_len: int, chunk: int) -> Iterator[Case]:
     whole, cut = chunked(prompt_len, prompt_len), chunked(prompt_len, chunk)
-    ffn = seconds(cut, ("ffn",)) / seconds(whole, ("ffn",))
-    prefill = seconds(cut) / seconds(whole)
-    return Group((Case(FFN, model, chunk, ffn), Case(PREFILL, model, chunk, prefill)))
+    yield Case(FFN, model, chunk, seconds(cut, ("ffn",)) / seconds(whole, ("ffn",)))
+    yield Case(PREFILL, model, chunk, seconds(cut) / seconds(whole))
