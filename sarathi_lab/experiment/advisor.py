@@ -61,40 +61,42 @@ class Prediction:
         engine = EngineConfig(policy, self.batch_size, num_blocks, self.block_size, longest)
         return serve(self.requests, engine, executor)
 
-    def throughput(self, ledger: Ledger) -> float:
-        """Compute prompt plus output tokens per second."""
-        tokens = sum(request.total_len for request in self.requests)
-        return tokens / float(ledger.iterations().end.max())
+    def row(self, policy: Policy) -> dict[str, float]:
+        """Predict throughput (tokens/s), kv_reread_factor, tbt_p50 and tbt_p99 (seconds; NaN if no
+        request has two tokens) and, with an objective, slo_met.
+        """
+        ledger = self.serve(policy)
+        iterations, requests = ledger.iterations(), ledger.requests()
+        waits, num_tokens = latency(requests), sum(one.total_len for one in self.requests)
+        read, computed = iterations.prefill_kv_tokens, iterations.num_prefill_tokens
+        return {
+            "throughput": num_tokens / float(iterations.end.max()),
+            "kv_reread_factor": read.sum() / computed.sum(),
+            **{name: waits.get(name, math.nan) for name in ("tbt_p50", "tbt_p99")},
+            **({} if self.slo is None else {"slo_met": is_met(requests, self.slo)}),
+        }
 
     @cached_property
-    def baseline_ledgers(self) -> Mapping[str, Ledger]:
-        return {name: self.serve(BASELINES[name]) for name in self.baselines}
-
-    @cached_property
-    def baseline_throughputs(self) -> Mapping[str, float]:
-        return {name: self.throughput(ledger) for name, ledger in self.baseline_ledgers.items()}
+    def baseline_rows(self) -> Mapping[str, Mapping[str, float]]:
+        return {name: self.row(BASELINES[name]) for name in self.baselines}
 
     def table(self, chunks: Iterable[int], policy: PolicyOfChunk = Sarathi) -> pd.DataFrame:
         """Predict each chunk under `policy`: a row per chunk, ascending.
 
-        Columns, by the names of METRICS.md: chunk (tokens), throughput (tokens/s), its ratios to
-        the baselines, kv_reread_factor, tbt_p50 and tbt_p99 (seconds; NaN if no request has two
-        tokens), slo_met (with an objective), is_as_good (throughput within 1 % of the best row's,
-        among those that meet the objective) and is_best. Raises UserError as `Scheduler` does, for
-        a chunk below the batch or requests that do not fit.
+        Columns, by the names of METRICS.md: chunk (tokens), throughput, its ratios to the
+        baselines, the others of `row`, is_as_good (throughput within 1 % of the best row's, among
+        those that meet the objective) and is_best. Raises UserError as `Scheduler` does, for a
+        chunk below the batch or requests that do not fit.
         """
         rows = []
         for chunk in sorted(set(chunks)):
-            ledger = self.serve(policy(chunk))
-            iterations, requests = ledger.iterations(), ledger.requests()
-            waits = latency(requests)
-            read, computed = iterations.prefill_kv_tokens, iterations.num_prefill_tokens
-            row = {"chunk": chunk, "throughput": self.throughput(ledger)}
-            for name, value in self.baseline_throughputs.items():
-                row[f"throughput_vs_{name}"] = row["throughput"] / value
-            row["kv_reread_factor"] = read.sum() / computed.sum()
-            row |= {name: waits.get(name, math.nan) for name in ("tbt_p50", "tbt_p99")}
-            rows.append(row | ({} if self.slo is None else {"slo_met": is_met(requests, self.slo)}))
+            row = self.row(policy(chunk))
+            throughput = row.pop("throughput")
+            ratios = {
+                f"throughput_vs_{name}": throughput / baseline["throughput"]
+                for name, baseline in self.baseline_rows.items()
+            }
+            rows.append({"chunk": chunk, "throughput": throughput, **ratios, **row})
         return _marked(pd.DataFrame(rows))
 
 
@@ -149,12 +151,10 @@ def _whole_is_better(prediction: Prediction, best: pd.Series) -> str | None:
     that among chunks, with the baselines, which cut nothing, as further candidates.
     """
     longest = max(request.prompt_len for request in prediction.requests)
-    for name, throughput in prediction.baseline_throughputs.items():
-        requests = prediction.baseline_ledgers[name].requests()
-        ratio = throughput / best.throughput
-        gap = latency(requests).get("tbt_p99", math.inf)
+    for name, baseline in prediction.baseline_rows.items():
+        ratio, gap = baseline["throughput"] / best.throughput, baseline["tbt_p99"]
         is_better = ratio * (1 - AS_GOOD) > 1 or (ratio >= 1 - AS_GOOD and gap <= best.tbt_p99)
-        if is_better and (prediction.slo is None or is_met(requests, prediction.slo)):
+        if is_better and baseline.get("slo_met", True):
             return (
                 f"{name}, with whole prompts, serves {ratio:.2f} times the tokens/s of the best "
                 f"chunk, {best.chunk:.0f}, with {1e3 * gap:.0f} ms between tokens at P99 where it "
