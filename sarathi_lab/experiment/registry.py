@@ -128,7 +128,7 @@ class Figure:
         sizes = dict(setups[setup])
         parameters = inspect.signature(self.make).parameters.values()
         named = {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
-        is_needed = named | dict.fromkeys(self.needs, True) | dict.fromkeys(self.takes, False)
+        is_needed = dict.fromkeys(self.takes, False) | dict.fromkeys(self.needs, True) | named
         for name in sizes:
             require_one_of(f"task.sizes.{setup}", name, is_needed)
         if missing := [name for name, is_due in is_needed.items() if is_due and name not in sizes]:

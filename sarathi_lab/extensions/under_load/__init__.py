@@ -61,8 +61,8 @@ class LoadFigure(Figure):
 
     max_spread: float = 0.5
 
-    needs: ClassVar[Sequence[str]] = ("datasets", "num_requests", "batch", "budget")
-    takes: ClassVar[Sequence[str]] = ("batches", "rates")
+    needs: ClassVar[Sequence[str]] = ("datasets", "batch")
+    takes: ClassVar[Sequence[str]] = ("num_requests", "budget", "batches", "rates")
     is_in_rounds = has_own_bench = True
 
     def cases(self, spec: ModelSpec, sizes: Sizes) -> list[Round]:
@@ -92,11 +92,30 @@ class LoadFigure(Figure):
                 bench.saturation_rate(dataset)
             rounds = [Round(self.make, sizes)]
             samples = measure(rounds, bench, seconds=session.seconds, advance=advance)
-        serving = _replayed(bench)
+        labels, shares = {"model": spec.name, "quantity": load.REPLAYED}, bench.replayed
+        rows = [{**labels, "policy": p, **summary(s, "ratio")} for p, s in shares.items()]
+        has_any = any(map(any, shares.values()))
+        serving = pd.DataFrame(rows if has_any else [])
         return Measured(session.table(self.name, samples), serving=serving)
 
     def bench(self, job: Job) -> ServingBench:
-        return _bench(job)
+        spec, backend, batch, most = job.spec, job.backend, job.sizes["batch"], longest(job.sizes)
+        cache_sizes = (backend.kv_blocks(spec, BLOCK_SIZE), BLOCK_SIZE)
+        predictor = cache(partial(backend.predictor, spec))
+        engine = EngineConfig(Orca(), batch, *cache_sizes, most, backend.num_stages)
+
+        @cache  # a cost model with tables takes a second to make
+        def executor(cluster: Topology) -> Executor:
+            build = partial(backend.build, spec, None, BuildSizes(*cache_sizes, batch))
+            return cluster.executor(build, cluster.link_between(backend, spec))
+
+        @cache
+        def on_device(name: str, budget: int) -> Policy | None:
+            policy = job.make_policy(name, budget)
+            return policy and policy.on_device(predictor, batch, most)
+
+        rest = (executor(SINGLE), on_device, None, job.seed, executor, backend)
+        return ServingBench(job.sizes, spec.name, engine, *rest)
 
     def table(self, parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
         """An interval is that of the median over the rounds: it shows how far seeds differ."""
@@ -106,56 +125,15 @@ class LoadFigure(Figure):
         return table_of(self.name, samples, math.inf, is_series=False)
 
 
-@dataclass(frozen=True)
-class SimulatedLoadFigure(LoadFigure):
-    """An experiment under load that needs more devices than there are, or a power model."""
-
-    simulated: Sequence[str] = PROFILED
-    is_simulated: bool = True
-
-    needs = ("datasets", "batch")
-    takes = ()
-
-
 def under_load(question: str, seconds: float, *papers: Platform, **declared: Any) -> Register:
     """Register an experiment under load, with what `ServingBench` reads of the sizes."""
-    own = {"question": question, "seconds": seconds, "papers": papers or (YI,)}
-    return figure(LoadFigure, **own, **declared)
+    declared |= {"question": question, "seconds": seconds, "papers": papers or (YI,)}
+    return figure(LoadFigure, **declared)
 
 
 def only_simulated(question: str, *papers: Platform, look: PlotSpec) -> Register:
-    """Register an experiment under load that is never measured."""
-    return figure(SimulatedLoadFigure, question=question, papers=papers, seconds=0, look=look)
-
-
-def _replayed(bench: ServingBench) -> pd.DataFrame:
-    """Return a row per policy: the share of its iterations that were replayed, if any were."""
-    if not any(map(any, bench.replayed.values())):
-        return pd.DataFrame()
-    labels = {"model": bench.model, "quantity": load.REPLAYED}
-    rows = [{**labels, "policy": p, **summary(s, "ratio")} for p, s in bench.replayed.items()]
-    return pd.DataFrame(rows)
-
-
-def _bench(job: Job) -> ServingBench:
-    spec, backend, sizes = job.spec, job.backend, job.sizes
-    batch, longest_one = sizes["batch"], longest(sizes)
-    cache_sizes = (backend.kv_blocks(spec, BLOCK_SIZE), BLOCK_SIZE)
-    predictor = cache(partial(backend.predictor, spec))
-    engine = EngineConfig(Orca(), batch, *cache_sizes, longest_one, backend.num_stages)
-
-    @cache  # a cost model with tables takes a second to make
-    def executor(cluster: Topology) -> Executor:
-        build = partial(backend.build, spec, None, BuildSizes(*cache_sizes, batch))
-        return cluster.executor(build, cluster.link_between(backend, spec))
-
-    @cache
-    def on_device(name: str, budget: int) -> Policy | None:
-        policy = job.make_policy(name, budget)
-        return policy and policy.on_device(predictor, batch, longest_one)
-
-    one = executor(SINGLE)
-    return ServingBench(sizes, spec.name, engine, one, on_device, None, job.seed, executor, backend)
+    """Register one that needs more devices than there are, or a power model."""
+    return under_load(question, 0, *papers, look=look, simulated=PROFILED, is_simulated=True)
 
 
 @dataclass
@@ -202,8 +180,8 @@ class ServingBench:
     def requests(self, dataset: str, number: int, seed: int) -> list[Request]:
         """`number` requests that arrive as a Poisson process of rate 1."""
         arriving = partial(replace, num_requests=number, arrivals="poisson", rate=1.0)
-        own: Lognormal = arriving(datasets(self.sizes)[dataset], seed=self.seed + seed)
-        return list(own.generate(self.vocab_size).requests)
+        workload: Lognormal = arriving(datasets(self.sizes)[dataset], seed=self.seed + seed)
+        return list(workload.generate(self.vocab_size).requests)
 
     def rate(self, dataset: str) -> float:
         """The requests per second at which a data set is served."""
@@ -233,17 +211,16 @@ class ServingBench:
         if kind not in self._slos:
             stated, seconds = self.sizes["slos"][kind], None
             if isinstance(stated, str):
-                own = f"{self.model}-{stated}"
-                is_own = (CONF / "slo" / f"{own}.yaml").is_file()
-                slo = load_option("slo", own if is_own else stated)
+                of_model = f"{self.model}-{stated}"
+                has_one = (CONF / "slo" / f"{of_model}.yaml").is_file()
+                slo = load_option("slo", of_model if has_one else stated)
             else:
                 slo = Slo(name=kind, **stated)
             if slo.is_relative:
                 batch = min(slo.decode_batch, self.sizes["batch"])
-                context = min(slo.decode_context, longest(self.sizes))
-                engine = self.engine
-                room = {"num_blocks": engine.num_blocks, "block_size": engine.block_size}
-                seconds = decode_iteration(self.executor, batch, context, **room)
+                context, engine = min(slo.decode_context, longest(self.sizes)), self.engine
+                cache = {"num_blocks": engine.num_blocks, "block_size": engine.block_size}
+                seconds = decode_iteration(self.executor, batch, context, **cache)
             self._slos[kind] = slo.resolved(seconds)
         return self._slos[kind]
 
