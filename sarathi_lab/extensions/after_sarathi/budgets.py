@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -93,15 +93,17 @@ class AdaptiveBudget(Policy):
         return self.last_within(slack, partial(self.seconds, batch, prompts))
 
     def last_within(self, slack: float, seconds: Callable[[int], float]) -> int:
-        """Bisect for the last rung whose `seconds` fit `slack`; else the first."""
-        return self.rungs[bisect_right(self.rungs, slack, lo=1, key=seconds) - 1]
+        """Bisect for the largest rung whose `seconds` fit `slack`; else the smallest."""
+        place = bisect_left(self.rungs, -slack, hi=len(self.rungs) - 1, key=lambda n: -seconds(n))
+        return self.rungs[place]
 
     @cached_property
     def rungs(self) -> list[int]:
-        """The ladder, ascending, in tokens."""
+        """The ladder, descending, in tokens."""
         least, most = self.min_num_batched_tokens, self.max_num_batched_tokens
         steps = range(self.step, most, self.step)
-        return sorted({min(least, most), *(rung for rung in steps if rung > least), most})
+        rungs = {min(least, most), *(rung for rung in steps if rung > least), most}
+        return sorted(rungs, reverse=True)
 
     def seconds(self, batch: Batch, prompts: Sequence[SequenceState], budget: int) -> float:
         """Predict `batch` with what `prompts` take of `budget` tokens, times the margin."""
