@@ -19,10 +19,10 @@ def checked(
     **rules: Any,
 ) -> Any:
     """A field whose value passes `check`, which is handed the `rules`; or is None, if that is the
-    default, or with `optional`. Messages name it `name`, else by its own name.
+    default, or with `optional`. Messages name it `name`, else by the field's name.
     """
-    own = {"check": partial(check, **rules), "name": name, "optional": optional or default is None}
-    return field(default=default, metadata=own)
+    data = {"check": partial(check, **rules), "name": name, "optional": optional or default is None}
+    return field(default=default, metadata=data)
 
 
 whole = partial(checked, errors.require_int)  # from `minimum` to `maximum`
@@ -37,7 +37,7 @@ listed = partial(checked, errors.require_list)  # each value of which passes `ea
 def check_fields(settings: Any, prefix: str = "") -> None:
     """Raise UserError for the first field of `settings` that does not hold what it may.
 
-    Messages name a field by its `name`, else by `prefix` and its own name. What is no
+    Messages name a field by its `name`, else by `prefix` and its name. What is no
     dataclass, or has other fields, is not looked at.
     """
     for one in fields(settings) if is_dataclass(settings) else ():

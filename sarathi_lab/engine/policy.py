@@ -30,7 +30,7 @@ class Policy(ABC):
     `chunk` stands for; None for policies that never cut a prompt. With `decodes_on_top` the budget
     is for prompts alone. With `follows_up` the next chunk of a prompt is scheduled while the one
     before is in flight, for a pipeline whose stages keep the order. With `in_layers` prompts pass
-    the layers in groups (by a `batch_type` of its own), which needs an executor that can.
+    the layers in groups (by another `batch_type`), which needs an executor that can.
     """
 
     name: ClassVar[str]

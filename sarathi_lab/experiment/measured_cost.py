@@ -219,10 +219,10 @@ class MeasuredCostModel:
         """
         placed = list[Batch]()
         for batch in batches:
-            if (own := self.placed(batch)) is None:
+            if (one := self.placed(batch)) is None:
                 self.reason = f"{describe(batch)}: {TOO_SMALL}"
                 return np.full((1, len(batches)), math.nan)
-            placed.append(own)
+            placed.append(one)
         turns: list[list[float]] = []
         whole: list[list[float]] = []
         start = time.perf_counter()
@@ -230,7 +230,7 @@ class MeasuredCostModel:
             len(turns) < MOST_TURNS and time.perf_counter() - start < ALTERNATED
         ):
             step, lost = (1 if len(turns) % 2 else -1), self.stolen()
-            turns.append([run_once(self.executor, own).busy for own in placed[::step]][::step])
+            turns.append([run_once(self.executor, one).busy for one in placed[::step]][::step])
             # The first warms up; of one that is nothing all of the time was another's.
             if len(turns) > 1 and self.stolen() == lost and all(turns[-1]):
                 whole.append(turns[-1])

@@ -38,7 +38,7 @@ def lengths(seq_len: int, pd_ratio: float, chunk_tokens: int = 1) -> tuple[int, 
 @dataclass(frozen=True)
 class Scenario:
     """Equal requests under "request_level", "orca_best", "orca_worst", with a chunk "sarathi" or
-    "sarathi_serve", or under a policy of one's own.
+    "sarathi_serve", or under another policy.
 
     `num_decodes` counts decode iterations: the first output token comes with the prompt.
     """
@@ -248,7 +248,7 @@ class WorkSum:
         return self + -1.0 * other
 
     def __rmul__(self, weight: float) -> WorkSum:
-        return WorkSum(tuple((weight * own, subject) for own, subject in self.parts))
+        return WorkSum(tuple((weight * factor, subject) for factor, subject in self.parts))
 
     def times(self, times_of: Callable[[Any], Mapping[str, float]]) -> Times:
         """Return the sum of the seconds by operation of its batches and scenarios."""

@@ -154,8 +154,8 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     known = [name for name in columns if name in runs]
     once, rows = sweep_analysis.without_repeated(runs, known), []
     table = sweep_analysis.medians(once, by, *known)
-    for _, own in table.groupby(sweep_analysis.group_keys(table, by), sort=False):
-        found, run = own.set_index("quantity").to_dict("index"), own.iloc[0]
+    for _, group in table.groupby(sweep_analysis.group_keys(table, by), sort=False):
+        found, run = group.set_index("quantity").to_dict("index"), group.iloc[0]
         row = {_heading(name): sweep_analysis.text(run[name]) for name in by[:-1]}
         row["policy"] += " *" if run["is_baseline"] else ""
         for name in known:
@@ -206,9 +206,9 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     if base is None or "throughput" not in runs:
         return []
     runs = sweep_analysis.relative(runs, "throughput", base)
-    own = sweep_analysis.without_baselines(runs)
+    swept = sweep_analysis.without_baselines(runs)
     by = list(dict.fromkeys(["policy", *sweep_analysis.varied(runs)]))
-    ratios = sweep_analysis.medians(own[own.policy != base], by, f"throughput_vs_{base}")
+    ratios = sweep_analysis.medians(swept[swept.policy != base], by, f"throughput_vs_{base}")
     if ratios.empty:
         return []
     best, level = ratios.iloc[int(ratios["value"].argmax())], sweep_analysis.noise(runs)

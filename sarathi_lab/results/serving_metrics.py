@@ -140,7 +140,7 @@ def waits(requests: pd.DataFrame) -> dict[str, Floats]:
 def latency(requests: pd.DataFrame) -> dict[str, float]:
     """Return mean and quantiles of all latencies."""
     times = waits(requests).items()
-    return {key: q for name, own in times for key, q in quantiles(name, own).items()}
+    return {key: q for name, seconds in times for key, q in quantiles(name, seconds).items()}
 
 
 def serving_summary(
@@ -206,9 +206,9 @@ def is_good(requests: pd.DataFrame, slo: Slo) -> dict[str, NDArray[np.bool_]]:
     """
     values = waits(requests)
     if slo.tbt is not None:
-        own_gaps = [np.diff(times) for times in requests.token_times]
+        gaps_of = [np.diff(times) for times in requests.token_times]
         values["tbt"] = np.array(
-            [np.quantile(own, slo.quantile) if len(own) else np.nan for own in own_gaps]
+            [np.quantile(one, slo.quantile) if len(one) else np.nan for one in gaps_of]
         )
     bounds = {name: bound for name, bound in slo.bounds.items() if name != "scheduling_delay"}
     met = {name: ~(values[name] > bound) for name, bound in bounds.items()}
@@ -219,9 +219,9 @@ def run_values(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
     """Return the run's quantile for each bound of `slo`, for the scheduling delay the median."""
     values, found = waits(requests), {}
     for name in slo.bounds:
-        if len(own := values[name][~np.isnan(values[name])]):
+        if len(known := values[name][~np.isnan(values[name])]):
             quantile = 0.5 if name == "scheduling_delay" else slo.quantile
-            found[name] = float(np.quantile(own, quantile))
+            found[name] = float(np.quantile(known, quantile))
     return found
 
 
@@ -238,12 +238,12 @@ def goodput(
         return {}
     met = is_good(requests, slo)
     good = met.pop("all")
-    parts = {**met, **{name: good[is_own] for name, is_own in _masks(classes).items()}}
+    parts = {**met, **{name: good[is_in] for name, is_in in _masks(classes).items()}}
     return {
         "slo_met": float(is_met(requests, slo)),
         "slo_attainment": float(good.mean()),
         "goodput": float(good.sum() / seconds),
-        **{f"slo_attainment_{name}": float(own.mean()) for name, own in parts.items()},
+        **{f"slo_attainment_{name}": float(part.mean()) for name, part in parts.items()},
     }
 
 

@@ -64,17 +64,17 @@ def varied(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
     def is_left(name: str) -> bool:  # by its first or last part, as that of workload.seed
         return not {name.partition(".")[0], name.rpartition(".")[2]}.isdisjoint(leaving)
 
-    own = without_baselines(runs)
-    stored: list[object] = list(own.swept.unique()) if "swept" in own else []
+    swept = without_baselines(runs)
+    stored: list[object] = list(swept.swept.unique()) if "swept" in swept else []
     is_one = len(stored) == 1 and isinstance(stored[0], str)
-    known = str(stored[0]).strip("[]").split(",") if is_one else filter(is_setting, map(str, own))
-    names = [name for name in known if name in own and not is_left(name)]
-    names = [name for name in names if own[name].map(text).nunique() > 1]
+    known = str(stored[0]).strip("[]").split(",") if is_one else filter(is_setting, map(str, swept))
+    names = [name for name in known if name in swept and not is_left(name)]
+    names = [name for name in names if swept[name].map(text).nunique() > 1]
     if is_one:
         return names
     found: list[str] = []
     for name in sorted(names, key=lambda name: "." in name):
-        if group_keys(own, [*found, name]).nunique() > group_keys(own, found).nunique():
+        if group_keys(swept, [*found, name]).nunique() > group_keys(swept, found).nunique():
             found.append(name)
     return found
 

@@ -30,7 +30,7 @@ STYLES = {"holds": "green", "partly": "yellow", "fails": "red"}
 STYLES |= {"undecided": "cyan", "not measured": "dim"}
 SHOWN = ["claim", "expected", "measured", "verdict", "note"]
 FEW_MINUTES = 200.0  # seconds of measuring, for those who just want to see
-COSTS = "costs.csv"  # in the results: what each experiment took, in a process of its own
+COSTS = "costs.csv"  # in the results: what each experiment took, in a separate process
 JOB = ["experiment", "how"]  # how: "simulated" or "measured"
 Command = Callable[[Sequence[str]], int]  # runs a command line; returns its exit code
 
@@ -46,7 +46,7 @@ def print_verdicts(table: pd.DataFrame) -> None:
         where = f"Recorded on {machines}" if machines else f"On {device}"
         title = f"{where}, in brackets the interval and its level"
         if str(device).startswith(SIMULATED):
-            title += " over seeds, else the cost model's own error"
+            title += " over seeds, else the cost model's error"
         counts = rows.verdict.value_counts().items()
         summary = ", ".join(f"{count} {verdict}" for verdict, count in counts)
         show([DisplayTable(shown, SHOWN, unbroken=SHOWN[1:4], title=title, markup=True), summary])
@@ -70,9 +70,9 @@ def map_table(table: pd.DataFrame, root: str = "") -> str:
     """
     rows = [["experiment", "claim", "source", "claimed", "found", "conditions"]]
     conditions = {claim.id: claim.caveat for claim in load_claims()}
-    for name, own in table[_is_after(table)].groupby("id", sort=False):
-        first, devices = own.iloc[0], _measured_devices(own[own.verdict != "not measured"])
-        *cells, simulated = _cells(own, devices)
+    for name, judged in table[_is_after(table)].groupby("id", sort=False):
+        first, devices = judged.iloc[0], _measured_devices(judged[judged.verdict != "not measured"])
+        *cells, simulated = _cells(judged, devices)
         found = [f"{device} {cell}" for device, cell in zip(devices, cells, strict=True)]
         where = f"[{first.experiment}]({root}{AFTER}/{first.experiment}/README.md)"
         what = [where, first.claim, first.source, first.expected]
@@ -119,7 +119,7 @@ def write_readme(table: pd.DataFrame, path: Path = README) -> None:
         text = path.read_text()
         if begin not in text or end not in text:
             raise UserError(
-                f"{path} has no place for the claims; put {begin} and {end} on lines of their own"
+                f"{path} has no place for the claims; put {begin} and {end} on separate lines"
             )
         before, _, rest = text.partition(begin)
         path.write_text(f"{before}{begin}\n{block}\n{end}{rest.partition(end)[2]}")
@@ -195,7 +195,7 @@ def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[s
         raise UserError(f"{', '.join(names)}: simulated only; use --simulate in place of --run")
     if seconds and (total := options.seconds or (None if is_record else FEW_MINUTES)):
         share = total / sum(seconds.values())  # by what each experiment needs
-        seconds = {name: max(0.5, share * own) for name, own in seconds.items()}
+        seconds = {name: max(0.5, share * each) for name, each in seconds.items()}
     jobs = [(name, "measured") for name in seconds if options.run]
     if options.simulate:
         jobs += [(name, "simulated") for name in names if not FIGURES[name].is_measured_only]
@@ -206,14 +206,14 @@ def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[s
     with tempfile.TemporaryDirectory(prefix="sarathi-lab-") as folder:
         for number, (name, how) in enumerate(jobs, 1):
             console().print(f"\n[{number}/{len(jobs)}] {name}, {how}", style="bold")
-            own = ["executor=simulated", *FIGURES[name].simulated]
+            settings = ["executor=simulated", *FIGURES[name].simulated]
             if how == "measured":
                 timed = [] if FIGURES[name].is_measured_only else [f"{seconds[name]:g}"]
-                own = [*options.settings, *(f"task.seconds={one}" for one in timed)]
+                settings = [*options.settings, *(f"task.seconds={one}" for one in timed)]
             fixed = [f"experiment={name}", "tracking=none", f"task.record={results}"]
             fixed += [] if is_record else needed.get(name, [])
             place, start = f"{folder}/{name}-{how}", time.monotonic()
-            if run([*fixed, f"output={place}", f"hydra.run.dir={place}/run", *own]):
+            if run([*fixed, f"output={place}", f"hydra.run.dir={place}/run", *settings]):
                 failed.append(f"{name}, {how}")
             elif not is_record:
                 took = pd.DataFrame([[name, how, round(time.monotonic() - start, 1)]])

@@ -86,7 +86,7 @@ def _main(options: argparse.Namespace) -> int:
         for name in chosen:
             if name == POLICIES:
                 runs = load.load(POLICIES).copy().groupby("device")
-                pictures = {f"{POLICIES}-{device}": policies(own) for device, own in runs}
+                pictures = {f"{POLICIES}-{device}": policies(rows) for device, rows in runs}
             else:
                 pictures = {name: draw(name, is_all=options.all)}
             for stem, picture in pictures.items():
@@ -141,7 +141,7 @@ def recompute(tables: Sequence[pd.DataFrame]) -> Result:
     errors = error_table(points)
     shown = [_shown_errors(errors)] if len(errors) else []
     devices = [(str(table.device.iloc[0]), table) for table in tables]
-    shown += [lines(name, own) for name, own in devices if name not in set(errors.device)]
+    shown += [lines(name, table) for name, table in devices if name not in set(errors.device)]
     means = zip(errors.row, errors.device, errors["mean"], strict=True)
     pictures = {
         name: plots.draw(FIGURES[name].look, rows_of_points(points[points.figure == name]))
@@ -168,7 +168,7 @@ def lines(device: str, table: pd.DataFrame) -> DisplayTable:
         row |= dict(zip(("least", "most"), words or ["", ""], strict=True))
         why = f"{len(missing)}: {missing.reason.iloc[0]}" if len(missing) else ""
         rows.append({**row, "unit": str(line.unit.iloc[0]), "missing": why})
-    what = "in brackets the cost model's own error"
+    what = "in brackets the cost model's error"
     if table.num_pairs.max() > 1:
         reached = table.confidence[table.num_pairs > 1]
         what = "medians (of an iteration's timings the lower quartile counts)"

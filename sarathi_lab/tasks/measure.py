@@ -83,26 +83,26 @@ class Measure(Task):
         if isinstance(backend, TorchBackend):
             self._check_measured(cfg, backend)
             return
-        own = self.figure
-        if own.is_measured_only:
+        figure = self.figure
+        if figure.is_measured_only:
             raise UserError(
-                f"{own.name} is of real stages, and has the simulated ones beside; use "
+                f"{figure.name} is of real stages, and has the simulated ones beside; use "
                 "executor=torch, or experiment=fig12"
             )
         for name in ("seconds", "max_spread"):
             self._refuse(name, "is for measuring, and executor=simulated computes")
-        if own.has_paper:
-            why = "is for measuring: the paper's figures are recomputed at its own sizes"
+        if figure.has_paper:
+            why = "is for measuring: the paper's figures are recomputed at its sizes"
             self._refuse("setup", why)
             names = ("dtype", "cost_model", "tensor_parallel", "pipeline_parallel")
-            why = f": {own.name} is recomputed as the paper has it, at both levels of the cost "
+            why = f": {figure.name} is recomputed as the paper has it, at both levels of the cost "
             refuse_unread(backend, names, f"{why}model; drop it", "executor.")
-            own.sizes("paper", self.sizes)
+            figure.sizes("paper", self.sizes)
             self._require_usual_model(cfg, "is of the paper's models; drop it")
         else:
-            self._refuse("every", f"is for the paper's curves, and {own.name} is none")
-        if own.is_in_rounds:
-            self._refuse("setup", "is for measuring: what is simulated has the paper's own sizes")
+            self._refuse("every", f"is for the paper's curves, and {figure.name} is none")
+        if figure.is_in_rounds:
+            self._refuse("setup", "is for measuring: what is simulated has the paper's sizes")
             if is_usual_model(cfg) and (degree := backend.tensor_parallel) > 1:
                 raise UserError(
                     f"executor.tensor_parallel={degree} has no effect: the paper's models have as "
@@ -114,26 +114,26 @@ class Measure(Task):
                 "that out"
             )
         for job in self.jobs(cfg, backend):
-            own.check_simulated(job)
+            figure.check_simulated(job)
 
     def _check_measured(self, cfg: DictConfig, backend: TorchBackend) -> None:
-        own = self.figure
-        if own.is_simulated:
-            raise UserError(f"{own.name} is simulated only; add executor=simulated")
+        figure = self.figure
+        if figure.is_simulated:
+            raise UserError(f"{figure.name} is simulated only; add executor=simulated")
         require_one_device(backend, "task=measure")
         self._refuse("every", "is for the recomputed figures of executor=simulated")
         self._refuse("processes", "is for executor=simulated, and a measurement is alone")
         sizes = self._sizes(backend)
-        own.check(backend, sizes)
-        if own.is_measured_only:
+        figure.check(backend, sizes)
+        if figure.is_measured_only:
             self._refuse("seconds", "measures sets of requests (task.sizes), however long")
             setting = f"task.sizes.{self._setup(backend)}.models=[{cfg.model.get('name')}]"
-            self._require_usual_model(cfg, f"has models of its own; use {setting}")
+            self._require_usual_model(cfg, f"has further models; use {setting}")
             return
         if resolve_model(cfg, backend)[1] is not None:
             raise UserError(f"task=measure takes random weights; drop model.path={cfg.model.path}")
         for spec in self._measured_specs(cfg, backend):
-            backend.check(spec, own.least_room(spec, sizes))
+            backend.check(spec, figure.least_room(spec, sizes))
 
     def _require_usual_model(self, cfg: DictConfig, why: str) -> None:
         if not is_usual_model(cfg):
@@ -141,11 +141,11 @@ class Measure(Task):
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """Leave figure.parquet, a CSV by device, also recorded, and a picture."""
-        backend, own = build(cfg.executor), self.figure
+        backend, figure = build(cfg.executor), self.figure
         if isinstance(backend, TorchBackend):
             return self._measured(cfg, backend, context)
         tables = simulate(self.jobs(cfg, backend), self.processes)
-        if not own.has_paper:
+        if not figure.has_paper:
             return self._result(by_folder(tables), "simulated", context, {})
         result = recompute(tables)  # with errors
         recorded = by_folder(table.assign(device_name=table.device) for table in tables)
@@ -173,25 +173,25 @@ class Measure(Task):
         return [resolve_model(cfg, backend)[0]]
 
     def _measured(self, cfg: DictConfig, backend: TorchBackend, context: RunContext) -> Result:
-        own, setup, specs = self.figure, self._setup(backend), self._measured_specs(cfg, backend)
+        figure, setup, specs = self.figure, self._setup(backend), self._measured_specs(cfg, backend)
         session = partial(
             Session,
             backend,
             sizes=self._sizes(backend),
-            seconds=(self.seconds or own.seconds) / len(specs),
-            max_spread=own.max_spread if self.max_spread is None else self.max_spread,
+            seconds=(self.seconds or figure.seconds) / len(specs),
+            max_spread=figure.max_spread if self.max_spread is None else self.max_spread,
             make_policy=partial(policy_of, cfg),
             seed=int(cfg.seed),
             is_cut=setup == "paper",
         )
-        each = [own.measure(session(spec)) for spec in specs]
+        each = [figure.measure(session(spec)) for spec in specs]
         table, *others = (
             pd.concat([getattr(one, name) for one in each], ignore_index=True)
             for name in ("table", "compositions", "serving")
         )
         device = device_folder(resolve_device(backend.device).type, backend.device_name)
-        usual = next((platform.model for platform in own.papers), backend.default_model)
-        if device != "cpu" and specs[0].name != usual:  # on a GPU it has a folder of its own
+        usual = next((platform.model for platform in figure.papers), backend.default_model)
+        if device != "cpu" and specs[0].name != usual:  # on a GPU it has a separate folder
             device += f"-{specs[0].name}"
         source = "measured"
         if each[0].is_simulated:
@@ -201,24 +201,24 @@ class Measure(Task):
 
     def _result(self, tables: Tables, source: str, context: RunContext, others: Tables) -> Result:
         """`others` are further tables of the one device that was measured."""
-        own, kept = self.figure, dict(tables)
+        figure, kept = self.figure, dict(tables)
         self._record(tables)
         for name, rows in others.items():
             if len(rows):
                 kept[name] = rows
-                self._record(dict.fromkeys(tables, rows), f"{own.name}-{name}")
+                self._record(dict.fromkeys(tables, rows), f"{figure.name}-{name}")
         points = as_points(pd.concat(tables.values(), ignore_index=True), source)
         pictures = {}
-        if points.y.notna().any():  # beside the paper's own points
-            shown = [paper(own.name)] if own.has_paper else []
+        if points.y.notna().any():  # beside the paper's points
+            shown = [paper(figure.name)] if figure.has_paper else []
             rows = rows_of_points(pd.concat([*shown, points], ignore_index=True))
-            pictures[own.name] = plots.draw(own.look, rows)
+            pictures[figure.name] = plots.draw(figure.look, rows)
         return Result(
             tables={POINTS: points, **kept},
             figures=pictures,
             shown=[lines(device, table) for device, table in tables.items()],
             places={"points": context.run_dir / POINTS},
-            tags=[own.name, *tables],
+            tags=[figure.name, *tables],
             float_format="%.6g",
         )
 
@@ -231,26 +231,26 @@ class Measure(Task):
         """List the chosen model on the chosen device; without a choice those of the paper, each on
         as many devices as there, of the chosen kind or the paper's.
         """
-        own, hardware = self.figure, str(cfg.hardware.name)
+        figure, hardware = self.figure, str(cfg.hardware.name)
         # The group's default stands for the GPU that the paper used for each figure.
         gpu = None if hardware == PAPERS_GPU else hardware
-        if own.has_paper:
-            return paper_jobs(own, gpu and [gpu], self.every, self.sizes)
-        if is_usual_model(cfg) and own.papers:
-            models = [load_option("model", platform.model) for platform in own.papers]
+        if figure.has_paper:
+            return paper_jobs(figure, gpu and [gpu], self.every, self.sizes)
+        if is_usual_model(cfg) and figure.papers:
+            models = [load_option("model", platform.model) for platform in figure.papers]
             backends = [
                 replace(
                     backend,
                     hardware=backend.hardware if gpu else load_option("hardware", usual),
                     tensor_parallel=num_devices,
                 )
-                for _, usual, num_devices in own.papers
+                for _, usual, num_devices in figure.papers
             ]
         else:
             models, backends = [resolve_model(cfg, backend)[0]], [backend]
         make_policy, sizes = partial(policy_of, cfg), self._sizes(backend)
         return [
-            Job(own, spec, on, sizes, make_policy=make_policy, seed=int(cfg.seed))
+            Job(figure, spec, on, sizes, make_policy=make_policy, seed=int(cfg.seed))
             for spec, on in zip(models, backends, strict=True)
         ]
 

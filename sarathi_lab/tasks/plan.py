@@ -87,7 +87,7 @@ def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
             raise UserError(f"baselines: {name} is not a policy; use some of {', '.join(options)}")
         cfg.policy = read_option("policy", options[name])
         policy = build(cfg.policy)
-        if policy != run.policy:  # a run is not its own baseline
+        if policy != run.policy:  # a run is no baseline of itself
             config = {**run.config, "policy": OmegaConf.to_container(cfg.policy, resolve=True)}
             engine = replace(run.engine, policy=policy)
             baselines[name] = _fitted(replace(run, engine=engine, config=config))

@@ -3,7 +3,7 @@ does.
 
 A decode reads all its keys and values once and hardly computes, so that memory is the limit: the
 heads of a group that share one KV head are rows of one matrix product, and where nothing is shared,
-the products are summed element by element, each row of the tile of keys with a softmax of its own,
+the products are summed element by element, each row of the tile of keys with a separate softmax,
 so that the loop needs no exchange between warps.
 """
 
@@ -41,12 +41,12 @@ def attend_alone(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """One head with a KV head of its own: normalised values [1, PADDED_SIZE] and log2 of the sum of
+    """One head with a separate KV head: normalised values [1, PADDED_SIZE] and log2 of the sum of
     powers [1].
     """
     dims = tl.arange(0, PADDED_SIZE)
     row = tl.load(query + dims, mask=dims < HEAD_SIZE, other=0.0).to(tl.float32) * qk_scale
-    # Every row of the tile of keys has its own softmax: they are joined once, behind the loop.
+    # Every row of the tile of keys has a separate softmax: they are joined once, behind the loop.
     acc = tl.zeros([BLOCK_N, PADDED_SIZE], tl.float32)
     row_max = tl.full([BLOCK_N], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_N], tl.float32)

@@ -69,8 +69,8 @@ def quantized(
 ) -> tl.tensor:
     """Rounded to DTYPE: int8, or uint8 for e4m3."""
     if tl.uint8 == DTYPE:
-        # At 2^-120 of its size, a float's exponent is e4m3's own, below the least one too; ties go
-        # to even.
+        # At 2^-120 of its size, a float's exponent is that of e4m3, below the least one too; ties
+        # go to even.
         raw = (steps * 7.52316384526264e-37).to(tl.uint32, bitcast=True)
         size = raw & 0x7FFFFFFF
         bits = tl.minimum((size + 0x7FFFF + ((size >> 20) & 1)) >> 20, 0x7E)  # 448; beyond is NaN

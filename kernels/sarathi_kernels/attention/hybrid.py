@@ -169,8 +169,8 @@ def hybrid_attention(
     """Write softmax(scale q k^T) v of all rows of `plan` to `out`, whichever way `variant` names.
 
     "fused" is done in series where the tiles or the decodes, of padding too, are fewer programs
-    than there are multiprocessors: on some of them there would be nothing to overlap, and kernels
-    of their own have larger tiles. That is a rule of counting; none of it was measured.
+    than there are multiprocessors: on some of them there would be nothing to overlap, and separate
+    kernels have larger tiles. That is a rule of counting; none of it was measured.
 
     Raises ValueError for an unknown variant and for inputs that the kernels do not take
     (`check_inputs`).
@@ -218,7 +218,7 @@ def _attend_on_streams(
     sliding_window: int | None,
     out: Tensor,
 ) -> None:
-    """Decodes on a stream of their own, joined to the current one by events; without CUDA, one
+    """Decodes on a separate stream, joined to the current one by events; without CUDA, one
     after the other.
     """
     inputs = (query, key_cache, value_cache, plan, scale)

@@ -1,6 +1,6 @@
 """The paged cache of keys and values, as it is or in 8 bits, and the write of new ones.
 
-In 8 bits every head of every token has a scale of its own, for keys and for values apart, so that a
+In 8 bits every head of every token has a separate scale, for keys and for values, so that a
 write touches nothing but its slot and blocks can be shared, copied and dropped like any others: x
 is kept as q = round(x / s) with s = max |x| / largest, largest being 127 for int8 and 448 for fp8
 (e4m3). A head takes head_size + 4 bytes.

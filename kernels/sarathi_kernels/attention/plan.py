@@ -49,7 +49,7 @@ class AttentionPlan:
     # [num_tiles, 2] sequence, and first query of the tile counted from its first new token
     tiles: Tensor
     decodes: Tensor  # [num_decodes] sequence
-    # [num_parts, 4] sequence, first and last + 1 of the cached tokens that programs of their own
+    # [num_parts, 4] sequence, first and last + 1 of the cached tokens that separate programs
     # attend to, and 1 if the decode has other parts, too
     parts: Tensor
     # [num_reductions, 3] sequence, its first part and number of parts, of decodes with several; has
@@ -206,8 +206,7 @@ def make_plan(
     """The plan of sequences with so many new and visible tokens, whose contexts lie in so many
     cache `blocks`.
 
-    Raises ValueError unless 1 <= query_lens <= kv_lens. The engine packs the same into one buffer
-    of its own.
+    Raises ValueError unless 1 <= query_lens <= kv_lens. The engine packs the same into one buffer.
     """
     for num_queries, kv_len in zip(query_lens, kv_lens, strict=True):
         if not 1 <= num_queries <= kv_len:

@@ -1,7 +1,7 @@
 """Benchmarks of attention: chunks, decodes, hybrid batches, and a prompt whole against the same
 prompt in chunks.
 
-The peers are torch's own attention on the same data, unpaged, and FlashInfer on the same pages
+The peers are torch's attention on the same data, unpaged, and FlashInfer on the same pages
 where it is installed.
 """
 

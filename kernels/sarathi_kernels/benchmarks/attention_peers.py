@@ -25,7 +25,7 @@ def works_here(work: Callable[[], object]) -> bool:
     """Whether `work` can be done here: a backend may lack the dtype, the mask or the chip."""
     try:
         work()
-    except Exception:  # Triton has errors of its own, of no common class
+    except Exception:  # Triton's errors have no common class
         return False
     return True
 

@@ -1,7 +1,7 @@
 """One recorded launch compiled for a GPU that need not be there, what the code uses, and what is
 wrong with it.
 
-Signature, constants and attributes come from Triton's own binder, so that what is compiled is what
+Signature, constants and attributes come from Triton's binder, so that what is compiled is what
 the launch would compile; Triton caches it (TRITON_CACHE_DIR), and the launch on such a GPU finds it
 there.
 """
@@ -247,7 +247,7 @@ def check(compiled: Compiled, launch: Launch, chip: Chip) -> list[str]:
 
 
 def _tensor_core_complaints(compiled: Compiled, chip: Chip) -> list[str]:
-    """Products of 16-bit types must be matrix instructions, on Hopper its own wherever the tile has
+    """Products of 16-bit types must be matrix instructions, on Hopper Hopper's where the tile has
     rows enough.
     """
     if not compiled.dots:

@@ -155,7 +155,7 @@ def _other_shapes() -> Iterator[HeadShape]:
 
 
 def _attend(shape: HeadShape, num_tokens: int, quick: bool) -> None:
-    """Chunks and decodes of one batch, in kernels of their own and in one for both."""
+    """Chunks and decodes of one batch, in separate kernels and in one for both."""
     qkv, cache, out = _tensors(shape, num_tokens)
     for variant, tile_rows, is_split in dict.fromkeys(_work_divisions(shape, quick)):
         plan = _plan(num_tokens, tile_rows, is_split)

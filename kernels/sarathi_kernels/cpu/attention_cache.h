@@ -10,7 +10,7 @@ namespace sarathi {
 
 constexpr int64_t KEY_TILE = 96;
 constexpr int64_t MOST_QUERIES = 128;  // of one head that share a pass over the keys
-constexpr int64_t FEW_LANES = 16;      // that take less time with each key on its own than in a panel
+constexpr int64_t FEW_LANES = 16;      // that take less time with each key alone than in a panel
 constexpr float LOG2_E = 1.44269504f;
 constexpr float LOWEST = -1e30f;      // below every score, yet finite: differences with it are numbers
 
@@ -111,7 +111,7 @@ struct Queries {
     int64_t end() const { return position(0) + count; }  // of the keys
 };
 
-// What one thread needs of its own.
+// What each thread needs separately.
 struct AttentionScratch {
     Floats keys, values, scores, weights, queries, sums, maxima, totals;
 

@@ -64,7 +64,7 @@ void put_all(const float* x, int64_t rows, int64_t width, bool is_bf16, Inputs& 
 
 }  // namespace
 
-#pragma GCC visibility push(default)  // the rest is each library's own, where a process has several
+#pragma GCC visibility push(default)  // the rest is private to each library, where a process has several
 extern "C" {
 
 // Starts the threads, before anything else. Returns whether products of bfloat16 use AMX, which `allows_amx` may forbid.

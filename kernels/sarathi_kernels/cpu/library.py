@@ -170,8 +170,8 @@ class Decoder:
         Raises ValueError for tensors of other kinds, and for numbers beyond what they point into.
         """
         model = self.struct
-        own = DTYPES[model.is_bf16]
-        cached = _cache_parts(keys, values, (own,), model.num_kv_heads, model.head_size)
+        dtype = DTYPES[model.is_bf16]
+        cached = _cache_parts(keys, values, (dtype,), model.num_kv_heads, model.head_size)
         num_layers, num_blocks, block_size = keys.shape[:-2]
         rows = (token_ids, positions, slots)
         if num_layers != model.num_layers or any(len(row) != len(token_ids) for row in rows):
@@ -234,7 +234,7 @@ def linear(x: Tensor, weight: PackedLinear) -> Tensor:
 
     Of a gated weight all columns of the panels: 16 gates and the 16 columns they scale, and so on.
     Sums are float32. A CPU that multiplies bfloat16 has x rounded to it if the weight is; for one
-    in int8 each row is rounded to that, with a scale of its own. Raises ValueError if sizes do not
+    in int8 each row is rounded to that, with a separate scale. Raises ValueError if sizes do not
     match.
     """
     if x.shape[1] != weight.in_features:

@@ -1,4 +1,4 @@
-// Threads that share the tasks of one phase after another. They are our own: torch's OpenMP threads spin between its
+// Threads that share the tasks of one phase after another. They are not torch's, whose OpenMP threads spin between
 // operations, and two runtimes that spin on the same cores slow each other down.
 #pragma once
 
@@ -184,7 +184,7 @@ class Pool {
     std::atomic<bool> stop_{false};
     std::atomic<int64_t> arrivals_{0};  // moments, added up
     int64_t waited_ = 0;  // changed by whoever arrives last
-    // Each on a line of its own, so that taking tasks does not disturb those who wait.
+    // Each on a separate line, so that taking tasks does not disturb those who wait.
     alignas(64) std::atomic<int> runs_{0};
     alignas(64) std::atomic<int> epoch_{0};
     alignas(64) std::atomic<int> arrived_{0};

@@ -115,7 +115,7 @@ inline int64_t in_tiles(int64_t row, int64_t column, int64_t width) {
 #ifdef SARATHI_AMX
 constexpr bool HAS_AMX = true;
 
-// All eight tiles hold 16 rows of 64 bytes; whoever multiplies with them says so first, on its own thread.
+// All eight tiles hold 16 rows of 64 bytes; a thread that multiplies with them configures them first.
 inline void begin_tiles() {
     alignas(64) static constexpr struct {  // in memory: GCC may take what is made here for never read
         uint8_t palette = 1, start_row = 0, reserved[14] = {};

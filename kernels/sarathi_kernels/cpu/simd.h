@@ -43,7 +43,7 @@ inline W bf16_bits(W raw) {
     return (raw & 0x7FFFFFFF) > 0x7F800000 ? W{} + 0x7FC0 : (raw + ((raw >> 16 & 1) + 0x7FFF)) >> 16;
 }
 
-// Of floats at 2^-120 of their size, whose exponent is then e4m3's own, below the least one too.
+// Of floats at 2^-120 of their size, whose exponent is then that of e4m3, below the least one too.
 template <class W>
 inline W fp8_bits(W raw) {
     const W size = raw & 0x7FFFFFFF, rounded = (size + ((size >> 20 & 1) + 0x7FFFF)) >> 20;

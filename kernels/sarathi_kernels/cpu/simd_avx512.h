@@ -1,4 +1,4 @@
-// A vector is one register of AVX512; a mask is one of its own.
+// A vector is one register of AVX512; a mask is a separate one.
 #pragma once
 
 #include <immintrin.h>

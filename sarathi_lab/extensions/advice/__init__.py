@@ -138,7 +138,7 @@ class Advise(Task):
             f"  as settings of servers{cut}",
         ]
         row: Any
-        for row in flags.itertuples():  # flags on a line of their own, so that they can be copied
+        for row in flags.itertuples():  # flags on a separate line, so that they can be copied
             shown += [f"  {row.server}, {row.effective_budget} tokens: {row.note}"]
             shown += [f"    {row.flags}"]
         chosen = advice.table.set_index("chunk", drop=False).loc[advice.chunk]

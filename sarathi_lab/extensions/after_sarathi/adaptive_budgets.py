@@ -212,7 +212,7 @@ def phased(phases: Sequence[Sequence[float]], seed: int) -> list[float]:
 
 
 def aimed(policy: Policy, slo: Slo, kind: str) -> Policy:
-    """`policy` with the objective for its own, if it has one."""
+    """`policy` aimed at the objective, if it follows one."""
     ttft, tbt = times_of(slo)
     if isinstance(policy, SloBudget):
         return replace(policy, ttft=ttft, tbt=tbt, since=SINCE[kind])

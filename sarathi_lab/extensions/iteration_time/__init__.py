@@ -143,10 +143,10 @@ def iteration_times(table: pd.DataFrame, where: str) -> Figure:
     for ax, (kind, xlabel) in zip(axes, KINDS.items(), strict=True):
         rows = table[table.kind == kind].sort_values("tokens")
         for i, (context, line) in enumerate(rows.groupby("context")):
-            own, label = f"C{i}", f"context {context}"
-            ax.plot(line.tokens, 1e3 * line.seconds, marker="o", color=own, label=label)
-            ax.fill_between(line.tokens, 1e3 * line.q20, 1e3 * line.q80, color=own, alpha=0.2)
-            ax.plot(line.tokens, 1e3 * line.roofline, linestyle=":", color=own)
+            colour, label = f"C{i}", f"context {context}"
+            ax.plot(line.tokens, 1e3 * line.seconds, marker="o", color=colour, label=label)
+            ax.fill_between(line.tokens, 1e3 * line.q20, 1e3 * line.q80, color=colour, alpha=0.2)
+            ax.plot(line.tokens, 1e3 * line.roofline, linestyle=":", color=colour)
         ax.set(xscale="log", yscale="log", xlabel=xlabel)
         sizes = sorted(rows.tokens.unique())
         ax.set_xticks(sizes, list(map(str, sizes)))

@@ -75,9 +75,9 @@ class Picture:
         for ax, (name, table) in zip(self._batches, [*iterations.items(), NONE], strict=False):
             _show_batches(ax, name, table)
         times = {name: waits(table) for name, table in requests.items()}
-        _show_shares(self._ttft, {name: own["ttft"] for name, own in times.items()})
+        _show_shares(self._ttft, {name: waited["ttft"] for name, waited in times.items()})
         self._ttft.legend(self._ttft.get_lines()[: len(times)], list(times), loc="lower right")
-        gaps = {name: 1e3 * own["tbt"] for name, own in times.items()}
+        gaps = {name: 1e3 * waited["tbt"] for name, waited in times.items()}
         _show_shares(self._tbt, gaps, is_above=True)
 
     def png(self) -> bytes:
@@ -101,7 +101,7 @@ def _show_shares(
     ax: Axes, times: Mapping[str, NDArray[np.float64]], *, is_above: bool = False
 ) -> None:
     """Draw the share of times up to each by policy, or above it."""
-    for line, own in zip(ax.get_lines(), [*times.values(), np.empty(0)], strict=False):
-        shares = np.arange(1, len(own) + 1) / max(1, len(own))
-        line.set_data(np.sort(own), 1 - shares if is_above else shares)
-    ax.set_xlim(0, 1.03 * max(own.max(initial=0) for own in times.values()) or 1)
+    for line, seconds in zip(ax.get_lines(), [*times.values(), np.empty(0)], strict=False):
+        shares = np.arange(1, len(seconds) + 1) / max(1, len(seconds))
+        line.set_data(np.sort(seconds), 1 - shares if is_above else shares)
+    ax.set_xlim(0, 1.03 * max(seconds.max(initial=0) for seconds in times.values()) or 1)

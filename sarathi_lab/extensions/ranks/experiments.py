@@ -63,7 +63,7 @@ class StageTimes:
         knots = sorted({batch.num_tokens for batch in batches})
         rows = np.array([_features(batch, knots) for batch in batches])
         seconds = np.array([stages for _, stages, _ in timed])  # [batches, stages]
-        weights = [nnls(rows / own[:, None], np.ones(len(rows)))[0] for own in seconds.T]
+        weights = [nnls(rows / stage[:, None], np.ones(len(rows)))[0] for stage in seconds.T]
         tokens = np.array([[1.0, batch.num_tokens] for batch in batches])
         fixed, each = nnls(tokens, np.array([sent for _, _, sent in timed]))[0]
         return cls(knots, np.array(weights), (float(fixed), float(each)))
@@ -92,8 +92,8 @@ class StageBench:
         self.spec, self.stages, self._sizes = spec, stages, sizes
         longest, batch = sizes["longest"], sizes["batch"]
         self._blocks = math.ceil(WATERMARK * stages * batch * -(-longest // BLOCK_SIZE))
-        own = Sizes(self._blocks, BLOCK_SIZE, batch, longest, longest + batch)
-        self.executor: Executor = backend.build(spec, None, own)
+        room = Sizes(self._blocks, BLOCK_SIZE, batch, longest, longest + batch)
+        self.executor: Executor = backend.build(spec, None, room)
         self.times = StageTimes.fit([self._timed(one) for one in self._compositions()])
         self.turnaround = self._turnaround()
 

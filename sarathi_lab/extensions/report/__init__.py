@@ -76,16 +76,16 @@ def _write(folder: Path, out: Path | None) -> int:
     """
     runs = load.load_runs(folder)
     if not runs.empty:
-        places = sorted(runs.groupby("sweep"), key=lambda own: own[1].started_at.max())
-        sections = [_of_sweep(Path(str(place)), own, folder) for place, own in reversed(places)]
+        places = sorted(runs.groupby("sweep"), key=lambda pair: pair[1].started_at.max())
+        sections = [_of_sweep(Path(str(place)), rows, folder) for place, rows in reversed(places)]
         title = sections[0].title if len(sections) == 1 else f"{len(sections)} sweeps and runs"
     elif load.recorded(folder):
         sections, title = _of_experiments(folder), "Experiments and claims"
     else:
         why = "has no finished run and no recorded result" if folder.is_dir() else "is no folder"
         raise UserError(f"{folder} {why}; name the folder of a sweep, or none for all experiments")
-    is_own = folder.resolve() == EXPERIMENTS  # which a wheel's may not write to
-    page = out or (OUTPUTS if is_own else folder) / PAGE
+    is_records = folder.resolve() == EXPERIMENTS  # which a wheel's may not write to
+    page = out or (OUTPUTS if is_records else folder) / PAGE
     make_folder(page.parent, "--out" if out else "the folder")
     environment = Environment(
         loader=PackageLoader("sarathi_lab.extensions.report", "."),
@@ -105,8 +105,8 @@ def _of_sweep(place: Path, runs: pd.DataFrame, folder: Path) -> Section:
     """A sweep, or a single run with its baselines; `folder` is what was asked for."""
     runs = runs.dropna(axis="columns", how="all")
     runs = runs.sort_values("is_baseline", ascending=False, kind="stable")
-    varying, own = sweep_analysis.varied(runs), sweep_analysis.without_baselines(runs)
-    title = f"Sweep of {', '.join(varying)}" if varying else str(own.name.iloc[0])
+    varying, swept = sweep_analysis.varied(runs), sweep_analysis.without_baselines(runs)
+    title = f"Sweep of {', '.join(varying)}" if varying else str(swept.name.iloc[0])
     drawn = place / "sweep.png"  # maybe by axes that the user chose
     if drawn.is_file() and folder.resolve() in (place.resolve(), *place.resolve().parents):
         picture = drawn.read_bytes()
@@ -118,32 +118,32 @@ def _of_sweep(place: Path, runs: pd.DataFrame, folder: Path) -> Section:
     return Section(
         title,
         sentences=[words.strip() for words in conclusion(runs)],
-        facts={**_facts(place, own), "folder": str(place)},
+        facts={**_facts(place, swept), "folder": str(place)},
         pictures={title: picture},
         tables=[sweep_table(runs, "Runs"), *([failed] if failed.rows else [])],
     )
 
 
-def _facts(place: Path, own: pd.DataFrame) -> dict[str, str]:
+def _facts(place: Path, runs: pd.DataFrame) -> dict[str, str]:
     """What was run, where and with which versions, by the runs' labels and the sweep's record."""
-    facts = {"runs": str(len(own))}
+    facts = {"runs": str(len(runs))}
     if (record := SweepRecord.find(place)) is not None:
         facts = {"command": record.command, "host": record.host}
-        facts["runs"] = f"{len(own)} of {record.num_jobs} finished"
+        facts["runs"] = f"{len(runs)} of {record.num_jobs} finished"
     elif (typed := place / ".hydra" / "overrides.yaml").is_file():  # a single run
         facts["command"] = as_command(yaml.safe_load(typed.read_text()))
-    facts |= {name: _all_of(own, name) for name in ("device", "model", "dtype", "executor")}
-    started = own.started_at.dropna().map(datetime.fromisoformat)
+    facts |= {name: _all_of(runs, name) for name in ("device", "model", "dtype", "executor")}
+    started = runs.started_at.dropna().map(datetime.fromisoformat)
     facts["started"] = f"{started.min():%Y-%m-%d %H:%M} UTC" if len(started) else ""
-    facts["commit"] = _all_of(own, "git_commit")
-    packages = [str(name) for name in own if str(name).startswith("versions.")]
-    versions = (f"{name.partition('.')[2]} {_all_of(own, name)}" for name in packages)
+    facts["commit"] = _all_of(runs, "git_commit")
+    packages = [str(name) for name in runs if str(name).startswith("versions.")]
+    versions = (f"{name.partition('.')[2]} {_all_of(runs, name)}" for name in packages)
     facts["versions"] = ", ".join(versions)
     return {name: words for name, words in facts.items() if words}
 
 
-def _all_of(own: pd.DataFrame, name: str) -> str:
-    return " or ".join(map(str, own[name].dropna().unique())) if name in own else ""
+def _all_of(runs: pd.DataFrame, name: str) -> str:
+    return " or ".join(map(str, runs[name].dropna().unique())) if name in runs else ""
 
 
 def _failed(place: Path) -> DisplayTable:
@@ -157,7 +157,7 @@ def _failed(place: Path) -> DisplayTable:
 def _of_experiments(root: Path) -> list[Section]:
     """The claims, then every experiment that has results."""
     judged = verdicts(root)
-    ids = {verdict: own.id.nunique() for verdict, own in judged.groupby("verdict")}
+    ids = {verdict: rows.id.nunique() for verdict, rows in judged.groupby("verdict")}
     summary = f"Of {judged.id.nunique()} claims {ids.get('holds', 0)} hold on at least one device, "
     summary += f"simulated ones included, and {ids.get('fails', 0)} fail on at least one."
     counts = pd.crosstab(judged.device, judged.verdict).reset_index().to_dict("records")
@@ -184,13 +184,15 @@ def _of_experiment(folder: Path, root: Path, judged: pd.DataFrame) -> Section:
     name, is_lab = folder.name, root.resolve() == EXPERIMENTS
     recorded = sorted((folder / "results").rglob("*.csv"))
     tables = {path: pd.read_csv(path).copy() for path in recorded}
-    swept_ones = {path: own for path, own in tables.items() if {"policy", "is_baseline"} <= {*own}}
+    sweeps = {
+        path: table for path, table in tables.items() if {"policy", "is_baseline"} <= {*table}
+    }
     has_settings = (CONF / "experiment" / f"{name}.yaml").is_file()
-    named = [own[key] for own in tables.values() for key in DEVICE if key in own]
+    named = [table[key] for table in tables.values() for key in DEVICE if key in table]
     facts = {
         "question": FIGURES[name].question if name in FIGURES else "",
         "command": f"python -m sarathi_lab.run experiment={name}" if has_settings else "",
-        "devices": "; ".join(sorted({str(one) for own in named for one in own.dropna()})),
+        "devices": "; ".join(sorted({str(one) for column in named for one in column.dropna()})),
         "recorded": (is_lab and last_commit(folder)) or "",
     }
     files = sorted(folder.rglob("*.png"))
@@ -198,16 +200,16 @@ def _of_experiment(folder: Path, root: Path, judged: pd.DataFrame) -> Section:
     if is_lab and not pictures and name in FIGURES:
         pictures = {name: png(draw(name))}
     claimed = judged[judged.experiment == name]
-    devices = {path: path.parent.name for path in swept_ones}
+    devices = {path: path.parent.name for path in sweeps}
     return Section(
         name,
         sentences=[
-            " ".join([f"{devices[path]}:", *conclusion(own)]) for path, own in swept_ones.items()
+            " ".join([f"{devices[path]}:", *conclusion(table)]) for path, table in sweeps.items()
         ],
         facts={name: words for name, words in facts.items() if words},
         pictures=pictures,
         tables=[
             *([_claims(claimed)] if len(claimed) else []),
-            *(sweep_table(own, f"Runs on {devices[path]}") for path, own in swept_ones.items()),
+            *(sweep_table(table, f"Runs on {devices[path]}") for path, table in sweeps.items()),
         ],
     )

@@ -1,7 +1,7 @@
 """What experiments under load are made of: the engine that serves, and the points of a round.
 
 In a round all policies serve the same requests, one after the other, on one engine. Every round
-has a seed of its own, and its values are samples of the points.
+has another seed, and its values are samples of the points.
 """
 
 from __future__ import annotations
@@ -202,10 +202,10 @@ class ServingBench:
         return self.named([CHUNKING], budget)[CHUNKING]
 
     def named(self, names: Sequence[str], budget: int) -> dict[str, Policy]:
-        return {name: own for name in names if (own := self.policy(name, budget)) is not None}
+        return {name: policy for name in names if (policy := self.policy(name, budget)) is not None}
 
     def slo(self, kind: str) -> Slo:
-        """An objective of the sizes in this device's seconds: an option, maybe the model's own, or
+        """An objective of the sizes in this device's seconds: an option, maybe the model's, or
         settings.
         """
         if kind not in self._slos:

@@ -50,7 +50,7 @@ def sarathi_serve_stalls(bench: ServingBench, seed: int, **sizes: Any) -> Iterat
     """The longest gaps between tokens, over time in the first round (Fig 1a), and of all."""
     dataset = list(sizes["datasets"])[-1]  # of the longest prompts
     policies = bench.named(SCHEDULERS, sizes["budget"])
-    found = {name: bench.serve(name, own, dataset, seed) for name, own in policies.items()}
+    found = {name: bench.serve(name, policy, dataset, seed) for name, policy in policies.items()}
     if seed == 0:
         for name, requests in found.items():
             for time, gap in longest_gaps(requests, STALL_BINS):
@@ -64,9 +64,9 @@ def sarathi_serve_ablation(bench: ServingBench, seed: int, **sizes: Any) -> Iter
     """Whole prompts beside decodes, chunks apart from decodes, and beside them (Table 4)."""
     whole, budget = longest(sizes) + sizes["batch"], sizes["budget"]
     kinds = {BOTH: (CHUNKING, budget), HYBRID: (CHUNKING, whole), CHUNKED: ("chunked_only", budget)}
-    made = {kind: policy for kind, own in kinds.items() if (policy := bench.policy(*own))}
+    made = {kind: policy for kind, named in kinds.items() if (policy := bench.policy(*named))}
     for dataset in sizes["datasets"]:
-        served = {kind: bench.serve(CHUNKING, own, dataset, seed) for kind, own in made.items()}
+        served = {kind: bench.serve(CHUNKING, one, dataset, seed) for kind, one in made.items()}
         waits = {kind: _waits(requests, TTFT, TBT) for kind, requests in served.items()}
         yield from compared(dataset, waits, {"both": waits[BOTH]})
 
@@ -127,12 +127,12 @@ def sarathi_serve_budget(
     """Times to the first token and between tokens by budget, also over the largest's."""
     for dataset in sizes["datasets"]:
         waits = {}
-        for own in budgets:
-            policy = bench.chunking(max(own, sizes["batch"]))
-            waits[own] = _waits(bench.serve(CHUNKING, policy, dataset, seed), TBT, TTFT)
+        for budget in budgets:
+            policy = bench.chunking(max(budget, sizes["batch"]))
+            waits[budget] = _waits(bench.serve(CHUNKING, policy, dataset, seed), TBT, TTFT)
         largest = {"largest budget": waits[max(budgets)]}
-        for own, found in waits.items():
-            yield from compared(dataset, {CHUNKING: found}, largest, x=own)
+        for budget, found in waits.items():
+            yield from compared(dataset, {CHUNKING: found}, largest, x=budget)
 
 
 def _waits(requests: pd.DataFrame, *quantities: str) -> Values:

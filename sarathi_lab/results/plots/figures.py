@@ -51,10 +51,10 @@ def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
     shown = shown[shown.value.notna()] if is_all else _without_sparse(shown)
     groups = (_by_device if spec.is_by_device else _by_source)(shown)
     order = list(dict.fromkeys(shown.panel))
-    across = min(spec.columns, max((own.panel.nunique() for own in groups.values()), default=1))
+    across = min(spec.columns, max((group.panel.nunique() for group in groups.values()), default=1))
     places: list[tuple[str, str] | None] = []
-    for title, own in groups.items():
-        names = sorted(own.panel.unique(), key=order.index)
+    for title, group in groups.items():
+        names = sorted(group.panel.unique(), key=order.index)
         places += [*((title, name) for name in names), *[None] * (-len(names) % across)]
     columns = min(spec.columns // across * across, max(1, len(places)))
     num_rows = math.ceil(len(places) / columns) or 1
@@ -133,17 +133,18 @@ def _by_source(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """
     simulated = "paper and simulated" if (rows.level == PAPER).any() else "simulated"
     titles = ("measured on " + rows.device).where(rows.level == MEASURED, simulated)
-    groups = {str(title): own for title, own in rows.groupby(titles, sort=False)}
+    groups = {str(title): group for title, group in rows.groupby(titles, sort=False)}
     return dict(sorted(groups.items(), key=lambda group: group[0] != simulated))
 
 
 def _by_device(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Group rows by device, each with the paper's rows of its hardware and panels."""
     papers, groups = rows[rows.level == PAPER], {}
-    for device, own in rows[rows.level != PAPER].groupby("device", sort=False):
-        hardware = {*own.hardware, ""} if (own.level != MEASURED).all() else {*own.hardware} - {""}
-        beside = papers[papers.hardware.isin(hardware) & papers.panel.isin(own.panel)]
-        groups[str(device)] = pd.concat([own, beside])
+    for device, group in rows[rows.level != PAPER].groupby("device", sort=False):
+        is_measured = (group.level == MEASURED).any()
+        hardware = {*group.hardware, ""} - ({""} if is_measured else set())
+        beside = papers[papers.hardware.isin(hardware) & papers.panel.isin(group.panel)]
+        groups[str(device)] = pd.concat([group, beside])
     return groups
 
 
@@ -165,9 +166,9 @@ def _lines(
     ax: Axes, rows: pd.DataFrame, spec: PlotSpec, styles: Styles, lines: Mapping[str, Any]
 ) -> None:
     has_paper = (rows.level == PAPER).any()
-    for (key, device), own in rows.groupby(["key", "device"], sort=False):
+    for (key, device), points in rows.groupby(["key", "device"], sort=False):
         colour, shape = styles[str(key)]
-        line = own.sort_values("x")
+        line = points.sort_values("x")
         look: dict[str, Any] = {"marker": shape, "markersize": 4 if spec.is_by_device else 6}
         if line.level.iloc[0] == PAPER:
             look |= {"linestyle": "", "fillstyle": "none", "zorder": 3}
@@ -175,12 +176,12 @@ def _lines(
             # The paper's markers, which the line runs through, identify it.
             look |= {
                 "linestyle": lines[str(device)],
-                "marker": "" if has_paper and len(own) > 1 else shape,
+                "marker": "" if has_paper and len(points) > 1 else shape,
             }
         else:
             look["linestyle"] = "" if spec.kind == "point" else "-"
             ax.vlines(line.x, line.low, line.high, color=colour, linewidth=0.8)
-        every = max(1, math.ceil(len(own) / MOST_MARKERS)) if spec.kind == "line" else 1
+        every = max(1, math.ceil(len(points) / MOST_MARKERS)) if spec.kind == "line" else 1
         ax.plot(line.x, line.value, color=colour, markevery=every, linewidth=1.2, **look)
     _scale(ax, rows, spec)
     panel, quantity = rows.panel.iloc[0], rows["quantity"].iloc[0]
@@ -212,10 +213,10 @@ def _bars(
     ax: Axes, rows: pd.DataFrame, spec: PlotSpec, styles: Styles, lines: Mapping[str, Any]
 ) -> None:
     """Draw a bar a series with its interval, and the paper's value as a hollow mark."""
-    own = rows[rows.level != PAPER].drop_duplicates("key")
-    names, places = list(own.key), np.arange(len(own))
-    ax.bar(places, own.value, 0.6, color=[styles[name][0] for name in names])
-    ax.vlines(places, own.low, own.high, color="black", linewidth=0.9)
+    bars = rows[rows.level != PAPER].drop_duplicates("key")
+    names, places = list(bars.key), np.arange(len(bars))
+    ax.bar(places, bars.value, 0.6, color=[styles[name][0] for name in names])
+    ax.vlines(places, bars.low, bars.high, color="black", linewidth=0.9)
     papers = rows[(rows.level == PAPER) & rows.key.isin(names)]
     if len(papers):
         ax.plot(papers.key.map(names.index), papers.value, "ko", fillstyle="none")
@@ -223,7 +224,7 @@ def _bars(
     if len(names) <= MOST_LEVEL:
         words = [word.replace(" ", "\n") for word in words]
     ax.set_xticks(places, words, fontsize=8, rotation=0 if len(names) <= MOST_LEVEL else 90)
-    unit = str(own.unit.iloc[0])
+    unit = str(bars.unit.iloc[0])
     ax.set_ylabel(spec.y or UNITS.get(unit, {"s": "seconds"}.get(unit, unit)))
     ax.grid(axis="x", visible=False)
 

@@ -94,8 +94,8 @@ def draw_sweep(
     figure, grid = _grid(runs, axes, len(names), len(facets), num_names)
     panels_of = dict(zip(product(names, facets), grid, strict=False))
     for (name, value), ax in panels_of.items():
-        own = rows[(rows["quantity"] == name) & rows["facet"].isin([value, "-"])]
-        for _, line in own.groupby("series", sort=False):
+        panel = rows[(rows["quantity"] == name) & rows["facet"].isin([value, "-"])]
+        for _, line in panel.groupby("series", sort=False):
             _draw_series(ax, line, is_listed=bool(listed), has_label=axes.hue is not None)
         if "_vs_" in name:
             (ax.axvline if listed else ax.axhline)(1.0, color="black", ls=":", lw=1.0)
