@@ -134,28 +134,6 @@ def test_priorities_are_drawn_as_often_as_they_are_listed_and_the_first_ones_sta
     assert {request.priority for request in grid().generate(None).requests} == {0}
 
 
-EFFECTS = {
-    "closed": {},
-    "gamma": {"arrivals": "gamma", "rate": 2.0, "cv": 0.5},
-    "gamma cv": {"arrivals": "gamma", "rate": 2.0, "cv": 2.0},
-    "gamma rate": {"arrivals": "gamma", "rate": 3.0, "cv": 0.5},
-    "gamma seed": {"arrivals": "gamma", "rate": 2.0, "cv": 0.5, "seed": 1},
-    "users": {"arrivals": "users", "users": 3},
-    "users think_time": {"arrivals": "users", "users": 3, "think_time": 2.0},
-    "users users": {"arrivals": "users", "users": 2},
-}
-
-
-def test_every_setting_of_arrivals_changes_a_run():
-    found = {
-        name: tuple(
-            served(grid(num_requests=12, **settings).generate(None).arrivals()).arrival_time
-        )
-        for name, settings in EFFECTS.items()
-    }
-    assert len(set(found.values())) == len(found)
-
-
 def test_users_are_described_and_leave_no_times_to_choose_a_chunk_by():
     load = grid(arrivals="users", users=3, num_requests=9).generate(None)
     assert "from 3 users who think 0 s" in load.describe()

@@ -13,7 +13,6 @@ from helpers import ScriptedExecutor, scheduler_for, serve
 from shadow import Checker, ShadowCache, ShadowExecutor, history
 
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
@@ -93,20 +92,12 @@ def test_generated_tokens_are_cached_too():
         assert executor.schedule[-1] == [(1, hit, len(turn) - hit)]
 
 
-def test_requests_of_one_batch_find_nothing_of_each_other():
-    prompt = tokens((1, 16))
-    executor = serve(
-        [request(0, prompt), request(1, prompt), request(2, prompt, time=5.0)], sharing()
-    )
-    assert executor.schedule == [[(0, 0, 16), (1, 0, 16)], [(2, 12, 4)]]
-
-
 def test_a_chunk_is_seen_from_the_next_batch_on():
     prompt = tokens((1, 16))
-    executor = serve(
-        [request(0, prompt), request(1, prompt)], sharing(SarathiServe(chunk=12, watermark=0.0))
-    )
-    assert executor.schedule == [[(0, 0, 12)], [(0, 12, 4), (1, 12, 4)]]
+    requests = [request(0, prompt), request(1, prompt), request(2, prompt, time=5.0)]
+    assert serve(requests, sharing()).schedule == [[(0, 0, 16), (1, 0, 16)], [(2, 12, 4)]]
+    chunks = serve(requests[:2], sharing(SarathiServe(chunk=12, watermark=0.0)))
+    assert chunks.schedule == [[(0, 0, 12)], [(0, 12, 4), (1, 12, 4)]]
 
 
 def test_the_budget_goes_to_what_is_computed():
@@ -167,15 +158,6 @@ def test_what_comes_back_from_the_host_can_be_found_again():
     assert blocks.look_up(same).num_computed == 8
 
 
-def test_hits_are_counted():
-    prompt = tokens((1, 16))
-    ledger = Ledger()
-    requests = [request(0, prompt, 2), request(1, prompt, 2, time=5.0)]
-    run_engine(requests, sharing(), ScriptedExecutor(), ledger)
-    assert ledger.requests().prefix_hit_tokens.tolist() == [0, 12]
-    assert ledger.iterations().prefix_hit_tokens.tolist() == [0, 0, 12, 0]
-
-
 # -- whatever comes --------------------------------------------------------------------------------
 
 
@@ -192,7 +174,7 @@ def run(policy: Policy, requests: Sequence[Request], capacity: int, *, feeds_tok
     return executor.schedule, checker.iterations()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_making_batches_ahead_changes_no_schedule(policy, seed):
     """Prompts of parts out of few texts; some repeat a request's prompt and answer."""

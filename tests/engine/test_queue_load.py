@@ -21,15 +21,7 @@ from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 
 ORDERS = get_args(QueueOrder)
-EVICTING = (
-    "sarathi_serve",
-    "chunked_only",
-    "splitfuse",
-    "vllm_v1",
-    "nano_vllm",
-    "fastdeploy",
-    "ascend_v0_9",
-)
+EVICTING = ("sarathi_serve", "chunked_only", "splitfuse", "vllm_v1", "nano_vllm", "fastdeploy")
 
 
 def order_of(name: str, turn: int) -> QueueOrder:
