@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
-from operator import attrgetter
 from typing import Literal
 
-from sarathi_lab.engine.executor import NO_TOKEN
-from sarathi_lab.engine.request import Chunk, SequenceState
+from sarathi_lab.engine.request import SequenceState
 
 QueueOrder = Literal["fcfs", "priority", "shortest"]
 Rank = tuple[float, int]
@@ -90,24 +88,19 @@ def by_remaining(sequence: SequenceState) -> Rank:
 
 
 class RunningSequences(list[SequenceState]):
-    """Sequences that hold cache, in order of admission, or of `rank` once sorted.
-
-    The largest by `rank` is evicted first. `at_rest` are those not in flight, in the same order (of
-    a pipeline's sequences those of one batch). It may also have some that have left since the
-    last batch was made, or are in flight again, which `is_idle` excludes.
+    """Sequences that hold cache, in order of admission, or of `rank` once sorted; the largest by
+    `rank` is evicted first.
     """
 
     def __init__(self, rank: Callable[[SequenceState], Rank]) -> None:
         super().__init__()
         self.rank = rank
-        self.at_rest: list[SequenceState] = []
-        self._num_positions = 0
         self._is_sorted = True
 
     @property
     def idle(self) -> list[SequenceState]:
-        """Sequences that could be scheduled now."""
-        return [one for one in self.at_rest if one.is_running and not one.in_flight]
+        """Sequences that could be scheduled now: those not in flight, in the same order."""
+        return [sequence for sequence in self if not sequence.in_flight]
 
     def enter(self, sequence: SequenceState) -> None:
         """Add a sequence that is in flight from now on."""
@@ -115,45 +108,16 @@ class RunningSequences(list[SequenceState]):
             self._is_sorted = False
         self.append(sequence)
         sequence.is_running = True
-        sequence.position = self._num_positions
-        self._num_positions += 1
 
     def leave(self, sequence: SequenceState) -> None:
         self.remove(sequence)
         sequence.is_running = False
 
-    def requeue(self, sequences: list[SequenceState]) -> None:
-        """Put `sequences` of a batch that has ended back to `at_rest`."""
-        self.at_rest += sequences
-        self.at_rest.sort(key=attrgetter("position"))
-
-    def commit(self, chunks: Iterable[Chunk]) -> list[SequenceState]:
-        """Count `chunks` as computed, with their next tokens yet unknown, and requeue their
-        sequences, except finished ones, which are returned.
-        """
-        resting, finished = [], []
-        for sequence, start, num_tokens, _, emits_token in chunks:
-            sequence.in_flight = False
-            sequence.num_computed = start + num_tokens
-            if emits_token:
-                token_ids = sequence.output_token_ids
-                token_ids.append(NO_TOKEN)
-                if len(token_ids) >= sequence.request.output_len:
-                    finished.append(sequence)
-                    continue
-            resting.append(sequence)
-        self.requeue(resting)
-        return finished
-
     def sort_by_rank(self) -> None:
         """Restore the order of `rank`, which readmission upsets."""
-        if self._is_sorted:
-            return
-        self.sort(key=self.rank)
-        self.at_rest.sort(key=self.rank)
-        for position, sequence in enumerate(self):
-            sequence.position = position
-        self._is_sorted = True
+        if not self._is_sorted:
+            self.sort(key=self.rank)
+            self._is_sorted = True
 
 
 def is_idle(sequence: SequenceState) -> bool:

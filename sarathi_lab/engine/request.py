@@ -48,7 +48,6 @@ class SequenceState:
     block_keys: list[int] = field(default_factory=list)  # of full blocks. By PrefixCache
     num_published: int = 0  # full blocks that others may share. By PrefixCache
     is_running: bool = False  # admitted, not preempted since; from here on by Scheduler
-    position: int = 0  # rank among the running ones
     in_flight: bool = False  # in a batch
     output_token_ids: list[int] = field(default_factory=list)
     draft_token_ids: Sequence[int] = ()  # of its decode in flight, to be verified

@@ -40,7 +40,6 @@ class Scheduler(SchedulerState):
         if self.running.rank is by_priority:
             self.sort_running()  # urgent sequences choose first, as later ones are evicted
         self.policy.fill(batch, self)
-        self.running.at_rest = self.running.idle
         if not batch.chunks:
             return None  # copies that were begun go with the next batch
         if self.copies:
@@ -55,13 +54,12 @@ class Scheduler(SchedulerState):
         decodes, block_size = list[SequenceState](), self.blocks.block_size
         limit = self.batch_size if token_budget is None else min(self.batch_size, token_budget)
         limit -= len(batch)
-        for sequence in self.running.at_rest:
+        for sequence in self.running.idle:
             if len(decodes) >= limit:
                 break
             num_computed, generated = sequence.num_computed, len(sequence.output_token_ids)
             if (
-                sequence.is_running
-                and not sequence.in_flight
+                sequence.is_running  # not evicted by an earlier one
                 and generated  # `is_decoding` inlined, as hundreds are asked
                 and num_computed - sequence.request.prompt_len == generated - 1
                 and (  # its last block has room, unless it is full
@@ -82,9 +80,9 @@ class Scheduler(SchedulerState):
         size: Size | None = None,
     ) -> None:
         """Continue running prompts, oldest first, until `batch` has `token_budget` tokens."""
-        for sequence in self.running.at_rest:
-            if sequence.in_flight or not is_idle(sequence) or sequence.is_decoding:
-                continue  # most are decodes of this batch
+        for sequence in self.idle_prefills:
+            if not sequence.is_running:
+                continue  # evicted by an earlier one
             if self._is_full(batch, max_prefills):
                 return
             num_tokens = tokens_to_take(sequence, token_budget, batch)

@@ -12,7 +12,7 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.executor import Backend, StepResult
+from sarathi_lab.engine.executor import NO_TOKEN, Backend, StepResult
 from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.queues import (
     QueueOrder,
@@ -126,7 +126,7 @@ class SchedulerState:
 
     def num_idle_decodes(self, most: int) -> int:
         """Count `idle_decodes`, no further than `most`."""
-        decodes = (one for one in self.running.at_rest if is_idle(one) and one.is_decoding)
+        decodes = (one for one in self.running if is_idle(one) and one.is_decoding)
         return sum(1 for _ in islice(decodes, most))
 
     @property
@@ -205,7 +205,17 @@ class SchedulerState:
         return result.batch.finished
 
     def commit(self, chunks: list[Chunk]) -> list[SequenceState]:
-        """Count `chunks` as computed; returns the sequences that have all their tokens."""
-        finished = self.running.commit(chunks)
+        """Count `chunks` as computed, with their next tokens yet unknown; their sequences are no
+        longer in flight. Returns those that have all their tokens.
+        """
+        finished = []
+        for sequence, start, num_tokens, _, emits_token in chunks:
+            sequence.in_flight = False
+            sequence.num_computed = start + num_tokens
+            if emits_token:
+                token_ids = sequence.output_token_ids
+                token_ids.append(NO_TOKEN)
+                if len(token_ids) >= sequence.request.output_len:
+                    finished.append(sequence)
         self.blocks.publish(chunks)
         return finished

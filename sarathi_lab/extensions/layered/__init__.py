@@ -111,17 +111,16 @@ class LayeredBatch(Batch):
         return packed_apart(self, num_layers, pack)
 
     def computed(self, chunks: list[Chunk], scheduler: Scheduler) -> list[Chunk]:
-        """Record which tokens of prompts are halfway, requeue these, and return the others."""
+        """Record which tokens of prompts are halfway, and return the others."""
         if self.group is None:
             return chunks
         state = scheduler.state(Pass)
         state.halfway.clear()
         if self.group.is_last:
             return chunks
-        for sequence, _, num_tokens, _, _ in (prompts := chunks[self.num_decodes :]):
+        for sequence, _, num_tokens, _, _ in chunks[self.num_decodes :]:
             state.halfway[sequence, sequence.num_preemptions] = num_tokens
             sequence.in_flight = False
-        scheduler.running.requeue([chunk.sequence for chunk in prompts])
         return chunks[: self.num_decodes]
 
 
