@@ -94,7 +94,7 @@ def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext
     }
     named = " ".join(["baseline", name, *(f"{key}={value}" for key, value in varied.items())])
     context = replace(context, run_dir=run_dir, name=named, varied=varied, policy=name)
-    # Of jobs beside each other, one runs it; run.json, which is written last, says that it ended.
+    # Of jobs beside each other, one runs it; run.json, which is written last, marks its end.
     with locked(run_dir.parents[1] / ".locks" / run_dir.name):
         if (run_dir / "failed.json").is_file():  # in another job: it would fail again
             raise RunError(str(read_object(run_dir / "failed.json", AGAIN).get("error")))
