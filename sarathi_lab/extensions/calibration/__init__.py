@@ -18,13 +18,13 @@ from sarathi_lab.config.paths import CONF, IS_CHECKOUT, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.simulated.hardware import Hardware
-from sarathi_lab.executor.tables import ATTENTION, write_tables
+from sarathi_lab.executor.tables import write_tables
 from sarathi_lab.executor.torch import profiling
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.steal_corrected_clock import exclude_stolen_time
 from sarathi_lab.extensions.calibration.from_profile import (
-    MATMUL,
+    KINDS,
     hardware_from_profile,
     held_out_errors,
 )
@@ -36,7 +36,6 @@ from sarathi_lab.tasks.subjects import BLOCK_SIZE, Subject, measured_subject
 
 TABLES = Path("experiments", "lab", "cost_model", "tables")  # of a checkout
 DIGITS = 4  # of the figures in the hardware file
-FLOATS = "%.6g"
 MAX_ERROR = 0.3  # mean of an operation's held-out rows
 
 
@@ -76,15 +75,15 @@ class Calibrate(Task):
                 "which are not measured here; take a dense model"
             )
         backend.check(spec, BLOCK_SIZE * profiling.blocks_needed(_shapes(cfg), BLOCK_SIZE))
-        installed = CONF / "hardware" / f"{self._hardware_name(backend)}.yaml"
         if self.install and not IS_CHECKOUT:
             raise UserError(
                 "task.install=true writes to a checkout's conf/, and this is an installed package; "
                 "drop it, and name the folder of the files by --config-dir"
             )
-        if self.install and installed.exists():
+        name = f"{self._hardware_name(backend)}.yaml"
+        if self.install and (CONF / "hardware" / name).exists():
             raise UserError(
-                f"task.install=true: conf/hardware has {installed.name} already; choose another "
+                f"task.install=true: conf/hardware has {name} already; choose another "
                 "task.name, or delete it"
             )
         return subject
@@ -93,20 +92,12 @@ class Calibrate(Task):
         subject: Subject = context.prepared or self.check(cfg)
         backend, spec, checkpoint = subject
         dtype, device = backend.dtype_name, backend.device_name
-        heading = f"\ncalibrating {device} with model {spec.name} in {dtype}"
-        console().print(heading, style="bold")
+        where = f"{device} with model {spec.name} in {dtype}"
+        console().print(f"\ncalibrating {where}", style="bold")
         print_cautions(backend.cautions(spec), context)
         shapes = _shapes(cfg)
         sizes = Sizes(profiling.blocks_needed(shapes, BLOCK_SIZE), BLOCK_SIZE, batch_size=cfg.batch)
-        executor = backend.build(spec, checkpoint, sizes)
-        measured, errors = self._measured(executor, shapes)
-        products, attention = (max(errors[name] for name in names) for names in (MATMUL, ATTENTION))
-        tables = measured.tables(
-            spec,
-            device=device,
-            dtype=dtype,
-            uncertainty={"matmul": round(products, DIGITS), "attention": round(attention, DIGITS)},
-        )
+        measured, errors = self._measured(backend.build(spec, checkpoint, sizes), shapes)
         memory_bytes, num_sms = backend.size()
         folder = make_folder(context.run_dir, "the run's folder")
         hardware = Hardware.at_peaks(
@@ -118,10 +109,11 @@ class Calibrate(Task):
             tables=str(folder.absolute()),
         )
         hardware = hardware_from_profile(measured.table, spec, hardware)
+        worst = {kind: max(errors[name] for name in names) for kind, names in KINDS.items()}
+        tables = measured.tables(spec, device=device, dtype=dtype, uncertainty=_rounded(worst))
         title = (
-            f"# {device}, measured by task=calibrate with model {spec.name} in {dtype}.\n"
-            "# Peaks: the best that was measured. Efficiencies and fixed costs: fitted to every "
-            "second size of the table.\n"
+            f"# {where}, by task=calibrate.\n# Peaks: the best that was measured. Efficiencies and "
+            "fixed costs: fitted to every second size of the table.\n"
         )
         path = _write(hardware, folder, title)
         write_tables(folder, {}, tables.meta)
@@ -133,17 +125,15 @@ class Calibrate(Task):
             installed = replace(hardware, tables=str(home))
             places = {"file": _write(installed, CONF / "hardware", title)}
         use = f"python -m sarathi_lab.run executor=simulated hardware={hardware.name}"
+        held_out = {**errors, **hardware.held_out_errors}
         return Result(
             tables={f"{name}.csv": frame for name, frame in tables.frames.items()},
-            summary={
-                f"error/{name}": error
-                for name, error in {**errors, **hardware.held_out_errors}.items()
-            },
+            summary={f"error/{name}": error for name, error in held_out.items()},
             shown=_errors(errors, measured, hardware),
             places={**places, "use": f"{use} executor.cost_model=profiled model={spec.name}"},
             labels={"device": hardware.name},
             tags=[hardware.name],
-            float_format=FLOATS,
+            float_format="%.6g",
         )
 
     def _measured(
@@ -184,15 +174,18 @@ def _shapes(cfg: DictConfig) -> list[profiling.Shape]:
     return profiling.calibration_shapes(batch, require_int("seq_len", cfg.seq_len, 64, fix))
 
 
+def _rounded(errors: Mapping[str, float]) -> dict[str, float]:
+    return {kind: round(error, DIGITS) for kind, error in errors.items()}
+
+
 def _write(hardware: Hardware, folder: Path, title: str) -> Path:
     figures = {
         name: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
         for name, value in asdict(hardware).items()
     }
-    rounded = {kind: round(error, DIGITS) for kind, error in hardware.held_out_errors.items()}
+    figures["uncertainty"] = _rounded(hardware.held_out_errors)
     target = f"_target_: {Hardware.__module__}.{Hardware.__qualname__}\n"
     path = folder / f"{hardware.name}.yaml"
-    figures["uncertainty"] = rounded
     path.write_text(title + target + OmegaConf.to_yaml(OmegaConf.create(figures)))
     return path
 
@@ -203,16 +196,14 @@ def _errors(
     """Describe the extent of the measurement, and the errors of both cost models."""
     num_dropped = measured.num_dropped
     dropped = f", the {num_dropped} longest left out for lack of time" if num_dropped else ""
-    lines = [f"  {measured.num_shapes} shapes, medians of {measured.num_rounds} rounds{dropped}"]
     heading = "error of a row\nleft out (mean)"
     rows = [
         {"": name, "rows": int((measured.table.operation == name).sum()), heading: error}
         for name, error in held_out.items()
     ]
-    errors = hardware.held_out_errors.items()
-    uncertainty = ", ".join(f"{kind} {error:.0%}" for kind, error in errors)
+    errors = ", ".join(f"{kind} {error:.0%}" for kind, error in hardware.held_out_errors.items())
     return [
-        *lines,
+        f"  {measured.num_shapes} shapes, medians of {measured.num_rounds} rounds{dropped}",
         DisplayTable(rows, left=[""], formats={heading: ".1%"}),
-        "  executor.cost_model=analytic on sizes that it was not fitted to (mean): " + uncertainty,
+        f"  executor.cost_model=analytic on sizes that it was not fitted to (mean): {errors}",
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "logits": ("lm_head", "sampling"),
     "others": ("kv_write",),  # and the fixed cost
 }
-MATMUL = ("qkv_proj", "out_proj", "ffn")
+KINDS = {"matmul": ("qkv_proj", "out_proj", "ffn"), "attention": ATTENTION}
 STREAMED = ("matmul_efficiency", "memory_efficiency", "kernel_launch")
 ATTENDED = ("attention_efficiency", "causal_efficiency", "kv_efficiency", "attention_launch")
 # Start of the search: usual shares of a peak, and seconds.
@@ -98,18 +99,14 @@ def hardware_from_profile(table: pd.DataFrame, spec: ModelSpec, hardware: Hardwa
     hardware = replace(hardware, **START)
     rows = [table[table.operation == operation].sort_values(SIZES) for operation in PARTS]
     fitted, held_out = (pd.concat([part.iloc[i::2] for part in rows]) for i in (0, 1))
-    for fields, operations in ((STREAMED, (*MATMUL, "elementwise")), (ATTENDED, ATTENTION)):
-
-        def errors(tried: Hardware, operations: Sequence[str] = operations) -> list[Group]:
-            return [evenly(_errors(tried, spec, fitted, name)) for name in operations]
-
-        hardware = fit(hardware, fields, errors)
+    for fields, names in ((STREAMED, (*KINDS["matmul"], "elementwise")), (ATTENDED, ATTENTION)):
+        hardware = fit(hardware, fields, partial(_groups, spec, fitted, names))
     predicted, seconds = _times(hardware, spec, fitted, "others")
-    uncertainty = {}
-    for kind, names in (("matmul", MATMUL), ("attention", ATTENTION)):
-        errors_of = [_errors(hardware, spec, held_out, name) for name in names]
-        uncertainty[kind] = float(np.abs(np.concatenate(errors_of)).mean())
     overhead = max(0.0, float(np.median(seconds - predicted)))
+    uncertainty = {}
+    for kind, names in KINDS.items():
+        errors = [error for error, _ in _groups(spec, held_out, names, hardware)]
+        uncertainty[kind] = float(np.abs(np.concatenate(errors)).mean())
     return replace(hardware, iteration_overhead=overhead, uncertainty=uncertainty)
 
 
@@ -156,6 +153,8 @@ def _times(
     return np.array(predicted), rows.seconds.to_numpy(float)
 
 
-def _errors(hardware: Hardware, spec: ModelSpec, table: pd.DataFrame, operation: str) -> Errors:
-    predicted, measured = _times(hardware, spec, table, operation)
-    return predicted / measured - 1
+def _groups(
+    spec: ModelSpec, table: pd.DataFrame, operations: Sequence[str], hardware: Hardware
+) -> list[Group]:
+    times = (_times(hardware, spec, table, operation) for operation in operations)
+    return [evenly(predicted / measured - 1) for predicted, measured in times]
