@@ -1,21 +1,15 @@
-"""The time of attention: tiles of queries, occupancy and cache reads by hand, and an A100 measured
-elsewhere.
-"""
+"""The time of attention: tiles of queries, occupancy and cache reads by hand."""
 
 from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
-import pandas as pd
 import pytest
-from simulated import MEASURED, TOY
+from simulated import TOY
 
-from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, occupancy
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_size": 8, "kv_head_bytes": 16}
-A100_SHARE = {"num_heads": 32, "num_kv_heads": 4, "head_size": 128, "kv_head_bytes": 256}
 
 
 @pytest.mark.parametrize(
@@ -53,24 +47,6 @@ def test_decode_attention_by_hand():
         3 + 128e-6
     )  # in halves: 33 whole waves
     assert AttentionTimes(TOY, **HEADS).decode(0, 0) == 0.0
-
-
-@pytest.mark.skipif(not MEASURED.is_dir(), reason="the measured GPU times are not here")
-def test_a100_rows_that_the_fit_did_not_see():
-    table = pd.read_csv(MEASURED / "attention_ms_a100_tp2_64q_8kv_d128.csv")
-    prefill = table.query("phase == 'prefill' and prefill_chunk_size in (128, 384, 1024)")
-    decode = table.query("phase == 'decode' and batch_size in (2, 8, 32, 80)")
-    gpu = load_option("hardware", "a100_2023")
-    chunks = zip(prefill.kv_cache_size, prefill.prefill_chunk_size, strict=True)
-    predicted = [AttentionTimes(gpu, **A100_SHARE).prefill([chunk]) for chunk in chunks]
-    sequences = zip(decode.batch_size, decode.kv_cache_size, strict=True)
-    predicted += [
-        AttentionTimes(gpu, **A100_SHARE).decode(batch, batch * context)
-        for batch, context in sequences
-    ]
-    errors = np.abs(np.array(predicted) * 1e3 / pd.concat([prefill.ms, decode.ms]).to_numpy() - 1)
-    assert np.median(errors) < 0.15
-    assert errors.mean() < gpu.uncertainty["attention"] + 0.01
 
 
 # -- what sets today's kernels apart: none of it is on by default ----------------------------------

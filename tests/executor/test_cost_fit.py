@@ -6,24 +6,16 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
+from itertools import product
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.results.load import load_paper
-
-NAMES = (
-    "matmul_efficiency",
-    "memory_efficiency",
-    "kernel_launch",
-    "causal_efficiency",
-    "kv_efficiency",
-    "attention_efficiency",
-    "attention_launch",
-    "iteration_overhead",
-)
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +27,25 @@ def script():
     return module
 
 
-def test_the_recorded_constants_are_the_fitted_ones(script):
+def test_the_recorded_constants_are_the_fitted_ones(script, monkeypatch):
+    """No other value of one of them, a twentieth off, is nearer to the figures."""
+    recorded = load_option("hardware", "a6000")
+
+    def settled(hardware, names, errors):
+        own = replace(hardware, **{name: getattr(recorded, name) for name in names})
+
+        def loss(**changes):
+            groups = errors(replace(own, **changes))
+            return np.mean([weights @ np.abs(np.log1p(error)) for error, weights in groups])
+
+        for name, factor in product(names, (0.95, 1.05)):
+            assert loss(**{name: factor * getattr(own, name)}) > loss(), (name, factor)
+        return own
+
+    monkeypatch.setattr(script, "fit", settled)
     fig3, fig7 = (script.by_series(load_paper(name)) for name in ("fig03", "fig07"))
     fitted = script.fit_a6000(script.unfitted("a6000"), fig3, fig7)
-    recorded = load_option("hardware", "a6000")
-    assert {name: getattr(fitted, name) for name in NAMES} == pytest.approx(
-        {name: getattr(recorded, name) for name in NAMES}, rel=0.02
-    )
+    assert fitted.iteration_overhead == pytest.approx(recorded.iteration_overhead, rel=0.02)
 
 
 # -- today's GPUs ----------------------------------------------------------------------------------

@@ -1,15 +1,12 @@
-"""The time of a matrix product: tiles and waves by hand, the steps of Fig 7, and GPUs measured
-elsewhere.
-"""
+"""The time of a matrix product: tiles and waves by hand, and the steps of Fig 7."""
 
 from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pandas as pd
 import pytest
-from simulated import MEASURED, TOY, batch_of
+from simulated import TOY, batch_of
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
@@ -110,25 +107,3 @@ def test_fig_7_steps_where_the_paper_has_them(fig_7, tokens):
         measured[tokens + 1] / measured[tokens] - 1
     )
     assert predicted[tokens] / predicted[tokens - 1] - 1 < 0.01
-
-
-@pytest.mark.skipif(not MEASURED.is_dir(), reason="the measured GPU times are not here")
-@pytest.mark.parametrize(
-    ("name", "gpu", "tp_by_model", "target"),
-    [
-        ("a40", "a40", {"internlm-20b": 2}, 0.08),
-        ("a100_2023", "a100-80gb", {"internlm-20b": 2, "llama-2-70b": 1}, 0.04),
-    ],
-)
-def test_shapes_that_the_fit_did_not_see(name, gpu, tp_by_model, target):
-    """Median absolute relative error on the models and tensor-parallel degrees that fit.py holds
-    out.
-    """
-    table = pd.read_csv(MEASURED / "gemm_ms.csv").query("gpu == @gpu")
-    table = table[table.model.map(tp_by_model) == table.tp]
-    shapes = zip(table.num_tokens, table.in_features, table.out_features, strict=True)
-    gpu = load_option("hardware", name)
-    predicted = np.array([matmul_time(*shape, gpu, 2) for shape in shapes]) * 1e3
-    errors = np.abs(predicted / table.ms.to_numpy() - 1)
-    assert np.median(errors) < target
-    assert errors.mean() < gpu.uncertainty["matmul"] + 0.01

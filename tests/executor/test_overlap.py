@@ -30,7 +30,7 @@ def served(requests, policy, num_blocks, *, overlapped):
     return executor, ledger, scheduler
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     policy=st.sampled_from(TIMELESS),
     lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 16)), min_size=1, max_size=10),

@@ -142,6 +142,9 @@ def test_wider_elements_are_refused_as_the_peaks_are_of_16_bits():
         ("uncertainty", {"matmul": 0.1}),
         ("dtype_bytes", 3),
         ("tables", ""),
+        ("network_bytes_per_second", "fast"),
+        ("link_efficiency", 1.5),
+        ("chunk_splits", 0),
     ],
 )
 def test_impossible_hardware_is_refused(field, value):

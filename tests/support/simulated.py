@@ -6,13 +6,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.model.spec import ModelSpec
 
-MEASURED = CONF.parent.parent / "shared" / "measured"  # tables that are not part of the project
 GPUS = (
     *("a6000", "a40", "a100_2023", "a100", "h100", "h200", "b200"),
     *("l40s", "rtx-4090", "rtx-pro-6000"),

@@ -28,6 +28,7 @@ from sarathi_lab.executor.torch.profiling import (
     calibration_shapes,
 )
 from sarathi_lab.extensions import calibration as calibrate
+from sarathi_lab.extensions.calibration import from_profile
 from sarathi_lab.extensions.calibration.from_profile import (
     ATTENDED,
     PARTS,
@@ -62,6 +63,7 @@ def measured(tmp_path_factory):
         patch.setattr(calibrate, "CONF", conf)
         patch.setattr(profiling, "MAX_ROUNDS", 3)
         patch.setattr(profiling, "VISIT", 0.003)
+        patch.setattr(from_profile, "MAX_ITERATIONS", 5)
         patch.setattr(calibrate, "MAX_ERROR", np.inf)  # of a machine as busy as it may be
         limits = ["task.seconds=30", "task.name=here", "task.install=true"]
         return kept(output / "run", *TINY, *limits), conf
