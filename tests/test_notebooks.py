@@ -37,6 +37,8 @@ SMALL = {  # times are not looked at
     '"executor.kernels": "torch", ': "",
     '    device="cpu",\n': '    executor="simulated",\n',
     "range(8, 521, 8)": "range(8, 521, 64)",
+    "workload.num_requests=32": "workload.num_requests=4",
+    "(8, 16, 32, 64, 128), requests": "(8, 32), requests",
 }
 # The kernel is quickened as the tests are. Its pictures are made, but not drawn: tests of
 # plots draw them.

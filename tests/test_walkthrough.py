@@ -41,9 +41,8 @@ def test_every_policy_serves_every_token_once(schedules):
     requests = lab.requests_of(num_requests=6, seq_len=80, pd_ratio=7)
     for schedule in schedules.values():
         tokens = schedule.chunks().groupby("request_id").num_tokens.sum()
-        assert tokens.tolist() == [
-            request.total_len - 1 for request in requests
-        ]  # the last one is only emitted
+        # The last one is only emitted.
+        assert tokens.tolist() == [request.total_len - 1 for request in requests]
         assert len(schedule.requests()) == len(requests)
 
 
@@ -95,22 +94,15 @@ def test_the_choice_of_a_chunk_weighs_three_things():
     table = lab.by_chunk((8, 16, 32), requests, clock)
     assert table.chunk.tolist() == [8, 16, 32]
     assert table.kv_reread_factor.is_monotonic_decreasing
-    assert [len(ax.get_lines()[0].get_xdata()) for ax in plots.chunk_choice(table).axes] == [
-        3,
-        3,
-        3,
-    ]
+    axes = plots.chunk_choice(table).axes
+    assert [len(ax.get_lines()[0].get_xdata()) for ax in axes] == [3, 3, 3]
 
 
 def test_tiles_and_costs_are_drawn():
     sizes = range(8, 300, 8)
-    figure = plots.tile_steps(
-        {"a": lab.prefill_times(clock, sizes), "b": lab.prefill_times(clock, sizes)}, tile=128
-    )
-    assert [len(ax.get_lines()) for ax in figure.axes] == [
-        3,
-        3,
-    ]  # the curve, and edges at 128 and 256
+    figure = plots.tile_steps(dict.fromkeys("ab", lab.prefill_times(clock, sizes)), tile=128)
+    # The curve, and edges at 128 and 256.
+    assert [len(ax.get_lines()) for ax in figure.axes] == [3, 3]
     left, right = plots.cost_bars(lab.token_costs(clock), lab.hybrid_costs(clock, (16, 32))).axes
     assert (len(left.patches), len(right.patches)) == (6, 4)
     plt.close("all")

@@ -65,9 +65,7 @@ def sweep(*, verbose: bool = False, **settings: Any) -> Results:
 
 @contextmanager
 def _prepared(settings: Mapping[str, Any], flags: list[str], verbose: bool) -> Iterator[LabSweeper]:
-    """Compose and check the jobs of `settings`; what is printed meanwhile is not seen, unless
-    `verbose`.
-    """
+    """Compose and check the jobs of `settings`; show what is printed meanwhile if `verbose`."""
     with TemporaryDirectory() as folder, nullcontext() if verbose else redirect_stdout(StringIO()):
         args = _arguments({**UNTRACKED, **settings}, flags, Path(folder))
         sweeper = compose(args, inspect.unwrap(run))

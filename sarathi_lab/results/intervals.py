@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -45,13 +45,6 @@ class Interval:
     num_pairs: int
     reason: str | None = None
 
-    def spread(self, of: float | None = None) -> float:
-        """Return half the interval over the median, or over `of`; infinite if an end is."""
-        whole = abs(self.median) if of is None else of
-        if not math.isfinite(self.high) or not whole:
-            return math.inf
-        return (self.high - self.low) / 2 / whole
-
 
 def ends_of_median(
     samples: Sequence[float], *, level: float = LEVEL, is_series: bool = True
@@ -75,9 +68,7 @@ def _confidence(k: int, number: int, blocks: int) -> float:
 
 
 def _blocks(samples: Sequence[float]) -> int:
-    """Return the effective number of samples of a series by the autocorrelation of neighbours'
-    ranks, where that exceeds half a standard error.
-    """
+    """Return the effective number of samples by the autocorrelation of neighbours' ranks."""
     _, places, counts = np.unique(samples, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[places] - (len(samples) + 1) / 2
     alike = float(ranks[1:] @ ranks[:-1]) / (float(ranks @ ranks) or 1.0)
@@ -96,17 +87,17 @@ def median_of(
     if not known:
         nan = math.nan
         return Interval(nan, nan, nan, nan, nan, nan, 0, "could not be measured")
-    ends = ends_of_median(known, is_series=is_series)
+    ends, median = ends_of_median(known, is_series=is_series), float(np.median(known))
     q20, q80 = (float(end) for end in np.quantile(known, (0.2, 0.8), method="inverted_cdf"))
-    found = Interval(float(np.median(known)), *ends, q20, q80, len(known))
-    reason = None
-    if found.num_pairs < FEWEST_PAIRS:
-        reason = f"{found.num_pairs} of {FEWEST_PAIRS} pairs"
-    elif not math.isfinite(found.high):
+    whole, reason = abs(median) if of is None else of, None
+    spread = (ends.high - ends.low) / 2 / whole if whole else math.inf
+    if len(known) < FEWEST_PAIRS:
+        reason = f"{len(known)} of {FEWEST_PAIRS} pairs"
+    elif not math.isfinite(ends.high):
         reason = "below the noise"
-    elif (spread := found.spread(of)) > max_spread:
+    elif spread > max_spread:
         reason = f"spread {spread:.0%}, more than {max_spread:.0%}"
-    return replace(found, reason=reason)
+    return Interval(median, *ends, q20, q80, len(known), reason)
 
 
 def coarse_to_fine(items: Sequence[T]) -> list[T]:
@@ -121,10 +112,3 @@ def summary(samples: Sequence[float], unit: str) -> dict[str, object]:
     """Return the columns of a measured value: median, unit, quantiles, number of repetitions."""
     value, q20, q80 = (float(np.quantile(samples, share)) for share in (0.5, 0.2, 0.8))
     return {"value": value, "unit": unit, "q20": q20, "q80": q80, "repetitions": len(samples)}
-
-
-def spread(samples: Sequence[float]) -> float:
-    """Return half the range of the samples over their median; NaN for one sample."""
-    if len(samples) < 2:
-        return float("nan")
-    return (max(samples) - min(samples)) / 2 / float(np.median(samples))

@@ -39,9 +39,7 @@ def find_runs(*roots: Path) -> list[Path]:
 
 
 def find_sweeps(root: Path | str = OUTPUTS) -> dict[str, list[Path]]:
-    """Return the folders of sweeps with finished runs below `root` by start time and command, the
-    newest first; then those of all single runs.
-    """
+    """Return folders of sweeps by start time and command, newest first; then all single runs."""
     runs = [run for run in find_runs(Path(root)) if run.parent.name != "baselines"]
     sweeps, single = list[tuple[str, Path]](), []
     for folder, number in Counter(map(_sweep_of, runs)).items():
@@ -138,9 +136,7 @@ def _as_typed(value: object) -> str:
 
 
 def load_rows(*roots: Path | str) -> pd.DataFrame:
-    """Return the long table (`table.COLUMNS`) of all readable runs below `roots`, with their
-    `path`.
-    """
+    """Return the long table (`table.COLUMNS`) of all readable runs, with their `path`."""
     tables = [pd.DataFrame(columns=[*COLUMNS, "path"])]
     for path in find_runs(*map(Path, roots)):
         with suppress(UserError):

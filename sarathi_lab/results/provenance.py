@@ -56,9 +56,7 @@ def last_commit(path: Path) -> str | None:
 
 
 def _git(*args: str) -> str | None:
-    """Return what git prints of the checkout; None if it fails, takes too long or there is none: a
-    wheel inside another repository would return its commit.
-    """
+    """Return what git prints of the checkout; None without one, or if git fails."""
     command = ["git", "-C", str(REPOSITORY), *args]
     with suppress(OSError, subprocess.SubprocessError):
         if IS_CHECKOUT:

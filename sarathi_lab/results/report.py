@@ -73,9 +73,7 @@ def summary_table(
     *,
     is_whole: bool = False,
 ) -> list[DisplayTable | str]:
-    """Return one run's table with the ratio to each baseline beside each value: the main
-    quantities, or all (`is_whole`).
-    """
+    """Return one run's main quantities, or all (`is_whole`), and their ratios to the baselines."""
     names = [name for name in HEADINGS if name in summary]
     shown = [name for name in names if is_whole or name in MAIN]
     rows = [
@@ -92,9 +90,7 @@ def summary_table(
 
 
 def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None:
-    """Print and save the table of a sweep of `num_jobs` with its baselines, its conclusion, and its
-    picture (`axes` of `draw_sweep`).
-    """
+    """Print and save a sweep's table, conclusion and picture (`axes` of `draw_sweep`)."""
     runs = load_runs(sweep_dir)
     if runs.empty:
         console().print(f"no finished runs in {sweep_dir}")
@@ -127,9 +123,7 @@ def _save_table(folder: Path, runs: pd.DataFrame) -> Path:
 
 
 def save_picture(folder: Path, runs: pd.DataFrame, **axes: Any) -> Path:
-    """Draw a sweep's runs (`draw_sweep`) into sweep.png and sweep.pdf; returns the former's path.
-    Raises UserError for a name that the runs don't have.
-    """
+    """Draw sweep.png and sweep.pdf (`draw_sweep`); returns the former's path. Raises UserError."""
     from sarathi_lab.results.plots.sweeps import draw_sweep  # matplotlib takes a second
 
     figure = draw_sweep(runs, **axes)
@@ -180,9 +174,7 @@ def _heading(setting: str) -> str:
 
 
 def _unit(name: str, values: pd.Series) -> tuple[float, str]:
-    """Return the factor of values of this size, and their unit as a heading's end if they are
-    times.
-    """
+    """Return the factor of values of this size, and the unit of times as a heading's end."""
     scale, _ = display_unit(name, float(values.max()))
     if factor(name) != MILLISECONDS:
         return scale, ""
@@ -199,9 +191,7 @@ def _median(name: str, row: Mapping[Any, Any] | None, scale: float) -> str:
 
 
 def conclusion(runs: pd.DataFrame) -> list[str]:
-    """Summarise a sweep in one sentence: the run that gains most over the reference, with its
-    interval, or why that is undecided. Empty where there is nothing to compare.
-    """
+    """Summarise how much the best run gains over the reference, or why it is undecided."""
     base = sweep_analysis.reference(runs)
     if base is None or "throughput" not in runs:
         return []

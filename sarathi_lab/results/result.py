@@ -93,9 +93,7 @@ class Stopped(RunError):
 
 
 def write(result: Result, context: RunContext, tracker: Tracker, *, is_run: bool = False) -> None:
-    """Save `result` in the folder of `context`, track and print it; run.json marks the folder of a
-    run (`is_run`) as complete.
-    """
+    """Save, track and print `result`; run.json marks the folder of a run (`is_run`) as complete."""
     folder = context.run_dir
     _save(result, folder)
     if result.summary:
@@ -121,7 +119,7 @@ def write(result: Result, context: RunContext, tracker: Tracker, *, is_run: bool
 def write_stopped(result: Result, context: RunContext, error: str) -> None:
     """Save the part of a run that stopped, without run.json."""
     _save(result, context.run_dir)
-    labels = {"task": context.task, **result.labels, "error": error, **result.summary}
+    labels = {"task": context.task, **result.labels, "error": error}
     write_json(context.run_dir / "failed.json", labels)
 
 
@@ -146,9 +144,7 @@ def track(
 
 
 def _columns(result: Result, context: RunContext) -> dict[str, Any]:
-    """Return a run's columns in a dashboard, and its settings: those of the simulated hardware and
-    host only where the executor reads them.
-    """
+    """Return a run's columns in a dashboard, and the settings that its executor reads."""
     columns = {"task": context.task, "hostname": platform.node(), "command": context.command}
     columns |= result.labels
     if where := columns.get("device"):

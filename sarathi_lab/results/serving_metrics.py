@@ -177,9 +177,7 @@ def stalls(requests: pd.DataFrame, threshold: float) -> dict[str, float]:
 
 
 def prompt_classes(requests: pd.DataFrame, bounds: Sequence[int]) -> NDArray[np.str_]:
-    """Return the class of each request [R]: "short" below the first bound (tokens), "long" from the
-    second on, else "medium".
-    """
+    """Return the class of each request [R] by the bounds [tokens] where medium and long begin."""
     return np.array(CLASSES)[np.searchsorted(bounds, requests.prompt_len, side="right")]
 
 

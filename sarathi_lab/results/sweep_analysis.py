@@ -45,9 +45,7 @@ def without_baselines(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def without_repeated(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame:
-    """Leave out baselines that equal a swept run of their policy in the quantities `names`, as in
-    simulation; where they were measured they differ, and both stay.
-    """
+    """Leave out baselines that equal a swept run of their policy in the quantities `names`."""
     swept = without_baselines(runs)
     settings = [one for one in varied(runs) if one != "chunk"]  # baselines have none
     keys = list(dict.fromkeys(["policy", *settings, *(n for n in names if "_vs_" not in n)]))
@@ -113,9 +111,7 @@ def same_work(runs: pd.DataFrame) -> list[str]:
 def ratios(
     runs: pd.DataFrame, base: pd.DataFrame, names: Sequence[str], keys: Sequence[str]
 ) -> pd.DataFrame:
-    """Divide the quantities `names` of each run by those of the run of `base` that agrees in
-    `keys`: the median of several, NaN without one.
-    """
+    """Divide `names` of each run by the median of the runs of `base` that agree in `keys`."""
     groups, others = group_keys(runs, keys), group_keys(base, keys)
     divisors = {name: groups.map(base[name].groupby(others).median()) for name in names}
     return runs[list(names)] / pd.DataFrame(divisors, runs.index)
@@ -128,9 +124,7 @@ def group_keys(runs: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
 
 
 def reference(runs: pd.DataFrame) -> str | None:
-    """Return the policy that the runs are compared with: the first of `REFERENCES` among them, else
-    another baseline.
-    """
+    """Return the policy to compare with: the first of `REFERENCES`, else another baseline."""
     marks = runs.is_baseline.astype(bool) if "is_baseline" in runs else runs.policy.isna()
     present = [*(one for one in REFERENCES if (runs.policy == one).any()), *runs.policy[marks]]
     return next(iter(present), None) if runs.policy.nunique() > 1 else None

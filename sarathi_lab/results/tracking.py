@@ -183,13 +183,14 @@ class WandbTracker(Tracker):
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables within the block."""
-    before = dict(os.environ)
+    before = {name: os.environ.pop(name, None) for name in variables}
     os.environ.update(variables)
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ |= {name: value} if value is not None else {}
 
 
 def send(folder: Path, timeout: float) -> None:
@@ -239,9 +240,7 @@ def _log(opened: wandb.Run, run: TrackedRun) -> None:
 
 
 def _log_iterations(opened: wandb.Run, iterations: pd.DataFrame) -> None:
-    """Log every iteration, or 2,000 evenly spaced ones of a longer run, with `iteration`, `time`
-    (seconds) and `tokens` (computed so far) as x axes.
-    """
+    """Log at most 2,000 evenly spaced iterations with `iteration`, `time` [s] and `tokens` as x."""
     tokens = (iterations.num_prefill_tokens + iterations.num_decode_tokens).cumsum()
     axes = iterations[["iteration"]].assign(time=iterations.end, tokens=tokens)
     curves = iterations.drop(columns="iteration")

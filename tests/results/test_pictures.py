@@ -50,7 +50,6 @@ def pictures(runs) -> dict[str, Figure]:
     twice = [runs.assign(name=runs.name + f" repetition={i}", repetition=i) for i in (0, 1)]
     return {
         "policies": sweeps.policies(pd.concat(twice)),
-        "sweep of policies": sweeps.draw_sweep(runs),
         "rates": sweeps.draw_sweep(rates[rates.policy.isin(["orca", "sarathi"])]),
         "fig11": drawn("fig11"),
     }
@@ -66,7 +65,7 @@ def texts_of(figure: Figure) -> list[Text]:
     return [text for text in shown if text.get_visible() and text.axes not in hidden]
 
 
-@pytest.mark.parametrize("name", ["policies", "sweep of policies", "rates", "fig11"])
+@pytest.mark.parametrize("name", ["policies", "rates", "fig11"])
 def test_text_can_be_read_at_the_width_of_a_page(pictures, name):
     figure = pictures[name]
     width = figure.get_size_inches()[0]
@@ -74,9 +73,8 @@ def test_text_can_be_read_at_the_width_of_a_page(pictures, name):
     assert min(sizes) > SMALLEST
 
 
-@pytest.mark.parametrize("name", ["policies", "sweep of policies"])
-def test_no_name_or_number_lies_over_another_with_27_policies(pictures, name):
-    figure = pictures[name]
+def test_no_name_or_number_lies_over_another_with_27_policies(pictures):
+    figure = pictures["policies"]
     figure.draw_without_rendering()
     inner = [ax for ax in figure.axes if ax.axison]
     for ax in inner:

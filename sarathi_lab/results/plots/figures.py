@@ -103,9 +103,7 @@ def _selected(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
 
 
 def _is_sparse(rows: pd.DataFrame) -> pd.Series:
-    """Mark measured rows of panels with values at less than half of their places, or at one of
-    several.
-    """
+    """Mark measured rows of panels with less than half of their values, or one of several."""
     panel = rows.value.notna().groupby([rows.device, rows.panel])
     is_single = (panel.transform("sum") < 2) & (panel.transform("size") > 1)
     return (rows.level == MEASURED) & (is_single | (panel.transform("mean") < 0.5))
@@ -128,9 +126,7 @@ def _note_on_sparse(rows: pd.DataFrame) -> str:
 
 
 def _by_source(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Group rows by title: the paper with its simulated GPUs, then each measured device, whose
-    panels and sizes differ.
-    """
+    """Group rows by title: the paper with its simulated GPUs, then each measured device."""
     simulated = "paper and simulated" if (rows.level == PAPER).any() else "simulated"
     titles = ("measured on " + rows.device).where(rows.level == MEASURED, simulated)
     groups = {str(title): group for title, group in rows.groupby(titles, sort=False)}

@@ -83,9 +83,7 @@ def marker(i: int) -> str:
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
-    """Return a colour for each name: a policy's is the same in all pictures, other names have those
-    of `COLOURS` that no policy among them has.
-    """
+    """Return a colour for each name: a policy's everywhere, others the free ones of `COLOURS`."""
     known = {name: PALETTE[POLICIES.index(name)] for name in names if name in POLICIES}
     others = [name for name in names if name not in known]
     free = [one for one in COLOURS if one not in known.values()] or list(COLOURS)
@@ -93,9 +91,7 @@ def colours(names: Sequence[str]) -> dict[str, str]:
 
 
 def tick_in_steps(axis: Axis) -> None:
-    """Label 1, 2 and 5 of every decade on a logarithmic axis, more within one, 1 and 3 from two
-    decades on, or 1 alone where there are many; equal steps below a factor of 3.
-    """
+    """Label a logarithmic axis at some steps of every decade, and evenly below a factor of 3."""
     low, high = axis.get_view_interval()
     subs = {5: (1, 1.5, 2, 3, 4, 5, 7), 10: (1, 2, 3, 5, 7), 50: (1, 2, 5), 500: (1, 3)}
     chosen = next((subs[most] for most in subs if high / low < most), (1,))

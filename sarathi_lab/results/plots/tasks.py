@@ -23,9 +23,7 @@ LABEL_WIDTH = 52  # characters
 
 
 def curves(runs: Mapping[str, pd.DataFrame], x: str = "iteration") -> Figure:
-    """Draw batches, times and queues of each run's iterations (tables by name) against `x`:
-    "iteration", or "end" for the time.
-    """
+    """Draw the iterations of runs (tables by name) against `x`: "iteration", or "end" for time."""
     shown = [curve for curve in CURVES if any(curve[0] in table for table in runs.values())]
     figure, axes = style.panels(len(shown), 1, (9, 1.9 * len(shown) + 0.8), sharex=True)
     steps: Any = "steps-pre" if x == "end" else "default"  # an iteration lasts until its end
