@@ -152,23 +152,53 @@ class Composition:
         _put(views["tiles"], tiles_of(self.lengths.tolist(), shape.tile_rows), padding=PADDING)
 
 
-class Tokens:
-    """Token ids, positions and cache slots of batches."""
+def _put(field: NDArray[Any], values: NDArray[Any], padding: int) -> None:
+    field[: len(values)] = values
+    field[len(values) :] = padding
 
-    def __init__(self, block_size: int) -> None:
-        self.table = BlockTable(block_size)
-        self._newest = Composition(((),) * 5, self.table)
 
-    def take(self, batch: Batch) -> tuple[Composition, NDArray[np.int64]]:
-        """Return the composition of `batch`, the last one if valid, and its chunks' starts."""
+class Packer:
+    """Packer of batches for one device: `fill` on the host, then `send` to the device, or
+    `for_torch`.
+    """
+
+    def __init__(
+        self, limits: Limits, device: torch.device, num_buffers: int = NUM_BUFFERS
+    ) -> None:
+        # The device reads pinned memory while the host goes on.
+        is_pinned = device.type == "cuda"
+        self._hosts = [_Buffer(pin_memory=is_pinned) for _ in range(num_buffers)]
+        self._filled = 0
+        self._table = BlockTable(limits.block_size)
+        self._newest = Composition(((),) * 5, self._table)
+        self._parts = Parts(limits)
+        self._on_device = _Buffer(device=device)
+
+    def fill(
+        self, batch: Batch, shape: Shape, newest: Sequence[SequenceState]
+    ) -> Sequence[SequenceState]:
+        """Write `batch` and padding, in tensors of `shape`, to the buffer of the batch before last.
+
+        Tokens in flight are fed from the tokens sampled last, a row for each sequence of `newest`.
+        Returns the sequences that `batch` samples tokens of.
+        """
+        self._filled = (self._filled + 1) % len(self._hosts)
         columns = zip(*batch.chunks, strict=True) if batch.chunks else ((),) * len(Chunk._fields)
         sequences, starts, *others = columns
         key = (sequences, *others, tuple([one.num_preemptions for one in sequences]))
         if key != self._newest.key:
-            self._newest = Composition(key, self.table)
-        return self._newest, np.array(starts, dtype=np.int64)
+            self._newest = Composition(key, self._table)
+        made = self._newest
+        views = self.host.fill(shape, made)
+        kv_lens = self._fill_tokens(views, made, np.array(starts, dtype=np.int64), newest)
+        views["kv_lens"][: len(kv_lens)] = kv_lens
+        self._table.fill(views["block_table"][: len(kv_lens)], made.rows)
+        parts, reductions = self._parts.of(made.singles, kv_lens, shape)
+        _put(views["parts"], parts, padding=PADDING)
+        _put(views["reductions"], reductions, padding=PADDING)
+        return made.emitting
 
-    def fill(
+    def _fill_tokens(
         self,
         views: Views,
         made: Composition,
@@ -182,9 +212,9 @@ class Tokens:
         token_ids, positions, slots, feed_rows = (views[name] for name in BY_TOKEN)
         kv_lens = starts + made.lengths
         at = starts[made.owners] + made.offsets
-        self.table.extend(made.rows, sequences, kv_lens)
+        self._table.extend(made.rows, sequences, kv_lens)
         positions[: len(at)] = at
-        slots[: len(at)] = self.table.slots(made.rows[made.owners], at)
+        slots[: len(at)] = self._table.slots(made.rows[made.owners], at)
         places = (starts[made.decodes] - made.prompt_lens).tolist()
         token_ids[ends[made.decodes] - 1] = list(map(getitem, made.outputs, places))
         for i in made.others:
@@ -200,45 +230,6 @@ class Tokens:
             feed_rows[last[unknown]] = [row_of[sequences[i]] for i in unknown.tolist()]
         token_ids[last[unknown]] = 0
         return kv_lens
-
-
-def _put(field: NDArray[Any], values: NDArray[Any], padding: int) -> None:
-    field[: len(values)] = values
-    field[len(values) :] = padding
-
-
-class Packer:
-    """Packer of batches for one device: `fill` on the host, then `send` to the device."""
-
-    def __init__(
-        self, limits: Limits, device: torch.device, num_buffers: int | None = None
-    ) -> None:
-        # The device reads pinned memory while the host goes on.
-        is_pinned = device.type == "cuda"
-        self._hosts = [_Buffer(pin_memory=is_pinned) for _ in range(num_buffers or NUM_BUFFERS)]
-        self._filled = 0
-        self._tokens = Tokens(limits.block_size)
-        self._parts = Parts(limits)
-        self._on_device = _Buffer(device=device)
-
-    def fill(
-        self, batch: Batch, shape: Shape, newest: Sequence[SequenceState]
-    ) -> Sequence[SequenceState]:
-        """Write `batch` and padding, in tensors of `shape`, to the buffer of the batch before last.
-
-        Tokens in flight are fed from the tokens sampled last, a row for each sequence of `newest`.
-        Returns the sequences that `batch` samples tokens of.
-        """
-        self._filled = (self._filled + 1) % len(self._hosts)
-        made, starts = self._tokens.take(batch)
-        views = self.host.fill(shape, made)
-        kv_lens = self._tokens.fill(views, made, starts, newest)
-        views["kv_lens"][: len(kv_lens)] = kv_lens
-        self._tokens.table.fill(views["block_table"][: len(kv_lens)], made.rows)
-        parts, reductions = self._parts.of(made.singles, kv_lens, shape)
-        _put(views["parts"], parts, padding=PADDING)
-        _put(views["reductions"], reductions, padding=PADDING)
-        return made.emitting
 
     @property
     def host(self) -> _Buffer:
@@ -266,7 +257,7 @@ class Packer:
         """Return the filled buffer as inputs of plain torch and C++, without padding: int64,
         attention by a `Segment` a sequence, and no `feed_rows`, as the host has all tokens.
         """
-        views, device, block_size = self.host.views, model.device, self._tokens.table.block_size
+        views, device, block_size = self.host.views, model.device, self._table.block_size
         table, kv_lens = views["block_table"], views["kv_lens"]
         beyond = np.arange(1, table.shape[1]) * block_size >= kv_lens[:, None]
         are_neighbours = (beyond | (table[:, 1:] - table[:, :-1] == 1)).all(axis=1)

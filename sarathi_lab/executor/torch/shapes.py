@@ -61,8 +61,8 @@ class Limits:
 
     def exact(self, batch: Batch) -> Shape:
         """Return the shape of `batch` without padding; a chunk of one token is a decode."""
-        lengths = [chunk.num_tokens for chunk in batch.chunks]
-        contexts = [chunk.start + chunk.num_tokens for chunk in batch.chunks]
+        lengths = [num_tokens for _, _, num_tokens, _, _ in batch.chunks]
+        contexts = [start + num_tokens for _, start, num_tokens, _, _ in batch.chunks]
         num_decodes = lengths.count(1)
         tile_rows = self.tile_rows(batch.num_tokens - num_decodes)
         longest = max((end for end, n in zip(contexts, lengths, strict=True) if n == 1), default=0)
