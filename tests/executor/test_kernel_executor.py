@@ -5,7 +5,6 @@ no GPU.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -17,7 +16,6 @@ from toy_executors import BLOCK_SIZE, load_family, on_kernels, requests_with_tok
 
 from sarathi_kernels.attention import hybrid as hybrid_attention
 from sarathi_kernels.elementwise import sampling
-from sarathi_kernels.runtime.chip import CHIPS, assumed
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
@@ -130,18 +128,6 @@ def test_graphs_change_no_token(llama):
     assert tokens[0] == tokens[1]
 
 
-def test_preemption_while_the_newest_token_is_on_the_device(llama):
-    requests = requests_with_tokens([(14, 4), (15, 4)])
-    policy = SarathiServe(chunk=16, watermark=0.0)
-    roomy, _, unlimited = served(llama, on_kernels(llama), policy, requests)
-    tight, _, pressed = served(
-        llama, on_kernels(llama, num_blocks=3), policy, requests, num_blocks=3
-    )
-    assert unlimited.num_preemptions == 0
-    assert pressed.num_preemptions > 0
-    assert tight == roomy
-
-
 @pytest.fixture(scope="module")
 def tokens_in_series(llama):
     return served(llama, on_kernels(llama), Sarathi(chunk=16), requests_with_tokens(LENGTHS))[0]
@@ -173,18 +159,6 @@ def test_what_other_runs_recorded_is_forgotten_when_it_is_too_much(llama, monkey
     assert set(graphs.recorded) == wanted
     made.prepare(**many)
     assert everything - wanted <= set(graphs.recorded), "what is forgotten is recorded anew"
-
-
-@pytest.mark.parametrize("hybrid", ["unified", "fused"])
-def test_hybrid_variants_give_the_same_tokens(llama, tokens_in_series, hybrid):
-    requests = requests_with_tokens(LENGTHS)
-    backend.use_triton(llama, hybrid)
-    try:
-        with assumed(replace(CHIPS[90], num_sms=2)):  # which small batches fill
-            tokens, _, _ = served(llama, on_kernels(llama), Sarathi(chunk=16), requests)
-        assert tokens == tokens_in_series
-    finally:
-        backend.use_triton(llama, "series")
 
 
 @pytest.mark.parametrize("uses_kernels", [False, True])

@@ -11,7 +11,6 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.policy import (
     Orca,
-    SarathiServe,
 )
 
 # The others schedule by times, which differ.
@@ -50,24 +49,6 @@ def test_the_schedule_is_the_same(policy, lengths, num_blocks):
         [1000 * i + j for j in range(output_len)] for i, (_, output_len) in enumerate(lengths)
     ]
     assert one_ledger.requests().output_token_ids.tolist() == tokens
-
-
-def test_there_are_two_batches_in_flight_and_preemptions_among_them():
-    most = 0
-
-    class Watched(ScriptedExecutor):
-        def collect(self):
-            nonlocal most
-            most = max(most, self.num_in_flight)
-            return super().collect()
-
-    policy = SarathiServe(chunk=16, watermark=0.0)
-    scheduler = scheduler_for(policy, num_blocks=12, max_model_len=28)
-    run_engine(
-        requests_of(*[(12, 16)] * 8), scheduler, Watched(capacity=2, feeds_tokens=True), Ledger()
-    )
-    assert most == 2
-    assert scheduler.num_preemptions > 0
 
 
 def test_a_request_that_comes_during_a_batch_waits_for_the_one_already_made():

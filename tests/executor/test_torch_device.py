@@ -100,7 +100,7 @@ def test_peaks_are_plausible_and_only_rise(monkeypatch):
     peaks = devices.measure_peaks(CPU, torch.float32)
     monkeypatch.setattr(devices, "product_speed", lambda device, dtype: 1.0)
     again = devices.measure_peaks(CPU, torch.float32)
-    assert again.flops_per_second == peaks.flops_per_second
+    assert again.flops_per_second >= peaks.flops_per_second
     assert again.bytes_per_second >= peaks.bytes_per_second
     assert peaks.source == "measured"
     assert 1e9 < peaks.flops_per_second < 1e14

@@ -85,18 +85,6 @@ def test_quick_benchmarks_run_and_are_compared_with_torch(
     assert len(capsys.readouterr().out.splitlines()) == len(rows) + 2  # the device and the titles
 
 
-@pytest.mark.gpu
-def test_a_gpu_times_a_replayed_graph_and_falls_back_to_calls() -> None:
-    x = torch.zeros(1 << 26, device=DEVICE)
-    row = measure(
-        benchmark_of(lambda: x.add_(1), num_bytes=2.0 * 4 * (1 << 26)), DEVICE, torch.float32
-    )
-    assert (row["timing"], row["error"]) == ("graph", "")
-    assert 1e11 < row["bytes_per_second"] < 2e13
-    assert measure(benchmark_of(lambda: x.sum().item()), DEVICE, torch.float32)["timing"] == "calls"
-    assert measure(benchmark_of(lambda: x.add_(1)), DEVICE, torch.float32)["timing"] == "graph"
-
-
 def test_bad_requests_get_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

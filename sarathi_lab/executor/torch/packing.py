@@ -163,11 +163,11 @@ class Packer:
     """
 
     def __init__(
-        self, limits: Limits, device: torch.device, num_buffers: int = NUM_BUFFERS
+        self, limits: Limits, device: torch.device, num_buffers: int | None = None
     ) -> None:
         # The device reads pinned memory while the host goes on.
         is_pinned = device.type == "cuda"
-        self._hosts = [_Buffer(pin_memory=is_pinned) for _ in range(num_buffers)]
+        self._hosts = [_Buffer(pin_memory=is_pinned) for _ in range(num_buffers or NUM_BUFFERS)]
         self._filled = 0
         self._table = BlockTable(limits.block_size)
         self._newest = Composition(((),) * 5, self._table)

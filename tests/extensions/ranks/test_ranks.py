@@ -79,7 +79,7 @@ def expected() -> list[list[int]]:
 @pytest.mark.parametrize(
     ("layout", "policies"),
     [
-        ((2, 2), ("request_level", "orca", "sarathi", "sglang")),
+        ((2, 2), ("orca", "sarathi")),
         ((1, 4), ("sarathi_serve",)),
         ((4, 1), ("prefill_first",)),
     ],
