@@ -16,7 +16,7 @@ from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import RunError, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.experiment.cases import Part, Point
-from sarathi_lab.experiment.registry import FIGURES, KEYS, PAPERS, ErrorRow, Job
+from sarathi_lab.experiment.registry import COUNTED, FIGURES, KEYS, PAPERS, ErrorRow, Job
 from sarathi_lab.results import load
 
 COLUMNS = ["figure", *KEYS, "y", "unit", "source", "device", "uncertainty"]
@@ -24,7 +24,6 @@ COLUMNS = ["figure", *KEYS, "y", "unit", "source", "device", "uncertainty"]
 LABELS = ["hardware", "level", "model", "method"]
 ERRORS = ["row", "device", "points", "mean", "largest", "stated"]
 ERRORS += ["aim_mean", "aim_largest", "verdict"]
-SIMULATED = EXPERIMENTS / "sarathi" / "paper" / "results" / "simulated.csv"
 
 
 def paper(name: str) -> pd.DataFrame:
@@ -49,33 +48,27 @@ def points_of(*names: str) -> pd.DataFrame:
     known = load.recorded()
     tables = []
     for name in names or PAPERS:
-        tables.append(paper(name))
-        if FIGURES[name].has_paper:
-            simulated = pd.read_csv(SIMULATED, keep_default_na=False, dtype={"series": str})
-            tables.append(simulated[simulated.figure == name])
-        if name in known:
-            tables.append(_recorded(name))
+        tables += [paper(name), *([_recorded(name)] if name in known else [])]
     return pd.concat([table for table in tables if len(table)], ignore_index=True)
 
 
 def _recorded(name: str) -> pd.DataFrame:
-    """Return the points of an experiment that were recorded by device; of the paper's figures those
-    that were measured.
-    """
-    table = load.load(name)
-    if FIGURES[name].has_paper:
-        table = table[~table.is_simulated]
-    texts = [one for one in ("panel", "series", "model", "dataset", "slo") if one in table]
-    table = table.assign(**table[texts].fillna("").astype(str))
+    """Return the points of an experiment that were recorded by device, counted ones, too."""
+    files = EXPERIMENTS.glob(f"*/{name}/results/*/{name}-{COUNTED}.csv")
+    about: dict[str, Any] = {"is_simulated": True, "device": "", "method": COUNTED}
+    counted = [pd.read_csv(path).assign(**about) for path in files]
+    table = pd.concat([load.load(name), *counted], ignore_index=True)
+    texts = table.reindex(columns=["panel", "series", "dataset", "slo", *LABELS])
+    table = table.assign(**texts.fillna("").astype(str))
     device = (table.device + ", " + table.model).str.removesuffix(", ")
-    return table.assign(
-        source=table.is_simulated.map({True: "simulated", False: "measured"}),
-        device=device.where(table.model != table.series, table.device),
-        uncertainty=float("nan"),
-    )
+    device = device.where(table.model != table.series, table.device)
+    if FIGURES[name].has_paper:  # the name of what was simulated has level, model and method
+        device = device.where(~table.is_simulated, table.device_name)
+    source = table.is_simulated.map({True: "simulated", False: "measured"})
+    return as_points(table.assign(device=device), source)
 
 
-def as_points(table: pd.DataFrame, source: str) -> pd.DataFrame:
+def as_points(table: pd.DataFrame, source: str | pd.Series) -> pd.DataFrame:
     """Return a table of an experiment as points, with half the interval as their uncertainty."""
     device = table.device if "device" in table else table.device_name + ", " + table.model
     uncertainty = (table.high - table.low) / 2 / table.y.abs()
@@ -129,13 +122,11 @@ def _points(call: str, job: Job, part: Part) -> list[Point]:
 
 def by_folder(tables: Iterable[pd.DataFrame]) -> dict[str, pd.DataFrame]:
     """Return the rows of simulated `tables` by the folder of their hardware and level, of which the
-    analytic one is the usual; counted points are not recorded.
+    analytic one is the usual.
     """
-    rows = pd.concat(tables, ignore_index=True)
-    rows = rows[rows.method == ""].drop(columns=["method", "device"])
-    folders = (
-        load.SIMULATED + rows.hardware + ("-" + rows.level).where(rows.level != "analytic", "")
-    )
+    rows = pd.concat(tables, ignore_index=True).drop(columns=["method", "device"])
+    level = ("-" + rows.level).where(rows.level != "analytic", "")
+    folders = load.SIMULATED + rows.hardware + level
     return {
         str(name): own.reset_index(drop=True) for name, own in rows.groupby(folders, sort=False)
     }

@@ -236,7 +236,6 @@ def _shapes(sizes: Sizes) -> list[Any]:
     question="Do equal chunks close the bubbles of a pipeline?",
     seconds=25,
     papers=[Platform("gpt3-175b", "a100_2023"), Platform("gpt3-175b", "a100_fig12")],
-    recorded_every=10,  # of a curve's thousand points; more than can be seen
     errors=[
         # Two of three completion times are fitted: of three ratios one is, and the others have the
         # residual of the third time. That and the bubbles chose among variants of the fit.

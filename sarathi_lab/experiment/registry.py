@@ -82,8 +82,7 @@ class Figure:
 
     A CPU measures it in `seconds`; half an interval wider than `max_spread` of the median leaves no
     number. `papers` are the platforms of the paper's figure, `at` makes of its points the sizes at
-    which `executor=simulated` has all of them. Of its simulated points each `recorded_every`-th is
-    recorded.
+    which `executor=simulated` has all of them.
     """
 
     name: str
@@ -93,7 +92,6 @@ class Figure:
     look: PlotSpec = field(default_factory=PlotSpec)
     papers: Sequence[Platform] = ()
     at: Callable[[pd.DataFrame], Sizes] | None = None
-    recorded_every: int = 1
     errors: Sequence[ErrorRow] = ()
     is_counted: bool = False  # simulated by counting batches, too
     is_simulated: bool = False  # never measured

@@ -21,7 +21,6 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.experiment.figures import (
     COLUMNS,
     LABELS,
-    SIMULATED,
     as_points,
     error_table,
     paper,
@@ -44,15 +43,6 @@ PROCESSES = "use a number such as 2, or null for one a core"
 POLICIES = "policies"  # an experiment: a figure for each device that it was recorded on
 
 
-def simulate_all(names: Sequence[str] = PAPERS) -> pd.DataFrame:
-    """Simulate all points again, about a minute; with progress."""
-    tables = simulate([job for name in names for job in paper_jobs(FIGURES[name])])
-    points = pd.concat([as_points(table, "simulated") for table in tables], ignore_index=True)
-    rank = points.groupby(["figure", "device", "panel", "series"]).cumcount()
-    every = points.figure.map(lambda name: FIGURES[name].recorded_every)
-    return points.loc[rank % every == 0, [*COLUMNS, *LABELS]]
-
-
 def main(args: Sequence[str]) -> int:
     """Run a command line; returns 0, 2 for a mistake of the user's, 130 for Ctrl-C."""
     parser = argparse.ArgumentParser(
@@ -63,8 +53,6 @@ def main(args: Sequence[str]) -> int:
     text = f"one of {', '.join([*FIGURES, POLICIES])}"
     parser.add_argument("--only", action="append", metavar="FIGURE", help=text)
     parser.add_argument("--out", type=Path, default=OUTPUTS / "figures", help="where they go")
-    text = "simulate again, and record it, before drawing"
-    parser.add_argument("--recompute", action="store_true", help=text)
     text = "all that is simulated and measured, not one line a GPU and panels with enough points"
     parser.add_argument("--all", action="store_true", help=text)
     options = parser.parse_args(args)
@@ -79,9 +67,6 @@ def _main(options: argparse.Namespace) -> int:
     for name in chosen:
         require_one_of("--only", name, known)
     make_folder(options.out, "--out")
-    if options.recompute:
-        simulate_all().to_csv(SIMULATED, index=False, float_format="%.5g")
-        print_place("simulated", SIMULATED)
     with progress_of("drawing", len(chosen)) as advance:
         for name in chosen:
             if name == POLICIES:

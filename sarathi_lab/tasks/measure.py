@@ -144,13 +144,17 @@ class Measure(Task):
         backend, figure = build(cfg.executor), self.figure
         if isinstance(backend, TorchBackend):
             return self._measured(cfg, backend, context)
-        tables = simulate(self.jobs(cfg, backend), self.processes)
+        jobs = self.jobs(cfg, backend)
+        tables = simulate(jobs, self.processes)
         if not figure.has_paper:
             return self._result(by_folder(tables), "simulated", context, {})
-        result = recompute(tables)  # with errors
-        recorded = by_folder(table.assign(device_name=table.device) for table in tables)
-        self._record(recorded)
-        return replace(result, tables={**result.tables, **recorded}, float_format="%.6g")
+        result, kept = recompute(tables), dict[str, pd.DataFrame]()  # with errors
+        for method in dict.fromkeys(job.method for job in jobs):
+            named = [table.assign(device_name=table.device) for table in tables]
+            recorded = by_folder(table for table in named if table.method.iloc[0] == method)
+            self._record(recorded, f"{figure.name}-{method}" if method else None)
+            kept |= {"-".join(filter(None, (name, method))): recorded[name] for name in recorded}
+        return replace(result, tables={**result.tables, **kept}, float_format="%.6g")
 
     def _refuse(self, name: str, why: str) -> None:
         refuse_unread(self, [name], f": it {why}; drop it", "task.")

@@ -134,6 +134,7 @@ def test_a_measured_device_has_panels_of_its_own_with_intervals(points):
 def test_recorded_results_of_devices_are_among_the_points(monkeypatch):
     row = {
         "device": "cpu",
+        "device_name": "cpu (a processor)",
         "is_simulated": False,
         "panel": None,
         "series": 256,
