@@ -217,11 +217,11 @@ def _chosen(claim: Claim, picked: Sequence[pd.DataFrame], at_once: float) -> pd.
     """Return the rows `picked` by the claim's queries, with intervals of which so many at once miss
     as seldom as one of `LEVEL`.
     """
-    own, *others = (_bounded(rows, len(picked) * at_once) for rows in picked)
+    values, *others = (_bounded(rows, len(picked) * at_once) for rows in picked)
     if not others:
-        return own
+        return values
     over = others[0]
-    both = own.merge(over, on=list(claim.match), suffixes=("", "_over"))
+    both = values.merge(over, on=list(claim.match), suffixes=("", "_over"))
     return both.assign(
         y=both.y / both.y_over,
         low=both.low / both.high_over,
@@ -303,15 +303,15 @@ def in_words(row: Mapping[Any, Any]) -> str:
 
 def verdict(experiment: str, table: pd.DataFrame) -> str:
     """Summarise the claims of an experiment in Markdown, from the table of `verdicts`."""
-    own = table[table.experiment == experiment]
+    judged = table[table.experiment == experiment]
     lines = []
-    for claim, rows in own.groupby("claim", sort=False):
+    for claim, rows in judged.groupby("claim", sort=False):
         known = rows[rows.verdict != "not measured"].to_dict("records")
         values = [f"{row['device']} **{in_words(row)}** ({row['verdict']})" for row in known]
         verdicts = "; ".join(values) or "not measured"
         lines.append(f"- {claim} ({rows.expected.iloc[0]}): {verdicts}.")
-    if own.empty:
+    if judged.empty:
         return "- Its claims are read from other experiments."
-    if not (own.verdict != "not measured").any():
+    if not (judged.verdict != "not measured").any():
         lines.append("- No device has recorded results of it.")
     return "\n".join(lines)

@@ -81,9 +81,9 @@ def fig10(
 
 def _operations(panel: str, scenario: Scenario) -> Iterator[Case]:
     size = scenario.batch_size
-    for system, own in (("baseline", scenario.baseline), ("sarathi", scenario)):
+    for system, served in (("baseline", scenario.baseline), ("sarathi", scenario)):
         for operation, kinds in {**OPERATIONS, "total": FOUR}.items():
-            y = seconds(request(own), kinds) * size
+            y = seconds(request(served), kinds) * size
             yield Case(panel, f"{system} {operation}", size, y, "s")
 
 

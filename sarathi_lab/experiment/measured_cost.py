@@ -203,7 +203,7 @@ class MeasuredCostModel:
         return stolen() if self.is_shared else []
 
     def reference(self, tokens: int) -> float:
-        """Seconds of a reference over its usual ones; a GPU has a speed of its own."""
+        """Seconds of a reference over its usual ones; 1 on a GPU, which is not shared."""
         if not self.is_shared:
             return 1.0
         seen, found = self._references[min(tokens, REFERENCE)], 0.0

@@ -52,7 +52,7 @@ def fig09(
     pd_ratios: Sequence[float],
     points: Sequence[tuple[str, int, float]] = (),
 ) -> Cases:
-    """Throughput over the baseline against P:D: each chunk at its own C/(B-1), and at the first
+    """Throughput over the baseline against P:D: each chunk at its C/(B-1), and at the first
     length the first two chunks at `pd_ratios`; or at `points` (length by name, chunk, P:D).
     """
     grid = [
@@ -64,15 +64,15 @@ def fig09(
     first = next(iter(seq_lens))
     grid += [(first, chunk, ratio) for ratio in pd_ratios for chunk in chunks[:2]]
     for name, chunk, ratio in points or grid:
-        own = Scenario.of("sarathi", seq_lens[name], ratio, batches[name], chunk)
-        yield Case(name, f"C={chunk}", ratio, gain(own))
+        scenario = Scenario.of("sarathi", seq_lens[name], ratio, batches[name], chunk)
+        yield Case(name, f"C={chunk}", ratio, gain(scenario))
 
 
 def _fig11_at(points: pd.DataFrame) -> dict[str, object]:
-    own = points[points.panel == "b"]
-    chunks = own.series.str.extract(r"^sarathi(\d+)$", expand=False)
+    panel = points[points.panel == "b"]
+    chunks = panel.series.str.extract(r"^sarathi(\d+)$", expand=False)
     numbers = [None if pd.isna(chunk) else int(chunk) for chunk in chunks]
-    return {"by_pd": list(zip(numbers, own.x, strict=True))}
+    return {"by_pd": list(zip(numbers, panel.x, strict=True))}
 
 
 @figure(
@@ -106,14 +106,14 @@ def fig11(
         pd_ratio = best_pd_ratio(chunks[0], batches[name])
         for policy in ("orca_worst", "orca_best", "sarathi"):
             chunk = chunks[0] if policy == "sarathi" else None
-            own = Scenario.of(policy, seq_len, pd_ratio, batches[name], chunk)
-            yield Case("a", policy, seq_len, gain(own))
+            scenario = Scenario.of(policy, seq_len, pd_ratio, batches[name], chunk)
+            yield Case("a", policy, seq_len, gain(scenario))
     first = next(iter(seq_lens))
     grid = [(chunk, pd_ratio) for pd_ratio in pd_ratios for chunk in (*chunks[:2], None)]
     for chunk, pd_ratio in by_pd or grid:
         policy = "orca_best" if chunk is None else "sarathi"
-        own = Scenario.of(policy, seq_lens[first], pd_ratio, batches[first], chunk)
-        yield Case("b", f"{policy}{chunk or ''}", pd_ratio, gain(own))
+        scenario = Scenario.of(policy, seq_lens[first], pd_ratio, batches[first], chunk)
+        yield Case("b", f"{policy}{chunk or ''}", pd_ratio, gain(scenario))
 
 
 @figure(
@@ -142,7 +142,7 @@ def fig13(
     chunks: Ints,
 ) -> Cases:
     """Speed of a prefill in chunks over that of the whole, attention alone and all of it; and
-    throughput over the baseline, each chunk at its own P:D = C/(B-1).
+    throughput over the baseline, each chunk at its P:D = C/(B-1).
     """
     for name, length in prefill_lens.items():
         for chunk in prefill_chunks:
@@ -150,8 +150,8 @@ def fig13(
     for name, length in seq_lens.items():
         for chunk in chunks:
             if chunk > (batch := batches[name]):
-                own = Scenario.of("sarathi", length, best_pd_ratio(chunk, batch), batch, chunk)
-                yield Case("c_overall", name, chunk, gain(own))
+                scenario = Scenario.of("sarathi", length, best_pd_ratio(chunk, batch), batch, chunk)
+                yield Case("c_overall", name, chunk, gain(scenario))
 
 
 def _chunked_prefill(name: str, length: int, chunk: int) -> Iterator[Case]:
@@ -194,8 +194,8 @@ def table4(
     """Decode speed-up and throughput gain; `settings` are length by name, batch and P:D by model,
     the first model's for all that are not there.
     """
-    own = settings.get(spec.name, next(iter(settings.values())))
-    for name, batch, pd_ratio in own:
+    stated = settings.get(spec.name, next(iter(settings.values())))
+    for name, batch, pd_ratio in stated:
         length = seq_lens[name]
         yield speedup(spec.name, "decode_speedup", length, length, batch, chunk)
         whole = Scenario.of("sarathi", length, pd_ratio, batch, chunk)
@@ -215,8 +215,9 @@ def chunk_optimum(spec: ModelSpec, *, seq_len: int, batch: int, chunks: Ints) ->
     for chunk in chunks:
         for share in SHARES_OF_OPTIMUM:
             pd_ratio = share * best_pd_ratio(chunk, batch)
-            own = Scenario.of("sarathi", seq_len, pd_ratio, batch, chunk)
-            yield Case(f"{seq_len} B={batch}", f"C={chunk}", share, served_ratio(own.baseline, own))
+            scenario = Scenario.of("sarathi", seq_len, pd_ratio, batch, chunk)
+            ratio = served_ratio(scenario.baseline, scenario)
+            yield Case(f"{seq_len} B={batch}", f"C={chunk}", share, ratio)
 
 
 @figure(
@@ -246,8 +247,8 @@ def _speedups_and_gains(panel: str, sizes: Sequence[tuple[int, int, int]], chunk
     for x, seq_len, batch in sizes:
         yield speedup(panel, "decode_speedup", x, seq_len, batch, chunk)
     for x, seq_len, batch in sizes:
-        own = Scenario.of("sarathi", seq_len, best_pd_ratio(chunk, batch), batch, chunk)
-        yield Case(panel, "throughput_gain", x, served_ratio(own.baseline, own))
+        scenario = Scenario.of("sarathi", seq_len, best_pd_ratio(chunk, batch), batch, chunk)
+        yield Case(panel, "throughput_gain", x, served_ratio(scenario.baseline, scenario))
 
 
 @figure(
@@ -266,7 +267,7 @@ def token_budget(spec: ModelSpec, *, seq_len: int, batch: int, budgets: Ints) ->
     size = (*whole_lengths(seq_len, 4.0), batch)
     largest = Scenario("sarathi_serve", *size, budgets[-1])
     for budget in budgets[:-1]:
-        own = Scenario("sarathi_serve", *size, budget)
+        scenario = Scenario("sarathi_serve", *size, budget)
         for quantity in ("tbt_p99", "ttft_p50", THROUGHPUT):
-            ratio = served_ratio(own, largest, quantity)
+            ratio = served_ratio(scenario, largest, quantity)
             yield Case(f"{seq_len} B={batch}", quantity, budget, ratio)

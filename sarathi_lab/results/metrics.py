@@ -169,9 +169,9 @@ def _time_over_roofline_by_kind(iterations: pd.DataFrame) -> dict[str, float]:
         "hybrid": has_prefill & has_decode,
     }
     return {
-        f"time_over_roofline_{kind}": iterations.busy[own].sum() / iterations.roofline[own].sum()
-        for kind, own in kinds.items()
-        if own.any()
+        f"time_over_roofline_{kind}": iterations.busy[rows].sum() / iterations.roofline[rows].sum()
+        for kind, rows in kinds.items()
+        if rows.any()
     }
 
 
@@ -179,9 +179,11 @@ def replay_caution(
     summary: Mapping[str, float], baseline: Mapping[str, float], name: str
 ) -> list[str]:
     """Return a caution if ratios to a baseline include CUDA graphs (`REPLAY_TOLERANCE`)."""
-    own, other = (one.get("replayed_fraction", np.nan) for one in (summary, baseline))
-    words = f"  replayed as CUDA graphs were {own:.0%} of the iterations, of {name}'s {other:.0%}: "
-    is_known = abs(own - other) > REPLAY_TOLERANCE
+    share, other = (one.get("replayed_fraction", np.nan) for one in (summary, baseline))
+    words = (
+        f"  replayed as CUDA graphs were {share:.0%} of the iterations, of {name}'s {other:.0%}: "
+    )
+    is_known = abs(share - other) > REPLAY_TOLERANCE
     return [f"{words}the ratios are in part of launches"] if is_known else []
 
 

@@ -58,9 +58,9 @@ def readme_table(table: pd.DataFrame) -> str:
     """
     devices = _measured_devices(table)
     rows = [["claim", "source", "expected", *devices, "simulated"]]
-    for _, own in table[~_is_after(table)].groupby("id", sort=False):
-        first = own.iloc[0]
-        rows.append([first.claim, first.source, first.expected, *_cells(own, devices)])
+    for _, judged in table[~_is_after(table)].groupby("id", sort=False):
+        first = judged.iloc[0]
+        rows.append([first.claim, first.source, first.expected, *_cells(judged, devices)])
     return _markdown(rows)
 
 

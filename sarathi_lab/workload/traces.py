@@ -168,7 +168,7 @@ class Trace(Arriving):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.arrivals is None:
-            why = " on the trace's own times; drop it, or exchange them with workload.arrivals"
+            why = " on the trace's times; drop it, or exchange them with workload.arrivals"
             refuse_unread(self, ("cv", "users", "think_time"), why, "workload.")
 
     def within(self, max_len: int) -> Self:

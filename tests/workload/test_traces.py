@@ -119,7 +119,7 @@ def test_a_files_times_are_scaled_to_a_rate(load):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"users": 2}, "users=2 has no effect on the trace's own times"),
+        ({"users": 2}, "users=2 has no effect on the trace's times"),
         ({"arrivals": "weekly"}, "arrivals=weekly is unknown"),
         ({"arrivals": "closed", "rate": 2.0}, "rate=2.0 has no effect on closed"),
     ],

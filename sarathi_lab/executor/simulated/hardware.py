@@ -124,7 +124,7 @@ class Hardware:
     @classmethod
     def at_peaks(cls, name: str, peaks: Peaks, dtype_bytes: int, **known: Any) -> Hardware:
         """Make a device whose kernels reach the `peaks` without a fixed cost, but for what is
-        `known`; without memory of its own.
+        `known`; the size of its memory is unknown.
         """
         shares = ("matmul", "attention", "causal", "memory", "kv")
         costs = ("kernel_launch", "attention_launch", "iteration_overhead")
