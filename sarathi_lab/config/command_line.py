@@ -29,7 +29,6 @@ from sarathi_lab.config.instantiate import (
     parameter_names,
     parameters_of,
     read_option,
-    read_yaml,
     top_level,
 )
 from sarathi_lab.config.paths import CONF
@@ -49,25 +48,20 @@ MOST_NAMES = 1000  # of options of a group that are looked at
 
 @dataclass(frozen=True)
 class Arguments:
-    """A command line, read.
-
-    `flags` make Hydra show something instead of running. `settings` have no flag among them:
-    Hydra's own parser refuses settings behind one.
+    """A command line, read: `flags` make Hydra show something instead of running. `settings` have
+    no flag among them, as Hydra's own parser refuses settings behind one; `modes` stand for -m and
+    --dry-run.
     """
 
     flags: tuple[str, ...]
     settings: tuple[str, ...]
-    is_multirun: bool
-    is_help: bool
-    is_dry_run: bool
+    modes: tuple[str, ...]
+    is_help: bool = False
 
     @property
     def of_hydra(self) -> list[str]:
         """The arguments for `hydra.main`, in whose place the lab's sweeper makes all runs."""
-        if self.flags:
-            return [*self.flags, *(["-m"] if self.is_multirun else []), *self.settings]
-        added = ["hydra.mode=MULTIRUN"] if self.is_multirun else []
-        return [*self.settings, *added, *(["hydra.sweeper.dry_run=true"] * self.is_dry_run)]
+        return [*self.flags, *self.settings, *self.modes]
 
 
 def read_arguments(args: Sequence[str]) -> Arguments:
@@ -93,10 +87,13 @@ def read_arguments(args: Sequence[str]) -> Arguments:
     if not shows or parsed.help:
         with explained(settings):
             check_names(settings)
-    dropped = ("-v", "--verbose", "-m", "--multirun", "--dry-run", *parsed.settings)
-    flags = tuple(arg for arg in args if arg not in dropped) if shows else ()
-    arguments = Arguments(flags, tuple(settings), parsed.multirun, parsed.help, parsed.dry_run)
-    return arguments if shows else _with_recorded(arguments)
+    modes = ["hydra.mode=MULTIRUN"] * parsed.multirun
+    modes += ["hydra.sweeper.dry_run=true"] * parsed.dry_run
+    if not shows:
+        return _with_recorded(Arguments((), tuple(settings), tuple(modes)))
+    dropped = ("-v", "--verbose", "--dry-run", *parsed.settings)
+    flags = tuple(arg for arg in args if arg not in dropped)
+    return Arguments(flags, tuple(settings), (), parsed.help)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -121,16 +118,13 @@ def _with_recorded(arguments: Arguments) -> Arguments:
     resumes = [one for one in arguments.settings if name_of(one) == "resume"]
     value = resumes[-1].partition("=")[2].strip("'\"") if resumes else "false"
     if value in ("", "null"):
-        raise UserError(
-            "resume= names nothing; use resume=true, or resume=FOLDER with the folder of a sweep"
-        )
+        raise UserError("resume= names nothing; use resume=true, or resume=FOLDER of a sweep")
     others = [one for one in arguments.settings if one not in resumes]
     if value.lower() in ("true", "false") or not all(map(_sets_launcher, others)):
         return arguments
     recorded = read_arguments(SweepRecord.read(Path(value)).arguments)
     kept = [one for one in recorded.settings if not (others and _sets_launcher(one))]
-    settings = (*kept, *others, *resumes)
-    return Arguments((), settings, recorded.is_multirun, is_help=False, is_dry_run=False)
+    return Arguments((), (*kept, *others, *resumes), recorded.modes)
 
 
 def _sets_launcher(setting: str) -> bool:
@@ -150,16 +144,11 @@ def _searchpath(settings: Sequence[str]) -> list[str]:
 
 def folders_of(settings: Sequence[str]) -> list[Path]:
     """The folders that `hydra.searchpath` adds to conf/. Raises UserError for one that is none."""
-    folders = []
-    for source in _searchpath(settings):
-        scheme, _, path = source.rpartition("://")
-        if scheme in ("", "file"):
-            folders.append(Path(path))
-            if not folders[-1].is_dir():
-                raise UserError(
-                    f"hydra.searchpath={source} is not a folder; name one such as "
-                    "file:///home/me/conf"
-                )
+    folders = [Path(source.removeprefix("file://")) for source in _searchpath(settings)]
+    for folder in folders:
+        if not folder.is_dir():
+            fix = "name one such as file:///home/me/conf"
+            raise UserError(f"hydra.searchpath={folder} is not a folder; {fix}")
     return folders
 
 
@@ -216,18 +205,13 @@ def _explain(error: Exception, settings: Sequence[str]) -> UserError:
     """Return one line for an error of Hydra or OmegaConf about `settings`."""
     message, cause = str(error), str(error.__cause__ or "")
     if isinstance(error, OverrideParseException):
-        return UserError(
-            f"{error.override!r} can't be read; settings are written name=value, without spaces "
-            "around ="
-        )
+        fix = "settings are written name=value, without spaces around ="
+        return UserError(f"{error.override!r} can't be read; {fix}")
     if found := re.search(r"(?:Sweep parameters?|Ambiguous value for argument) '(.+?)'", message):
         return several_values(found[1])
     if found := re.search(r"Could not find 'hydra/launcher/(([^_']+)[^']*)'", message):
-        package = f"hydra-{found[2]}-launcher"
-        return UserError(
-            f"hydra/launcher={found[1]} needs the package {package}, which is missing; pip install "
-            f"{package}"
-        )
+        fix = f"pip install hydra-{found[2]}-launcher"
+        return UserError(f"hydra/launcher={found[1]} needs a package that is missing; {fix}")
     if found := re.search(r"Could not override '([\w.@/]+)'", message + cause):
         return _unknown_key(found[1], settings)
     lines = [line.strip() for line in f"{message}\n{cause}".splitlines() if line.strip()]
@@ -241,29 +225,18 @@ def several_values(setting: str) -> UserError:
 
 
 def chosen_options(settings: Sequence[str]) -> dict[str, Path]:
-    """The file of the option of each group that the defaults, an experiment and `settings` choose,
-    of several the first.
+    """The file of the option of each group that the defaults or `settings` choose, of several the
+    first.
     """
-    folders = folders_of(settings)
-    typed = dict[str, str]()
+    config, folders = OmegaConf.load(CONF / "config.yaml"), folders_of(settings)
+    chosen: dict[str, str] = {}
+    for entry in config.defaults:
+        chosen |= entry if OmegaConf.is_dict(entry) else {}
     for override in OverridesParser.create().parse_overrides(list(settings)):
-        if override.key_or_group in (*GROUPS, "experiment") and (values := _values(override)):
-            typed[override.key_or_group] = values[0]
-    chosen = _defaults(CONF / "config.yaml")
-    found = {group: option_files(group, folders) for group in (*GROUPS, "experiment")}
-    for group in ("experiment", "task"):  # whose files may choose others' options
-        if (name := typed.get(group, chosen.get(group))) in found[group]:
-            chosen |= _defaults(found[group][name])
-    options = {**chosen, **typed}
-    pairs = [(group, found[group].get(name)) for group, name in options.items() if group in found]
-    return {group: path for group, path in pairs if path is not None}
-
-
-def _defaults(path: Path) -> dict[str, str]:
-    """The options that a file's defaults list chooses, by group."""
-    entries = [entry for entry in read_yaml(path).get("defaults", []) if OmegaConf.is_dict(entry)]
-    pairs = [pair for entry in entries for pair in entry.items()]
-    return {str(key).removeprefix("override ").strip("/"): str(value) for key, value in pairs}
+        chosen[override.key_or_group] = next(iter(_values(override)), "")
+    groups = [name for name in chosen if name in (*GROUPS, "experiment")]
+    files = {group: option_files(group, folders).get(chosen[group]) for group in groups}
+    return {group: path for group, path in files.items() if path is not None}
 
 
 def _unknown_key(key: str, settings: Sequence[str]) -> UserError:
@@ -278,9 +251,7 @@ def _unknown_key(key: str, settings: Sequence[str]) -> UserError:
     # Importing the class takes a second: only where a typo is not the likelier mistake.
     listed = parameters_of(class_of({group: node}, group)) if not is_typo else None
     if parameter.partition(".")[0] in (listed or ()):
-        return UserError(
-            f"{key} is at its default, which the option's file does not list; write +{key}=VALUE"
-        )
+        return UserError(f"{key} is not listed by the option's file; write +{key}=VALUE")
     owner = str(node.get("_target_", group)).rpartition(".")[2]
     return unknown_name(key, names, f"a parameter of {owner}")
 
@@ -296,16 +267,12 @@ def combine(settings: Sequence[Override]) -> list[tuple[str, ...]]:
             first = islice(setting.sweep_string_iterator(), MOST_JOBS + 1)
             values[key] = [f"{key}={value}" for value in first]
         elif setting.is_sweep_override():
-            raise UserError(
-                f"{line} has no end of values; name them, as in {key}=1,2, or add "
-                "hydra/sweeper=optuna_search"
-            )
+            fix = f"name them, as in {key}=1,2, or add hydra/sweeper=optuna_search"
+            raise UserError(f"{line} has no end of values; {fix}")
         if not values[key]:
             raise UserError(f"{line} names no value; name at least one")
         num_jobs *= len(values[key])
         if num_jobs > MOST_JOBS:
-            raise UserError(
-                f"{line} makes a sweep of more than {MOST_JOBS} runs; name fewer values, or let "
-                "hydra/sweeper=optuna_search choose"
-            )
+            fix = "name fewer values, or let hydra/sweeper=optuna_search choose"
+            raise UserError(f"{line} makes a sweep of more than {MOST_JOBS} runs; {fix}")
     return list(product(*values.values()))

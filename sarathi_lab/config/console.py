@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 WIDTH_WITHOUT_TERMINAL = 132
 BAR_SECONDS = 0.2  # between two pictures of a bar
-LINE_SECONDS = 8.0  # between two lines, at least; with what LOOK_SECONDS adds, at most 10
-LOOK_SECONDS = 1.0  # between two looks of the thread that shows a phase whose steps are long
-_phases: list[Progress] = []  # that run now, the innermost last
-_printed = 0.0  # when the last line of theirs was
+LINE_SECONDS = 9.0  # between two lines
 
 
 def console() -> Console:
@@ -38,91 +35,64 @@ def print_place(what: str, where: Path | str) -> None:
 
 
 @dataclass
-class Progress:
-    """Progress of a phase of the work, of `total` steps (None: unknown)."""
+class _Phase:
+    """A phase of the work, of `total` steps (None: unknown)."""
 
     what: str
-    total: float | None = None
-    unit: str = ""
+    total: float | None
+    unit: str
     done: float = 0.0
     start: float = field(default_factory=lambda: time.monotonic())
 
+    def advance(self, steps: float) -> None:
+        self.done += steps
+
     def line(self) -> str:
         """What is done, the time that it took, and the time left at this pace."""
-        elapsed, parts = time.monotonic() - self.start, [self.what]
-        if self.total is not None:
-            parts = [f"{self.what}: {min(self.done, self.total):,.0f} of {self.total:,.0f}"]
-            parts[0] += f" {self.unit}".rstrip()
-        parts.append(duration(elapsed))
-        if self.total is not None and 0 < self.done < self.total:
-            parts.append(f"about {duration(elapsed * (self.total / self.done - 1))} left")
-        return f"  {', '.join(parts)}"
+        elapsed = time.monotonic() - self.start
+        if self.total is None:
+            return f"  {self.what}, {duration(elapsed)}"
+        steps = f"{min(self.done, self.total):,.0f} of {self.total:,.0f} {self.unit}".rstrip()
+        text = f"  {self.what}: {steps}, {duration(elapsed)}"
+        if 0 < self.done < self.total:
+            text += f", about {duration(elapsed * (self.total / self.done - 1))} left"
+        return text
 
 
 @contextmanager
-def progress_of(what: str, total: float, unit: str = "") -> Iterator[Callable[[float], None]]:
-    """Show how much of `total` steps is done, and the time left: on a terminal by a bar, elsewhere
-    by lines. Yields the function to call with the steps just done.
+def progress_of(
+    what: str, total: float | None = None, unit: str = ""
+) -> Iterator[Callable[[float], None]]:
+    """Show how much of `total` steps is done, and the time left: on a terminal by a bar; elsewhere,
+    for Slurm, CI and `| tee`, by a line every `LINE_SECONDS`. Yields the function to call with the
+    steps just done.
     """
-    state = Progress(what, total, unit)
-    with _bar(state) if sys.stdout.isatty() else lines_of(state) as show:
-
-        def advance(steps: float) -> None:
-            state.done += steps
-            show()
-
-        yield advance
-
-
-@contextmanager
-def lines_of(state: Progress) -> Iterator[Callable[[], None]]:
-    """Print `state` at least every 10 s, for Slurm, CI and `| tee`, unless a phase within this one
-    prints more; nothing on a terminal. A short phase prints nothing.
-    """
-    global _printed
-    _phases.append(state)
-    is_outermost = len(_phases) == 1
-    if is_outermost:
-        _printed = time.monotonic()
-    try:
-        with repeated(print_if_due) if is_outermost else nullcontext():
-            yield lambda: None
-    finally:
-        _phases.pop()
-
-
-def print_if_due() -> None:
-    """Print the innermost phase if no line came for `LINE_SECONDS`, unless on a terminal."""
-    global _printed
-    if _phases and time.monotonic() - _printed > LINE_SECONDS and not sys.stdout.isatty():
-        _printed = time.monotonic()
-        print(_phases[-1].line(), flush=True)
+    phase = _Phase(what, total, unit)
+    shown: AbstractContextManager[None]
+    if not sys.stdout.isatty():
+        shown = repeated(lambda: print(phase.line(), flush=True), LINE_SECONDS)
+    else:
+        shown = nullcontext() if total is None else _bar(phase)
+    with shown:
+        yield phase.advance
 
 
 @contextmanager
-def _bar(state: Progress) -> Iterator[Callable[[], None]]:
-    from rich import progress
+def _bar(phase: _Phase) -> Iterator[None]:
+    from rich.progress import Progress
 
-    columns = (
-        progress.TextColumn(f"  {state.what}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TextColumn(state.unit),
-        progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(*columns, console=console(), auto_refresh=False, transient=True) as bar:
-        task = bar.add_task("", total=state.total)
+    with Progress(console=console(), auto_refresh=False, transient=True) as bar:
+        task = bar.add_task(f"  {phase.what}", total=phase.total)
 
         def draw() -> None:  # some milliseconds, where a step may take less: not at every step
-            bar.update(task, completed=min(state.done, state.total or 0.0), refresh=True)
+            bar.update(task, completed=phase.done, refresh=True)
 
         with repeated(draw, BAR_SECONDS):
-            yield lambda: None
+            yield
 
 
 @contextmanager
-def repeated(function: Callable[[], None], seconds: float = LOOK_SECONDS) -> Iterator[None]:
+def repeated(function: Callable[[], None], seconds: float) -> Iterator[None]:
     """Call `function` every so many seconds from a thread meanwhile: a single step may take
     minutes.
     """

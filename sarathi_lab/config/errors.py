@@ -8,14 +8,11 @@ import difflib
 import os
 import re
 import sys
-import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from errno import EDQUOT, EFBIG, ENOSPC
 from typing import Any
 
-EXIT_FAILED = 1  # by what no user can mend
-EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
+EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130  # the first: by what no user can mend
 MOST, LEAST = 2**63 - 1, 1e-18  # of any quantity but 0: what 64 bits hold, and no time overflows
 LAST_SECOND = 1e9  # of a run: later, doubles hold less than microseconds
 CREDENTIALS = re.compile(r"//[^/@\s]+@")  # of an address, which no message repeats
@@ -74,21 +71,15 @@ def require_share(name: str, value: object, fix: str) -> None:
 
 def require_text(name: str, value: object, fix: str) -> None:
     """Raise `UserError` unless `value` is text, not blank and without control characters."""
-    is_text = isinstance(value, str) and bool(value.strip())
-    if not is_text or any(unicodedata.category(c) in ("Cc", "Cs") for c in str(value)):
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
         raise UserError(f"{name}={value!r} is no text; {fix}")
 
 
 def require_one_of(name: str, value: object, valid: Iterable[str]) -> None:
     """Raise `UserError` unless `value` is one of `valid`."""
     if value not in (options := tuple(valid)):
-        raise unknown_option(name, str(value), options)
-
-
-def unknown_option(name: str, option: str, valid: Sequence[str]) -> UserError:
-    """For an option that is none of `valid`."""
-    close = suggestion(option, valid)
-    return UserError(f"{name}={option} is unknown{close}; use one of {', '.join(valid)}")
+        close = suggestion(str(value), options)
+        raise UserError(f"{name}={value} is unknown{close}; use one of {', '.join(options)}")
 
 
 def unknown_name(key: str, valid: Sequence[str], what: str) -> UserError:
@@ -124,8 +115,10 @@ def require_list(
         raise UserError(f"{name}={list(values)} {twice}")
 
 
-def no_room(error: BaseException) -> UserError | None:
-    """What to tell the user of a file that found no room; None for any other error."""
+def as_user_error(error: BaseException) -> UserError | None:
+    """What the user can mend of an error: a mistake, or a file that found no room; else None."""
+    if isinstance(error, UserError):
+        return error
     if not isinstance(error, OSError) or error.errno not in (ENOSPC, EDQUOT, EFBIG):
         return None
     where = error.filename or "a file"
@@ -136,14 +129,11 @@ def exit_code(command: Callable[[], int], kept: str) -> int:
     """Return what `command` does; 2 for a user's mistake; 130 for Ctrl-C, naming what is `kept`."""
     try:
         return command()
-    except UserError as error:
-        print(f"error: {CREDENTIALS.sub('//***@', str(error))}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        if (reason := no_room(error)) is None:
+    except (UserError, OSError) as error:
+        if (reason := as_user_error(error)) is None:
             raise
-        print(f"error: {reason}", file=sys.stderr)
-        return UserError.exit_code
+        print(f"error: {CREDENTIALS.sub('//***@', str(reason))}", file=sys.stderr)
+        return reason.exit_code
     except KeyboardInterrupt as interrupt:  # which may carry the command that continues
         print("; ".join([f"interrupted: {kept}", *map(str, interrupt.args)]), file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -6,11 +6,11 @@ import inspect
 import pickle
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
@@ -19,9 +19,15 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from hydra.utils import instantiate
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 
-from sarathi_lab.config.errors import UserError, require_number, require_text, unknown_name
+from sarathi_lab.config.errors import (
+    UserError,
+    require_int,
+    require_number,
+    require_text,
+    unknown_name,
+)
 from sarathi_lab.config.paths import CONF
 
 GROUPS = (
@@ -42,6 +48,7 @@ READ_BY = {
     "host": ("executor",),
 }
 READ_BY_ALL_TASKS = ("task", "experiment", "tracking", "output", "resume", "limit", "hydra")
+MOST_ROUNDS = 1000
 OF_RUNS = ("repeat", ROUND, "plot")  # read for tasks whose runs a sweep compares
 
 
@@ -128,9 +135,10 @@ def fit_targets(cfg: DictConfig, settings: Sequence[str]) -> None:
                 del cfg[group][key]
 
 
+@cache
 def top_level() -> dict[str, Any]:
     """The settings of conf/config.yaml, Hydra's left out."""
-    settings = read_yaml(CONF / "config.yaml")
+    settings: Any = OmegaConf.load(CONF / "config.yaml")
     return {str(key): settings[key] for key in settings if key not in ("defaults", "hydra")}
 
 
@@ -176,26 +184,10 @@ class Job:
     @cached_property
     def cfg(self) -> DictConfig:
         """The configuration without Hydra's node. Raises UserError if it can't be resolved."""
-        cfg = copied(self.composed)
-        with open_dict(cfg):
-            del cfg["hydra"]
+        keys = [str(key) for key in self.composed if key != "hydra"]
+        cfg: DictConfig = OmegaConf.masked_copy(self.composed, keys)
         resolved(cfg)
         return cfg
-
-    def check(self) -> None:
-        """Let the task check and prepare its run. Raises UserError."""
-        hydra = HydraConfig.instance()
-        before = hydra.cfg
-        hydra.set_config(self.composed)
-        try:
-            self.prepared = build(self.cfg.task).check(self.cfg)
-        finally:
-            hydra.cfg = before
-
-    def take_prepared(self) -> Any:
-        """Return what the check has prepared, which is kept here no longer."""
-        prepared, self.prepared = self.prepared, None
-        return prepared
 
     def reads(self, name: str) -> bool:
         """Whether its options read a short name of READ_BY, or have the field GROUP.NAME."""
@@ -206,30 +198,49 @@ class Job:
         texts = (OmegaConf.to_yaml(self.cfg[group], resolve=False) for group in READ_BY[name])
         return any(f"${{{name}}}" in text for text in texts)
 
-    def choice(self, group: str) -> str:
-        """GROUP=OPTION as chosen; GROUP=CLASS where `GROUP._target_=...` exchanges the class."""
-        if f"{group}._target_" in map(name_of, self.settings):
-            return f"{group}={class_of(self.cfg, group).__name__}"
-        return f"{group}={self.composed.hydra.runtime.choices[group]}"
+    def reader(self, name: str) -> str:
+        """The classes that a setting is for."""
+        groups = READ_BY.get(name, (name.partition(".")[0],))
+        return " and ".join(class_of(self.cfg, group).__name__ for group in groups)
+
+    def num_rounds(self, swept: Collection[str], *, is_search: bool = False) -> int:
+        """How many rounds of its sweep it is part of (`repeat`). Raises UserError."""
+        repeat, is_sampled = self.cfg.repeat, is_search or ROUND in swept
+        is_measured = getattr(class_of(self.cfg, "executor"), "computes_tokens", True)
+        if repeat == "auto":
+            rounds = getattr(class_of(self.cfg, "task"), "num_rounds", 1)
+            return 1 if is_sampled or "seed" in swept or not is_measured else rounds
+        require_int("repeat", repeat, 1, "use a number of rounds such as 6, or auto", MOST_ROUNDS)
+        if repeat > 1 and is_sampled:
+            by = "a search has no rounds" if is_search else f"{ROUND} numbers them"
+            raise UserError(f"repeat={repeat} has no effect: {by}; drop it")
+        return int(repeat) if is_measured else 1
+
+    def in_round(self, number: int) -> Self:
+        """A copy for a round of the sweep, as composing takes longer."""
+        composed, setting = copied(self.composed), f"{ROUND}={number}"
+        with read_write(composed):
+            composed[ROUND] = number
+            composed.hydra.overrides.task.append(setting)
+        return replace(self, settings=(*self.settings, setting), composed=composed)
 
     def refuse_unread(self) -> None:
         """Refuse what its task does not read, and a short name that no chosen option reads."""
         task = class_of(self.cfg, "task")
         own: Collection[str] | None = getattr(task, "reads", None)
         of_all = (*READ_BY_ALL_TASKS, *(OF_RUNS if getattr(task, "has_runs", False) else ()))
+        groups: Sequence[str]
         for setting in self.settings:
-            name, also = re.split(r"[./]", name_of(setting))[0], own
-            groups: tuple[str, ...] = ("task",)
-            if own is None or name in (*own, *of_all):
-                if name not in READ_BY or self.reads(name):
-                    continue
-                groups, also = READ_BY[name], ()
+            name = re.split(r"[./]", name_of(setting))[0]
+            if own is not None and name not in (*own, *of_all):
+                groups, reader, also = ("task",), self.reader("task"), own
+            elif name in READ_BY and not self.reads(name):
+                groups, reader, also = READ_BY[name], self.reader(name), ()
+            else:
+                continue
             read = [one for group in groups for one in parameter_names(self.cfg[group], group)]
-            options = " and ".join(map(self.choice, groups))
-            raise UserError(
-                f"{setting} has no effect: {options} does not read {name}; drop it ({options} "
-                f"reads {', '.join([*read, *(also or ())]) or 'nothing'})"
-            )
+            fix = f"drop it ({reader} reads {', '.join([*read, *also]) or 'nothing'})"
+            raise UserError(f"{setting} has no effect: {reader} does not read {name}; {fix}")
 
 
 def option_files(group: str, folders: Sequence[Path] | None = None) -> dict[str, Path]:
@@ -252,20 +263,10 @@ def make_loader() -> ConfigLoader:
         return GlobalHydra.instance().config_loader()
 
 
-def read_yaml(path: Path) -> DictConfig:
-    """The settings in a file, which is parsed again only once it has changed."""
-    state = path.stat()
-    return copied(_parsed(path, state.st_mtime_ns, state.st_size))
-
-
-@cache
-def _parsed(path: Path, *state: int) -> Any:
-    return OmegaConf.load(path)
-
-
 def read_option(group: str, path: Path) -> DictConfig:
     """The settings in an option's file, those of its defaults list included."""
-    node = read_yaml(path)
+    node = OmegaConf.load(path)
+    assert isinstance(node, DictConfig)
     if "defaults" not in node:
         return node
     settings = [f"hydra.searchpath=['file://{path.parents[1]}']", f"{group}={path.stem}"]

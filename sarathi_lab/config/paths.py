@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,16 +25,14 @@ OUTPUTS = Path("outputs")  # of the current folder
 
 def make_folder(folder: Path, setting: str) -> Path:
     """Make `folder`, which `setting` names. Raises UserError if it can't be written to."""
+    reason = "it is read-only, or another user's"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".writable-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+        if os.access(folder, os.W_OK):
+            return folder
     except OSError as error:
-        raise UserError(
-            f"{setting}={folder} can't be written ({error.strerror}); choose another folder"
-        ) from None
-    return folder
+        reason = str(error.strerror)
+    raise UserError(f"{setting}={folder} can't be written ({reason}); choose another folder")
 
 
 @contextmanager
@@ -72,47 +70,28 @@ def json_object(text: str, where: str, fix: str = "write one object a line") -> 
     return row
 
 
-@contextmanager
-def replaced(path: Path) -> Iterator[Path]:
-    """Yields the file to write in place of `path`, whose name it gets at the end of the block."""
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write `path` in one step, so that no process reads half of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        yield temporary
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `path` in one step, so that no process reads half of it."""
-    with replaced(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def try_lock(path: Path, *, shared: bool = False) -> TextIO | None:
-    """An open file that holds a lock on `path` until it is closed, or None if another holds it
-    exclusively.
-
-    A `shared` lock is refused by exclusive ones only. It ends with the process, however that ends.
+def lock(path: Path, *, shared: bool = False, waits: bool = False) -> TextIO | None:
+    """An open file that holds a lock on `path` until it is closed, or its process ends. None if
+    another holds it, unless it `waits` for that; a `shared` lock is refused by exclusive ones only.
     """
-    return _lock(path, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-
-
-def locked(path: Path) -> AbstractContextManager[Any]:
-    """Wait for an exclusive lock on `path` and hold it for the length of the `with` block."""
-    return _lock(path, fcntl.LOCK_EX) or nullcontext()
-
-
-def _lock(path: Path, operation: int) -> TextIO | None:
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a")
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
-        fcntl.flock(file, operation)
+        fcntl.flock(file, kind | (0 if waits else fcntl.LOCK_NB))
     except OSError as error:
-        if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP):  # a network's file system without locks
-            return file
-        file.close()
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            raise
-        return None
+        # On a network's file system without locks, all hold it.
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+            file.close()
+            return None
     return file

@@ -13,7 +13,14 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import (
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    redirect_stderr,
+    redirect_stdout,
+    suppress,
+)
 from dataclasses import asdict, dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -27,10 +34,9 @@ from hydra.types import RunMode, TaskFunction
 from omegaconf import DictConfig
 
 from sarathi_lab.config.console import console
-from sarathi_lab.config.errors import UserError, no_room
+from sarathi_lab.config.errors import UserError, as_user_error
 from sarathi_lab.config.instantiate import name_of
-from sarathi_lab.config.paths import try_lock, write_json
-from sarathi_lab.config.processes import pin_process
+from sarathi_lab.config.paths import lock, write_json
 
 RECORD = "sweep.json"
 FINISHED = "finished.json"  # written last by every job that came to its end
@@ -72,22 +78,19 @@ def current_run(prepared: Any = None) -> RunContext:
     """The context of the job that Hydra runs now."""
     hydra = HydraConfig.get()
     settings, choices = list(hydra.overrides.task), hydra.runtime.choices
-    swept: Sequence[str] | None
     run_dir = root = Path(hydra.runtime.output_dir)
-    swept, host = None, platform.node()
+    is_sweep, swept, host = hydra.mode == RunMode.MULTIRUN, list[str](), platform.node()
     command = as_command([*settings, *hydra.overrides.hydra])
-    if hydra.mode == RunMode.MULTIRUN:
-        root, swept = Path(hydra.sweep.dir), ()
-        if (record := SweepRecord.find(root)) is not None:
-            swept, host, command = record.swept, record.host, record.command
+    if is_sweep and (record := SweepRecord.find(root := Path(hydra.sweep.dir))):
+        swept, host, command = list(record.swept), record.host, record.command
     has_class = "policy._target_" in map(name_of, settings)
     return RunContext(
         run_dir=run_dir,
         baselines_dir=root / "baselines",
-        name=run_name(str(choices["policy"]), settings, swept),
-        group=group_of(root, choices, swept or (), host),
-        swept=swept or (),
-        varied=_varied(settings, swept or ()),
+        name=run_name(str(choices["policy"]), settings, swept if is_sweep else None),
+        group=group_of(root, choices, swept, host),
+        swept=swept,
+        varied=_varied(settings, swept),
         experiment=choices.get("experiment"),
         task=str(choices["task"]),
         policy=None if has_class else str(choices["policy"]),
@@ -151,8 +154,7 @@ class SweepRecord:
     def find(cls, folder: Path) -> Self | None:
         """Read the record in `folder`; None if there is none, or one of another version."""
         try:
-            content = json.loads((folder / RECORD).read_text())
-            return cls(folder=folder, **content)
+            return cls(folder=folder, **json.loads((folder / RECORD).read_text()))
         except (OSError, ValueError, TypeError):
             return None
 
@@ -161,15 +163,12 @@ class SweepRecord:
         """Read the record that `resume=folder` names. Raises UserError without one."""
         if record := cls.find(folder.absolute()):
             return record
-        raise UserError(
-            f"resume={folder} is not the folder of a sweep: it has no readable {RECORD}; "
-            "name one such as outputs/DATE/TIME, or use resume=true"
-        )
+        fix = "name one such as outputs/DATE/TIME, or use resume=true"
+        raise UserError(f"resume={folder} is not the folder of a sweep with a {RECORD}; {fix}")
 
     def write(self) -> None:
         """Write it into the folder."""
-        content = asdict(self)
-        del content["folder"]
+        content = {key: value for key, value in asdict(self).items() if key != "folder"}
         write_json(self.folder / RECORD, content)
 
     @property
@@ -217,10 +216,8 @@ class SweepRecord:
     def check_unused(self) -> None:
         """Refuse a folder for a new sweep in which its results would be mixed with others'."""
         if next(self.folder.rglob("run.json"), None) or (self.folder / RECORD).exists():
-            raise UserError(
-                f"hydra.sweep.dir={self.folder} has results of other runs; name another folder, or "
-                f"resume={self.folder} if it is their sweep that shall go on"
-            )
+            fix = f"name another folder, or resume={self.folder} to continue their sweep"
+            raise UserError(f"hydra.sweep.dir={self.folder} has results of other runs; {fix}")
 
     def resumed(self, resume: str, output: str) -> Self:
         """Find the sweep of the same jobs that `resume` names (a folder, or "true": the latest
@@ -249,13 +246,10 @@ class SweepRecord:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Keep others from continuing the sweep meanwhile. UserError if it or a job of it runs."""
-        alone = try_lock(self.folder / LOCK)
-        if alone is None:
-            raise UserError(
-                f"resume={self.folder} is still running; wait for it, or stop it and its jobs first"
-            )
+        if (alone := lock(self.folder / LOCK)) is None:
+            raise UserError(f"resume={self.folder} is still running; wait for it and its jobs")
         alone.close()
-        with try_lock(self.folder / LOCK, shared=True) or ExitStack():
+        with lock(self.folder / LOCK, shared=True) or nullcontext():
             yield
 
 
@@ -279,17 +273,10 @@ class JobStatus(Callback):
         if hydra.mode != RunMode.MULTIRUN or hydra.runtime.choices["hydra/launcher"] == "basic":
             return
         # A job may outlive the command that started it.
-        if lock := try_lock(Path(hydra.sweep.dir) / LOCK, shared=True):
-            self._stack.enter_context(lock)
+        alive = lock(Path(hydra.sweep.dir) / LOCK, shared=True) or nullcontext()
         output = (Path(hydra.runtime.output_dir) / OUTPUT).open("w", buffering=1)
-        self._stack.enter_context(output)
-        self._stack.enter_context(redirect_stdout(output))
-        self._stack.enter_context(redirect_stderr(output))
-        if (num_jobs := hydra.launcher.get("n_jobs")) is not None:
-            import joblib
-
-            cores = ", ".join(map(str, pin_process(joblib.effective_n_jobs(num_jobs))))
-            print(f"cores {cores}" if cores else "bound to no cores: too few are free")
+        for one in (alive, output, redirect_stdout(output), redirect_stderr(output)):
+            self._stack.enter_context(one)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         folder, error = Path(config.hydra.runtime.output_dir), error_of(job_return)
@@ -312,7 +299,7 @@ def error_of(job: JobReturn) -> Exception | None:
 
 def _record_failure(folder: Path, error: Exception) -> None:
     """Print why a job came to no end, and write it unless the run itself wrote more."""
-    if reason := error if isinstance(error, UserError) else no_room(error):
+    if reason := as_user_error(error):
         console().print(f"  stopped: {reason}", soft_wrap=True)
         why = {"error": str(reason)}
     else:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.utils import run_job
@@ -19,28 +20,14 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
-from sarathi_lab.config import command_line, run_context
-from sarathi_lab.config.command_line import explained, name_of
+from sarathi_lab.config import command_line, instantiate, run_context
 from sarathi_lab.config.console import console, duration, print_place, progress_of, repeated
-from sarathi_lab.config.errors import EXIT_FAILED, UserError, require_bool, require_int
-from sarathi_lab.config.instantiate import (
-    GROUPS,
-    READ_BY,
-    ROUND,
-    Job,
-    build,
-    check_structure,
-    class_of,
-    copied,
-    fit_targets,
-    make_loader,
-    resolved,
-)
+from sarathi_lab.config.errors import EXIT_FAILED, UserError, require_bool
+from sarathi_lab.config.instantiate import READ_BY, ROUND, Job, build, name_of, resolved
 from sarathi_lab.config.paths import make_folder
 from sarathi_lab.config.processes import interrupts_kept_from_children
 
 MULTIRUN = "hydra.mode=MULTIRUN"  # for -m
-MOST_ROUNDS = 1000
 POLL_SECONDS = 0.5
 OF_SWEEPS = r"\+*(hydra[/.](launcher|sweeper(?!\.dry_run)|sweep)\b|repeat=|plot\.|resume=(?!false))"
 
@@ -66,6 +53,8 @@ class LabSweeper(Sweeper):
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
         self.hydra_context, self.config = hydra_context, config
+        copy = instantiate.copied(config)  # as it makes Hydra's node read-only
+        HydraConfig.instance().set_config(copy)  # where options of added folders are found
         self._task_function: Callable[..., Any] = task_function
 
     def sweep(self, arguments: list[str]) -> None:
@@ -135,12 +124,15 @@ class LabSweeper(Sweeper):
         """
         combinations = self.without_unread(command_line.combine(self.settings))
         jobs = [self.compose_job(one) for one in combinations]
-        rounds = [self.num_rounds(job) for job in jobs] if self.is_sweep else [1]
-        if (most := max(rounds)) == 1:
+        rounds = [job.num_rounds(self.swept) for job in jobs] if self.is_sweep else [1]
+        is_repeated = jobs[0].cfg.repeat not in ("auto", 1)
+        if self.is_sweep and is_repeated and min(rounds) == 1:
+            self.notes.append("simulated runs repeat themselves: run in one round")
+        if max(rounds) == 1:
             return jobs
         self.swept.append(ROUND)
         pairs = list(zip(jobs, rounds, strict=True))
-        return [_of_round(job, i) for i in range(most) for job, number in pairs if i < number]
+        return [job.in_round(i) for i in range(max(rounds)) for job, number in pairs if i < number]
 
     @property
     def num_planned(self) -> int:
@@ -150,10 +142,10 @@ class LabSweeper(Sweeper):
     def compose_job(self, settings: Sequence[str]) -> Job:
         """Compose the job of these settings. Raises UserError."""
         loader = self.hydra_context.config_loader
-        with explained(settings):
+        with command_line.explained(settings):
             job = Job(tuple(settings), loader.load_sweep_config(self.config, list(settings)))
-            check_structure(job.composed)
-            fit_targets(job.composed, settings)
+            instantiate.check_structure(job.composed)
+            instantiate.fit_targets(job.composed, settings)
             assert job.cfg  # a broken ${...} shows here
         return job
 
@@ -161,53 +153,42 @@ class LabSweeper(Sweeper):
         """Leave out of each job what its options do not read where those of other jobs do, so that
         those which would be equal are one, with a note.
         """
-        groups = {"experiment", *GROUPS} & {name.partition(".")[0] for name in self.swept}
-        targets = {f"{group}._target_" for group in groups}
-        names = dict.fromkeys(name_of(setting) for job in jobs for setting in job)
-        fields = {one for one in names if "." in one and one.partition(".")[0] in groups} - targets
-        choices = [tuple(one for one in job if name_of(one) in groups | targets) for job in jobs]
+        groups = {"experiment", *instantiate.GROUPS} & {
+            name.partition(".")[0] for name in self.swept
+        }
+        chooses = groups | {f"{group}._target_" for group in groups}
+        names = {name_of(setting) for job in jobs for setting in job}
+        fields = {one for one in names - chooses if "." in one and one.partition(".")[0] in groups}
+
+        def choice_of(job: Sequence[str]) -> tuple[str, ...]:
+            return tuple(one for one in job if name_of(one) in chooses)
+
         unread: dict[tuple[str, ...], set[str]] = {}
-        for choice, job in zip(choices, jobs, strict=True):
-            if not groups or choice in unread:
-                continue
-            options = self.compose_job([one for one in job if name_of(one) not in fields])
-            short = names.keys() & READ_BY.keys()
-            unread[choice] = {name for name in fields | short if not options.reads(name)}
-            for name in (one for one in self.swept if one in unread[choice]):
-                reader = options.choice(READ_BY.get(name, (name.partition(".")[0],))[0])
-                self.notes.append(f"{reader} does not read {name}: run once for all its values")
+        for job in jobs if groups else ():
+            if (choice := choice_of(job)) not in unread:
+                options = self.compose_job([one for one in job if name_of(one) not in fields])
+                short = names & READ_BY.keys()
+                unread[choice] = {name for name in fields | short if not options.reads(name)}
+                self.notes += [
+                    f"{options.reader(name)} does not read {name}: run once for all its values"
+                    for name in self.swept
+                    if name in unread[choice]
+                ]
         # What no option reads is a mistake, which is refused.
         nowhere = set.intersection(*unread.values()) if unread else set()
         kept = (
-            tuple(one for one in job if name_of(one) not in unread.get(choice, nowhere) - nowhere)
-            for choice, job in zip(choices, jobs, strict=True)
+            tuple(one for one in job if name_of(one) not in unread[choice_of(job)] - nowhere)
+            for job in jobs
         )
-        return list(dict.fromkeys(kept))
-
-    def num_rounds(self, job: Job) -> int:
-        """How many rounds of the sweep `job` is part of (`repeat`). Raises UserError."""
-        task, repeat = class_of(job.cfg, "task"), job.cfg.repeat
-        is_measured = getattr(class_of(job.cfg, "executor"), "computes_tokens", True)
-        if repeat == "auto":
-            is_sampled = self.is_search or {ROUND, "seed"} & set(self.swept)
-            return getattr(task, "num_rounds", 1) if is_measured and not is_sampled else 1
-        require_int("repeat", repeat, 1, "use a number of rounds such as 6, or auto", MOST_ROUNDS)
-        if repeat > 1 and (self.is_search or ROUND in self.swept):
-            by = "a search has no rounds" if self.is_search else f"{ROUND} numbers them"
-            raise UserError(f"repeat={repeat} has no effect: {by}; drop it")
-        if repeat > 1 and not is_measured:
-            note = "simulated runs repeat themselves: run in one round"
-            self.notes += [note] if note not in self.notes else []
-            return 1
-        return int(repeat)
+        return list(dict.fromkeys(kept)) if groups else list(jobs)
 
     def check(self) -> None:
         """Let the tasks check and prepare all jobs. Raises UserError."""
         with progress_of("checking", len(self.jobs), "runs") as advance:
             for job in self.jobs:
-                job.check()
+                job.prepared = build(job.cfg.task).check(job.cfg)
                 if self._is_remote and not self._is_dry_run:
-                    job.take_prepared()  # other processes prepare their own
+                    job.prepared = None  # other processes prepare their own
                 advance(1)
 
     @property
@@ -254,7 +235,7 @@ class LabSweeper(Sweeper):
             hydra[key].dir = str(self.record.folder)
             hydra.mode = RunMode.RUN if number is None else RunMode.MULTIRUN
             hydra.job.num = hydra.job.id = number or 0
-        function = partial(self._task_function, prepared=job.take_prepared())
+        function, job.prepared = partial(self._task_function, prepared=job.prepared), None
         subdir = None if number is None else "hydra.sweep.subdir"
         where = (f"hydra.{key}.dir", subdir, self.hydra_context)
         return run_context.error_of(run_job(function, job.composed, *where))
@@ -371,19 +352,10 @@ class LabSweeper(Sweeper):
         return failure
 
 
-def _of_round(job: Job, number: int) -> Job:
-    """A copy with its round, as composing takes longer."""
-    composed, setting = copied(job.composed), f"{ROUND}={number}"
-    with read_write(composed):
-        composed[ROUND] = number
-        composed.hydra.overrides.task.append(setting)
-    return Job((*job.settings, setting), composed)
-
-
 def compose(args: Sequence[str], task_function: TaskFunction | None = None) -> LabSweeper:
     """The sweeper of a command line, for calls from Python, its jobs composed. Raises UserError."""
-    arguments, loader = command_line.read_arguments(args), make_loader()
-    with explained(arguments.settings):
+    arguments, loader = command_line.read_arguments(args), instantiate.make_loader()
+    with command_line.explained(arguments.settings):
         master = loader.load_configuration("config", arguments.of_hydra, RunMode.MULTIRUN)
     sweeper: LabSweeper = build(master.hydra.sweeper)
     callbacks: Any = run_context.JobStatus()  # Hydra's own list of callbacks is internal

@@ -18,7 +18,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from sarathi_lab.config.errors import UserError, require_one_of
-from sarathi_lab.config.instantiate import load_option, read_yaml
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF, EXPERIMENTS
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
@@ -293,5 +293,5 @@ def figure(kind: type[Figure] = Figure, **declared: Any) -> Callable[[Any], Any]
 
 
 def sizes_of(name: str) -> Sizes:
-    overlay: Any = OmegaConf.to_container(read_yaml(CONF / "experiment" / f"{name}.yaml"))
+    overlay: Any = OmegaConf.to_container(OmegaConf.load(CONF / "experiment" / f"{name}.yaml"))
     return overlay["task"]["sizes"]

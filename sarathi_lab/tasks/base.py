@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import check_fields
-from sarathi_lab.config.console import Progress, console, lines_of, print_place
+from sarathi_lab.config.console import console, print_place, progress_of
 from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.config.instantiate import Job, build, resolved
 from sarathi_lab.config.run_context import RunContext, SweepRecord, group_of, run_name
@@ -95,7 +95,7 @@ def conclude(
     A run that ends by an error is tracked as failed; with `Stopped`, its results so far are kept.
     """
     tracker: Tracker = build(cfg.tracking)
-    with lines_of(Progress(context.name)):
+    with progress_of(context.name):
         try:
             result = work()
         except Exception as error:

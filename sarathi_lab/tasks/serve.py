@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.console import console, progress_of
 from sarathi_lab.config.errors import RunError
-from sarathi_lab.config.paths import locked, read_object
+from sarathi_lab.config.paths import lock, read_object
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
@@ -95,7 +96,7 @@ def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext
     named = " ".join(["baseline", name, *(f"{key}={value}" for key, value in varied.items())])
     context = replace(context, run_dir=run_dir, name=named, varied=varied, policy=name)
     # Of jobs beside each other, one runs it; run.json, which is written last, marks its end.
-    with locked(run_dir.parents[1] / ".locks" / run_dir.name):
+    with lock(run_dir.parents[1] / ".locks" / run_dir.name, waits=True) or nullcontext():
         if (run_dir / "failed.json").is_file():  # in another job: it would fail again
             raise RunError(str(read_object(run_dir / "failed.json", AGAIN).get("error")))
         if not (run_dir / "run.json").is_file():

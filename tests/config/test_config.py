@@ -137,7 +137,7 @@ def test_in_a_sweep_what_a_job_does_not_read_collapses():
     line = compose(["policy=orca,sarathi", "chunk=128,512", "executor=simulated", "-m"])
     kept = [" ".join(one for one in job.settings if "executor" not in one) for job in line.jobs]
     assert kept == ["policy=orca", "policy=sarathi chunk=128", "policy=sarathi chunk=512"]
-    assert line.notes == ["policy=orca does not read chunk: run once for all its values"]
+    assert line.notes == ["Orca does not read chunk: run once for all its values"]
     line = compose(["policy=sarathi,orca", "chunk=128", "executor=simulated", "-m"])
     assert ["chunk=128" in job.settings for job in line.jobs] == [True, False]
     with pytest.raises(UserError, match="chunk=128 has no effect"):
@@ -151,7 +151,7 @@ def test_a_field_of_one_of_the_swept_policies_is_left_out_of_the_others():
     own = [f"policy=sarathi policy.min_decodes={number}" for number in (1, 2)]
     assert kept == ["policy=orca", *own]
     assert line.notes == [
-        "policy=orca does not read policy.min_decodes: run once for all its values",
+        "Orca does not read policy.min_decodes: run once for all its values",
     ]
     with pytest.raises(UserError, match=r"policy\.min_decods is not a parameter"):
         compose(["policy=orca,sarathi", "policy.min_decods=1,2", "-m"])

@@ -102,7 +102,7 @@ def test_a_class_of_ones_own_takes_the_place_of_an_options(here):
             "policy.least is not a parameter",
         ),
         (["--config-dir", "gone"], "--config-dir gone is not a folder"),
-        (["hydra.searchpath=[file:///gone]"], "file:///gone is not a folder"),
+        (["hydra.searchpath=[file:///gone]"], "searchpath=/gone is not a folder"),
         (["--config-dir", "conf", "policy=mina"], "did you mean mine?"),
     ],
 )

@@ -33,8 +33,7 @@ def output(tmp_path):
 
 
 def start(args: list[str], output: Path) -> AbstractContextManager[subprocess.Popen[str]]:
-    # Cores are claimed in the folder for temporary files: one of its own leaves them all to it.
-    return running(*args, f"output={output}", TMPDIR=str(output.parent))
+    return running(*args, f"output={output}")
 
 
 def wait_for(path: Path, text: str, process: subprocess.Popen[str]) -> None:
@@ -130,27 +129,20 @@ def test_another_configuration_is_not_mixed_in(output, capfd):
     assert calls(output) == ["64", "128"]
 
 
-def test_processes_have_cores_of_their_own_and_resume_repeats_what_a_killed_one_lost(output):
+def test_resume_repeats_what_a_killed_process_lost(output):
     (output / "kill-256").touch()
     (output / "meet").touch()
-    args = [*SCRIPTED, *PROCESSES, "chunk=64,128,256,512,1024"]
-    with start(args, output) as process:
+    with start([*SCRIPTED, *PROCESSES, "chunk=64,128,256"], output) as process:
         _, err = process.communicate()
     sweep = sweep_of(output)
     assert process.returncode == 2, err
     assert err.splitlines()[-1].startswith("error: the launcher gave up (TerminatedWorkerError")
-    assert all((sweep / str(number) / "finished.json").is_file() for number in (0, 1))
-    assert not (sweep / "2" / "finished.json").exists()
-    assert (sweep / "0" / "output.txt").read_text().endswith("chunk 64\n")
-    cores = {
-        found["process"]: set(found["cores"]) for found in (result(sweep, 0), result(sweep, 1))
-    }
-    assert len(cores) == 2
-    if len(os.sched_getaffinity(0)) > 1:
-        assert set.isdisjoint(*cores.values())
+    assert [(sweep / number / "finished.json").is_file() for number in "012"] == [True, True, False]
+    assert (sweep / "0" / "output.txt").read_text() == "chunk 64\n"
+    assert result(sweep, 0)["process"] != result(sweep, 1)["process"]
     (output / "kill-256").unlink()
     assert main([f"resume={sweep}", "hydra/launcher=basic"]) == 0
-    assert all((sweep / str(number) / "finished.json").is_file() for number in range(5))
+    assert all((sweep / number / "finished.json").is_file() for number in "012")
 
 
 def test_ctrl_c_ends_the_processes_too_and_names_the_command_that_continues(output, capfd):

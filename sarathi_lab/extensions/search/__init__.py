@@ -69,7 +69,7 @@ class OptunaSearch(LabSweeper):
         ends = [[f"{o.get_key_element()}={value}" for value in _ends(o)] for o in self.settings]
         jobs = [self.compose_job(one) for one in self.without_unread(list(product(*ends)))]
         for job in jobs:
-            self.num_rounds(job)
+            job.num_rounds(self.swept, is_search=True)
         build(jobs[0].cfg.task).check_objective(self.objective)
         names = ("objective", "direction", "n_trials", "seed")
         self.search_settings = {name: getattr(self, name) for name in names}
