@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sarathi_lab.config.errors import UserError, require_one_of, unknown_name
 from sarathi_lab.config.instantiate import (
-    GROUPS,
+    CHOICES,
     class_of,
     name_of,
     option_files,
@@ -163,7 +163,7 @@ def _with_folder(settings: list[str], folder: str) -> list[str]:
 
 def check_names(settings: Sequence[str]) -> None:
     """Refuse settings and options that there are not, before Hydra composes anything."""
-    known, folders = [*GROUPS, *top_level(), "experiment"], folders_of(settings)
+    known, folders = [*CHOICES, *top_level()], folders_of(settings)
     for override in OverridesParser.create().parse_overrides(list(settings)):
         name = override.key_or_group
         if override.type != OverrideType.CHANGE:
@@ -177,7 +177,7 @@ def check_names(settings: Sequence[str]) -> None:
             continue
         elif name.partition(".")[0] not in known:
             raise unknown_name(name, known, "a setting")
-        elif name in (*GROUPS, "experiment"):
+        elif name in CHOICES:
             for value in _values(override):
                 if value not in ("null", "None"):
                     require_one_of(name, value, option_files(name, folders))
@@ -234,7 +234,7 @@ def chosen_options(settings: Sequence[str]) -> dict[str, Path]:
         chosen |= entry if OmegaConf.is_dict(entry) else {}
     for override in OverridesParser.create().parse_overrides(list(settings)):
         chosen[override.key_or_group] = next(iter(_values(override)), "")
-    groups = [name for name in chosen if name in (*GROUPS, "experiment")]
+    groups = [name for name in chosen if name in CHOICES]
     files = {group: option_files(group, folders).get(chosen[group]) for group in groups}
     return {group: path for group, path in files.items() if path is not None}
 

@@ -8,7 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from sarathi_lab.config.command_line import LAUNCHERS, chosen_options, folders_of
-from sarathi_lab.config.instantiate import GROUPS, option_files
+from sarathi_lab.config.instantiate import CHOICES, option_files
 from sarathi_lab.config.paths import CONF
 
 USAGE = """usage: python -m sarathi_lab.run [GROUP=OPTION ...] [SETTING=VALUE[,VALUE ...] ...] [-m]
@@ -27,7 +27,7 @@ def help_text(settings: Sequence[str]) -> str:
     `settings` choose.
     """
     folders, lines = folders_of(settings), [USAGE]
-    for group in (*GROUPS, "experiment", "hydra/sweeper"):
+    for group in (*CHOICES, "hydra/sweeper"):
         options = option_files(group, folders)
         width = max(map(len, options))
         lines.append(f"\n{group}=")

@@ -35,6 +35,7 @@ GROUPS = (
     *("speculation", "tracking"),
 )
 
+CHOICES = (*GROUPS, "experiment")  # what has options
 ROUND = "repetition"  # the setting that numbers the rounds of a sweep
 # Names that some option of a group reads and others don't.
 READ_BY = {

@@ -23,11 +23,12 @@ from omegaconf import DictConfig, open_dict, read_write
 from sarathi_lab.config import command_line, instantiate, run_context
 from sarathi_lab.config.console import console, duration, print_place, progress_of, repeated
 from sarathi_lab.config.errors import EXIT_FAILED, UserError, require_bool
-from sarathi_lab.config.instantiate import READ_BY, ROUND, Job, build, name_of, resolved
+from sarathi_lab.config.instantiate import CHOICES, READ_BY, ROUND, Job, build, name_of, resolved
 from sarathi_lab.config.paths import make_folder
 from sarathi_lab.config.processes import interrupts_kept_from_children
 
 MULTIRUN = "hydra.mode=MULTIRUN"  # for -m
+NOT_RECORDED = ("resume", "hydra.sweeper.dry_run")
 POLL_SECONDS = 0.5
 OF_SWEEPS = r"\+*(hydra[/.](launcher|sweeper(?!\.dry_run)|sweep)\b|repeat=|plot\.|resume=(?!false))"
 
@@ -62,7 +63,7 @@ class LabSweeper(Sweeper):
         self.compose(arguments)
         self.check()
         if self._is_dry_run:
-            self._task.print_jobs(self)
+            build(self.jobs[0].cfg.task).print_jobs(self)
         else:
             self.run()
 
@@ -77,14 +78,13 @@ class LabSweeper(Sweeper):
         self.swept = [one.key_or_group for one in self.settings if one.is_sweep_override()]
         self.is_sweep = MULTIRUN in typed or bool(self._params)
         self._check_settings([*typed, *arguments])
-        self.jobs = self.make_jobs()
+        self.jobs, self.num_planned = self.make_jobs()
         for job in self.jobs:
             job.refuse_unread()
-        others = [one for one in typed if one not in (MULTIRUN, "hydra.sweeper.dry_run=true")]
-        named = [one for one in arguments if name_of(one) != "resume"]
+        kept = (one for one in [*typed, *arguments] if name_of(one) not in NOT_RECORDED)
         self.record = run_context.SweepRecord(
             folder=Path(str(hydra.sweep.dir if self.is_sweep else hydra.run.dir)).absolute(),
-            arguments=[*(["-m"] if MULTIRUN in typed else []), *named, *others],
+            arguments=["-m" if one == MULTIRUN else one for one in kept],
             fingerprint=run_context.fingerprint(
                 [resolved(job.cfg) for job in self.jobs], self.search_settings or None
             ),
@@ -118,9 +118,9 @@ class LabSweeper(Sweeper):
             if name in self.swept and name.startswith(("repeat", "plot.")) and name != ROUND:
                 raise UserError(f"{line} is of the whole sweep; write one value, or [a,b] for both")
 
-    def make_jobs(self) -> list[Job]:
-        """Compose the jobs of the sweep, in their order: all jobs of one round after those of
-        another, as the machine's speed wanders.
+    def make_jobs(self) -> tuple[list[Job], int]:
+        """Compose the jobs of the sweep, all of one round after those of another, as the machine's
+        speed wanders; and the number of runs that it will have.
         """
         combinations = self.without_unread(command_line.combine(self.settings))
         jobs = [self.compose_job(one) for one in combinations]
@@ -128,16 +128,11 @@ class LabSweeper(Sweeper):
         is_repeated = jobs[0].cfg.repeat not in ("auto", 1)
         if self.is_sweep and is_repeated and min(rounds) == 1:
             self.notes.append("simulated runs repeat themselves: run in one round")
-        if max(rounds) == 1:
-            return jobs
-        self.swept.append(ROUND)
-        pairs = list(zip(jobs, rounds, strict=True))
-        return [job.in_round(i) for i in range(max(rounds)) for job, number in pairs if i < number]
-
-    @property
-    def num_planned(self) -> int:
-        """The runs of the whole sweep."""
-        return len(self.jobs)
+        if (most := max(rounds)) > 1:
+            self.swept.append(ROUND)
+            pairs = list(zip(jobs, rounds, strict=True))
+            jobs = [job.in_round(i) for i in range(most) for job, number in pairs if i < number]
+        return jobs, len(jobs)
 
     def compose_job(self, settings: Sequence[str]) -> Job:
         """Compose the job of these settings. Raises UserError."""
@@ -153,9 +148,7 @@ class LabSweeper(Sweeper):
         """Leave out of each job what its options do not read where those of other jobs do, so that
         those which would be equal are one, with a note.
         """
-        groups = {"experiment", *instantiate.GROUPS} & {
-            name.partition(".")[0] for name in self.swept
-        }
+        groups = {name.partition(".")[0] for name in self.swept}.intersection(CHOICES)
         chooses = groups | {f"{group}._target_" for group in groups}
         names = {name_of(setting) for job in jobs for setting in job}
         fields = {one for one in names - chooses if "." in one and one.partition(".")[0] in groups}
@@ -169,18 +162,18 @@ class LabSweeper(Sweeper):
                 options = self.compose_job([one for one in job if name_of(one) not in fields])
                 short = names & READ_BY.keys()
                 unread[choice] = {name for name in fields | short if not options.reads(name)}
-                self.notes += [
-                    f"{options.reader(name)} does not read {name}: run once for all its values"
-                    for name in self.swept
-                    if name in unread[choice]
-                ]
+                for name in (one for one in self.swept if one in unread[choice]):
+                    note = (
+                        f"{options.reader(name)} does not read {name}: run once for all its values"
+                    )
+                    self.notes.append(note)
         # What no option reads is a mistake, which is refused.
         nowhere = set.intersection(*unread.values()) if unread else set()
-        kept = (
-            tuple(one for one in job if name_of(one) not in unread[choice_of(job)] - nowhere)
-            for job in jobs
-        )
-        return list(dict.fromkeys(kept)) if groups else list(jobs)
+        kept = dict[tuple[str, ...], None]()
+        for job in jobs:
+            dropped = unread.get(choice_of(job), nowhere) - nowhere
+            kept[tuple(one for one in job if name_of(one) not in dropped)] = None
+        return list(kept)
 
     def check(self) -> None:
         """Let the tasks check and prepare all jobs. Raises UserError."""
@@ -190,10 +183,6 @@ class LabSweeper(Sweeper):
                 if self._is_remote and not self._is_dry_run:
                     job.prepared = None  # other processes prepare their own
                 advance(1)
-
-    @property
-    def _task(self) -> Any:
-        return build(self.jobs[0].cfg.task)
 
     @property
     def _is_remote(self) -> bool:
@@ -221,9 +210,8 @@ class LabSweeper(Sweeper):
     def _run_single(self) -> None:
         try:
             if (error := self._run_job(self.jobs[0])) is not None:
-                if isinstance(error, UserError):  # a new one, as its traceback holds memory
-                    error = UserError(str(error))
-                raise error from None
+                # A new one for a mistake, as the traceback holds memory.
+                raise UserError(str(error)) if isinstance(error, UserError) else error
         finally:
             if (self.record.folder / "run.json").is_file():
                 print_place("results", Path(str(self.config.hydra.run.dir)))
@@ -251,7 +239,8 @@ class LabSweeper(Sweeper):
             raise KeyboardInterrupt(f"{record.resume_command} continues") from None
         finally:
             if reports:
-                self._task.report_sweep(self.jobs[0], record, is_tracked=not is_interrupted)
+                task = build(self.jobs[0].cfg.task)
+                task.report_sweep(self.jobs[0], record, is_tracked=not is_interrupted)
         if (failure := self.failure()) is not None:
             print_place("resume", record.resume_command)
             raise failure
@@ -295,11 +284,8 @@ class LabSweeper(Sweeper):
             self._print_ended()
 
     def _launch_remotely(self, jobs: Mapping[int, Job]) -> None:
-        launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=self.hydra_context,
-            task_function=self._task_function,
-            config=self.config,
-        )
+        make = partial(Plugins.instance().instantiate_launcher, hydra_context=self.hydra_context)
+        launcher = make(task_function=self._task_function, config=self.config)
         settings = [[*job.settings, f"hydra.sweep.subdir={n}"] for n, job in jobs.items()]
         try:
             launcher.launch(settings, initial_job_idx=0)
@@ -341,12 +327,10 @@ class LabSweeper(Sweeper):
         """What to raise for launched jobs that did not come to an end; None if all did."""
         lost = {"error": "it did not end", "traceback": ""}
         ends = [self.record.end(number) or lost for number in self._launched]
-        errors = [end for end in ends if "error" in end]
-        if not errors:
+        if not (errors := [end for end in ends if "error" in end]):
             return None
-        first = str(errors[0]["error"])
-        text = first if len(errors) == 1 else f"{len(errors)} runs stopped, the first as: {first}"
-        failure = UserError(text)
+        several = f"{len(errors)} runs stopped, the first as: " if len(errors) > 1 else ""
+        failure = UserError(f"{several}{errors[0]['error']}")
         if any("traceback" in end for end in errors):  # what no user can mend
             failure.exit_code = EXIT_FAILED
         return failure

@@ -48,7 +48,7 @@ def test_a_run_is_that_of_the_command_line(tmp_path, capsys):
     ("settings", "words"),
     [
         ({"polcy": "orca"}, "polcy is not a setting (did you mean policy?)"),
-        ({"policy": "orca", "chunk": 8}, "chunk=8 has no effect: policy=orca does not read chunk"),
+        ({"policy": "orca", "chunk": 8}, "chunk=8 has no effect: Orca does not read chunk"),
         ({"chunk": 2}, "chunk=2 is smaller than the 2 decodes"),
         ({"chunk": "256"}, "chunk=256 is not a whole number"),
         ({"chunk": object}, "is not a value of a setting"),

@@ -253,7 +253,7 @@ def test_other_gpus_are_predicted_beside_the_paper_and_not_judged(tmp_path, caps
     [
         (["task.figures=[fig99]"], r"task\.figures=fig99 is unknown \(did you mean fig09\?\)"),
         (["task.gpus=[]"], r"task\.gpus=\[\] is not a list"),
-        (["chunk=256"], "chunk=256 has no effect: task=figures does not read chunk"),
+        (["chunk=256"], "chunk=256 has no effect: Figures does not read chunk"),
         (["task.figures=[table4]", "task.gpus=[a40]"], r"33b needs 64.* GB for weights"),
     ],
 )

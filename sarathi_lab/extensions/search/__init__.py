@@ -58,8 +58,8 @@ class OptunaSearch(LabSweeper):
                 "install optuna"
             )
 
-    def make_jobs(self) -> list[Job]:
-        """The jobs at the ends of the search space, to check before anything runs."""
+    def make_jobs(self) -> tuple[list[Job], int]:
+        """Compose the jobs at the ends of the search space, to check before anything runs."""
         self._check()
         if not self.swept:
             raise UserError(
@@ -73,11 +73,7 @@ class OptunaSearch(LabSweeper):
         build(jobs[0].cfg.task).check_objective(self.objective)
         names = ("objective", "direction", "n_trials", "seed")
         self.search_settings = {name: getattr(self, name) for name in names}
-        return jobs
-
-    @property
-    def num_planned(self) -> int:
-        return self.n_trials
+        return jobs, self.n_trials
 
     def run_jobs(self) -> None:
         """Search until `n_trials` trials have a result or have failed now; leaves best.json."""
