@@ -127,7 +127,7 @@ def test_help_shows_what_the_chosen_options_say_of_their_settings(tmp_path):
     assert "  max_prefills: 3 # all at once" in lines
     assert "  block_size: 16 # tokens" in lines
     arrivals, shared = [line for line in lines if line.startswith("  arrivals:")]
-    assert arrivals.startswith("  arrivals: null # the file's own times")
+    assert arrivals.startswith("  arrivals: null # the file's times")
     assert lines.index(shared) > lines.index("  # if not set above:") > lines.index(arrivals)
     assert any(line.startswith("  cv: null # of gamma") for line in lines)
 
