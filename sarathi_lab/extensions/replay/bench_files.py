@@ -101,6 +101,26 @@ def read_objects(path: Path, fix: str) -> list[dict[str, Any]]:
         return [json_object(line, f"{path} line {i}", fix) for i, line in lines]
 
 
+def finite_numbers(path: Path, table: pd.DataFrame, least: Mapping[str, int]) -> pd.DataFrame:
+    """Select the columns of `least`, of finite numbers from that one on. Raises UserError."""
+    if missing := [name for name in least if name not in table]:
+        raise UserError(f"{path} has no {missing[0]}; it needs {', '.join(least)}: record them")
+    numbers = table[list(least)].apply(pd.to_numeric, errors="coerce")
+    for name, minimum in least.items():
+        is_bad = ~((numbers[name] >= minimum) & (numbers[name] < np.inf))
+        refuse_rows(path, table[name], is_bad, f"is not a number from {minimum}")
+    return numbers
+
+
+def refuse_rows(path: Path, column: pd.Series, is_bad: pd.Series, why: str) -> None:
+    """Raise UserError for the first row of a column that `is_bad`, if there is one."""
+    if is_bad.any():
+        row = int(is_bad.argmax())
+        raise UserError(
+            f"{path} row {row + 1}: {column.name}={column[row]} {why}; correct or remove it"
+        )
+
+
 def _from_vllm(content: Mapping[str, Any], path: Path) -> Benchmark:
     if missing := [name for name in VLLM_LISTS if name not in content]:
         raise UserError(
@@ -155,12 +175,7 @@ def _benchmark(
     if table.empty:
         raise UserError(f"{path}: all {num_failed} requests failed; see the server's log")
     table = table.sort_values("sent", ignore_index=True)
-    numbers = table[list(LEAST)].apply(pd.to_numeric, errors="coerce")
-    is_valid = ((numbers >= pd.Series(LEAST)) & (numbers < np.inf)).all(axis=1)
-    if not is_valid.all():
-        request = table[list(LEAST)].iloc[is_valid.argmin()]
-        values = ", ".join(f"{name}={value}" for name, value in request.items())
-        raise UserError(f"{path} has a request with {values}; {FIX}")
+    numbers = finite_numbers(path, table, LEAST)
     sent = numbers.sent - numbers.sent.min()
     first = sent + numbers.ttft
     token_times: list[Any] = [

@@ -28,9 +28,11 @@ import pandas as pd
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import read_object, readable
 from sarathi_lab.extensions.replay.bench_files import (
+    finite_numbers,
     is_benchmark_file,
     read_benchmarks,
     read_objects,
+    refuse_rows,
 )
 from sarathi_lab.results.metrics import throughput
 from sarathi_lab.results.serving_metrics import latency, quantiles
@@ -180,9 +182,9 @@ def _requests(path: Path) -> pd.DataFrame:
     rows = read_objects(path, FIX)
     if not rows:
         raise UserError(f"{path} is empty; {FIX}")
-    table = _numbers(path, pd.DataFrame(rows), REQUEST)
+    table = finite_numbers(path, pd.DataFrame(rows), REQUEST)
     for before, after in pairwise(ENGINE_TIMES):
-        _refuse(path, table[after], table[after] < table[before], f"is before {before}")
+        refuse_rows(path, table[after], table[after] < table[before], f"is before {before}")
     table["arrival_time"] -= table.arrival_time.min()
     table[[*ENGINE_TIMES]] -= (table.queued_ts - table.arrival_time).min()
     table = table.sort_values("arrival_time", ignore_index=True)[list(OF_LEDGER)]
@@ -195,26 +197,7 @@ def _timeline(path: Path) -> pd.DataFrame:
         return pd.DataFrame(columns=list(SERIES), dtype=float)
     with readable(path, "correct it, or delete it"):
         table = pd.read_csv(path)
-    return _numbers(path, table, SERIES)
-
-
-def _numbers(path: Path, table: pd.DataFrame, least: Mapping[str, int]) -> pd.DataFrame:
-    """Select the columns of `least`, of finite numbers from that one on. Raises UserError."""
-    if missing := [name for name in least if name not in table]:
-        raise UserError(f"{path} has no {missing[0]}; it needs {', '.join(least)}: record them")
-    numbers = table[list(least)].apply(pd.to_numeric, errors="coerce")
-    for name, minimum in least.items():
-        is_valid = (numbers[name] >= minimum) & np.isfinite(numbers[name])
-        _refuse(path, table[name], ~is_valid, f"is not a number from {minimum}")
-    return numbers
-
-
-def _refuse(path: Path, column: pd.Series, bad: pd.Series, why: str) -> None:
-    if bad.any():
-        row = int(bad.argmax())
-        raise UserError(
-            f"{path} line {row + 1}: {column.name}={column[row]} {why}; correct or remove it"
-        )
+    return finite_numbers(path, table, SERIES)
 
 
 def validation_table(

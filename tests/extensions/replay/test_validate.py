@@ -87,8 +87,8 @@ BROKEN = {
         lambda f: (f / "requests.jsonl").write_text('{"input_toks": 3}'),
         ["has no output_toks", "record"],
     ),
-    "no token": (lambda f: edited(f, output_toks=0), ["line 2: output_toks=0", "from 1"]),
-    "backwards": (lambda f: edited(f, last_token_ts=1.0), ["line 2: last_token_ts=1.0 is before"]),
+    "no token": (lambda f: edited(f, output_toks=0), ["row 2: output_toks=0", "from 1"]),
+    "backwards": (lambda f: edited(f, last_token_ts=1.0), ["row 2: last_token_ts=1.0 is before"]),
     "no series": (lambda f: (f / "timeseries.csv").write_text("t\n1\n"), ["has no running"]),
 }
 
