@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -20,7 +20,6 @@ from sarathi_lab.results.serving_metrics import Slo, is_met, latency
 
 BASELINES: Mapping[str, Policy] = {"request_level": RequestLevel(), "orca": Orca()}
 AS_GOOD = 0.01  # a throughput that is less than this share below the best is as good
-DEFAULT_BLOCK_SIZE = 16  # tokens
 
 IterationTime = Callable[[Batch], float]  # seconds of one iteration
 PolicyOfChunk = Callable[[int], Policy]
@@ -37,29 +36,20 @@ class Advice(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction:
-    """Simulation of `requests` under any policy, with the given batch and cache.
-
-    `max_model_len` None is the longest request, `num_blocks` None a cache that is never short;
-    without `slo`, whose bounds are in seconds, only throughput counts.
+    """Simulation of `requests` on `engine` under any policy; without `slo`, whose bounds are in
+    seconds, only throughput counts.
     """
 
     requests: Sequence[Request]
-    batch_size: int
+    engine: EngineConfig
     iteration_time: IterationTime
-    max_model_len: int | None = None
-    num_blocks: int | None = None
-    block_size: int = DEFAULT_BLOCK_SIZE
     baselines: Sequence[str] = tuple(BASELINES)
     slo: Slo | None = None
 
     def serve(self, policy: Policy) -> Ledger:
-        longest = self.max_model_len or max(request.total_len for request in self.requests)
-        never_short = 2 * self.batch_size * math.ceil(longest / self.block_size)
-        num_blocks = self.num_blocks or never_short
         num_layers = getattr(self.iteration_time, "num_layers", None)
         executor = SimulatedExecutor(self.iteration_time, num_layers=num_layers)
-        engine = EngineConfig(policy, self.batch_size, num_blocks, self.block_size, longest)
-        return serve(self.requests, engine, executor)
+        return serve(self.requests, replace(self.engine, policy=policy), executor)
 
     def row(self, policy: Policy) -> dict[str, float]:
         """Predict throughput (tokens/s), kv_reread_factor, tbt_p50 and tbt_p99 (seconds; NaN if no
@@ -131,7 +121,7 @@ def advise(
     lowest P99 time between tokens decides, then the smallest chunk.
     """
     tables: list[pd.DataFrame] = []
-    untried = list(chunks or candidates(prediction.requests, prediction.batch_size, tile))
+    untried = list(chunks or candidates(prediction.requests, prediction.engine.batch_size, tile))
     while untried:
         tables.append(prediction.table(untried, policy))
         tried = pd.concat(tables, ignore_index=True)

@@ -257,16 +257,9 @@ def _advice(plan: Plan, chunks: Sequence[int] | None) -> Advice:
     # Baselines that the run does not have need not fit the cache.
     baselines = tuple(name for name in BASELINES if name in plan.config["baselines"])
     slo = plan.targets.slo.resolved(slo_reference(plan, SimulatedExecutor(predictor)))
-    prediction = Prediction(
-        load.requests,
-        engine.batch_size,
-        predictor,
-        plan.max_model_len,
-        engine.num_blocks,
-        engine.block_size,
-        baselines,
-        slo if slo.bounds else None,
-    )
+    cache = (engine.num_blocks, engine.block_size, plan.max_model_len)
+    plain = EngineConfig(plan.policy, engine.batch_size, *cache)
+    prediction = Prediction(load.requests, plain, predictor, baselines, slo if slo.bounds else None)
     return advise(prediction, TILE, policy=plan.policy.with_budget, chunks=chunks)
 
 

@@ -11,7 +11,7 @@ import math
 import numpy as np
 import pytest
 from composed import config_of
-from helpers import requests_of
+from helpers import prediction_of, requests_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -19,11 +19,7 @@ from omegaconf import OmegaConf
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.experiment.advisor import (
-    Prediction,
-    advise,
-    candidates,
-)
+from sarathi_lab.experiment.advisor import advise, candidates
 from sarathi_lab.experiment.clock import LossSplit, times_by
 from sarathi_lab.policy import RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.results.serving_metrics import Slo
@@ -64,8 +60,8 @@ def test_candidates_suit_the_batch_and_the_last_cuts_nothing(prompt_len, output_
 
 def test_a_prediction_is_what_the_engine_does():
     requests = requests_of(*[(8, 3)] * 3)
-    table = Prediction(requests, 2, tile_time).table([16, 4]).set_index("chunk")
-    ledger = Prediction(requests, 2, tile_time).serve(Sarathi(4))
+    table = prediction_of(requests, 2, tile_time).table([16, 4]).set_index("chunk")
+    ledger = prediction_of(requests, 2, tile_time).serve(Sarathi(4))
     assert list(table.index) == [4, 16]
     assert table.throughput[4] == pytest.approx(33 / ledger.iterations().end.max())
     gaps = np.concatenate([np.diff(times) for times in ledger.requests().token_times])
@@ -74,7 +70,7 @@ def test_a_prediction_is_what_the_engine_does():
     assert table.throughput_vs_orca[16] == pytest.approx(
         1.0
     )  # never cut, so its schedule is Orca's
-    whole = Prediction(requests, 2, tile_time).serve(RequestLevel()).iterations().end.max()
+    whole = prediction_of(requests, 2, tile_time).serve(RequestLevel()).iterations().end.max()
     assert table.throughput_vs_request_level[4] == pytest.approx(
         whole / ledger.iterations().end.max()
     )
@@ -95,7 +91,7 @@ WORKLOADS = {
 def test_the_advice_is_within_one_percent_of_a_full_sweep(name):
     requests, batch = WORKLOADS[name]
     policy = SarathiServe if name == "arrivals" else Sarathi
-    prediction = Prediction(requests, batch, COST.iteration_time, baselines=())
+    prediction = prediction_of(requests, batch, COST.iteration_time, baselines=())
     advice = advise(prediction, TILE, policy=policy)
     longest = max(request.prompt_len for request in requests) + batch - 1
     sweep = prediction.table(range(TILE, longest + TILE, TILE), policy)
@@ -107,7 +103,7 @@ def test_the_advice_is_within_one_percent_of_a_full_sweep(name):
 
 def test_the_advice_refines_between_its_candidates():
     requests = requests_of(*[(2000, 48)] * 32)
-    advice = advise(Prediction(requests, 8, COST.iteration_time), TILE)
+    advice = advise(prediction_of(requests, 8, COST.iteration_time), TILE)
     tried = list(advice.table.chunk)
     best = tried[int(advice.table.throughput.argmax())]
     assert tried == sorted(set(tried))
@@ -124,7 +120,9 @@ def test_auto_runs_the_advised_chunk_and_says_why(tmp_path, capsys):
         path.parent for path in tmp_path.rglob("run.json") if path.parent.parent.name != "baselines"
     ]
     labels, config = json.loads((run / "run.json").read_text()), OmegaConf.load(run / "config.yaml")
-    chunk = advise(Prediction(requests_of(*[(992, 32)] * 12), 6, COST.iteration_time), TILE).chunk
+    chunk = advise(
+        prediction_of(requests_of(*[(992, 32)] * 12), 6, COST.iteration_time), TILE
+    ).chunk
     assert labels["chunk"] == config.policy.chunk == chunk
     assert f"chunk=auto is {chunk}" in text
     assert "x request_level" in text
@@ -166,7 +164,7 @@ def test_what_cannot_be_chosen_is_one_line(args, words, refused):
 @given(st.integers(1, 3000), st.integers(1, 3000))
 def test_the_loss_adds_up_exactly(prompt_len, chunk):
     split = LossSplit.of(times_by(COST.operation_times), prompt_len, chunk)
-    ledger = Prediction(requests_of((prompt_len, 1)), 1, COST.iteration_time).serve(
+    ledger = prediction_of(requests_of((prompt_len, 1)), 1, COST.iteration_time).serve(
         Sarathi(max(chunk, 1), min_decodes=0)
     )
     assert split.whole + split.total == pytest.approx(ledger.iterations().end.max(), rel=1e-9)
@@ -200,7 +198,7 @@ def test_where_whole_prompts_serve_more_it_says_not_to_chunk():
     def by_iteration(batch: Batch) -> float:  # whatever it holds: fewer iterations are better
         return 1.0
 
-    prediction = Prediction(requests_of(*[(100, 2)] * 8), 4, by_iteration)
+    prediction = prediction_of(requests_of(*[(100, 2)] * 8), 4, by_iteration)
     advice = advise(prediction, 16, chunks=[16, 32])
     assert advice.objective == "the most tokens/s"
     assert advice.do_not_chunk.startswith("request_level, with whole prompts, serves ")
@@ -213,7 +211,7 @@ def test_an_objective_rules_out_chunks_and_whole_prompts_that_miss_it():
         return 1.0 + batch.num_tokens / 10
 
     requests, slo = requests_of(*[(100, 20)] * 8), Slo(name="gaps", tbt=5.0)
-    gaps = Prediction(requests, 4, by_token, baselines=["orca"], slo=slo)
+    gaps = prediction_of(requests, 4, by_token, baselines=["orca"], slo=slo)
     advice = advise(gaps, 16, chunks=[16, 32, 64])
     assert advice.table.slo_met.tolist() == [True, True, False]
     assert advice.chunk == 32 < advice.table.chunk[advice.table.throughput.argmax()]

@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch, Chunk, Copy, Request
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy import Policy
+from sarathi_lab.experiment.advisor import Prediction
+from sarathi_lab.policy import Orca, Policy
 
 ChunkRow = tuple[int, int, int]  # request id, start, number of tokens
 
@@ -25,6 +27,15 @@ def requests_of(
     return [
         Request(i, time, p, d) for i, ((p, d), time) in enumerate(zip(lengths, times, strict=True))
     ]
+
+
+def prediction_of(
+    requests: Sequence[Request], batch_size: int, iteration_time: Any, **settings: Any
+) -> Prediction:
+    """A prediction with a cache that is never short."""
+    longest = max(request.total_len for request in requests)
+    engine = EngineConfig(Orca(), batch_size, batch_size * longest, 16, longest)
+    return Prediction(requests, engine, iteration_time, **settings)
 
 
 def rows(text: str) -> list[list[ChunkRow]]:

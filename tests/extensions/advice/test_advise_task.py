@@ -10,12 +10,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from composed import refusal_of, run
-from helpers import requests_of
+from helpers import prediction_of, requests_of
 from omegaconf import OmegaConf
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.experiment.advisor import Prediction, advise
+from sarathi_lab.experiment.advisor import advise
 from sarathi_lab.experiment.clock import LossSplit, times_by
 from sarathi_lab.extensions.advice.server_flags import server_flags
 from sarathi_lab.run import main
@@ -33,7 +33,7 @@ def advised(folder: Path, *args: str) -> dict[str, pd.DataFrame]:
 def test_the_tables_are_the_advice_the_loss_and_the_flags(tmp_path, capsys):
     assert main([*SMALL, f"output={tmp_path}"]) == 0
     tables = {name: pd.read_csv(next(tmp_path.rglob(f"{name}.csv"))) for name in TABLES}
-    advice = advise(Prediction(requests_of(*[(992, 32)] * 12), 6, COST.iteration_time), 128)
+    advice = advise(prediction_of(requests_of(*[(992, 32)] * 12), 6, COST.iteration_time), 128)
     pd.testing.assert_frame_equal(tables["advice"], advice.table)
     for row in tables["loss"].itertuples():
         split = LossSplit.of(times_by(COST.operation_times), 992, row.chunk)

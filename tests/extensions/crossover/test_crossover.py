@@ -10,12 +10,12 @@ from itertools import pairwise
 import pandas as pd
 import pytest
 from composed import refusal_of, run
-from helpers import requests_of
+from helpers import prediction_of, requests_of
 from matplotlib.figure import Figure
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.experiment.advisor import BASELINES, Prediction
+from sarathi_lab.experiment.advisor import BASELINES
 from sarathi_lab.experiment.scenario import Scenario, request_times
 from sarathi_lab.extensions.crossover import (
     gains_of,
@@ -42,7 +42,7 @@ def steady_throughput(policy, prompt_len, num_decodes, batch_size):
 def test_the_steady_state_is_that_of_a_long_run(policy):
     """Within a few percent: a run that starts with equal requests decodes in step at first."""
     requests = requests_of(*[(992, 33)] * (40 * 8))
-    end = Prediction(requests, 8, COST.iteration_time).serve(policy).iterations().end.max()
+    end = prediction_of(requests, 8, COST.iteration_time).serve(policy).iterations().end.max()
     assert steady_throughput(policy, 992, 32, 8) == pytest.approx(
         len(requests) * 1024 / end, rel=0.04
     )
