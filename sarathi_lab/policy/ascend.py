@@ -33,7 +33,6 @@ from sarathi_lab.policy.vllm import (
 )
 
 BUDGET_MULTIPLE = 256  # tokens, required by ModelArts
-COLUMNS = ("chunk_size", "p_len", "d_num", "ctx_len", "cost")
 SMALLEST_CONTEXT = 128  # tokens
 
 
@@ -146,9 +145,9 @@ class AscendDynamic(Policy):
     (milliseconds); without decodes or such rows it is `max_num_batched_tokens`.
 
     `profile_table` is a CSV file with the columns chunk_size, d_num, ctx_len and cost, as of Ascend
-    910B3 there, or by task=profile_table; None: from the device's cost model. Keys of the table are
-    searched in ascending order (there in a set's order), and `max_num_batched_tokens` is never
-    exceeded (there a larger row is taken).
+    910B3 there; None: from the device's cost model. Keys of the table are searched in ascending
+    order (there in a set's order), and `max_num_batched_tokens` is never exceeded (there a larger
+    row is taken).
     """
 
     name = "ascend_dynamic"
@@ -169,8 +168,8 @@ class AscendDynamic(Policy):
         if self.profile_table is None:
             raise UserError(
                 "policy=ascend_dynamic needs profile_table here, as a measured device has no cost "
-                "model; write one by `python -m sarathi_lab.run task=profile_table`, with "
-                "hardware= as task=calibrate measured it, and name the file"
+                f"model; name a CSV file with the columns {', '.join(Row._fields)}, such as "
+                "vLLM-Ascend's"
             )
         _ = self._table  # read it before anything runs
 
@@ -230,11 +229,6 @@ class ProfileTable:
             return None
         return chunk_sizes.get((contexts[at], counts[by]))
 
-    def frame(self) -> pd.DataFrame:
-        """Return vLLM-Ascend's columns; p_len in tokens of the prompt, cost in milliseconds."""
-        table = pd.DataFrame(self.rows, columns=list(Row._fields))
-        return table.assign(p_len=table.chunk_size - table.d_num)[list(COLUMNS)]
-
 
 def make_profile_table(
     iteration_time: Callable[[Batch], float], batch_size: int, max_model_len: int
@@ -266,7 +260,7 @@ def make_profile_table(
 def read_profile_table(path: str) -> ProfileTable:
     """Read the table in the CSV file `path`. Raises UserError without one."""
     needed = list(Row._fields)
-    fix = f"use a CSV file with the columns {', '.join(needed)}, such as task=profile_table writes"
+    fix = f"use a CSV file with the columns {', '.join(needed)}, such as vLLM-Ascend's"
     with readable(f"profile_table={path}", fix, KeyError):
         table = pd.read_csv(Path(path))
         rows = tuple(
@@ -274,7 +268,7 @@ def read_profile_table(path: str) -> ProfileTable:
             for c, d, x, ms in table[needed].itertuples(index=False)
         )
     if not rows:
-        raise UserError(f"profile_table={path} has no rows; write one by task=profile_table")
+        raise UserError(f"profile_table={path} has no rows; {fix}")
     return ProfileTable(rows)
 
 

@@ -8,6 +8,7 @@ import pydoc
 from dataclasses import MISSING, fields, replace
 from functools import cache
 
+import pandas as pd
 import pytest
 import yaml
 from plans import plan_of, serve_plan
@@ -17,8 +18,7 @@ from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
-from sarathi_lab.policy.ascend import make_profile_table, read_profile_table
-from sarathi_lab.run import main
+from sarathi_lab.policy.ascend import make_profile_table
 from sarathi_lab.tasks.plan import Plan
 
 OPTIONS = sorted(path.stem for path in (CONF / "policy").glob("*.yaml"))
@@ -92,9 +92,8 @@ class Clocked:
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     path = tmp_path_factory.mktemp("table") / "profile_table.csv"
-    make_profile_table(lambda batch: batch.num_tokens / 4000, 4, 360).frame().to_csv(
-        path, index=False
-    )
+    made = make_profile_table(lambda batch: batch.num_tokens / 4000, 4, 360)
+    pd.DataFrame(made.rows).to_csv(path, index=False)
     return str(path)
 
 
@@ -131,14 +130,3 @@ def test_an_option_runs_on_both_executors_alike(option, table, torch_executor):
     assert (
         iterations.num_prefill_tokens + iterations.num_decode_tokens
     ).max() <= plan.sizes.max_batch_tokens
-
-
-def test_the_task_writes_the_table_of_ascend_dynamic(tmp_path, capsys):
-    sizes = ["hardware=a100", "model=7b", "batch=4", "seq_len=512"]
-    outputs = ["tracking=none", f"output={tmp_path}"]
-    assert main(["task=profile_table", *sizes, *outputs]) == 0
-    (path,) = tmp_path.rglob("profile_table.csv")
-    written = read_profile_table(str(path))
-    assert {row.d_num for row in written.rows} == {1, 2, 4}
-    assert all(row.cost > 0 for row in written.rows)
-    assert str(path) in capsys.readouterr().out.replace("\n", "")
