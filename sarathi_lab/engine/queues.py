@@ -118,8 +118,3 @@ class RunningSequences(list[SequenceState]):
         if not self._is_sorted:
             self.sort(key=self.rank)
             self._is_sorted = True
-
-
-def is_idle(sequence: SequenceState) -> bool:
-    """Whether `sequence` is running, but not in flight."""
-    return sequence.is_running and not sequence.in_flight

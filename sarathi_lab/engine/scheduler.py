@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from sarathi_lab.engine.queues import Test, by_priority, candidates, is_idle
+from sarathi_lab.engine.queues import Test, by_priority, candidates
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler_state import SchedulerState
 
@@ -106,7 +106,7 @@ class Scheduler(SchedulerState):
             if left == 0 or len(batch) >= self.batch_size:
                 return
             num_tokens = left if size is None else size(sequence, left)
-            if is_idle(sequence):
+            if sequence.is_running:
                 self.take(batch, sequence, num_tokens)
             elif is_open and not self.has_preempted:
                 is_open = self.enter(batch, sequence, num_tokens)
@@ -194,7 +194,7 @@ class Scheduler(SchedulerState):
         evicted itself, too, sequences could evict one another for ever.
         """
         while not self.blocks.grow(sequence, num_tokens):
-            victim = max(filter(is_idle, self.running), key=self.running.rank)
+            victim = max(self.running.idle, key=self.running.rank)
             if victim is sequence and sequence is not max(self.running, key=self.running.rank):
                 return False
             self.preempt(victim)

@@ -20,7 +20,6 @@ from sarathi_lab.engine.queues import (
     WaitingQueue,
     by_arrival,
     by_priority,
-    is_idle,
     make_queue,
 )
 from sarathi_lab.engine.request import Batch, Chunk, Copy, Queues, Request, SequenceState
@@ -126,7 +125,7 @@ class SchedulerState:
 
     def num_idle_decodes(self, most: int) -> int:
         """Count `idle_decodes`, no further than `most`."""
-        decodes = (one for one in self.running if is_idle(one) and one.is_decoding)
+        decodes = (one for one in self.running if not one.in_flight and one.is_decoding)
         return sum(1 for _ in islice(decodes, most))
 
     @property
