@@ -17,38 +17,20 @@ Test = Callable[[SequenceState], bool]
 LOOKAHEAD = 64
 
 
-class RankedQueue:
-    """A waiting queue in order of `rank`, lowest first, preempted sequences included.
-
-    A sorted list with the first sequence last: removing it moves nothing.
-    """
+class RankedQueue(list[SequenceState]):
+    """A waiting queue in order of `rank`, lowest first, preempted sequences included."""
 
     def __init__(self, rank: Callable[[SequenceState], Rank]) -> None:
-        self._rank = rank
-        self._sequences: list[SequenceState] = []
+        super().__init__()
+        self.rank = rank
 
-    def append(self, sequence: SequenceState) -> None:
-        insort(self._sequences, sequence, key=self._descending)
+    def append(self, sequence: SequenceState, /) -> None:
+        insort(self, sequence, key=self.rank)
 
     appendleft = append
 
-    def remove(self, sequence: SequenceState) -> None:
-        """Take out `sequence`, which waits."""
-        place = self._descending(sequence)
-        del self._sequences[bisect_left(self._sequences, place, key=self._descending)]
-
-    def _descending(self, sequence: SequenceState) -> Rank:
-        rank, order = self._rank(sequence)
-        return -rank, -order
-
-    def __getitem__(self, index: int) -> SequenceState:
-        return self._sequences[-1 - index]
-
-    def __iter__(self) -> Iterator[SequenceState]:
-        return reversed(self._sequences)
-
-    def __len__(self) -> int:
-        return len(self._sequences)
+    def remove(self, sequence: SequenceState, /) -> None:
+        del self[bisect_left(self, self.rank(sequence), key=self.rank)]
 
 
 WaitingQueue = deque[SequenceState] | RankedQueue  # a deque has preempted sequences in front
