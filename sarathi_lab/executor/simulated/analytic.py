@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel
@@ -24,6 +24,7 @@ ALL_REDUCES = 2  # per layer: a shared expert's sums are added to those of the o
 NORMS = 2  # per layer
 
 
+@dataclass(eq=False)
 class AnalyticOperations:
     """Operations of `spec`, in elements of `dtype_bytes`, on one device of `hardware`.
 
@@ -32,30 +33,24 @@ class AnalyticOperations:
     products where the weights are such.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        hardware: Hardware,
-        dtype_bytes: int,
-        parallel: Parallel = ONE_DEVICE,
-    ) -> None:
-        self.spec = spec
-        self.hardware = hardware
-        self.dtype_bytes = dtype_bytes
-        self.parallel = parallel
-        self.iteration_overhead = hardware.iteration_overhead
-        if parallel.tensor > 1:
+    spec: ModelSpec
+    hardware: Hardware
+    dtype_bytes: int
+    parallel: Parallel = ONE_DEVICE
+
+    def __post_init__(self) -> None:
+        spec, hardware, tensor = self.spec, self.hardware, self.parallel.tensor
+        if tensor > 1:
             _ = hardware.link_rate  # raises if unknown
+        self.iteration_overhead = hardware.iteration_overhead
+        self.heads = Heads(spec.num_heads // tensor, spec.num_kv_heads // tensor, spec.head_size)
+        self.attention = AttentionTimes(hardware, *self.heads, spec.kv_head_bytes(self.dtype_bytes))
         self._fp8_hardware: Hardware | None = None  # with the peak of 8-bit products
         if spec.weight_dtype == "fp8":
+            peak, efficiency = hardware.fp8_peak, hardware.fp8_efficiency
             self._fp8_hardware = replace(
-                hardware,
-                flops_per_second=hardware.fp8_peak,
-                matmul_efficiency=hardware.fp8_efficiency,
+                hardware, flops_per_second=peak, matmul_efficiency=efficiency
             )
-        tensor = parallel.tensor
-        self.heads = Heads(spec.num_heads // tensor, spec.num_kv_heads // tensor, spec.head_size)
-        self.attention = AttentionTimes(hardware, *self.heads, spec.kv_head_bytes(dtype_bytes))
 
     @property
     def uncertainty(self) -> Mapping[str, float]:

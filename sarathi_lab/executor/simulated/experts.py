@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import InitVar, dataclass
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ class Shape(NamedTuple):
     top_k: int
 
 
+@dataclass(eq=False)
 class Experts:
     """Seconds of one layer's experts of `spec`, each split over `tensor` devices.
 
@@ -35,17 +37,14 @@ class Experts:
     constant beyond, of the nearest shape if the rows have shapes.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        hardware: Hardware,
-        dtype_bytes: int,
-        rows: pd.DataFrame | None = None,
-        tensor: int = 1,
-    ) -> None:
-        self.spec = spec
-        self.hardware = hardware
-        self.dtype_bytes = dtype_bytes
+    spec: ModelSpec
+    hardware: Hardware
+    dtype_bytes: int
+    rows: InitVar[pd.DataFrame | None] = None
+    tensor: InitVar[int] = 1
+
+    def __post_init__(self, rows: pd.DataFrame | None, tensor: int) -> None:
+        spec = self.spec
         width = math.ceil(spec.ffn_size / tensor)
         self.shape = Shape(spec.hidden_size, width, spec.num_experts, spec.experts_per_token)
         self.base: Shape | None = None  # shape of the rows in use

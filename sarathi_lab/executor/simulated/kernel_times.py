@@ -14,6 +14,7 @@ are fields of `Hardware`; `experiments/lab/cost_model/fit.py` fits both.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
@@ -104,26 +105,23 @@ def tiles_of(chunks: Iterable[tuple[int, int]]) -> Tiles:
     return Tiles(query_tiles, dense_keys, masked_tiles, kv_tokens, queries, longest)
 
 
+@dataclass(eq=False)
 class AttentionTimes:
     """Seconds of one layer's attention calls, by a device's heads. FLOPs are 4 per head entry and
     causal query-key pair, in whole tiles of queries.
     """
 
-    def __init__(
-        self,
-        hardware: Hardware,
-        num_heads: int,
-        num_kv_heads: int,
-        head_size: int,
-        kv_head_bytes: int,
-    ) -> None:
-        self.hardware = hardware
-        self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads
+    hardware: Hardware
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    kv_head_bytes: int
+
+    def __post_init__(self) -> None:
         # Of a query tile and a key at the peak of all SMs; of a token of the cache; of a query.
-        self._key_time = 4 * QUERY_TILE * head_size / hardware.flops_per_second
-        self._kv_bytes = 2 * num_kv_heads * kv_head_bytes
-        self._query_bytes = 2 * num_heads * head_size * hardware.dtype_bytes
+        self._key_time = 4 * QUERY_TILE * self.head_size / self.hardware.flops_per_second
+        self._kv_bytes = 2 * self.num_kv_heads * self.kv_head_bytes
+        self._query_bytes = 2 * self.num_heads * self.head_size * self.hardware.dtype_bytes
 
     def prefill(self, chunks: Iterable[tuple[int, int]]) -> float:
         """Compute the seconds of `chunks` (start, num_tokens) in one call.
