@@ -185,28 +185,26 @@ def frames_of(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     decodes), kv_tokens (total that attention reads, else 0), seconds, and optionally timing (graph,
     calls or host).
     """
-    rows = rows.assign(**{TIME: rows.seconds / MICROSECOND})
-    is_attention = rows.operation.isin(ATTENTION)
-    attention = rows[is_attention]
-    layers = rows[~is_attention].rename(columns={"operation": "layer"})
-    per_emit = layers.layer.map(lambda name: LAYERS[name].per == "emit")
-    is_decode = attention.operation == "decode_attention"
-    tokens = attention.num_tokens
-    sizes = {
-        "prefill_chunk": tokens.where(~is_decode, 0),
-        "kv_prefill": (attention.kv_tokens - tokens).where(~is_decode, 0),
-        "n_decode": tokens.where(is_decode, 0),
-        "kv_decode": (attention.kv_tokens // tokens).where(is_decode, 0),
-    }
-    frames = {
-        "dense": layers[~per_emit].rename(columns={"num_tokens": "tokens"}),
-        "per_sequence": layers[per_emit].rename(columns={"num_tokens": "sequences"}),
-        "attention": attention.assign(**sizes),
-    }
+    tokens, is_attention = rows.num_tokens, rows.operation.isin(ATTENTION)
+    is_decode = rows.operation == "decode_attention"
+    per_emit = rows.operation.isin([name for name in LAYERS if LAYERS[name].per == "emit"])
+    rows = rows.assign(
+        layer=rows.operation,
+        tokens=tokens,
+        sequences=tokens,
+        prefill_chunk=tokens.where(~is_decode, 0),
+        kv_prefill=(rows.kv_tokens - tokens).where(~is_decode, 0),
+        n_decode=tokens.where(is_decode, 0),
+        kv_decode=(rows.kv_tokens // tokens).where(is_decode, 0),
+        **{TIME: rows.seconds / MICROSECOND},
+    )
+    places = {"dense": ~(is_attention | per_emit), "per_sequence": per_emit}
     timing = [name for name in ("timing",) if name in rows]
     return {
-        name: frame[[*FILES[name].names, *FILES[name].counts, TIME, *timing]].reset_index(drop=True)
-        for name, frame in frames.items()
+        name: rows[place][[*FILES[name].names, *FILES[name].counts, TIME, *timing]].reset_index(
+            drop=True
+        )
+        for name, place in {**places, "attention": is_attention}.items()
     }
 
 
