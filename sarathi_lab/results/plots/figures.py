@@ -19,7 +19,6 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from sarathi_lab.results.plots import style
 from sarathi_lab.results.plots.spec import PlotSpec, in_tokens
@@ -32,8 +31,6 @@ SIMULATED: Sequence[Any] = (
 )
 PANEL, COLUMN = 2.5, 3.2  # inches: height of a panel, and the widest one
 LETTERS = 11  # of a title in an inch
-MOST_TICKS = 9  # places along x that are each labelled
-LETTER = 0.04  # of the width of an axis
 MOST_LEVEL = 5  # bars whose names fit beside each other
 UNITS = {"1/s": "requests/s", "times": "ratio"}
 TEXTS = ("panel", "hardware", "model", "method", "dataset", "slo")
@@ -179,30 +176,16 @@ def _lines(
             ax.vlines(line.x, line.low, line.high, color=colour, linewidth=0.8)
         every = max(1, math.ceil(len(points) / MOST_MARKERS)) if spec.kind == "line" else 1
         ax.plot(line.x, line.value, color=colour, markevery=every, linewidth=1.2, **look)
-    _scale(ax, rows, spec)
-    panel, quantity = rows.panel.iloc[0], rows["quantity"].iloc[0]
-    unit = UNITS.get(rows.unit.iloc[0], rows.unit.iloc[0])
-    label = spec.ys.get(panel, spec.y or (f"{quantity} [{unit}]" if spec.quantities else unit))
-    ax.set(xlabel=spec.xs.get(panel, spec.x), ylabel=textwrap.fill(label, 24))
-
-
-def _scale(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
-    places, is_log = np.sort(rows.x.unique()), spec.log_x and rows.x.min() > 0
-    if is_log:
-        ax.set_xscale("log", base=2)
-        ax.xaxis.set_major_formatter("{x:g}")
-    at = np.log(places) if is_log else places
-    labels = [f"{x:g}" for x in places]
-    room = LETTER * max(map(len, labels)) * np.ptp(at)
-    if 1 < len(places) <= MOST_TICKS and np.diff(at).min() >= room:
-        ax.set_xticks(places, labels)
-    elif not is_log:
-        ax.xaxis.set_major_locator(MaxNLocator(4, integer=bool((places == places.round()).all())))
+    style.scale_x(ax, np.sort(rows.x.unique()), is_log=spec.log_x and rows.x.min() > 0)
     if spec.log_y and rows.value.min() > 0:
         ax.set_yscale("log")
         style.tick_in_steps(ax.yaxis)
     elif rows.value.min() > 0 and rows.value.max() > 2 * rows.value.min():
         ax.set_ylim(bottom=0)
+    panel, quantity = rows.panel.iloc[0], rows["quantity"].iloc[0]
+    unit = UNITS.get(rows.unit.iloc[0], rows.unit.iloc[0])
+    label = spec.ys.get(panel, spec.y or (f"{quantity} [{unit}]" if spec.quantities else unit))
+    ax.set(xlabel=spec.xs.get(panel, spec.x), ylabel=textwrap.fill(label, 24))
 
 
 def _bars(

@@ -14,6 +14,7 @@ from matplotlib.axis import Axis
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from numpy.typing import NDArray
 
 from sarathi_lab.config.paths import CONF
 
@@ -42,6 +43,8 @@ MORE = (plt.get_cmap(name)(np.arange(20)) for name in ("tab20b", "tab20c"))
 PALETTE = (*COLOURS, *(to_hex(colour) for colours in MORE for colour in colours))
 WIDTH = 9.6  # inches of the widest picture; a page shows it at some 830 pixels
 LETTER, KEY = 0.07, 0.62  # inches of a letter of a legend and of a key
+LETTER_SHARE = 0.04  # of the width of an axis, of a letter
+MOST_TICKS = 9  # places along x that are each labelled
 # seaborn's style as matplotlib ships it: every sweep ends in a picture, and importing seaborn takes
 # longer than drawing. Markers keep their edges: the paper's points are hollow.
 STYLES: tuple[str | dict[str, Any], ...] = (
@@ -101,17 +104,25 @@ def tick_in_steps(axis: Axis) -> None:
     axis.set_minor_locator(NullLocator())
 
 
+def scale_x(ax: Axes, places: NDArray[np.float64], *, is_log: bool) -> None:
+    """Scale the x axis for sorted numbers, each labelled where all labels have room."""
+    if is_log:
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_formatter("{x:g}")
+    at, labels = np.log(places) if is_log else places, [f"{x:g}" for x in places]
+    room = LETTER_SHARE * max(map(len, labels)) * np.ptp(at)
+    if len(places) <= MOST_TICKS and (len(places) == 1 or np.diff(at).min() >= room):
+        ax.set_xticks(places, labels)
+    elif not is_log:
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=bool((places == places.round()).all())))
+
+
 def legend_below(figure: Figure, keys: Iterable[Artist], title: str = "") -> None:
     """Add one legend of all panels below them, in as many columns as fit the width."""
-    keys, width = list(keys), figure.get_figwidth()
-    lengths = [len(str(key.get_label())) for key in keys]
-    columns = next(
-        number
-        for number in range(max(1, len(keys)), 0, -1)
-        if number < 2
-        or sum(KEY + LETTER * max(part) for part in np.array_split(lengths, number)) <= width
-    )
-    if keys:
+    if keys := list(keys):
+        letters = max(len(str(key.get_label())) for key in keys)
+        columns = int(figure.get_figwidth() / (KEY + LETTER * letters))
+        columns = max(1, min(columns, len(keys)))
         figure.legend(handles=keys, loc="outside lower center", ncols=columns, title=title)
 
 

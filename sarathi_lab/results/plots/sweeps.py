@@ -23,7 +23,7 @@ from sarathi_lab.results.table import display_unit
 QUANTITIES = ["capacity", "throughput", "throughput_vs_{}", "slo_attainment", "ttft_p50"]
 QUANTITIES += ["tbt_p99", "decode_time_marginal", "kv_reread_factor"]
 MOST_PANELS, MOST_ROWS = 6, 3  # of quantities: without facets, with them
-MOST_FACETS, MOST_TICKS = 6, 10
+MOST_FACETS = 6
 MANY = 8  # names in rows from which all panels share them
 WIDE_RANGE = 20  # largest over smallest from which an axis is logarithmic
 GEOMETRIC = 1.5  # ratio of neighbours on x from which their axis is logarithmic
@@ -247,12 +247,10 @@ def _set_axes(ax: Axes, rows: pd.DataFrame, x: str, listed: Sequence[str]) -> No
             ax.xaxis.set_major_locator(MaxNLocator(3))
         return
     values = np.sort(rows["at"].dropna().unique())
-    if len(values) > 2 and values[0] > 0 and (values[1:] / values[:-1]).min() > GEOMETRIC:
-        ax.set_xscale("log", base=2)
-    if len(values) <= MOST_TICKS:
-        ax.set_xticks(values)
+    is_geometric = len(values) > 2 and values[0] > 0
+    is_geometric &= (values[1:] / values[:-1]).min(initial=math.inf) > GEOMETRIC
+    style.scale_x(ax, values, is_log=is_geometric)
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter("{x:g}")
     ax.margins(x=0.08)
     ax.set(xlabel=textwrap.fill(style.AXIS_NAMES.get(x, x), 26), ylabel=textwrap.fill(heading, 26))
 
