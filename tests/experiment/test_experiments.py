@@ -197,17 +197,6 @@ def test_a_measured_experiment_is_recorded(name, tmp_path, capsys, monkeypatch):
     assert f"{name} on {device}" in capsys.readouterr().out
 
 
-def test_a_figure_of_the_paper_is_recomputed_at_both_levels(tmp_path, capsys):
-    few = ["task.every=20", "task.processes=1"]
-    assert run("experiment=fig07", "executor=simulated", *few, tmp_path=tmp_path) == 0
-    table = load.load("fig07", tmp_path / "records")
-    assert set(table.device) == {"simulated-a6000", "simulated-a6000-profiled"}
-    steps = table[(table.panel == "step") & (table.device == "simulated-a6000")]
-    assert set(steps.x) == {128, 256, 512}
-    assert (tmp_path / "run" / "fig07.png").is_file()
-    assert "Fig 7, iteration time" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("name", [name for name in FIGURES if name != "gpu_targets"])
 def test_every_experiment_has_its_overlay_and_its_folder(name):
     overlay = (CONF / "experiment" / f"{name}.yaml").read_text()

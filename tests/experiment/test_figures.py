@@ -13,7 +13,7 @@ import pytest
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.experiment.claims import COLUMNS as CLAIM_COLUMNS
 from sarathi_lab.experiment.claims import verdict
-from sarathi_lab.experiment.figures import COLUMNS, points_of
+from sarathi_lab.experiment.figures import points_of
 from sarathi_lab.experiment.registry import FIGURES, load_figure
 from sarathi_lab.results import load
 from sarathi_lab.results.plots.figures import draw
@@ -21,8 +21,6 @@ from sarathi_lab.results.table import rows_of_points
 from sarathi_lab.run import main as run
 from sarathi_lab.tasks import figures
 from sarathi_lab.tasks.figures import main
-
-SERVING = [name for name, figure in FIGURES.items() if figure.is_in_rounds]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +61,7 @@ def test_the_figure_of_the_tour_is_simulated_recorded_and_drawn(tmp_path, monkey
     assert list(ax.lines[0].get_xdata()) == [8, 16]
 
 
-@pytest.mark.parametrize("name", SERVING)
+@pytest.mark.parametrize("name", ["sarathi_serve_budget", "sarathi_serve_capacity"])
 def test_what_is_recorded_of_serving_is_drawn_for_every_device(name):
     titles = [ax.get_title() for ax in figures.draw(name).axes if ax.has_data()]
     devices = {title.partition(",")[0] for title in titles}
@@ -77,10 +75,7 @@ def test_what_is_recorded_of_serving_is_drawn_for_every_device(name):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (
-            ["--only", "fig99"],
-            "--only=fig99 is unknown (did you mean fig09?); use one of fig03, fig04",
-        ),
+        (["--only", "fig99"], "--only=fig99 is unknown (did you mean fig09?); use one of fig03"),
         (["--only", "fig08", "--out", "/dev/null/x"], "--out=/dev/null/x can't be written"),
     ],
 )
@@ -91,20 +86,7 @@ def test_a_mistake_is_one_line(arguments, words, capsys):
     assert error.count("\n") == 1
 
 
-def of_device(y: float, low: float = 1.0, high: float = 9.0) -> pd.DataFrame:
-    row = {
-        "figure": "fig08",
-        "panel": "",
-        "series": "256",
-        "x": 2.0,
-        "y": y,
-        "unit": "ratio",
-        "low": low,
-        "high": high,
-    }
-    return pd.DataFrame(
-        [{**row, "source": "measured", "device": "cpu, 30m", "uncertainty": np.nan}]
-    )
+MEASURED = {"figure": "fig08", "panel": "", "series": "256", "x": 2.0, "unit": "ratio"}
 
 
 def test_the_verdict_is_that_of_the_claims_on_every_device_that_has_a_number():
@@ -119,10 +101,10 @@ def test_the_verdict_is_that_of_the_claims_on_every_device_that_has_a_number():
 
 
 def test_a_measured_device_has_panels_of_its_own_with_intervals(points):
-    canvas = draw(
-        FIGURES["fig08"].look,
-        rows_of_points(pd.concat([points[points.figure == "fig08"], of_device(5.0, 4.0, 6.5)])),
-    )
+    own = {**MEASURED, "y": 5.0, "low": 4.0, "high": 6.5, "device": "cpu, 30m"}
+    measured = pd.DataFrame([{**own, "source": "measured", "uncertainty": np.nan}])
+    both = pd.concat([points[points.figure == "fig08"], measured])
+    canvas = draw(FIGURES["fig08"].look, rows_of_points(both))
     papers, measured = (ax for ax in canvas.axes if ax.has_data())
     assert "measured on cpu, 30m" in measured.get_title()
     assert "paper and simulated" in papers.get_title()
@@ -132,29 +114,12 @@ def test_a_measured_device_has_panels_of_its_own_with_intervals(points):
 
 
 def test_recorded_results_of_devices_are_among_the_points(monkeypatch):
-    row = {
-        "device": "cpu",
-        "device_name": "cpu (a processor)",
-        "is_simulated": False,
-        "panel": None,
-        "series": 256,
-        "x": 2.0,
-        "y": 3.0,
-        "low": 2.5,
-    }
-    table = pd.DataFrame([{**row, "high": 3.5, "unit": "ratio", "model": "30m", "figure": "fig08"}])
+    row = {**MEASURED, "series": 256, "panel": None, "y": 3.0, "low": 2.5, "high": 3.5}
+    row |= {"device": "cpu", "is_simulated": False, "model": "30m", "device_name": "cpu (a chip)"}
+    table = pd.DataFrame([row])
     both = pd.concat([table, table.assign(device="simulated-a6000", is_simulated=True)])
     monkeypatch.setattr(load, "recorded", lambda: ["fig08"])
     monkeypatch.setattr(load, "load", lambda name: both)
-    (found,) = (
-        points_of("fig08")
-        .query("source == 'measured'")[[*COLUMNS, "low", "high"]]
-        .to_dict("records")
-    )
-    assert (found["device"], found["panel"], found["series"], found["y"]) == (
-        "cpu, 30m",
-        "",
-        "256",
-        3.0,
-    )
-    assert (found["low"], found["high"]) == (2.5, 3.5)
+    (found,) = points_of("fig08").query("source == 'measured'").to_dict("records")
+    expected = {**MEASURED, "device": "cpu, 30m", "y": 3.0, "low": 2.5, "high": 3.5}
+    assert {name: found[name] for name in expected} == expected

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.experiment.claims import load_claims
 from sarathi_lab.experiment.clock import CostClock
@@ -50,11 +51,14 @@ def test_every_point_of_the_paper_has_a_prediction(points):
             assert len(asked.merge(own, on=KEYS)) == len(asked), job
     assert points[["y", "unit"]].notna().all(axis=None)
     assert (points.y > 0).all()
+    is_time = (points.unit != "FLOP/B") & (points.series != "others")
+    predicted = points[(points.source == "simulated") & is_time]
+    assert predicted.uncertainty.between(0, 1, inclusive="neither").all()
 
 
 @pytest.mark.parametrize("figure", COMPUTED)
 def test_the_recorded_simulation_is_what_the_simulator_computes(figure, points):
-    jobs = paper_jobs(FIGURES[figure], every=COMPUTED[figure])
+    jobs = paper_jobs(FIGURES[figure], every=COMPUTED[figure])[::2]  # by tables, and counted
     anew = pd.concat([as_points(table, "simulated") for table in simulate(jobs, processes=1)])
     own = points[(points.source == "simulated") & (points.figure == figure)]
     both = own.merge(anew, on=["figure", "device", *KEYS], suffixes=("", "_anew"))
@@ -64,51 +68,13 @@ def test_the_recorded_simulation_is_what_the_simulator_computes(figure, points):
     np.testing.assert_allclose(both.uncertainty, both.uncertainty_anew, rtol=1e-4)
 
 
-# What was reached, mean and largest absolute error, rounded up.
-REACHED = {
-    ("Fig 7, iteration time", "analytic"): (0.045, 0.15),
-    ("Fig 8, decode speed-up", "profiled"): (0.06, 0.12),
-    ("Fig 8, decode speed-up", "analytic"): (0.11, 0.24),
-    ("Fig 9, P:D", "profiled"): (0.015, 0.08),
-    ("Fig 9, P:D", "analytic"): (0.04, 0.10),
-    ("Fig 10, totals", "profiled"): (0.026, 0.085),
-    ("Fig 10, totals", "analytic"): (0.025, 0.07),
-    ("Fig 11, Orca", "profiled"): (0.02, 0.08),
-    ("Fig 11, Orca", "analytic"): (0.04, 0.10),
-    ("Fig 13a, attention", "analytic"): (0.12, 0.35),
-    ("Fig 13b, prefill", "analytic"): (0.10, 0.55),
-    ("Fig 13c, end to end", "profiled"): (0.03, 0.08),
-    ("Fig 13c, end to end", "analytic"): (0.045, 0.10),
-    ("Fig 12, bubble ratio", "analytic, gpt3"): (0.12, 0.12),
-    ("Fig 12, completion ratios", "analytic, gpt3"): (0.04, 0.05),
-    ("Table 2", "profiled"): (0.02, 0.06),
-    ("Table 2", "analytic"): (0.08, 0.13),
-    ("Table 4, 13B", "profiled"): (0.04, 0.07),
-    ("Table 4, 13B", "analytic"): (0.07, 0.12),
-    ("Table 4, 33B, throughput", "analytic"): (0.06, 0.10),
-    ("Table 4, 33B, speed-up", "analytic"): (0.15, 0.25),
-}
-
-
-@pytest.mark.parametrize(("row", "level"), REACHED)
-def test_errors_stay_what_they_are(points, row, level):
-    table = error_table(points)
-    found = table[(table.row == row) & table.device.str.contains(f", {level}")]
-    if "gpt3" in level:
-        found = found[found.device.str.contains("a100_fig12")]
-    mean, largest = REACHED[row, level]
-    assert len(found)
-    assert (found["mean"] <= mean).all(), found.to_string()
-    assert (found.largest <= largest).all(), found.to_string()
-    assert (found["mean"] > 0).all()
-
-
-def test_every_predicted_time_states_an_error(points):
-    predicted = points[
-        (points.source == "simulated") & ~points.unit.isin(["FLOP/B"]) & (points.series != "others")
-    ]
-    assert (predicted.uncertainty > 0).all()
-    assert (predicted.uncertainty < 1).all()
+def test_errors_stay_what_is_recorded(points):
+    recorded = pd.read_csv(EXPERIMENTS / "sarathi" / "paper" / "results" / "errors.csv")
+    computed, recorded = (
+        table.sort_values(["row", "device"], ignore_index=True)
+        for table in (error_table(points), recorded)
+    )
+    pd.testing.assert_frame_equal(computed, recorded, rtol=1e-3, atol=1e-6, check_dtype=False)
 
 
 @pytest.mark.parametrize("figure", PAPERS)
@@ -218,34 +184,20 @@ def test_counting_and_serving_agree_where_nothing_is_left_over(points):
 # -- the task --------------------------------------------------------------------------------------
 
 
-def run(*args, tmp_path):
-    return main(
-        [
-            *args,
-            "task.processes=1",
-            "tracking=none",
-            f"output={tmp_path}",
-            f"hydra.run.dir={tmp_path}/run",
-        ]
-    )
-
-
-def test_a_figure_leaves_points_errors_and_a_picture(tmp_path, capsys):
-    assert run("task=figures", "task.figures=[table2]", tmp_path=tmp_path) == 0
+def test_a_figure_leaves_points_errors_and_a_picture_also_of_other_gpus(tmp_path, capsys):
+    settings = ["task.figures=[table2]", "task.gpus=[a6000,h100]", "task.processes=1"]
+    places = ["tracking=none", f"output={tmp_path}", f"hydra.run.dir={tmp_path}/run"]
+    assert main(["task=figures", *settings, *places]) == 0
     points = pd.read_parquet(tmp_path / "run" / "figure.parquet")
-    assert set(points.source) == {"paper", "simulated"}
-    assert set(pd.read_csv(tmp_path / "run" / "errors.csv").verdict) == {"met"}
+    of_h100 = "simulated h100, analytic, 13b"
+    assert {"paper", of_h100} < set(points.device)
+    errors = pd.read_csv(tmp_path / "run" / "errors.csv")
+    assert set(errors.verdict) == {"met"}
+    assert of_h100 not in set(errors.device), "the paper has no points of it"
     assert (tmp_path / "run" / "table2.png").stat().st_size > 10_000
-    assert "a6000, profiled, 13b" in capsys.readouterr().out
-
-
-def test_other_gpus_are_predicted_beside_the_paper_and_not_judged(tmp_path, capsys):
-    assert run("task=figures", "task.figures=[table2]", "task.gpus=[h100]", tmp_path=tmp_path) == 0
-    points = pd.read_parquet(tmp_path / "run" / "figure.parquet")
-    assert set(points.device) == {"paper", "simulated h100, analytic, 13b"}
     out = capsys.readouterr().out
-    assert "table2 on simulated h100, analytic, 13b" in out
-    assert "Error against" not in out
+    assert "a6000, profiled, 13b" in out
+    assert f"table2 on {of_h100}" in out
 
 
 @pytest.mark.parametrize(
@@ -257,12 +209,8 @@ def test_other_gpus_are_predicted_beside_the_paper_and_not_judged(tmp_path, caps
         (["task.figures=[table4]", "task.gpus=[a40]"], r"33b needs 64.* GB for weights"),
     ],
 )
-def test_bad_input_is_one_line(args, words, tmp_path, capsys):
-    assert run("task=figures", *args, tmp_path=tmp_path) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert re.search(words, err), err
-    assert not (tmp_path / "run").exists()
+def test_bad_input_is_one_line(args, words, refused):
+    assert re.search(words, refused("task=figures", *args, "tracking=none"))
 
 
 def test_every_figure_has_a_question_a_row_of_errors_and_a_claim():
