@@ -16,7 +16,7 @@ from sarathi_lab.engine.executor import NO_TOKEN, StepResult
 from sarathi_lab.engine.request import Batch, Chunk, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.extensions import check_policy as check
-from sarathi_lab.extensions.check_policy import check_tokens, hold
+from sarathi_lab.extensions.check_policy import hold
 from sarathi_lab.extensions.layered import LayeredBatch, Pass
 from sarathi_lab.extensions.speculation import Assumed, Drafts, Drawn
 
@@ -204,6 +204,17 @@ def check_books(
     needed += sum(scheduler.num_lost for scheduler in schedulers)
     computed = checker.num_tokens + checker.num_hits
     hold(computed == needed, "order", f"{computed} tokens were computed or cached, not {needed}")
+
+
+def check_tokens(sequence: SequenceState) -> None:
+    """Raise PolicyFault unless a finished sequence has its tokens one after the other."""
+    request, times = sequence.request, sequence.token_times
+    how = f"request {request.request_id} has its tokens at {times}"
+    hold(len(times) == request.output_len and times == sorted(times), "order", how)
+    first = sequence.first_scheduled_time
+    how = f"request {request.request_id} runs at {first}, before it came or after its token"
+    is_after = first is not None and request.arrival_time <= first < times[0]
+    hold(is_after, "order", how)
 
 
 class Telling(Assumed):

@@ -86,7 +86,6 @@ def check_policy(
     - batch: a batch holds each sequence once, at most `batch` of them, and what `Batch.add` counts
     - budget: it has no more tokens than the policy's `budget`, where that `is_capped`
     - blocks: no chunk is computed without cache blocks, and no block is shared or lost
-    - order: tokens come one by one, after their request
     - progress: every request is served
     - starvation: of a stream of requests none is overtaken by half of those after it
     - same schedule: an equal queue is served equally, so that the policy itself has no state
@@ -170,8 +169,6 @@ def _serve(case: Case) -> Schedule:
     missing = len(case.requests) - len(checker.finished)
     hold(missing == 0, "progress", f"{missing} requests are not served")
     hold(not scheduler.has_work, "progress", "sequences are left after the last request")
-    for sequence in checker.finished:
-        check_tokens(sequence)
     if len(case.requests) == STREAM:
         _check_starvation([one.request.request_id for one in checker.finished])
     return checker.schedule
@@ -218,9 +215,8 @@ def check_batch(batch: Batch, scheduler: Scheduler) -> None:
     hold(all(chunk.num_tokens > 0 for chunk in chunks), "batch", "a chunk has no tokens")
     prompts = [chunk for chunk in chunks if not chunk.is_decode]
     decodes = [chunk for chunk in chunks if chunk.is_decode]
-    rejected = (
-        batch.num_draft_tokens - batch.num_accepted_tokens
-    )  # drafts that are no longer in their chunks
+    # Drafts that are no longer in their chunks.
+    rejected = batch.num_draft_tokens - batch.num_accepted_tokens
     part = batch.group.of if isinstance(batch, LayeredBatch) and batch.group else int
     sums = {
         "num_prefills": len(prompts),
@@ -259,14 +255,3 @@ def check_blocks(blocks: BlockManager, sequences: Iterable[SequenceState]) -> No
         has_room = len(sequence.block_ids) * blocks.block_size >= sequence.num_computed
         how = f"{sequence} has computed tokens for which it holds no block"
         hold(has_room, "blocks", how)
-
-
-def check_tokens(sequence: SequenceState) -> None:
-    """Raise PolicyFault unless a finished sequence has its tokens one after the other."""
-    request, times = sequence.request, sequence.token_times
-    how = f"request {request.request_id} has its tokens at {times}"
-    hold(len(times) == request.output_len and times == sorted(times), "order", how)
-    first = sequence.first_scheduled_time
-    how = f"request {request.request_id} runs at {first}, before it came or after its token"
-    is_after = first is not None and request.arrival_time <= first < times[0]
-    hold(is_after, "order", how)

@@ -26,8 +26,8 @@ TABLES = ("advice", "loss", "flags")
 
 
 def advised(folder: Path, *args: str) -> dict[str, pd.DataFrame]:
-    """The tables of one run with `args`."""
-    return dict(run(folder, *SMALL, *args).tables)
+    """The tables of one run with `args`, of few chunks."""
+    return dict(run(folder, *SMALL, "task.chunks=[128,512]", *args).tables)
 
 
 def test_the_tables_are_the_advice_the_loss_and_the_flags(tmp_path, capsys):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from helpers import requests_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import LINKED, SPEC, batch_of
 
@@ -29,6 +29,7 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 8)), min_size=1,
 SIZES = {"batch_size": 3, "num_blocks": 30, "block_size": 4}
 
 
+@settings(max_examples=30, deadline=None)
 @given(LENGTHS, st.integers(1, 3), st.booleans())
 def test_every_request_is_served_once_and_no_token_twice(lengths, replicas, overlaps):
     executor = SimulatedExecutor(lambda batch: 1.0, Host("h", 0.0, overlaps=overlaps))
