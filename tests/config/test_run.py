@@ -45,58 +45,34 @@ def sweep(tmp_path_factory):
     """A simulated sweep over three chunk sizes: (folder, printed text)."""
     output = tmp_path_factory.mktemp("sweep")
     out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
+    with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
+        made, generate = [], PaperGrid.generate
+        patch.setattr(PaperGrid, "generate", lambda *args: made.append(0) or generate(*args))
         assert main(["chunk=128,256,1024", "-m", *SIMULATED, f"output={output}"]) == 0
+    assert len(made) == 3  # every job is planned once; a baseline shares its run's requests
     assert err.getvalue() == ""
     (folder,) = {path.parent for path in output.rglob("0/run.json")}
     return folder.parent, out.getvalue()
 
 
-def test_every_job_is_planned_once(tmp_path, monkeypatch, capsys):
-    """A baseline shares its run's requests."""
-    made = []
-    generate = PaperGrid.generate
-    monkeypatch.setattr(
-        PaperGrid, "generate", lambda self, *args: made.append(0) or generate(self, *args)
-    )
-    small = [*SIMULATED, "baselines=[orca]", f"output={tmp_path}"]
-    assert main(["chunk=128,256", "-m", *small]) == 0
-    assert len(made) == 2
-
-
-def test_every_run_leaves_its_tables_and_resolved_config(sweep):
+def test_every_run_leaves_its_tables_and_resolved_config_whose_names_are_explained(sweep):
     folder, _ = sweep
+    page = (REPOSITORY / "sarathi_lab" / "METRICS.md").read_text()
+    of_all = {name for name in ITERATION_COLUMNS if name not in NOT_OF_ALL}
     for run in run_folders(folder):
         iterations = pd.read_parquet(run / "iterations.parquet")
         requests = pd.read_parquet(run / "requests.parquet")
         summary = json.loads((run / "summary.json").read_text())
         config = yaml.safe_load((run / "config.yaml").read_text())
-        assert {
-            "iteration",
-            *(name for name in ITERATION_COLUMNS if name not in NOT_OF_ALL),
-            "flops",
-            "weight_bytes",
-            "kv_bytes",
-            "roofline",
-        } <= set(iterations)
+        assert of_all | {"flops", "weight_bytes", "kv_bytes", "roofline"} <= set(iterations)
         assert list(requests) == list(REQUEST_COLUMNS)
         assert len(requests) == summary["num_requests"] == 6
         assert all(isinstance(value, float) for value in summary.values())
         assert "${" not in json.dumps(config)
         assert summary["duration"] == iterations.end.max()
-
-
-def test_every_name_is_defined_in_the_metrics_page(sweep):
-    folder, _ = sweep
-    page = (REPOSITORY / "sarathi_lab" / "METRICS.md").read_text()
-    for run in run_folders(folder):
-        quantities = {
-            name.partition("_vs_")[0] for name in json.loads((run / "summary.json").read_text())
-        }
+        quantities = {name.partition("_vs_")[0] for name in summary}
         names = {re.sub(r"_(p\d+|mean)$", "", name) for name in quantities}
-        names |= set(pd.read_parquet(run / "iterations.parquet")) | set(
-            pd.read_parquet(run / "requests.parquet")
-        )
+        names |= {*iterations, *requests}
         assert [name for name in sorted(names) if f"`{name}`" not in page] == []
 
 
@@ -109,16 +85,12 @@ def test_baselines_run_once_and_every_run_has_its_ratios(sweep):
         labels = json.loads((folder / job / "run.json").read_text())
         for name, path in labels["baselines"].items():
             baseline = json.loads((folder / job / path / "summary.json").read_text())
-            for quantity in (
-                "throughput",
-                "decode_throughput",
-                "kv_read_bytes",
-                "ttft_p50",
-                "tbt_p99",
-            ):
-                assert summary[f"{quantity}_vs_{name}"] == pytest.approx(
-                    summary[quantity] / baseline[quantity]
-                )
+            for quantity in ("throughput", "kv_read_bytes", "ttft_p50", "tbt_p99"):
+                ratio = summary[quantity] / baseline[quantity]
+                assert summary[f"{quantity}_vs_{name}"] == pytest.approx(ratio)
+    # A chunk that holds the longest prompt makes SARATHI and "Orca best" the same schedule.
+    assert summary["duration_vs_orca"] == pytest.approx(1.0)
+    assert summary["kv_reread_factor"] == 1.0
 
 
 def test_the_sweep_prints_one_table_and_the_path_of_its_picture(sweep):
@@ -148,14 +120,6 @@ def test_a_policy_is_called_by_its_option_with_what_differs_from_its_class(tmp_p
     assert not re.search(r"ranked|short_len", text.partition("results ")[0], re.IGNORECASE)
 
 
-def test_sarathi_with_one_chunk_a_prompt_is_orca_in_simulation(sweep):
-    """A chunk that holds the longest prompt makes SARATHI and "Orca best" the same schedule."""
-    folder, _ = sweep
-    summary = json.loads((folder / "2" / "summary.json").read_text())
-    assert summary["duration_vs_orca"] == pytest.approx(1.0)
-    assert summary["kv_reread_factor"] == 1.0
-
-
 def test_whole_prompts_meet_their_predicted_roofline_exactly_where_the_roofline_is_the_clock(sweep):
     """Prediction and measurement run the same schedule: on a closed batch the rooflines agree."""
     folder, _ = sweep
@@ -172,33 +136,11 @@ def test_a_single_run_on_the_torch_executor(tmp_path, capsys):
     requests = pd.read_parquet(run / "requests.parquet")
     assert [len(tokens) for tokens in requests.output_token_ids] == requests.output_len.tolist()
     summary = json.loads((run / "summary.json").read_text())
-    assert {
-        "throughput_vs_orca",
-        "throughput_vs_request_level",
-        "mfu",
-        "time_over_roofline",
-    } <= set(summary)
+    assert {"throughput_vs_orca", "throughput_vs_request_level", "mfu"} <= set(summary)
     iterations = pd.read_parquet(run / "iterations.parquet")
-    of_hybrids = iterations[
-        (iterations.num_prefill_tokens > 0) & (iterations.num_decode_tokens > 0)
-    ]
-    assert summary["time_over_roofline_hybrid"] == pytest.approx(
-        of_hybrids.busy.sum() / of_hybrids.roofline.sum()
-    )
-    assert {"time_over_roofline_prefill", "time_over_roofline_decode"} <= set(summary)
-    kinds = (
-        "time / roofline, prefill-only",
-        "time / roofline, decode-only",
-        "time / roofline, hybrid",
-        "peak of memory [GB/s]",
-    )
-    for word in (
-        "tiny",
-        "float32",
-        "cpu",
-        "policy sarathi (chunk=16)",
-        "predicted roofline",
-        "throughput [tokens/s]",
-        *kinds,
-    ):
-        assert word in text
+    hybrid = iterations.query("num_prefill_tokens > 0 and num_decode_tokens > 0")
+    ratio = hybrid.busy.sum() / hybrid.roofline.sum()
+    assert summary["time_over_roofline_hybrid"] == pytest.approx(ratio)
+    words = ("tiny", "float32", "cpu", "policy sarathi (chunk=16)", "predicted roofline")
+    kinds = ("throughput [tokens/s]", "time / roofline, hybrid", "peak of memory [GB/s]")
+    assert [word for word in (*words, *kinds) if word not in text] == []
