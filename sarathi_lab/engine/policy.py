@@ -88,7 +88,7 @@ class Policy(ABC):
         fix = "use a share of the cache, a number from 0 to below 1"
         if require_number("watermark", self.watermark, minimum=0, fix=fix) >= 1:
             raise UserError(f"watermark={self.watermark} is not below 1; {fix}")
-        if self.budget_field is not None:
+        if self.budget_field is not None and not self.decodes_on_top:
             self.check_budget(batch_size, max_model_len)
         self.check(batch_size, max_model_len)
 

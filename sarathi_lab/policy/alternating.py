@@ -185,9 +185,6 @@ class LMDeploy(Policy):
     max_prefill_token_num: int = whole(256, minimum=1, fix="use a number of tokens such as 256")
     reserve = "prompt"
 
-    def check_budget(self, batch_size: int, max_model_len: int) -> None:
-        """Any number of tokens is valid, as decodes don't count."""
-
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         scheduler.sort_running()
         scheduler.add_decodes(batch)

@@ -262,11 +262,8 @@ def read_profile_table(path: str) -> ProfileTable:
     needed = list(Row._fields)
     fix = f"use a CSV file with the columns {', '.join(needed)}, such as vLLM-Ascend's"
     with readable(f"profile_table={path}", fix, KeyError):
-        table = pd.read_csv(Path(path))
-        rows = tuple(
-            Row(int(c), int(d), int(x), float(ms))
-            for c, d, x, ms in table[needed].itertuples(index=False)
-        )
+        table = pd.read_csv(Path(path))[needed].astype(dict.fromkeys(needed[:3], int))
+        rows = tuple(map(Row._make, table.itertuples(index=False)))
     if not rows:
         raise UserError(f"profile_table={path} has no rows; {fix}")
     return ProfileTable(rows)
