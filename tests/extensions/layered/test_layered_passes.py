@@ -108,14 +108,3 @@ def test_kernels_give_them_with_two_batches_in_flight():
     iterations = ledger.iterations()
     assert ((iterations.layer_share < 1) & (iterations.num_decode_tokens > 0)).any()
     assert not iterations.is_replayed.any()
-
-
-def test_what_was_halfway_is_kept_for_nobody_who_gave_way(model):
-    """Three tokens a pass: the second prompt is halfway when a decode takes its block."""
-    executor = executor_of(model, "torch", 3, 0, SIZE)
-    policy = LayeredPrefill(max_num_batched_tokens=3, groups=5, watermark=0.0)
-    sizes = {"batch_size": 2, "num_blocks": 3, "block_size": SIZE}
-    requests = requests_with_tokens([(3, 6), (8, 1)])
-    table = serve(requests, EngineConfig(policy, **sizes), executor).requests()
-    assert table.num_preemptions.tolist() == [0, 1]
-    assert not executor.halfway
