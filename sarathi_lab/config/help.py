@@ -1,4 +1,4 @@
-"""The text of `--help`: what there is to set, as its files say it. Hydra's own takes longer."""
+"""The text of `--help`: the settings, as their files explain them; Hydra's takes longer."""
 
 from __future__ import annotations
 

@@ -81,8 +81,8 @@ class Several(Topology):
     def results(
         self, scheduler: Cluster, summary: Mapping[str, float], num_devices: int
     ) -> tuple[dict[str, pd.DataFrame], dict[str, float]]:
-        """Add the table of transfers, if any, whose time includes the wait for the link, and the
-        quantities of the instances and their devices.
+        """Return the table of transfers, if any, and the quantities of the instances and of the
+        transfers, whose time includes the wait for the link.
         """
         busy = summary["busy_time"] / (self.num_instances * summary["duration"])
         found = {"num_devices": float(num_devices), "instance_idle_fraction": 1 - busy}
@@ -92,10 +92,8 @@ class Several(Topology):
             return {}, found
         moves = pd.DataFrame(scheduler.transfers, columns=list(Transfer._fields))
         found |= quantiles("transfer_time", moves.end - moves.requested)
-        found |= {
-            "num_transfers": float(len(moves)),
-            "transfer_bytes": float(moves.num_bytes.sum()),
-        }
+        num_bytes = float(moves.num_bytes.sum())
+        found |= {"num_transfers": float(len(moves)), "transfer_bytes": num_bytes}
         return {"transfers.parquet": moves}, found
 
 
@@ -159,7 +157,8 @@ class Linked(Several):
 
     def policies(self, policy: Policy) -> Sequence[Policy]:
         chunks = [self.prefill_chunk] * self.prefill + [self.decode_chunk] * self.decode
-        return [policy.with_budget(chunk) if chunk else policy for chunk in chunks]
+        cuts = policy.budget_field is not None  # as a baseline may not
+        return [policy.with_budget(one) if one and cuts else policy for one in chunks]
 
     def link_between(self, backend: Backend, spec: ModelSpec) -> Link:
         """The link of an instance on `backend`, each of whose devices sends its part of the KV

@@ -22,7 +22,7 @@ from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.extensions.cluster import Disaggregated, PrefillAndDecodeHeavy, Replicas, Several
 from sarathi_lab.extensions.cluster.cluster import Cluster, Link
 from sarathi_lab.extensions.cluster.routers import ROUTERS
-from sarathi_lab.policy import SarathiServe, VllmV1
+from sarathi_lab.policy import Orca, SarathiServe, VllmV1
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 16
 SIZES = {"batch_size": 3, "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
@@ -138,6 +138,12 @@ def test_a_sequence_moves_at_its_first_token_and_decodes_elsewhere():
     ]
     moves = [(m.request_id, m.requested, m.start, m.end) for m in cluster.transfers]
     assert moves == [(0, 2.0, 2.0, 4.25), (2, 5.25, 5.25, 6.5)]
+
+
+def test_chunks_of_instances_are_for_policies_that_cut_prompts():
+    topology = Disaggregated(prefill_chunk=32)
+    assert [one.budget for one in topology.policies(POLICIES["vllm"])] == [32, 8]
+    assert topology.policies(Orca()) == [Orca()] * 2
 
 
 def test_prompts_wait_while_no_decode_engine_has_room():
