@@ -19,6 +19,7 @@ from sarathi_kernels.attention.plan import (
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import Batch, Request, SequenceState
+from sarathi_lab.executor.torch import shapes
 from sarathi_lab.executor.torch.packing import BY_SEQUENCE, BY_TOKEN, Packer
 from sarathi_lab.executor.torch.shapes import (
     ITERATIONS,
@@ -180,11 +181,11 @@ def test_decodes_go_to_the_next_bucket():
     assert bucket_sizes(1) == [1]
     assert bucket_sizes(6) == [1, 2, 4, 6]
     assert bucket_sizes(27) == [1, 2, 4, 8, 16, 24, 27]
-    shapes = PaddedShapes(LIMITS, batch_size=27, max_tokens=64, longest=40)
+    padded = PaddedShapes(LIMITS, batch_size=27, max_tokens=64, longest=40)
     blocks = BlockManager(400, 4)
     for count, bucket in ((1, 1), (3, 4), (9, 16), (24, 24), (27, 27)):
         decodes = [sequence(i, 4, 4, [1], blocks) for i in range(count)]
-        assert shapes.choose(batch_of(*((decode, 1) for decode in decodes))).num_tokens == bucket
+        assert padded.choose(batch_of(*((decode, 1) for decode in decodes))).num_tokens == bucket
 
 
 @pytest.mark.parametrize("most", [239, 700, 9000])
@@ -200,18 +201,18 @@ def test_padding_a_batch_with_prompts_adds_no_tile_to_its_products(most):
 
 def test_chunks_their_tails_and_whole_prompts_go_to_the_next_bucket():
     blocks = BlockManager(4000, 4)
-    shapes = PaddedShapes(LIMITS, batch_size=4, max_tokens=9000, longest=6000)
+    padded = PaddedShapes(LIMITS, batch_size=4, max_tokens=9000, longest=6000)
     assert len(hybrid_sizes(9000)) == 36
     decode = sequence(0, 4, 4, [1], blocks)
     for num_tokens, bucket in ((2, 64), (127, 128), (128, 192), (511, 512), (3000, 3072)):
         prompt = sequence(1, 6000, 0, [], blocks)
         decode.in_flight = False
-        chosen = shapes.choose(batch_of((decode, 1), (prompt, num_tokens)))
+        chosen = padded.choose(batch_of((decode, 1), (prompt, num_tokens)))
         blocks.free(prompt)
         assert chosen.num_tokens == bucket
-        assert chosen in shapes.all
+        assert chosen in padded.all
     batch = batch_of((sequence(1, 6000, 0, [], blocks), 5000))
-    assert shapes.choose(batch) == LIMITS.exact(batch), "its launches hide behind the work"
+    assert padded.choose(batch) == LIMITS.exact(batch), "its launches hide behind the work"
 
 
 def require_cover(parts, reductions, sequences, kv_lens, window):
@@ -231,16 +232,16 @@ def require_cover(parts, reductions, sequences, kv_lens, window):
 
 @pytest.mark.parametrize("window", [None, 700])
 def test_parts_grow_with_the_contexts_and_are_planned_anew_where_others_come(window, monkeypatch):
-    planned, plan = [], Limits.parts
-    monkeypatch.setattr(Limits, "parts", lambda *given: planned.append(given) or plan(*given))
+    planned, plan = [], shapes.plan_parts
+    monkeypatch.setattr(shapes, "plan_parts", lambda *given: planned.append(given) or plan(*given))
     parts = Parts(Limits(replace(SPEC, sliding_window=window), block_size=4, num_sms=132))
     kv_lens = np.random.default_rng(1).integers(1, 3000, 9)
-    shapes = [Shape(9, 9, 0, 9, 0, 0, 64, num_parts) for num_parts in (900, 9)]
+    both = [Shape(9, 9, 0, 9, 0, 0, 64, num_parts) for num_parts in (900, 9)]
     for steps, decodes, shape in (
-        (ITERATIONS + 2, np.arange(9), shapes[0]),  # of which the last plans again
-        (2, np.arange(1, 9), shapes[0]),
-        (2, np.arange(1, 9), shapes[1]),  # no room for more than one of each
-        (2, np.arange(9), shapes[0]),
+        (ITERATIONS + 2, np.arange(9), both[0]),  # of which the last plans again
+        (2, np.arange(1, 9), both[0]),
+        (2, np.arange(1, 9), both[1]),  # no room for more than one of each
+        (2, np.arange(9), both[0]),
     ):
         for _ in range(steps):
             kv_lens += 1

@@ -61,21 +61,21 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cpu")
     with catch_warnings(action="ignore"):  # torch's of an old driver: the error has it
         is_usable = torch.cuda.is_available()
-    if not is_usable:
+    if is_usable:
+        if int(index or 0) >= (count := torch.cuda.device_count()):
+            raise UserError(f"device={name}, but there are only {count} GPUs; count from cuda:0")
+        return torch.device("cuda", int(index or 0))
+    if (driver := _find_unusable_driver()) is not None:
         built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
-        if (driver := _find_unusable_driver()) is not None:
-            raise UserError(
-                f"device={name}, but the GPU here can't be used: its driver is {driver}, torch "
-                f"{torch.__version__} is built {built}; install a driver and "
-                "a torch of the same CUDA (https://pytorch.org/get-started), or use device=cpu"
-            )
-        if kind == "auto":
-            return torch.device("cpu")
-        why = f"torch {torch.__version__} finds no GPU; use device=cpu or device=auto"
-        raise UserError(f"device={name}, but {why}")
-    if int(index or 0) >= (count := torch.cuda.device_count()):
-        raise UserError(f"device={name}, but there are only {count} GPUs; count from cuda:0")
-    return torch.device("cuda", int(index or 0))
+        raise UserError(
+            f"device={name}, but the GPU here can't be used: its driver is {driver}, torch "
+            f"{torch.__version__} is built {built}; install a driver and "
+            "a torch of the same CUDA (https://pytorch.org/get-started), or use device=cpu"
+        )
+    if kind == "auto":
+        return torch.device("cpu")
+    why = f"torch {torch.__version__} finds no GPU; use device=cpu or device=auto"
+    raise UserError(f"device={name}, but {why}")
 
 
 def _find_unusable_driver() -> str | None:

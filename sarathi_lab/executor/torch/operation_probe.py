@@ -90,9 +90,7 @@ class OperationProbe:
 
     @torch.inference_mode()
     def products(self, batch: Batch) -> dict[str, float]:
-        """Return the seconds of operations that depend on the number of tokens alone."""
-        if times := self.operation_times(batch):
-            return {name: times[name] for name in PRODUCTS}
+        """Return the seconds of operations that depend on the number of tokens only."""
         num_tokens = batch.num_tokens
         hidden = self._random(num_tokens, self.model.spec.hidden_size)
         attended = self._random(num_tokens, self.model.spec.q_size)

@@ -6,7 +6,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,9 +26,8 @@ LARGEST_GRAPH = 512  # decodes; larger batches keep the device busy enough witho
 # so many in a layer of hidden size 2,048: about what launching its kernels takes the host.
 LARGEST_HYBRID = 4096
 ITERATIONS = 64  # that parts are kept for: so many tokens longer than planned they may get
-FINE_HYBRID = (
-    512  # tokens; up to here hybrid shapes are in steps of half a tile, beyond of a whole one
-)
+# Tokens: up to here hybrid shapes are in steps of half a tile, beyond of a whole one.
+FINE_HYBRID = 512
 
 
 @dataclass(frozen=True)
@@ -63,23 +61,12 @@ class Limits:
         """Return the shape of `batch` without padding; a chunk of one token is a decode."""
         lengths = [num_tokens for _, _, num_tokens, _, _ in batch.chunks]
         contexts = [start + num_tokens for _, start, num_tokens, _, _ in batch.chunks]
-        num_decodes = lengths.count(1)
+        num_decodes, max_blocks = lengths.count(1), -(-max(contexts) // self.block_size)
         tile_rows = self.tile_rows(batch.num_tokens - num_decodes)
         longest = max((end for end, n in zip(contexts, lengths, strict=True) if n == 1), default=0)
-        return Shape(
-            num_tokens=batch.num_tokens,
-            num_sequences=len(batch),
-            num_emits=batch.num_emits,
-            num_decodes=num_decodes,
-            num_tiles=_num_tiles(lengths, tile_rows),
-            max_blocks=-(-max(contexts) // self.block_size),
-            tile_rows=tile_rows,
-            num_parts=self.num_parts(num_decodes, longest),
-        )
-
-    def empty(self, num_tokens: int, num_emits: int) -> Shape:
-        """Return the shape of padding alone."""
-        return Shape(num_tokens, 0, num_emits, 0, 0, 0, TILE, 0)
+        num_tiles, num_parts = _num_tiles(lengths, tile_rows), self.num_parts(num_decodes, longest)
+        counts = (batch.num_tokens, len(batch), batch.num_emits, num_decodes)
+        return Shape(*counts, num_tiles, max_blocks, tile_rows, num_parts)
 
     def tile_rows(self, num_prompt_tokens: int) -> int:
         return choose_tile_rows(num_prompt_tokens, self.spec.num_heads, self.num_sms)
@@ -87,16 +74,6 @@ class Limits:
     def num_parts(self, num_decodes: int, longest: int) -> int:
         """Return the room for the parts that contexts of decodes are cut into."""
         return room_for_parts(num_decodes, self.spec.num_kv_heads, longest, self.num_sms)
-
-    def parts(
-        self, sequences: NDArray[Any], kv_lens: NDArray[Any], shape: Shape
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Plan `parts` and `reductions` (see AttentionPlan) of decodes with so many cached tokens,
-        within the room of `shape`.
-        """
-        max_parts = shape.num_parts if shape.num_reductions else 0
-        heads, window = self.spec.num_kv_heads, self.spec.sliding_window
-        return plan_parts(sequences, kv_lens, heads, self.num_sms, max_parts, window)
 
 
 class Parts:
@@ -122,7 +99,9 @@ class Parts:
             self._parts[:, 2] += self._are_last
             self._left -= 1
         else:
-            self._parts, self._reductions = self._limits.parts(decodes, contexts, shape)
+            spec, most = self._limits.spec, shape.num_parts if shape.num_reductions else 0
+            sizes = (spec.num_kv_heads, self._limits.num_sms, most, spec.sliding_window)
+            self._parts, self._reductions = plan_parts(decodes, contexts, *sizes)
             self._are_last = self._parts[:, 2] == kv_lens[self._parts[:, 0]]
             self._left = ITERATIONS
         self._next = decodes.tobytes(), (contexts + 1).tobytes(), room
@@ -150,16 +129,10 @@ class PaddedShapes:
         self.all = [*reversed(self._hybrids), *reversed(self._decodes)]
 
     def _padded(self, num_tokens: int, batch_size: int, num_tiles: int, tile_rows: int) -> Shape:
-        return Shape(
-            num_tokens=num_tokens,
-            num_sequences=batch_size,
-            num_emits=batch_size,
-            num_decodes=batch_size,
-            num_tiles=num_tiles,
-            max_blocks=-(-self._longest // self._limits.block_size),
-            tile_rows=tile_rows,
-            num_parts=self._limits.num_parts(batch_size, self._longest),
-        )
+        max_blocks = -(-self._longest // self._limits.block_size)
+        num_parts = self._limits.num_parts(batch_size, self._longest)
+        sizes = (num_tiles, max_blocks, tile_rows, num_parts)
+        return Shape(num_tokens, batch_size, batch_size, batch_size, *sizes)
 
     def choose(self, batch: Batch) -> Shape:
         """Return the padded shape for `batch`, or the exact one, as with drafts."""
