@@ -30,7 +30,6 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.model.spec import KV_SCALE_BYTES
 from sarathi_lab.model.transformer import KVCache
-from sarathi_lab.run import main
 
 CPU = torch.device("cpu")
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -229,14 +228,11 @@ def caches_after(executor, tokens) -> KVCache:
 
 
 @needs_library
-@pytest.mark.parametrize("profile", ["none", "operations"], ids=["whole", "by operation"])
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-def test_the_cpp_writes_what_torch_writes(kv_dtype, profile):
+def test_the_cpp_writes_what_torch_writes(kv_dtype):
     tokens = np.random.default_rng(0).integers(0, 97, 60, dtype=np.int32)
     expected = caches_after(executor_of(kv_dtype, dtype="float32", kernels="torch"), tokens)
-    found = caches_after(
-        executor_of(kv_dtype, dtype="float32", kernels="native", profile=profile), tokens
-    )
+    found = caches_after(executor_of(kv_dtype, dtype="float32", kernels="native"), tokens)
     for (key, value), (their_key, their_value) in zip(
         found.layers(), expected.layers(), strict=True
     ):
@@ -275,32 +271,3 @@ def test_a_simulation_says_what_it_does_not_count():
         UserError, match="cost_model=profiled applies to a cache in the model's type"
     ):
         profiled.check(spec, 16)
-
-
-SIMULATED = [
-    "executor=simulated",
-    "tracking=none",
-    "batch=4",
-    "chunk=64",
-    "baselines=[]",
-    "pd_ratio=3",
-    "seq_len=2048",
-]
-
-
-def run(tmp_path, *settings: str) -> int:
-    return main([*SIMULATED, f"hydra.run.dir={tmp_path}", f"output={tmp_path}", *settings])
-
-
-def test_the_setting_reaches_the_run(tmp_path):
-    import json
-
-    summaries = {}
-    for kv_dtype in ("auto", "int8"):
-        folder = tmp_path / kv_dtype
-        assert run(folder, f"cache.dtype={kv_dtype}") == 0
-        summaries[kv_dtype] = json.loads((folder / "summary.json").read_text())
-    auto, int8 = summaries.values()
-    assert int8["kv_read_bytes"] / auto["kv_read_bytes"] == pytest.approx(132 / 256)
-    assert int8["duration"] < auto["duration"]
-    assert int8["roofline"] < auto["roofline"]
