@@ -11,7 +11,6 @@ from typing import Any
 
 import pandas as pd
 
-from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.request import Batch
@@ -28,7 +27,6 @@ CONTEXT_SHARES = (16, 4, 2, 1)  # decodes see the longest context divided by the
 MIN_ROUNDS, MAX_ROUNDS = 3, 40  # of visits to every shape; times are medians over all
 VISIT, MAX_REPETITIONS = 0.03, 10  # seconds, and measurements, after which a visit ends
 COLUMNS = ("operation", "num_tokens", "kv_tokens", "seconds")
-MIN_ROWS = 3  # of an operation: fewer leave nothing to check an interpolation with
 INCLUDED = ("kv_write", "norms")  # in `others`, beside the fixed cost
 MAX_EMITS = 128  # rows of logits: a batch emits one token a sequence
 LEAST_OTHERS = 1e-6  # seconds, where the parts alone take longer than the whole
@@ -68,7 +66,6 @@ class Measured:
     table: pd.DataFrame
     num_rounds: int
     num_shapes: int
-    num_dropped: int  # the longest shapes, which the time did not suffice for
 
     def tables(self, spec: ModelSpec, **about: Any) -> OperationTables:
         """Return the operation tables of `spec`, with `about` in their meta.yaml."""
@@ -108,65 +105,32 @@ def measure_profile(
     advance: Callable[[float], None],
 ) -> Measured:
     """Measure `shapes` for about `seconds`, every shape once a round, so that a slow minute of the
-    machine spreads over all; `advance` takes the seconds that passed. Raises UserError if `seconds`
-    do not suffice for the fewest sizes of a profile.
+    machine spreads over all; at least MIN_ROUNDS, behind one that warms up. `advance` takes the
+    seconds that passed.
     """
     probe = OperationProbe(executor)
-    clock = _Clock(seconds, advance)
-    kept = _affordable(probe, shapes, clock)
     samples: list[tuple[str, int, int, float, Timing]] = []
-    num_rounds = 0
-    while num_rounds < MIN_ROUNDS or (num_rounds < MAX_ROUNDS and clock.elapsed < seconds):
-        for shape in kept:
-            if num_rounds >= MIN_ROUNDS and clock.elapsed >= seconds:
-                break
+    begun, elapsed, num_rounds = time.perf_counter(), 0.0, -1
+    while num_rounds < MIN_ROUNDS or (num_rounds < MAX_ROUNDS and elapsed < seconds):
+        for shape in shapes:
             # A long shape once, a short one several times, as interruptions hurt it more.
-            end, repetitions = time.perf_counter() + VISIT, 0
-            while not repetitions or (repetitions < MAX_REPETITIONS and time.perf_counter() < end):
+            visit, repetitions = time.perf_counter(), 0
+            while not repetitions or (
+                repetitions < MAX_REPETITIONS and time.perf_counter() < visit + VISIT
+            ):
                 repetitions += 1
                 for operation, timed in _measure(probe, shape).items():
                     kv_tokens = shape.kv_tokens if operation == shape.attention else 0
                     samples.append((operation, shape.total_tokens, kv_tokens, *timed))
-            clock.tick()
+            before, elapsed = elapsed, time.perf_counter() - begun
+            advance(elapsed - before)
         num_rounds += 1
+        if not num_rounds:
+            samples.clear()
     rows = pd.DataFrame(samples, columns=[*COLUMNS, "timing"]).groupby(list(COLUMNS[:-1]))
     table = rows.agg({"seconds": "median", "timing": "min"}).reset_index()
     table["seconds"] = table.seconds.clip(lower=LEAST_OTHERS)
-    return Measured(table, num_rounds, len(kept), len(shapes) - len(kept))
-
-
-class _Clock:
-    """Time spent of `seconds`, as of the last tick."""
-
-    def __init__(self, seconds: float, advance: Callable[[float], None]) -> None:
-        self.seconds, self._advance = seconds, advance
-        self._start, self.elapsed = time.perf_counter(), 0.0
-
-    def tick(self) -> None:
-        before, self.elapsed = self.elapsed, time.perf_counter() - self._start
-        self._advance(self.elapsed - before)
-
-
-def _affordable(probe: OperationProbe, shapes: Sequence[Shape], clock: _Clock) -> list[Shape]:
-    """Warm up shapes until `MIN_ROUNDS` more rounds of those done exceed the time; return them."""
-    kept: list[Shape] = []
-    rows = {"prefill_attention": 0, "decode_attention": 0, "whole": 0}
-    for shape in shapes:
-        _measure(probe, shape)
-        clock.tick()
-        least = (MIN_ROUNDS + 1) * clock.elapsed
-        if min(rows.values()) >= MIN_ROWS and least > clock.seconds:
-            break
-        kept.append(shape)
-        rows[shape.attention] += 1
-        rows["whole"] += shape.is_whole
-        if min(rows.values()) == MIN_ROWS and least > clock.seconds:
-            raise UserError(
-                f"task.seconds={clock.seconds:g} is too short: {MIN_ROUNDS} rounds of the fewest "
-                f"sizes of model {probe.model.spec.name} take about {math.ceil(least)} s; use "
-                f"task.seconds={math.ceil(1.5 * least)}"
-            )
-    return kept
+    return Measured(table, num_rounds, len(shapes))
 
 
 def _measure(probe: OperationProbe, shape: Shape) -> dict[str, tuple[float, Timing]]:

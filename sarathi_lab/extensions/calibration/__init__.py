@@ -194,8 +194,6 @@ def _errors(
     held_out: Mapping[str, float], measured: profiling.Measured, hardware: Hardware
 ) -> list[str | DisplayTable]:
     """Describe the extent of the measurement, and the errors of both cost models."""
-    num_dropped = measured.num_dropped
-    dropped = f", the {num_dropped} longest left out for lack of time" if num_dropped else ""
     heading = "error of a row\nleft out (mean)"
     rows = [
         {"": name, "rows": int((measured.table.operation == name).sum()), heading: error}
@@ -203,7 +201,7 @@ def _errors(
     ]
     errors = ", ".join(f"{kind} {error:.0%}" for kind, error in hardware.held_out_errors.items())
     return [
-        f"  {measured.num_shapes} shapes, medians of {measured.num_rounds} rounds{dropped}",
+        f"  {measured.num_shapes} shapes, medians of {measured.num_rounds} rounds",
         DisplayTable(rows, left=[""], formats={heading: ".1%"}),
         f"  executor.cost_model=analytic on sizes that it was not fitted to (mean): {errors}",
     ]
