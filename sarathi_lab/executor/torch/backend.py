@@ -205,7 +205,7 @@ class TorchBackend:
         """Raise UserError for a model that does not run here: shape, kernels, free memory."""
         spec = self.with_weights(spec)
         if self._several is not None:
-            self._several.check_model(self, spec)
+            self._several.ranks_of(self).check(spec)
         if self.uses_kernels:
             with explain_device_errors("the run of a first kernel"):
                 require_supported(spec, self.torch_device, self.torch_dtype)
@@ -233,7 +233,7 @@ class TorchBackend:
         """Return the memory of one part on a GPU, of all on a CPU, before weights are quantised."""
         spec = replace(spec, weight_dtype="auto")
         if self.uses_gpus and self._several is not None:
-            spec = self._several.part_spec(self, spec)
+            spec = self._several.ranks_of(self).part(0).spec(spec)
         return Memory(self.torch_device, self.device_name, spec, self.dtype_bytes)
 
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:

@@ -54,8 +54,7 @@ class RankExecutor(TorchExecutor):
     @property
     def ended(self) -> Any:
         """Mark of the end of this stage's part of the newest iteration."""
-        mark = self.group.ended
-        return self.timeline.mark() if mark is None else mark
+        return self.timeline.mark() if self.group.ended is None else self.group.ended
 
 
 class Follower(RankExecutor):
@@ -222,15 +221,6 @@ def check_settings(backend: TorchBackend) -> None:
         )
 
 
-def check_model(backend: TorchBackend, spec: ModelSpec) -> None:
-    """Raise UserError for a model that does not split evenly."""
-    ranks_of(backend).check(spec)
-
-
-def part_spec(backend: TorchBackend, spec: ModelSpec) -> ModelSpec:
-    return ranks_of(backend).part(0).spec(spec)
-
-
 def build(backend: TorchBackend, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Driver:
     """Build a warmed-up executor over all ranks. Raises RunError."""
     group = group_of(backend.num_devices)
@@ -252,8 +242,9 @@ def build_part(
     """Build the executor of this rank, not warmed up."""
     ranks = ranks_of(backend)
     group.arrange(ranks, backend.rank_timeout)
-    device = f"cuda:{group.local_rank}" if backend.uses_gpus else backend.device
-    backend = replace(backend, device=device)
+    if backend.uses_gpus:
+        number = os.environ["LOCAL_RANK"] if by_torchrun() else group.rank  # of its machine's GPUs
+        backend = replace(backend, device=f"cuda:{number}")
     part, place = ranks.part(group.rank), (backend.torch_device, backend.torch_dtype)
 
     def load(spec: ModelSpec) -> ShardedTransformer:

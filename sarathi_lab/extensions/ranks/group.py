@@ -64,11 +64,6 @@ class Group:
         )
         dist.barrier()
 
-    @property
-    def local_rank(self) -> int:
-        """Number of this rank on its machine, and of its GPU."""
-        return int(os.environ["LOCAL_RANK"]) if by_torchrun() else self.rank
-
     def arrange(self, ranks: Degrees, timeout: int) -> None:
         """Make the process groups of `all` ranks and of this `stage`, with `timeout` in seconds;
         all ranks must call it.
