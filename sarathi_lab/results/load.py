@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ LABELS = "run.json"  # written last, so its presence marks a complete run
 RENAMED = {"floor": "roofline", "ceiling": "peak"}  # words in the names of older files
 SIMULATED = "simulated-"
 REPLAYED = "replayed share"  # of iterations, as CUDA graphs: a quantity of `load_serving`
+SHARED = {"hardware", "host"}  # groups that the simulated executor has inside
 LONGEST = 80  # characters of a sweep's name
 AGAIN = "leave it out or run it again"
 # A point: its place in its figure, the median, its interval (see `intervals`) and number of pairs;
@@ -41,23 +41,19 @@ def find_runs(*roots: Path) -> list[Path]:
 def find_sweeps(root: Path | str = OUTPUTS) -> dict[str, list[Path]]:
     """Return folders of sweeps by start time and command, newest first; then all single runs."""
     runs = [run for run in find_runs(Path(root)) if run.parent.name != "baselines"]
-    sweeps, single = list[tuple[str, Path]](), []
+    sweeps, single = dict[str, list[Path]](), []
     for folder, number in Counter(map(_sweep_of, runs)).items():
         if (record := SweepRecord.find(folder)) is None:
             single.append(folder)
             continue
-        started = record.started_at[:19].replace("T", " ")
-        what = " ".join(_varied(record.arguments))
+        named = {*record.swept, "experiment"}
+        varied = [one for one in record.arguments if one.partition("=")[0] in named]
+        what = " ".join(varied or record.arguments)
         what = f"{what[:LONGEST]}..." if len(what) > LONGEST else what
-        sweeps.append((f"{started}, {number} runs: {what}", folder))
-    found = {name: [folder] for name, folder in sorted(sweeps, reverse=True)}
-    return found | ({f"{len(single)} single runs": single} if single else {})
-
-
-def _varied(arguments: Sequence[str]) -> list[str]:
-    """Return the experiment and the settings with several values of a command, else all."""
-    settings = [one for one in arguments if not one.startswith("-")]
-    return [one for one in settings if re.search(r"^experiment=|=[^\[{]*,", one)] or settings
+        started = record.started_at[:19].replace("T", " ")
+        sweeps[f"{started}, {number} runs: {what}"] = [folder]
+    newest_first = dict(sorted(sweeps.items(), reverse=True))
+    return newest_first | ({f"{len(single)} single runs": single} if single else {})
 
 
 def load_runs(*roots: Path | str) -> pd.DataFrame:
@@ -87,27 +83,18 @@ def load_settings(path: Path) -> dict[str, Any]:
     `workload.rate`), overridden by its labels, which have resolved "auto" and are None for what the
     policy does not read. Raises UserError.
 
-    No value is a list or a mapping: `versions.torch` is a name, "[512,2048]" a value.
+    No value is a list or a mapping: `versions.torch` is a name, "[512,2048]" a value, an option its
+    `name`, else its class. Groups that the simulator reads by `${...}` (`hardware`, `host`) are
+    listed once, and not for executors that do not read them.
     """
-    labels, config = read_object(path / LABELS, AGAIN), {}
+    labels, config = _flat(read_object(path / LABELS, AGAIN)), {}
     with readable(path, AGAIN, AttributeError, yaml.YAMLError):
         if (kept := path / "config.yaml").is_file():
             config = yaml.load(kept.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        return joined(labels, config)
-
-
-def joined(labels: Mapping[Any, Any], config: Mapping[Any, Any]) -> dict[str, Any]:
-    """Merge a run's labels and its resolved configuration in flat names; labels take precedence.
-
-    An option's value is its `name`, else its class. Groups that the simulator reads by `${...}`
-    (`hardware`, `host`) are listed once, and not for executors that do not read them.
-    """
-    executor = config.get("executor") or {}
-    shared = ("hardware", "host")
-    read = {key: value for key, value in config.items() if key not in shared or key in executor}
-    flat = _flat(read, leaving=[f"executor.{name}" for name in shared])
-    own = _flat(labels)
-    return own | {name: value for name, value in flat.items() if name not in own}
+        unread = SHARED - (config.get("executor") or {}).keys()
+        read = {name: value for name, value in config.items() if name not in unread}
+        flat = _flat(read, leaving=[f"executor.{name}" for name in SHARED])
+        return {**labels, **{name: flat[name] for name in flat if name not in labels}}
 
 
 def _flat(
@@ -217,9 +204,8 @@ def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
         known = ", ".join(recorded(root)) or "none"
         raise UserError(f"experiment {experiment} has no recorded results; use one of {known}")
     table = pd.concat(tables, ignore_index=True)
-    # Points have all columns, also those that are empty everywhere.
-    missing = [name for name in POINT_COLUMNS if name not in table] if "figure" in table else []
-    table = table.assign(**dict.fromkeys(missing))
+    if "figure" in table:  # points have all columns, also those that are empty everywhere
+        table = table.reindex(columns=list(dict.fromkeys([*table, *POINT_COLUMNS])))
     return table.astype({"confidence": float}) if "confidence" in table else table
 
 
