@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -139,13 +139,8 @@ MOST_ROUNDS, MOST_OF_GROUP = 15, 40  # rounds of requests, and of a group of cas
 Advance = Callable[[float], None]  # called with the seconds that passed
 
 
-class Measured(NamedTuple):
-    """A table of points, and what it was made from: rows of `compositions` and of `serving`."""
-
-    table: pd.DataFrame
-    compositions: pd.DataFrame = pd.DataFrame()
-    serving: pd.DataFrame = pd.DataFrame()
-    is_simulated: bool = False  # with what was measured
+# Tables by the end of their name: of points (""), and of the "compositions" and "serving" below.
+Measured = dict[str, pd.DataFrame]
 
 
 @dataclass(frozen=True)
@@ -221,8 +216,8 @@ def measure_cases(name: str, groups: Sequence[Group], session: Session) -> Measu
     table.loc[table.num_pairs == 0, "reason"] = clock.cost.reason or LEFT_OUT
     table.loc[[not values for values in samples.values()], "reason"] = LEFT_OUT
     compositions = clock.cost.rows(session.spec.name, session.backend.dtype_bytes)
-    serving = clock.serving_rows(session.spec.name)
-    return Measured(table, pd.DataFrame(compositions), pd.DataFrame(serving))
+    further = {"compositions": compositions, "serving": clock.serving_rows(session.spec.name)}
+    return {"": table, **{stem: pd.DataFrame(rows) for stem, rows in further.items() if rows}}
 
 
 def measure(

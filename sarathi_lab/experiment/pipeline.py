@@ -21,10 +21,11 @@ import pandas as pd
 
 from sarathi_lab.engine import loop
 from sarathi_lab.engine.config import EngineConfig
-from sarathi_lab.engine.executor import Executor
+from sarathi_lab.engine.executor import Backend, Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.simulated.hardware import Hardware, Parallel
@@ -182,7 +183,7 @@ def predicted(
 class PipelineFigure(Figure):
     """Pipelines simulated with iterations that a cost model predicts, or a device measures."""
 
-    has_own_bench = True
+    has_own_bench = is_partly_simulated = True
 
     def paper_sizes(self, every: int = 1, own: Sizes | None = None) -> dict[str, Any]:
         return {"paper": self.paper_points(), "every": every}
@@ -190,11 +191,13 @@ class PipelineFigure(Figure):
     def cases(self, spec: ModelSpec, sizes: Sizes) -> list[Round]:
         return [Round(predicted, sizes)]
 
-    def check_simulated(self, job: Job) -> None:
+    def check(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> None:
+        if not isinstance(backend, SimulatedBackend):
+            super().check(backend, spec, sizes)
+            return
         for parallel in (system.parallel for system in SYSTEMS.values()):
             tensor, stages = parallel.tensor, parallel.pipeline
-            on = replace(job.backend, tensor_parallel=tensor, pipeline_parallel=stages)
-            on.check(job.spec, 0)
+            replace(backend, tensor_parallel=tensor, pipeline_parallel=stages).check(spec, 0)
 
     def bench(self, job: Job) -> tuple[ModelSpec, Hardware]:
         return job.spec, job.backend.hardware
@@ -208,7 +211,7 @@ class PipelineFigure(Figure):
 
     def measure(self, session: Session) -> Measured:
         from sarathi_lab.executor.torch.profiling import measure_profile
-        from sarathi_lab.experiment.measure import Measured, measure
+        from sarathi_lab.experiment.measure import measure
 
         sizes, spec, backend = session.sizes, session.spec, session.backend
         with session.loaded(self.name, self.room(spec, sizes)) as (executor, advance):
@@ -220,7 +223,7 @@ class PipelineFigure(Figure):
         samples = measure(rounds, cost, most=sizes["num_seeds"])
         table = session.table(self.name, samples, is_series=False)
         how = f"simulated pipeline of {sizes['stages']} stages, times measured on "
-        return Measured(table.assign(device_name=how + table.device_name), is_simulated=True)
+        return {"": table.assign(device_name=how + table.device_name)}
 
 
 def _shapes(sizes: Sizes) -> list[Any]:

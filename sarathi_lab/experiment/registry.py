@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF, EXPERIMENTS
+from sarathi_lab.engine.executor import Backend
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.hardware import Hardware
@@ -33,7 +34,6 @@ from sarathi_lab.results.load import load_paper
 from sarathi_lab.results.plots.spec import PlotSpec
 
 if TYPE_CHECKING:
-    from sarathi_lab.executor.torch.backend import TorchBackend
     from sarathi_lab.experiment.measure import Measured, Session
 
 KEYS = ["panel", "series", "x"]
@@ -100,6 +100,7 @@ class Figure:
 
     needs: ClassVar[Sequence[str]] = ()  # sizes beside the function's arguments
     takes: ClassVar[Sequence[str]] = ()
+    is_partly_simulated: ClassVar[bool] = False  # with what was measured
     is_measured_only: ClassVar[bool] = False  # of real processes, with their simulation beside
     has_own_bench: ClassVar[bool] = False  # else one for all figures on a simulated device
     is_in_rounds: ClassVar[bool] = False  # each round serves other requests under all policies
@@ -154,19 +155,16 @@ class Figure:
         """Return the tokens of cache without which nothing can be measured."""
         return self.room(spec, sizes).kv_tokens
 
-    def check(self, backend: TorchBackend, sizes: Sizes) -> None:
-        """Raise UserError for a real device that it can't be measured on."""
+    def check(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> None:
+        """Raise UserError for a device without room, or a simulated one without a cost model."""
+        is_papers = self.has_paper and isinstance(backend, SimulatedBackend)
+        backend.check(spec, 0 if is_papers else self.least_room(spec, sizes))
 
     def measure(self, session: Session) -> Measured:
-        """Measure on a real device."""
+        """Measure on a real device: the table of points, and others by the end of their name."""
         from sarathi_lab.experiment.measure import measure_cases  # torch takes seconds
 
         return measure_cases(self.name, self.cases(session.spec, session.sizes), session)
-
-    def check_simulated(self, job: Job) -> None:
-        """Raise UserError for a simulated device without a cost model or room."""
-        tokens = 0 if self.has_paper else self.least_room(job.spec, job.sizes)
-        job.backend.check(job.spec, tokens)
 
     def bench(self, job: Job) -> Any:
         """Return what evaluates its cases in simulation."""

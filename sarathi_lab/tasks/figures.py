@@ -107,7 +107,7 @@ class Figures(Task):
 
     def check(self, cfg: DictConfig) -> None:
         for job in self._jobs():
-            job.figure.check_simulated(job)
+            job.figure.check(job.backend, job.spec, job.sizes)
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         return recompute(simulate(self._jobs(), self.processes))

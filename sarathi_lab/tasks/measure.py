@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ class Measure(Task):
                 "that out"
             )
         for job in self.jobs(cfg, backend):
-            figure.check_simulated(job)
+            figure.check(job.backend, job.spec, job.sizes)
 
     def _check_measured(self, cfg: DictConfig, backend: TorchBackend) -> None:
         figure = self.figure
@@ -123,17 +124,14 @@ class Measure(Task):
         require_one_device(backend, "task=measure")
         self._refuse("every", "is for the recomputed figures of executor=simulated")
         self._refuse("processes", "is for executor=simulated, and a measurement is alone")
-        sizes = self._sizes(backend)
-        figure.check(backend, sizes)
         if figure.is_measured_only:
             self._refuse("seconds", "measures sets of requests (task.sizes), however long")
             setting = f"task.sizes.{self._setup(backend)}.models=[{cfg.model.get('name')}]"
             self._require_usual_model(cfg, f"has further models; use {setting}")
-            return
-        if resolve_model(cfg, backend)[1] is not None:
+        elif resolve_model(cfg, backend)[1] is not None:
             raise UserError(f"task=measure takes random weights; drop model.path={cfg.model.path}")
         for spec in self._measured_specs(cfg, backend):
-            backend.check(spec, figure.least_room(spec, sizes))
+            figure.check(backend, spec, self._sizes(backend))
 
     def _require_usual_model(self, cfg: DictConfig, why: str) -> None:
         if not is_usual_model(cfg):
@@ -189,28 +187,25 @@ class Measure(Task):
             is_cut=setup == "paper",
         )
         each = [figure.measure(session(spec)) for spec in specs]
-        table, *others = (
-            pd.concat([getattr(one, name) for one in each], ignore_index=True)
-            for name in ("table", "compositions", "serving")
-        )
+        tables = {
+            stem: pd.concat([one[stem] for one in each if stem in one], ignore_index=True)
+            for stem in dict.fromkeys(chain.from_iterable(each))
+        }
         device = device_folder(resolve_device(backend.device).type, backend.device_name)
         usual = next((platform.model for platform in figure.papers), backend.default_model)
         if device != "cpu" and specs[0].name != usual:  # on a GPU it has a separate folder
             device += f"-{specs[0].name}"
         source = "measured"
-        if each[0].is_simulated:
+        if figure.is_partly_simulated:
             device, source = STAGES + device, "simulated"
-        further = dict(zip(("compositions", "serving"), others, strict=True))
-        return self._result({device: table}, source, context, further)
+        return self._result({device: tables.pop("")}, source, context, tables)
 
     def _result(self, tables: Tables, source: str, context: RunContext, others: Tables) -> Result:
         """`others` are further tables of the one device that was measured."""
-        figure, kept = self.figure, dict(tables)
+        figure = self.figure
         self._record(tables)
         for name, rows in others.items():
-            if len(rows):
-                kept[name] = rows
-                self._record(dict.fromkeys(tables, rows), f"{figure.name}-{name}")
+            self._record(dict.fromkeys(tables, rows), f"{figure.name}-{name}")
         points = as_points(pd.concat(tables.values(), ignore_index=True), source)
         pictures = {}
         if points.y.notna().any():  # beside the paper's points
@@ -218,7 +213,7 @@ class Measure(Task):
             rows = rows_of_points(pd.concat([*shown, points], ignore_index=True))
             pictures[figure.name] = plots.draw(figure.look, rows)
         return Result(
-            tables={POINTS: points, **kept},
+            tables={POINTS: points, **tables, **others},
             figures=pictures,
             shown=[lines(device, table) for device, table in tables.items()],
             places={"points": context.run_dir / POINTS},

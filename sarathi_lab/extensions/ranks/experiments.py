@@ -13,7 +13,6 @@ import numpy as np
 from scipy.optimize import nnls
 
 from sarathi_lab.config.console import progress_of
-from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine import loop
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch
@@ -179,12 +178,11 @@ class StageFigure(Figure):
 
     is_measured_only = True
 
-    def check(self, backend: TorchBackend, sizes: SizesOf) -> None:
+    def check(self, backend: Any, spec: ModelSpec, sizes: SizesOf) -> None:
         """Refuse models that do not fit."""
         for stages in sizes["stages"]:
             tokens = stages * sizes["batch"] * (sizes["longest"] + BLOCK_SIZE)
-            for name in sizes["models"]:
-                _pipelined(backend, stages).check(load_option("model", name), tokens)
+            _pipelined(backend, stages).check(spec, tokens)
 
     def measure(self, session: Session) -> Measured:
         samples: Samples = {}
@@ -196,7 +194,7 @@ class StageFigure(Figure):
                 samples |= measure(rounds, bench, most=session.sizes["num_seeds"], advance=advance)
         table = session.table(self.name, samples, is_series=False)
         device = f"{_pipelined(session.backend, 1).device_name} a stage"
-        return Measured(table.assign(device_name=device))
+        return {"": table.assign(device_name=device)}
 
 
 def _pipelined(backend: TorchBackend, stages: int) -> TorchBackend:

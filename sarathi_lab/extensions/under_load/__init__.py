@@ -77,7 +77,7 @@ class LoadFigure(Figure):
         return 2 * longest(sizes)  # requests may wait
 
     def measure(self, session: Session) -> Measured:
-        from sarathi_lab.experiment.measure import Measured, measure  # torch takes seconds
+        from sarathi_lab.experiment.measure import measure  # torch takes seconds
 
         spec, sizes, seed = session.spec, session.sizes, session.seed
         held = BLOCK_SIZE * session.backend.kv_blocks(spec, BLOCK_SIZE)
@@ -94,9 +94,8 @@ class LoadFigure(Figure):
             samples = measure(rounds, bench, seconds=session.seconds, advance=advance)
         labels, shares = {"model": spec.name, "quantity": load.REPLAYED}, bench.replayed
         rows = [{**labels, "policy": p, **summary(s, "ratio")} for p, s in shares.items()]
-        has_any = any(map(any, shares.values()))
-        serving = pd.DataFrame(rows if has_any else [])
-        return Measured(session.table(self.name, samples), serving=serving)
+        serving = {"serving": pd.DataFrame(rows)} if any(map(any, shares.values())) else {}
+        return {"": session.table(self.name, samples), **serving}
 
     def bench(self, job: Job) -> ServingBench:
         spec, backend, batch, most = job.spec, job.backend, job.sizes["batch"], longest(job.sizes)
