@@ -68,7 +68,7 @@ def test_replicas_that_share_experts_move_the_pairs_of_the_others_too(tokens):
     assert shared.of_all((tokens, tokens)) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("gpu", ["h100", "h200", "b200", "rtx-pro-6000"])
+@pytest.mark.parametrize("gpu", ["h100", "rtx-pro-6000"])
 @pytest.mark.parametrize("model", ["qwen3-30b-a3b", "mixtral-8x7b"])
 def test_the_committed_tables_have_the_experts_of_known_mixtures(gpu, model):
     hardware, spec = load_option("hardware", gpu), load_option("model", model)

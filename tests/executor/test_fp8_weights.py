@@ -73,8 +73,3 @@ def test_a_mixture_of_experts_is_refused():
     mixture = replace(SPEC, num_experts=2, experts_per_token=1)
     with pytest.raises(UserError, match=r"mixture of experts.*executor\.weights=auto"):
         SimulatedBackend(GPU, weights="fp8").check(mixture, 0)
-
-
-def test_an_unknown_type_is_refused():
-    with pytest.raises(UserError, match=r"executor\.weights=int4"):
-        SimulatedBackend(GPU, weights="int4")

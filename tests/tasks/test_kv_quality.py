@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from kv_quality import Cuts, agreement, blocks_needed, compare, teacher_forced_logits
+from kv_quality import Cuts, blocks_needed, compare, teacher_forced_logits
 from native_library import needs_library
 
 from sarathi_kernels.attention import kv_cache
@@ -138,31 +138,6 @@ def test_the_bounds_see_a_broken_scale(checkpoint, pieces, expected, kv_dtype, m
     assert result.kl > 10 * BOUNDS[kv_dtype]
 
 
-def test_agreement_by_hand():
-    reference = torch.log(torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.2, 0.6]]))
-    shifted = torch.log(torch.tensor([[0.25, 0.5, 0.25], [0.2, 0.2, 0.6]])) + 7.0
-    result = agreement(shifted, reference, torch.tensor([0, 2]))
-    assert result.kl == pytest.approx((0.5 * np.log(2) - 0.25 * np.log(2)) / 2, rel=1e-6)
-    assert result.max_kl == pytest.approx(2 * result.kl)
-    assert result.nll == pytest.approx((np.log(4) + np.log(1 / 0.6)) / 2, rel=1e-6)
-    assert result.nll_increase == pytest.approx(np.log(2) / 2, rel=1e-6)
-    assert result.top1_agreement == 0.5
-
-
-@pytest.mark.parametrize(
-    ("cuts", "start", "parts"),
-    [
-        (Cuts(16), 0, [(0, 16), (16, 16), (32, 8)]),
-        (Cuts(16, 5), 0, [(0, 5), (5, 16), (21, 16), (37, 3)]),
-        (Cuts(64), 0, [(0, 40)]),
-        (Cuts(16, 5), 16, [(16, 5), (21, 16), (37, 3)]),
-    ],
-    ids=str,
-)
-def test_cuts(cuts, start, parts):
-    assert list(cuts.of(start, 40)) == parts
-
-
 def test_the_script_writes_the_matrix(checkpoint, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(kv_quality, "CHUNKS", (16,))
     monkeypatch.setattr(kv_quality, "OFFSETS", (3,))
@@ -185,11 +160,3 @@ def test_the_script_writes_the_matrix(checkpoint, tmp_path, monkeypatch, capsys)
         144,
     )
     assert "top1_agreement" in capsys.readouterr().out
-
-
-def test_the_recorded_matrix_keeps_what_the_readme_says():
-    table = load.load("kv_quality")
-    for _, rows in table.groupby("device"):
-        kl = rows.groupby("kv_dtype").kl.max()
-        assert kl["auto"] < kl["int8"] < kl["fp8"]
-        assert (rows[rows.kv_dtype == "int8"].nll_increase.abs() < 0.01).all()

@@ -134,7 +134,7 @@ def product_errors(
     assert table is not None
     errors = []
     for (ins, outs), own in rows[rows.dtype == "bfloat16"].groupby(["in_features", "out_features"]):
-        if min(ins, outs) >= SMALLEST and not table.has(ins, outs):
+        if min(ins, outs) >= SMALLEST and (ins, outs) not in table.rows:
             time = table.curve(ins, outs)
             predicted = np.array([time(int(tokens)) for tokens in own.tokens])
             errors.append(np.abs(predicted / own[TIME] * 1e6 - 1))

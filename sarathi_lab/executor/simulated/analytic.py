@@ -43,6 +43,7 @@ class AnalyticOperations:
         if tensor > 1:
             _ = hardware.link_rate  # raises if unknown
         self.iteration_overhead = hardware.iteration_overhead
+        self.uncertainty = hardware.held_out_errors
         self.heads = Heads(spec.num_heads // tensor, spec.num_kv_heads // tensor, spec.head_size)
         self.attention = AttentionTimes(hardware, *self.heads, spec.kv_head_bytes(self.dtype_bytes))
         self._fp8_hardware: Hardware | None = None  # with the peak of 8-bit products
@@ -51,10 +52,6 @@ class AnalyticOperations:
             self._fp8_hardware = replace(
                 hardware, flops_per_second=peak, matmul_efficiency=efficiency
             )
-
-    @property
-    def uncertainty(self) -> Mapping[str, float]:
-        return self.hardware.held_out_errors
 
     def times(self, per: Per, number: int) -> Mapping[str, float]:
         """Compute the seconds of operations `per` layer or iteration over `number` tokens, or per

@@ -54,19 +54,16 @@ class ProfiledOperations:
         self._add_all_reduce()
         has_all = REMAINDER in tables.layers
         self.iteration_overhead = 0.0 if has_all else formula.iteration_overhead
+        # Mean relative errors of held-out rows by kind, as stated with the tables.
+        self.uncertainty: Mapping[str, float] = dict.fromkeys(UNCERTAIN, math.nan)
+        if stated := tables.meta.get("uncertainty"):
+            self.uncertainty = {**formula.uncertainty, **none_as_nan(stated)}
         self._attention, self._in_one_call = None, formula.hardware.hybrid_call
         if (attention := tables.frames.get("attention")) is not None:
             seconds = attention[TIME] * MICROSECOND / tables.num_layers
             self._attention = attention_table(attention.assign(seconds=seconds), formula)
             if self._in_one_call is None:
                 self._in_one_call = self._attention.both is not None
-
-    @property
-    def uncertainty(self) -> Mapping[str, float]:
-        """Mean relative error by kind of operation on held-out rows, as stated with the tables."""
-        if stated := self.tables.meta.get("uncertainty"):
-            return {**self._formula.uncertainty, **none_as_nan(stated)}
-        return dict.fromkeys(UNCERTAIN, math.nan)
 
     @property
     def caution(self) -> str:
@@ -155,27 +152,23 @@ class ProductTable:
 
     def __init__(self, rows: pd.DataFrame, formula: ProductFormula) -> None:
         self._formula = formula
-        self._curves: dict[Any, tuple[Floats, Floats]] = {  # by in_features and out_features
+        self.rows: dict[Any, tuple[Floats, Floats]] = {  # by in_features and out_features
             shape: (group.tokens.to_numpy(float), group.seconds.to_numpy(float))
             for shape, group in rows.sort_values("tokens").groupby(PRODUCT_SHAPE)
         }
         grid = full_grid(rows[PRODUCT_SHAPE].drop_duplicates(), PRODUCT_SHAPE)
         self._axes = [sorted(set(grid[column].astype(int))) for column in PRODUCT_SHAPE]
 
-    def has(self, in_features: int, out_features: int) -> bool:
-        """Whether the table has exactly this shape."""
-        return (in_features, out_features) in self._curves
-
     def curve(self, in_features: int, out_features: int) -> Curve:
         """Make the function of one shape's seconds by tokens."""
         shape: tuple[int, ...] = (in_features, out_features)
         near = shape
-        if shape not in self._curves:
+        if shape not in self.rows:
             pairs = zip(shape, self._axes, strict=True)
             near = tuple(min(max(size, axis[0]), axis[-1]) for size, axis in pairs)
             if near != shape and min(map(len, self._axes)) < 2:
-                near = min(self._curves, key=partial(log_distance, shape))
-        corners = {near: 1.0} if near in self._curves else self._corners(near)
+                near = min(self.rows, key=partial(log_distance, shape))
+        corners = {near: 1.0} if near in self.rows else self._corners(near)
 
         @cache
         def time(tokens: int) -> float:
@@ -198,7 +191,7 @@ class ProductTable:
 
     def _at(self, tokens: int, shape: tuple[int, ...]) -> float:
         """Compute the seconds of a shape of the table."""
-        sizes, seconds = self._curves[shape]
+        sizes, seconds = self.rows[shape]
         inside = min(max(tokens, int(sizes[0])), int(sizes[-1]))
         time = float(np.interp(inside, sizes, seconds))
         if inside == tokens:

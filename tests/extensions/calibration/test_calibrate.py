@@ -35,6 +35,7 @@ from sarathi_lab.extensions.calibration.from_profile import (
     batch_of_row,
     hardware_from_profile,
 )
+from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.run import main
 
 ROW_OPERATIONS = ("qkv_proj", "out_proj", "ffn", "elementwise", "logits", "others")
@@ -145,16 +146,8 @@ def test_the_fit_finds_the_hardware_that_made_a_table():
             )
             rows.append((operation, shape.total_tokens, kv_tokens, seconds))
     table = pd.DataFrame(rows, columns=list(COLUMNS))
-    names = (
-        "name",
-        "flops_per_second",
-        "bytes_per_second",
-        "memory_bytes",
-        "num_sms",
-        "dtype_bytes",
-    )
-    known = {name: getattr(truth, name) for name in names}
-    start = dataclasses.replace(load_option("hardware", "a6000"), **known, iteration_overhead=0.0)
+    peaks = Peaks(truth.flops_per_second, truth.bytes_per_second, "given")
+    start = Hardware.at_peaks(truth.name, peaks, truth.dtype_bytes, num_sms=truth.num_sms)
     found = hardware_from_profile(table, spec, start)
     assert found.iteration_overhead == pytest.approx(truth.iteration_overhead, rel=0.05)
     for name in (
