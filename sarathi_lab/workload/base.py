@@ -143,8 +143,7 @@ class Arriving:
     seed: int = whole(minimum=0, fix="use a number such as 0", name="seed")
 
     def __post_init__(self) -> None:
-        if self.arrivals is not None:
-            self.check_arrivals(self.arrivals)
+        self.check_arrivals(self.arrivals)
         check_fields(self, "workload.")
         if self.cv is not None and self.cv > CV_RANGE[1]:
             raise UserError(f"workload.cv={self.cv} exceeds {CV_RANGE[1]:g}; use {EXPLAINED['cv']}")
@@ -154,9 +153,10 @@ class Arriving:
                 f"{LEVELS}"
             )
 
-    def check_arrivals(self, kind: str) -> None:
+    def check_arrivals(self, kind: str | None) -> None:
         """Raise UserError for missing and unread settings of this `kind` of arrivals."""
         require_one_of("workload.arrivals", kind, READS)
+        assert kind is not None, "it is one of them"
         for name, explained in EXPLAINED.items():
             if name not in READS[kind]:
                 reader = next(other for other, read in READS.items() if name in read)

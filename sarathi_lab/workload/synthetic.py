@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sarathi_lab.config.checked import number, refuse_unread, require_order, whole
-from sarathi_lab.config.errors import UserError, require_one_of
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.arrivals import Turn
 from sarathi_lab.engine.request import Request
 from sarathi_lab.workload.base import (
     MOST_REQUESTS,
-    READS,
     Arriving,
     Encode,
     LoadedRequests,
@@ -60,8 +59,6 @@ class Generated(Arriving, ABC):
     )
 
     def __post_init__(self) -> None:
-        if self.arrivals is None:
-            require_one_of("workload.arrivals", self.arrivals, READS)
         super().__post_init__()
         if not self.shared_prefix_len:
             why = " without a prefix; add workload.shared_prefix_len=512"

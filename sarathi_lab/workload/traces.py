@@ -165,11 +165,12 @@ class Trace(Arriving):
     max_requests: int | None = whole(None, minimum=1, fix="use null for the whole trace")
     max_len: int | None = whole(None, minimum=2, fix="use null for what the model takes")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.arrivals is None:
-            why = " on the trace's times; drop it, or exchange them with workload.arrivals"
-            refuse_unread(self, ("cv", "users", "think_time"), why, "workload.")
+    def check_arrivals(self, kind: str | None) -> None:
+        if kind is not None:
+            super().check_arrivals(kind)
+            return
+        why = " on the trace's times; drop it, or exchange them with workload.arrivals"
+        refuse_unread(self, ("cv", "users", "think_time"), why, "workload.")
 
     def within(self, max_len: int) -> Self:
         """Limit the trace to `max_len` tokens of a model, unless it has a limit."""
