@@ -49,7 +49,7 @@ MOST_NAMES = 1000  # of options of a group that are looked at
 @dataclass(frozen=True)
 class Arguments:
     """A command line, read: `flags` make Hydra show something instead of running. `settings` have
-    no flag among them, as Hydra's own parser refuses settings behind one; `modes` stand for -m and
+    no flag among them, as Hydra's parser refuses settings behind one; `modes` stand for -m and
     --dry-run.
     """
 

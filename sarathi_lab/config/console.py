@@ -30,7 +30,7 @@ def console() -> Console:
 
 
 def print_place(what: str, where: Path | str) -> None:
-    """A path or a command on a line of its own, unbroken, so that it can be copied."""
+    """A path or a command on a separate line, unbroken, so that it can be copied."""
     console().print(f"{what:<7} {where}", soft_wrap=True)
 
 

@@ -14,7 +14,7 @@ from sarathi_lab.config.paths import CONF
 USAGE = """usage: python -m sarathi_lab.run [GROUP=OPTION ...] [SETTING=VALUE[,VALUE ...] ...] [-m]
 
   -m, --multirun            sweep over settings with several values
-  -cd, --config-dir FOLDER  a folder with options of your own, such as policy/mine.yaml
+  -cd, --config-dir FOLDER  a folder with further options, such as policy/mine.yaml
       --dry-run             check and list the runs; run nothing
   -c, --cfg job [-p NODE]   show the configuration instead of running it; --resolve fills in ${...}
   -i, --info                what Hydra has read; --hydra-help: its other options

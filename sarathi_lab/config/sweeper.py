@@ -181,7 +181,7 @@ class LabSweeper(Sweeper):
             for job in self.jobs:
                 job.prepared = build(job.cfg.task).check(job.cfg)
                 if self._is_remote and not self._is_dry_run:
-                    job.prepared = None  # other processes prepare their own
+                    job.prepared = None  # other processes prepare theirs
                 advance(1)
 
     @property
@@ -342,7 +342,7 @@ def compose(args: Sequence[str], task_function: TaskFunction | None = None) -> L
     with command_line.explained(arguments.settings):
         master = loader.load_configuration("config", arguments.of_hydra, RunMode.MULTIRUN)
     sweeper: LabSweeper = build(master.hydra.sweeper)
-    callbacks: Any = run_context.JobStatus()  # Hydra's own list of callbacks is internal
+    callbacks: Any = run_context.JobStatus()  # Hydra's list of callbacks is internal
     context = HydraContext(loader, callbacks)
     sweeper.setup(hydra_context=context, task_function=task_function or print, config=master)
     sweeper.compose(list(master.hydra.overrides.task))

@@ -23,7 +23,7 @@ from sarathi_lab.results.metrics import REPLAY_TOLERANCE
 
 CLAIMS = EXPERIMENTS / "claims.yaml"
 DIRECTIONS = ("at least", "at most", "near")
-OWN = ["id", "claim", "source", "unit", "experiment"]  # columns that are the claim's
+COPIED = ["id", "claim", "source", "unit", "experiment"]  # columns that are the claim's
 COLUMNS = ["id", "claim", "source", "device", "expected", "measured", "low", "high", "confidence"]
 COLUMNS += ["mark", "verdict", "unit", "note", "experiment"]
 SAME_REQUESTS = ("model", "prompt_len", "num_decodes", "batch")  # where `load_serving` has them
@@ -158,7 +158,7 @@ def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) ->
             is_measured = not math.isnan(value.measured)
             remarks = remarks_on(claim.experiment, device) if is_measured else []
             is_fitted = device.startswith(f"{load.SIMULATED}{claim.fitted}")
-            row = {name: getattr(claim, name) for name in OWN} | value._asdict()
+            row = {name: getattr(claim, name) for name in COPIED} | value._asdict()
             row |= {"device": device, "expected": f"{claim.direction} {claim.expected:g}"}
             row |= {"mark": FITTED if is_fitted else "", "verdict": claim.judge(value)}
             judged.append({**row, "note": "; ".join([reason or claim.caveat, *remarks])})

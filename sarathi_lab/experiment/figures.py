@@ -20,7 +20,7 @@ from sarathi_lab.experiment.registry import COUNTED, FIGURES, KEYS, PAPERS, Erro
 from sarathi_lab.results import load
 
 COLUMNS = ["figure", *KEYS, "y", "unit", "source", "device", "uncertainty"]
-# What was simulated, in columns of its own; empty for the paper's points and a device's.
+# What was simulated, in separate columns; empty for the paper's points and a device's.
 LABELS = ["hardware", "level", "model", "method"]
 ERRORS = ["row", "device", "points", "mean", "largest", "stated"]
 ERRORS += ["aim_mean", "aim_largest", "verdict"]
@@ -128,7 +128,7 @@ def by_folder(tables: Iterable[pd.DataFrame]) -> dict[str, pd.DataFrame]:
     level = ("-" + rows.level).where(rows.level != "analytic", "")
     folders = load.SIMULATED + rows.hardware + level
     return {
-        str(name): own.reset_index(drop=True) for name, own in rows.groupby(folders, sort=False)
+        str(name): table.reset_index(drop=True) for name, table in rows.groupby(folders, sort=False)
     }
 
 
@@ -137,11 +137,11 @@ def compare(points: pd.DataFrame) -> pd.DataFrame:
 
     Points that the paper does not show are left out, as are GPUs that it did not use.
     """
-    own = points[points.source == "paper"].rename(columns={"y": "paper"})
+    stated = points[points.source == "paper"].rename(columns={"y": "paper"})
     predicted = points[points.source == "simulated"]
     papers = {(name, on.hardware) for name in PAPERS for on in FIGURES[name].papers}
     is_papers = [pair in papers for pair in zip(predicted.figure, predicted.hardware, strict=True)]
-    both = predicted[is_papers].merge(own[["figure", *KEYS, "paper"]], on=["figure", *KEYS])
+    both = predicted[is_papers].merge(stated[["figure", *KEYS, "paper"]], on=["figure", *KEYS])
     return both.assign(error=both.y / both.paper - 1)
 
 

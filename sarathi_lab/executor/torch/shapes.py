@@ -205,7 +205,7 @@ class CudaGraphs(NoGraphs):
 
     def capture(self, key: Hashable, work: Callable[[], object]) -> None:
         graph = torch.cuda.CUDAGraph()
-        # The outer context: torch keeps its own stream current where a capture fails.
+        # The outer context: torch keeps its stream current where a capture fails.
         current = torch.cuda.stream(torch.cuda.current_stream())
         with current, torch.cuda.graph(graph, pool=self._pool):
             work()
