@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -41,7 +41,7 @@ SWITCHES = (
 WITH_VALUE = ("--cfg -c", "--package -p", "--config-dir -cd")
 SHOWING = ("help", "hydra_help", "version", "cfg", "info", "shell_completion")
 LAUNCHERS = ("basic", "joblib", "ray", "submitit_local", "submitit_slurm")
-SWEEPERS = ("lab", "optuna_search")
+PLUGINS = {"hydra/launcher": LAUNCHERS, "hydra/sweeper": ("lab", "optuna_search")}
 MOST_JOBS = 10_000  # of a sweep; all of them are checked before the first one runs
 MOST_NAMES = 1000  # of options of a group that are looked at
 
@@ -166,21 +166,12 @@ def check_names(settings: Sequence[str]) -> None:
     known, folders = [*CHOICES, *top_level()], folders_of(settings)
     for override in OverridesParser.create().parse_overrides(list(settings)):
         name = override.key_or_group
-        if override.type != OverrideType.CHANGE:
-            continue
-        if name == "hydra/launcher":
-            for value in _values(override):
-                require_one_of(name, value, LAUNCHERS)
-        elif name == "hydra/sweeper":
-            require_one_of(name, override.value(), SWEEPERS)
-        elif override.is_hydra_override():
-            continue
-        elif name.partition(".")[0] not in known:
+        options = option_files(name, folders) if name in CHOICES else PLUGINS.get(name, ())
+        for value in _values(override) if options else ():
+            if value not in ("null", "None"):
+                require_one_of(name, value, options)
+        if not override.is_hydra_override() and name.partition(".")[0] not in known:
             raise unknown_name(name, known, "a setting")
-        elif name in CHOICES:
-            for value in _values(override):
-                if value not in ("null", "None"):
-                    require_one_of(name, value, option_files(name, folders))
 
 
 def _values(override: Override) -> list[str]:
@@ -269,10 +260,8 @@ def combine(settings: Sequence[Override]) -> list[tuple[str, ...]]:
         elif setting.is_sweep_override():
             fix = f"name them, as in {key}=1,2, or add hydra/sweeper=optuna_search"
             raise UserError(f"{line} has no end of values; {fix}")
-        if not values[key]:
-            raise UserError(f"{line} names no value; name at least one")
         num_jobs *= len(values[key])
-        if num_jobs > MOST_JOBS:
-            fix = "name fewer values, or let hydra/sweeper=optuna_search choose"
-            raise UserError(f"{line} makes a sweep of more than {MOST_JOBS} runs; {fix}")
+        if not 0 < num_jobs <= MOST_JOBS:
+            fix = "name other values, or let hydra/sweeper=optuna_search choose"
+            raise UserError(f"{line} makes a sweep of 0, or of more than {MOST_JOBS} runs; {fix}")
     return list(product(*values.values()))

@@ -6,8 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,61 +33,41 @@ def print_place(what: str, where: Path | str) -> None:
     console().print(f"{what:<7} {where}", soft_wrap=True)
 
 
-@dataclass
-class _Phase:
-    """A phase of the work, of `total` steps (None: unknown)."""
-
-    what: str
-    total: float | None
-    unit: str
-    done: float = 0.0
-    start: float = field(default_factory=lambda: time.monotonic())
-
-    def advance(self, steps: float) -> None:
-        self.done += steps
-
-    def line(self) -> str:
-        """What is done, the time that it took, and the time left at this pace."""
-        elapsed = time.monotonic() - self.start
-        if self.total is None:
-            return f"  {self.what}, {duration(elapsed)}"
-        steps = f"{min(self.done, self.total):,.0f} of {self.total:,.0f} {self.unit}".rstrip()
-        text = f"  {self.what}: {steps}, {duration(elapsed)}"
-        if 0 < self.done < self.total:
-            text += f", about {duration(elapsed * (self.total / self.done - 1))} left"
-        return text
-
-
 @contextmanager
 def progress_of(
     what: str, total: float | None = None, unit: str = ""
 ) -> Iterator[Callable[[float], None]]:
-    """Show how much of `total` steps is done, and the time left: on a terminal by a bar; elsewhere,
-    for Slurm, CI and `| tee`, by a line every `LINE_SECONDS`. Yields the function to call with the
-    steps just done.
+    """Show how much of `total` steps (None: unknown) is done, and the time left: on a terminal by a
+    bar; elsewhere, for Slurm, CI and `| tee`, by a line every `LINE_SECONDS`. Yields the function
+    to call with the steps just done.
     """
-    phase = _Phase(what, total, unit)
-    shown: AbstractContextManager[None]
+    done, start = 0.0, time.monotonic()
+
+    def advance(steps: float) -> None:
+        nonlocal done
+        done += steps
+
+    def print_line() -> None:
+        elapsed = time.monotonic() - start
+        steps = f": {min(done, total):,.0f} of {total:,.0f} {unit}".rstrip() if total else ""
+        text = f"  {what}{steps}, {duration(elapsed)}"
+        if total and 0 < done < total:
+            text += f", about {duration(elapsed * (total / done - 1))} left"
+        print(text, flush=True)
+
     if not sys.stdout.isatty():
-        shown = repeated(lambda: print(phase.line(), flush=True), LINE_SECONDS)
+        with repeated(print_line, LINE_SECONDS):
+            yield advance
+    elif total is None:
+        yield advance
     else:
-        shown = nullcontext() if total is None else _bar(phase)
-    with shown:
-        yield phase.advance
+        from rich.progress import Progress
 
-
-@contextmanager
-def _bar(phase: _Phase) -> Iterator[None]:
-    from rich.progress import Progress
-
-    with Progress(console=console(), auto_refresh=False, transient=True) as bar:
-        task = bar.add_task(f"  {phase.what}", total=phase.total)
-
-        def draw() -> None:  # some milliseconds, where a step may take less: not at every step
-            bar.update(task, completed=phase.done, refresh=True)
-
-        with repeated(draw, BAR_SECONDS):
-            yield
+        # Drawing takes milliseconds, where a step may take less: it is not done at every step.
+        with Progress(console=console(), auto_refresh=False, transient=True) as bar:
+            task = bar.add_task(f"  {what}", total=total)
+            with repeated(lambda: bar.update(task, completed=done, refresh=True), BAR_SECONDS):
+                yield advance
 
 
 @contextmanager

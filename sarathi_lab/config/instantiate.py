@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import pickle
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,22 +64,15 @@ def build(node: DictConfig | ListConfig, kind: Any = object) -> Any:
     try:
         built = instantiate(node, _convert_="all")
     except InstantiationException as error:
-        if isinstance(error.__cause__, UserError):
-            raise error.__cause__ from None
-        # A parameter deleted with `~`, or of an unexpected kind.
-        if isinstance(error.__cause__, TypeError):
-            raise UserError(_explained(node, error.__cause__)) from None
+        if isinstance(cause := error.__cause__, UserError):
+            raise cause from None
+        if isinstance(cause, TypeError):  # of a parameter deleted with `~`, or of another kind
+            fix = "put back or correct its settings"
+            raise UserError(f"{dict(node)['_target_']}: {cause}; {fix}") from None
         raise
     if not isinstance(built, kind):
         raise UserError(f"_target_={type(built).__name__} is no {kind.__name__}; name one")
     return built
-
-
-def _explained(node: Any, error: TypeError) -> str:
-    """Return one line for a constructor's error about its arguments."""
-    if missing := re.search(r"(\w+)\.__init__\(\) missing \d+ required .*?: (.*)", str(error)):
-        return f"{missing[1]} needs {missing[2]}; put it back (its file lacks it, or ~ removed it)"
-    return f"{node.get('_target_')}: {error}; correct its settings"
 
 
 def class_of(cfg: Mapping[Any, Any], group: str) -> type:
@@ -92,10 +84,8 @@ def class_of(cfg: Mapping[Any, Any], group: str) -> type:
             return found
     except Exception as error:  # any of importing a user's module
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-    raise UserError(
-        f"{group}._target_={target} can't be imported ({reason}); name a class as "
-        "module.Class, with the module in the current folder or installed"
-    )
+    fix = "name a class as module.Class, with the module in the current folder or installed"
+    raise UserError(f"{group}._target_={target} can't be imported ({reason}); {fix}")
 
 
 def parameters_of(cls: type) -> list[str] | None:
@@ -127,8 +117,7 @@ def fit_targets(cfg: DictConfig, settings: Sequence[str]) -> None:
     for group in nodes:
         if (valid := parameters_of(class_of(cfg, group))) is None:
             continue
-        keys = [str(key) for key in cfg[group] if not str(key).startswith("_")]
-        for key in (key for key in keys if key not in valid):
+        for key in [one for one in cfg[group] if one not in valid and not one.startswith("_")]:
             name = f"{group}.{key}"
             if f"{group}._target_" not in named or name in named:
                 raise unknown_name(name, [f"{group}.{one}" for one in valid], "a parameter")
@@ -156,10 +145,8 @@ def check_structure(cfg: DictConfig) -> None:
     if cfg.limit is not None:
         require_number("limit", cfg.limit, above=0, fix="use seconds, or null for none")
     if not OmegaConf.is_list(cfg.baselines):
-        raise UserError(
-            f"baselines={cfg.baselines} is not a list; write baselines=[orca], or baselines=[] "
-            "for none"
-        )
+        fix = "write baselines=[orca], or baselines=[] for none"
+        raise UserError(f"baselines={cfg.baselines} is not a list; {fix}")
 
 
 def _check_keys(node: Any, known: Collection[str], prefix: str) -> None:
@@ -219,7 +206,7 @@ class Job:
 
     def in_round(self, number: int) -> Self:
         """A copy for a round of the sweep, as composing takes longer."""
-        composed, setting = copied(self.composed), f"{ROUND}={number}"
+        composed, setting = self.composed.copy(), f"{ROUND}={number}"
         with read_write(composed):
             composed[ROUND] = number
             composed.hydra.overrides.task.append(setting)
@@ -228,20 +215,17 @@ class Job:
     def refuse_unread(self) -> None:
         """Refuse what its task does not read, and a short name that no chosen option reads."""
         task = class_of(self.cfg, "task")
-        own: Collection[str] | None = getattr(task, "reads", None)
+        read: Collection[str] | None = getattr(task, "reads", None)
         of_all = (*READ_BY_ALL_TASKS, *(OF_RUNS if getattr(task, "has_runs", False) else ()))
-        groups: Sequence[str]
         for setting in self.settings:
             name = re.split(r"[./]", name_of(setting))[0]
-            if own is not None and name not in (*own, *of_all):
-                groups, reader, also = ("task",), self.reader("task"), own
+            if read is not None and name not in (*read, *of_all):
+                reader = task.__name__
             elif name in READ_BY and not self.reads(name):
-                groups, reader, also = READ_BY[name], self.reader(name), ()
+                reader = self.reader(name)
             else:
                 continue
-            read = [one for group in groups for one in parameter_names(self.cfg[group], group)]
-            fix = f"drop it ({reader} reads {', '.join([*read, *also]) or 'nothing'})"
-            raise UserError(f"{setting} has no effect: {reader} does not read {name}; {fix}")
+            raise UserError(f"{setting} has no effect: {reader} does not read {name}; drop it")
 
 
 def option_files(group: str, folders: Sequence[Path] | None = None) -> dict[str, Path]:
@@ -251,10 +235,8 @@ def option_files(group: str, folders: Sequence[Path] | None = None) -> dict[str,
     if folders is None:
         sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
         folders = [Path(source.path) for source in sources if source.schema == "file"]
-    paths = [
-        path for folder in (*reversed(folders), CONF) for path in folder.glob(f"{group}/*.yaml")
-    ]
-    return dict(sorted((path.stem, path) for path in paths))
+    found = [folder.glob(f"{group}/*.yaml") for folder in (*reversed(folders), CONF)]
+    return dict(sorted((path.stem, path) for paths in found for path in paths))
 
 
 def make_loader() -> ConfigLoader:
@@ -266,8 +248,7 @@ def make_loader() -> ConfigLoader:
 
 def read_option(group: str, path: Path) -> DictConfig:
     """The settings in an option's file, those of its defaults list included."""
-    node = OmegaConf.load(path)
-    assert isinstance(node, DictConfig)
+    node: Any = OmegaConf.load(path)
     if "defaults" not in node:
         return node
     settings = [f"hydra.searchpath=['file://{path.parents[1]}']", f"{group}={path.stem}"]
@@ -281,12 +262,5 @@ def load_option(group: str, name: str) -> Any:
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
     """The configuration as plain values, all interpolations filled in."""
-    container = OmegaConf.to_container(cfg, resolve=True)
-    assert isinstance(container, dict)
-    return {str(key): value for key, value in container.items()}
-
-
-def copied(cfg: DictConfig) -> DictConfig:
-    """A copy, in a third of the time that OmegaConf's own takes."""
-    copy: DictConfig = pickle.loads(pickle.dumps(cfg))
-    return copy
+    container: Any = OmegaConf.to_container(cfg, resolve=True)
+    return dict(container)

@@ -54,8 +54,8 @@ class LabSweeper(Sweeper):
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
         self.hydra_context, self.config = hydra_context, config
-        copy = instantiate.copied(config)  # as it makes Hydra's node read-only
-        HydraConfig.instance().set_config(copy)  # where options of added folders are found
+        # Where options of added folders are found; it makes Hydra's node read-only.
+        HydraConfig.instance().set_config(config.copy())
         self._task_function: Callable[..., Any] = task_function
 
     def sweep(self, arguments: list[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.errors import UserError, require_bool, require_int, require_one_of
-from sarathi_lab.config.instantiate import build, copied, option_files, read_option, resolved
+from sarathi_lab.config.instantiate import build, option_files, read_option, resolved
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Backend, Executor, Sizes
 from sarathi_lab.engine.loop import no_groups
@@ -81,7 +81,7 @@ class Plan:
 def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
     """Return the plan of a run, and those of its baselines by name, which differ in the policy."""
     run = _parts(cfg)
-    plan, options, baselines, cfg = _fitted(run), option_files("policy"), {}, copied(cfg)
+    plan, options, baselines, cfg = _fitted(run), option_files("policy"), {}, cfg.copy()
     for name in cfg.baselines:
         if name not in options:
             raise UserError(f"baselines: {name} is not a policy; use some of {', '.join(options)}")
@@ -104,7 +104,7 @@ def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
 
 def changed(cfg: DictConfig, **settings: object) -> DictConfig:
     """Return `cfg` with other values of settings, or other nodes."""
-    cfg = copied(cfg)
+    cfg = cfg.copy()
     cfg.update(settings)
     return cfg
 

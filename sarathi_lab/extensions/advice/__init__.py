@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import listed, whole
 from sarathi_lab.config.errors import UserError, require_int
-from sarathi_lab.config.instantiate import build, copied
+from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
@@ -94,7 +94,7 @@ class Advise(Task):
                 )
         cost_of(cfg)
         policy_of_chunk(cfg)
-        cfg = copied(cfg)
+        cfg = cfg.copy()
         cfg.policy[build(cfg.policy).budget_field] = AUTO
         plan = make_plan(cfg, self.chunks)
         assert plan.advice is not None
