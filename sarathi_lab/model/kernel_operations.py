@@ -22,6 +22,7 @@ class KernelOperations(Operations):
     """
 
     wants_masks = False
+    mix = staticmethod(mixture_of_experts)
 
     def __init__(self, spec: ModelSpec, inverse_frequencies: Tensor, hybrid: Hybrid) -> None:
         super().__init__(spec, inverse_frequencies, torch.float32)
@@ -49,12 +50,6 @@ class KernelOperations(Operations):
     def expand(self, x: Tensor, up: nn.Linear) -> Tensor:
         activate = gated_activation if self.spec.gated_ffn else activation_
         return activate(up(x), self.spec.activation)
-
-    def experts(self, x: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        top_k, normalised = self.spec.experts_per_token, self.spec.normalise_experts
-        return mixture_of_experts(
-            x, router_logits, gate_up, down, top_k=top_k, normalised=normalised
-        )
 
     def greedy(self, logits: Tensor) -> Tensor:
         return greedy(logits)

@@ -114,6 +114,7 @@ class NativeOperations(Operations):
     """
 
     wants_masks = False
+    mix = staticmethod(experts)
 
     def __init__(self, model: Transformer, *, is_whole: bool = True) -> None:
         super().__init__(model.spec, model.inverse_frequencies, model.dtype)
@@ -157,18 +158,6 @@ class NativeOperations(Operations):
         width = up.packed.out_features
         gate, raised = (half.flatten(1)[:, :width] for half in pairs.unbind(2))
         return gated_activate_(gate, raised, self.spec.activation)
-
-    def experts(
-        self,
-        x: Tensor,
-        router_logits: Tensor,
-        gate_up: Tensor | PackedLinear,
-        down: Tensor | PackedLinear,
-    ) -> Tensor:
-        assert isinstance(gate_up, PackedLinear), "the weights are packed"
-        assert isinstance(down, PackedLinear), "the weights are packed"
-        top_k, normalised = self.spec.experts_per_token, self.spec.normalise_experts
-        return experts(x, router_logits, gate_up, down, top_k=top_k, normalised=normalised)
 
     def greedy(self, logits: Tensor) -> Tensor:
         return library.greedy(logits.float().contiguous(), NAN_TOKEN)

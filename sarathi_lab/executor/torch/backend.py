@@ -87,7 +87,7 @@ class TorchBackend:
         check_fields(self, "executor.")
         self._check_device()
         if self.dtype == checks.INT8:
-            checks.check_int8(self.weights, self.tensor_parallel, self.uses_gpus, self.uses_kernels)
+            checks.check_int8(self.weights, self.uses_gpus, self.uses_kernels)
         if self._several is not None:
             self._several.check_settings(self)
         require_isa(self.isa, is_wanted=self.wants_native)

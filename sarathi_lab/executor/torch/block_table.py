@@ -46,7 +46,11 @@ class BlockTable:
         """Write the blocks of `sequences` to their `rows` where `kv_lens` tokens need more."""
         lacking = (self._num_written[rows] * self.block_size < kv_lens).nonzero()[0]
         for i, row in zip(lacking.tolist(), rows[lacking].tolist(), strict=True):
-            self._write(row, sequences[i].block_ids)
+            block_ids, first = sequences[i].block_ids, int(self._num_written[row])
+            if len(block_ids) > self._ids.shape[1]:
+                self._resize(len(self._ids), 2 * len(block_ids))
+            self._ids[row, first : len(block_ids)] = block_ids[first:]
+            self._num_written[row] = len(block_ids)
 
     def slots(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the cache slots of the tokens at `positions` of the sequences in `rows`."""
@@ -70,13 +74,6 @@ class BlockTable:
         for sequence in missing:
             row = self._row_of[sequence] = self._free.pop()
             self._ids[row], self._num_written[row] = 0, 0
-
-    def _write(self, row: int, block_ids: list[int]) -> None:
-        first, last = int(self._num_written[row]), len(block_ids)
-        if last > self._ids.shape[1]:
-            self._resize(len(self._ids), 2 * last)
-        self._ids[row, first:last] = block_ids[first:]
-        self._num_written[row] = last
 
     def _resize(self, num_rows: int, num_columns: int) -> None:
         more = num_rows - len(self._ids)

@@ -23,9 +23,7 @@ FIX = "use executor.kernels=torch"
 ISAS = ("auto", *NEEDED)
 
 
-def check_int8(
-    weights: WeightDtype, tensor_parallel: int, uses_gpus: bool, uses_kernels: bool
-) -> None:
+def check_int8(weights: WeightDtype, uses_gpus: bool, uses_kernels: bool) -> None:
     """Raise UserError where products in int8 do not run."""
     refusals = {
         "it needs a CPU; use executor.weights=fp8 or dtype=bfloat16": uses_gpus,
@@ -33,8 +31,6 @@ def check_int8(
         f"executor.weights={weights} is another type of the same weights; leave one of them out": (
             weights != "auto"
         ),
-        f"executor.tensor_parallel={tensor_parallel} cuts the rows of its scales; use "
-        "executor.pipeline_parallel or dtype=bfloat16": tensor_parallel > 1,
     }
     for reason in filter(refusals.get, refusals):
         raise UserError(f"dtype=int8 does not run here: {reason}")

@@ -70,9 +70,8 @@ def token_ids_of(sequence: SequenceState, start: int, end: int) -> NDArray[np.in
         )
     prompt = request.prompt_token_ids[start : min(end, prompt_len)]
     output = sequence.output_token_ids[max(0, start - prompt_len) : max(0, end - prompt_len)]
-    known = [np.asarray(prompt, dtype=np.int64), np.asarray(output, dtype=np.int64)]
     drafts = sequence.draft_token_ids[: max(0, end - sequence.num_known)]
-    return np.concatenate([*known, np.asarray(drafts, dtype=np.int64)] if drafts else known)
+    return np.concatenate([prompt, output, drafts], dtype=np.int64, casting="unsafe")
 
 
 class Fields:

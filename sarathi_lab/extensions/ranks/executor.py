@@ -202,9 +202,10 @@ def check_settings(backend: TorchBackend) -> None:
             f"executor.profile={backend.profile} looks into one device, not {ranks.description}; "
             "leave it out"
         )
-    if backend.weights != "auto" and ranks.tensor > 1:
+    if ranks.tensor > 1 and (backend.weights != "auto" or backend.dtype == "int8"):
+        setting = "dtype=int8" if backend.dtype == "int8" else f"executor.weights={backend.weights}"
         raise UserError(
-            f"executor.weights={backend.weights} has scales of whole rows, which "
+            f"{setting} has scales of whole rows, which "
             f"executor.tensor_parallel={ranks.tensor} cuts; use executor.pipeline_parallel"
         )
     degrees = f"executor.tensor_parallel={ranks.tensor} times executor.pipeline_parallel="
