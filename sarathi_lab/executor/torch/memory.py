@@ -86,10 +86,10 @@ class Memory:
         free = USABLE_WHEN_FILLED[self.device.type] * free_memory_bytes(self.device)
         num_blocks = int((free - self.weights) // (self.token_bytes * block_size))
         if num_blocks < 1:
-            self.check(block_size, 0)
             raise UserError(
-                f"model {self.spec.name} leaves no room for KV on {self.device_name}; take a "
-                "smaller model"
+                f"model {self.spec.name} with {self.weights / 1e9:.1f} GB of weights leaves no "
+                f"room for KV on {self.device_name}, of which {free / 1e9:.1f} GB are for both; "
+                "take a smaller model"
             )
         return num_blocks
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import compress, pairwise
+from itertools import compress
 from operator import getitem
 from typing import Any
 
@@ -259,22 +259,16 @@ class Packer:
         views, device, block_size = self.host.views, model.device, self._table.block_size
         table, kv_lens = views["block_table"], views["kv_lens"]
         beyond = np.arange(1, table.shape[1]) * block_size >= kv_lens[:, None]
-        are_neighbours = (beyond | (table[:, 1:] - table[:, :-1] == 1)).all(axis=1)
-        rows = zip(
-            pairwise(views["query_starts"].tolist()),
-            kv_lens.tolist(),
-            table[:, 0].tolist(),
-            are_neighbours.tolist(),
-            strict=True,
-        )
-        segments = []
-        for i, ((start, end), kv_len, first, is_slice) in enumerate(rows):
+        are_neighbours = (beyond | (table[:, 1:] - table[:, :-1] == 1)).all(axis=1).tolist()
+        starts, firsts, segments = views["query_starts"].tolist(), table[:, 0].tolist(), []
+        for i, kv_len in enumerate(kv_lens.tolist()):
             number = -(-kv_len // block_size)
             # Neighbouring blocks as a slice, which attention reads without copying; else an index.
-            blocks: slice | Tensor = slice(first, first + number)
-            if not is_slice:
+            blocks: slice | Tensor = slice(firsts[i], firsts[i] + number)
+            if not are_neighbours[i]:
                 blocks = torch.from_numpy(table[i, :number].astype(np.int64)).to(device)
-            segments.append(Segment(start, end - start, kv_len, blocks, first_key=0, mask=None))
+            num_queries = starts[i + 1] - starts[i]
+            segments.append(Segment(starts[i], num_queries, kv_len, blocks, 0, None))
         fields = {
             name: torch.from_numpy(views[name].astype(np.int64)).to(device)
             for name in ("token_ids", "positions", "slots", "emit_rows")
