@@ -257,9 +257,8 @@ def _advice(plan: Plan, chunks: Sequence[int] | None) -> Advice:
     # Baselines that the run does not have need not fit the cache.
     baselines = tuple(name for name in BASELINES if name in plan.config["baselines"])
     slo = plan.targets.slo.resolved(slo_reference(plan, SimulatedExecutor(predictor)))
-    cache = (engine.num_blocks, engine.block_size, plan.max_model_len)
-    plain = EngineConfig(plan.policy, engine.batch_size, *cache)
-    prediction = Prediction(load.requests, plain, predictor, baselines, slo if slo.bounds else None)
+    slo_of_bounds = slo if slo.bounds else None
+    prediction = Prediction(load.requests, engine, predictor, baselines, slo_of_bounds)
     return advise(prediction, TILE, policy=plan.policy.with_budget, chunks=chunks)
 
 

@@ -96,34 +96,28 @@ def test_every_cell_is_within_the_bounds(checkpoint, pieces, expected, kv_dtype,
         assert result.top1_agreement > (0.999 if kv_dtype == "auto" else 0.95)
 
 
-def test_weights_in_8_bits_are_within_theirs_however_a_text_is_cut(checkpoint, pieces, expected):
-    executor = executor_of(checkpoint, "auto", weights="fp8")
-    for cuts, num_mates in CELLS:
-        result = compared(executor, pieces, expected, cuts, num_mates)
-        assert 1e-6 < result.kl < WEIGHTS_BOUND, (cuts, num_mates)
-        assert abs(result.nll_increase) < 3e-3
-        assert result.top1_agreement > 0.95
-    for module in executor.model.modules():
-        if isinstance(module, Fp8Linear):
-            module.scales.copy_(module.scales.roll(1, -1))  # each of the neighbouring channel
-    assert compared(executor, pieces, expected, Cuts(33, 5)).kl > 10 * WEIGHTS_BOUND
-
-
-@pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_library)])
-def test_products_in_int8_are_within_theirs_however_a_text_is_cut(
-    checkpoint, pieces, expected, kernels
+@pytest.mark.parametrize(
+    ("settings", "bound"),
+    [
+        ({"weights": "fp8"}, WEIGHTS_BOUND),
+        ({"dtype": "int8"}, INT8_BOUND),
+        pytest.param({"dtype": "int8", "kernels": "native"}, INT8_BOUND, marks=needs_library),
+    ],
+)
+def test_products_in_8_bits_are_within_theirs_however_a_text_is_cut(
+    checkpoint, pieces, expected, settings, bound
 ):
-    executor = executor_of(checkpoint, "auto", kernels, dtype="int8")
+    executor = executor_of(checkpoint, "auto", **settings)
     for cuts, num_mates in CELLS:
         result = compared(executor, pieces, expected, cuts, num_mates)
-        assert 1e-6 < result.kl < INT8_BOUND, (cuts, num_mates)
+        assert 1e-6 < result.kl < bound, (cuts, num_mates)
         assert abs(result.nll_increase) < 3e-3
         assert result.top1_agreement > 0.95
-    if kernels == "torch":
+    if "kernels" not in settings:  # each scale of the neighbouring channel
         for module in executor.model.modules():
-            if isinstance(module, Int8Linear):
-                module.scales.copy_(module.scales.roll(1, 0))  # each of the neighbouring channel
-        assert compared(executor, pieces, expected, Cuts(33, 5)).kl > 10 * INT8_BOUND
+            if isinstance(module, Fp8Linear | Int8Linear):
+                module.scales.copy_(module.scales.roll(1, -1))
+        assert compared(executor, pieces, expected, Cuts(33, 5)).kl > 10 * bound
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
