@@ -23,13 +23,6 @@ from sarathi_lab.tasks import figures
 from sarathi_lab.tasks.figures import main
 
 
-@pytest.fixture(scope="module")
-def points() -> pd.DataFrame:
-    """What the paper says and the simulator computes, on whatever devices results are recorded."""
-    found = points_of()
-    return found[found.source != "measured"]
-
-
 def test_it_writes_png_and_pdf(tmp_path):
     names = ("fig08", "batch_size")
     chosen = [word for name in names for word in ("--only", name)]
@@ -98,19 +91,6 @@ def test_the_verdict_is_that_of_the_claims_on_every_device_that_has_a_number():
     assert said == "- it gains (at least 2): cpu **2.5 (2 to 3, 96 %)** (holds)."
     said = verdict("fig08", pd.DataFrame([none]))
     assert said.endswith("No device has recorded results of it.")
-
-
-def test_a_measured_device_has_panels_of_its_own_with_intervals(points):
-    own = {**MEASURED, "y": 5.0, "low": 4.0, "high": 6.5, "device": "cpu, 30m"}
-    measured = pd.DataFrame([{**own, "source": "measured", "uncertainty": np.nan}])
-    both = pd.concat([points[points.figure == "fig08"], measured])
-    canvas = draw(FIGURES["fig08"].look, rows_of_points(both))
-    papers, measured = (ax for ax in canvas.axes if ax.has_data())
-    assert "measured on cpu, 30m" in measured.get_title()
-    assert "paper and simulated" in papers.get_title()
-    assert [line.get_ydata().tolist() for line in measured.get_lines()] == [[5.0]]
-    (interval,) = measured.collections
-    assert interval.get_segments()[0][:, 1].tolist() == [4.0, 6.5]
 
 
 def test_recorded_results_of_devices_are_among_the_points(monkeypatch):

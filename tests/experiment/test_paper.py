@@ -27,8 +27,6 @@ from sarathi_lab.experiment.figures import (
 from sarathi_lab.experiment.registry import FIGURES, KEYS, PAPERS, paper_jobs
 from sarathi_lab.experiment.scenario import Scenario, batch, lengths, request_times
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi
-from sarathi_lab.results.plots.figures import draw
-from sarathi_lab.results.table import rows_of_points
 from sarathi_lab.run import main
 
 # Every n-th point of these is computed again here, all of fig07, 08, 13 and table4 in tests/oracle.
@@ -75,28 +73,6 @@ def test_errors_stay_what_is_recorded(points):
         for table in (error_table(points), recorded)
     )
     pd.testing.assert_frame_equal(computed, recorded, rtol=1e-3, atol=1e-6, check_dtype=False)
-
-
-@pytest.mark.parametrize("figure", PAPERS)
-def test_every_figure_draws_a_line_for_each_series(points, figure):
-    shown = points[points.figure == figure]
-    look = FIGURES[figure].look
-    canvas = draw(look, rows_of_points(shown), is_all=True)
-    panels = [panel for panel in dict.fromkeys(shown.panel) if panel not in look.left_out]
-    if look.kind == "bar":  # by device, with the paper's marks
-        own = shown[shown.panel.isin(panels) & (shown.source != "paper")]
-        assert sum(len(ax.patches) for ax in canvas.axes) == len(own)
-        return
-    assert [ax.get_title() for ax in canvas.axes if ax.has_data()] == [
-        look.panel_name(name) for name in panels
-    ]
-    assert not any(re.search(r"[^,=] C=", ax.get_title()) for ax in canvas.axes)
-    for ax, panel in zip(canvas.axes, panels, strict=False):
-        own = shown[(shown.panel == panel) & (shown.series.isin(look.series) | (not look.series))]
-        lines = own.drop_duplicates(["series", "device"])
-        assert len(ax.get_lines()) == len(lines)
-        for line in ax.get_lines():
-            assert len(line.get_xdata())
 
 
 # -- verdicts --------------------------------------------------------------------------------------
