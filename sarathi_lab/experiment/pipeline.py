@@ -195,9 +195,10 @@ class PipelineFigure(Figure):
         if not isinstance(backend, SimulatedBackend):
             super().check(backend, spec, sizes)
             return
-        for parallel in (system.parallel for system in SYSTEMS.values()):
+        for parallel in dict.fromkeys(system.parallel for system in SYSTEMS.values()):
             tensor, stages = parallel.tensor, parallel.pipeline
-            replace(backend, tensor_parallel=tensor, pipeline_parallel=stages).check(spec, 0)
+            on = replace(backend, tensor_parallel=tensor, pipeline_parallel=stages)
+            super().check(on, spec, sizes)
 
     def bench(self, job: Job) -> tuple[ModelSpec, Hardware]:
         return job.spec, job.backend.hardware

@@ -157,8 +157,18 @@ class Figure:
 
     def check(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> None:
         """Raise UserError for a device without room, or a simulated one without a cost model."""
-        is_papers = self.has_paper and isinstance(backend, SimulatedBackend)
-        backend.check(spec, 0 if is_papers else self.least_room(spec, sizes))
+        if not (self.has_paper and isinstance(backend, SimulatedBackend)):
+            backend.check(spec, self.least_room(spec, sizes))
+            return
+        weights, hardware = spec.weight_bytes(backend.dtype_bytes), backend.hardware
+        memory = backend.num_devices * hardware.memory_bytes
+        if weights > memory:
+            raise UserError(
+                f"{self.name} needs {weights / 1e9:.1f} GB for the weights of {spec.name} alone, "
+                f"{backend.num_devices} x {hardware.name} have {memory / 1e9:.0f} GB; leave that "
+                "GPU or figure out"
+            )
+        backend.check(spec, 0)
 
     def measure(self, session: Session) -> Measured:
         """Measure on a real device: the table of points, and others by the end of their name."""

@@ -182,7 +182,10 @@ def test_a_figure_leaves_points_errors_and_a_picture_also_of_other_gpus(tmp_path
         (["task.figures=[fig99]"], r"task\.figures=fig99 is unknown \(did you mean fig09\?\)"),
         (["task.gpus=[]"], r"task\.gpus=\[\] is not a list"),
         (["chunk=256"], "chunk=256 has no effect: Figures does not read chunk"),
-        (["task.figures=[table4]", "task.gpus=[a40]"], r"33b needs 64.* GB for weights"),
+        (
+            ["task.figures=[table4]", "task.gpus=[a40]"],
+            r"needs 64.* GB for the weights of 33b alone",
+        ),
     ],
 )
 def test_bad_input_is_one_line(args, words, refused):
