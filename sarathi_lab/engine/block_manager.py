@@ -74,7 +74,7 @@ class BlockManager:
     def look_up(self, sequence: SequenceState) -> SequenceState:
         """Count the cached tokens of a waiting `sequence` as computed, and return it."""
         if self.prefix is not None:
-            sequence.num_computed = self.prefix.find(sequence) * self.block_size
+            sequence.num_computed = len(self.prefix.find(sequence)) * self.block_size
         return sequence
 
     def publish(self, chunks: Sequence[Chunk]) -> None:
@@ -93,8 +93,9 @@ class BlockManager:
         if self.prefix is None:
             return self.can_hold(num_tokens, watermark) and self.grow(sequence, num_tokens)
         found = self.prefix.find(sequence)
-        taken = self.prefix.num_taken(sequence, found)
-        fewer_free = self.blocks_for(num_tokens) - found + taken
+        # Of the blocks that it shares those without a holder are no longer free either.
+        num_taken = len(self.prefix.unused.keys() & found)
+        fewer_free = self.blocks_for(num_tokens) - len(found) + num_taken
         if fewer_free + self.watermark_blocks(watermark) > self.num_free:
             return False
         self.prefix.share(sequence, found)

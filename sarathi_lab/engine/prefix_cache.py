@@ -29,35 +29,27 @@ class PrefixCache:
         self.unused: OrderedDict[int, None] = OrderedDict()
         self._keys = [0] * num_blocks  # of each block that is cached
         # The last answer of `find`, as the first waiting sequence is looked up in every iteration.
-        self._last: tuple[SequenceState | None, int] = (None, 0)
+        self._last: tuple[SequenceState | None, list[int]] = (None, [])
 
-    def find(self, sequence: SequenceState) -> int:
-        """Count the cached blocks at the start of `sequence`, all but one token at most."""
-        last, at = self._last
+    def find(self, sequence: SequenceState) -> list[int]:
+        """Return the cached blocks at the start of `sequence`, all but one token at most."""
+        last, found = self._last
         if sequence is not last:
-            at = 0
+            found = []
         num_full = (sequence.num_known - 1) // self.block_size
-        keys = self._keys_of(sequence, num_full)
-        at += len(list(takewhile(self.blocks.__contains__, keys[at:num_full])))
-        self._last = (sequence, at)
-        return at
+        further = self._keys_of(sequence, num_full)[len(found) : num_full]
+        found += map(self.blocks.__getitem__, takewhile(self.blocks.__contains__, further))
+        self._last = (sequence, found)
+        return found
 
-    def num_taken(self, sequence: SequenceState, number: int) -> int:
-        """Count blocks without a holder among the first `number`, cached ones: no longer free once
-        shared.
-        """
-        shared = map(self.blocks.__getitem__, sequence.block_keys[:number])
-        return len(self.unused.keys() & shared)
-
-    def share(self, sequence: SequenceState, number: int) -> None:
-        """Let `sequence`, which holds no block, hold its first `number`, which are cached."""
-        block_ids = list(map(self.blocks.__getitem__, sequence.block_keys[:number]))
-        for block in self.unused.keys() & block_ids:
+    def share(self, sequence: SequenceState, found: list[int]) -> None:
+        """Let `sequence`, which holds no block, hold the result of `find`."""
+        for block in self.unused.keys() & found:
             del self.unused[block]
-        for block in block_ids:
+        for block in found:
             self.num_holders[block] += 1
-        sequence.block_ids += block_ids
-        sequence.num_published = number
+        sequence.block_ids += found
+        sequence.num_published = len(found)
 
     def publish(self, sequence: SequenceState) -> None:
         """Cache the computed full blocks of `sequence`, of equal blocks the first.
@@ -93,7 +85,7 @@ class PrefixCache:
 
     def evict(self, num_blocks: int) -> list[int]:
         """Evict `num_blocks` blocks without a holder, and return them."""
-        self._last = (None, 0)
+        self._last = (None, [])
         evicted = [self.unused.popitem(last=False)[0] for _ in range(num_blocks)]
         for block in evicted:
             del self.blocks[self._keys[block]]

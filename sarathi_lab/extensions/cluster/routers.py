@@ -51,7 +51,7 @@ def longest_prefix(schedulers: Sequence[Scheduler], request: Request) -> int:
 def cached_tokens(scheduler: Scheduler, sequence: SequenceState) -> int:
     """Count the tokens at the start of `sequence` that the instance has in its prefix cache."""
     prefix = scheduler.blocks.prefix
-    return 0 if prefix is None else prefix.find(sequence) * prefix.block_size
+    return 0 if prefix is None else len(prefix.find(sequence)) * prefix.block_size
 
 
 # Each makes the router of a run.
