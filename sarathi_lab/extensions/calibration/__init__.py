@@ -41,7 +41,7 @@ MAX_ERROR = 0.3  # mean of an operation's held-out rows
 
 @dataclass(frozen=True)
 class Calibrate(Task):
-    """Measurement of the model's operations on the device for up to `seconds`. Rows that contradict
+    """Measurement of the model's operations on the device for about `seconds`. Rows that contradict
     each other are not installed.
 
     Leaves `<name>.yaml`, a hardware file, and its operation tables, which
