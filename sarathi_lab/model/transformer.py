@@ -35,36 +35,29 @@ class KVCache:
         shape = (spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_size)
         stored = QUANTIZED.get(spec.kv_dtype, dtype)
         self.keys, self.values = (torch.empty(shape, device=device, dtype=stored) for _ in range(2))
-        self.key_scales: Tensor | None = None
-        self.value_scales: Tensor | None = None
-        if spec.kv_dtype in QUANTIZED:
-            scales = (torch.empty(shape[:-1], device=device, dtype=torch.float32) for _ in range(2))
-            self.key_scales, self.value_scales = scales
+        scales = (torch.empty(shape[:-1], device=device, dtype=torch.float32) for _ in range(2))
+        self.scales = list(scales) if spec.kv_dtype in QUANTIZED else []
+        # Parts of a block, each [num_layers, num_blocks, block_size, num_kv_heads, ...].
+        self.tensors = (self.keys, self.values, *self.scales)
         # Zeroed by hand: fresh pages would otherwise be mapped during the first iterations, and be
         # timed with them.
         for tensor in self.tensors:
             tensor.view(torch.uint8).zero_()
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Parts of a block, each [num_layers, num_blocks, block_size, num_kv_heads, ...]."""
-        all_tensors = (self.keys, self.values, self.key_scales, self.value_scales)
-        return tuple(tensor for tensor in all_tensors if tensor is not None)
-
-    @property
     def whole(self) -> tuple[Cache, Cache]:
         """Keys and values of all layers, as the operations take them."""
-        if self.key_scales is None or self.value_scales is None:
+        if not self.scales:
             return self.keys, self.values
-        keys = QuantizedCache(self.keys, self.key_scales)
-        return keys, QuantizedCache(self.values, self.value_scales)
+        keys, values = map(QuantizedCache, (self.keys, self.values), self.scales)
+        return keys, values
 
     def layers(self) -> Iterator[tuple[Cache, Cache]]:
         """Keys and values of one layer after another, as the operations take them."""
-        if self.key_scales is None or self.value_scales is None:
+        if not self.scales:
             return zip(self.keys, self.values, strict=True)
-        keys = map(QuantizedCache, self.keys, self.key_scales)
-        return zip(keys, map(QuantizedCache, self.values, self.value_scales), strict=True)
+        keys = map(QuantizedCache, self.keys, self.scales[0])
+        return zip(keys, map(QuantizedCache, self.values, self.scales[1]), strict=True)
 
 
 class EmptyLinear(nn.Linear):
