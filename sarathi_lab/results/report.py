@@ -76,12 +76,10 @@ def summary_table(
     """Return one run's main quantities, or all (`is_whole`), and their ratios to the baselines."""
     names = [name for name in HEADINGS if name in summary]
     shown = [name for name in names if is_whole or name in MAIN]
+    columns = {policy: "", **{f"/ {one}": f"_vs_{one}" for one in baselines}}
     rows = [
-        {
-            "": HEADINGS[name][0],
-            policy: cell(name, summary[name]),
-            **{f"/ {one}": _ratio(summary.get(f"{name}_vs_{one}")) for one in baselines},
-        }
+        {"": HEADINGS[name][0]}
+        | {column: cell(name + end, summary.get(name + end)) for column, end in columns.items()}
         for name in shown
     ]
     left_out = len(names) - len(shown)
@@ -219,20 +217,16 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     return [f"\n{words}."]
 
 
-def cell(name: str, value: float) -> str:
+def cell(name: str, value: float | None) -> str:
     """Format a quantity, or its ratio to a baseline."""
-    if pd.isna(value):
+    if value is None or math.isnan(value):
         return "-"
     if "_vs_" in name:
-        return _ratio(value)
+        return f"{value:.2f}x"
     if name == MARGINAL and value <= 0:
         return "noise"  # a difference of two times that are equal within the noise
     number, how = value * factor(name), HEADINGS[name][2]
     return amount(number) if how.endswith("g") else format(number, how)
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}x"
 
 
 def operation_display(table: pd.DataFrame) -> DisplayTable:
