@@ -195,10 +195,10 @@ def load(*places: str | Path) -> Results:
 def _load(place: str | Path) -> Results:
     path = Path(place)
     if path.is_file() and path.suffix in (".json", ".jsonl"):
-        found = import_module(CLIENT_FILES).read_benchmarks(path)
-        runs = pd.DataFrame([{**one.settings, **one.summary} for one in found])
-        requests = [partial(getattr, one, "requests") for one in found]
-        return Results(runs, found[0].settings, {"requests": requests})
+        benchmarks = import_module(CLIENT_FILES).read_benchmarks(path)
+        runs = pd.DataFrame([{**one.settings, **one.summary} for one in benchmarks])
+        requests = [partial(getattr, one, "requests") for one in benchmarks]
+        return Results(runs, benchmarks[0].settings, {"requests": requests})
     if files.find_runs(path):
         runs = files.load_runs(path)
         if runs.empty:

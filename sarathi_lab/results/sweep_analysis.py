@@ -70,11 +70,11 @@ def varied(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
     names = [name for name in names if swept[name].map(text).nunique() > 1]
     if is_one:
         return names
-    found: list[str] = []
+    chosen: list[str] = []
     for name in sorted(names, key=lambda name: "." in name):
-        if group_keys(swept, [*found, name]).nunique() > group_keys(swept, found).nunique():
-            found.append(name)
-    return found
+        if group_keys(swept, [*chosen, name]).nunique() > group_keys(swept, chosen).nunique():
+            chosen.append(name)
+    return chosen
 
 
 def find_column(runs: pd.DataFrame, name: str) -> str:
@@ -84,8 +84,8 @@ def find_column(runs: pd.DataFrame, name: str) -> str:
     ends = [str(one) for one in runs if str(one).endswith(f".{name}")]
     if len(ends) == 1:
         return ends[0]
-    found = [*varied(runs), *(one for one in SAMPLES if one in runs)]
-    known = ", ".join([*found, "throughput", "ttft_p50", "tbt_p99"])
+    settings = [*varied(runs), *(one for one in SAMPLES if one in runs)]
+    known = ", ".join([*settings, "throughput", "ttft_p50", "tbt_p99"])
     close = suggestion(name, [*map(str, runs)])
     what = f"is one of {', '.join(ends)}" if ends else "is no setting or quantity of these runs"
     raise UserError(f"{name} {what}{close}; use such as {known}")

@@ -78,6 +78,7 @@ def draw_sweep(
     hollow; a run without the setting on x is a line across. Raises UserError for an unknown name.
     """
     runs = runs.reset_index(drop=True)  # rows of concatenated tables may share a label
+    runs.attrs.clear()  # which each step would copy
     base = analysis.reference(runs)
     named = [y] if isinstance(y, str) else list(y or [])
     for ratio in (f"throughput_vs_{base}", *named):
@@ -93,8 +94,9 @@ def draw_sweep(
     facets = _values(runs, axes.facet) if axes.facet else ["-"]
     figure, grid = _grid(runs, axes, len(names), len(facets), num_names)
     panels_of = dict(zip(product(names, facets), grid, strict=False))
+    known = rows.dropna(subset=["value"]).sort_values("at", kind="stable")
     for (name, value), ax in panels_of.items():
-        panel = rows[(rows["quantity"] == name) & rows["facet"].isin([value, "-"])]
+        panel = known[(known["quantity"] == name) & known["facet"].isin([value, "-"])]
         for _, line in panel.groupby("series", sort=False):
             _draw_series(ax, line, is_listed=bool(listed), has_label=axes.hue is not None)
         if "_vs_" in name:
@@ -198,35 +200,27 @@ def _quantities(runs: pd.DataFrame, base: str | None, most: int) -> list[str]:
 
 def _draw_series(ax: Axes, rows: pd.DataFrame, *, is_listed: bool, has_label: bool) -> None:
     """Draw a series with its intervals, and what has no place on x as lines across."""
-    rows = rows.dropna(subset=["value"]).sort_values("at")
-    if rows.empty:
-        return
-    first = rows.iloc[0]
+    first, is_across = rows.iloc[0], rows["at"].isna()
     kind = "simulated" if first.get("executor") == "simulated" else "measured"
     look: dict[str, Any] = {"color": first["colour"], "ls": "" if is_listed else style.LINES[kind]}
     look["label"] = first["series"] if has_label else None
-    for _, row in rows[rows["at"].isna()].iterrows():
+    for _, row in rows[is_across].iterrows():
         ax.axhline(row["value"], **look)
         if row["num_samples"] > 1:
             ax.axhspan(row["low"], row["high"], color=look["color"], alpha=0.12, lw=0)
-    points = rows.dropna(subset=["at"])
+    points = rows[~is_across]
     if points.empty:
         return
-    ends = (points[["low", "high"]].sub(points["value"], axis=0) * [-1, 1]).clip(lower=0.0)
-    lengths = ends.where(points["num_samples"] > 1).to_numpy().T
-    look |= {"marker": first["marker"], "capsize": 2, "zorder": 3}
-    look["xerr" if is_listed else "yerr"] = lengths
-    x, y = (points["value"], points["at"]) if is_listed else (points["at"], points["value"])
-    ax.errorbar(x, y, **look)
-    hollow = {
-        "marker": first["marker"],
-        "color": first["colour"],
-        "mfc": "w",
-        "ls": "",
-        "zorder": 4,
-    }
-    is_open = ~points["is_decided"].astype(bool)
-    ax.plot(x[is_open], y[is_open], **hollow)
+    at, value, low, high = points[["at", *VALUES]].to_numpy(float).T
+    if (is_median := points["num_samples"].to_numpy() > 1).any():
+        lengths = np.clip([value - low, high - value], 0.0, None)
+        look["xerr" if is_listed else "yerr"] = np.where(is_median, lengths, math.nan)
+    x, y = (value, at) if is_listed else (at, value)
+    ax.errorbar(x, y, marker=first["marker"], capsize=2, zorder=3, **look)
+    is_open = ~points["is_decided"].to_numpy(bool)
+    if is_open.any():
+        hollow = {"color": first["colour"], "markerfacecolor": "w"}
+        ax.plot(x[is_open], y[is_open], first["marker"], zorder=4, **hollow)
 
 
 def _set_axes(ax: Axes, rows: pd.DataFrame, x: str, listed: Sequence[str]) -> None:
