@@ -12,6 +12,7 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from sarathi_lab.config.command_line import explained, read_arguments
@@ -58,7 +59,8 @@ def _main(args: Sequence[str]) -> int:
         return 0
     # With -m Hydra takes what it can't compose for a sweep, too, and so raises what is wrong there.
     args_of_hydra = [*([] if arguments.flags else ["-m"]), *arguments.of_hydra]
-    with explained(arguments.settings), _arguments_of_hydra(args_of_hydra):
+    kinds = () if arguments.flags else (HydraException,)  # the run may raise others
+    with explained(arguments.settings, *kinds), _arguments_of_hydra(args_of_hydra):
         run()
     return 0
 

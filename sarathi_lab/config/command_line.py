@@ -184,11 +184,14 @@ def _values(override: Override) -> list[str]:
 
 
 @contextmanager
-def explained(settings: Sequence[str]) -> Iterator[None]:
-    """Raise UserError for errors of Hydra and OmegaConf about `settings` in the block."""
+def explained(settings: Sequence[str], *kinds: type[Exception]) -> Iterator[None]:
+    """Raise UserError for errors about `settings` in the block: of these kinds, else for any of
+    Hydra and OmegaConf.
+    """
+    kinds = kinds or (HydraException, OmegaConfBaseException, ValueError)
     try:
         yield
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except kinds as error:
         raise _explain(error, settings) from None
 
 

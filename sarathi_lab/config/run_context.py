@@ -13,14 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import (
-    ExitStack,
-    contextmanager,
-    nullcontext,
-    redirect_stderr,
-    redirect_stdout,
-    suppress,
-)
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -223,25 +216,21 @@ class SweepRecord:
         """Find the sweep of the same jobs that `resume` names (a folder, or "true": the latest
         unfinished one below `output`). Raises UserError if there is none, or it is complete.
         """
-        if is_named := resume.lower() != "true":
-            records = [self.read(Path(resume))]
-        else:
-            paths = {
-                path.absolute() for path in [*Path(output).rglob(RECORD), self.folder / RECORD]
-            }
+        if resume.lower() == "true":
+            paths = {one.absolute() for one in [*Path(output).rglob(RECORD), self.folder / RECORD]}
             records = [record for path in paths if (record := self.find(path.parent))]
             records.sort(key=lambda record: record.started_at)
+        else:
+            records = [self.read(Path(resume))]
         same = [record for record in records if record.fingerprint == self.fingerprint]
         if unfinished := [record for record in same if not record.is_complete()]:
             return unfinished[-1]
-        if is_named and not same:
-            command = records[0].command
-            reason = f"has another configuration; repeat its command, {command}, or"
-        elif same:
-            reason = f"finds nothing left to run: {same[-1].folder} is complete;"
-        else:
-            reason = f"finds no unfinished sweep of this command below {output};"
-        raise UserError(f"resume={resume if is_named else 'true'} {reason} drop it to start one")
+        if resume.lower() != "true" and not same:
+            fix = f"repeat its command, {records[0].command}, or start a new sweep"
+            raise UserError(f"resume={resume} has another configuration; {fix}")
+        reason = f" below {output}" if not same else f": {same[-1].folder} is complete"
+        words = f"finds no unfinished sweep of this command{reason}; drop it to start one"
+        raise UserError(f"resume={'true' if resume == 'True' else resume} {words}")
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -249,7 +238,7 @@ class SweepRecord:
         if (alone := lock(self.folder / LOCK)) is None:
             raise UserError(f"resume={self.folder} is still running; wait for it and its jobs")
         alone.close()
-        with lock(self.folder / LOCK, shared=True) or nullcontext():
+        with lock(self.folder / LOCK, shared=True) or ExitStack():
             yield
 
 
@@ -273,7 +262,7 @@ class JobStatus(Callback):
         if hydra.mode != RunMode.MULTIRUN or hydra.runtime.choices["hydra/launcher"] == "basic":
             return
         # A job may outlive the command that started it.
-        alive = lock(Path(hydra.sweep.dir) / LOCK, shared=True) or nullcontext()
+        alive = lock(Path(hydra.sweep.dir) / LOCK, shared=True) or ExitStack()
         output = (Path(hydra.runtime.output_dir) / OUTPUT).open("w", buffering=1)
         for one in (alive, output, redirect_stdout(output), redirect_stderr(output)):
             self._stack.enter_context(one)

@@ -79,6 +79,8 @@ def test_a_failing_run_is_recorded_the_rest_goes_on_and_resume_repeats_only_it(o
     command = shlex.split(next(line for line in out.splitlines() if line.startswith("resume")))[1:]
     assert command == ["python", "-m", "sarathi_lab.run", f"resume={sweep}"]
 
+    with pytest.raises(ValueError, match="a bug with 128"):
+        main([*SCRIPTED[:-1], f"output={output}", "chunk=128"])
     assert main([*args, "batch=5", "resume=true"]) == 2
     assert "finds no unfinished sweep of this command" in capfd.readouterr().err
     assert main([*args, "batch=5", f"resume={sweep}"]) == 2
@@ -88,7 +90,7 @@ def test_a_failing_run_is_recorded_the_rest_goes_on_and_resume_repeats_only_it(o
     (output / "fail-128").unlink()
     assert main([*args, "resume=true"]) == 0
     assert {number: contents(sweep / str(number)) for number in (0, 2)} == finished
-    assert calls(output) == ["64", "128", "256", "128"]
+    assert calls(output) == ["64", "128", "256", "128", "128"]
     assert not (sweep / "1" / "failed.json").exists()
     assert result(sweep, 1)["chunk"] == 128
     out, _ = capfd.readouterr()

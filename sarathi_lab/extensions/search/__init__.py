@@ -6,7 +6,7 @@ import importlib.util
 import json
 import math
 from collections.abc import Mapping, Sequence
-from itertools import islice, product
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import optuna
 
 JOURNAL = "search.journal"
-MOST_VALUES = 10_000  # of a range of fractions, which are counted one by one
 
 
 class OptunaSearch(LabSweeper):
@@ -53,19 +52,15 @@ class OptunaSearch(LabSweeper):
             fix = "use a number such as 20"
             require_int(f"hydra.sweeper.{name}", getattr(self, name), minimum, fix)
         if importlib.util.find_spec("optuna") is None:
-            raise UserError(
-                "hydra/sweeper=optuna_search needs the package optuna, which is missing; pip "
-                "install optuna"
-            )
+            reason = "needs the package optuna, which is missing"
+            raise UserError(f"hydra/sweeper=optuna_search {reason}; pip install optuna")
 
     def make_jobs(self) -> tuple[list[Job], int]:
         """Compose the jobs at the ends of the search space, to check before anything runs."""
         self._check()
         if not self.swept:
-            raise UserError(
-                "hydra/sweeper=optuna_search has nothing to search; add a space such as "
-                "'chunk=range(128,1025,step=64)'"
-            )
+            fix = "add a space such as 'chunk=range(128,1025,step=64)'"
+            raise UserError(f"hydra/sweeper=optuna_search has nothing to search; {fix}")
         ends = [[f"{o.get_key_element()}={value}" for value in _ends(o)] for o in self.settings]
         jobs = [self.compose_job(one) for one in self.without_unread(list(product(*ends)))]
         for job in jobs:
@@ -96,11 +91,8 @@ class OptunaSearch(LabSweeper):
         self._report(study)
 
     def _job(self, fixed: Sequence[Override], params: Mapping[str, Any]) -> Job:
-        """The job of these values: the checked one if there is one."""
         settings = [f"{o.get_key_element()}={o.get_value_element_as_str()}" for o in fixed]
-        settings += [f"{key}={value}" for key, value in params.items()]
-        checked = (job for job in self.jobs if job.settings == tuple(settings) and job.prepared)
-        return next(checked, None) or self.compose_job(settings)
+        return self.compose_job([*settings, *(f"{key}={value}" for key, value in params.items())])
 
     def _study(self) -> optuna.Study:
         import optuna
@@ -126,10 +118,8 @@ class OptunaSearch(LabSweeper):
         path = self.record.job_dir(number) / "summary.json"
         summary = json.loads(path.read_text())
         if self.objective not in summary:
-            raise UserError(
-                f"hydra.sweeper.objective={self.objective} is not in {path}; use one of "
-                f"{', '.join(summary)}"
-            )
+            fix = f"use one of {', '.join(summary)}"
+            raise UserError(f"hydra.sweeper.objective={self.objective} is not in {path}; {fix}")
         return None if math.isnan(value := summary[self.objective]) else value
 
     def _report(self, study: optuna.Study) -> None:
@@ -167,42 +157,36 @@ def _key(params: Mapping[str, Any]) -> str:
 
 def _ends(override: Override) -> list[str]:
     """All values of a choice, the first and last of a range, the only one of what is no space."""
-    if not override.is_sweep_override():
-        return [override.get_value_element_as_str()]
-    if isinstance(space := override.value(), IntervalSweep):
-        return [str(space.start), str(space.end)]
-    if isinstance(space, RangeSweep):
-        return [str(_values(space)[0]), str(_values(space)[-1])]
-    return list(override.sweep_string_iterator())
+    if isinstance(space := override.value(), IntervalSweep | RangeSweep):
+        return [str(bound) for bound in _bounds(space)]
+    if override.is_sweep_override():
+        return list(override.sweep_string_iterator())
+    return [override.get_value_element_as_str()]
 
 
-def _values(space: RangeSweep) -> Sequence[float]:
-    """The values of range(...), ascending. Raises UserError if they are none, or too many."""
-    values = space.range()
-    few = values if isinstance(values, range) else list(islice(values, MOST_VALUES + 1))
-    if not few or (few is not values and len(few) > MOST_VALUES):
-        raise UserError(
-            f"range({space.start},{space.stop},{space.step}) has no value, or more than "
-            f"{MOST_VALUES}; exchange its ends, or use interval({space.start},{space.stop})"
-        )
-    return few if few[0] <= few[-1] else few[::-1]
+def _bounds(space: Any) -> tuple[Any, Any]:
+    """The least and the largest value of a space. Raises UserError if it has none."""
+    if isinstance(space, IntervalSweep):
+        return space.start, space.end
+    number = math.ceil((space.stop - space.start) / space.step)
+    if number < 1:
+        text = f"range({space.start},{space.stop},{space.step})"
+        raise UserError(f"{text} has no value; exchange its ends")
+    last = space.start + (number - 1) * space.step
+    return min(space.start, last), max(space.start, last)
 
 
 def _distribution(override: Override) -> optuna.distributions.BaseDistribution:
     """The space of a,b,c or choice(...); of range(start,stop,step); of interval(low,high)."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    space = override.value()
+    space: Any = override.value()
     if isinstance(space, ChoiceSweep):
         return CategoricalDistribution(list(override.sweep_string_iterator()))
-    options: dict[str, Any]
-    low: Any
-    high: Any
-    if isinstance(space, RangeSweep):
-        steps = _values(space)
-        low, high, options = steps[0], steps[-1], {"step": abs(space.step)}
+    low, high = _bounds(space)
+    if isinstance(space, IntervalSweep):
+        options: dict[str, Any] = {"log": "log" in space.tags}
     else:
-        assert isinstance(space, IntervalSweep)
-        low, high, options = space.start, space.end, {"log": "log" in space.tags}
+        options = {"step": abs(space.step)}
     is_whole = all(isinstance(value, int) for value in (low, high, options.get("step", 1)))
     return (IntDistribution if is_whole else FloatDistribution)(low, high, **options)
