@@ -62,6 +62,8 @@ class PrefillAware(Policy):
 
     seconds_per_token: float | None = number(None, above=0, fix="use seconds such as 3e-5")
     seconds_per_squared_token: float = number(0.0, minimum=0, fix="use seconds such as 1e-10")
+    watermark: float = 0.01
+    reserve: Reserve = "prompt"
 
     @cached_property  # read for every ranked prompt
     def prefill_cost(self) -> PrefillCost:
@@ -117,8 +119,6 @@ class Ranked(PrefillAware):
     deadline_factor: float = number(5.0, above=0, fix="use a factor such as 5")
     short_len: int = whole(256, minimum=1, fix="use tokens such as 256")
     reserve_tokens: int = whole(0, minimum=0, fix="use 0 to keep none")
-    watermark: float = 0.01
-    reserve: Reserve = "prompt"
 
     def check(self, batch_size: int, max_model_len: int) -> None:
         unread = [name for name, readers in READ.items() if self.order not in readers]
@@ -188,8 +188,6 @@ class DynamicChunks(PrefillAware):
     chunk: int = 8192
     smooth_factor: float = share(0.75, fix="use 0 for chunks that are alike, or 0.75")
     alignment: int = whole(64, minimum=1, fix="use the tokens of a page such as 64")
-    watermark: float = 0.01
-    reserve: Reserve = "prompt"
 
     def check(self, batch_size: int, max_model_len: int) -> None:
         if self.smooth_factor:
