@@ -4,7 +4,7 @@ replicas without one.
 Set-up of section 5.3: a backlog of 10,000 requests of 1K to 4K tokens (Zipf 0.4) at P:D = 10 on 8
 stages of 8 devices with micro-batches of 27, or on 8 replicas of 8 devices with batches of 11.
 
-On a device of one's own the iterations of its model are measured by operation, and a pipeline of
+On a real device the iterations of its model are measured by operation, and a pipeline of
 equal stages is simulated with these times; sending takes none. Replicas are left out.
 """
 
@@ -137,12 +137,12 @@ def at_points(curves: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for (panel, series), line in points.groupby(["panel", "series"]):
-        own = curves[(curves.panel == panel) & (curves.series == series)]
+        curve = curves[(curves.panel == panel) & (curves.series == series)]
         if panel == "a":
-            y = np.interp(line.x, own.y, own.x)
+            y = np.interp(line.x, curve.y, curve.x)
         else:
-            stretch = NUM_REQUESTS / len(own)
-            y = np.interp(line.x, own.x * stretch, own.y * stretch)
+            stretch = NUM_REQUESTS / len(curve)
+            y = np.interp(line.x, curve.x * stretch, curve.y * stretch)
         rows.append(line[["panel", "series", "x"]].assign(y=y))
     return pd.concat(rows, ignore_index=True)
 
@@ -185,7 +185,7 @@ class PipelineFigure(Figure):
 
     has_own_bench = is_partly_simulated = True
 
-    def paper_sizes(self, every: int = 1, own: Sizes | None = None) -> dict[str, Any]:
+    def paper_sizes(self, every: int = 1, stated: Sizes | None = None) -> dict[str, Any]:
         return {"paper": self.paper_points(), "every": every}
 
     def cases(self, spec: ModelSpec, sizes: Sizes) -> list[Round]:

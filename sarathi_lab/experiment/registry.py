@@ -120,9 +120,9 @@ class Figure:
         rank = points.groupby(["panel", "series"]).cumcount()
         return points[rank % every == 0]
 
-    def sizes(self, setup: str, own: Sizes | None = None) -> dict[str, Any]:
-        """Return the sizes of a set-up, `own` or conf/experiment's. Raises UserError for others."""
-        setups = sizes_of(self.name) if own is None else own
+    def sizes(self, setup: str, stated: Sizes | None = None) -> dict[str, Any]:
+        """Return a set-up's sizes, `stated` or conf/experiment's. Raises UserError for others."""
+        setups = sizes_of(self.name) if stated is None else stated
         require_one_of(f"task.sizes of {self.name}", setup, setups)
         sizes = dict(setups[setup])
         parameters = inspect.signature(self.make).parameters.values()
@@ -137,10 +137,10 @@ class Figure:
             )
         return sizes
 
-    def paper_sizes(self, every: int = 1, own: Sizes | None = None) -> dict[str, Any]:
+    def paper_sizes(self, every: int = 1, stated: Sizes | None = None) -> dict[str, Any]:
         """Return the paper's sizes with all its points, each n-th of long curves."""
         at = {} if self.at is None else self.at(self.paper_points(every))
-        return {**self.sizes("paper", own), **at}
+        return {**self.sizes("paper", stated), **at}
 
     def cases(self, spec: ModelSpec, sizes: Sizes) -> Sequence[Any]:
         """List what is run: groups of cases, or rounds."""
