@@ -145,14 +145,14 @@ class MeasuredCostModel:
             return self._measure_reported(batch, name)
         most = MOST if self.is_shared else 1
         if tokens not in self._products:
-            products = _lower(self.timed(tokens, lambda _: self.probe.products(batch), most))
+            products = _lower(self.timed(tokens, lambda: self.probe.products(batch), most))
             self._products[tokens] = products, self.probe.timing
         products, timing = self._products[tokens]
-        attention = self.timed(tokens, lambda _: {name: self.probe.attention(batch)}, most)
+        attention = self.timed(tokens, lambda: {name: self.probe.attention(batch)}, most)
         timings = {**dict.fromkeys(products, timing), name: self.probe.timing}
         operations = products | _lower(attention)
         self.probe.iteration(batch)
-        wholes = self.timed(tokens, lambda _: {"": self.probe.iteration(batch)})
+        wholes = self.timed(tokens, lambda: {"": self.probe.iteration(batch)})
         timings["iteration"] = timings["others"] = self.probe.timing
         (whole,), parts = _lower(wholes).values(), sum(operations.values())
         if parts > whole:
@@ -166,7 +166,7 @@ class MeasuredCostModel:
         what the speed of the machine did meanwhile, which `others` would be taken for.
         """
 
-        def reported(_: int) -> Times:
+        def reported() -> Times:
             times = self.probe.operation_times(batch)
             times["others"] += times.pop("logits")
             return {attention: times.pop("attention"), **times}
@@ -179,7 +179,7 @@ class MeasuredCostModel:
         timings = dict.fromkeys(("iteration", *operations), self.probe.timing)
         return Measurement(batch, seconds, operations, timings)
 
-    def timed(self, tokens: int, work: Callable[[int], Times], most: int = MOST) -> list[Times]:
+    def timed(self, tokens: int, work: Callable[[], Times], most: int = MOST) -> list[Times]:
         """Timings of `work`, each between two references and, where these were slower than usual,
         by so much shorter. Where none has two that agree and are near the usual ones, or all lost a
         core meanwhile, all are taken as they are.
@@ -189,7 +189,7 @@ class MeasuredCostModel:
         start, before = time.perf_counter(), self.reference(tokens)
         while not raw or (len(raw) < most and time.perf_counter() - start < ENOUGH):
             lost = self.stolen()
-            raw.append(work(tokens))
+            raw.append(work())
             is_whole = self.stolen() == lost and all(raw[-1].values())
             after = self.reference(tokens)
             slower = max(1.0, min(before, after))

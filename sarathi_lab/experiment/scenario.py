@@ -210,9 +210,11 @@ class Composition:
 
     @property
     def room(self) -> Room:
-        end = self.start + self.prefill_tokens
-        ends = [self.context] * self.num_decodes
-        ends += [end] * (self.num_prefills if self.prefill_tokens else 0)
+        end, number = (
+            self.start + self.prefill_tokens,
+            self.num_prefills * (self.prefill_tokens > 0),
+        )
+        ends = [self.context] * self.num_decodes + [end] * number
         num_blocks = sum(-(-tokens // BLOCK_SIZE) for tokens in ends)
         return Room((num_blocks + 1) * BLOCK_SIZE, len(ends), max(ends) + 1)
 

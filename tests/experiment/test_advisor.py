@@ -131,22 +131,6 @@ def test_auto_is_chosen_anew_for_another_server():
     assert all(not each.advice.table.equals(plain.advice.table) for each in found)
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (
-            ["chunk=auto", "model=tiny", "device=cpu"],
-            ["chunk=auto needs a cost model", "chunk=256", "executor=simulated"],
-        ),
-        (["chunk=fast", "executor=simulated"], ["chunk=fast is not a whole number", "auto"]),
-        (["chunk=auto", "policy=orca", "executor=simulated"], ["chunk=auto has no effect"]),
-    ],
-)
-def test_what_cannot_be_chosen_is_one_line(args, words, refused):
-    error = refused(*args, "tracking=none", "seq_len=64")
-    assert all(word in error for word in words)
-
-
 # -- the price of cutting --------------------------------------------------------------------------
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.experiment import pipeline
 from sarathi_lab.experiment.figures import FIGURES, simulate
@@ -42,26 +41,6 @@ def test_sarathi_is_done_before_the_replicas_and_these_before_orca(completed, bu
     assert completed["sarathi"] < completed["tp_8rep"] < completed["tp_pp_orca"]
     assert completed["tp_pp_orca"] / completed["sarathi"] > 1.4
     assert bubbles["tp_pp_orca"] / bubbles["sarathi"] > 2
-
-
-def test_bubbles_by_cause_and_stage_are_those_of_the_pipelines(reduced):
-    totals = {}
-    for name in pipeline.PIPELINES:
-        gaps = reduced[name][0].bubbles()
-        assert set(gaps.cause) <= {"PB1", "PB2", "PB3", "starved"}
-        assert (gaps.end > gaps.start).all()
-        full = gaps[gaps.cause != "starved"]  # the rest is the end, when requests run out
-        totals[name] = (full.end - full.start).sum()
-    assert totals["tp_pp_orca"] > 2 * totals["sarathi"]
-
-
-def test_the_same_seed_gives_the_same_requests_and_another_does_not():
-    lengths = [
-        [request.prompt_len for request in pipeline.workload(50, seed)] for seed in (0, 0, 1)
-    ]
-    assert lengths[0] == lengths[1] != lengths[2]
-    with pytest.raises(UserError, match="num_requests=0 is below 1"):
-        pipeline.workload(0, 0)
 
 
 def test_replicas_share_the_requests_evenly():
