@@ -37,6 +37,7 @@ from sarathi_lab.results.report import (
 )
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, DisplayTable, Result, Stopped, show
 from sarathi_lab.results.serving_metrics import Slo, serving_summary
+from sarathi_lab.results.table import heading
 from sarathi_lab.results.window import delay_trend
 from sarathi_lab.tasks.base import Task, conclude
 from sarathi_lab.tasks.estimate import num_tokens, predict_roofline
@@ -48,14 +49,10 @@ READ = (  # what decides a run's work, and what is read from it
     *("preemption", "window", "slo", "stall", "prompt_classes", "repetition", "cluster"),
     "speculation",
 )
-ADVICE_COLUMNS = {
-    "throughput": "tokens/s",
-    "throughput_vs_request_level": "x request_level",
-    "throughput_vs_orca": "x orca",
-    "kv_reread_factor": "KV re-read",
-    "tbt_p50": "TBT P50 [ms]",
-    "tbt_p99": "TBT P99 [ms]",
-}
+ADVICE_COLUMNS = (  # shown
+    *("throughput", "throughput_vs_request_level", "throughput_vs_orca"),
+    *("kv_reread_factor", "tbt_p50", "tbt_p99"),
+)
 
 
 @dataclass(frozen=True)
@@ -266,7 +263,7 @@ def print_advice(advice: Advice) -> None:
     rows = [
         {
             "chunk": f"{row['chunk']} {'*' if row['is_as_good'] else ' '}",
-            **{ADVICE_COLUMNS[name]: cell(name, row[name]) for name in columns},
+            **{heading(name): cell(name, row[name]) for name in columns},
             **({"SLO": "met" if row["slo_met"] else "missed"} if "slo_met" in row else {}),
         }
         for row in advice.table.to_dict("records")

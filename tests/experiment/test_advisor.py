@@ -120,7 +120,7 @@ def test_auto_runs_the_advised_chunk_and_says_why(tmp_path, capsys):
     ).chunk
     assert labels["chunk"] == config.policy.chunk == chunk
     assert f"chunk=auto is {chunk}" in text
-    assert "x request_level" in text
+    assert "request_level" in text
     assert text.count("chunk=auto is") == 1  # the baseline has no chunk to choose
 
 
