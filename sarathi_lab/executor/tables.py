@@ -19,8 +19,8 @@ gated experts. Tables with such columns apply to any model: interpolated between
 from the nearest. Other tables apply to the model and the tensor-parallel degree of the measurement:
 `meta.yaml`, in the folder or its parent, names the model, and a folder `tpN` the degree.
 `meta.yaml` also states the source, the element type (`dtype`), the number of layers that a row of
-dense.csv and attention.csv sums over (`layers`, default 1), and operations of the cost model that
-other rows contain (`included`).
+dense.csv and attention.csv sums over (`layers`, default 1), operations of the cost model that other
+rows contain (`included`), and mean relative errors of held-out rows (`uncertainty`, by kind).
 """
 
 from __future__ import annotations
