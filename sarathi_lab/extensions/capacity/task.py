@@ -33,7 +33,6 @@ BOUNDED = {
     "tpot": ("tpot_p99", "TPOT P99 [ms]"),
     "scheduling_delay": ("scheduling_delay_p50", "scheduling delay P50 [ms]"),
 }
-MORE, GIVEN = "raise task.doublings or workload.num_requests", "a longer file, or all of this one"
 SHOWN = {"ttft_p50": "TTFT P50", "tbt_p99": "TBT P99", "tpot_p99": "TPOT P99"}
 
 
@@ -119,7 +118,7 @@ class Capacity(Task):
             tables=tables,
             figures={"capacity": rate_curves(longest, slo, summary["capacity"], where)},
             summary=summary,
-            shown=_shown(slo, found, summary, MORE if _grows(plan) else GIVEN),
+            shown=_shown(slo, found, summary),
             labels={**labels, "is_baseline": False, "baselines": {}},
             tags=["capacity", *(str(labels[name]) for name in tags)],
             config=plan.config,
@@ -127,7 +126,7 @@ class Capacity(Task):
 
     def _lengths(self, plan: Plan) -> list[int]:
         """List the numbers of requests per run, up to all of the plan's."""
-        doublings = self.doublings if _grows(plan) else 1
+        doublings = self.doublings if "num_requests" in plan.config["workload"] else 1
         return search.run_lengths(len(plan.load.requests), doublings)
 
     def _search(
@@ -167,15 +166,11 @@ class Capacity(Task):
         return config
 
 
-def _grows(plan: Plan) -> bool:
-    """Whether its workload generates any number of requests."""
-    return "num_requests" in plan.config["workload"]
-
-
-def _shown(slo: Slo, found: search.Capacity, summary: Mapping[str, float], fix: str) -> list[str]:
+def _shown(slo: Slo, found: search.Capacity, summary: Mapping[str, float]) -> list[str]:
     """Describe the rate with its interval and objective, and the latencies at that rate."""
     runs = f"  {summary['capacity_trials']:.0f} runs; all at once {summary['closed_rate']:.3g}/s"
     if not found.is_settled:
+        fix = "raise task.doublings or workload.num_requests, or name a longer file"
         return [f"  {found.remark}; serve more requests: {fix}", runs]
     low, high, confidence = (summary[f"capacity_{end}"] for end in ("low", "high", "confidence"))
     num_seeds = len(found.steps)
