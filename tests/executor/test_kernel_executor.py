@@ -174,19 +174,6 @@ def test_logits_that_are_not_numbers_stop_the_run(tmp_path, uses_kernels):
         served(model, executor, Orca(), requests_with_tokens([(7, 3)]))
 
 
-def test_a_cache_beyond_memory_says_what_to_lower(llama, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …")
-
-    executor = on_kernels(llama)
-    monkeypatch.setattr(llama.operations, "attend", refuse)
-    with pytest.raises(
-        RunError,
-        match=r"out of memory during an iteration of 17 prompt tokens.*2\.00 GiB.*lower batch",
-    ):
-        served(llama, executor, Orca(), requests_with_tokens(LENGTHS))
-
-
 def test_host_time_and_padding_are_in_the_record(llama, warm):
     _, iterations, _ = served(llama, warm, SarathiServe(chunk=16), requests_with_tokens(LENGTHS))
     assert (iterations.host_time > 0).all()
