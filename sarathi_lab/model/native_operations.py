@@ -135,7 +135,7 @@ class NativeOperations(Operations):
             for tensor in cache.tensors:
                 use_huge_pages(tensor)
         num_positions = max(segment.kv_len for segment in inputs.attention)
-        if num_positions > len(self._tables[0]):  # as many again, to be made seldom
+        if num_positions > len(self._tables[0]):  # and as many again, so that it is seldom
             positions = torch.arange(max(1024, 2 * num_positions))
             self._tables = rotary_tables(positions, self._inverse_frequencies, torch.float32)
         rows = (inputs.token_ids, inputs.positions, inputs.slots, inputs.emit_rows)

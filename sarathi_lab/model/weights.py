@@ -134,12 +134,12 @@ def in_8_bits(model: Transformer) -> Transformer:
     """Replace the products of the layers by those in 8 bits, if the spec has them; in int8 also the
     output head.
     """
-    if (made := PRODUCTS.get(model.spec.weight_dtype)) is None:
+    if (kind := PRODUCTS.get(model.spec.weight_dtype)) is None:
         return model
-    for parent in (*model.layers, *((model,) if made is Int8Linear else ())):
+    for parent in (*model.layers, *((model,) if kind is Int8Linear else ())):
         for name, module in list(parent.named_children()):
             if isinstance(module, nn.Linear):
-                setattr(parent, name, made(module))
+                setattr(parent, name, kind(module))
     return model
 
 

@@ -187,43 +187,43 @@ class Packer:
         key = (sequences, *others, tuple([one.num_preemptions for one in sequences]))
         if key != self._newest.key:
             self._newest = Composition(key, self._table)
-        made = self._newest
-        views = self.host.fill(shape, made)
-        kv_lens = self._fill_tokens(views, made, np.array(starts, dtype=np.int64), newest)
+        kept = self._newest  # from batch to batch
+        views = self.host.fill(shape, kept)
+        kv_lens = self._fill_tokens(views, kept, np.array(starts, dtype=np.int64), newest)
         views["kv_lens"][: len(kv_lens)] = kv_lens
-        self._table.fill(views["block_table"][: len(kv_lens)], made.rows)
-        parts, reductions = self._parts.of(made.singles, kv_lens, shape)
+        self._table.fill(views["block_table"][: len(kv_lens)], kept.rows)
+        parts, reductions = self._parts.of(kept.singles, kv_lens, shape)
         _put(views["parts"], parts, padding=PADDING)
         _put(views["reductions"], reductions, padding=PADDING)
-        return made.emitting
+        return kept.emitting
 
     def _fill_tokens(
         self,
         views: Views,
-        made: Composition,
+        kept: Composition,
         starts: NDArray[np.int64],
         newest: Sequence[SequenceState],
     ) -> NDArray[np.int64]:
         """Write the fields of BY_TOKEN for the tokens behind `starts`; return the cached tokens of
         each sequence after them.
         """
-        sequences, ends = made.sequences, made.ends
+        sequences, ends = kept.sequences, kept.ends
         token_ids, positions, slots, feed_rows = (views[name] for name in BY_TOKEN)
-        kv_lens = starts + made.lengths
-        at = starts[made.owners] + made.offsets
-        self._table.extend(made.rows, sequences, kv_lens)
+        kv_lens = starts + kept.lengths
+        at = starts[kept.owners] + kept.offsets
+        self._table.extend(kept.rows, sequences, kv_lens)
         positions[: len(at)] = at
-        slots[: len(at)] = self._table.slots(made.rows[made.owners], at)
-        places = (starts[made.decodes] - made.prompt_lens).tolist()
-        token_ids[ends[made.decodes] - 1] = list(map(getitem, made.outputs, places))
-        for i in made.others:
+        slots[: len(at)] = self._table.slots(kept.rows[kept.owners], at)
+        places = (starts[kept.decodes] - kept.prompt_lens).tolist()
+        token_ids[ends[kept.decodes] - 1] = list(map(getitem, kept.outputs, places))
+        for i in kept.others:
             start, end = int(starts[i]), int(kv_lens[i])
-            token_ids[ends[i] - made.lengths[i] : ends[i]] = token_ids_of(sequences[i], start, end)
+            token_ids[ends[i] - kept.lengths[i] : ends[i]] = token_ids_of(sequences[i], start, end)
         last = ends - 1  # only the newest token of a sequence can be in flight
         unknown = (token_ids[last] == NO_TOKEN).nonzero()[0]
         feed_rows[: len(at)] = PADDING
-        if newest == made.emitting:
-            feed_rows[last[unknown]] = made.sampled_rows[unknown]
+        if newest == kept.emitting:
+            feed_rows[last[unknown]] = kept.sampled_rows[unknown]
         else:
             row_of = {one: row for row, one in enumerate(newest)}
             feed_rows[last[unknown]] = [row_of[sequences[i]] for i in unknown.tolist()]
@@ -294,12 +294,12 @@ class _Buffer:
             self._tensor = torch.empty(2 * size, dtype=torch.int32, **self._where)
         return self._tensor[:size]
 
-    def fill(self, shape: Shape, made: Composition | None) -> Views:
-        """Return the fields of `shape`, with the part of `made` filled in unless it is None."""
-        if made is None or self._filled_with != (made, shape):
+    def fill(self, shape: Shape, kept: Composition | None) -> Views:
+        """Return the fields of `shape`, with the part of `kept` filled in unless it is None."""
+        if kept is None or self._filled_with != (kept, shape):
             fields = fields_of(shape)
             self.views = fields.views(self.sized(fields.size).numpy())
-            self._filled_with = made, shape
-            if made is not None:
-                made.fill(self.views, shape)
+            self._filled_with = kept, shape
+            if kept is not None:
+                kept.fill(self.views, shape)
         return self.views

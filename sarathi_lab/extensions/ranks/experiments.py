@@ -109,11 +109,11 @@ class StageBench:
     def requests(self, num_requests: int, seed: int) -> list[Request]:
         """Those of Fig 12 in this size, with tokens."""
         shortest, longest = self._sizes["shortest"], self._sizes["longest"]
-        made = workload(num_requests, seed, shortest, longest)
+        without = workload(num_requests, seed, shortest, longest)
         size = self.spec.vocab_size
         return [
             replace(one, prompt_token_ids=random_prompt(one.request_id, one.prompt_len, size, seed))
-            for one in made
+            for one in without
         ]
 
     def _compositions(self) -> Iterator[Mapping[str, Any]]:
