@@ -161,7 +161,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
         "*: baseline": once.is_baseline.any(),
         "equal runs once": len(once) < len(runs),
         "^ more, v less is better": True,
-        f"~: difference from {base} not significant": "~" in str(rows),
+        f"~: ratio to {base} not significant": "~" in str(rows),
     }
     notes = ", ".join(sign for sign, is_there in signs.items() if is_there)
     return DisplayTable(rows, left=["policy"], unbroken=["policy"], title=f"{title} ({notes})")
