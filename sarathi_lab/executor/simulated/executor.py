@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from sarathi_lab.config.errors import require_int
@@ -14,6 +15,7 @@ from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.hardware import NO_HOST, Host
 
 
+@dataclass(eq=False)
 class SimulatedExecutor:
     """An `Executor` for one simulated device.
 
@@ -23,21 +25,16 @@ class SimulatedExecutor:
     batch more.
     """
 
+    iteration_time: Callable[[Batch], float]
+    host: Host = NO_HOST
+    num_layers: int | None = None
+
     capacity = 1
     feeds_tokens = False
     num_blocks = None
-    num_layers: int | None = None
 
-    def __init__(
-        self,
-        iteration_time: Callable[[Batch], float],
-        host: Host = NO_HOST,
-        num_layers: int | None = None,
-    ) -> None:
-        self._iteration_time = iteration_time
-        self._host = host
-        self.num_layers = num_layers
-        if host.overlaps:
+    def __post_init__(self) -> None:
+        if self.host.overlaps:
             self.capacity, self.feeds_tokens = 2, True
         self.start()
 
@@ -52,10 +49,10 @@ class SimulatedExecutor:
 
     def submit(self, batch: Batch) -> None:
         """Queue `batch` and compute its end; the clock advances when it is collected."""
-        host_time = self._host.seconds(batch)
+        host_time = self.host.seconds(batch)
         self._launched = max(self.now, self._launched) + host_time
         start = max(self._launched, self._in_flight[-1].end if self._in_flight else 0.0)
-        end = start + self._iteration_time(batch)
+        end = start + self.iteration_time(batch)
         self._in_flight.append(StepResult(batch, start, end, [], host_time=host_time))
 
     def collect(self) -> StepResult:
