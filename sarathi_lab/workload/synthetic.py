@@ -83,11 +83,11 @@ class Generated(Arriving, ABC):
         vocab_size = vocab_size or ANY_VOCAB_SIZE
         rng = np.random.default_rng([self.seed, 10, request_id])
         texts = np.random.default_rng([self.seed, 11, int(rng.integers(self.num_prefixes or 1))])
+        prompt = random_prompt(request_id, prompt_len, vocab_size, self.seed)
+        assert prompt is not None, "there is a vocabulary"
         shared = min(self.shared_prefix_len, prompt_len)
-        prefix = texts.integers(0, vocab_size, shared, dtype=np.int32)
-        unshared = random_prompt(request_id, prompt_len, vocab_size, self.seed)
-        assert unshared is not None, "there is a vocabulary"
-        return np.concatenate([prefix, unshared[len(prefix) :]])
+        prompt[:shared] = texts.integers(0, vocab_size, shared, dtype=np.int32)
+        return prompt
 
 
 @dataclass(frozen=True, kw_only=True)
