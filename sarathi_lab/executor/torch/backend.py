@@ -21,8 +21,6 @@ from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch import checks
 from sarathi_lab.executor.torch import device as devices
 from sarathi_lab.executor.torch.checks import (
-    FIX,
-    require_isa,
     require_supported,
     use_native,
     use_triton,
@@ -90,7 +88,6 @@ class TorchBackend:
             checks.check_int8(self.weights, self.uses_gpus, self.uses_kernels)
         if self._several is not None:
             self._several.check_settings(self)
-        require_isa(self.isa, is_wanted=self.wants_native)
 
     @property
     def degrees(self) -> Degrees:
@@ -189,6 +186,10 @@ class TorchBackend:
                 f"executor.{name}={getattr(self, name)} needs a "
                 f"{'CPU' if self.uses_gpus else 'GPU'}, the device is {self.device_name}; {fix}"
             )
+        if self.isa != "auto" and not self.wants_native:
+            raise UserError(
+                f"executor.isa={self.isa} is for a CPU's C++, which does not compute here; use auto"
+            )
         for name in () if self.uses_kernels else ("overlap", "cuda_graphs", "hybrid"):
             if (value := getattr(self, name)) != getattr(type(self), name):
                 raise UserError(
@@ -209,9 +210,11 @@ class TorchBackend:
         if self.uses_kernels:
             with explain_device_errors("the run of a first kernel"):
                 require_supported(spec, self.torch_device, self.torch_dtype)
-        is_forced = self.kernels == "native" or self.isa != "auto"
-        if is_forced and (reason := self._why_not_native(spec)):
-            raise UserError(f"executor.kernels=native does not run here: {reason}; {FIX}")
+        for name, fix in (("isa", "auto"), ("kernels", "torch")):
+            is_forced = getattr(self, name) not in ("auto", "torch")
+            if is_forced and (reason := self._why_not_native(spec)):
+                setting = f"executor.{name}={getattr(self, name)}"
+                raise UserError(f"{setting} does not run here: {reason}; use executor.{name}={fix}")
         self._memory(spec).check(kv_tokens, host_kv_tokens)
 
     def _why_not_native(self, spec: ModelSpec) -> str | None:

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from sarathi_kernels.cpu import library
-from sarathi_kernels.cpu.build import NEEDED, NotBuilt, instruction_set
+from sarathi_kernels.cpu.build import NEEDED, NotBuilt
 from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.executor.torch.placement import place
@@ -97,18 +97,6 @@ def use_triton(model: Transformer, hybrid: Hybrid) -> None:
     from sarathi_lab.model.kernel_operations import KernelOperations
 
     model.operations = KernelOperations(model.spec, model.inverse_frequencies, hybrid)
-
-
-def require_isa(isa: str, *, is_wanted: bool) -> None:
-    """Raise UserError unless C++ `is_wanted` and has the instructions `isa`, or they are auto."""
-    if isa == "auto":
-        return
-    try:
-        if not is_wanted:
-            raise NotBuilt("it is for the C++ of a CPU")
-        instruction_set(isa)
-    except NotBuilt as error:
-        raise UserError(f"executor.isa={isa} does not run here: {error}; use auto") from None
 
 
 @cache
