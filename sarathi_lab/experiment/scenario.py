@@ -210,11 +210,8 @@ class Composition:
 
     @property
     def room(self) -> Room:
-        end, number = (
-            self.start + self.prefill_tokens,
-            self.num_prefills * (self.prefill_tokens > 0),
-        )
-        ends = [self.context] * self.num_decodes + [end] * number
+        prompts = [self.start + self.prefill_tokens] * self.num_prefills
+        ends = [self.context] * self.num_decodes + (prompts if self.prefill_tokens else [])
         num_blocks = sum(-(-tokens // BLOCK_SIZE) for tokens in ends)
         return Room((num_blocks + 1) * BLOCK_SIZE, len(ends), max(ends) + 1)
 
