@@ -144,7 +144,8 @@ def _searchpath(settings: Sequence[str]) -> list[str]:
 
 def folders_of(settings: Sequence[str]) -> list[Path]:
     """The folders that `hydra.searchpath` adds to conf/. Raises UserError for one that is none."""
-    folders = [Path(source.removeprefix("file://")) for source in _searchpath(settings)]
+    sources = [source.removeprefix("file://") for source in _searchpath(settings)]
+    folders = [Path(source) for source in sources if "://" not in source]
     for folder in folders:
         if not folder.is_dir():
             fix = "name one such as file:///home/me/conf"

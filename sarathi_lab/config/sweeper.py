@@ -163,10 +163,8 @@ class LabSweeper(Sweeper):
                 short = names & READ_BY.keys()
                 unread[choice] = {name for name in fields | short if not options.reads(name)}
                 for name in (one for one in self.swept if one in unread[choice]):
-                    note = (
-                        f"{options.reader(name)} does not read {name}: run once for all its values"
-                    )
-                    self.notes.append(note)
+                    reader = options.reader(name)
+                    self.notes.append(f"{reader} does not read {name}: run once for all its values")
         # What no option reads is a mistake, which is refused.
         nowhere = set.intersection(*unread.values()) if unread else set()
         kept = dict[tuple[str, ...], None]()
@@ -180,7 +178,7 @@ class LabSweeper(Sweeper):
         with progress_of("checking", len(self.jobs), "runs") as advance:
             for job in self.jobs:
                 job.prepared = build(job.cfg.task).check(job.cfg)
-                if self._is_remote and not self._is_dry_run:
+                if self._is_remote or self._is_dry_run:
                     job.prepared = None  # other processes prepare theirs
                 advance(1)
 
@@ -248,16 +246,16 @@ class LabSweeper(Sweeper):
     def _begin(self) -> None:
         """Leave the sweep's record, or clear what the earlier command left undone."""
         hydra, record = self.config.hydra, self.record
+        folder = str(record.folder)
         with open_dict(hydra):  # other processes compose their jobs by it
-            folder = f"hydra.sweep.dir={command_line.quoted(str(record.folder))}"
-            hydra.overrides.hydra.append(folder)
-            hydra.sweep.dir = str(record.folder)
+            hydra.overrides.hydra.append(f"hydra.sweep.dir={command_line.quoted(folder)}")
+            hydra.sweep.dir = folder
         for note in self.notes:
             console().print(note, soft_wrap=True)
         if self._is_resumed:
             record.clear_unfinished()
-            done = len(record.begun())
-            print_place("resume", f"{record.folder} ({done} of {record.num_jobs} runs finished)")
+            how_far = f"{len(record.begun())} of {record.num_jobs} runs finished"
+            print_place("resume", f"{folder} ({how_far})")
         else:
             record.write()
         self._done_before = self._done = len(record.begun())
@@ -313,9 +311,8 @@ class LabSweeper(Sweeper):
             if (end := self.record.end(number)) is None:
                 continue
             self._done += 1
-            outcome = (
-                f"failed: {end['error']}" if "error" in end else f"took {duration(end['seconds'])}"
-            )
+            error = end.get("error")
+            outcome = f"failed: {error}" if error else f"took {duration(end['seconds'])}"
             if num_left := self.record.num_jobs - self._done:
                 pace = (time.monotonic() - self._started) / (self._done - self._done_before)
                 outcome += f", about {duration(pace * num_left)} left"

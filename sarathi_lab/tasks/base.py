@@ -95,7 +95,7 @@ def conclude(
     A run that ends by an error is tracked as failed; with `Stopped`, its results so far are kept.
     """
     tracker: Tracker = build(cfg.tracking)
-    with progress_of(context.name):
+    with progress_of("running"):
         try:
             result = work()
         except Exception as error:

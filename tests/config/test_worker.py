@@ -29,7 +29,7 @@ def test_a_crash_is_an_error_of_the_run():
 
 
 def test_what_hangs_is_ended_with_what_it_started(tmp_path):
-    with pytest.raises(RunError, match="took more than limit=4 seconds and was ended"):
+    with pytest.raises(RunError, match="took more than limit=4 s and was ended"):
         run_with_timeout(worker_functions.hang, tmp_path, limit=4)
     child = Path("/proc") / (tmp_path / "child").read_text() / "stat"
     for _ in range(50):
