@@ -40,7 +40,7 @@ def page(sweep) -> Path:
 def test_it_says_what_was_run_and_what_follows(page, sweep):
     text, runs = page.read_text(), load.load_runs(sweep)
     for words in (
-        "python -m sarathi_lab.run -m chunk=8,16",
+        "-m chunk=8,16",
         "2 of 2 finished",
         "simulated a6000",
         str(runs.git_commit[0]),
