@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from importlib import import_module
@@ -16,6 +17,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import OUTPUTS
 from sarathi_lab.results import load as files
 from sarathi_lab.results import sweep_analysis
+from sarathi_lab.results.tracking import fetch_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -176,10 +178,11 @@ class Results:
 
 
 def load(*places: str | Path) -> Results:
-    """Load runs below folders (default: `outputs`), recorded of an experiment, such as "orca", or
-    measured by a benchmark client (`extensions.replay.bench_files`).
+    """Load runs below folders (default: `outputs`), of a project on W&B's server
+    ("entity/project"), recorded of an experiment, such as "orca", or measured by a benchmark client
+    (`extensions.replay.bench_files`).
 
-    What is recorded has a row a point or a run and no tables of requests. Raises UserError for a
+    Projects and records have no tables of requests and iterations. Raises UserError for a
     place without runs.
     """
     parts = [_load(place) for place in places or (OUTPUTS,)]
@@ -208,10 +211,14 @@ def _load(place: str | Path) -> Results:
             kind: [partial(read, one) for one in runs["path"]] for kind, read in readers.items()
         }
         return Results(runs, runs.attrs["settings"], tables)
+    if re.fullmatch(r"[\w-]+/[\w.-]+", str(place)) and not path.exists():
+        fetched = fetch_runs(str(place))
+        runs = pd.DataFrame([{**settings, **summary} for settings, summary in fetched])
+        return Results(runs, {name for settings, _ in fetched for name in settings})
     if path.exists() or str(place) not in files.recorded():
         raise UserError(
-            f"{place} holds no finished run; name a folder such as outputs, or a recorded "
-            "experiment such as orca"
+            f"{place} holds no finished run; name a folder such as outputs, a recorded experiment "
+            "such as orca, or a project on W&B as entity/project"
         )
     table = files.load(str(place))
     return Results(table, [name for name in map(str, table) if sweep_analysis.is_setting(name)])

@@ -87,14 +87,19 @@ def load_settings(path: Path) -> dict[str, Any]:
     `name`, else its class. Groups that the simulator reads by `${...}` (`hardware`, `host`) are
     listed once, and not for executors that do not read them.
     """
-    labels, config = _flat(read_object(path / LABELS, AGAIN)), {}
+    labels, config = read_object(path / LABELS, AGAIN), {}
     with readable(path, AGAIN, AttributeError, yaml.YAMLError):
         if (kept := path / "config.yaml").is_file():
             config = yaml.load(kept.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        unread = SHARED - (config.get("executor") or {}).keys()
-        read = {name: value for name, value in config.items() if name not in unread}
-        flat = _flat(read, leaving=[f"executor.{name}" for name in SHARED])
-        return {**labels, **{name: flat[name] for name in flat if name not in labels}}
+        return merge_settings(labels, config)
+
+
+def merge_settings(labels: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run with these labels and configuration, as `load_settings` does."""
+    unread = SHARED - (config.get("executor") or {}).keys()
+    read = {name: value for name, value in config.items() if name not in unread}
+    named, flat = _flat(labels), _flat(read, leaving=[f"executor.{name}" for name in SHARED])
+    return {**named, **{name: flat[name] for name in flat if name not in named}}
 
 
 def _flat(

@@ -24,6 +24,7 @@ import pandas as pd
 from sarathi_lab.config.checked import check_fields, number, text
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import make_folder
+from sarathi_lab.results.load import merge_settings, new_name
 from sarathi_lab.results.table import MILLISECONDS, factor
 
 if TYPE_CHECKING:
@@ -226,6 +227,34 @@ def require_login(what: str, mend: str) -> None:
         raise UserError(f"{what}, but the login is unusable ({error}); {fix}") from None
     if not is_known:
         raise UserError(f"{what}, but no user is logged in to W&B; {fix}")
+
+
+def fetch_runs(project: str) -> list[tuple[dict[str, Any], dict[str, float]]]:
+    """Return settings and summary of each run of "entity/project" on W&B's server that served
+    requests. Raises UserError if there are none.
+    """
+    import wandb
+
+    try:
+        runs = [run for run in wandb.Api().runs(project) if "throughput" in run.summary]
+    except (wandb.Error, ValueError, OSError) as error:  # ValueError: of a project not there
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"W&B gives no runs of {project} ({reason}); check the name and `wandb login`"
+        ) from None
+    if not runs:
+        raise UserError(f"{project} holds no run that served requests; name another")
+    found = []
+    for run in runs:
+        labels = {key: value for key, value in run.config.items() if not key.startswith("_")}
+        config = labels.pop("settings", {})
+        summary = {
+            new_name(key): float(value)
+            for key, value in run.summary.items()
+            if isinstance(value, int | float) and not key.startswith("_")
+        }
+        found.append((merge_settings({"name": run.name, **labels}, config), summary))
+    return found
 
 
 def _log(opened: wandb.Run, run: TrackedRun) -> None:

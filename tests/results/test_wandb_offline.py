@@ -136,6 +136,36 @@ def test_settings_are_columns_as_they_are_typed(local, output):
     assert name.endswith(", 2 runs: chunk=128,256")
 
 
+def test_a_project_on_the_server_is_read_as_folders_are(local, monkeypatch):
+    run = SimpleNamespace(
+        name="online",
+        config={"chunk": 8, "settings": {"seed": 0, "policy": {"_target_": "x.Orca", "chunk": 8}}},
+        summary={"throughput": 2.0, "_runtime": 3, "table": {"path": "x"}},
+    )
+    sweep = SimpleNamespace(name="sweep of chunk", config={}, summary={})
+    api = SimpleNamespace(
+        runs=lambda where: {"me/lab": [run, sweep, run], "me/none": [sweep]}[where]
+    )
+    monkeypatch.setattr("wandb.Api", lambda: api)
+    loaded = lab.load("me/lab")
+    row = {"name": "online", "chunk": 8, "seed": 0, "policy": "Orca", "policy.chunk": 8}
+    assert loaded.runs.to_dict("records") == [{**row, "throughput": 2.0}] * 2
+    assert set(loaded.settings) == {*row}
+    with pytest.raises(UserError, match="me/none holds no run that served requests"):
+        lab.load("me/none")
+
+
+def test_a_server_that_gives_nothing_is_one_line(monkeypatch):
+    def refuse() -> None:
+        raise ValueError("no such project\nmore")
+
+    monkeypatch.setattr("wandb.Api", refuse)
+    with pytest.raises(UserError) as error:
+        lab.load("me/lab")
+    assert "W&B gives no runs of me/lab (no such project); check" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
 def test_curves_have_a_line_for_every_run_that_is_named(local):
     name = "sarathi, chunk 256"
     axes = local.plot_iterations(name).axes
@@ -152,7 +182,7 @@ def test_curves_have_a_line_for_every_run_that_is_named(local):
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        ("missing", "missing holds no finished run; name a folder such as outputs, or a rec"),
+        ("missing", "missing holds no finished run; name a folder such as outputs, a rec"),
         ("empty", "empty holds no finished run; name a folder"),
         ("torn", "holds no run that can be read"),
     ],
