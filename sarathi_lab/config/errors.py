@@ -72,7 +72,7 @@ def require_share(name: str, value: object, fix: str) -> None:
 def require_text(name: str, value: object, fix: str) -> None:
     """Raise `UserError` unless `value` is text, not blank and without control characters."""
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise UserError(f"{name}={value!r} is no text; {fix}")
+        raise UserError(f"{name}={value!r} must be a non-empty string; {fix}")
 
 
 def require_one_of(name: str, value: object, valid: Iterable[str]) -> None:

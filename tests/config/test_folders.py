@@ -73,4 +73,7 @@ def test_folders_that_cannot_be_written(setting, capsys, tmp_path):
 @pytest.mark.parametrize("output", ["", "null", "5"])
 def test_what_names_no_output_folder_is_refused(output, capsys):
     assert main([*SWEEP, f"output={output}"]) == 2
-    assert "is no text; name a folder, such as output=outputs" in capsys.readouterr().err
+    assert (
+        "must be a non-empty string; name a folder, such as output=outputs"
+        in capsys.readouterr().err
+    )

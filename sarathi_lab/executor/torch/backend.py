@@ -14,7 +14,7 @@ import torch
 
 from sarathi_kernels.cpu.build import instruction_set
 from sarathi_kernels.runtime.chip import chip_of
-from sarathi_lab.config.checked import check_fields, flag, one_of, whole
+from sarathi_lab.config.checked import check_fields, flag, one_of, text, whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.processes import allowed_cores
 from sarathi_lab.engine.executor import Sizes
@@ -39,6 +39,9 @@ from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
 
 WARM_UP_TOKENS = 256
+
+
+RANKS = "sarathi_lab.extensions.ranks.executor"  # module of processes, one a device
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class TorchBackend:
     rank_timeout: int = whole(
         300, minimum=1, fix="use seconds after which a rank without an answer is lost, such as 300"
     )
-    ranks: str = "sarathi_lab.extensions.ranks.executor"
+    ranks: str = text(RANKS, fix=f"leave it at {RANKS}")
 
     def __post_init__(self) -> None:
         _ = self.torch_dtype  # refuse a device that is not there
