@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from sarathi_lab.config.errors import UserError, require_one_of, unknown_name
 from sarathi_lab.config.instantiate import (
     CHOICES,
+    GROUPS,
     class_of,
     name_of,
     option_files,
@@ -169,19 +170,18 @@ def check_names(settings: Sequence[str]) -> None:
         name = override.key_or_group
         options = option_files(name, folders) if name in CHOICES else PLUGINS.get(name, ())
         for value in _values(override) if options else ():
-            if value not in ("null", "None"):
+            if value != "null" or name in GROUPS:
                 require_one_of(name, value, options)
         if not override.is_hydra_override() and name.partition(".")[0] not in known:
             raise unknown_name(name, known, "a setting")
 
 
 def _values(override: Override) -> list[str]:
-    """The values of a setting that is swept, or its one value; none if it is no text."""
+    """The values of a setting that is swept, or its one value."""
     if override.is_discrete_sweep():
         values = islice(override.sweep_string_iterator(), MOST_NAMES)
         return [str(value).strip("'\"") for value in values]
-    value = override.value()
-    return [value] if isinstance(value, str) else []
+    return ["null" if override.value() is None else str(override.value())]
 
 
 @contextmanager
@@ -223,12 +223,16 @@ def chosen_options(settings: Sequence[str]) -> dict[str, Path]:
     """The file of the option of each group that the defaults or `settings` choose, of several the
     first.
     """
-    config, folders = OmegaConf.load(CONF / "config.yaml"), folders_of(settings)
+    parsed, folders = OverridesParser.create().parse_overrides(list(settings)), folders_of(settings)
+    typed = {one.key_or_group: next(iter(_values(one)), "") for one in parsed}
+    overlay = option_files("experiment", folders).get(typed.get("experiment", ""))
     chosen: dict[str, str] = {}
-    for entry in config.defaults:
-        chosen |= entry if OmegaConf.is_dict(entry) else {}
-    for override in OverridesParser.create().parse_overrides(list(settings)):
-        chosen[override.key_or_group] = next(iter(_values(override)), "")
+    for file in (CONF / "config.yaml", *([overlay] if overlay else [])):
+        config: Any = OmegaConf.load(file)
+        for entry in config.get("defaults", []):
+            pairs = entry.items() if OmegaConf.is_dict(entry) else ()
+            chosen |= {str(key).removeprefix("override ").strip("/"): name for key, name in pairs}
+    chosen |= typed
     groups = [name for name in chosen if name in CHOICES]
     files = {group: option_files(group, folders).get(chosen[group]) for group in groups}
     return {group: path for group, path in files.items() if path is not None}
