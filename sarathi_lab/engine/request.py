@@ -190,10 +190,6 @@ class Batch:
         """Return those of `chunks` that have passed all layers once the batch has run."""
         return chunks
 
-    def put_prefills_first(self) -> None:
-        """Order the chunks: prompts before decodes, else as they were."""
-        self.chunks.sort(key=lambda chunk: chunk.is_decode)
-
     def add(self, sequence: SequenceState, num_tokens: int) -> None:
         """Add the next `num_tokens` pending tokens of `sequence`, which is in flight from now on,
         so that later sequences can't evict it.
