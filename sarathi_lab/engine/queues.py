@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -28,9 +28,6 @@ class RankedQueue(list[SequenceState]):
         insort(self, sequence, key=self.rank)
 
     appendleft = append
-
-    def remove(self, sequence: SequenceState, /) -> None:
-        del self[bisect_left(self, self.rank(sequence), key=self.rank)]
 
 
 WaitingQueue = deque[SequenceState] | RankedQueue  # a deque has preempted sequences in front
