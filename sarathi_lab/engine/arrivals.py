@@ -86,10 +86,12 @@ class Sessions(Arrivals):
     def __init__(self, sessions: Sequence[Sequence[Turn]]) -> None:
         super().__init__(())
         self.requests = [turn.request for turns in sessions for turn in turns]
-        pairs = (pair for turns in sessions for pair in pairwise(turns))
-        self._next = {before.request.request_id: after for before, after in pairs}
-        for (request, tokens, _), *_ in sessions:
-            self._send(replace(request, prompt_token_ids=tokens), request.arrival_time)
+        self._next: dict[int, Turn] = {}  # by the request before
+        for turns in sessions:
+            for before, after in pairwise(turns):
+                self._next[before.request.request_id] = after
+            first = turns[0].request
+            self._send(replace(first, prompt_token_ids=turns[0].new_tokens), first.arrival_time)
 
     def finished(self, sequences: Sequence[SequenceState]) -> None:
         for sequence in sequences:

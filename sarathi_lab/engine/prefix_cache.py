@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +36,10 @@ class PrefixCache:
         if sequence is not last:
             found = []
         num_full = (sequence.num_known - 1) // self.block_size
-        further = self._keys_of(sequence, num_full)[len(found) : num_full]
-        found += map(self.blocks.__getitem__, takewhile(self.blocks.__contains__, further))
+        for key in self._keys_of(sequence, num_full)[len(found) : num_full]:
+            if (block := self.blocks.get(key)) is None:
+                break
+            found.append(block)
         self._last = (sequence, found)
         return found
 
