@@ -55,19 +55,19 @@ class AttentionTable:
 
     def times(self, batch: Batch, in_one_call: bool) -> tuple[float, float]:
         """Compute the seconds of prompts and of decodes; `in_one_call`, what these add to it."""
-        formula, apart = self.formula, (1.0, 1.0)
-        if self.shapes is not None:
-            apart = formula.separate_attention(batch)
-        prefill = apart[0] * self.prefill(batch) if batch.num_prefill_tokens else 0.0
+        prefill = self.prefill(batch) if batch.num_prefill_tokens else 0.0
+        decode = self.decode(batch) if batch.num_decodes else 0.0
         has_both = in_one_call and batch.num_prefill_tokens and batch.num_decodes
-        if has_both and self.both is not None:
-            both = self.both(batch)
-            return min(prefill, both), max(0.0, both - prefill)
-        decode = apart[1] * self.decode(batch) if batch.num_decodes else 0.0
+        computed = (0.0, 0.0)
+        if self.shapes is not None or (has_both and self.both is None):
+            computed = self.formula.separate_attention(batch)
+        if self.shapes is not None:  # ratios
+            prefill, decode = prefill * computed[0], decode * computed[1]
         if has_both:
-            if self.shapes is None:
-                apart = formula.separate_attention(batch)
-            slowdown = formula.hybrid_attention(batch) / sum(apart)
+            if self.both is not None:
+                both = self.both(batch)
+                return min(prefill, both), max(0.0, both - prefill)
+            slowdown = self.formula.hybrid_attention(batch) / sum(computed)
             decode = max(0.0, slowdown * (prefill + decode) - prefill)
         return prefill, decode
 
@@ -92,14 +92,14 @@ def attention_table(rows: pd.DataFrame, formula: AnalyticOperations) -> Attentio
     mixed = rows[(decodes > 0) & (chunk > 0)]
     both = make_grid(mixed, (*PREFILL, *DECODE)) if len(mixed) else None
     return AttentionTable(
-        _part(rows[decodes == 0], PREFILL, _chunk, _prefill_features, formula),
-        _part(rows[chunk == 0], DECODE, _decodes, _decode_features, formula),
-        None if both is None else _on(both, (*PREFILL, *DECODE), _all, formula),
+        _function_of(rows[decodes == 0], PREFILL, _chunk, _prefill_features, formula),
+        _function_of(rows[chunk == 0], DECODE, _decodes, _decode_features, formula),
+        None if both is None else _by_grid(both, (*PREFILL, *DECODE), _chunk_and_decodes, formula),
         formula,
     )
 
 
-def _part(
+def _function_of(
     rows: pd.DataFrame,
     columns: tuple[str, str],
     point_of: Point,
@@ -108,7 +108,7 @@ def _part(
 ) -> Seconds:
     """Make the function of seconds by a grid over `columns`, or by costs of the features."""
     if grid := make_grid(rows, columns):
-        return _on(grid, columns, point_of, formula)
+        return _by_grid(grid, columns, point_of, formula)
     sizes, *features = np.broadcast_arrays(*features_of(rows))
     costs = Costs(np.stack(features, axis=-1).astype(float), sizes, rows.seconds.to_numpy(float))
     return lambda batch: costs.time(*features_of(batch))
@@ -129,7 +129,7 @@ def _decode_features(of: Any) -> tuple[Any, ...]:
     return number, cached, cached / number, number, 1.0
 
 
-def _on(
+def _by_grid(
     grid: Grid, columns: Sequence[str], point_of: Point, formula: AnalyticOperations
 ) -> Seconds:
     """Make the function of seconds by a grid over `columns`, at the `point_of` a batch: outside it
@@ -159,7 +159,7 @@ def _decodes(batch: Batch) -> list[float]:
     return [batch.num_decodes, batch.decode_kv_tokens / batch.num_decodes]
 
 
-def _all(batch: Batch) -> list[float]:
+def _chunk_and_decodes(batch: Batch) -> list[float]:
     return _chunk(batch) + _decodes(batch)
 
 
