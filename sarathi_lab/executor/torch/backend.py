@@ -180,21 +180,25 @@ class TorchBackend:
                 "fewer, or null for as many as torch takes"
             )
         is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-        needs_cpu = {"threads": self.threads is not None, "kernels": self.kernels == "native"}
-        needs_gpu = {"kernels": self.kernels == "triton" and not is_interpreted}
-        wrong = needs_cpu if self.uses_gpus else needs_gpu
-        for name in filter(wrong.get, wrong):
-            fix = "use executor.kernels=auto" if name == "kernels" else "leave it out"
+        if self.uses_gpus and self.threads is not None:
             raise UserError(
-                f"executor.{name}={getattr(self, name)} needs a "
-                f"{'CPU' if self.uses_gpus else 'GPU'}, the device is {self.device_name}; {fix}"
+                f"executor.threads={self.threads} needs a CPU, the device is {self.device_name}; "
+                "leave it out"
+            )
+        needed = "CPU" if self.uses_gpus else "GPU"
+        is_other = self.kernels == ("native" if self.uses_gpus else "triton")
+        if is_other and (self.uses_gpus or not is_interpreted):
+            raise UserError(
+                f"executor.kernels={self.kernels} needs a {needed}, the device is "
+                f"{self.device_name}; use executor.kernels=auto"
             )
         if self.isa != "auto" and not self.wants_native:
             raise UserError(
                 f"executor.isa={self.isa} is for a CPU's C++, which does not compute here; use auto"
             )
-        for name in () if self.uses_kernels else ("overlap", "cuda_graphs", "hybrid"):
-            if (value := getattr(self, name)) != getattr(type(self), name):
+        for name in ("overlap", "cuda_graphs", "hybrid"):
+            value = getattr(self, name)
+            if not self.uses_kernels and value != getattr(type(self), name):
                 raise UserError(
                     f"executor.{name}={value} is for Triton's kernels, which do not run here "
                     f"(device {self.torch_device.type}, executor.kernels={self.kernels}); leave it "

@@ -25,15 +25,15 @@ ISAS = ("auto", *NEEDED)
 
 def check_int8(weights: WeightDtype, uses_gpus: bool, uses_kernels: bool) -> None:
     """Raise UserError where products in int8 do not run."""
-    refusals = {
-        "it needs a CPU; use executor.weights=fp8 or dtype=bfloat16": uses_gpus,
-        "Triton has no int8 products; use executor.kernels=auto": uses_kernels,
-        f"executor.weights={weights} is another type of the same weights; leave one of them out": (
-            weights != "auto"
-        ),
-    }
-    for reason in filter(refusals.get, refusals):
-        raise UserError(f"dtype=int8 does not run here: {reason}")
+    if uses_gpus:
+        reason = "it needs a CPU; use executor.weights=fp8 or dtype=bfloat16"
+    elif uses_kernels:
+        reason = "Triton has no int8 products; use executor.kernels=auto"
+    elif weights != "auto":
+        reason = f"executor.weights={weights} is another type of the same weights; leave one out"
+    else:
+        return
+    raise UserError(f"dtype=int8 does not run here: {reason}")
 
 
 def with_weights(
