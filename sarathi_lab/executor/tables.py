@@ -89,7 +89,7 @@ LAYERS: Mapping[str, Layer] = {
 
 
 class File(NamedTuple):
-    """Columns of a file: names, and whole numbers with their minima, optional ones apart."""
+    """Columns of a file: names, and whole numbers with minima; `optional` ones may be missing."""
 
     names: tuple[str, ...]
     counts: Mapping[str, int]
@@ -198,14 +198,17 @@ def frames_of(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
         kv_decode=(rows.kv_tokens // tokens).where(is_decode, 0),
         **{TIME: rows.seconds / MICROSECOND},
     )
-    places = {"dense": ~(is_attention | per_emit), "per_sequence": per_emit}
-    timing = [name for name in ("timing",) if name in rows]
-    return {
-        name: rows[place][[*FILES[name].names, *FILES[name].counts, TIME, *timing]].reset_index(
-            drop=True
-        )
-        for name, place in {**places, "attention": is_attention}.items()
+    places = {
+        "dense": ~(is_attention | per_emit),
+        "per_sequence": per_emit,
+        "attention": is_attention,
     }
+    frames = {}
+    for name, place in places.items():
+        columns = [*FILES[name].names, *FILES[name].counts, TIME]
+        columns += ["timing"] if "timing" in rows else []
+        frames[name] = rows.loc[place, columns].reset_index(drop=True)
+    return frames
 
 
 def write_tables(

@@ -97,7 +97,9 @@ class CostModel:
 
     def _layer_device_time(self, batch: Batch) -> float:
         seconds = self._sum["layer"](batch.num_tokens) + sum(self.operations.attention_times(batch))
-        return seconds + self.experts.seconds(batch.num_tokens) if self.experts else seconds
+        if self.experts:
+            seconds += self.experts.seconds(batch.num_tokens)
+        return seconds
 
     def send_time(self, batch: Batch) -> float:
         """Compute the seconds from a stage to the next, on another node; 0 for one stage. Each

@@ -136,9 +136,9 @@ def product_table(
     if (rows := tables.frames.get("products")) is None:
         return None
     rows = rows[rows.dtype.map(DTYPE_SIZES.get) == dtype_bytes]
-    return (
-        ProductTable(rows.assign(seconds=rows[TIME] * MICROSECOND), formula) if len(rows) else None
-    )
+    if rows.empty:
+        return None
+    return ProductTable(rows.assign(seconds=rows[TIME] * MICROSECOND), formula)
 
 
 class ProductTable:
@@ -186,8 +186,11 @@ class ProductTable:
         for axis, size in zip(self._axes, shape, strict=True):
             i, upper = place([math.log(each) for each in axis], math.log(size))
             shares.append({axis[i]: 1 - upper} | ({axis[i + 1]: upper} if upper else {}))
-        ins, outs = shares
-        return {(i, o): a * b for i, a in ins.items() for o, b in outs.items()}
+        return {
+            (in_features, out_features): share * other
+            for in_features, share in shares[0].items()
+            for out_features, other in shares[1].items()
+        }
 
     def _at(self, tokens: int, shape: tuple[int, ...]) -> float:
         """Compute the seconds of a shape of the table."""
