@@ -236,7 +236,8 @@ def test_parts_grow_with_the_contexts_and_are_planned_anew_where_others_come(win
     monkeypatch.setattr(shapes, "plan_parts", lambda *given: planned.append(given) or plan(*given))
     parts = Parts(Limits(replace(SPEC, sliding_window=window), block_size=4, num_sms=132))
     kv_lens = np.random.default_rng(1).integers(1, 3000, 9)
-    both = [Shape(9, 9, 0, 9, 0, 0, 64, num_parts) for num_parts in (900, 9)]
+    sizes = {"num_tokens": 9, "num_sequences": 9, "num_emits": 0, "num_decodes": 9, "tile_rows": 64}
+    both = [Shape(**sizes, num_parts=num_parts) for num_parts in (900, 9)]
     for steps, decodes, shape in (
         (ITERATIONS + 2, np.arange(9), both[0]),  # of which the last plans again
         (2, np.arange(1, 9), both[0]),

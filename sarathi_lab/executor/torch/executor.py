@@ -264,7 +264,7 @@ class TorchExecutor:
     @torch.inference_mode()
     def compute_padding(self, num_tokens: int, num_emits: int) -> None:
         """Run an iteration of padding: it takes a real one's memory and touches no cache."""
-        shape = Shape(num_tokens, 0, num_emits, 0, 0, 0, TILE_ROWS[-1], 0)
+        shape = Shape(num_tokens=num_tokens, num_emits=num_emits, tile_rows=TILE_ROWS[-1])
         self._packer.fill(Batch(), shape, ())
         self._run(self._packer.send(shape))
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import compress
 from operator import getitem
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from sarathi_kernels.attention.plan import PADDING, AttentionPlan, tiles_of
 from sarathi_kernels.attention.reference import Segment, make_segment
 from sarathi_lab.engine.executor import NO_TOKEN
-from sarathi_lab.engine.request import Batch, Chunk, SequenceState
+from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.executor.torch.block_table import BlockTable
 from sarathi_lab.executor.torch.shapes import Limits, Parts, Shape
 from sarathi_lab.model.operations import PackedInputs
@@ -104,14 +104,24 @@ class Fields:
 fields_of = lru_cache(maxsize=256)(Fields)
 
 
+class Columns(NamedTuple):
+    """Columns of a batch's chunks but `start`, and the preemptions of their sequences."""
+
+    sequences: tuple[SequenceState, ...] = ()
+    num_tokens: tuple[int, ...] = ()
+    is_decode: tuple[bool, ...] = ()
+    emits_token: tuple[bool, ...] = ()
+    num_preemptions: tuple[int, ...] = ()
+
+
 class Composition:
     """Part of packed batches that stays equal while the same sequences take as many tokens each,
-    mostly for many iterations. `key`: columns of their chunks but `start`, and preemptions.
+    mostly for many iterations: while their `columns` are equal.
     """
 
-    def __init__(self, key: tuple[tuple[Any, ...], ...], table: BlockTable) -> None:
-        self.key = key
-        self.sequences, num_tokens, flags, emits, preemptions = key
+    def __init__(self, columns: Columns, table: BlockTable) -> None:
+        self.columns = columns
+        self.sequences, num_tokens, flags, emits, preemptions = columns
         self.rows = table.rows_of(self.sequences, preemptions)
         self.lengths = np.array(num_tokens, dtype=np.int64)
         self.ends = np.cumsum(self.lengths)  # the row behind each one's last token
@@ -169,7 +179,7 @@ class Packer:
         self._hosts = [_Buffer(pin_memory=is_pinned) for _ in range(num_buffers or NUM_BUFFERS)]
         self._filled = 0
         self._table = BlockTable(limits.block_size)
-        self._newest = Composition(((),) * 5, self._table)
+        self._newest = Composition(Columns(), self._table)
         self._parts = Parts(limits)
         self._on_device = _Buffer(device=device)
 
@@ -182,11 +192,14 @@ class Packer:
         Returns the sequences that `batch` samples tokens of.
         """
         self._filled = (self._filled + 1) % len(self._hosts)
-        columns = zip(*batch.chunks, strict=True) if batch.chunks else ((),) * len(Chunk._fields)
-        sequences, starts, *others = columns
-        key = (sequences, *others, tuple([one.num_preemptions for one in sequences]))
-        if key != self._newest.key:
-            self._newest = Composition(key, self._table)
+        starts: tuple[int, ...] = ()
+        columns = Columns()
+        if batch.chunks:
+            sequences, starts, num_tokens, are_decodes, emits = zip(*batch.chunks, strict=True)
+            preemptions = tuple([one.num_preemptions for one in sequences])
+            columns = Columns(sequences, num_tokens, are_decodes, emits, preemptions)
+        if columns != self._newest.columns:
+            self._newest = Composition(columns, self._table)
         kept = self._newest  # from batch to batch
         views = self.host.fill(shape, kept)
         kv_lens = self._fill_tokens(views, kept, np.array(starts, dtype=np.int64), newest)

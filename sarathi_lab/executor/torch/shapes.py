@@ -35,13 +35,13 @@ class Shape:
     """Sizes of one iteration's tensors, padding included; `max_blocks` of the block table."""
 
     num_tokens: int
-    num_sequences: int
     num_emits: int
-    num_decodes: int
-    num_tiles: int
-    max_blocks: int
     tile_rows: int
-    num_parts: int
+    num_sequences: int = 0
+    num_decodes: int = 0
+    num_tiles: int = 0
+    max_blocks: int = 0
+    num_parts: int = 0
 
     @property
     def num_reductions(self) -> int:
@@ -61,12 +61,19 @@ class Limits:
         """Return the shape of `batch` without padding; a chunk of one token is a decode."""
         lengths = [num_tokens for _, _, num_tokens, _, _ in batch.chunks]
         contexts = [start + num_tokens for _, start, num_tokens, _, _ in batch.chunks]
-        num_decodes, max_blocks = lengths.count(1), -(-max(contexts) // self.block_size)
+        num_decodes = lengths.count(1)
         tile_rows = self.tile_rows(batch.num_tokens - num_decodes)
         longest = max((end for end, n in zip(contexts, lengths, strict=True) if n == 1), default=0)
-        num_tiles, num_parts = _num_tiles(lengths, tile_rows), self.num_parts(num_decodes, longest)
-        counts = (batch.num_tokens, len(batch), batch.num_emits, num_decodes)
-        return Shape(*counts, num_tiles, max_blocks, tile_rows, num_parts)
+        return Shape(
+            num_tokens=batch.num_tokens,
+            num_sequences=len(batch),
+            num_emits=batch.num_emits,
+            num_decodes=num_decodes,
+            num_tiles=_num_tiles(lengths, tile_rows),
+            max_blocks=-(-max(contexts) // self.block_size),
+            tile_rows=tile_rows,
+            num_parts=self.num_parts(num_decodes, longest),
+        )
 
     def tile_rows(self, num_prompt_tokens: int) -> int:
         return choose_tile_rows(num_prompt_tokens, self.spec.num_heads, self.num_sms)
@@ -129,10 +136,16 @@ class PaddedShapes:
         self.all = [*reversed(self._hybrids), *reversed(self._decodes)]
 
     def _padded(self, num_tokens: int, batch_size: int, num_tiles: int, tile_rows: int) -> Shape:
-        max_blocks = -(-self._longest // self._limits.block_size)
-        num_parts = self._limits.num_parts(batch_size, self._longest)
-        sizes = (num_tiles, max_blocks, tile_rows, num_parts)
-        return Shape(num_tokens, batch_size, batch_size, batch_size, *sizes)
+        return Shape(
+            num_tokens=num_tokens,
+            num_sequences=batch_size,
+            num_emits=batch_size,
+            num_decodes=batch_size,
+            num_tiles=num_tiles,
+            max_blocks=-(-self._longest // self._limits.block_size),
+            tile_rows=tile_rows,
+            num_parts=self._limits.num_parts(batch_size, self._longest),
+        )
 
     def choose(self, batch: Batch) -> Shape:
         """Return the padded shape for `batch`, or the exact one, as with drafts."""
