@@ -162,18 +162,18 @@ def _is_decided(row: Mapping[Any, Any], noise: float) -> bool:
     return bool(row["num_samples"] >= FEWEST_PAIRS or is_beyond)
 
 
-def noise(runs: pd.DataFrame, name: str = "throughput") -> float:
-    """Return the largest ratio between the quantity `name` of two runs with the same iterations
+def noise(runs: pd.DataFrame) -> float:
+    """Return the largest ratio between the throughput of two runs with the same iterations
     (`schedule`): repetitions, or policies that must be equal. NaN where no two runs did the same;
     1 in simulation, which is deterministic.
     """
     if "executor" in runs and (runs.executor == "simulated").all():
         return 1.0
-    if "schedule" not in runs or name not in runs:
+    if not {"schedule", "throughput"}.issubset(runs):
         return math.nan
-    known = runs.dropna(subset=["schedule", name])
+    known = runs.dropna(subset=["schedule", "throughput"])
     keys = ["schedule", *(one for one in same_work(runs) if one not in SAMPLES)]
-    ends = known.groupby(group_keys(known, keys))[name].agg(["min", "max", "size"])
+    ends = known.groupby(group_keys(known, keys)).throughput.agg(["min", "max", "size"])
     ends = ends[ends["size"] > 1]
     ratios = (ends["max"] / ends["min"]).where(ends["min"] > 0, math.inf)  # of differences
     return float(ratios.max())
