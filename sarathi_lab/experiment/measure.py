@@ -73,8 +73,8 @@ class DeviceClock(Clock):
         return super().times(work)
 
     def saving(self, alone: WorkSum, both: WorkSum, without: WorkSum) -> Estimate:
-        """On a CPU the medians of turns: a difference of two times that were taken apart is what
-        other processes did to one of them.
+        """Return medians of turns on a CPU: of two times that were taken one after the other, the
+        difference is what other processes did to one of them.
         """
         if not self.cost.is_shared:
             return super().saving(alone, both, without)
@@ -83,9 +83,11 @@ class DeviceClock(Clock):
         return Estimate(float(np.median(whole))).over(Estimate(float(np.median(more - less))))
 
     def keys_read(self, work: WorkSum) -> Estimate:
-        placed = map(self.cost.placed, work.batches)
-        read = self.cost.probe.keys_read
-        return Estimate(sum(math.nan if batch is None else read(batch) for batch in placed))
+        total = 0.0
+        for batch in work.batches:
+            placed = self.cost.placed(batch)
+            total += math.nan if placed is None else self.cost.probe.keys_read(placed)
+        return Estimate(total)
 
     def served(self, scenario: Scenario) -> Served | None:
         if scenario not in self._now:

@@ -162,8 +162,8 @@ class MeasuredCostModel:
         return Measurement(batch, seconds, {**operations, "others": rest}, timings)
 
     def _measure_reported(self, batch: Batch, attention: str) -> Measurement:
-        """All of the same iterations: between operations and a whole that are timed apart lies also
-        what the speed of the machine did meanwhile, which `others` would be taken for.
+        """Take operations and the whole from the same iterations, so that what slows the machine
+        in between does not count as `others`.
         """
 
         def reported() -> Times:
