@@ -65,8 +65,15 @@ class System:
         """Serve `requests` on one replica with room for all micro-batches at the longest length."""
         stages = self.parallel.pipeline
         num_blocks = self.batch_size * stages * -(-self.longest // BLOCK_SIZE)
-        sizes = (self.batch_size, num_blocks, BLOCK_SIZE, self.longest, stages)
-        return loop.serve(requests, EngineConfig(self.policy, *sizes), executor)
+        engine = EngineConfig(
+            policy=self.policy,
+            batch_size=self.batch_size,
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            max_model_len=self.longest,
+            num_micro_batches=stages,
+        )
+        return loop.serve(requests, engine, executor)
 
 
 # Under the names of the paper's points.

@@ -179,8 +179,7 @@ class Figure:
     def bench(self, job: Job) -> Any:
         """Return what evaluates its cases in simulation."""
         on = job.backend
-        model = (on.cost_model, job.spec, on.hardware, on.dtype_bytes, on.parallel)
-        cost = make_cost_model(*model)
+        cost = make_cost_model(on.cost_model, job.spec, on.hardware, on.dtype_bytes, on.parallel)
         return CountingClock(cost) if job.method == COUNTED else CostClock(cost)
 
     def table(self, parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
@@ -252,8 +251,12 @@ class Experiments(Mapping[str, Figure]):
         """The functions, as module.function."""
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         files = sorted((CONF / "experiment").glob("*.yaml"))
-        tasks = {path.stem: yaml.load(path.read_text(), loader).get("task") for path in files}
-        return {n: t["cases"] for n, t in tasks.items() if isinstance(t, dict) and "cases" in t}
+        paths = {}
+        for path in files:
+            task = yaml.load(path.read_text(), loader).get("task")
+            if isinstance(task, dict) and "cases" in task:
+                paths[path.stem] = task["cases"]
+        return paths
 
     def __getitem__(self, name: str) -> Figure:
         return load_figure(self.paths[name])

@@ -120,8 +120,8 @@ def serve(
         return None
     batch_size, steady = scenario.batch_size, scenario.is_steady
     requests = _requests(scenario, 2 if steady else 1, vocab_size)
-    cache = (num_blocks, block_size, scenario.longest)
-    engine = EngineConfig(scenario.make_policy(), batch_size, *cache)
+    policy = scenario.make_policy()
+    engine = EngineConfig(policy, batch_size, num_blocks, block_size, scenario.longest)
     ledger = loop.serve(requests, engine, executor)
     iterations, served = ledger.iterations(), ledger.requests()
     start, end, count = 0.0, float(iterations.end.max()), batch_size

@@ -180,11 +180,12 @@ def replay_caution(
 ) -> list[str]:
     """Return a caution if ratios to a baseline include CUDA graphs (`REPLAY_TOLERANCE`)."""
     share, other = (one.get("replayed_fraction", np.nan) for one in (summary, baseline))
-    words = (
+    if not abs(share - other) > REPLAY_TOLERANCE:  # as with NaN: unknown
+        return []
+    return [
         f"  replayed as CUDA graphs were {share:.0%} of the iterations, of {name}'s {other:.0%}: "
-    )
-    is_known = abs(share - other) > REPLAY_TOLERANCE
-    return [f"{words}the ratios are in part of launches"] if is_known else []
+        "the ratios are in part of launches"
+    ]
 
 
 def device_idle_fraction(iterations: pd.DataFrame) -> float:

@@ -222,7 +222,9 @@ class Measure(Task):
         )
 
     def _record(self, tables: Tables, stem: str | None = None) -> None:
-        for device, table in tables.items() if self.record is not None else ():
+        if self.record is None:
+            return
+        for device, table in tables.items():
             path = load.save(table, self.experiment, device, Path(str(self.record)), stem)
             print_place("record", path)
 
@@ -261,5 +263,7 @@ def is_usual_model(cfg: DictConfig) -> bool:
 def policy_of(cfg: DictConfig, name: str, budget: int) -> Policy | None:
     """The policy of `conf/policy/`, if there is one, with a token budget where it reads one."""
     path = CONF / "policy" / f"{name}.yaml"
-    known = path.is_file()
-    return build(changed(cfg, policy=OmegaConf.load(path), chunk=budget).policy) if known else None
+    if not path.is_file():
+        return None
+    policy: Policy = build(changed(cfg, policy=OmegaConf.load(path), chunk=budget).policy)
+    return policy

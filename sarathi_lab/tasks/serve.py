@@ -163,14 +163,15 @@ def _measured(
     """
     backend, spec = plan.backend, plan.spec
     scheduler, executor = plan.build()
-    plan = replace(plan, engine=(engine := plan.engine.with_cache_of(executor)))
+    engine = plan.engine.with_cache_of(executor)
+    plan = replace(plan, engine=engine)
     with progress_of("serving", num_tokens(plan), "tokens") as advance:
         ledger.on_iteration = advance
         run_engine(plan.load.arrivals(), scheduler, executor, ledger)
     peaks = backend.peaks()  # again: a busy machine may have freed up since they were printed
     iterations = metrics.add_costs(ledger.iterations(), spec, backend.dtype_bytes, peaks)
     num_instances = engine.cluster.num_instances
-    sizes = (num_instances * backend.num_devices, num_instances)
+    num_devices = num_instances * backend.num_devices
     if backend.power is not None:
         iterations = backend.power.add_energy(iterations, backend.num_devices)
     requests, bubbles = ledger.requests(), ledger.bubbles()
@@ -180,12 +181,17 @@ def _measured(
     profile: dict[str, float] = {}
     if (watched := run_dir / "operations.parquet").is_file():
         times = pd.read_parquet(watched)
-        costs = (spec, backend.dtype_bytes, peaks)
-        tables["operations"] = metrics.operation_table(times, iterations, *costs)
+        tables["operations"] = metrics.operation_table(
+            times, iterations, spec, backend.dtype_bytes, peaks
+        )
     decode_cost = None
     if (composition := fullest_hybrid(iterations)) is not None:
-        cache = {"num_blocks": engine.num_blocks, "block_size": engine.block_size}
-        decode_cost = measure_decode_cost(executor, composition, **cache)
+        decode_cost = measure_decode_cost(
+            executor,
+            composition,
+            num_blocks=engine.num_blocks,
+            block_size=engine.block_size,
+        )
     if (reference := slo_reference(plan, executor)) is not None:
         profile["slo_decode_time"] = reference
     rates: dict[str, float] = {}
@@ -197,11 +203,11 @@ def _measured(
     summary = metrics.summarise(iterations, requests, peaks, decode_cost) | rates
     slo = plan.targets.slo.resolved(reference)
     summary |= serving_summary_of(plan, requests, summary["duration"], peaks, slo)
-    further, of_cluster = engine.cluster.results(scheduler, summary, sizes[0])
+    further, of_cluster = engine.cluster.results(scheduler, summary, num_devices)
     tables |= further
     summary |= of_cluster
     if backend.power is not None:
-        summary |= backend.power.metrics(iterations, summary, *sizes)
+        summary |= backend.power.metrics(iterations, summary, num_devices, num_instances)
     summary |= engine.speculation.metrics(iterations)
     if engine.shares_prefixes:
         summary |= metrics.prefix_metrics(requests)
