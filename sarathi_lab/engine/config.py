@@ -71,8 +71,7 @@ class EngineConfig:
     A batch has at most `batch_size` sequences; sequences have at most `max_model_len` tokens (None:
     the longest request served). The cache has `num_blocks` blocks of `block_size` tokens, and
     `num_host_blocks` in host memory for what is swapped out. With `fills_memory` it takes what the
-    device holds, and `num_blocks` is an estimate. A `cluster` has
-    instances of these sizes.
+    device holds, and `num_blocks` is an estimate. A `cluster` has instances of these sizes.
     """
 
     policy: Policy

@@ -273,7 +273,7 @@ def _read(path: Path) -> pd.DataFrame:
         except pd.errors.EmptyDataError:
             raise UserError(f"{path} is empty; measure it again, or delete it") from None
     file = FILES[path.stem]
-    for problem in _problems(table, file):
+    if (problem := next(_problems(table, file), None)) is not None:
         raise UserError(f"{path}{problem}")
     numeric = [*file.counts_of(table), TIME]
     return table[[*file.names, *numeric]].assign(**table[numeric].apply(pd.to_numeric))

@@ -93,7 +93,9 @@ class AnalyticOperations:
         return times
 
     def attention_times(self, batch: Batch) -> tuple[float, float]:
-        """Compute prefills and decodes; in one call, decodes take what they add to prefills."""
+        """Compute the seconds of prefills and of decodes; in one call, decodes count as what they
+        add to the prefills.
+        """
         prefill, decode = self.separate_attention(batch)
         if self.hardware.hybrid_call and prefill and decode:
             return prefill, max(0.0, self.hybrid_attention(batch) - prefill)

@@ -54,7 +54,9 @@ class AttentionTable:
     shapes: Sequence[Heads] | None = None  # of the rows, where `prefill` and `decode` are ratios
 
     def times(self, batch: Batch, in_one_call: bool) -> tuple[float, float]:
-        """Compute the seconds of prompts and of decodes; `in_one_call`, what these add to it."""
+        """Compute the seconds of prompts and of decodes; `in_one_call`, decodes count as what they
+        add to the prompts.
+        """
         prefill = self.prefill(batch) if batch.num_prefill_tokens else 0.0
         decode = self.decode(batch) if batch.num_decodes else 0.0
         has_both = in_one_call and batch.num_prefill_tokens and batch.num_decodes

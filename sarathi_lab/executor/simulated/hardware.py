@@ -84,14 +84,15 @@ class Hardware:
     two_shot_latency: float = _seconds(0.0)  # added by summing in parts; 0: always in parts
     partial_waves: bool = flag(False, fix=FIX)  # products spread a last wave's tiles over all SMs
     query_ramp: float = _slowdown()  # start and end of a query tile, in keys
-    prompt_efficiency: float | None = _efficiency(None)  # of bandwidth in a prompt's call, with
-    # queries and outputs; None: `kv_efficiency`, of keys and values alone
+    # Share of bandwidth in a prompt's call, of queries, outputs, keys and values; None:
+    # `kv_efficiency`, of keys and values alone.
+    prompt_efficiency: float | None = _efficiency(None)
     # Most parts of a query tile's keys that occupy idle SMs: of chunks, of decodes, and of decodes
     # with a KV head for each head (None: as other decodes).
     chunk_splits: int = _count(16)
     decode_splits: int = _count(16)
-    decode_launch: float | None = _seconds(None)  # of a call of decodes; None: attention_launch
     ungrouped_splits: int | None = _count(None)
+    decode_launch: float | None = _seconds(None)  # of a call of decodes; None: attention_launch
     decode_block_time: float = _seconds(0.0)  # least time of one SM per sequence and KV head
     decode_fill: float = _seconds(0.0)  # until decodes read at their full rate
     regroup_time: float = _seconds(0.0)  # of ordering grouped queries in a call of decodes

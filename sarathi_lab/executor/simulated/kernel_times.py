@@ -118,9 +118,10 @@ class AttentionTimes:
     kv_head_bytes: int
 
     def __post_init__(self) -> None:
-        # Of a query tile and a key at the peak of all SMs; of a token of the cache; of a query.
+        # Seconds of a query tile and a key at the peak of all SMs.
         self._key_time = 4 * QUERY_TILE * self.head_size / self.hardware.flops_per_second
-        self._kv_bytes = 2 * self.num_kv_heads * self.kv_head_bytes
+        self._kv_bytes = 2 * self.num_kv_heads * self.kv_head_bytes  # of a cached token
+        # Of a query and its output.
         self._query_bytes = 2 * self.num_heads * self.head_size * self.hardware.dtype_bytes
 
     def prefill(self, chunks: Iterable[tuple[int, int]]) -> float:

@@ -92,7 +92,9 @@ class ProfiledOperations:
         return {name: time for name, time in times if name not in self._measured}
 
     def attention_times(self, batch: Batch) -> tuple[float, float]:
-        """Compute prefills and decodes; in one call, decodes take what they add to prefills."""
+        """Compute the seconds of prefills and of decodes; in one call, decodes count as what they
+        add to the prefills.
+        """
         if self._attention is None:
             return self._formula.attention_times(batch)
         return self._attention.times(batch, bool(self._in_one_call))

@@ -274,7 +274,7 @@ class TorchExecutor:
         """
         blocks = BlockManager(self.num_blocks, self.block_size)
         batch = Batch()
-        for num_tokens in (2, 1)[: self.num_blocks]:
+        for num_tokens in (2, 1)[: self.num_blocks]:  # a block each
             batch.add(make_sequence(0, num_tokens, emits=True, blocks=blocks), num_tokens)
         exact = self._limits.exact(batch)
         for tile_rows in TILE_ROWS:
