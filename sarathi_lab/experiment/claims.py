@@ -237,7 +237,7 @@ def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
     ends = rows[[*Ends._fields]].to_numpy(dtype=float, copy=True)
     for i, (samples, is_simulated) in enumerate(zip(rows.samples, rows.is_simulated, strict=True)):
         known = [] if pd.isna(samples) else map(float, str(samples).split())
-        if known := [sample for sample in known if sample == sample]:
+        if known := [sample for sample in known if not math.isnan(sample)]:
             ends[i] = ends_of_median(known, level=level, is_series=not is_simulated)
     low, high, confidence = ends.T
     low, high = (np.where(np.isnan(end), rows.y, end) for end in (low, high))
@@ -298,7 +298,7 @@ def in_words(row: Mapping[Any, Any]) -> str:
         return ""
     level = "" if math.isnan(confidence) else f", {100 * confidence:.0f} %"
     around = f" ({ends[0]:.3g} to {ends[1]:.3g}{level})" if level or ends[0] < ends[1] else ""
-    return f"{value:.3g}{around}{row['mark'] and ' '}{row['mark']}"
+    return f"{value:.3g}{around} {row['mark']}".rstrip()
 
 
 def verdict(experiment: str, table: pd.DataFrame) -> str:

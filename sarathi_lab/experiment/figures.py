@@ -153,13 +153,11 @@ def error_table(points: pd.DataFrame) -> pd.DataFrame:
     nothing is predicted; "partly fitted" where constants are fitted to, or chosen by, some of them.
     """
     compared = compare(points)
-    rows = [
-        (row.name, str(device), *_judged(row, group))
-        for name in PAPERS
-        for row in FIGURES[name].errors
-        if len(of_figure := compared[compared.figure == name])
-        for device, group in of_figure.query(row.where).groupby("device", sort=False)
-    ]
+    rows = []
+    for name, of_figure in compared.groupby("figure"):
+        for row in FIGURES[str(name)].errors:
+            for device, group in of_figure.query(row.where).groupby("device", sort=False):
+                rows.append((row.name, str(device), *_judged(row, group)))
     return pd.DataFrame(rows, columns=ERRORS)
 
 

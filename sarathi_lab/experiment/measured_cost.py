@@ -171,8 +171,8 @@ class MeasuredCostModel:
             times["others"] += times.pop("logits")
             return {attention: times.pop("attention"), **times}
 
-        # The first of two warms up: caches, and cores that slowed down while they waited for work.
-        _, passes = [self.timed(batch.num_tokens, reported) for _ in range(2)]
+        self.timed(batch.num_tokens, reported)  # warms up caches, and cores that waited for work
+        passes = self.timed(batch.num_tokens, reported)
         seconds, operations = [sum(times.values()) for times in passes], _lower(passes)
         share = float(np.quantile(seconds, LOWER)) / sum(operations.values())
         operations = {name: share * value for name, value in operations.items()}

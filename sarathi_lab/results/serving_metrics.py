@@ -139,8 +139,10 @@ def waits(requests: pd.DataFrame) -> dict[str, Floats]:
 
 def latency(requests: pd.DataFrame) -> dict[str, float]:
     """Return mean and quantiles of all latencies."""
-    times = waits(requests).items()
-    return {key: q for name, seconds in times for key, q in quantiles(name, seconds).items()}
+    summary: dict[str, float] = {}
+    for name, seconds in waits(requests).items():
+        summary |= quantiles(name, seconds)
+    return summary
 
 
 def serving_summary(
@@ -184,9 +186,9 @@ def prompt_classes(requests: pd.DataFrame, bounds: Sequence[int]) -> NDArray[np.
 def by_class(requests: pd.DataFrame, classes: NDArray[np.str_]) -> dict[str, float]:
     """Return latencies of each class present; empty if all requests are of one."""
     summary: dict[str, float] = {}
-    for name, is_own in _masks(classes).items():
-        times = waits(requests[is_own])
-        summary[f"num_requests_{name}"] = float(is_own.sum())
+    for name, is_in in _masks(classes).items():
+        times = waits(requests[is_in])
+        summary[f"num_requests_{name}"] = float(is_in.sum())
         for quantity in ("ttft", "tbt", "tpot"):
             summary |= quantiles(f"{quantity}_{name}", times[quantity], CLASS_QUANTILES)
     return summary
@@ -250,7 +252,7 @@ def jain_index(values: Floats) -> float:
 def fairness(requests: pd.DataFrame, alone: Floats, classes: NDArray[np.str_]) -> dict[str, float]:
     """Return slowdowns (latency over `alone` [R]), their Jain index, worst class over best."""
     slowdown = waits(requests)["latency"] / alone
-    means = {name: float(slowdown[is_own].mean()) for name, is_own in _masks(classes).items()}
+    means = {name: float(slowdown[is_in].mean()) for name, is_in in _masks(classes).items()}
     return {
         **quantiles("slowdown", slowdown),
         "slowdown_jain": jain_index(slowdown),

@@ -191,7 +191,8 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name, value in before.items():
             os.environ.pop(name, None)
-            os.environ |= {name: value} if value is not None else {}
+            if value is not None:
+                os.environ[name] = value
 
 
 def send(folder: Path, timeout: float) -> None:
