@@ -10,18 +10,21 @@ from typing import Any, get_args
 
 from omegaconf import DictConfig, OmegaConf
 
+from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError, require_bool, require_int, require_one_of
 from sarathi_lab.config.instantiate import build, option_files, read_option, resolved
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Backend, Executor, Sizes
-from sarathi_lab.engine.loop import no_groups
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import no_groups, run_engine
 from sarathi_lab.engine.queues import QueueOrder
+from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.engine.scheduler_state import Preemption, Speculation
-from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
 from sarathi_lab.experiment.advisor import BASELINES, Advice, Prediction, advise
 from sarathi_lab.model.checkpoint import resolve_model, text_encoder
-from sarathi_lab.model.roofline import TILE
+from sarathi_lab.model.roofline import TILE, Peaks, roofline_time
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.decode_cost import decode_iteration
@@ -76,6 +79,30 @@ class Plan:
         make = make or (lambda: self.backend.build(self.spec, self.checkpoint, self.sizes))
         link = self.engine.cluster.link_between(self.backend, self.spec)
         return self.engine.build(make, link)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are computed; the last one of a request is not."""
+        return sum(request.total_len - 1 for request in self.load.requests)
+
+    def roofline(self, peaks: Peaks) -> float:
+        """Predict the seconds of the run if every iteration met its roofline time, on a virtual
+        clock. On a pipeline the roofline is that of each stage's share of work and devices.
+        """
+        num_stages, num_layers = self.backend.num_stages, self.spec.num_layers
+
+        def times(batch: Batch) -> list[float]:
+            seconds = float(roofline_time(self.spec, batch, self.backend.dtype_bytes, peaks))
+            return [seconds] * num_stages
+
+        scheduler, executor = self.build(
+            lambda: PipelineExecutor(num_stages, times, num_layers=num_layers)
+        )
+        ledger = Ledger()
+        with progress_of("predicting the roofline", self.num_tokens, "tokens") as advance:
+            ledger.on_iteration = advance
+            run_engine(self.load.arrivals(), scheduler, executor, ledger)
+        return float(ledger.iterations().end.max())
 
 
 def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:

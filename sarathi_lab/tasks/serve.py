@@ -40,7 +40,6 @@ from sarathi_lab.results.serving_metrics import Slo, serving_summary
 from sarathi_lab.results.table import heading
 from sarathi_lab.results.window import delay_trend
 from sarathi_lab.tasks.base import Task, conclude
-from sarathi_lab.tasks.estimate import num_tokens, predict_roofline
 from sarathi_lab.tasks.plan import Plan, make_plans, slo_reference
 
 Tables = dict[str, pd.DataFrame]
@@ -123,7 +122,7 @@ def _executed(
     print_plan(plan, context)
     # A simulated run takes no longer than its prediction; which drafts will be right is not known.
     if plan.backend.computes_tokens and not plan.engine.speculation.tokens:
-        predicted["predicted_roofline"] = roofline = predict_roofline(plan, peaks)
+        predicted["predicted_roofline"] = roofline = plan.roofline(peaks)
         console().print(f"  predicted roofline {roofline:.2f} s")
     console().print(f"  peaks {peaks.describe()}")
     if plan.advice is not None:
@@ -165,7 +164,7 @@ def _measured(
     scheduler, executor = plan.build()
     engine = plan.engine.with_cache_of(executor)
     plan = replace(plan, engine=engine)
-    with progress_of("serving", num_tokens(plan), "tokens") as advance:
+    with progress_of("serving", plan.num_tokens, "tokens") as advance:
         ledger.on_iteration = advance
         run_engine(plan.load.arrivals(), scheduler, executor, ledger)
     peaks = backend.peaks()  # again: a busy machine may have freed up since they were printed

@@ -18,7 +18,6 @@ from plans import plan_of
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.engine.ledger import ITERATION_COLUMNS, REQUEST_COLUMNS
 from sarathi_lab.run import main
-from sarathi_lab.tasks.estimate import predict_roofline
 from sarathi_lab.workload.synthetic import PaperGrid
 
 SIMULATED = ["executor=simulated", "tracking=none", "workload.num_requests=6", "batch=4"]
@@ -125,7 +124,7 @@ def test_whole_prompts_meet_their_predicted_roofline_exactly_where_the_roofline_
     folder, _ = sweep
     summary = json.loads((folder / "0" / "summary.json").read_text())
     plan = plan_of("sarathi", "executor=simulated", *SIMULATED[2:], "chunk=128")
-    assert predict_roofline(plan, plan.backend.peaks()) == pytest.approx(summary["roofline"])
+    assert plan.roofline(plan.backend.peaks()) == pytest.approx(summary["roofline"])
     assert summary["time_over_roofline"] > 1
 
 

@@ -20,7 +20,6 @@ from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.extensions.check_policy import check_policy
 from sarathi_lab.extensions.layered import LayeredBatch, LayeredPrefill, Layers
-from sarathi_lab.tasks.estimate import predict_roofline
 
 POLICY = LayeredPrefill(chunk=4, max_num_batched_tokens=16)
 
@@ -150,7 +149,7 @@ def test_it_runs_wherever_a_policy_is_tried_or_advised():
     """By rooflines before a run, by `check_policy`, and by the prediction behind chunk=auto."""
     plan = plan_of("layered_prefill", "executor=simulated", "chunk=auto", "workload.num_requests=4")
     assert plan.advice is not None
-    assert predict_roofline(plan, plan.backend.peaks()) > 0
+    assert plan.roofline(plan.backend.peaks()) > 0
     check_policy(POLICY, num_queues=20)
 
 
