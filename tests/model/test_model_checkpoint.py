@@ -13,6 +13,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
+import sarathi_lab as lab
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.model.checkpoint import AutoModel
@@ -20,6 +21,7 @@ from sarathi_lab.model.huggingface import FAMILIES, read_spec
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import fillers, load_model
+from sarathi_lab.run import main
 
 CPU = torch.device("cpu")
 
@@ -46,6 +48,16 @@ def whole(sound, tmp_path) -> Path:
     save_file(tensors, tmp_path / "model.safetensors")
     shutil.copy(sound / "config.json", tmp_path)
     return tmp_path
+
+
+def test_a_run_serves_prompts_of_a_file_on_a_checkpoint(sound, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt_token_ids": [5, 7, 9], "output_len": 4}\n' * 2)
+    model = [f"model.path={sound}", "device=cpu", "dtype=float32", "baselines=[]"]
+    work = ["workload=prompts", f"workload.path={prompts}", "policy=sarathi_serve", "chunk=8"]
+    assert main([*model, *work, "tracking=none", f"output={tmp_path}/out"]) == 0
+    (tokens,) = set(map(tuple, lab.load(tmp_path / "out").requests.output_token_ids))
+    assert len(tokens) == 4
 
 
 @pytest.fixture
