@@ -23,8 +23,9 @@ class BlockManager:
     shares_prefixes: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        cache = (self.num_blocks, self.block_size)
-        self.prefix = PrefixCache(*cache) if self.shares_prefixes else None
+        self.prefix = (
+            PrefixCache(self.num_blocks, self.block_size) if self.shares_prefixes else None
+        )
         # Empty blocks, popped from the end, so that a fresh cache hands out neighbours: 0, 1.
         self.empty = list(range(self.num_blocks))[::-1]
         self.empty_on_host = list(range(self.num_host_blocks))[::-1]

@@ -135,11 +135,15 @@ class EngineConfig:
 
     def make_engine(self, policy: Policy) -> Scheduler:
         """Build the scheduler of one instance. Raises UserError for sizes that `policy` refuses."""
-        assert self.max_model_len is not None, "name it, or serve requests"
-        cache = (self.num_blocks, self.block_size, self.num_host_blocks)
+        assert self.max_model_len is not None, "set by `loop.serve` or by the caller"
         return Scheduler(
             policy,
-            BlockManager(*cache, shares_prefixes=self.shares_prefixes),
+            BlockManager(
+                num_blocks=self.num_blocks,
+                block_size=self.block_size,
+                num_host_blocks=self.num_host_blocks,
+                shares_prefixes=self.shares_prefixes,
+            ),
             batch_size=self.batch_size,
             max_model_len=self.max_model_len,
             num_micro_batches=self.num_micro_batches,

@@ -117,8 +117,9 @@ def compare(
 
 def throughput(requests: pd.DataFrame, duration: float) -> dict[str, float]:
     """Return counts and rates of finished `requests` over `duration` seconds."""
-    counts = (requests.prompt_len.sum(), requests.output_len.sum(), len(requests))
-    return {"num_requests": len(requests), **rates(*counts, duration)}
+    prompt_tokens, output_tokens = requests.prompt_len.sum(), requests.output_len.sum()
+    found = rates(prompt_tokens, output_tokens, len(requests), duration)
+    return {"num_requests": len(requests), **found}
 
 
 def rates(

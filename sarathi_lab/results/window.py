@@ -112,8 +112,12 @@ class Part(NamedTuple):
         is_first = requests.first_token_time.between(self.start, self.end)
         is_finished = requests.finish_time.between(self.start, self.end)
         num_prompt_tokens = float(requests.prompt_len[is_first].sum())
-        counts = (num_prompt_tokens, float(tokens.sum()), float(is_finished.sum()))
-        found = rates(*counts, self.end - self.start)
+        found = rates(
+            num_prompt_tokens,
+            num_output_tokens=float(tokens.sum()),
+            num_requests=float(is_finished.sum()),
+            duration=self.end - self.start,
+        )
         return {"window_start": self.start, "window_end": self.end, **found}
 
 

@@ -245,8 +245,9 @@ def _cache(
 
 def _fitted(plan: Plan, chunks: Sequence[int] | None = None) -> Plan:
     """Return `plan` with its policy fitted to the device and the workload. Raises UserError."""
-    sizes = (plan.engine.batch_size, plan.max_model_len)
-    policy = plan.policy.on_device(lambda: plan.backend.predictor(plan.spec), *sizes)
+    policy = plan.policy.on_device(
+        lambda: plan.backend.predictor(plan.spec), plan.engine.batch_size, plan.max_model_len
+    )
     plan = replace(plan, engine=replace(plan.engine, policy=policy))
     if policy.budget == AUTO:
         advice = _advice(plan, chunks)

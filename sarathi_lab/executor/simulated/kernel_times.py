@@ -182,9 +182,9 @@ class AttentionTimes:
         longest = max(of.longest, -(-decode_kv_tokens // num_decodes))
         longest_time = hardware.num_sms * longest / hardware.attention_efficiency * self._key_time
         compute = uneven(self._compute(tiles), longest_time)
-        moved = (of.kv_tokens + decode_kv_tokens, of.queries + num_decodes)
+        kv_tokens, queries = of.kv_tokens + decode_kv_tokens, of.queries + num_decodes
         efficiency = hardware.prompt_efficiency or hardware.kv_efficiency
-        memory = self._prompt_memory(*moved, efficiency)
+        memory = self._prompt_memory(kv_tokens, queries, efficiency)
         return hardware.attention_launch + overlapped(compute, memory)
 
     def uniform(
@@ -199,10 +199,10 @@ class AttentionTimes:
         sizes as in attention.csv (`tables`), rounded.
         """
         chunks = [(round(kv_prefill), round(prefill_chunk))] * num_prefills if prefill_chunk else []
-        decodes = round(n_decode), round(n_decode * kv_decode)
+        num_decodes, kv_tokens = round(n_decode), round(n_decode * kv_decode)
         if chunks and n_decode:
-            return self.hybrid(chunks, *decodes)
-        return self.prefill(chunks) + self.decode(*decodes)
+            return self.hybrid(chunks, num_decodes, kv_tokens)
+        return self.prefill(chunks) + self.decode(num_decodes, kv_tokens)
 
     def _compute(self, tiles: Tiles) -> float:
         """Compute the seconds of all heads' tiles on all SMs."""

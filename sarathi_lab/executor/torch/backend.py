@@ -280,8 +280,8 @@ class TorchBackend:
         if self._several is not None:
             executor: TorchExecutor = self._several.build(self, spec, checkpoint, sizes)
             return executor
-        place = self.torch_device, self.torch_dtype, self.seed
-        model = self.load(spec, lambda spec: load_model(spec, checkpoint, *place))
+        device, dtype = self.torch_device, self.torch_dtype
+        model = self.load(spec, lambda spec: load_model(spec, checkpoint, device, dtype, self.seed))
         executor = self.assemble(TorchExecutor, model, sizes)
         self.warm_up(executor, sizes)
         return executor
