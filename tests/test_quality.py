@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -66,3 +67,11 @@ def test_files_stay_readable():
 def test_a_figure_is_named_in_few_places():
     naming = [path.stem for path in LAB.rglob("*.py") if "fig08" in path.read_text()]
     assert len(naming) <= 3, naming
+
+
+def test_scripts_import_what_is_there():
+    """Those of experiments/ and notebooks/ that no test runs."""
+    for path in [*(ROOT / "experiments").rglob("*.py"), *(ROOT / "notebooks").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("sarathi_"):
+                exec(compile(ast.unparse(node), str(path), "exec"), {})

@@ -14,7 +14,7 @@ from scipy.optimize import least_squares
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.compositions import make_batch
-from sarathi_lab.model.roofline import PowerModel
+from sarathi_lab.extensions.energy import PowerModel
 from sarathi_lab.model.spec import ModelSpec
 
 FITTED, HELD_OUT = "llama2-70b", "bloom-176b"

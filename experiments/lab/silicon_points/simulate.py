@@ -28,7 +28,8 @@ from report import write_report
 from sarathi_lab import Policy, Request, load_option
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.arrivals import ClosedLoop
-from sarathi_lab.engine.executor import Sizes, StepResult
+from sarathi_lab.engine.config import EngineConfig
+from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import SequenceState
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
@@ -203,8 +204,9 @@ class SpreadUsers(ClosedLoop):
 
     def __init__(self, requests: Iterable[Request], num_users: int, span: float) -> None:
         super().__init__(requests, num_users)
-        self._due = [span * i / num_users for i in range(num_users)]
-        self._look_ahead()
+        first = [self.pop() for _ in self.requests[:num_users]]
+        for place, request in enumerate(first):
+            self._send(request, span * place / num_users)
 
 
 def simulate(point: Point) -> dict[str, object] | str:
@@ -242,17 +244,11 @@ def served(
     """
     waits, spec = Waits(counted * point.concurrency), point.spec
     num_blocks = backend.kv_blocks(spec, BLOCK_SIZE)
+    engine = EngineConfig(
+        point.policy, point.concurrency, num_blocks, BLOCK_SIZE, max_model_len=point.isl + point.osl
+    )
     with suppress(Enough):
-        serve(
-            users,
-            point.policy,
-            backend.build(spec, None, Sizes(num_blocks, BLOCK_SIZE, point.concurrency)),
-            batch_size=point.concurrency,
-            num_blocks=num_blocks,
-            block_size=BLOCK_SIZE,
-            max_model_len=point.isl + point.osl,
-            recorder=waits,
-        )
+        serve(users, engine, backend.build(spec, None, engine.sizes()), waits)
     return np.array(waits.rows)
 
 

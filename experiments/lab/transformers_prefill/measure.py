@@ -23,7 +23,7 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.executor.torch.device import (
     device_description,
-    keep_freed_memory,
+    prepare_memory,
     resolve_device,
     resolve_dtype,
 )
@@ -100,7 +100,7 @@ def main() -> None:
 
     device = resolve_device(args.device)
     dtype_name, dtype = resolve_dtype(args.dtype, device)
-    keep_freed_memory()
+    prepare_memory(device)
     prompts = np.random.default_rng(0).integers(
         0, 4096, (args.requests, args.prompt_len), dtype=np.int32
     )
