@@ -96,10 +96,15 @@ def load_settings(path: Path) -> dict[str, Any]:
 
 def merge_settings(labels: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run with these labels and configuration, as `load_settings` does."""
+    inside = [f"executor.{name}" for name in SHARED]
+    named, flat = _flat(labels), _flat(without_unread(config), leaving=inside)
+    return named | flat | named  # labels first, and their values
+
+
+def without_unread(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's configuration without the groups that its executor does not read."""
     unread = SHARED - (config.get("executor") or {}).keys()
-    read = {name: value for name, value in config.items() if name not in unread}
-    named, flat = _flat(labels), _flat(read, leaving=[f"executor.{name}" for name in SHARED])
-    return {**named, **{name: flat[name] for name in flat if name not in named}}
+    return {name: value for name, value in config.items() if name not in unread}
 
 
 def _flat(

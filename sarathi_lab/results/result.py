@@ -16,6 +16,7 @@ from sarathi_lab.config.console import console, print_place
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.paths import write_json
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.results.load import without_unread
 from sarathi_lab.results.table import RESULTS, rows_of_run
 from sarathi_lab.results.tracking import TrackedRun, Tracker
 
@@ -152,10 +153,7 @@ def _columns(result: Result, context: RunContext) -> dict[str, Any]:
             where = f"{where} ({columns['hostname']})"
         columns["where"] = where
         columns["policy_where"] = f"{columns.get('policy', context.task)}, {where}"
-    config = result.config or {}
-    unread = {"hardware", "host"} - (config.get("executor") or {}).keys()
-    settings = {name: value for name, value in config.items() if name not in unread}
-    return {**columns, "settings": settings}
+    return {**columns, "settings": without_unread(result.config or {})}
 
 
 def show(shown: Iterable[DisplayTable | str]) -> None:
