@@ -53,7 +53,9 @@ class Policy(ABC):
 
     def with_budget(self, budget: int) -> Self:
         """Copy this policy, which cuts prompts, with another budget."""
-        return cast(Self, replace(cast(Any, self), **{str(self.budget_field): budget}))
+        assert self.budget_field is not None, f"{self.name} cuts no prompts"
+        policy: Self = replace(cast(Any, self), **{self.budget_field: budget})
+        return policy
 
     @property
     def is_capped(self) -> bool:

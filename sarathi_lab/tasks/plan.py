@@ -139,16 +139,17 @@ def changed(cfg: DictConfig, **settings: object) -> DictConfig:
 def _parts(cfg: DictConfig) -> Plan:
     """Build all parts of a run, the policy not yet fitted to the others."""
     fix = "use the number of sequences to serve at a time, such as 8"
-    batch_size, named = require_int("batch", cfg.batch, 1, fix), cfg.max_model_len
+    batch_size = require_int("batch", cfg.batch, 1, fix)
     policy: Policy = build(cfg.policy, Policy)
     require_one_of("queue_order", cfg.queue_order, get_args(QueueOrder))
     require_one_of("preemption", cfg.preemption, get_args(Preemption))
     backend: Backend = build(cfg.executor)
     spec, checkpoint = resolve_model(cfg, backend)
-    if named is not None:
-        require_int("max_model_len", named, 2, "use null for the longest request of the workload")
+    if cfg.max_model_len is not None:
+        fix = "use null for the longest request of the workload"
+        require_int("max_model_len", cfg.max_model_len, 2, fix)
     load = _load(cfg, backend, spec, checkpoint)
-    max_model_len = named or max(request.total_len for request in load.requests)
+    max_model_len = cfg.max_model_len or max(request.total_len for request in load.requests)
     engine = EngineConfig(
         policy=policy,
         batch_size=batch_size,
