@@ -97,8 +97,8 @@ class Scheduler(SchedulerState):
         token_budget: int,
         size: Size | None = None,
     ) -> None:
-        """Let `sequences`, idle or waiting, share `token_budget` tokens in this order; none is
-        admitted after one that did not fit the cache or an eviction, or while some are swapped out.
+        """Let `sequences`, idle or waiting, share `token_budget` tokens in this order. Admission
+        stops at a sequence that does not fit the cache, at an eviction, and while any is swapped.
         """
         is_open = not self.swapped
         for sequence in sequences:

@@ -203,7 +203,8 @@ def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[Value, str | None]:
         return Value(), ", ".join(map(str, reasons.unique())) or ABSENT
     parts_of, combine = TAKES[claim.take]
     parts = parts_of(needed[0])
-    # The best of points may seem too good by one end of each interval, too bad by that of one.
+    # The best of n points may seem too good by one end of any interval, too bad by an end of one
+    # interval only: by n + 1 of all 2 n ends.
     at_once = float(len(parts)) if is_line else (len(parts) + 1) / 2
     several = parts
     if at_once > 1:  # each has an interval so wide that all hold together
@@ -214,8 +215,8 @@ def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[Value, str | None]:
 
 
 def _chosen(claim: Claim, picked: Sequence[pd.DataFrame], at_once: float) -> pd.DataFrame:
-    """Return the rows `picked` by the claim's queries, with intervals of which so many at once miss
-    as seldom as one of `LEVEL`.
+    """Return the rows `picked` by the claim's queries, with intervals so wide that all of `at_once`
+    rows together hold with the confidence `LEVEL`.
     """
     values, *others = (_bounded(rows, len(picked) * at_once) for rows in picked)
     if not others:

@@ -148,8 +148,8 @@ Measured = dict[str, pd.DataFrame]
 @dataclass(frozen=True)
 class Session:
     """A device with a model, and how an experiment is measured on it: for up to `seconds` without
-    loading, but at least `FEWEST_PAIRS` rounds. With `is_cut` the groups of cases, ends and middles
-    first, are as many as the time allows that many rounds of.
+    loading, but at least `FEWEST_PAIRS` rounds. With `is_cut` only as many groups of cases are
+    measured, ends and middles first, as that many rounds fit the time for.
     """
 
     backend: TorchBackend

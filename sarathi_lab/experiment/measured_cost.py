@@ -25,8 +25,8 @@ MOST = 8  # timings of a composition in a round
 ENOUGH = 0.05  # seconds of them, after which one suffices: rather more rounds than longer ones
 LOWER = 0.25  # the quantile that stands for an iteration: what disturbs one makes it longer
 REFERENCES = 8  # before the first timing of a size
-AGREE = 1.25  # the slower of two references over the faster, or both over usual ones; beyond, what
-# is between is dropped
+# Largest ratio of two references, and of both to usual ones, at which a timing between them counts.
+AGREE = 1.25
 PARTS = ("qkv_proj", "out_proj", "ffn", "elementwise", "prefill_attention", "others")
 TOO_SMALL = "the cache is too small"
 ALTERNATED = 1.0  # seconds of iterations whose difference is asked for, in a round
@@ -180,9 +180,9 @@ class MeasuredCostModel:
         return Measurement(batch, seconds, operations, timings)
 
     def timed(self, tokens: int, work: Callable[[], Times], most: int = MOST) -> list[Times]:
-        """Timings of `work`, each between two references and, where these were slower than usual,
-        by so much shorter. Where none has two that agree and are near the usual ones, or all lost a
-        core meanwhile, all are taken as they are.
+        """Time `work` repeatedly, each time between two references, and divide by how much slower
+        than usual these were. Drop timings whose references differ or are far from usual, and those
+        in which a core was stolen; if none is left, return all as they are.
         """
         raw: list[Times] = []
         kept: list[Times] = []
@@ -213,9 +213,9 @@ class MeasuredCostModel:
         return seen[-1] / float(np.quantile(seen, LOWER))
 
     def alternated(self, batches: Sequence[Batch]) -> np.ndarray:
-        """Seconds of iterations of `batches` in turn, [turns, batches]: to and fro, so that what
-        slows the device for a while slows all of them; those in which no core was lost, if there
-        are any. Not numbers if they do not fit the cache.
+        """Measure iterations of `batches` in turn, forwards and backwards, so that a slow phase of
+        the device affects all of them. Returns seconds [turns, batches] of the turns in which no
+        core was stolen, if there are any; NaN if a batch does not fit the cache.
         """
         placed = list[Batch]()
         for batch in batches:

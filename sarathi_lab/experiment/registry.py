@@ -80,9 +80,9 @@ class ErrorRow:
 class Figure:
     """An experiment of batches and scenarios, whose function lists groups of cases.
 
-    A CPU measures it in `seconds`; half an interval wider than `max_spread` of the median leaves no
-    number. `papers` are the platforms of the paper's figure, `at` makes of its points the sizes at
-    which `executor=simulated` has all of them.
+    A CPU measures it in `seconds`; a point whose interval spans more than `max_spread` of its
+    median on either side has no number. `papers` are the platforms of the paper's figure, `at`
+    makes of its points the sizes at which `executor=simulated` has all of them.
     """
 
     name: str

@@ -157,8 +157,8 @@ def request_times(cost: OperationTimes, scenario: Scenario) -> Times:
 
 
 def _requests(scenario: Scenario, num_batches: int, vocab_size: int | None = None) -> list[Request]:
-    """Equal requests, for the steady state behind B - 1 with evenly spread outputs: a closed batch
-    of equal ones would decode in step for long, which the paper's counting leaves out.
+    """Make equal requests, for a steady state after B - 1 whose outputs have evenly spread lengths:
+    equal requests that start together would all decode at once, which the paper does not count.
     """
     prompt_len, num_decodes = scenario.prompt_len, scenario.num_decodes
     shorter = scenario.batch_size - 1 if scenario.is_steady else 0
@@ -234,8 +234,8 @@ class Room(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkSum:
-    """A weighted sum of batches and of requests of scenarios. Times that cancel in it do so with
-    their errors.
+    """A weighted sum of batches and of requests of scenarios. Where times cancel in the sum, their
+    errors cancel, too.
     """
 
     parts: tuple[tuple[float, Subject], ...]

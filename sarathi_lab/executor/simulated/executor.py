@@ -19,10 +19,10 @@ from sarathi_lab.executor.simulated.hardware import NO_HOST, Host
 class SimulatedExecutor:
     """An `Executor` for one simulated device.
 
-    `iteration_time` gives the seconds of a batch, with `num_layers` also where prompts pass these
-    in groups, and `host` those of scheduling and launching it. A host that overlaps has the next
-    batch ready when one ends, if it is fast enough; a request that arrives meanwhile waits for one
-    batch more.
+    `iteration_time` gives the seconds of a batch on the device, `host` those of scheduling and
+    launching it. Prompts may pass `num_layers` in groups, unless None. A host that overlaps has the
+    next batch ready when one ends, if it is fast enough; a request that arrives meanwhile waits for
+    one batch more.
     """
 
     iteration_time: Callable[[Batch], float]
