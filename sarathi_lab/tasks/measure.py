@@ -24,14 +24,7 @@ from sarathi_lab.executor.torch.checks import require_one_device
 from sarathi_lab.executor.torch.device import resolve_device
 from sarathi_lab.experiment.figures import as_points, by_folder, paper, simulate
 from sarathi_lab.experiment.measure import Session
-from sarathi_lab.experiment.registry import (
-    FIGURES,
-    SETUPS,
-    Figure,
-    Job,
-    load_figure,
-    paper_jobs,
-)
+from sarathi_lab.experiment.registry import FIGURES, SETUPS, Figure, Job, load_figure, paper_jobs
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy

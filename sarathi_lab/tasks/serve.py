@@ -186,10 +186,7 @@ def _measured(
     decode_cost = None
     if (composition := fullest_hybrid(iterations)) is not None:
         decode_cost = measure_decode_cost(
-            executor,
-            composition,
-            num_blocks=engine.num_blocks,
-            block_size=engine.block_size,
+            executor, composition, num_blocks=engine.num_blocks, block_size=engine.block_size
         )
     if (reference := slo_reference(plan, executor)) is not None:
         profile["slo_decode_time"] = reference
