@@ -168,7 +168,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
 
 
 def _heading(setting: str) -> str:
-    return setting.rpartition(".")[2].replace("_", "\n") if setting != "policy" else "policy"
+    return setting.rpartition(".")[2].replace("_", "\n")
 
 
 def _unit(name: str, values: pd.Series) -> tuple[float, str]:
