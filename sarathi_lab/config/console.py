@@ -17,6 +17,8 @@ WIDTH_WITHOUT_TERMINAL = 132
 BAR_SECONDS = 0.2  # between two pictures of a bar
 LINE_SECONDS = 9.0  # between two lines
 
+_shown: list[str] = []  # what is in progress
+
 
 def console() -> Console:
     """Standard output, wide enough for the tables where it is a file; in a notebook, too, so that
@@ -38,8 +40,8 @@ def progress_of(
     what: str, total: float | None = None, unit: str = ""
 ) -> Iterator[Callable[[float], None]]:
     """Show how much of `total` steps (None: unknown) is done, and the time left: on a terminal by a
-    bar; elsewhere, for Slurm, CI and `| tee`, by a line every `LINE_SECONDS`. Yields the function
-    to call with the steps just done.
+    bar; elsewhere, for Slurm, CI and `| tee`, by a line every `LINE_SECONDS`, without a `total`
+    only while nothing else is in progress. Yields the function to call with the steps just done.
     """
     done, start = 0.0, time.monotonic()
 
@@ -48,6 +50,8 @@ def progress_of(
         done += steps
 
     def print_line() -> None:
+        if total is None and len(_shown) > 1:
+            return
         elapsed = time.monotonic() - start
         steps = f": {min(done, total):,.0f} of {total:,.0f} {unit}".rstrip() if total else ""
         text = f"  {what}{steps}, {duration(elapsed)}"
@@ -56,8 +60,12 @@ def progress_of(
         print(text, flush=True)
 
     if not sys.stdout.isatty():
-        with repeated(print_line, LINE_SECONDS):
-            yield advance
+        _shown.append(what)
+        try:
+            with repeated(print_line, LINE_SECONDS):
+                yield advance
+        finally:
+            _shown.remove(what)
     elif total is None:
         yield advance
     else:

@@ -21,10 +21,18 @@ def test_lines_come_while_a_step_takes_long_with_what_is_done_and_left(capsys):
         advance(1000)
         time.sleep(0.2)
         lines = capsys.readouterr().out.splitlines()
-        assert {"  a run, 1 s", "  serving: 1,000 of 4,000 tokens, 1 s, about 1 s left"} == {*lines}
+        assert {"  serving: 1,000 of 4,000 tokens, 1 s, about 1 s left"} == {*lines}
         advance(4000)  # more than was expected: nobody knows how much is left
         time.sleep(0.2)
     assert "  serving: 4,000 of 4,000 tokens, 1 s" in capsys.readouterr().out.splitlines()
+
+
+def test_a_line_without_a_total_comes_while_nothing_else_is_in_progress(capsys):
+    with progress_of("a run"):
+        time.sleep(0.2)
+        with progress_of("serving", 40, "tokens"):
+            pass
+        assert {"  a run, 1 s"} == {*capsys.readouterr().out.splitlines()}
 
 
 def test_a_terminal_gets_a_bar_and_no_lines(capsys, monkeypatch):
