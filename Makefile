@@ -56,7 +56,7 @@ lab: setup
 	$(BIN)/python -m jupyter lab notebooks
 
 lint: setup
-	$(BIN)/python -m ruff check . && $(BIN)/python -m ruff format --check . && $(BIN)/python -m mypy
+	$(BIN)/python -m ruff check . && $(BIN)/python -m ruff format --check . && $(BIN)/python -m mypy && $(BIN)/lint-imports
 
 clean:
 	rm -rf $(VENV) build *.egg-info
