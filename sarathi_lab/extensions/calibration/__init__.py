@@ -28,11 +28,11 @@ from sarathi_lab.extensions.calibration.from_profile import (
     hardware_from_profile,
     held_out_errors,
 )
+from sarathi_lab.extensions.calibration.subjects import BLOCK_SIZE, Subject, measured_subject
 from sarathi_lab.results.provenance import slug_of
 from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import DisplayTable, Result
 from sarathi_lab.tasks.base import Task
-from sarathi_lab.tasks.subjects import BLOCK_SIZE, Subject, measured_subject
 
 TABLES = Path("experiments", "lab", "cost_model", "tables")  # of a checkout
 DIGITS = 4  # of the figures in the hardware file

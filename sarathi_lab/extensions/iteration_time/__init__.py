@@ -21,13 +21,18 @@ from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.operation_probe import OperationProbe, Timing
 from sarathi_lab.executor.torch.profiling import Shape, batch_of, blocks_needed
+from sarathi_lab.extensions.calibration.subjects import (
+    BLOCK_SIZE,
+    Subject,
+    measured_subject,
+    where_of,
+)
 from sarathi_lab.model.roofline import roofline_time
 from sarathi_lab.results.plots.style import WIDTH, finished, panels, tick_in_steps
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import DisplayTable, Result
 from sarathi_lab.tasks.base import Task
-from sarathi_lab.tasks.subjects import BLOCK_SIZE, Subject, measured_subject, where_of
 
 KINDS = {"prefill": "tokens of one prompt", "decode": "decodes, one a sequence"}
 
