@@ -9,7 +9,7 @@ needs to know which phase a sequence is in.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +18,7 @@ from torch import Tensor
 from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache, dequantize
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """Packed rows `start` to `start + num_queries` and the cached tokens they see; made by
     `make_segment`.
 

@@ -70,7 +70,7 @@ class TorchExecutor:
         self.timeline = timeline or HostTimeline()
         self._sleep = sleep
         self._uses_kernels = limits is not None
-        self._limits = limits or Limits(model.spec, block_size, num_sms=1)
+        self._limits = limits or Limits(model.spec, block_size, num_sms=0)
         self._graphs = graphs or NoGraphs()
         self._profiler = profiler
         if profiler is not None:
@@ -206,10 +206,12 @@ class TorchExecutor:
 
     def _run(self, inputs: PackedInputs) -> None:
         """Sample into `_sampled`, and read the tokens unknown to the host from there."""
-        if (feed := inputs.feed_rows) is not None:
-            # Not below 0: NAN_TOKEN can't be looked up.
-            fed = self._sampled.index_select(0, feed.clamp(min=0)).clamp_(min=0)
-            inputs = replace(inputs, token_ids=torch.where(feed < 0, inputs.token_ids, fed))
+        if (feed := inputs.feed_rows) is None:
+            self._sampled = self._sample(inputs)
+            return
+        # Not below 0: NAN_TOKEN can't be looked up.
+        fed = self._sampled.index_select(0, feed.clamp(min=0)).clamp_(min=0)
+        inputs = replace(inputs, token_ids=torch.where(feed < 0, inputs.token_ids, fed))
         token_ids = self._sample(inputs)
         self._sampled[: len(token_ids)].copy_(token_ids)
 

@@ -98,7 +98,8 @@ class Fields:
 
     def views(self, buffer: Any) -> dict[str, Any]:
         """Return each field of a flat tensor or array, in its shape."""
-        return {name: buffer[place].reshape(lengths) for name, place, lengths in self._places}
+        flat = ((name, buffer[place], lengths) for name, place, lengths in self._places)
+        return {name: x if len(lengths) == 1 else x.reshape(lengths) for name, x, lengths in flat}
 
 
 fields_of = lru_cache(maxsize=256)(Fields)
@@ -157,8 +158,9 @@ class Composition:
         _put(views["query_starts"][1:], self.ends, padding=self.num_tokens)
         views["query_starts"][0] = 0
         _put(views["emit_rows"], self.emit_rows, padding=0)
-        _put(views["decodes"], self.singles, padding=PADDING)
-        _put(views["tiles"], tiles_of(self.lengths.tolist(), shape.tile_rows), padding=PADDING)
+        if shape.tile_rows:
+            _put(views["decodes"], self.singles, padding=PADDING)
+            _put(views["tiles"], tiles_of(self.lengths.tolist(), shape.tile_rows), padding=PADDING)
 
 
 def _put(field: NDArray[Any], values: NDArray[Any], padding: int) -> None:
@@ -182,6 +184,8 @@ class Packer:
         self._newest = Composition(Columns(), self._table)
         self._parts = Parts(limits)
         self._on_device = _Buffer(device=device)
+        self._held: tuple[bytes, ...] = ()  # numbers of blocks, and tables, that `_blocks` are of
+        self._blocks: list[slice | Tensor] = []
 
     def fill(
         self, batch: Batch, shape: Shape, newest: Sequence[SequenceState]
@@ -205,9 +209,10 @@ class Packer:
         kv_lens = self._fill_tokens(views, kept, np.array(starts, dtype=np.int64), newest)
         views["kv_lens"][: len(kv_lens)] = kv_lens
         self._table.fill(views["block_table"][: len(kv_lens)], kept.rows)
-        parts, reductions = self._parts.of(kept.singles, kv_lens, shape)
-        _put(views["parts"], parts, padding=PADDING)
-        _put(views["reductions"], reductions, padding=PADDING)
+        if shape.tile_rows:
+            parts, reductions = self._parts.of(kept.singles, kv_lens, shape)
+            _put(views["parts"], parts, padding=PADDING)
+            _put(views["reductions"], reductions, padding=PADDING)
         return kept.emitting
 
     def _fill_tokens(
@@ -235,6 +240,8 @@ class Packer:
         last = ends - 1  # only the newest token of a sequence can be in flight
         unknown = (token_ids[last] == NO_TOKEN).nonzero()[0]
         feed_rows[: len(at)] = PADDING
+        if len(unknown) == 0:
+            return kv_lens
         if newest == kept.emitting:
             feed_rows[last[unknown]] = kept.sampled_rows[unknown]
         else:
@@ -269,19 +276,19 @@ class Packer:
         """Return the filled buffer as inputs of plain torch and C++, without padding: int64,
         attention by a `Segment` a sequence, and no `feed_rows`, as the host has all tokens.
         """
-        views, device, block_size = self.host.views, model.device, self._table.block_size
-        table, kv_lens = views["block_table"], views["kv_lens"]
-        beyond = np.arange(1, table.shape[1]) * block_size >= kv_lens[:, None]
-        are_neighbours = (beyond | (table[:, 1:] - table[:, :-1] == 1)).all(axis=1).tolist()
-        starts, firsts, segments = views["query_starts"].tolist(), table[:, 0].tolist(), []
-        for i, kv_len in enumerate(kv_lens.tolist()):
-            number = -(-kv_len // block_size)
+        views, device = self.host.views, model.device
+        numbers, table = -(-views["kv_lens"] // self._table.block_size), views["block_table"]
+        if (held := (numbers.tobytes(), table.tobytes())) != self._held:  # seldom by decodes
+            self._held, firsts = held, table[:, 0]
+            columns = np.arange(table.shape[1], dtype=np.int32)
             # Neighbouring blocks as a slice, which attention reads without copying; else an index.
-            blocks: slice | Tensor = slice(firsts[i], firsts[i] + number)
-            if not are_neighbours[i]:
-                blocks = torch.from_numpy(table[i, :number].astype(np.int64)).to(device)
-            num_queries = starts[i + 1] - starts[i]
-            segments.append(Segment(starts[i], num_queries, kv_len, blocks, 0, None))
+            self._blocks = [*map(slice, firsts.tolist(), (firsts + numbers).tolist())]
+            are_apart = (table - columns != table[:, :1]) & (columns < numbers[:, None])
+            for i in are_apart.any(axis=1).nonzero()[0].tolist():
+                self._blocks[i] = torch.tensor(table[i, : numbers[i]].tolist(), device=device)
+        starts, kv_lens = views["query_starts"].tolist(), views["kv_lens"].tolist()
+        rows = zip(starts, starts[1:], kv_lens, self._blocks, strict=False)
+        segments = [Segment(row, end - row, seen, one, 0, None) for row, end, seen, one in rows]
         fields = {
             name: torch.from_numpy(views[name].astype(np.int64)).to(device)
             for name in ("token_ids", "positions", "slots", "emit_rows")

@@ -51,7 +51,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Limits:
-    """Model, cache and multiprocessors, which bound every batch."""
+    """Model, cache and multiprocessors, which bound every batch; `num_sms` is 0 without kernels."""
 
     spec: ModelSpec
     block_size: int
@@ -59,20 +59,24 @@ class Limits:
 
     def exact(self, batch: Batch) -> Shape:
         """Return the shape of `batch` without padding; a chunk of one token is a decode."""
-        lengths = [num_tokens for _, _, num_tokens, _, _ in batch.chunks]
         contexts = [start + num_tokens for _, start, num_tokens, _, _ in batch.chunks]
-        num_decodes = lengths.count(1)
-        tile_rows = self.tile_rows(batch.num_tokens - num_decodes)
-        longest = max((end for end, n in zip(contexts, lengths, strict=True) if n == 1), default=0)
+        num_decodes = num_tiles = tile_rows = num_parts = 0
+        if self.num_sms > 0:  # plain torch and C++ attend without a plan
+            lengths = [num_tokens for _, _, num_tokens, _, _ in batch.chunks]
+            num_decodes = lengths.count(1)
+            tile_rows = self.tile_rows(batch.num_tokens - num_decodes)
+            num_tiles = _num_tiles(lengths, tile_rows)
+            ends = [end for end, n in zip(contexts, lengths, strict=True) if n == 1]
+            num_parts = self.num_parts(num_decodes, max(ends, default=0))
         return Shape(
             num_tokens=batch.num_tokens,
             num_sequences=len(batch),
             num_emits=batch.num_emits,
             num_decodes=num_decodes,
-            num_tiles=_num_tiles(lengths, tile_rows),
+            num_tiles=num_tiles,
             max_blocks=-(-max(contexts) // self.block_size),
             tile_rows=tile_rows,
-            num_parts=self.num_parts(num_decodes, longest),
+            num_parts=num_parts,
         )
 
     def tile_rows(self, num_prompt_tokens: int) -> int:
