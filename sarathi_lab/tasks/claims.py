@@ -64,9 +64,9 @@ def readme_table(table: pd.DataFrame) -> str:
     return _markdown(rows)
 
 
-def map_table(table: pd.DataFrame) -> str:
+def map_table(table: pd.DataFrame, root: str = "") -> str:
     """Format the claims on what came after SARATHI in Markdown: source, gain claimed, what was
-    measured on which device, and conditions.
+    measured on which device, and conditions; `root` leads to `experiments/`.
     """
     rows = [["experiment", "claim", "source", "claimed", "found", "conditions"]]
     conditions = {claim.id: claim.caveat for claim in load_claims()}
@@ -74,7 +74,7 @@ def map_table(table: pd.DataFrame) -> str:
         first, devices = judged.iloc[0], _measured_devices(judged[judged.verdict != "not measured"])
         *cells, simulated = _cells(judged, devices)
         found = [f"{device} {cell}" for device, cell in zip(devices, cells, strict=True)]
-        where = f"[{first.experiment}]({AFTER}/{first.experiment}/README.md)"
+        where = f"[{first.experiment}]({root}{AFTER}/{first.experiment}/README.md)"
         what = [where, first.claim, first.source, first.expected]
         rows.append([*what, "; ".join([*found, simulated]), conditions[str(name)]])
     return _markdown(rows)

@@ -136,8 +136,8 @@ def test_keys_are_counted_by_what_attention_returns(executor):
     def blind(batch):  # attention that has lost the first 16 keys of each sequence
         inputs = packed(batch)
         lost = [
-            replace(
-                own, kv_len=own.kv_len - 16, blocks=slice(own.blocks.start + 1, own.blocks.stop)
+            own._replace(
+                kv_len=own.kv_len - 16, blocks=slice(own.blocks.start + 1, own.blocks.stop)
             )
             for own in inputs.attention
         ]
