@@ -137,13 +137,14 @@ class Results:
         """Draw the iterations of runs (default: the best, and the reference) over time or, with
         x="iteration", by their number. Raises UserError for unknown names.
         """
-        from sarathi_lab.results.plots import tasks
+        from sarathi_lab.results.plots import sweeps
 
         if missing := [name for name in names if name not in self.names]:
             raise UserError(f"{missing[0]} is not one of the runs; use some of {self.names}")
         places = [self.names.index(name) for name in names] or self._best()
-        read = self._tables["iterations"]
-        return tasks.curves({self.names[place]: read[place]() for place in places}, x=x)
+        if not (read := self._tables.get("iterations")):
+            raise UserError("these runs have no tables of iterations; load them by their folders")
+        return sweeps.curves({self.names[place]: read[place]() for place in places}, x=x)
 
     def _best(self) -> list[int]:
         """Return the places of runs with most throughput, a policy each first, and a reference."""

@@ -151,6 +151,8 @@ def test_a_project_on_the_server_is_read_as_folders_are(local, monkeypatch):
     row = {"name": "online", "chunk": 8, "seed": 0, "policy": "Orca", "policy.chunk": 8}
     assert loaded.runs.to_dict("records") == [{**row, "throughput": 2.0}] * 2
     assert set(loaded.settings) == {*row}
+    with pytest.raises(UserError, match="no tables of iterations; load them by their folders"):
+        loaded.plot_iterations()
     with pytest.raises(UserError, match="me/none holds no run that served requests"):
         lab.load("me/none")
 

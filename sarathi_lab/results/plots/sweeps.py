@@ -1,10 +1,10 @@
-"""The picture of a sweep by what it varied."""
+"""The picture of a sweep by what it varied, and that of the iterations of runs."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -28,6 +28,15 @@ MANY = 8  # names in rows from which all panels share them
 WIDE_RANGE = 20  # largest over smallest from which an axis is logarithmic
 GEOMETRIC = 1.5  # ratio of neighbours on x from which their axis is logarithmic
 VALUES = ["value", "low", "high"]
+# Column of the iterations, factor and y label.
+CURVES = (
+    ("num_prefill_tokens", 1.0, "prompt tokens"),
+    ("num_decode_tokens", 1.0, "decodes"),
+    ("busy", 1e3, "iteration time [ms]"),
+    ("num_waiting", 1.0, "requests waiting"),
+)
+CURVE_MARKERS = 10
+LABEL_WIDTH = 52  # characters
 
 
 @dataclass(frozen=True)
@@ -287,3 +296,22 @@ def _title(runs: pd.DataFrame, names: Sequence[str]) -> str:
         title += "; hollow: difference from 1 not significant "
         title += f"(equal work differed by up to {level:.2f} times)"
     return title
+
+
+def curves(runs: Mapping[str, pd.DataFrame], x: str = "iteration") -> Figure:
+    """Draw the iterations of runs (tables by name) against `x`: "iteration", or "end" for time."""
+    shown = [curve for curve in CURVES if any(curve[0] in table for table in runs.values())]
+    figure, axes = style.panels(len(shown), 1, (9, 1.9 * len(shown) + 0.8), sharex=True)
+    steps: Any = "steps-pre" if x == "end" else "default"  # an iteration lasts until its end
+    for ax, (column, scale, words) in zip(axes, shown, strict=True):
+        for i, (name, table) in enumerate(runs.items()):
+            if column in table and x in table:
+                every = max(1, len(table) // CURVE_MARKERS)
+                look: dict[str, Any] = {"ls": ("-", "--", "-.", ":")[i % 4], "color": f"C{i}"}
+                look |= {"marker": style.marker(i), "markersize": 4, "markevery": every}
+                label = textwrap.fill(name, LABEL_WIDTH, break_on_hyphens=False)
+                ax.plot(table[x], scale * table[column], label=label, drawstyle=steps, **look)
+        ax.set_ylabel(words)
+    axes[-1].set_xlabel("time [s]" if x == "end" else x)
+    style.legend_below(figure, style.keys_of(axes[:1]))
+    return style.finished(figure)
