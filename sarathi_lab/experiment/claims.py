@@ -35,8 +35,8 @@ ABSENT = "not in what was measured"
 
 
 class Value(NamedTuple):
-    """What was found, the ends of its interval, and the level of that: not a number where the
-    interval is the error that a cost model states of itself.
+    """Measured or simulated value, its interval, and the interval's confidence level (NaN where the
+    interval is a cost model's stated error).
     """
 
     measured: float = math.nan
@@ -51,10 +51,10 @@ class Claim:
 
     `take` makes one value of them (`TAKES`). With `over`, another query, y is that of a row over
     that of the other's row with the same `match`; `needs` chooses rows that were to be measured,
-    too. Values are claimed to be `direction` the `expected` one within the relative `tolerance`;
-    `neutral` is that of no effect. Constants of the hardware file `fitted` were fitted to what the
-    claim is about. `settings` make the experiment smaller, `caveat` states what the number depends
-    on.
+    too. The claim is that the value is `direction` ("at least", "near", ...) the `expected` one
+    within the relative `tolerance`; `neutral` is the value that means no effect. Constants of
+    the hardware file `fitted` were fitted to what the claim is about. `settings` make the
+    experiment smaller, `caveat` states what the number depends on.
     """
 
     id: str
@@ -203,8 +203,8 @@ def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[Value, str | None]:
         return Value(), ", ".join(map(str, reasons.unique())) or ABSENT
     parts_of, combine = TAKES[claim.take]
     parts = parts_of(needed[0])
-    # The best of n points may seem too good by one end of any interval, too bad by an end of one
-    # interval only: by n + 1 of all 2 n ends.
+    # The maximum of n points is overestimated if any of n upper ends is too low, underestimated if
+    # one lower end is too high: n + 1 of the 2 n ends can fail (Bonferroni).
     at_once = float(len(parts)) if is_line else (len(parts) + 1) / 2
     several = parts
     if at_once > 1:  # each has an interval so wide that all hold together

@@ -63,9 +63,9 @@ A6000 = Platform("13b", "a6000")
 class ErrorRow:
     """A row of the error table: the points that `where` (a pandas query) chooses, and the aims.
 
-    `given` names the level whose profile was made from some of these points, `fitted` a level or
-    hardware that has constants fitted to some of them, or chosen by them; a `formula` predicts
-    nothing.
+    `given`: the level whose profile was made from some of these points. `fitted`: a level or a
+    hardware file with constants that were fitted to some of them. `formula`: the row is arithmetic
+    on the paper's numbers, not a prediction.
     """
 
     name: str

@@ -301,9 +301,9 @@ def request(scenario: Scenario) -> WorkSum:
 def counted(scenario: Scenario) -> WorkSum:
     """Return a request's share of single batches, decodes at their mean context.
 
-    Under SARATHI P / (C - (B-1)) chunks each carry B-1 decodes. Left over are decodes in full
-    batches of B, or else prompt tokens at the price of whole prompts. Raises ValueError for other
-    policies than that and request-level batching.
+    Under SARATHI, P / (C - (B-1)) chunks carry B-1 decodes each. Decodes that remain run in
+    batches of B; prompt tokens that remain cost what they cost in whole prompts. Raises
+    ValueError for other policies than that and request-level batching.
     """
     prompt_len, num_decodes = scenario.prompt_len, scenario.num_decodes
     size, riders = scenario.batch_size, scenario.batch_size - 1

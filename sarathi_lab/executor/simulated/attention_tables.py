@@ -123,9 +123,9 @@ def _prefill_features(of: Any) -> tuple[Any, ...]:
 
 
 def _decode_features(of: Any) -> tuple[Any, ...]:
-    """Size and features of decodes. Where all decodes of a table have the same context, the part
-    that does not grow with their number counts as the latency of walking along it, as launches
-    overlap earlier operations.
+    """Size and features of decodes. Where all decodes of a table have the same context, time that
+    does not grow with their number is taken as the latency of reading one context, not as a launch,
+    which overlaps earlier operations.
     """
     cached, number = of.decode_kv_tokens, of.num_decodes
     return number, cached, cached / number, number, 1.0

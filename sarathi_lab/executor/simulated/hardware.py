@@ -87,8 +87,8 @@ class Hardware:
     # Share of bandwidth in a prompt's call, of queries, outputs, keys and values; None:
     # `kv_efficiency`, of keys and values alone.
     prompt_efficiency: float | None = _efficiency(None)
-    # Most parts of a query tile's keys that occupy idle SMs: of chunks, of decodes, and of decodes
-    # with a KV head for each head (None: as other decodes).
+    # Upper limits on the parts that the keys of a query tile are split into to occupy idle SMs: for
+    # chunks, for decodes, and for decodes without grouped heads (None: as other decodes).
     chunk_splits: int = _count(16)
     decode_splits: int = _count(16)
     ungrouped_splits: int | None = _count(None)

@@ -25,7 +25,7 @@ LARGEST_GRAPH = 512  # decodes; larger batches keep the device busy enough witho
 # Tokens of a batch with prompts. At peak (989 TFLOP/s) an H100 takes 0.42 ms for the products of
 # so many in a layer of hidden size 2,048: about what launching its kernels takes the host.
 LARGEST_HYBRID = 4096
-ITERATIONS = 64  # that parts are kept for: so many tokens longer than planned they may get
+ITERATIONS = 64  # for which a plan of parts is reused; contexts grow by a token in each
 # Tokens: up to here hybrid shapes are in steps of half a tile, beyond of a whole one.
 FINE_HYBRID = 512
 
