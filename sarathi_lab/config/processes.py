@@ -1,8 +1,7 @@
-"""Processes: the cores of this one, and one that a time limit or a crash ends alone."""
+"""Processes that a time limit, a crash or Ctrl-C ends without this one."""
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,11 +9,6 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 from sarathi_lab.config.errors import RunError
-
-
-def allowed_cores() -> list[int]:
-    """Return the numbers of the cores that this process may use; none where that is unknown."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def run_with_timeout(function: Callable[..., None], *args: Any, limit: float) -> None:

@@ -241,7 +241,8 @@ def fetch_runs(project: str) -> list[tuple[dict[str, Any], dict[str, float]]]:
     except (wandb.Error, ValueError, OSError) as error:  # ValueError: of a project not there
         reason = str(error).partition("\n")[0]
         raise UserError(
-            f"W&B gives no runs of {project} ({reason}); check the name and `wandb login`"
+            f"W&B gives no runs of {project} ({reason}); check the name (it is no folder either) "
+            "and `wandb login`"
         ) from None
     if not runs:
         raise UserError(f"{project} holds no run that served requests; name another")

@@ -16,7 +16,6 @@ from sarathi_kernels.cpu.build import instruction_set
 from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.checked import check_fields, flag, one_of, text, whole
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.processes import allowed_cores
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch import checks
 from sarathi_lab.executor.torch import device as devices
@@ -29,6 +28,7 @@ from sarathi_lab.executor.torch.checks import (
 from sarathi_lab.executor.torch.device import explain_device_errors, measure_peaks
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.memory import KvBudget, Memory
+from sarathi_lab.executor.torch.placement import allowed_cores
 from sarathi_lab.executor.torch.shapes import CudaGraphs, Limits, NoGraphs
 from sarathi_lab.executor.torch.timeline import OperationProfiler, timeline_of
 from sarathi_lab.model import native_operations

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from sarathi_lab.config.processes import allowed_cores
 
 SYSTEM = Path("/sys/devices")
 CGROUPS, PROCESS_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -38,6 +37,11 @@ def most_threads() -> int | None:
     """Return the number of fast cores, limited to this process's share of time; None if unknown."""
     known = [sum(core.is_fast for core in physical_cores()), *_quotas()]
     return min((number for number in known if number), default=None)
+
+
+def allowed_cores() -> list[int]:
+    """Return the numbers of the cores that this process may use; none where that is unknown."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def physical_cores() -> list[Core]:
