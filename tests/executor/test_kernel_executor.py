@@ -218,4 +218,4 @@ def test_what_the_lab_says_without_triton_is_what_the_kernels_say():
     """
     assert get_args(hybrid_attention.Variant) == get_args(operations.Hybrid)
     assert operations.NAN_TOKEN == sampling.NAN_TOKEN
-    assert TorchBackend.hybrid == hybrid_attention.DEFAULT_VARIANT
+    assert TorchBackend.hybrid == get_args(hybrid_attention.Variant)[0]

@@ -165,18 +165,6 @@ def test_blocks_beyond_2_to_the_31_elements_are_found() -> None:
     assert torch.equal(attend(case, far), attend(case, inputs))
 
 
-@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-def test_tensor_descriptors_give_the_same(dtype: torch.dtype) -> None:
-    if HAS_GPU and torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip("needs a tensor memory accelerator")
-    sizes = {"head_size": 64, "block_size": 128, "sliding_window": 70}
-    case = AttentionCase(((70, 300), (20, 20)), 4, 2, **sizes)
-    inputs = inputs_of(case, dtype)
-    out = poisoned(*inputs.query.shape, device=DEVICE, dtype=dtype)
-    prefill_attention(*inputs.arguments, sliding_window=70, out=out, tensor_descriptors=True)
-    assert relative_error(out, reference(case, inputs)) < MAX_ERROR[dtype]
-
-
 def test_a_tile_may_be_worked_on_in_parts() -> None:
     case = AWKWARD["large tiles"]
     inputs = inputs_of(case)
@@ -235,8 +223,6 @@ def test_unsupported_inputs_are_refused_with_the_value_and_what_works() -> None:
         decode_attention(inputs.query[:, :1].expand(-1, 3, -1).contiguous(), *arguments, out=out)
     with pytest.raises(ValueError, match="sliding window 0"):
         decode_attention(inputs.query, *arguments, sliding_window=0, out=out)
-    with pytest.raises(ValueError, match="use a multiple of"):
-        prefill_attention(inputs.query, *arguments, out=out, tensor_descriptors=True)
 
 
 @pytest.mark.gpu

@@ -1,10 +1,11 @@
-"""Hybrid attention: four ways to attend for chunks and decodes of one batch, all of which must give
-the same.
+"""Ways to attend for chunks and decodes of one batch, all of which must give the same: the engine's
+two, and the benchmarks' two in one launch.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import get_args
 
 import pytest
@@ -13,12 +14,17 @@ import torch
 from sarathi_kernels.attention.cases import AWKWARD, AttentionCase, make_inputs, reference
 from sarathi_kernels.attention.hybrid import Variant, hybrid_attention
 from sarathi_kernels.attention.plan import PADDING, with_parts_of
+from sarathi_kernels.benchmarks.one_launch import fused_attention, unified_attention
 from sarathi_kernels.runtime.chip import CHIPS, assumed
 from sarathi_kernels.runtime.launch import recorded
 from sarathi_kernels.runtime.testing import poisoned, relative_error
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-VARIANTS = get_args(Variant)
+WAYS = {
+    **{name: partial(hybrid_attention, variant=name) for name in get_args(Variant)},
+    "unified": unified_attention,
+    "fused": fused_attention,
+}
 SMALL_CHIP = replace(CHIPS[90], num_sms=2)  # on which small batches are fused, too
 
 
@@ -26,23 +32,21 @@ SMALL_CHIP = replace(CHIPS[90], num_sms=2)  # on which small batches are fused, 
     ("name", "part_tokens"),
     [("hybrid", 64), ("window over tiles", 128), ("decodes", 256), ("whole prompts", 256)],
 )
-def test_all_variants_give_the_same(name: str, part_tokens: int) -> None:
+def test_all_ways_give_the_same(name: str, part_tokens: int) -> None:
     case = AWKWARD[name]
     inputs = make_inputs(case, device=DEVICE, dtype=torch.float16, num_sms=2)
     plan = with_parts_of(inputs.plan, part_tokens, case.sliding_window)
     inputs = replace(inputs, plan=plan)
     expected = reference(case, inputs)
-    for variant in VARIANTS:
+    for name, attend in WAYS.items():
         out = poisoned(*inputs.query.shape, device=DEVICE, dtype=torch.float16)
         with assumed(SMALL_CHIP):
-            hybrid_attention(
-                *inputs.arguments, variant=variant, sliding_window=case.sliding_window, out=out
-            )
-        assert relative_error(out, expected) < 2e-3, variant
+            attend(*inputs.arguments, sliding_window=case.sliding_window, out=out)
+        assert relative_error(out, expected) < 2e-3, name
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_padding_of_the_plan_changes_nothing(variant: Variant) -> None:
+@pytest.mark.parametrize("name", WAYS)
+def test_padding_of_the_plan_changes_nothing(name: str) -> None:
     case = AttentionCase(((20, 70), (1, 40), (1, 17)), 2, 2)
     inputs = make_inputs(case, device=DEVICE, dtype=torch.float32, num_sms=2)
     plan = with_parts_of(inputs.plan, 32)
@@ -55,7 +59,7 @@ def test_padding_of_the_plan_changes_nothing(variant: Variant) -> None:
     out = poisoned(*inputs.query.shape, device=DEVICE, dtype=torch.float32)
     arguments = (inputs.query, inputs.key_cache, inputs.value_cache, plan, inputs.scale)
     with assumed(SMALL_CHIP):
-        hybrid_attention(*arguments, variant=variant, out=out)
+        WAYS[name](*arguments, out=out)
     assert relative_error(out, reference(case, inputs)) < 1e-5
 
 
@@ -71,26 +75,26 @@ def test_fused_attention_is_right_and_in_series_where_a_kind_has_less_than_a_wav
     arguments = (inputs.query, inputs.key_cache, inputs.value_cache, plan, inputs.scale)
     chip = replace(CHIPS[80], num_sms=num_sms)
     with assumed(chip):
-        hybrid_attention(*arguments, variant="fused", out=out)
+        fused_attention(*arguments, out=out)
     assert relative_error(out, reference(case, inputs)) < 1e-5
     with recorded(chip) as recording:
-        hybrid_attention(*arguments, variant="fused", out=out)
+        fused_attention(*arguments, out=out)
     names = [launch.kernel.__name__ for launch in recording.launches]
     assert ("fused_kernel" in names) == (num_sms <= 4)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_variants_are_right_for_a_13b_model_and_inside_a_graph(variant: Variant) -> None:
+@pytest.mark.parametrize("name", WAYS)
+def test_ways_are_right_for_a_13b_model_and_inside_a_graph(name: str) -> None:
     sequences = ((512, 1024), *((1, 1024 + i) for i in range(17)))
     case = AttentionCase(sequences, 40, 40, head_size=128)
     inputs = make_inputs(case, device=DEVICE, dtype=torch.bfloat16, num_sms=132)
-    arguments = inputs.arguments
     out = torch.empty_like(inputs.query)
-    hybrid_attention(*arguments, variant=variant, out=out)  # compiles
+    attend = partial(WAYS[name], *inputs.arguments, out=out)
+    attend()  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        hybrid_attention(*arguments, variant=variant, out=out)
+        attend()
     out.fill_(float("nan"))
     graph.replay()
     assert relative_error(out, reference(case, inputs)) < 1e-2

@@ -18,7 +18,7 @@ from toy_executors import load_family, on_kernels
 
 from sarathi_kernels.attention.cases import AWKWARD, AttentionInputs, make_inputs, reference
 from sarathi_kernels.attention.eight_bit import decoded
-from sarathi_kernels.attention.hybrid import Variant, hybrid_attention
+from sarathi_kernels.attention.hybrid import hybrid_attention
 from sarathi_kernels.attention.kv_cache import LARGEST, QuantizedCache, dequantize, quantize
 from sarathi_kernels.attention.plan import with_parts_of
 from sarathi_kernels.attention.prefill import prefill_attention
@@ -58,10 +58,10 @@ def cases_of(
     )
 
 
-def attend(name: str, inputs: AttentionInputs, variant: Variant) -> Tensor:
+def attend(name: str, inputs: AttentionInputs) -> Tensor:
     out = poisoned(*inputs.query.shape, device=DEVICE, dtype=inputs.query.dtype)
     given = (inputs.query, inputs.key_cache, inputs.value_cache, inputs.plan, inputs.scale)
-    hybrid_attention(*given, variant=variant, sliding_window=AWKWARD[name].sliding_window, out=out)
+    hybrid_attention(*given, sliding_window=AWKWARD[name].sliding_window, out=out)
     return out
 
 
@@ -94,13 +94,13 @@ def test_every_entry_is_decoded_exactly(kv: torch.dtype, dtype: torch.dtype) -> 
 def test_awkward_batches(name: str, kv: torch.dtype) -> None:
     dtype = DTYPES[kv == torch.int8]  # each way of reading with one of them
     inputs, expected = cases_of(name, dtype, kv)
-    assert relative_error(attend(name, inputs, "series"), expected) < MAX_ERROR[dtype]
+    assert relative_error(attend(name, inputs), expected) < MAX_ERROR[dtype]
 
 
 def test_chips_without_a_type_for_e4m3() -> None:
     inputs, expected = cases_of("grouped decodes", torch.float16, torch.float8_e4m3fn)
     with assumed(CHIPS[86]):
-        found = attend("grouped decodes", inputs, "series")
+        found = attend("grouped decodes", inputs)
     assert relative_error(found, expected) < MAX_ERROR[torch.float16]
 
 
@@ -111,7 +111,7 @@ def test_small_values_are_as_exact_as_large_ones(kv: torch.dtype) -> None:
     values = inputs.value_cache
     assert isinstance(values, QuantizedCache)
     inputs = replace(inputs, value_cache=replace(values, scales=values.scales / 1024))
-    found = attend("grouped decodes", inputs, "series") * 1024
+    found = attend("grouped decodes", inputs) * 1024
     assert relative_error(found, expected) < MAX_ERROR[torch.float16]
 
 
@@ -121,19 +121,10 @@ def test_queries_in_bfloat16_are_multiplied_in_float16() -> None:
     query = inputs.query.bfloat16()
     for factor in (1.0, 2.0**100):  # saturating, not overflowing
         inputs = replace(inputs, query=query * factor)
-        found = attend("grouped decodes", inputs, "series")
+        found = attend("grouped decodes", inputs)
         assert found.isfinite().all()
         if factor == 1:
             assert relative_error(found.float(), expected) < 2 * MAX_ERROR[torch.bfloat16]
-
-
-@pytest.mark.parametrize("kv", LARGEST, ids=str)
-@pytest.mark.parametrize("variant", ["unified", "fused"])
-def test_every_way_of_sharing_a_launch(variant: Variant, kv: torch.dtype) -> None:
-    inputs, expected = cases_of("hybrid", torch.float32, kv, part_tokens=32)
-    with assumed(replace(CHIPS[90], num_sms=2)):  # which a small batch fills
-        out = attend("hybrid", inputs, variant)
-    assert relative_error(out, expected) < MAX_ERROR[torch.float32]
 
 
 @pytest.mark.parametrize("kv", LARGEST, ids=str)
@@ -195,8 +186,6 @@ def test_what_does_not_go_together_is_refused() -> None:
     plain = dequantize(values.data, values.scales, torch.float32)
     with pytest.raises(ValueError, match="differ"):
         prefill_attention(inputs.query, keys, plain, *given, out=out)
-    with pytest.raises(ValueError, match="tensor descriptors do not read a cache in 8 bits"):
-        prefill_attention(inputs.query, keys, values, *given, out=out, tensor_descriptors=True)
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])

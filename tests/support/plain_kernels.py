@@ -107,11 +107,9 @@ def attend(
     scale: float,
     sliding_window: int | None,
     out: Tensor,
-    *,
-    tiles: bool,
-    decodes: bool,
+    sequences: Tensor,
 ) -> None:
-    """The rows of the plan's tiles, of its decodes, or both."""
+    """The rows of `sequences` of the plan."""
 
     def work(query: Tensor, out: Tensor, *given: Any) -> None:
         starts, lens, table, wanted, *caches = given
@@ -130,24 +128,17 @@ def attend(
             out[first:end] = paged_attention(query[first:end], keys, values, [segment], scale)
 
     caches = *parts_of(key_cache), *parts_of(value_cache)
-    for is_wanted, wanted in ((tiles, plan.tiles[:, 0]), (decodes, plan.decodes)):
-        if is_wanted and len(wanted):
-            places = plan.query_starts, plan.kv_lens, plan.block_table
-            launch_plain(work, query, out, *places, wanted, *caches)
+    if len(sequences):
+        places = plan.query_starts, plan.kv_lens, plan.block_table
+        launch_plain(work, query, out, *places, sequences, *caches)
 
 
-def prefill_attention(
-    *inputs: Any, sliding_window: int | None, out: Tensor, with_decodes: bool = False
-) -> None:
-    attend(*inputs, sliding_window, out, tiles=True, decodes=with_decodes)
+def prefill_attention(*inputs: Any, sliding_window: int | None, out: Tensor) -> None:
+    attend(*inputs, sliding_window, out, inputs[3].tiles[:, 0])
 
 
 def decode_attention(*inputs: Any, sliding_window: int | None, out: Tensor) -> None:
-    attend(*inputs, sliding_window, out, tiles=False, decodes=True)
-
-
-def fused_attention(*inputs: Any) -> None:
-    attend(*inputs, tiles=True, decodes=True)
+    attend(*inputs, sliding_window, out, inputs[3].decodes)
 
 
 @contextmanager
@@ -158,5 +149,4 @@ def plain_kernels() -> Iterator[None]:
             patch.setattr(kernel_operations, stand_in.__name__, stand_in)
         patch.setattr(hybrid, "prefill_attention", prefill_attention)
         patch.setattr(hybrid, "decode_attention", decode_attention)
-        patch.setattr(hybrid, "_attend_fused", fused_attention)
         yield

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from sarathi_kernels.compilation.__main__ import main
 from sarathi_kernels.compilation.compiled import compile_source, source_of
-from sarathi_kernels.compilation.configurations import record
-from sarathi_kernels.compilation.expert_configurations import DECODES, launches_of
-from sarathi_kernels.compilation.table import Unit, as_text, collect, compile_units, units_of
+from sarathi_kernels.compilation.configurations import DECODES, mix, record_shapes
+from sarathi_kernels.compilation.table import Unit, collect, compile_units, units_of
 from sarathi_kernels.runtime.chip import CHIPS
 from sarathi_kernels.runtime.launch import launch, recorded
 
@@ -142,19 +141,19 @@ def is_what_a_launch_compiles() -> bool:
     return [kernel.hash for kernel in launched] == ahead[: len(sources)]
 
 
-def quick() -> list[dict[str, str]]:
-    """A hot configuration of every kernel; other chips are in the recorded table, which is of these
-    sources.
-    """
-    return [as_text(row) for row in compile_units(collect([90], [], quick=True), jobs=2)]
+def quick() -> list[dict[str, object]]:
+    """A hot configuration of every kernel, for one chip."""
+    return [asdict(row) for row in compile_units(collect([90], [], quick=True), jobs=2)]
 
 
 def keys() -> list[list[str]]:
     """What is compiled for 48, 1 and 17 tokens."""
 
     def launched(num_tokens: int) -> list[str]:
-        launches = record(CHIPS[90], quick=True, num_tokens=num_tokens)
-        launches += launches_of(replace(DECODES, num_tokens=num_tokens), CHIPS[90])
+        launches = record_shapes(CHIPS[90], quick=True, num_tokens=num_tokens)
+        with recorded(CHIPS[90]) as experts:
+            mix(replace(DECODES, num_tokens=num_tokens))
+        launches += experts.launches
         return sorted(unit.source.key for unit in units_of(launches, CHIPS[90]))
 
     return list(map(launched, (48, 1, 17)))

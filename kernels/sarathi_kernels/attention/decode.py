@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -155,29 +154,6 @@ def make_scratch(query: Tensor, plan: AttentionPlan) -> Scratch:
     return Scratch(partial, torch.empty(parts, device=query.device, dtype=torch.float32))
 
 
-def kernel_arguments(
-    query: Tensor,
-    key_cache: Cache,
-    value_cache: Cache,
-    plan: AttentionPlan,
-    scale: float,
-    sliding_window: int | None,
-    out: Tensor,
-    scratch: Scratch,
-) -> tuple[Any, ...]:
-    """The arguments, constants aside, of `decode_kernel`."""
-    (keys, key_scales), (values, value_scales) = (
-        entries_and_scales(key_cache),
-        entries_and_scales(value_cache),
-    )
-    return (
-        query, keys, values, key_scales, value_scales, out, scratch.partial, scratch.log_sums,
-        plan.query_starts, plan.kv_lens, plan.block_table, plan.parts,
-        query.stride(0), out.stride(0), keys.stride(0), keys.stride(1), plan.block_table.stride(0),
-        sliding_window or 0, scale * LOG2_E,
-    )  # fmt: skip
-
-
 def dot_rows(group: int) -> int:
     """Rows that `group` heads of one KV head take: those of a matrix product, unless there is one
     head only.
@@ -211,10 +187,17 @@ def decode_attention(
     group = num_heads // num_kv_heads
     config = config or decode_config(chip_of(query.device), head_size, query.dtype, group)
     scratch = scratch or make_scratch(query, plan)
+    (keys, key_scales), (values, value_scales) = (
+        entries_and_scales(key_cache),
+        entries_and_scales(value_cache),
+    )
     launch(
         decode_kernel,
         (num_kv_heads, plan.num_parts),
-        *kernel_arguments(query, key_cache, value_cache, plan, scale, sliding_window, out, scratch),
+        query, keys, values, key_scales, value_scales, out, scratch.partial, scratch.log_sums,
+        plan.query_starts, plan.kv_lens, plan.block_table, plan.parts,
+        query.stride(0), out.stride(0), keys.stride(0), keys.stride(1), plan.block_table.stride(0),
+        sliding_window or 0, scale * LOG2_E,
         is_hot=query.dtype != torch.float32,
         uses_tensor_cores=group > 1 and query.dtype != torch.float32,
         NUM_KV_HEADS=num_kv_heads,
@@ -229,7 +212,7 @@ def decode_attention(
         IS_SPLIT=len(plan.reductions) > 0,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-    )
+    )  # fmt: skip
     reduce_parts(plan, scratch, out)
 
 

@@ -9,13 +9,11 @@ come first, so that the last programs to end are short ones.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sarathi_kernels.attention.kv_cache import Cache
 from sarathi_kernels.attention.plan import AttentionPlan
@@ -30,10 +28,6 @@ from sarathi_kernels.attention.support import (
 from sarathi_kernels.runtime.chip import Chip, chip_of
 from sarathi_kernels.runtime.launch import launch
 
-USE_TENSOR_DESCRIPTORS = (
-    False  # not measured yet: pointers work on every chip and for every block size
-)
-
 # Triton 3.6 waits for the scores of the next keys before the softmax that they should run beside.
 CAN_COMPUTE_AHEAD = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
 
@@ -44,7 +38,6 @@ PLAN_ARGUMENTS = [
     "kv_lens",
     "block_table",
     "tiles",
-    "decodes",
     "stride_table",
     "num_tiles",
     "window",
@@ -63,7 +56,6 @@ def prefill_kernel(
     kv_lens: tl.tensor,
     block_table: tl.tensor,
     tiles: tl.tensor,
-    decodes: tl.tensor,
     stride_query: tl.tensor,
     stride_out: tl.tensor,
     stride_block: tl.tensor,
@@ -80,28 +72,20 @@ def prefill_kernel(
     BLOCK_N: tl.constexpr,
     TILE_PARTS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
     AHEAD: tl.constexpr,
 ) -> None:
-    """Grid: heads, then the parts of tiles from the last to the first, then the decodes that it has
-    room for.
-    """
+    """Grid: heads, then the parts of tiles from the last to the first."""
     head = tl.program_id(0)
     entry = num_tiles * TILE_PARTS - 1 - tl.program_id(1)
-    if entry >= 0:
-        sequence = tl.load(tiles + entry // TILE_PARTS * 2)
-        first_row = tl.load(tiles + entry // TILE_PARTS * 2 + 1) + entry % TILE_PARTS * BLOCK_M
-    else:
-        sequence = tl.load(decodes - 1 - entry)
-        first_row = 0
+    sequence = tl.load(tiles + entry // TILE_PARTS * 2)
+    first_row = tl.load(tiles + entry // TILE_PARTS * 2 + 1) + entry % TILE_PARTS * BLOCK_M
     if sequence >= 0:
         attend_tile(
             query, keys, values, key_scales, value_scales, out, query_starts, kv_lens, block_table,
             sequence,
             first_row, head, stride_query, stride_out, stride_block, stride_slot, stride_table,
             window, qk_scale,
-            GROUP, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_M, BLOCK_N, HAS_WINDOW, DESCRIPTORS,
-            AHEAD,
+            GROUP, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_M, BLOCK_N, HAS_WINDOW, AHEAD,
         )  # fmt: skip
 
 
@@ -157,45 +141,6 @@ def prefill_config(
     return PrefillConfig(block_m, block_n, num_warps, num_stages)
 
 
-def describe_cache(cache: Tensor, block_n: int) -> TensorDescriptor:
-    """`cache` as rows of slots, read `block_n` tokens of one KV head at a time."""
-    if cache.dtype.itemsize == 1:
-        raise ValueError("tensor descriptors do not read a cache in 8 bits: use pointers")
-    num_blocks, block_size, num_kv_heads, head_size = cache.shape
-    if block_size % block_n or head_size & (head_size - 1) or not cache.is_contiguous():
-        raise ValueError(
-            f"tensor descriptors read {block_n} tokens of a block of a contiguous cache at "
-            "once, not heads of "
-            f"{head_size} in blocks of {block_size}: use a multiple of {block_n} as block size, "
-            "or pointers"
-        )
-    width = num_kv_heads * head_size
-    return TensorDescriptor(
-        cache, [num_blocks * block_size, width], [width, 1], [block_n, head_size]
-    )
-
-
-def kernel_arguments(
-    query: Tensor,
-    keys: Tensor | TensorDescriptor,
-    values: Tensor | TensorDescriptor,
-    scales: tuple[Tensor | None, Tensor | None],
-    cache_strides: tuple[int, ...],
-    plan: AttentionPlan,
-    scale: float,
-    sliding_window: int | None,
-    out: Tensor,
-) -> tuple[Any, ...]:
-    """The arguments, constants aside, of `prefill_kernel`."""
-    return (
-        query, keys, values, *scales, out, plan.query_starts, plan.kv_lens, plan.block_table,
-        plan.tiles, plan.decodes,
-        query.stride(0), out.stride(0), cache_strides[0], cache_strides[1],
-        plan.block_table.stride(0),
-        plan.num_tiles, sliding_window or 0, scale * LOG2_E,
-    )  # fmt: skip
-
-
 def prefill_attention(
     query: Tensor,  # [num_tokens, num_heads, head_size], rows may be strided
     key_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
@@ -205,16 +150,10 @@ def prefill_attention(
     *,
     sliding_window: int | None = None,
     out: Tensor,  # [num_tokens, num_heads, head_size], rows may be strided
-    with_decodes: bool = False,
     config: PrefillConfig | None = None,
-    tensor_descriptors: bool = USE_TENSOR_DESCRIPTORS,
 ) -> None:
     """Write softmax(scale q k^T) v of the rows of `plan.tiles` to `out`; other rows stay as they
-    are.
-
-    `with_decodes` attends for the rows of `plan.decodes`, too, each as a tile of one query. Raises
-    ValueError for inputs that the kernel does not take (`check_inputs`), and where
-    `tensor_descriptors` cannot read the cache.
+    are. Raises ValueError for inputs that the kernel does not take (`check_inputs`).
     """
     check_inputs(query, key_cache, value_cache, plan, scale, sliding_window, out)
     (keys, key_scales), (values, value_scales) = (
@@ -229,26 +168,16 @@ def prefill_attention(
             chip_of(query.device), head_size, query.dtype, plan.tile_rows, **kind
         )
     tile_parts = plan.tile_rows // config.block_m
-    num_entries = plan.num_tiles * tile_parts + (plan.num_decodes if with_decodes else 0)
-    if num_entries == 0:
+    if plan.num_tiles == 0:
         return
-    caches: tuple[Any, Any] = (keys, values)
-    if tensor_descriptors:
-        caches = (describe_cache(keys, config.block_n), describe_cache(values, config.block_n))
     is_half = query.dtype != torch.float32
     launch(
         prefill_kernel,
-        (num_heads, num_entries),
-        *kernel_arguments(
-            query,
-            *caches,
-            (key_scales, value_scales),
-            keys.stride(),
-            plan,
-            scale,
-            sliding_window,
-            out,
-        ),
+        (num_heads, plan.num_tiles * tile_parts),
+        query, keys, values, key_scales, value_scales, out, plan.query_starts, plan.kv_lens,
+        plan.block_table, plan.tiles,
+        query.stride(0), out.stride(0), keys.stride(0), keys.stride(1), plan.block_table.stride(0),
+        plan.num_tiles, sliding_window or 0, scale * LOG2_E,
         is_hot=is_half,
         uses_tensor_cores=is_half,
         GROUP=num_heads // num_kv_heads,
@@ -259,8 +188,7 @@ def prefill_attention(
         BLOCK_N=config.block_n,
         TILE_PARTS=tile_parts,
         HAS_WINDOW=sliding_window is not None,
-        DESCRIPTORS=tensor_descriptors,
         AHEAD=config.ahead,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-    )
+    )  # fmt: skip

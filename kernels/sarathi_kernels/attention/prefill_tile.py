@@ -18,11 +18,9 @@ from sarathi_kernels.attention.paging import load_scales, slot_offsets
 
 @triton.jit
 def load_tile(
-    # pointer to the KV head's first element, or the descriptor of [slots, num_kv_heads * head_size]
-    cache: tl.tensor,
+    cache: tl.tensor,  # pointer to the KV head's first element
     table: tl.tensor,
     first_key: tl.tensor,
-    first_column: tl.tensor,
     kv_len: tl.tensor,
     stride_block: tl.tensor,
     stride_slot: tl.tensor,
@@ -31,51 +29,42 @@ def load_tile(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
     DTYPE: tl.constexpr,
 ) -> tl.tensor:
     """[BLOCK_N, PADDED_SIZE] keys or values of one KV head in DTYPE; tokens from `kv_len` on are
     zero if MASKED.
     """
-    if not DESCRIPTORS:
-        ENTRY: tl.constexpr = cache.dtype.element_ty
-        if tl.uint8 == ENTRY:
-            # As words of two entries, which are copied to where matrix instructions take them.
-            words = load_tile(
-                cache.to(tl.pointer_type(tl.uint16), bitcast=True),
-                table, first_key, first_column, kv_len, stride_block // 2, stride_slot // 2,
-                HEAD_SIZE // 2, PADDED_SIZE // 2, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS,
-                tl.uint16,
-            )  # fmt: skip
-            even, odd = columns_of(words, ENTRY, DTYPE)
-            return tl.join(even, odd).reshape(BLOCK_N, PADDED_SIZE)
+    ENTRY: tl.constexpr = cache.dtype.element_ty
+    if tl.uint8 == ENTRY:
+        # As words of two entries, which are copied to where matrix instructions take them.
+        words = load_tile(
+            cache.to(tl.pointer_type(tl.uint16), bitcast=True),
+            table, first_key, kv_len, stride_block // 2, stride_slot // 2,
+            HEAD_SIZE // 2, PADDED_SIZE // 2, BLOCK_SIZE, BLOCK_N, MASKED, tl.uint16,
+        )  # fmt: skip
+        even, odd = columns_of(words, ENTRY, DTYPE)
+        return tl.join(even, odd).reshape(BLOCK_N, PADDED_SIZE)
     tokens = first_key + tl.arange(0, BLOCK_N)
-    if DESCRIPTORS:
-        row = tl.load(table + first_key // BLOCK_SIZE) * BLOCK_SIZE + first_key % BLOCK_SIZE
-        tile = cache.load([row, first_column])
-        if MASKED:
-            tile = tl.where(tokens[:, None] < kv_len, tile, 0.0)
+    dims = tl.arange(0, PADDED_SIZE)
+    # One 64-bit address a tile, where it is in one block: one of each token takes registers that
+    # then spill.
+    if BLOCK_SIZE % BLOCK_N == 0:
+        block = tl.load(table + first_key // BLOCK_SIZE).to(tl.int64)
+        first = cache + (block * stride_block + first_key % BLOCK_SIZE * stride_slot)
+        pointers = first + (tl.arange(0, BLOCK_N)[:, None] * stride_slot + dims[None, :])
     else:
-        dims = tl.arange(0, PADDED_SIZE)
-        if (
-            BLOCK_SIZE % BLOCK_N == 0
-        ):  # one 64-bit address a tile: one of each token takes registers that then spill
-            block = tl.load(table + first_key // BLOCK_SIZE).to(tl.int64)
-            first = cache + (block * stride_block + first_key % BLOCK_SIZE * stride_slot)
-            pointers = first + (tl.arange(0, BLOCK_N)[:, None] * stride_slot + dims[None, :])
-        else:
-            offsets = slot_offsets(
-                table, first_key, kv_len, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N
-            )
-            pointers = cache + offsets[:, None] + dims[None, :]
-        if MASKED:
-            tile = tl.load(
-                pointers, mask=(tokens[:, None] < kv_len) & (dims[None, :] < HEAD_SIZE), other=0.0
-            )
-        elif HEAD_SIZE != PADDED_SIZE:
-            tile = tl.load(pointers, mask=dims[None, :] < HEAD_SIZE, other=0.0)
-        else:
-            tile = tl.load(pointers)
+        offsets = slot_offsets(
+            table, first_key, kv_len, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N
+        )
+        pointers = cache + offsets[:, None] + dims[None, :]
+    if MASKED:
+        tile = tl.load(
+            pointers, mask=(tokens[:, None] < kv_len) & (dims[None, :] < HEAD_SIZE), other=0.0
+        )
+    elif HEAD_SIZE != PADDED_SIZE:
+        tile = tl.load(pointers, mask=dims[None, :] < HEAD_SIZE, other=0.0)
+    else:
+        tile = tl.load(pointers)
     return decoded(tile, DTYPE)
 
 
@@ -85,7 +74,7 @@ def attend_keys(
     row_max: tl.tensor,  # [BLOCK_M] float32: largest scaled score so far
     row_sum: tl.tensor,  # [BLOCK_M] float32: sum of exp2(score - row_max), with a cache's gain
     query: tl.tensor,  # [BLOCK_M, PADDED_SIZE]
-    keys: tl.tensor,  # pointers or descriptors, see load_tile
+    keys: tl.tensor,  # pointer to the KV head's first element, as `values`
     values: tl.tensor,
     key_scales: tl.tensor,
     value_scales: tl.tensor,
@@ -94,7 +83,6 @@ def attend_keys(
     end: tl.tensor,
     last_keys: tl.tensor,  # [BLOCK_M]: the newest token that each query sees
     window: tl.tensor,
-    first_column: tl.tensor,
     kv_len: tl.tensor,
     stride_block: tl.tensor,
     stride_slot: tl.tensor,
@@ -105,7 +93,6 @@ def attend_keys(
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
     AHEAD: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Take the tokens from `begin` to `end` into the softmax of a tile of queries.
@@ -117,18 +104,18 @@ def attend_keys(
     if AHEAD:
         last_key = tl.maximum(end - BLOCK_N, 0)
         key = load_tile(
-            keys, table, tl.multiple_of(tl.minimum(begin, last_key), BLOCK_N), first_column, kv_len,
+            keys, table, tl.multiple_of(tl.minimum(begin, last_key), BLOCK_N), kv_len,
             stride_block, stride_slot,
-            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS, query.dtype,
+            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, query.dtype,
         )  # fmt: skip
         scores = tl.dot(query, key.T, input_precision="ieee")
     for first_key in tl.range(begin, end, BLOCK_N):
         first_key = tl.multiple_of(first_key, BLOCK_N)
         next_key = tl.minimum(first_key + BLOCK_N, last_key) if AHEAD else first_key
         key = load_tile(
-            keys, table, tl.multiple_of(next_key, BLOCK_N), first_column, kv_len, stride_block,
+            keys, table, tl.multiple_of(next_key, BLOCK_N), kv_len, stride_block,
             stride_slot,
-            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS, query.dtype,
+            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, query.dtype,
         )  # fmt: skip
         product = tl.dot(query, key.T, input_precision="ieee")
         if not AHEAD:
@@ -161,8 +148,8 @@ def attend_keys(
                 HEAD_SIZE, BLOCK_SIZE, BLOCK_N, MASKED,
             )[None, :]  # fmt: skip
         value = load_tile(
-            values, table, first_key, first_column, kv_len, stride_block, stride_slot,
-            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS, query.dtype,
+            values, table, first_key, kv_len, stride_block, stride_slot,
+            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, query.dtype,
         )  # fmt: skip
         acc = tl.dot(weights.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
         row_max = new_max
@@ -199,7 +186,6 @@ def attend_tile(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
     AHEAD: tl.constexpr = False,
 ) -> None:
     """Attend for one head of up to BLOCK_M queries of one sequence and store the result; without
@@ -224,10 +210,8 @@ def attend_tile(
         end = tl.minimum(first_position + BLOCK_M, kv_len)
         masked_from = (first_position + 1) // BLOCK_N * BLOCK_N
         table = block_table + sequence.to(tl.int64) * stride_table
-        first_column = head // GROUP * HEAD_SIZE
-        if not DESCRIPTORS:
-            keys += first_column
-            values += first_column
+        keys += head // GROUP * HEAD_SIZE
+        values += head // GROUP * HEAD_SIZE
         if key_scales is not None:
             key_scales += head // GROUP
             value_scales += head // GROUP
@@ -242,22 +226,22 @@ def attend_tile(
             acc, row_max, row_sum = attend_keys(
                 acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table,
                 window_begin, begin,
-                last_keys, window, first_column, kv_len, stride_block, stride_slot, qk_scale,
-                HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, True, DESCRIPTORS,
+                last_keys, window, kv_len, stride_block, stride_slot, qk_scale,
+                HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, True,
                 False,
             )  # fmt: skip
         acc, row_max, row_sum = attend_keys(
             acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table, begin,
             masked_from,
-            last_keys, window, first_column, kv_len, stride_block, stride_slot, qk_scale,
-            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, False, HAS_WINDOW, DESCRIPTORS,
+            last_keys, window, kv_len, stride_block, stride_slot, qk_scale,
+            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, False, HAS_WINDOW,
             AHEAD,
         )  # fmt: skip
         acc, row_max, row_sum = attend_keys(
             acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table, masked_from,
             end,
-            last_keys, window, first_column, kv_len, stride_block, stride_slot, qk_scale,
-            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, HAS_WINDOW, DESCRIPTORS,
+            last_keys, window, kv_len, stride_block, stride_slot, qk_scale,
+            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, HAS_WINDOW,
             False,
         )  # fmt: skip
         attended = (acc / row_sum[:, None]).to(out.dtype.element_ty)

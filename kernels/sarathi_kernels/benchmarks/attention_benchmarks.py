@@ -27,6 +27,7 @@ from sarathi_kernels.benchmarks.attention_peers import (
     works_here,
 )
 from sarathi_kernels.benchmarks.measure import Benchmark
+from sarathi_kernels.benchmarks.one_launch import fused_attention, unified_attention
 from sarathi_kernels.runtime.chip import chip_of
 
 HEADS = {"mha": (40, 40), "gqa": (32, 8)}  # of a 13B model, and of one with four heads a KV head
@@ -43,17 +44,13 @@ HYBRID_DECODES = (
 )  # the paper's grid, and longer contexts
 HYBRID_CHUNKS = (256, 512, 1024)
 PROMPTS = (4096, 16_384)
-# Other tiles and paths to compare the chosen ones with on a GPU; the chip may be too small for
-# some.
+# Other tiles to compare the chosen ones with on a GPU; the chip may be too small for some.
 ALTERNATIVES = {
-    "128x128, 3 stages": (PrefillConfig(128, 128, 8, 3), 16, False),
-    "128x64, 8 warps": (PrefillConfig(128, 64, 8, 3), 16, False),
-    "64x64, 4 warps": (PrefillConfig(64, 64, 4, 2), 16, False),
-    "64x128, 4 warps": (PrefillConfig(64, 128, 4, 2), 16, False),
-    "blocks of 256": (None, 256, False),
-    "descriptors": (None, 256, True),
-    "descriptors 128x64": (PrefillConfig(128, 64, 8, 3), 256, True),
-    "descriptors 64x64": (PrefillConfig(64, 64, 4, 2), 256, True),
+    "128x128, 3 stages": (PrefillConfig(128, 128, 8, 3), 16),
+    "128x64, 8 warps": (PrefillConfig(128, 64, 8, 3), 16),
+    "64x64, 4 warps": (PrefillConfig(64, 64, 4, 2), 16),
+    "64x128, 4 warps": (PrefillConfig(64, 128, 4, 2), 16),
+    "blocks of 256": (None, 256),
 }
 
 
@@ -161,6 +158,8 @@ def _hybrid(
         variant: partial(hybrid_attention, *arguments, variant=variant, out=out)
         for variant in get_args(Variant)
     }
+    ways["unified"] = partial(unified_attention, *arguments, out=out)
+    ways["fused"] = partial(fused_attention, *arguments, out=out)
     # The longer of the two is what a perfect overlap takes.
     ways["chunk alone"] = partial(prefill_attention, *arguments, out=out)
     ways["decodes alone"] = partial(decode_attention, *arguments, out=out)
@@ -220,13 +219,11 @@ def _plan_of_cached(
 
 
 def _tiles(device: torch.device, dtype: torch.dtype, quick: bool) -> Iterator[Benchmark]:
-    """The prefill kernel with other tiles, and reading by tensor descriptors, wherever the chip can
-    take them.
-    """
+    """The prefill kernel with other tiles, wherever the chip can take them."""
     if device.type != "cuda" or dtype == torch.float32:
         return
     chunk, offset = (128, 256) if quick else (1024, 4096)
-    for name, (config, block_size, descriptors) in ALTERNATIVES.items():
+    for name, (config, block_size) in ALTERNATIVES.items():
         case = AttentionCase(((chunk, offset + chunk),), *HEADS["mha"], HEAD_SIZE, block_size)
         inputs = _inputs(case, device, dtype)
         plan = inputs.plan
@@ -238,11 +235,8 @@ def _tiles(device: torch.device, dtype: torch.dtype, quick: bool) -> Iterator[Be
             inputs: AttentionInputs = inputs,
             out: Tensor = out,
             config: PrefillConfig | None = config,
-            descriptors: bool = descriptors,
         ) -> None:
-            prefill_attention(
-                *inputs.arguments, out=out, config=config, tensor_descriptors=descriptors
-            )
+            prefill_attention(*inputs.arguments, out=out, config=config)
 
         if works_here(attend):
             yield _benchmark(

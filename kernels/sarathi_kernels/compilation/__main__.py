@@ -1,14 +1,12 @@
 """Compile every kernel configuration that the engine can pick, for GPUs that need not be there, and
 check the code.
 
-    python -m sarathi_kernels.compilation [--capability 90] [--kernel NAME] [--quick] [--batches]
-        [--jobs N] [--write FILE]
+    python -m sarathi_kernels.compilation [--capability 90] [--kernel NAME] [--quick] [--jobs N]
 
-Prints what each uses and exits with 1 if anything is wrong: spilled registers in a hot kernel, more
-shared memory than the chip has, a product without tensor cores. `--write kernels/compiled.csv`
-records the table that the tests compare with: rows of another Triton stay, and what is recorded of
-these sources is not compiled again. What is compiled stays in Triton's cache (TRITON_CACHE_DIR),
-where launches on a GPU find it, too.
+Prints what each uses, and the seconds of compiling it, and exits with 1 if anything is wrong:
+spilled registers in a hot kernel, more shared memory than the chip has, a product without tensor
+cores. What is compiled stays in Triton's cache (TRITON_CACHE_DIR), where launches on a GPU find it,
+too.
 """
 
 from __future__ import annotations
@@ -17,21 +15,8 @@ import argparse
 import os
 import sys
 import time
-from pathlib import Path
 
-import triton
-
-from sarathi_kernels.compilation.table import (
-    Row,
-    as_text,
-    collect,
-    compile_units,
-    formatted,
-    identity,
-    identity_of,
-    read_table,
-    write_table,
-)
+from sarathi_kernels.compilation.table import Row, collect, compile_units, formatted
 from sarathi_kernels.runtime.chip import CHIPS
 
 
@@ -46,11 +31,9 @@ def _parser() -> argparse.ArgumentParser:
         "--kernel", action="append", metavar="NAME", default=[], help="default: all"
     )
     parser.add_argument("--quick", action="store_true", help="only what the tests compile")
-    parser.add_argument("--batches", action="store_true", help="only what whole batches launch")
     parser.add_argument(
         "--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="processes"
     )
-    parser.add_argument("--write", type=Path, metavar="FILE", help="record the table here")
     return parser
 
 
@@ -60,16 +43,10 @@ def main() -> int:
     if os.environ.get("TRITON_INTERPRET") == "1":
         print("error: TRITON_INTERPRET=1 replaces the compiler; unset it", file=sys.stderr)
         return 2
-    units = collect(
-        arguments.capability or list(CHIPS), arguments.kernel, arguments.quick, arguments.batches
-    )
+    units = collect(arguments.capability or list(CHIPS), arguments.kernel, arguments.quick)
     if not units:
         print(f"error: no kernel is named {' or '.join(arguments.kernel)}", file=sys.stderr)
         return 2
-    recorded = read_table(arguments.write) if arguments.write and arguments.write.exists() else []
-    known = {identity(row): row for row in recorded if not row["complaint"]}
-    identities = [identity_of(unit) for unit in units]
-    units = [unit for unit, name in zip(units, identities, strict=True) if name not in known]
     started, done = time.monotonic(), 0
 
     def show_progress(row: Row) -> None:
@@ -86,10 +63,6 @@ def main() -> int:
 
     rows = compile_units(units, max(1, arguments.jobs), show_progress)
     print(formatted(rows))
-    if arguments.write:
-        known |= {identity(as_text(row)): as_text(row) for row in rows}
-        others = [row for row in recorded if row["triton"] != triton.__version__]
-        write_table(arguments.write, others + [known[name] for name in identities])
     complaints = [row for row in rows if row.complaint]
     for row in complaints:
         print(

@@ -22,11 +22,6 @@ from sarathi_kernels.runtime.chip import Chip
 from sarathi_kernels.runtime.launch import Launch
 
 WARP_SIZE = 32
-RESERVED_SHARED_MEMORY = (
-    1024  # bytes that the driver keeps of every block's, beyond what a block may use
-)
-REGISTERS_PER_SM = 65_536
-REGISTER_UNIT = 256  # registers are given to a warp in such units
 TENSOR_MEMORY_COLUMNS = 512  # of a multiprocessor from sm_100 on
 WGMMA_ROWS = 64  # rows of the smallest product that the four warps of a warp group do together
 WGMMA_WARPS = 4
@@ -36,7 +31,6 @@ MATRIX_INSTRUCTIONS = {
     "tcgen05": "tcgen05.mma",
     "mma": "mma.sync",
 }  # name: as in PTX
-COPIES = {"tma": "cp.async.bulk.tensor", "cp.async": "cp.async.c"}
 
 
 @dataclass(frozen=True)
@@ -75,29 +69,7 @@ class Compiled:
     tensor_memory: int  # columns of 512, sm_100 only
     threads: int
     instructions: frozenset[str]  # names of MATRIX_INSTRUCTIONS
-    copies: frozenset[str]  # names of COPIES: asynchronous ones from global to shared memory
     dots: tuple[Dot, ...]
-
-    def blocks_per_sm(self, chip: Chip) -> int:
-        """Blocks of the kernel that a multiprocessor can hold at once (CUDA's occupancy
-        calculation); 0: cannot run.
-        """
-        warps = -(-self.threads // WARP_SIZE)
-        max_warps, max_blocks = (48, 16) if chip.capability == 86 else (64, 32)
-        registers = -(-self.registers * WARP_SIZE // REGISTER_UNIT) * REGISTER_UNIT * warps
-        by_shared_memory = (chip.shared_memory + RESERVED_SHARED_MEMORY) // (
-            self.shared_memory + RESERVED_SHARED_MEMORY
-        )
-        by_tensor_memory = (
-            TENSOR_MEMORY_COLUMNS // self.tensor_memory if self.tensor_memory else max_blocks
-        )
-        return min(
-            max_blocks,
-            max_warps // warps,
-            REGISTERS_PER_SM // registers,
-            by_shared_memory,
-            by_tensor_memory,
-        )
 
 
 def source_of(launch: Launch, capability: int) -> Source:
@@ -149,8 +121,6 @@ def _configuration_text(
     ):
         if kind == "constexpr":
             words.append(f"{name}={constants[(index,)]}")
-        elif str(kind).startswith("tensordesc"):
-            words.append(f"{name}:descriptor")
         elif (
             not attributes.get((index,))
             and not param.do_not_specialize
@@ -178,7 +148,6 @@ def compile_source(source: Source) -> Compiled:
         instructions=frozenset(
             name for name, text in MATRIX_INSTRUCTIONS.items() if text in _without_wgmma(ptx, name)
         ),
-        copies=frozenset(name for name, text in COPIES.items() if text in ptx),
         dots=_dots(kernel.asm["ttir"]),
     )
 

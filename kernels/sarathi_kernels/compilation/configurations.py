@@ -17,7 +17,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from sarathi_kernels.attention.hybrid import Variant, hybrid_attention
+from sarathi_kernels.attention.hybrid import hybrid_attention
 from sarathi_kernels.attention.kv_cache import LARGEST, Cache, QuantizedCache
 from sarathi_kernels.attention.plan import TILE_ROWS, AttentionPlan, make_plan
 from sarathi_kernels.attention.support import SUPPORTED_DTYPES, SUPPORTED_HEAD_SIZES
@@ -25,11 +25,11 @@ from sarathi_kernels.elementwise.fused_activation import activation_, gated_acti
 from sarathi_kernels.elementwise.norm import NormKind, add_norm
 from sarathi_kernels.elementwise.rotary_kv import rotate_and_store
 from sarathi_kernels.elementwise.sampling import greedy
+from sarathi_kernels.experts.mixture import mixture_of_experts
 from sarathi_kernels.runtime.chip import Chip
 from sarathi_kernels.runtime.launch import Launch, recorded
 
 BLOCK_SIZE = 256  # larger than any tile
-VARIANTS: tuple[Variant, ...] = ("series", "fused")  # the others launch what these do
 THOROUGH = (80, 90)
 HIDDEN_SIZES = (4096, 5120, 6656)  # 7B and 8B, 13B, 33B
 VOCAB_SIZE = 32_000
@@ -54,7 +54,6 @@ class Batch:
     long.
     """
 
-    model: str
     num_heads: int
     num_kv_heads: int
     chunk: int
@@ -62,30 +61,62 @@ class Batch:
     context: int
     kv: torch.dtype | None = None
 
-    def __str__(self) -> str:
-        kv = "" if self.kv is None else f", {str(self.kv).removeprefix('torch.')} cache"
-        return f"{self.model}, {self.chunk} + {self.num_decodes} x 1 at {self.context}{kv}"
-
 
 # Sarathi's Figs 8 and 9 have 18 requests of 1K on an A6000, of which a chunk takes one place, and
 # Fig 10 LLaMA-33B on an A100; the last has what today's models have, heads that share a cache.
-LLAMA_13B = Batch("LLaMA-13B", 40, 40, 512, 17, 1024)
-LLAMA_8B = Batch("Llama-3.1-8B", 32, 8, 512, 31, 4096)
+LLAMA_13B = Batch(40, 40, 512, 17, 1024)
+LLAMA_8B = Batch(32, 8, 512, 31, 4096)
 BATCHES = (
     replace(LLAMA_13B, chunk=256),
-    Batch("LLaMA-33B", 52, 52, 512, 9, 1024),
+    Batch(52, 52, 512, 9, 1024),
     *(replace(batch, kv=kv) for batch in (LLAMA_8B, LLAMA_13B) for kv in (None, *LARGEST)),
+)
+
+
+@dataclass(frozen=True)
+class ExpertBatch:
+    """So many tokens of an iteration, and the experts of one layer of a model."""
+
+    hidden_size: int
+    size: int
+    num_experts: int
+    top_k: int
+    num_tokens: int
+    dtype: torch.dtype = torch.bfloat16
+
+
+# Mixtral-8x7B's chunk, whose experts have more rows than the largest tile; Qwen3-30B-A3B's decodes,
+# with few rows for each; and its chunk, for which there is a third tile.
+DECODES = ExpertBatch(2048, 768, 128, 8, 32)
+EXPERTS = (
+    ExpertBatch(4096, 14336, 8, 2, 543),
+    DECODES,
+    replace(DECODES, num_tokens=543),
+    replace(DECODES, num_tokens=543, dtype=torch.float32),
 )
 HOT_SHAPES = (HeadShape(), HeadShape(group=1))  # what the lab measures: 8B, and 13B or 33B
 
 
-def record(chip: Chip, *, quick: bool = False, num_tokens: int = 48) -> list[Launch]:
-    """The launches, repeated ones included, of all operations on `chip`; `num_tokens` must make no
-    difference.
-
-    `quick` leaves one hot configuration of every kernel on every chip, with an 8-bit cache on
-    Hopper.
+def record(chip: Chip, *, quick: bool = False) -> list[Launch]:
+    """The launches, repeated ones included, of all operations on `chip`. `quick` leaves one hot
+    configuration of every kernel, with an 8-bit cache on Hopper.
     """
+    with recorded(chip) as recording:
+        for batch in _quick_batches(chip) if quick else BATCHES:
+            _work_on(batch, chip)
+        for experts in EXPERTS[:1] if quick else EXPERTS:
+            mix(experts)
+    return recording.launches + record_shapes(chip, quick=quick)
+
+
+def _quick_batches(chip: Chip) -> tuple[Batch, ...]:
+    """Heads that share a cache, in 8 bits only on Hopper."""
+    in_8_bits = replace(LLAMA_8B, kv=torch.float8_e4m3fn)
+    return (LLAMA_8B, in_8_bits) if chip.is_hopper else (LLAMA_8B,)
+
+
+def record_shapes(chip: Chip, *, quick: bool = False, num_tokens: int = 48) -> list[Launch]:
+    """The launches of every shape; `num_tokens` must make no difference."""
     with recorded(chip) as recording:
         for shape in head_shapes(chip, quick):
             _attend(shape, num_tokens, quick)
@@ -99,19 +130,6 @@ def record(chip: Chip, *, quick: bool = False, num_tokens: int = 48) -> list[Lau
     return recording.launches
 
 
-def record_batches(chip: Chip, *, quick: bool = False) -> list[tuple[str, Launch]]:
-    """What one layer launches on `chip` for each of BATCHES; `quick` leaves heads that share a
-    cache, in 8 bits only on Hopper.
-    """
-    quick_batches = (LLAMA_8B, replace(LLAMA_8B, kv=torch.float8_e4m3fn))
-    named = []
-    for batch in quick_batches[: 2 if chip.is_hopper else 1] if quick else BATCHES:
-        with recorded(chip) as recording:
-            _work_on(batch, chip)
-        named += [(str(batch), launch) for launch in recording.launches]
-    return named
-
-
 def _work_on(batch: Batch, chip: Chip) -> None:
     """Attention, and where the cache is in 16 bits what else a layer launches, and sampling."""
     lengths = [batch.chunk, *[1] * batch.num_decodes]
@@ -123,10 +141,9 @@ def _work_on(batch: Batch, chip: Chip) -> None:
     shape = HeadShape(group=batch.num_heads // batch.num_kv_heads, kv=batch.kv)
     qkv, cache, out = _tensors(shape, sum(lengths), batch.num_kv_heads)
     inputs = (qkv[:, : batch.num_heads], cache, cache, plan, 0.1)
-    hybrid_attention(*inputs, variant="series", out=out)
+    hybrid_attention(*inputs, out=out)
     if batch.kv is not None:
         return
-    hybrid_attention(*inputs, variant="fused", out=out)
     table, slots = _rotary_inputs(sum(lengths), shape.head_size)
     rotate_and_store(qkv, table, table, slots, cache, cache, batch.num_heads)
     hidden_size = batch.num_heads * shape.head_size
@@ -155,24 +172,23 @@ def _other_shapes() -> Iterator[HeadShape]:
 
 
 def _attend(shape: HeadShape, num_tokens: int, quick: bool) -> None:
-    """Chunks and decodes of one batch, in separate kernels and in one for both."""
+    """Chunks and decodes of one batch."""
     qkv, cache, out = _tensors(shape, num_tokens)
-    for variant, tile_rows, is_split in dict.fromkeys(_work_divisions(shape, quick)):
+    for tile_rows, is_split in dict.fromkeys(_work_divisions(shape, quick)):
         plan = _plan(num_tokens, tile_rows, is_split)
         inputs = (qkv[:, : out.shape[1]], cache, cache, plan, 0.1)
-        hybrid_attention(*inputs, variant=variant, sliding_window=shape.window, out=out)
+        hybrid_attention(*inputs, sliding_window=shape.window, out=out)
 
 
-def _work_divisions(shape: HeadShape, quick: bool) -> Iterator[tuple[Variant, int, bool]]:
-    """Variant, rows of a tile, and whether decodes are split; all there are for the hot shapes."""
-    yield "series", TILE_ROWS[-1], True
+def _work_divisions(shape: HeadShape, quick: bool) -> Iterator[tuple[int, bool]]:
+    """Rows of a tile, and whether decodes are split; all there are for the hot shapes."""
+    yield TILE_ROWS[-1], True
     if quick:
         return
     if shape.kv is None and shape.window is None:
-        yield "series", TILE_ROWS[0], True
-        yield "fused", TILE_ROWS[-1], True
+        yield TILE_ROWS[0], True
     if shape in HOT_SHAPES:
-        yield from product(VARIANTS, TILE_ROWS, (False, True))
+        yield from product(TILE_ROWS, (False, True))
 
 
 def _rotate(shape: HeadShape, num_tokens: int, quick: bool) -> None:
@@ -243,3 +259,16 @@ def _rotary_inputs(num_tokens: int, rotary_size: int) -> tuple[Tensor, Tensor]:
 
 def _meta(*sizes: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(sizes, dtype=dtype, device="meta")
+
+
+def mix(batch: ExpertBatch) -> None:
+    """Launch a layer's experts; the number of tokens chooses a tile, and changes nothing else."""
+    experts, hidden, size = batch.num_experts, batch.hidden_size, batch.size
+    shapes = (
+        (batch.num_tokens, hidden),
+        (batch.num_tokens, experts),
+        (experts, 2 * size, hidden),
+        (experts, hidden, size),
+    )
+    tensors = (_meta(*shape, dtype=batch.dtype) for shape in shapes)
+    mixture_of_experts(*tensors, top_k=batch.top_k, normalised=True)
