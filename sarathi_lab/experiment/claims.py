@@ -23,6 +23,9 @@ from sarathi_lab.results.metrics import REPLAY_TOLERANCE
 
 CLAIMS = EXPERIMENTS / "claims.yaml"
 DIRECTIONS = ("at least", "at most", "near")
+NOT_MEASURED = "not measured"
+VERDICTS = ["holds", "direction holds", "partly", "not as claimed", "fails", "undecided"]
+VERDICTS += [NOT_MEASURED]
 COPIED = ["id", "claim", "source", "unit", "experiment"]  # columns that are the claim's
 COLUMNS = ["id", "claim", "source", "device", "expected", "measured", "low", "high", "confidence"]
 COLUMNS += ["mark", "verdict", "unit", "note", "experiment"]
@@ -82,33 +85,32 @@ class Claim:
         require_number(f"claims.yaml: {self.id}.tolerance", self.tolerance, minimum=0, fix=fix)
 
     def judge(self, found: Value) -> str:
-        """Return which of three ranges of values the whole interval lies in.
+        """Return which of `VERDICTS` is true of the whole interval.
 
-        The claim *holds* where values are as claimed within the tolerance, and beyond no effect;
-        *partly* where they miss that but are on the claimed side of no effect, and not further from
-        a "near" one than no effect is; else it *fails*. An interval over more than one of these, or
-        below `LEVEL`, is *undecided*.
+        Two questions: is the value on the claimed side of no effect, and is it as claimed within
+        the tolerance? *holds*: yes to both; *direction holds*: yes to the first; *partly*: yes and
+        no; *not as claimed*: no to the second; *fails*: no to both. A claim without `neutral` only
+        has the second. Else, or where the interval's level is below `LEVEL`: *undecided*.
         """
         if math.isnan(found.measured):
-            return "not measured"
+            return NOT_MEASURED
+        if found.confidence < LEVEL:
+            return "undecided"
         slack = self.tolerance * abs(self.expected)
         least = -math.inf if self.direction == "at most" else self.expected - slack
         most = math.inf if self.direction == "at least" else self.expected + slack
-        start, end = least, most  # of both, "holds" and "partly"
+        start, end = least, most
         if self.neutral is not None:
-            far = 2 * self.expected - self.neutral
-            far = {"at least": math.inf, "at most": -math.inf}.get(self.direction, far)
-            start, end = sorted((self.neutral, far))
-        if found.confidence < LEVEL:
-            return "undecided"
+            is_above = self.expected > self.neutral or self.direction == "at least"
+            start, end = (self.neutral, math.inf) if is_above else (-math.inf, self.neutral)
+        is_directed = start < found.low and found.high < end
         if found.high <= start or found.low >= end:
             return "fails"
-        if start < found.low and found.high < end:
-            if least <= found.low and found.high <= most:
-                return "holds"
-            if found.high < least or found.low > most:
-                return "partly"
-        return "undecided"
+        if found.high < least or found.low > most:
+            return "partly" if is_directed else "not as claimed"
+        if is_directed and least <= found.low and found.high <= most:
+            return "holds"
+        return "direction holds" if is_directed else "undecided"
 
 
 @cache  # parsing it takes longer than judging by it
@@ -267,6 +269,10 @@ def _last_over_first(rows: pd.DataFrame) -> tuple[float, float, float]:
     return last.y / first.y, last.low / first.high, last.high / first.low
 
 
+def _range(rows: pd.DataFrame) -> tuple[float, float, float]:
+    return rows.y.median(), rows.low.min(), rows.high.max()
+
+
 def _maybe_largest(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows.high >= rows.low.max()]
 
@@ -287,6 +293,7 @@ TAKES: Mapping[str, tuple[Any, Any]] = {
     "min": (lambda rows: rows[rows.low <= rows.high.min()], lambda rows: rows[ENDS].min()),
     "x of max": (_maybe_best, _x_of_max),  # where y is largest
     LINE: (lambda rows: rows, _last_over_first),
+    "range": (lambda rows: rows, _range),  # over rows that differ in what nobody has measured
 }
 
 
@@ -307,12 +314,12 @@ def verdict(experiment: str, table: pd.DataFrame) -> str:
     judged = table[table.experiment == experiment]
     lines = []
     for claim, rows in judged.groupby("claim", sort=False):
-        known = rows[rows.verdict != "not measured"].to_dict("records")
+        known = rows[rows.verdict != NOT_MEASURED].to_dict("records")
         values = [f"{row['device']} **{in_words(row)}** ({row['verdict']})" for row in known]
-        verdicts = "; ".join(values) or "not measured"
+        verdicts = "; ".join(values) or NOT_MEASURED
         lines.append(f"- {claim} ({rows.expected.iloc[0]}): {verdicts}.")
     if judged.empty:
         return "- Its claims are read from other experiments."
-    if not (judged.verdict != "not measured").any():
+    if not (judged.verdict != NOT_MEASURED).any():
         lines.append("- No device has recorded results of it.")
     return "\n".join(lines)

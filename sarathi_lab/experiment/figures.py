@@ -22,7 +22,8 @@ from sarathi_lab.results import load
 COLUMNS = ["figure", *KEYS, "y", "unit", "source", "device", "uncertainty"]
 # What was simulated, in separate columns; empty for the paper's points and a device's.
 LABELS = ["hardware", "level", "model", "method"]
-ERRORS = ["row", "device", "points", "mean", "largest", "stated"]
+OF_ROW = ["device", "hardware", "level", "method"]  # of an error row, beside its name
+ERRORS = ["row", *OF_ROW, "points", "mean", "largest", "stated"]
 ERRORS += ["aim_mean", "aim_largest", "verdict"]
 
 
@@ -156,8 +157,8 @@ def error_table(points: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for name, of_figure in compared.groupby("figure"):
         for row in FIGURES[str(name)].errors:
-            for device, group in of_figure.query(row.where).groupby("device", sort=False):
-                rows.append((row.name, str(device), *_judged(row, group)))
+            for labels, group in of_figure.query(row.where).groupby(OF_ROW, sort=False):
+                rows.append((row.name, *labels, *_judged(row, group)))
     return pd.DataFrame(rows, columns=ERRORS)
 
 

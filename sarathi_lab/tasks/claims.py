@@ -15,19 +15,13 @@ from sarathi_lab.config.console import console, print_place
 from sarathi_lab.config.errors import UserError, exit_code, require_number
 from sarathi_lab.config.paths import EXPERIMENTS as RECORDS
 from sarathi_lab.config.paths import OUTPUTS, make_folder
-from sarathi_lab.experiment.claims import in_words, load_claims, verdicts
+from sarathi_lab.experiment.claims import VERDICTS, in_words, load_claims, verdicts
 from sarathi_lab.experiment.registry import FIGURES
-from sarathi_lab.results import load
 from sarathi_lab.results.load import SIMULATED
 from sarathi_lab.results.result import DisplayTable, show
+from sarathi_lab.tasks.claim_tables import blocks, write_page
 
-README = RECORDS / "README.md"
-BEGIN, END = "<!-- claims: python -m sarathi_lab claims --readme -->", "<!-- end of claims -->"
-BEGIN_MAP, END_MAP = BEGIN.replace("claims:", "map:"), "<!-- end of map -->"
-AFTER = "after_sarathi"  # the folder of experiments on what came after SARATHI
-PROFILED = "-profiled"
-STYLES = {"holds": "green", "partly": "yellow", "fails": "red"}
-STYLES |= {"undecided": "cyan", "not measured": "dim"}
+STYLES = dict(zip(VERDICTS, ("green", "green", "yellow", "red", "red", "cyan", "dim"), strict=True))
 SHOWN = ["claim", "expected", "measured", "verdict", "note"]
 FEW_MINUTES = 200.0  # seconds of measuring, for those who just want to see
 COSTS = "costs.csv"  # in the results: what each experiment took, in a separate process
@@ -50,79 +44,6 @@ def print_verdicts(table: pd.DataFrame) -> None:
         counts = rows.verdict.value_counts().items()
         summary = ", ".join(f"{count} {verdict}" for verdict, count in counts)
         show([DisplayTable(shown, SHOWN, unbroken=SHOWN[1:4], title=title, markup=True), summary])
-
-
-def readme_table(table: pd.DataFrame) -> str:
-    """Format the verdicts in Markdown: a row per claim, a column per device, one for the simulated
-    devices.
-    """
-    devices = _measured_devices(table)
-    rows = [["claim", "source", "expected", *devices, "simulated"]]
-    for _, judged in table[~_is_after(table)].groupby("id", sort=False):
-        first = judged.iloc[0]
-        rows.append([first.claim, first.source, first.expected, *_cells(judged, devices)])
-    return _markdown(rows)
-
-
-def map_table(table: pd.DataFrame, root: str = "") -> str:
-    """Format the claims on what came after SARATHI in Markdown: source, gain claimed, what was
-    measured on which device, and conditions; `root` leads to `experiments/`.
-    """
-    rows = [["experiment", "claim", "source", "claimed", "found", "conditions"]]
-    conditions = {claim.id: claim.caveat for claim in load_claims()}
-    for name, judged in table[_is_after(table)].groupby("id", sort=False):
-        first, devices = judged.iloc[0], _measured_devices(judged[judged.verdict != "not measured"])
-        *cells, simulated = _cells(judged, devices)
-        found = [f"{device} {cell}" for device, cell in zip(devices, cells, strict=True)]
-        where = f"[{first.experiment}]({root}{AFTER}/{first.experiment}/README.md)"
-        what = [where, first.claim, first.source, first.expected]
-        rows.append([*what, "; ".join([*found, simulated]), conditions[str(name)]])
-    return _markdown(rows)
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Format a table, the headings first."""
-    headings, *lines = (f"| {' | '.join(cells)} |" for cells in rows)
-    return "\n".join([headings, "|" + " --- |" * len(rows[0]), *lines])
-
-
-def _is_after(table: pd.DataFrame) -> pd.Series:
-    return table.experiment.map(load.group_of) == AFTER
-
-
-def _measured_devices(table: pd.DataFrame) -> list[str]:
-    devices = dict.fromkeys(map(str, table.device))
-    return [one for one in devices if one != "none" and not one.startswith(SIMULATED)]
-
-
-def _cells(rows: pd.DataFrame, devices: Sequence[str]) -> list[str]:
-    """Format the verdicts on one claim: on each of `devices`, and by verdict on the simulated ones,
-    each once where it has two levels.
-    """
-    known = rows[rows.verdict != "not measured"].to_dict("records")
-    words = {str(row["device"]): (row["verdict"], in_words(row)) for row in known}
-    levels = set(map(str, rows.device))
-    simulated: dict[str, list[str]] = {}
-    for device, (verdict, value) in sorted(words.items()):
-        base = device.removesuffix(PROFILED)
-        if device.startswith(SIMULATED) and (device == base or base not in levels):
-            simulated.setdefault(verdict, []).append(f"{base.removeprefix(SIMULATED)} {value}")
-    last = "; ".join(f"**{verdict}**: {', '.join(each)}" for verdict, each in simulated.items())
-    cells = [f"**{words[one][0]}**: {words[one][1]}" if one in words else "" for one in devices]
-    return [cell or "not measured" for cell in (*cells, last)]
-
-
-def write_readme(table: pd.DataFrame, path: Path = README) -> None:
-    """Put the tables between their marks. Raises UserError if the marks are gone."""
-    blocks = ((BEGIN, END, readme_table(table)), (BEGIN_MAP, END_MAP, map_table(table)))
-    for begin, end, block in blocks:
-        text = path.read_text()
-        if begin not in text or end not in text:
-            raise UserError(
-                f"{path} has no place for the claims; put {begin} and {end} on separate lines"
-            )
-        before, _, rest = text.partition(begin)
-        path.write_text(f"{before}{begin}\n{block}\n{end}{rest.partition(end)[2]}")
 
 
 def main(args: Sequence[str], run: Command) -> int:
@@ -149,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "folder of results (default: experiments, outputs/claims to run)"
     add("--results", type=Path, help=text)
     add("--resume", action="store_true", help="leave out what has finished in --results")
-    text = "rewrite the README's table from experiments/"
+    text = "rewrite the tables of the documents from experiments/"
     add("--readme", action="store_true", help=text)
     add("settings", nargs="*", help="settings of what is measured, such as model=120m")
     return parser
@@ -178,7 +99,8 @@ def _main(options: argparse.Namespace, run: Command) -> int:
         table.to_csv(results / "verdicts.csv", index=False, float_format="%.6g")
         print_place("results", results)
     if options.readme:
-        write_readme(table)
+        for block in blocks(table):
+            write_page(*block)
     for name in failed:
         print(f"failed: {name}")
     return int(bool(failed))

@@ -168,4 +168,5 @@ def _shown_errors(errors: pd.DataFrame) -> DisplayTable:
     """The mean and largest absolute relative errors, with those to stay within."""
     formats = dict.fromkeys(("mean", "largest", "stated", "aim_mean", "aim_largest"), ".1%")
     left, title = ("row", "device", "verdict"), "Error against the paper's points"
-    return DisplayTable(errors.to_dict("records"), left=left, formats=formats, title=title)
+    shown = errors.drop(columns=["hardware", "level", "method"]).to_dict("records")
+    return DisplayTable(shown, left=left, formats=formats, title=title)

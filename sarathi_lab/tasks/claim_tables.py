@@ -1,0 +1,194 @@
+"""Tables of the documents, from what is recorded: claims by verdict, errors beside the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
+from sarathi_lab.experiment.claims import NOT_MEASURED, VERDICTS, in_words, load_claims
+from sarathi_lab.experiment.figures import error_table, points_of
+from sarathi_lab.results import load
+from sarathi_lab.results.load import SIMULATED
+
+README, FRONT = EXPERIMENTS / "README.md", REPOSITORY / "README.md"
+PAPER = EXPERIMENTS / "sarathi" / "paper" / "README.md"
+BEGIN, END = "<!-- {}: python -m sarathi_lab claims --readme -->", "<!-- end of {} -->"
+AFTER = "after_sarathi"  # the folder of experiments on what came after SARATHI
+PROFILED = "-profiled"
+FIRST = ["decode_tenfold", "end_to_end_13b", "sarathi_over_orca", "bubbles", "real_bubbles"]
+FIRST += ["real_completion"]  # claims of the front page
+
+
+def readme_table(table: pd.DataFrame) -> str:
+    """Format the verdicts in Markdown: a row per claim, a column per device, one for the simulated
+    devices.
+    """
+    devices = _measured_devices(table)
+    rows = [["claim", "source", "expected", *devices, "simulated"]]
+    for _, judged in table[~_is_after(table)].groupby("id", sort=False):
+        first = judged.iloc[0]
+        rows.append([first.claim, first.source, first.expected, *_cells(judged, devices)])
+    return _markdown(rows)
+
+
+def front_table(table: pd.DataFrame) -> str:
+    """Format the claims of the front page in Markdown, without their sources."""
+    devices = _measured_devices(table)
+    rows = [["claim", "expected", *devices, "simulated"]]
+    for name in FIRST:
+        judged = table[table.id == name]
+        rows.append([*judged[["claim", "expected"]].iloc[0], *_cells(judged, devices)])
+    return _markdown(rows)
+
+
+def count_table(table: pd.DataFrame) -> str:
+    """Format the number of claims with each verdict in Markdown, of all and of SARATHI's."""
+    rows = [["", *VERDICTS]]
+    for name, part in (("all", table), ("the paper's", _of_paper(table))):
+        for device, found in _ids_by_verdict(part).items():
+            counts = [str(len(ids)) for ids in found.values()]
+            rows.append([f"{name} {part.id.nunique()}, {device}", *counts])
+    return _markdown(rows)
+
+
+def names_table(table: pd.DataFrame) -> str:
+    """Format SARATHI's claims in Markdown, by verdict and `id`."""
+    found = _ids_by_verdict(_of_paper(table))
+    rows = [["verdict", *found]]
+    rows += [[one, *(", ".join(part[one]) for part in found.values())] for one in VERDICTS]
+    return _markdown(rows)
+
+
+def _of_paper(table: pd.DataFrame) -> pd.DataFrame:
+    return table[table.source.str.startswith("SARATHI")]
+
+
+def _ids_by_verdict(table: pd.DataFrame) -> dict[str, dict[str, list[str]]]:
+    """Return the claims with each verdict, by where they were judged: on a CPU, and at each level
+    of the cost model. A claim stands under every verdict that it has on one of several GPUs.
+    """
+    is_simulated = table.device.str.startswith(SIMULATED)
+    is_profiled = table.device.str.endswith(PROFILED)
+    parts = {
+        "two CPU cores": table[table.device == "cpu"],
+        "simulated": table[is_simulated & ~is_profiled],
+        "simulated, profiled": table[is_profiled],
+    }
+    known = {name: part[part.verdict != NOT_MEASURED] for name, part in parts.items()}
+    found = {
+        name: {verdict: list(part.id[part.verdict == verdict].unique()) for verdict in VERDICTS}
+        for name, part in known.items()
+    }
+    for name, part in known.items():
+        found[name][NOT_MEASURED] = list(table.id[~table.id.isin(part.id)].unique())
+    return found
+
+
+def map_table(table: pd.DataFrame, root: str = "") -> str:
+    """Format the claims on what came after SARATHI in Markdown: source, gain claimed, what was
+    measured on which device, and conditions; `root` leads to `experiments/`.
+    """
+    rows = [["experiment", "claim", "source", "claimed", "found", "conditions"]]
+    conditions = {claim.id: claim.caveat for claim in load_claims()}
+    for name, judged in table[_is_after(table)].groupby("id", sort=False):
+        first, devices = judged.iloc[0], _measured_devices(judged[judged.verdict != NOT_MEASURED])
+        *cells, simulated = _cells(judged, devices)
+        found = [f"{device} {cell}" for device, cell in zip(devices, cells, strict=True)]
+        where = f"[{first.experiment}]({root}{AFTER}/{first.experiment}/README.md)"
+        what = [where, first.claim, first.source, first.expected]
+        rows.append([*what, "; ".join([*found, simulated]), conditions[str(name)]])
+    return _markdown(rows)
+
+
+def errors_of_paper(errors: pd.DataFrame) -> str:
+    """Format the error table (`figures.error_table`) in Markdown: mean and largest error by level,
+    bold where the aim is missed.
+    """
+    levels, lines = ("profiled", "analytic"), []
+    rows = [["", "points", *(cell for level in levels for cell in (level, "aim"))]]
+    of_row = errors[errors.verdict != "formula"].groupby(["row", "hardware", "method"], sort=False)
+    for labels, group in of_row:
+        name, hardware, method = map(str, labels)
+        is_one = errors[errors.row == name].hardware.nunique() == 1
+        words = [name, method, "" if is_one else f"`{hardware}`"]
+        by_level = {row["level"]: row for row in group.to_dict("records")}
+        cells = [cell for level in levels for cell in _errors_of(by_level.get(level))]
+        lines.append([", ".join(filter(None, words)), str(group.points.iloc[0]), *cells])
+    return _markdown([*rows, *lines])
+
+
+def _errors_of(row: Mapping[Any, Any] | None) -> tuple[str, str]:
+    """Format mean and largest error, and the aim."""
+    if row is None:
+        return "-", ""
+    words = f"{row['mean']:.2%} ({row['largest']:.1%})"
+    words += " †" if row["verdict"].endswith("partly fitted") else ""
+    words = f"given: {words}" if row["verdict"] == "given" else words
+    words = f"**{words}**" if row["verdict"].startswith("missed") else words
+    mean, largest = row["aim_mean"], row["aim_largest"]
+    aim = "" if pd.isna(mean) else f"{mean:.0%}"
+    return words, aim if pd.isna(largest) else f"{aim} ({largest:.0%})"
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Format a table, the headings first."""
+    headings, *lines = (f"| {' | '.join(cells)} |" for cells in rows)
+    return "\n".join([headings, "|" + " --- |" * len(rows[0]), *lines])
+
+
+def _is_after(table: pd.DataFrame) -> pd.Series:
+    return table.experiment.map(load.group_of) == AFTER
+
+
+def _measured_devices(table: pd.DataFrame) -> list[str]:
+    devices = dict.fromkeys(map(str, table.device))
+    return [one for one in devices if one != "none" and not one.startswith(SIMULATED)]
+
+
+def _cells(rows: pd.DataFrame, devices: Sequence[str]) -> list[str]:
+    """Format the verdicts on one claim: on each of `devices`, and by verdict on the simulated ones,
+    at both levels of the cost model.
+    """
+    known = rows[rows.verdict != NOT_MEASURED].to_dict("records")
+    words = {str(row["device"]): (row["verdict"], in_words(row)) for row in known}
+    simulated: dict[str, list[str]] = {}
+    for device, (verdict, value) in sorted(words.items()):
+        if device.startswith(SIMULATED):
+            name = device.removeprefix(SIMULATED).replace(PROFILED, " profiled")
+            simulated.setdefault(verdict, []).append(f"{name} {value}")
+    last = "; ".join(f"**{verdict}**: {', '.join(each)}" for verdict, each in simulated.items())
+    cells = [f"**{words[one][0]}**: {words[one][1]}" if one in words else "" for one in devices]
+    return [cell or NOT_MEASURED for cell in (*cells, last)]
+
+
+def blocks(table: pd.DataFrame) -> Iterator[tuple[Path, str, str]]:
+    """Yield the tables of the documents: the page, the name between its marks, and the table."""
+    yield README, "claims", readme_table(table)
+    yield README, "map", map_table(table)
+    yield README, "names", names_table(table)
+    yield FRONT, "claims", front_table(table)
+    yield FRONT, "counts", count_table(table)
+    yield PAPER, "errors", errors_of_paper(error_table(points_of()))
+
+
+def between(text: str, name: str) -> tuple[str, str, str]:
+    """Split a page at the marks of the table `name`. Raises ValueError if they are gone."""
+    before, begin, rest = text.partition(BEGIN.format(name))
+    block, end, after = rest.partition(END.format(name))
+    if not end:
+        raise ValueError(f"no {BEGIN.format(name)} and {END.format(name)}")
+    return before + begin, block, end + after
+
+
+def write_page(path: Path, name: str, block: str) -> None:
+    """Put a table between its marks. Raises UserError if the marks are gone."""
+    try:
+        before, _, after = between(path.read_text(), name)
+    except ValueError as error:
+        raise UserError(f"{path} has {error}; put both on separate lines") from None
+    path.write_text(f"{before}\n{block}\n{after}")
