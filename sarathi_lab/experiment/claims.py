@@ -293,7 +293,7 @@ TAKES: Mapping[str, tuple[Any, Any]] = {
     "min": (lambda rows: rows[rows.low <= rows.high.min()], lambda rows: rows[ENDS].min()),
     "x of max": (_maybe_best, _x_of_max),  # where y is largest
     LINE: (lambda rows: rows, _last_over_first),
-    "range": (lambda rows: rows, _range),  # over rows that differ in what nobody has measured
+    "range": (lambda rows: rows, _range),  # over rows that differ in an unknown cost
 }
 
 
