@@ -1,0 +1,239 @@
+"""Which budget or policy wins: simulated rankings beside those of the logs of ppas-vllm.
+
+    python experiments/lab/rankings/score.py predict NAME [SETTING=VALUE ...] [--client SECONDS]
+    python experiments/lab/rankings/score.py score NAME ...      # of recorded predictions
+    python experiments/lab/rankings/score.py import FOLDER       # logs.csv anew, of the raw logs
+
+`predict` serves every run of logs.csv, without its times, and records results/NAME.csv, with the
+commit and the settings beside it, then scores it; scores.csv has the scores of all predictions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.sweeper import compose
+from sarathi_lab.engine.config import EngineConfig
+from sarathi_lab.engine.loop import serve
+from sarathi_lab.engine.request import Request
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.extensions.after_sarathi import PPas
+from sarathi_lab.extensions.after_sarathi.adaptive_budgets import phased
+from sarathi_lab.model.checkpoint import resolve_model
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.policy import Policy, VllmV1
+from sarathi_lab.results.provenance import provenance
+
+HERE = Path(__file__).parent
+LOGS, RESULTS = HERE / "logs.csv", HERE / "results"
+SCORES = RESULTS / "scores.csv"
+TRACE = ["gpu", "model", "prompt_len", "output_len", "phases", "seed"]
+WAITS = ["latency", "ttft", "tpot"]  # means of a run, seconds
+GAP = 0.05  # of the larger mean latency, from which a pair counts
+# An RTX 5090 has the RTX PRO 6000's chip with fewer multiprocessors, and half of its memory.
+HARDWARE = {
+    "A100": ["hardware=a100"],
+    "H100": ["hardware=h100"],
+    "RTX5090": [
+        *("hardware=rtx-pro-6000", "hardware.name=rtx-5090", "hardware.num_sms=170"),
+        *("hardware.flops_per_second=209.5e12", "hardware.memory_bytes=32.0e9"),
+    ],
+}
+MODELS = {
+    "qwen_0.5b": "qwen2.5-0.5b",
+    "qwen_3b": "qwen2.5-3b",
+    "llama_3b": "llama3.2-3b",
+    "smollm3_3b": "smollm3-3b",
+}
+SERVER = ["executor=simulated", "host=vllm_0_19"]  # logs: vLLM 0.22.1, scheduled ahead, too
+MEMORY_SHARE, BLOCK_SIZE, MAX_NUM_SEQS = 0.9, 16, 256
+
+
+def read_logs(folder: Path) -> pd.DataFrame:
+    """Read the means of every run in the raw logs."""
+    rows = []
+    for path in sorted(folder.glob("*/*.txt")):
+        for line in path.read_text().splitlines():
+            if line.startswith("RUN:"):
+                model = re.findall(r"--model (\S+)", line)[0]
+            elif line.startswith("{"):
+                row = ast.literal_eval(line)
+                assert not row["failed"], f"{path}: {line}"
+                name = str(row["config_name"])
+                rows.append(
+                    {
+                        "gpu": path.parent.name,
+                        "model": MODELS[model],
+                        "prompt_len": row["configured_prompt_tokens"],
+                        "output_len": row["configured_output_tokens"],
+                        "phases": row["phase_schedule"],
+                        "seed": row["seed"],
+                        "policy": "p_pas" if name.startswith("ppas") else "vllm_v1",
+                        "budget": row["max_num_batched_tokens"],
+                        "num_requests": row["num_requests"],
+                        **{wait: round(row[f"avg_{wait}"], 6) for wait in WAITS},
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+@dataclass
+class Client:
+    """The logs' client: one event loop, which `per_token` seconds of each prompt's tokens occupy
+    before the prompt is sent; tokens that arrive meanwhile are seen after it.
+    """
+
+    per_token: float
+    busy: list[tuple[float, float]] = field(default_factory=list)
+
+    def send(self, requests: Sequence[Request]) -> list[Request]:
+        """Make the requests as the server gets them."""
+        free, sent = 0.0, []
+        for one in requests:
+            start = max(free, one.arrival_time)
+            free = start + self.per_token * one.prompt_len
+            self.busy.append((start, free))
+            sent.append(replace(one, arrival_time=free))
+        return sent
+
+    def seen(self, times: np.ndarray) -> np.ndarray:
+        """Delay what arrives while the loop is occupied."""
+        starts, ends = np.array(self.busy).T
+        last = np.searchsorted(starts, times, side="right") - 1
+        return np.maximum(times, np.where(last >= 0, ends[last], times))
+
+    def waits(self, table: pd.DataFrame) -> dict[str, float]:
+        """Average the waits as the client counts them, from when it begins to send."""
+        first, last = (
+            self.seen(table[f"{one}_time"].to_numpy(float)) for one in ("first_token", "finish")
+        )
+        start = np.array(self.busy)[table.request_id, 0]
+        tpot = (last - first) / np.maximum(table.output_len - 1, 1)
+        return dict(
+            zip(WAITS, (np.mean(last - start), np.mean(first - start), np.mean(tpot)), strict=True)
+        )
+
+
+def server(gpu: str, model: str, settings: Sequence[str]) -> tuple[SimulatedBackend, ModelSpec]:
+    cfg = compose([*SERVER, *HARDWARE[gpu], f"model={model}", *settings]).jobs[0].cfg
+    backend = build(cfg.executor)
+    return backend, resolve_model(cfg, backend)[0]
+
+
+def policy_of(name: str, budget: int) -> Policy:
+    kind = PPas if name == "p_pas" else VllmV1
+    return kind(max_num_batched_tokens=budget)
+
+
+def predict(
+    runs: pd.DataFrame, settings: Sequence[str], per_token: float
+) -> Iterator[dict[str, float]]:
+    """Serve each run and average what its client waits."""
+    servers = {}
+    for run in runs.itertuples():
+        key = run.gpu, run.model
+        if key not in servers:
+            backend, spec = server(*key, settings)
+            memory = MEMORY_SHARE * backend.hardware.memory_bytes
+            held = replace(backend, hardware=replace(backend.hardware, memory_bytes=memory))
+            servers[key] = backend, spec, held.kv_blocks(spec, BLOCK_SIZE)
+        backend, spec, num_blocks = servers[key]
+        phases = [tuple(map(float, phase.split(":"))) for phase in run.phases.split(",")]
+        times = phased(phases, run.seed)
+        assert len(times) == run.num_requests, run
+        requests = [
+            Request(i, time, run.prompt_len, run.output_len) for i, time in enumerate(times)
+        ]
+        client = Client(per_token)
+        policy = policy_of(run.policy, run.budget)
+        engine = EngineConfig(
+            policy, MAX_NUM_SEQS, num_blocks, BLOCK_SIZE, max_model_len=spec.max_position
+        )
+        executor = backend.build(spec, None, engine.sizes())
+        yield client.waits(serve(client.send(requests), engine, executor).requests())
+
+
+def score(logs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, float]:
+    """Count right pairs and picks, and average regrets and errors."""
+    both = logs.assign(guess=predicted.latency)
+    found = {"pairs": 0, "right": 0, "traces": 0, "best": 0}
+    regrets: dict[str, list[float]] = {name: [] for name in ("lab", "2048", "16384", "p_pas")}
+    for _, trace in both.groupby(TRACE):
+        for (_, a), (_, b) in combinations(trace.iterrows(), 2):
+            if abs(a.latency - b.latency) > GAP * max(a.latency, b.latency):
+                found["pairs"] += 1
+                found["right"] += (a.latency < b.latency) == (a.guess < b.guess)
+        best, pick = trace.latency.min(), trace.loc[trace.guess.idxmin()]
+        found["traces"] += 1
+        found["best"] += pick.latency == best
+        names = np.where(trace.policy == "p_pas", "p_pas", trace.budget.astype(str))
+        chosen = dict(zip(names, trace.latency, strict=True)) | {"lab": pick.latency}
+        for name in regrets.keys() & chosen.keys():
+            regrets[name].append(chosen[name] / best - 1)
+    found |= {
+        f"regret_{name}": np.mean(values) if values else np.nan for name, values in regrets.items()
+    }
+    errors = predicted[WAITS] / logs[WAITS] - 1
+    found |= {f"error_{wait}": errors[wait].abs().mean() for wait in WAITS}
+    return found | {f"bias_{wait}": errors[wait].median() for wait in WAITS}
+
+
+def record(name: str, runs: pd.DataFrame, settings: Sequence[str], per_token: float) -> None:
+    """Predict all runs and write them down with where they come from."""
+    table = pd.DataFrame(predict(runs, settings, per_token)).round(5)
+    origin = {
+        "commit": provenance()["git_commit"],
+        "settings": " ".join(settings),
+        "client": per_token,
+    }
+    (RESULTS / f"{name}.yaml").write_text(yaml.safe_dump(origin, sort_keys=False))
+    table.to_csv(RESULTS / f"{name}.csv", index_label="run")
+
+
+def scores(name: str, logs: pd.DataFrame) -> Iterator[dict[str, object]]:
+    """Score what is recorded: each GPU's models, and each GPU."""
+    predicted = pd.read_csv(RESULTS / f"{name}.csv", index_col="run")
+    origin = yaml.safe_load((RESULTS / f"{name}.yaml").read_text())
+    for gpu, of_gpu in logs.groupby("gpu"):
+        groups = list(of_gpu.groupby("model"))
+        for model, group in [*groups, ("all", of_gpu)][: None if len(groups) > 1 else 1]:
+            found = score(group, predicted.loc[group.index])
+            yield {"prediction": name, "gpu": gpu, "model": model} | found | origin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("what", choices=["predict", "score", "import"])
+    parser.add_argument("names", nargs="+")
+    parser.add_argument("--client", type=float, default=0.0, help="seconds a prompt token")
+    given = parser.parse_args()
+    if given.what == "import":
+        read_logs(Path(given.names[0])).to_csv(LOGS, index=False)
+        return
+    logs = pd.read_csv(LOGS)
+    if given.what == "predict":
+        name, *settings = given.names
+        record(name, logs.drop(columns=WAITS), settings, given.client)
+        given.names = [name]
+    rows = [row for name in given.names for row in scores(name, logs)]
+    kept = pd.read_csv(SCORES) if SCORES.exists() else pd.DataFrame({"prediction": []})
+    rest = kept[~kept.prediction.isin(given.names)]
+    pd.concat([rest, pd.DataFrame(rows).round(4)]).to_csv(SCORES, index=False)
+    print(pd.DataFrame(rows).drop(columns=["commit", "settings"]).to_string(index=False))
+
+
+if __name__ == "__main__":
+    main()
