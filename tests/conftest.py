@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from filelock import FileLock
+
+if TYPE_CHECKING:
+    import torch
 
 os.environ.setdefault("WANDB_MODE", "offline")  # no test talks to a server
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -30,12 +33,13 @@ KERNEL_TESTS = {
     "test_expert_kernels",
     "test_fused_kernels",
     "test_hybrid_attention",
-    "test_kernel_executor",
-    "test_nll",
     "test_quantized_kernels",
 }
 
-GPU_MARK = "mark.gpu"
+DEVICE_FIXTURE = "kernels_device"
+GPU_MARKS = ("mark.gpu", DEVICE_FIXTURE)
+# Of the device that does its work late, in tests of the engine where there is no GPU.
+EARLINESS = (0.0, 0.3, 0.9)
 
 SLOWEST = [  # first of all
     *("test_command_lines", "test_sweeps", "test_notebooks", "test_compilation", "test_run"),
@@ -70,8 +74,37 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """With `-m gpu`, which the campaign runs, import only the files that have such tests."""
     if config.option.markexpr != "gpu" or not collection_path.match("test_*.py"):
         return None
-    has_some = collection_path.stem in KERNEL_TESTS or GPU_MARK in collection_path.read_text()
+    text = collection_path.read_text()
+    has_some = collection_path.stem in KERNEL_TESTS or any(mark in text for mark in GPU_MARKS)
     return None if has_some else True
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give tests of the engine on kernels the GPU, or else the interpreter and the late device."""
+    import torch
+
+    if DEVICE_FIXTURE in metafunc.fixturenames:
+        late = [f"late device, {earliness}" for earliness in EARLINESS]
+        devices = ["cuda"] if torch.cuda.is_available() else ["cpu", *late]
+        metafunc.parametrize(DEVICE_FIXTURE, devices, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def kernels_device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """Device on which the engine launches kernels; plain torch's in their place, where the device
+    does its work late.
+    """
+    import torch
+    from cuda_stub import stubbed
+    from late_device import DEVICE, LateDevice
+    from plain_kernels import plain_kernels
+
+    kind, _, earliness = request.param.partition(", ")
+    if not earliness:
+        yield torch.device(kind)
+        return
+    with stubbed(LateDevice(seed=5, earliness=float(earliness))), plain_kernels():
+        yield DEVICE
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks
@@ -86,7 +119,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     if torch.cuda.is_available():
         for item in items:
-            if item.path.stem in KERNEL_TESTS:
+            takes_device = DEVICE_FIXTURE in getattr(item, "fixturenames", ())
+            if item.path.stem in KERNEL_TESTS or takes_device:
                 item.add_marker(pytest.mark.gpu)
         return
     for item in items:

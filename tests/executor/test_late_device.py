@@ -11,10 +11,12 @@ from dataclasses import replace
 from random import Random
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 from cuda_stub import stubbed
 from every_policy import POLICIES
+from kv_quality import Cuts, teacher_forced_logits
 from late_device import DEVICE, LateDevice, Stream
 from plain_kernels import plain_kernels
 from toy_executors import SPEC as FOR_KERNELS
@@ -153,6 +155,21 @@ def test_preemption_and_shared_prefixes_are_tried(preemption, shares, expected):
     assert (iterations.num_swapped_blocks.sum() > 0) == (preemption == "swap")
     assert (ledger.requests().prefix_hit_tokens.sum() > 0) == shares
     assert iterations.is_replayed.any()
+
+
+@pytest.mark.parametrize("earliness", [0.0, 0.5])
+def test_teacher_forced_logits_are_those_of_a_cpu(earliness):
+    """Batches that are packed one after the other, none of which is collected."""
+    tokens = np.random.default_rng(1).integers(0, SPEC.vocab_size, 16, dtype=np.int32)
+    cuts = Cuts(chunk=3)
+    executor = TorchExecutor(toy(CPU, SPEC), num_blocks=8, block_size=SIZES["block_size"])
+    expected = teacher_forced_logits(executor, tokens, cuts)
+    with stubbed(LateDevice(1, earliness)), plain_kernels():
+        model = toy(DEVICE, SPEC)
+        backend.use_triton(model, "series")
+        executor = late_executor(model, num_blocks=8, block_size=SIZES["block_size"])
+        found = teacher_forced_logits(executor, tokens, cuts).to("cpu")
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_kernels_themselves():

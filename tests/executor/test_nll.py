@@ -9,12 +9,10 @@ by one moves one by 0.28.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
 import torch
-from checkpoints import DEVICE
 from native_library import needs_library
 
 from sarathi_lab.engine.block_manager import BlockManager
@@ -22,7 +20,6 @@ from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.executor.torch import backend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.shapes import Limits
-from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
@@ -47,16 +44,15 @@ SPEC = ModelSpec(
 TOKENS = np.random.default_rng(5).integers(0, SPEC.vocab_size, LENGTH + 1, dtype=np.int32)
 
 
-def model_of(dtype: torch.dtype, device: torch.device = DEVICE) -> Transformer:
-    """The same weights in any dtype."""
-    reference = load_model(SPEC, None, device, torch.float32, seed=3)
+def model_of(dtype: torch.dtype, device: torch.device = CPU) -> Transformer:
+    """The same weights in any dtype, on any device."""
+    reference = load_model(SPEC, None, CPU, torch.float32, seed=3)
     for name, weight in reference.named_parameters():
         if "out_proj" in name:
             weight.mul_(ATTENTION_WEIGHT)
-    if dtype == torch.float32:
-        return reference
     model = load_model(SPEC, None, device, dtype, seed=3)
-    model.load_state_dict(reference.state_dict())
+    for weight, value in zip(model.parameters(), reference.parameters(), strict=True):
+        weight.copy_(value)
     return model
 
 
@@ -112,32 +108,22 @@ def test_every_chunk_size_keeps_the_likelihood(reference, dtype, chunk):
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("dtype", NATIVE_BOUNDS, ids=str)
 def test_the_cpp_keeps_the_likelihood(reference, dtype, chunk, is_whole):
-    model = model_of(dtype, CPU)
+    model = model_of(dtype)
     backend.use_native(model, is_whole=is_whole)
     losses = negative_log_likelihoods(model, chunk, uses_kernels=False)
     assert np.abs(losses - reference).max() < NATIVE_BOUNDS[dtype]
 
 
-@pytest.mark.parametrize("chunk", [17])
-def test_kernels_keep_the_likelihood_in_float16(reference, chunk):
-    """Which Triton's interpreter multiplies rightly, unlike bfloat16. From within a block, and one
-    token alone; chunks of whole blocks are test_kernel_executor's.
+@pytest.mark.parametrize("chunk", [7, 17, 63])
+def test_kernels_keep_the_likelihood(reference, chunk, kernels_device):
+    """Chunks from within a block, and one token alone; those of whole blocks are
+    test_kernel_executor's. Triton's interpreter multiplies bfloat16 wrongly.
     """
-    model = model_of(torch.float16)
-    backend.use_triton(model, "series")
-    losses = negative_log_likelihoods(model, chunk, uses_kernels=True)
-    assert np.abs(losses - reference).max() < BOUNDS[torch.float16]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("hybrid", get_args(Hybrid))
-@pytest.mark.parametrize("chunk", CHUNKS)
-@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
-def test_kernels_keep_the_likelihood(reference, dtype, chunk, hybrid):
-    model = model_of(dtype)
-    backend.use_triton(model, hybrid)
-    losses = negative_log_likelihoods(model, chunk, uses_kernels=True)
-    assert np.abs(losses - reference).max() < BOUNDS[dtype]
+    for dtype in BOUNDS if kernels_device.type == "cuda" else [torch.float16]:
+        model = model_of(dtype, kernels_device)
+        backend.use_triton(model, "series")
+        losses = negative_log_likelihoods(model, chunk, uses_kernels=True)
+        assert np.abs(losses - reference).max() < BOUNDS[dtype]
 
 
 def test_the_bound_catches_a_chunk_that_is_one_off(reference, monkeypatch):

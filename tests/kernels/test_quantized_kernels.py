@@ -14,7 +14,7 @@ import triton.language as tl
 from kernel_inputs import DEVICE, DTYPES, ROTARY_CASES, RotaryCase, random, rotary_inputs
 from kv_quality import Cuts, teacher_forced_logits
 from torch import Tensor
-from toy_executors import load_family, on_kernels
+from toy_executors import load_family, make_family, on_kernels
 
 from sarathi_kernels.attention.cases import AWKWARD, AttentionInputs, make_inputs, reference
 from sarathi_kernels.attention.eight_bit import decoded
@@ -191,7 +191,7 @@ def test_what_does_not_go_together_is_refused() -> None:
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
 def test_the_engine_on_kernels_says_what_it_says_on_torch(kv_dtype, tmp_path) -> None:
     """Chunks at offsets beside a decode, through the packed inputs of each."""
-    model = load_family("llama gqa, llama3 rope", tmp_path)
+    model = load_family(make_family("llama gqa, llama3 rope", tmp_path))
     model.spec = replace(model.spec, kv_dtype=kv_dtype)
     tokens = np.random.default_rng(3).integers(0, 97, (2, 24), dtype=np.int32)
     expected = teacher_forced_logits(

@@ -16,7 +16,6 @@ from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.torch import backend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.shapes import CudaGraphs, Limits, NoGraphs
-from sarathi_lab.executor.torch.timeline import CudaTimeline, HostTimeline
 from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import Transformer
@@ -76,32 +75,33 @@ def executor_of(
         num_blocks=num_blocks,
         block_size=block_size,
         num_host_blocks=num_host_blocks,
-        timeline=HostTimeline(),
         **(with_kernels if kind == "triton" else {}),
     )
 
 
-def load_family(family: str, directory: Path) -> Transformer:
-    """A random checkpoint of `checkpoints.FAMILIES`, saved to `directory` and read back."""
+def make_family(family: str, directory: Path) -> Path:
+    """Save a random checkpoint of `checkpoints.FAMILIES`; return its directory."""
     settings = {**HEADS, "head_dim": 64} if family == "qwen3" else HEADS
     make_checkpoint(family, directory, **settings)
+    return directory
+
+
+def load_family(directory: Path, device: torch.device = DEVICE) -> Transformer:
     spec, found = AutoModel(str(directory)).resolve("unused")
-    return load_model(spec, found, DEVICE, torch.float32, seed=0)
+    return load_model(spec, found, device, torch.float32, seed=0)
 
 
 def on_kernels(
     model: Transformer, *, capacity: int = 2, num_blocks: int = 40, graphs: bool | NoGraphs = True
 ) -> TorchExecutor:
     """An executor as the torch backend makes it for a GPU, or with `graphs` of its own."""
-    is_cuda = DEVICE.type == "cuda"
     if isinstance(graphs, bool):
-        graphs = CudaGraphs() if graphs and is_cuda else NoGraphs()
+        graphs = CudaGraphs() if graphs and model.device.type == "cuda" else NoGraphs()
     return TorchExecutor(
         model,
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
-        timeline=CudaTimeline(DEVICE) if is_cuda else HostTimeline(),
-        limits=Limits(model.spec, BLOCK_SIZE, chip_of(DEVICE).num_sms),
+        limits=Limits(model.spec, BLOCK_SIZE, chip_of(model.device).num_sms),
         capacity=capacity,
         graphs=graphs,
     )

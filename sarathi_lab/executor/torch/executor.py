@@ -29,7 +29,12 @@ from sarathi_lab.executor.torch.packing import (
     fields_of,
 )
 from sarathi_lab.executor.torch.shapes import Limits, NoGraphs, PaddedShapes, Shape, rehearse
-from sarathi_lab.executor.torch.timeline import HostTimeline, InFlight, OperationProfiler
+from sarathi_lab.executor.torch.timeline import (
+    HostTimeline,
+    InFlight,
+    OperationProfiler,
+    timeline_of,
+)
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.transformer import KVCache, Transformer
 
@@ -67,7 +72,7 @@ class TorchExecutor:
         self.capacity = capacity
         self.feeds_tokens = capacity > 1
         self.num_layers: int | None = model.spec.num_layers
-        self.timeline = timeline or HostTimeline()
+        self.timeline = timeline or timeline_of(model.device)
         self._sleep = sleep
         self._uses_kernels = limits is not None
         self._limits = limits or Limits(model.spec, block_size, num_sms=0)
@@ -152,7 +157,7 @@ class TorchExecutor:
             emitting = self._packer.fill(batch, shape, self._newest)
             self._share(batch, shape)
         else:
-            inputs = self.packed(batch, self._newest)
+            inputs = self._packed(batch, self._newest)
             emitting = tuple(chunk.sequence for chunk in batch.chunks if chunk.emits_token)
         packed = time.perf_counter()
         if self._uses_kernels:
@@ -223,15 +228,20 @@ class TorchExecutor:
         with self.model.operations.range("sampling"):
             return self.model.operations.greedy(logits)
 
-    def packed(self, batch: Batch, newest: Sequence[SequenceState] = ()) -> PackedInputs:
-        """Pack a batch without padding; valid until the next one. Its tokens are known, except
-        those sampled last, of `newest`.
+    def packed(self, batch: Batch) -> PackedInputs:
+        """Pack a batch of known tokens without padding, once the device has read those before;
+        valid until the next one.
         """
-        packed = partial(self._packed, newest=newest)
-        inputs: PackedInputs = batch.packed(packed, self.model.spec.num_layers)
-        return inputs
+        self.timeline.wait(self.timeline.mark())
+        return self._packed(batch, ())
 
     def _packed(self, batch: Batch, newest: Sequence[SequenceState]) -> PackedInputs:
+        """Pack a batch whose unknown tokens are those sampled last, of `newest`."""
+        pack = partial(self._packed_part, newest=newest)
+        inputs: PackedInputs = batch.packed(pack, self.model.spec.num_layers)
+        return inputs
+
+    def _packed_part(self, batch: Batch, newest: Sequence[SequenceState]) -> PackedInputs:
         shape = self._limits.exact(batch)
         packer = self._packer if batch.num_prefills else self._decode_packer
         packer.fill(batch, shape, newest)
