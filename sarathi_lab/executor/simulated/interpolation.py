@@ -101,12 +101,17 @@ def full_grid(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
 
 class RatioGrid:
     """Ratios of measured to computed seconds at two sizes, linear in all logarithms; outside, and
-    where an axis has no row for longer sizes, that of the nearest edge.
+    where an axis has no row for longer sizes, that of the nearest edge. Two sizes without a row,
+    although a larger call has one, have the ratio 1: the computed seconds.
     """
 
     def __init__(self, first: Numbers, second: Numbers, ratios: Numbers) -> None:
         rows = pd.DataFrame({"first": first, "second": second, "ratio": ratios})
         table = rows.pivot_table(index="first", columns="second", values="ratio")
+        has_row = table.notna().to_numpy()
+        larger = np.maximum.accumulate(has_row[::-1, ::-1], axis=0)
+        larger = np.maximum.accumulate(larger, axis=1)[::-1, ::-1]
+        table = table.where(has_row | ~larger, 1.0)
         table = table.ffill(axis=1).bfill(axis=1).ffill().bfill()
         axes = [np.log(axis.to_numpy(float)) for axis in table.axes]
         self._logs = Grid(axes, np.log(table.to_numpy(float)))
