@@ -179,7 +179,7 @@ class Figure:
     def bench(self, job: Job) -> Any:
         """Return what evaluates its cases in simulation."""
         on = job.backend
-        cost = make_cost_model(on.cost_model, job.spec, on.hardware, on.dtype_bytes, on.parallel)
+        cost = make_cost_model(on.cost_model, job.spec, on.attending, on.dtype_bytes, on.parallel)
         return CountingClock(cost) if job.method == COUNTED else CostClock(cost)
 
     def table(self, parts: Sequence[Sequence[Point]]) -> pd.DataFrame:

@@ -55,7 +55,7 @@ class SimulatedBackend:
             if not isinstance(value := getattr(self, name), kind):
                 raise UserError(f"executor.{name}={value} is not one; choose one by {name}=NAME")
         check_fields(self)
-        _ = self.parallel  # checks the degrees
+        _ = self.parallel, self.attending  # checks the degrees and the kernel
         if self.host.is_stated and self.num_stages > 1:
             raise UserError(
                 f"host={self.host.name} applies to one batch at a time, not to a pipeline of "
@@ -122,7 +122,8 @@ class SimulatedBackend:
             for kind, error in cost.uncertainty.items()
         )
         cautions = [f"the cost model's mean error on held-out shapes: {stated}"]
-        within, before = self.hardware.causal_efficiency, self.hardware.attention_efficiency
+        hardware = self.attending
+        within, before = hardware.causal_efficiency, hardware.attention_efficiency
         if self.cost_model == "analytic" and within < before:
             cautions.append(
                 f"hardware {self.hardware.name} attends within a chunk at {within:.0%} of the "
@@ -166,8 +167,13 @@ class SimulatedBackend:
             return PipelineExecutor(self.num_stages, cost.stage_times, cost.send_time)
         return SimulatedExecutor(cost.iteration_time, self.host, spec.num_layers)
 
+    @property
+    def attending(self) -> Hardware:
+        """The hardware with the host's attention kernel."""
+        return self.hardware.with_kernel(self.host.attention_kernel)
+
     def _cost(self, spec: ModelSpec) -> CostModel:
-        hardware, spec = self.hardware, SimulatedBackend._held(self, spec)
+        hardware, spec = self.attending, SimulatedBackend._held(self, spec)
         if self.host.is_stated:
             hardware = replace(hardware, iteration_overhead=0.0)
         return make_cost_model(self.cost_model, spec, hardware, self.dtype_bytes, self.parallel)

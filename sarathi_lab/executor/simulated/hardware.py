@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -100,9 +100,15 @@ class Hardware:
     expert_efficiency: float = _efficiency(1.0)
     expert_launch: float = _seconds(0.0)
     expert_traffic: float = _slowdown()
+    # Queries of a tile whose keys are not split, so that a call lasts as long as its longest tile.
+    # None: tiles of `kernel_times.QUERY_TILE`, which fill the SMs evenly.
+    block_queries: int | None = _count(None)
     # Prefills and decodes attend in one call, as in vLLM, where each head of a decode takes a query
     # tile. None: only if operation tables have such calls.
     hybrid_call: bool | None = flag(None, fix=FIX)
+    kernel: str | None = text(None, fix=FIX)  # of attention, if it is not that of the `tables`
+    # Attention kernels that `Host.attention_kernel` selects: figures in place of those above.
+    kernels: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
     power: Power | None = field(default=None, compare=False)  # None: unknown
 
     def __post_init__(self) -> None:
@@ -138,6 +144,20 @@ class Hardware:
             "uncertainty": dict.fromkeys(UNCERTAIN),
         }
         return cls(name=name, dtype_bytes=dtype_bytes, **figures | known)
+
+    def with_kernel(self, name: str | None) -> Hardware:
+        """Return the device with the figures of an attention kernel; None: its file's. Raises
+        UserError for an unknown one.
+        """
+        if name is None:
+            return self
+        if name not in self.kernels:
+            known = ", ".join([*self.kernels, "null"])
+            raise UserError(
+                f"host.attention_kernel={name} has no figures in hardware {self.name}; use one of "
+                f"{known} (the file's), or add it to the hardware file"
+            )
+        return replace(self, kernel=name, **figures) if (figures := self.kernels[name]) else self
 
     @property
     def held_out_errors(self) -> Mapping[str, float]:
@@ -193,13 +213,15 @@ class Host:
 
     An iteration costs `iteration` seconds and `sequence` more per sequence. A host that `overlaps`
     works while the device runs the iteration before (vLLM's asynchronous scheduling).
-    `iteration=None` uses the hardware's `iteration_overhead`. `conf/host/*.yaml` has the sources.
+    `iteration=None` uses the hardware's `iteration_overhead`. Its `attention_kernel` is one of
+    `Hardware.kernels`, None that of the hardware file. `conf/host/*.yaml` has the sources.
     """
 
     name: str
     iteration: float | None = number(None, minimum=0, fix="use seconds from 0")
     sequence: float = number(0.0, minimum=0, fix="use seconds from 0")
     overlaps: bool = flag(False)
+    attention_kernel: str | None = text(None, fix="use a kernel's name, or null")
 
     def __post_init__(self) -> None:
         check_fields(self, "host.")

@@ -91,11 +91,11 @@ class Tiles(NamedTuple):
     longest: int  # context of a chunk
 
 
-def tiles_of(chunks: Iterable[tuple[int, int]]) -> Tiles:
-    """Sum over `chunks` (start, num_tokens): a chunk of 65 tokens has two tiles, as one of 128."""
+def tiles_of(chunks: Iterable[tuple[int, int]], tile: int = QUERY_TILE) -> Tiles:
+    """Sum over `chunks` (start, num_tokens): one of `tile` + 1 tokens has two tiles of queries."""
     query_tiles = dense_keys = masked_tiles = kv_tokens = queries = longest = 0
     for start, num_tokens in chunks:
-        tiles, end = -(-num_tokens // QUERY_TILE), start + num_tokens
+        tiles, end = -(-num_tokens // tile), start + num_tokens
         query_tiles += tiles
         dense_keys += tiles * start
         masked_tiles += tiles * (tiles + 1) // 2
@@ -118,8 +118,9 @@ class AttentionTimes:
     kv_head_bytes: int
 
     def __post_init__(self) -> None:
+        self._tile = self.hardware.block_queries or QUERY_TILE
         # Seconds of a query tile and a key at the peak of all SMs.
-        self._key_time = 4 * QUERY_TILE * self.head_size / self.hardware.flops_per_second
+        self._key_time = 4 * self._tile * self.head_size / self.hardware.flops_per_second
         self._kv_bytes = 2 * self.num_kv_heads * self.kv_head_bytes  # of a cached token
         # Of a query and its output.
         self._query_bytes = 2 * self.num_heads * self.head_size * self.hardware.dtype_bytes
@@ -129,9 +130,10 @@ class AttentionTimes:
 
         The keys before a chunk are dense and run at `attention_efficiency`, those within it are
         masked and run at `causal_efficiency`; each tile adds `query_ramp` keys. Each chunk reads
-        its whole context from the cache again, the cost of chunking.
+        its whole context from the cache again, the cost of chunking. With `block_queries` the
+        longest tile bounds the call; otherwise all tiles are taken for equally long.
         """
-        tiles, hardware = tiles_of(chunks), self.hardware
+        tiles, hardware = tiles_of(chunks, self._tile), self.hardware
         if tiles.query_tiles == 0:
             return 0.0
         blocks = tiles.query_tiles * self.num_heads
@@ -139,8 +141,10 @@ class AttentionTimes:
         memory = self._kv_bytes * tiles.kv_tokens / hardware.kv_rate
         if (efficiency := hardware.prompt_efficiency) is not None:
             memory = self._prompt_memory(tiles.kv_tokens, tiles.queries, efficiency)
-        share = occupancy(blocks, hardware.num_sms, max_splits)
-        return hardware.attention_launch + overlapped(self._compute(tiles), memory) / share
+        compute, share = self._compute(tiles), occupancy(blocks, hardware.num_sms, max_splits)
+        if hardware.block_queries is not None:
+            compute, share = overlapped(compute, self._block_time(tiles.longest)), 1.0
+        return hardware.attention_launch + overlapped(compute, memory) / share
 
     def decode(self, num_sequences: int, kv_tokens: int) -> float:
         """Compute the seconds of `num_sequences` decodes that see `kv_tokens` in total.
@@ -175,13 +179,12 @@ class AttentionTimes:
         query tile over all its keys, which are not split. The call is bound by all of its tiles or
         by the longest (`uneven`): the mean decode's, or the last of a chunk.
         """
-        of, hardware = tiles_of(chunks), self.hardware
+        of, hardware = tiles_of(chunks, self._tile), self.hardware
         tiles = of._replace(
             query_tiles=of.query_tiles + num_decodes, dense_keys=of.dense_keys + decode_kv_tokens
         )
         longest = max(of.longest, -(-decode_kv_tokens // num_decodes))
-        longest_time = hardware.num_sms * longest / hardware.attention_efficiency * self._key_time
-        compute = uneven(self._compute(tiles), longest_time)
+        compute = uneven(self._compute(tiles), self._block_time(longest))
         kv_tokens, queries = of.kv_tokens + decode_kv_tokens, of.queries + num_decodes
         efficiency = hardware.prompt_efficiency or hardware.kv_efficiency
         memory = self._prompt_memory(kv_tokens, queries, efficiency)
@@ -208,9 +211,13 @@ class AttentionTimes:
         """Compute the seconds of all heads' tiles on all SMs."""
         hardware = self.hardware
         dense = tiles.dense_keys + tiles.query_tiles * hardware.query_ramp
-        masked = QUERY_TILE * tiles.masked_tiles
+        masked = self._tile * tiles.masked_tiles
         weighted = dense / hardware.attention_efficiency + masked / hardware.causal_efficiency
         return self.num_heads * weighted * self._key_time
+
+    def _block_time(self, keys: int) -> float:
+        """Compute the seconds of a query tile and `keys` keys on one SM."""
+        return self.hardware.num_sms * keys / self.hardware.attention_efficiency * self._key_time
 
     def _prompt_memory(self, kv_tokens: int, queries: int, efficiency: float) -> float:
         """Compute the seconds of moving queries, outputs, keys and values."""

@@ -59,7 +59,8 @@ class ProfiledOperations:
         if stated := tables.meta.get("uncertainty"):
             self.uncertainty = {**formula.uncertainty, **none_as_nan(stated)}
         self._attention, self._in_one_call = None, formula.hardware.hybrid_call
-        if (attention := tables.frames.get("attention")) is not None:
+        attention = tables.frames.get("attention")
+        if attention is not None and formula.hardware.kernel is None:
             seconds = attention[TIME] * MICROSECOND / tables.num_layers
             self._attention = attention_table(attention.assign(seconds=seconds), formula)
             if self._in_one_call is None:
@@ -74,7 +75,8 @@ class ProfiledOperations:
             computed.append("attention")
         elif self._attention.shapes:
             near = {f"{shape.num_heads}/{shape.num_kv_heads}" for shape in self._attention.shapes}
-            parts.append(f"attention by that of {' and '.join(sorted(near))} query/KV heads")
+            near = " and ".join(sorted(near))
+            parts.append(f"attention by that of {near} query/KV heads, by formula between its rows")
         if computed:
             parts.append(f"by formula, as no table has them: {', '.join(computed)}")
         return "; ".join([*parts, "past a table's edge the edge is scaled by the formula"])
