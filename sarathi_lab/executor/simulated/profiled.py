@@ -75,8 +75,10 @@ class ProfiledOperations:
             computed.append("attention")
         elif self._attention.shapes:
             near = {f"{shape.num_heads}/{shape.num_kv_heads}" for shape in self._attention.shapes}
-            near = " and ".join(sorted(near))
-            parts.append(f"attention by that of {near} query/KV heads, by formula between its rows")
+            heads = " and ".join(sorted(near))
+            parts.append(
+                f"attention by that of {heads} query/KV heads, by formula between its rows"
+            )
         if computed:
             parts.append(f"by formula, as no table has them: {', '.join(computed)}")
         return "; ".join([*parts, "past a table's edge the edge is scaled by the formula"])
