@@ -34,7 +34,8 @@ TIGHT = (
     "workload.num_requests=24",
     "cache.num_blocks=100",
 )
-PIPELINE = ("hardware=a100", "executor.pipeline_parallel=4", "workload=zipf", *SMALL[2:])
+TWO_CALLS = ("hardware=a100", "hardware.hybrid_call=false")  # of attention, as recorded
+PIPELINE = (*TWO_CALLS, "executor.pipeline_parallel=4", "workload=zipf", *SMALL[2:])
 POLICIES = (
     "ascend,ascend_dynamic,ascend_v0_9,chunked_only,fastdeploy,hybrid_only,lightllm,llama_cpp,lmdeploy,"
     "lmdeploy_pytorch,nano_vllm,openvino,orca,p_pas,prefill_first,request_level,sarathi,sarathi_serve,"
