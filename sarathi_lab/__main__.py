@@ -14,7 +14,7 @@ COMMANDS = {
     "claims": ("sarathi_lab.tasks.claims", "which claims of the paper hold on which device"),
     "plot": (
         "sarathi_lab.tasks.plot",
-        "draw a finished sweep again: plot FOLDER x=chunk y=tbt_p99",
+        "draw a run, or a sweep by other axes: plot FOLDER x=chunk y=tbt_p99",
     ),
     "report": (
         "sarathi_lab.extensions.report",

@@ -137,20 +137,25 @@ class Results:
         """Draw the iterations of runs (default: the best, and the reference) over time or, with
         x="iteration", by their number. Raises UserError for unknown names.
         """
-        from sarathi_lab.results.plots import sweeps
+        from sarathi_lab.results.plots.runs import curves
 
         if missing := [name for name in names if name not in self.names]:
             raise UserError(f"{missing[0]} is not one of the runs; use some of {self.names}")
         places = [self.names.index(name) for name in names] or self._best()
         if not (read := self._tables.get("iterations")):
             raise UserError("these runs have no tables of iterations; load them by their folders")
-        return sweeps.curves({self.names[place]: read[place]() for place in places}, x=x)
+        shown = {self.names[place]: read[place]() for place in places}
+        return curves(shown, list(self.runs["policy"].iloc[places]), x)
 
     def _best(self) -> list[int]:
-        """Return the places of runs with most throughput, a policy each first, and a reference."""
+        """Return the places of runs with most throughput, a policy each first, and a reference; of
+        repetitions the best.
+        """
         runs = self.runs.reset_index(drop=True).sort_values("throughput", ascending=False)
         is_base = runs["policy"] == sweep_analysis.reference(runs)
         others = sweep_analysis.without_baselines(runs[~is_base])
+        settings = ["policy", *sweep_analysis.varied(others)]
+        others = others[~sweep_analysis.group_keys(others, settings).duplicated()]
         order = [*others.drop_duplicates("policy").index, *others.index]
         return [*list(dict.fromkeys(order))[: MOST_CURVES - 1], *runs[is_base].index[:1]]
 

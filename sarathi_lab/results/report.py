@@ -18,7 +18,7 @@ from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results import sweep_analysis
 from sarathi_lab.results.load import load_runs
 from sarathi_lab.results.result import DisplayTable, show
-from sarathi_lab.results.table import HEADINGS, MILLISECONDS, display_unit, factor
+from sarathi_lab.results.table import HEADINGS, MILLISECONDS, display_unit, factor, less_is_better
 
 MARGINAL = "decode_time_marginal"
 SWEEP_COLUMNS = {
@@ -35,7 +35,6 @@ MAIN = (  # of a run; -v prints the others
     *("longest_gap", "acceptance_rate", "tokens_per_decode"),
     *("slo_attainment", "goodput", "capacity", "bubble_fraction", "time_over_roofline"),
 )
-BETTER = dict.fromkeys((MARGINAL, "kv_reread_factor", "ttft_p50", "tbt_p99"), "v")
 NOT_IN_CSV = ("sweep", "status", "swept")
 _cautioned: set[tuple[str, str]] = set()  # by sweep
 
@@ -152,7 +151,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
         row["policy"] += " *" if run["is_baseline"] else ""
         for name in known:
             scale, unit = _unit(name, runs[name])
-            heading = f"{columns[name]}{unit}\n{BETTER.get(name, '^')}"
+            heading = f"{columns[name]}{unit}\n{'v' if less_is_better(name) else '^'}"
             row[heading] = _median(name, found.get(name), scale)
         rows.append(row)
     most = table["num_samples"].max()

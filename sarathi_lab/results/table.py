@@ -50,6 +50,11 @@ def factor(name: str) -> float:
     return HEADINGS.get(name, (name, 1, ""))[1]
 
 
+def less_is_better(name: str) -> bool:
+    """Return whether less of a quantity is better: times, and the cache read more than once."""
+    return UNITS.get(name) in ("s", "s/token") or name == "kv_reread_factor"
+
+
 def display_unit(name: str, largest: float) -> tuple[float, str]:
     """Return factor and heading of values up to `largest` [SI]: long times in seconds."""
     if factor(name) == MILLISECONDS and largest >= LONG:

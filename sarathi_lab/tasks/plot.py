@@ -1,41 +1,77 @@
-"""`python -m sarathi_lab plot FOLDER [x=SETTING] [hue=SETTING] [facet=SETTING] [y=QUANTITY,...]`:
-draws a finished sweep again.
+"""`python -m sarathi_lab plot FOLDER [x=SETTING] [hue=SETTING] [facet=SETTING] [y=QUANTITY,...]
+[--out FILE]`: draws a finished run, or a sweep by other axes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from sarathi_lab.config.console import print_place
 from sarathi_lab.config.errors import UserError, exit_code
 from sarathi_lab.results.load import load_runs
-from sarathi_lab.results.report import save_picture
+from sarathi_lab.results.result import ITERATIONS, REQUESTS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 AXES = ("x", "hue", "facet", "y")
-PURPOSE = "draws a finished sweep's sweep.png and sweep.pdf again; y may name several"
-USAGE = f"usage: python -m sarathi_lab plot FOLDER {' '.join(f'[{name}=NAME]' for name in AXES)}"
+KINDS = (".png", ".pdf", ".svg")
+PURPOSE = (
+    "Draws a finished sweep by other axes (y may name several quantities), or one run: its batches "
+    "over time, its times to first token and between tokens."
+)
 
 
 def main(args: Sequence[str]) -> int:
-    """Draw the sweep in the folder that the first argument names; returns the exit code."""
-    if not args or args[0] in ("-h", "--help"):
-        print(f"{USAGE}\n\n{PURPOSE}")
-        return 0 if args else 2
-    return exit_code(lambda: _plot(Path(args[0]), args[1:]), "the picture is as it was")
+    """Draw what the folder of the arguments holds; returns the exit code."""
+    parser = ArgumentParser("python -m sarathi_lab plot", description=PURPOSE)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a sweep or of one run")
+    names = " ".join(f"[{name}=NAME]" for name in AXES)
+    parser.add_argument("axes", nargs="*", metavar=names, help="settings, and quantities for y")
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"ends in {', '.join(KINDS)}")
+    options = parser.parse_args(args)
+    work = partial(_plot, options.folder, options.axes, options.out)
+    return exit_code(work, "no picture was written")
 
 
-def _plot(folder: Path, settings: Sequence[str]) -> int:
-    axes = dict(setting.split("=", 1) for setting in settings if "=" in setting)
+def _plot(folder: Path, settings: Sequence[str], out: Path | None) -> int:
     for setting in settings:
         if setting.partition("=")[0] not in AXES or not setting.partition("=")[2]:
             raise UserError(
                 f"{setting} is no axis; write {', '.join(f'{one}=NAME' for one in AXES)}"
             )
+    if out is not None and (out.suffix not in KINDS or out.exists()):
+        why = "exists" if out.suffix in KINDS else f"does not end in {', '.join(KINDS)}"
+        raise UserError(f"--out {out} {why}; name another file")
+    figure = _draw(folder, dict(setting.split("=", 1) for setting in settings))
+    out = out or next(path for path in _names(folder) if not path.exists())
+    figure.savefig(out, dpi=150)
+    print_place("figure", out)
+    return 0
+
+
+def _names(folder: Path) -> Iterator[Path]:
+    return (folder / f"plot{f'-{number}' if number > 1 else ''}.png" for number in count(1))
+
+
+def _draw(folder: Path, axes: dict[str, str]) -> Figure:
+    """Draw the run that the folder is, or else the runs in it. Raises UserError without any."""
+    if (folder / "run.json").is_file() and not axes:
+        from sarathi_lab.results.plots.runs import draw_run  # matplotlib takes a second
+
+        iterations, requests = (pd.read_parquet(folder / one) for one in (ITERATIONS, REQUESTS))
+        return draw_run(iterations, requests, str(load_runs(folder)["name"].iloc[0]))
     runs = load_runs(folder)
     if runs.empty:
-        raise UserError(f"{folder} has no finished run; name the folder of a sweep")
-    chosen = {name: value for name, value in axes.items() if name != "y"}
-    quantities = axes["y"].split(",") if "y" in axes else None
-    print_place("figure", save_picture(folder, runs, y=quantities, **chosen))
-    return 0
+        raise UserError(f"{folder} has no finished run; name the folder of a sweep or of a run")
+    from sarathi_lab.results.plots.sweeps import draw_sweep
+
+    quantities = axes.pop("y").split(",") if "y" in axes else None
+    return draw_sweep(runs, y=quantities, **axes)

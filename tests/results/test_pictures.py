@@ -9,6 +9,7 @@ from itertools import combinations, pairwise, product
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.axis import Axis
 from matplotlib.colors import to_hex
 from matplotlib.container import Container
 from matplotlib.figure import Figure
@@ -65,6 +66,13 @@ def texts_of(figure: Figure) -> list[Text]:
     return [text for text in shown if text.get_visible() and text.axes not in hidden]
 
 
+def labels_of(axis: Axis) -> list[Text]:
+    """The visible labels of the ticks that lie within the axis."""
+    low, high = sorted(axis.get_view_interval())
+    labels = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False)  # none: shared
+    return [one for at, one in labels if low <= at <= high and one.get_visible()]
+
+
 @pytest.mark.parametrize("name", ["policies", "rates", "fig11"])
 def test_text_can_be_read_at_the_width_of_a_page(pictures, name):
     figure = pictures[name]
@@ -78,13 +86,7 @@ def test_no_name_or_number_lies_over_another_with_27_policies(pictures):
     figure.draw_without_rendering()
     inner = [ax for ax in figure.axes if ax.axison]
     for ax in inner:
-        rows = [label for label in ax.get_yticklabels() if label.get_visible()]
-        low, high = ax.get_xlim()
-        steps = [
-            label
-            for at, label in zip(ax.get_xticks(), ax.get_xticklabels(), strict=True)
-            if low <= at <= high and label.get_text()
-        ]
+        rows, steps = labels_of(ax.yaxis), labels_of(ax.xaxis)
         for labels in (rows, steps):
             boxes = [label.get_window_extent() for label in labels]
             assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
@@ -102,6 +104,59 @@ def test_titles_and_legends_lie_within_the_picture():
         boxes += [legend.get_window_extent() for legend in one.legends]
         assert min(box.x0 for box in boxes) >= 0
         assert max(box.x1 for box in boxes) <= one.bbox.x1
+
+
+SHAPES = [  # of sweeps: settings with their values, and axes that the user chose
+    ({"chunk": [128, 256, 512]}, {}),
+    ({"chunk": [128, 256, 512], "pd_ratio": [7, 14, 28]}, {}),
+    ({"batch": [4, 8, 18], "seq_len": [1024, 2048], "chunk": [256, 512]}, {}),
+    ({"chunk": [128, 256, 512, 1024], "seq_len": [512, 1024, 2048, 4096, 8192]}, {"x": "chunk"}),
+    ({"policy": ["sarathi", "vllm_v1"], "workload.rate": [1.0, 1.5, 2.0], "seed": [0, 1, 2]}, {}),
+    ({"policy": ["sarathi", "transformers_prefill_first"], "model": ["7b", "13b"]}, {}),
+    ({"chunk": [256], "cache.num_blocks": [100, 200, 400]}, {"facet": "num_blocks"}),
+]
+
+
+@pytest.mark.parametrize(("settings", "chosen"), SHAPES)
+def test_of_each_shape_of_a_sweep_nothing_is_cut_off_overprinted_or_unlabelled(settings, chosen):
+    latencies = {"ttft_p50": 4.321, "tbt_p99": 0.1234, "decode_time_marginal": 0.0015}
+    sizes = {
+        "batch": 8,
+        "pd_ratio": 31,
+        "seq_len": 1024,
+        "num_requests": 32.0,
+        "is_baseline": False,
+    }
+    rows = [
+        {**sizes, **latencies, **dict(zip(settings, values, strict=True)), "throughput": 900.0 + i}
+        for i, values in enumerate(product(*settings.values()))
+    ]
+    runs = pd.DataFrame(rows).assign(model="13b", device="simulated a6000", executor="simulated")
+    runs = runs.assign(swept=",".join(settings), policy=runs.get("policy", "sarathi"))
+    base = runs.assign(policy="orca", is_baseline=True, throughput=905.0)
+    figure = sweeps.draw_sweep(pd.concat([runs, base], ignore_index=True), **chosen)
+    figure.draw_without_rendering()
+    inner = [ax for ax in figure.axes if ax.axison]
+    titles = [text for text in figure.texts if text.get_text()]
+    names = [one for ax in inner for one in (ax.title, ax.xaxis.label, ax.yaxis.label)]
+    ticks = [one for ax in inner for axis in (ax.xaxis, ax.yaxis) for one in labels_of(axis)]
+    shown = [one for one in [*titles, *names, *ticks] if one.get_text() and one.get_visible()]
+    boxes = [one.get_window_extent() for one in shown]
+    boxes += [legend.get_window_extent() for legend in figure.legends]
+    edges = [-1.0, -1.0, figure.bbox.x1 + 1, figure.bbox.y1 + 1]  # a pixel for rounding
+    assert all(box.x0 > edges[0] and box.x1 < edges[2] for box in boxes)
+    assert all(box.y0 > edges[1] and box.y1 < edges[3] for box in boxes)
+    overlapping = [
+        (a, b) for a, b in combinations(range(len(shown)), 2) if boxes[a].overlaps(boxes[b])
+    ]
+    assert not [(shown[a].get_text(), shown[b].get_text()) for a, b in overlapping]
+    places = [(round(box.x0, 2), round(box.y0, 2)) for box in (ax.get_position() for ax in inner)]
+    for along, name in enumerate(("xlabel", "ylabel")):  # once a column, and once a row
+        labelled = {
+            at[along] for at, ax in zip(places, inner, strict=True) if ax.properties()[name]
+        }
+        has_names = along == 1 and any(one.get_text().isidentifier() for one in ticks)  # in rows
+        assert has_names or labelled == {at[along] for at in places}
 
 
 def test_the_papers_marks_stand_beside_its_own_hardware():

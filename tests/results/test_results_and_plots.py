@@ -224,10 +224,15 @@ def test_a_baseline_that_equals_a_swept_run_is_listed_once(measured):
 
 
 def test_a_finished_sweep_is_drawn_again_by_other_axes(sweep, capsys):
-    assert plot.main([str(sweep / "s"), "x=pd_ratio", "y=tbt_p99,throughput"]) == 0
-    assert (sweep / "s" / "sweep.png").stat().st_size > 10_000
-    assert (sweep / "s" / "sweep.pdf").read_bytes().startswith(b"%PDF")
-    assert str(sweep / "s" / "sweep.png") in capsys.readouterr().out
+    for name in ("plot.png", "plot-2.png"):  # overwrites nothing
+        assert plot.main([str(sweep / "s"), "x=pd_ratio", "y=tbt_p99,throughput"]) == 0
+        assert (sweep / "s" / name).stat().st_size > 10_000
+        assert str(sweep / "s" / name) in capsys.readouterr().out
+    out = sweep / "out.pdf"
+    assert plot.main([str(sweep / "s"), "--out", str(out)]) == 0
+    assert out.read_bytes().startswith(b"%PDF")
+    assert plot.main([str(sweep / "s"), "--out", str(out)]) == 2
+    assert "out.pdf exists; name another file" in capsys.readouterr().err
     assert plot.main([str(sweep / "s"), "x=chnk"]) == 2
     said = "chnk is no setting or quantity of these runs (did you mean chunk?); use such as chunk"
     assert said in capsys.readouterr().err

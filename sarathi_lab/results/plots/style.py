@@ -30,8 +30,18 @@ AXIS_NAMES = {
     "executor.pipeline_parallel": "pipeline stages",
     "executor.tensor_parallel": "tensor-parallel devices",
 }
+SHORT_NAMES = {"pd_ratio": "P:D", "seq_len": "P + D", "num_requests": "requests"}
 # Each policy has the colour of its place here; the first ones are easiest to distinguish.
-FIRST = ("sarathi", "orca", "sarathi_serve", "prefill_first", "vllm_v1", "sglang", "splitfuse")
+FIRST = (
+    "sarathi",
+    "orca",
+    "sarathi_serve",
+    "prefill_first",
+    "vllm_v1",
+    "sglang",
+    "splitfuse",
+    "request_level",
+)
 POLICIES = tuple(dict.fromkeys([*FIRST, *sorted(path.stem for path in CONF.glob("policy/*.yaml"))]))
 MARKERS = tuple("os^DvPX*<>")  # of series, which are distinct without colour, too
 LINES: Mapping[str, Any] = {"measured": "-", "simulated": (0, (5, 1.5)), "analytic": (0, (1, 1))}
@@ -43,7 +53,6 @@ MORE = (plt.get_cmap(name)(np.arange(20)) for name in ("tab20b", "tab20c"))
 PALETTE = (*COLOURS, *(to_hex(colour) for colours in MORE for colour in colours))
 WIDTH = 9.6  # inches of the widest picture; a page shows it at some 830 pixels
 LETTER, KEY = 0.07, 0.62  # inches of a letter of a legend and of a key
-LETTER_SHARE = 0.04  # of the width of an axis, of a letter
 MOST_TICKS = 9  # places along x that are each labelled
 # seaborn's style as matplotlib ships it: every sweep ends in a picture, and importing seaborn takes
 # longer than drawing. Markers keep their edges: the paper's points are hollow.
@@ -80,6 +89,12 @@ def panels(
     return figure, list(axes.flat)
 
 
+def short_name(setting: str) -> str:
+    """Return what titles and legends call a setting, without its group."""
+    name = setting.rpartition(".")[2]
+    return SHORT_NAMES.get(name, name.replace("_", " "))
+
+
 def marker(i: int) -> str:
     """Return the marker of the `i`-th series."""
     return MARKERS[i % len(MARKERS)]
@@ -110,7 +125,8 @@ def scale_x(ax: Axes, places: NDArray[np.float64], *, is_log: bool) -> None:
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter("{x:g}")
     at, labels = np.log(places) if is_log else places, [f"{x:g}" for x in places]
-    room = LETTER_SHARE * max(map(len, labels)) * np.ptp(at)
+    width = ax.get_window_extent().width / plt.rcParams["figure.dpi"]  # inches
+    room = LETTER / width * max(map(len, labels)) * np.ptp(at)
     if len(places) <= MOST_TICKS and (len(places) == 1 or np.diff(at).min() >= room):
         ax.set_xticks(places, labels)
     elif not is_log:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -13,30 +13,24 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.markers import CARETDOWNBASE, CARETUPBASE, MarkerStyle
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from sarathi_lab.results import sweep_analysis as analysis
 from sarathi_lab.results.plots import style
 from sarathi_lab.results.sweep_analysis import text
-from sarathi_lab.results.table import display_unit
+from sarathi_lab.results.table import display_unit, less_is_better
 
 QUANTITIES = ["capacity", "throughput", "throughput_vs_{}", "slo_attainment", "ttft_p50"]
 QUANTITIES += ["tbt_p99", "decode_time_marginal", "kv_reread_factor"]
 MOST_PANELS, MOST_ROWS = 6, 3  # of quantities: without facets, with them
 MOST_FACETS = 6
+LEAST_RANGE = 0.25  # of the largest value, of a linear axis: noise shall not look like a trend
 MANY = 8  # names in rows from which all panels share them
 WIDE_RANGE = 20  # largest over smallest from which an axis is logarithmic
 GEOMETRIC = 1.5  # ratio of neighbours on x from which their axis is logarithmic
 VALUES = ["value", "low", "high"]
-# Column of the iterations, factor and y label.
-CURVES = (
-    ("num_prefill_tokens", 1.0, "prompt tokens"),
-    ("num_decode_tokens", 1.0, "decodes"),
-    ("busy", 1e3, "iteration time [ms]"),
-    ("num_waiting", 1.0, "requests waiting"),
-)
-CURVE_MARKERS = 10
-LABEL_WIDTH = 52  # characters
+FIXED = ("batch", "pd_ratio", "seq_len", "chunk", "num_requests")  # sizes that the title names
 
 
 @dataclass(frozen=True)
@@ -104,8 +98,12 @@ def draw_sweep(
     figure, grid = _grid(runs, axes, len(names), len(facets), num_names)
     panels_of = dict(zip(product(names, facets), grid, strict=False))
     known = rows.dropna(subset=["value"]).sort_values("at", kind="stable")
+    in_panel = {
+        (name, value): known[(known["quantity"] == name) & known["facet"].isin([value, "-"])]
+        for name, value in panels_of
+    }
     for (name, value), ax in panels_of.items():
-        panel = known[(known["quantity"] == name) & known["facet"].isin([value, "-"])]
+        panel = in_panel[name, value]
         for _, line in panel.groupby("series", sort=False):
             _draw_series(ax, line, is_listed=bool(listed), has_label=axes.hue is not None)
         if "_vs_" in name:
@@ -113,7 +111,11 @@ def draw_sweep(
     for (name, value), ax in panels_of.items():  # once all is drawn: facets share their limits
         _set_axes(ax, rows[rows["quantity"] == name], axes.x, listed)
         if axes.facet and name == names[0]:
-            ax.set_title(f"{_short(axes.facet)} = {value}")
+            ax.set_title(f"{style.short_name(axes.facet)} = {value}")
+        if axes.facet:
+            ax.label_outer()
+        if not listed:
+            _mark_clipped(ax, in_panel[name, value])
     for ax in grid[len(panels_of) :]:
         ax.set_axis_off()
     style.legend_below(figure, style.keys_of(grid))
@@ -151,7 +153,7 @@ def _rows(
         at = at.map(text).map(listed.index) + (shifts if axes.hue else 0.0)
     return rows.assign(
         at=at.astype(float),
-        heading=[units[name][1] for name in rows["quantity"]],
+        heading=[f"{units[name][1]} {_arrow(name)}" for name in rows["quantity"]],
         facet=rows[axes.facet].map(text) if axes.facet else "-",
         series=series,
         colour=rows[hue].map(text).map(colour).fillna("C0") if is_in_series else "C0",
@@ -159,10 +161,14 @@ def _rows(
     )
 
 
+def _arrow(quantity: str) -> str:
+    return f"({'↓' if less_is_better(quantity) else '↑'}\N{NO-BREAK SPACE}better)"
+
+
 def _label(row: Any, names: Sequence[str]) -> str:
     values = {name: text(row[name]) for name in names}
     parts = (
-        value if name == "policy" else f"{_short(name)} {value}"
+        value if name == "policy" else f"{style.short_name(name)} {value}"
         for name, value in values.items()
         if value != "-"
     )
@@ -174,9 +180,8 @@ def _in_rows(runs: pd.DataFrame, axes: SweepAxes, quantity: str) -> list[str]:
     names = list(dict.fromkeys(runs[axes.x].map(text)))
     if axes.x != "policy" or axes.hue is not None:
         return names[::-1]
-    is_more_better = "[ms]" not in display_unit(quantity, 0.0)[1]
     values = runs.groupby("policy")[quantity].median().reindex(names)
-    return list(values.sort_values(ascending=is_more_better, kind="stable").index)
+    return list(values.sort_values(ascending=not less_is_better(quantity), kind="stable").index)
 
 
 def _grid(
@@ -241,8 +246,8 @@ def _set_axes(ax: Axes, rows: pd.DataFrame, x: str, listed: Sequence[str]) -> No
     elif low > 0 and high / low > WIDE_RANGE:
         ax.set(**{f"{axis}scale": "log"})
         style.tick_in_steps(ax.xaxis if listed else ax.yaxis)
-    elif low >= 0 and high > 2 * low:  # start at zero
-        (ax.set_xlim if listed else ax.set_ylim)(0.0)
+    else:
+        _set_linear_limits(ax, axis, low, high)
     if listed:
         ax.set_yticks(range(len(listed)), listed)
         ax.set(ylim=(-0.6, len(listed) - 0.4), xlabel=heading)
@@ -258,6 +263,37 @@ def _set_axes(ax: Axes, rows: pd.DataFrame, x: str, listed: Sequence[str]) -> No
     ax.set(xlabel=textwrap.fill(style.AXIS_NAMES.get(x, x), 26), ylabel=textwrap.fill(heading, 26))
 
 
+def _set_linear_limits(ax: Axes, axis: str, low: float, high: float) -> None:
+    """Start at zero where values differ by more than 2, else show `LEAST_RANGE` of the largest."""
+    start, end = ax.get_xlim() if axis == "x" else ax.get_ylim()
+    missing = LEAST_RANGE * high - (end - start)
+    if low >= 0 and high > 2 * low:
+        start = 0.0
+    elif missing > 0:
+        start, end = start - missing / 2, end + missing / 2
+    ax.set(**{f"{axis}lim": (start, end)})
+
+
+def _mark_clipped(ax: Axes, rows: pd.DataFrame) -> None:
+    """Put an arrow at the edge of the axis that an interval crosses."""
+    start, end = ax.get_ylim()
+    rows = rows[rows["num_samples"] > 1]
+    for edge, shape, is_beyond in (
+        (start, CARETDOWNBASE, rows["low"] < start),
+        (end, CARETUPBASE, rows["high"] > end),
+    ):
+        beyond = rows[is_beyond]
+        places = [edge] * len(beyond)
+        ax.scatter(
+            beyond["at"],
+            places,
+            marker=MarkerStyle(shape),
+            c=beyond["colour"],
+            clip_on=False,
+            zorder=5,
+        )
+
+
 def _values(runs: pd.DataFrame, name: str) -> list[str]:
     """Return the values of a setting as text, numbers in order, others as they come."""
     known = runs[name].dropna()
@@ -271,12 +307,8 @@ def is_numeric(runs: pd.DataFrame, name: str) -> bool:
     return kind in ("integer", "floating", "mixed-integer-float")
 
 
-def _short(name: str) -> str:
-    return style.AXIS_NAMES.get(name, name.rpartition(".")[2])
-
-
 def _title(runs: pd.DataFrame, names: Sequence[str]) -> str:
-    """Name model and device, and explain points, intervals and hollow markers."""
+    """Name model, device and shared sizes, and explain points, intervals and hollow markers."""
     swept = analysis.without_baselines(runs)
     known = {
         name: " or ".join(sorted({text(value) for value in swept[name]}))
@@ -285,6 +317,9 @@ def _title(runs: pd.DataFrame, names: Sequence[str]) -> str:
     }
     title = ", ".join(words for name, words in known.items() if name != "device")
     title = " on ".join(filter(None, [title, known.get("device")]))
+    fixed = {name: _values(swept, name) for name in FIXED if name in swept}
+    sizes = [f"{style.short_name(name)} {one[0]}" for name, one in fixed.items() if len(one) == 1]
+    title += "\n" * bool(sizes) + ", ".join(sizes)
     over = [name for name in analysis.SAMPLES if name in swept and swept[name].nunique() > 1]
     if over:
         table = analysis.medians(swept, ["policy", *analysis.varied(swept)], "throughput")
@@ -296,22 +331,3 @@ def _title(runs: pd.DataFrame, names: Sequence[str]) -> str:
         title += "; hollow: difference from 1 not significant "
         title += f"(equal work differed by up to {level:.2f} times)"
     return title
-
-
-def curves(runs: Mapping[str, pd.DataFrame], x: str = "iteration") -> Figure:
-    """Draw the iterations of runs (tables by name) against `x`: "iteration", or "end" for time."""
-    shown = [curve for curve in CURVES if any(curve[0] in table for table in runs.values())]
-    figure, axes = style.panels(len(shown), 1, (9, 1.9 * len(shown) + 0.8), sharex=True)
-    steps: Any = "steps-pre" if x == "end" else "default"  # an iteration lasts until its end
-    for ax, (column, scale, words) in zip(axes, shown, strict=True):
-        for i, (name, table) in enumerate(runs.items()):
-            if column in table and x in table:
-                every = max(1, len(table) // CURVE_MARKERS)
-                look: dict[str, Any] = {"ls": ("-", "--", "-.", ":")[i % 4], "color": f"C{i}"}
-                look |= {"marker": style.marker(i), "markersize": 4, "markevery": every}
-                label = textwrap.fill(name, LABEL_WIDTH, break_on_hyphens=False)
-                ax.plot(table[x], scale * table[column], label=label, drawstyle=steps, **look)
-        ax.set_ylabel(words)
-    axes[-1].set_xlabel("time [s]" if x == "end" else x)
-    style.legend_below(figure, style.keys_of(axes[:1]))
-    return style.finished(figure)
