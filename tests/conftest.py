@@ -109,10 +109,14 @@ def kernels_device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what only a GPU can show; with a GPU, count all tests of kernels as such. The slowest
-    modules come first, so that none of them is left to one worker in the end.
+    """Skip what only a GPU can show, or vLLM; with a GPU, count all tests of kernels as such. The
+    slowest modules come first, so that none of them is left to one worker in the end.
     """
     import torch
+
+    for item in items if find_spec("vllm") is None else ():
+        if item.get_closest_marker("vllm"):
+            item.add_marker(pytest.mark.skip(reason="needs vLLM (make test-vllm)"))
 
     order = {name: place for place, name in enumerate(SLOWEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
@@ -152,6 +156,20 @@ def made_once(
         return json.loads(path.read_text())
 
     return made
+
+
+@pytest.fixture(scope="module")
+def vllm_executor() -> Iterator[Any]:
+    """An executor of `vllm_engine.TINY` on vLLM's workers in this process, for tests marked vllm;
+    `vllm_executor.workers` are the workers, of all tests of a module.
+    """
+    import vllm_engine
+
+    executor = vllm_engine.backend_of().build(
+        vllm_engine.TINY, vllm_engine.tiny_checkpoint(), vllm_engine.SIZES
+    )
+    yield executor
+    executor.close()
 
 
 @pytest.fixture

@@ -177,7 +177,7 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """The option of the config group: "torch" or "simulated"."""
+        """The option of the config group: "torch", "vllm" or "simulated"."""
 
     @property
     def device_name(self) -> str: ...
@@ -223,6 +223,9 @@ class Backend(Protocol):
 
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
         """Blocks that fit beside the weights; an estimate before the weights are loaded."""
+
+    def expect(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> None:
+        """Take note of a run to come, where several share what `build` makes first."""
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
         """A warmed-up executor of `sizes`, with the weights of `checkpoint`."""

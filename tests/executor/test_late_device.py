@@ -28,10 +28,10 @@ from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
+from sarathi_lab.executor.timeline import CudaTimeline
 from sarathi_lab.executor.torch import backend, memory, packing
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.shapes import CudaGraphs, Limits, NoGraphs
-from sarathi_lab.executor.torch.timeline import CudaTimeline
 from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import Transformer

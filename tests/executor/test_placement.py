@@ -9,8 +9,8 @@ import torch
 from native_library import needs_library
 
 from sarathi_kernels.cpu import library
-from sarathi_lab.executor.torch import placement
-from sarathi_lab.executor.torch.placement import most_threads, physical_cores, place
+from sarathi_lab.executor import placement
+from sarathi_lab.executor.placement import most_threads, physical_cores, place
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from hydra import compose, initialize_config_dir
 from sarathi_kernels.runtime.chip import Chip, assumed
 from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.config.paths import CONF
+from sarathi_lab.executor.device import explain_device_errors
 from sarathi_lab.executor.torch import backend
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.executor.torch.device import explain_device_errors
 from sarathi_lab.executor.torch.memory import KvBudget
 from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.run import main
@@ -93,9 +93,7 @@ def test_a_cache_of_all_memory(monkeypatch, tmp_path):
     """cache.num_blocks=auto: half of a CPU's free memory, less the weights; a simulated GPU's all
     but the weights.
     """
-    monkeypatch.setattr(
-        "sarathi_lab.executor.torch.memory.free_memory_bytes", lambda device: 40_000_000
-    )
+    monkeypatch.setattr("sarathi_lab.executor.memory.free_memory_bytes", lambda device: 40_000_000)
     spec = spec_of("tiny")
     plan = plan_of(*SMALL, "cache.num_blocks=auto", "chunk=16")
     block = 16 * spec.kv_bytes_per_token(4)

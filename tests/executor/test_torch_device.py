@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.executor.torch import device as devices
+from sarathi_lab.executor import device as devices
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.model.checkpoint import AutoModel
 
@@ -111,7 +111,7 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_loaded(monkeypatch):
     backend = TorchBackend(device="cpu", dtype="float32")
     spec, _ = AutoModel().resolve("30m")
     backend.check(spec, kv_tokens=1024)
-    monkeypatch.setattr("sarathi_lab.executor.torch.memory.free_memory_bytes", lambda device: 10**8)
+    monkeypatch.setattr("sarathi_lab.executor.memory.free_memory_bytes", lambda device: 10**8)
     with pytest.raises(UserError, match=r"30m needs 0\.1 GB for weights and 0\.0 GB for KV"):
         backend.check(spec, kv_tokens=1024)
 

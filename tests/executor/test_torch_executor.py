@@ -17,8 +17,8 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.executor.timeline import HostTimeline
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.timeline import HostTimeline
 from sarathi_lab.extensions.layered import LayeredPrefill
 from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.model.transformer import Transformer

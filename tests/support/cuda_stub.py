@@ -13,7 +13,7 @@ from late_device import LateDevice, LaunchQueue, Point, Stream
 
 from sarathi_kernels.attention import hybrid
 from sarathi_kernels.runtime import chip, launch
-from sarathi_lab.executor.torch import device as devices
+from sarathi_lab.executor import device as devices
 
 TICK = 1e-6  # seconds of a piece of work
 SUCCESS, FAILURE = 0, 2

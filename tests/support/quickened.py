@@ -6,7 +6,7 @@ import gc
 
 import composing
 
-from sarathi_lab.executor.torch import device
+from sarathi_lab.executor import device
 
 
 def quicken() -> None:

@@ -17,7 +17,7 @@ import torch
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.compositions import make_batch
-from sarathi_lab.executor.torch.device import device_description, measure_peaks
+from sarathi_lab.executor.device import device_description, measure_peaks
 from sarathi_lab.experiment.registry import sizes_of
 from sarathi_lab.model.roofline import Peaks, operation_rooflines, roofline_time
 from sarathi_lab.results.provenance import device_folder

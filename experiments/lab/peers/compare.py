@@ -22,7 +22,7 @@ import transformers
 from omegaconf import OmegaConf
 
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.executor.torch.device import device_description
+from sarathi_lab.executor.device import device_description
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.workload.base import random_prompt
 

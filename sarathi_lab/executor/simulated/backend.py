@@ -160,6 +160,9 @@ class SimulatedBackend:
         held, size = self._held(spec), self.dtype_bytes
         return kv_capacity(held, self.hardware, size, self.parallel, kv_tokens)
 
+    def expect(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> None:
+        """Do nothing: every run has an executor of its size."""
+
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
         """Make the virtual clock over the cost model; no size costs time or memory here."""
         cost = self._cost(spec)

@@ -17,20 +17,21 @@ from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.checked import check_fields, flag, one_of, text, whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.executor import device as devices
+from sarathi_lab.executor.device import explain_device_errors, measure_peaks
+from sarathi_lab.executor.memory import Memory
+from sarathi_lab.executor.placement import allowed_cores
+from sarathi_lab.executor.timeline import OperationProfiler, timeline_of
 from sarathi_lab.executor.torch import checks
-from sarathi_lab.executor.torch import device as devices
 from sarathi_lab.executor.torch.checks import (
     require_supported,
     use_native,
     use_triton,
     why_not_built,
 )
-from sarathi_lab.executor.torch.device import explain_device_errors, measure_peaks
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.memory import KvBudget, Memory
-from sarathi_lab.executor.torch.placement import allowed_cores
+from sarathi_lab.executor.torch.memory import KvBudget
 from sarathi_lab.executor.torch.shapes import CudaGraphs, Limits, NoGraphs
-from sarathi_lab.executor.torch.timeline import OperationProfiler, timeline_of
 from sarathi_lab.model import native_operations
 from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.roofline import Peaks
@@ -272,6 +273,9 @@ class TorchBackend:
 
     def predictor(self, spec: ModelSpec) -> None:
         """Return None: a real device is measured, not predicted."""
+
+    def expect(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> None:
+        """Do nothing: every run has an executor of its size."""
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> TorchExecutor:
         """Load weights, make the cache and warm up. Raises RunError without memory, or for a lost

@@ -11,7 +11,7 @@ from sarathi_kernels.cpu import library
 from sarathi_kernels.cpu.build import NEEDED, NotBuilt
 from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.executor.torch.placement import place
+from sarathi_lab.executor.placement import place
 from sarathi_lab.model import native_operations
 from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.spec import ModelSpec, WeightDtype

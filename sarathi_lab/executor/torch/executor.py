@@ -19,7 +19,8 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_sequence
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.request import Batch, SequenceState
-from sarathi_lab.executor.torch.device import explain_device_errors, nan_error
+from sarathi_lab.executor.device import explain_device_errors, nan_error
+from sarathi_lab.executor.timeline import HostTimeline, InFlight, OperationProfiler, timeline_of
 from sarathi_lab.executor.torch.memory import HostPool
 from sarathi_lab.executor.torch.packing import (
     NUM_BUFFERS,
@@ -29,12 +30,6 @@ from sarathi_lab.executor.torch.packing import (
     fields_of,
 )
 from sarathi_lab.executor.torch.shapes import Limits, NoGraphs, PaddedShapes, Shape, rehearse
-from sarathi_lab.executor.torch.timeline import (
-    HostTimeline,
-    InFlight,
-    OperationProfiler,
-    timeline_of,
-)
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.transformer import KVCache, Transformer
 

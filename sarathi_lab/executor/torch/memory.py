@@ -1,97 +1,27 @@
-"""Memory of a device and its host: what a model and its cache may take, and swapped blocks."""
+"""Memory that an executor takes: a cache beside activations, and swapped blocks on the host."""
 
 from __future__ import annotations
 
 import gc
-import os
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sarathi_lab.config.errors import RunError, UserError
+from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.request import Copy
+from sarathi_lab.executor.memory import free_memory_bytes
 from sarathi_lab.executor.torch.shapes import LARGEST_HYBRID
-from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import KVCache, Transformer
 
-CPU = torch.device("cpu")
-USABLE = 0.9  # share of the free memory; the rest is for activations and logits
-# For a cache of all free memory: a CPU has other tasks, too.
-USABLE_WHEN_FILLED = {"cuda": 0.9, "cpu": 0.5}
 # Bytes of device memory, at most, that swapped blocks are gathered in (or one block).
 STAGED_BYTES = 64 << 20
 SPARE = 0.02  # of a GPU: CUDA graphs, fragments, what libraries take at first use
 SPARE_BYTES = 1 << 30
-
-
-def free_memory_bytes(device: torch.device) -> int:
-    """Return the bytes that a model and its cache may take now."""
-    if device.type == "cuda":
-        # torch keeps memory of earlier runs, free for the next though taken for the driver.
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + kept
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable"):
-                return 1024 * int(line.split()[1])
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Memory of `device` before `spec` is loaded in elements of `dtype_bytes`."""
-
-    device: torch.device
-    device_name: str
-    spec: ModelSpec
-    dtype_bytes: int
-
-    @property
-    def weights(self) -> int:
-        return self.spec.weight_bytes(self.dtype_bytes)
-
-    @property
-    def token_bytes(self) -> int:
-        return self.spec.kv_bytes_per_token(self.dtype_bytes)
-
-    def check(self, kv_tokens: int, host_kv_tokens: int) -> None:
-        """Raise UserError if weights, cache and swapped blocks exceed the free memory."""
-        cache = kv_tokens * self.token_bytes
-        free = free_memory_bytes(self.device)
-        if self.weights + cache > USABLE * free:
-            raise UserError(
-                f"model {self.spec.name} needs {self.weights / 1e9:.1f} GB for weights and "
-                f"{cache / 1e9:.1f} GB for KV, {self.device_name} has {free / 1e9:.1f} GB free, "
-                "of which a tenth stays for activations; lower batch, shorten the requests or "
-                "max_model_len, use dtype=bfloat16, or take a smaller model"
-            )
-        taken = self.weights + cache if self.device == CPU else 0
-        left = max(0.0, USABLE * free_memory_bytes(CPU) - taken)
-        if (swapped := host_kv_tokens * self.token_bytes) > left:
-            raise UserError(
-                f"cache.num_host_blocks: swapped blocks need {swapped / 1e9:.1f} GB of "
-                f"host memory, of which {left / 1e9:.1f} GB are left; lower it, or use "
-                "preemption=recompute"
-            )
-
-    def kv_blocks(self, block_size: int) -> int:
-        """Return the blocks that fit beside the weights. Raises UserError for none."""
-        free = USABLE_WHEN_FILLED[self.device.type] * free_memory_bytes(self.device)
-        num_blocks = int((free - self.weights) // (self.token_bytes * block_size))
-        if num_blocks < 1:
-            raise UserError(
-                f"model {self.spec.name} with {self.weights / 1e9:.1f} GB of weights leaves no "
-                f"room for KV on {self.device_name}, of which {free / 1e9:.1f} GB are for both; "
-                "take a smaller model"
-            )
-        return num_blocks
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from sarathi_kernels.attention.plan import AttentionPlan
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch, run_once
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.timeline import durations
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.packing import add_masks
 from sarathi_lab.executor.torch.shapes import CudaGraphs, NoGraphs
-from sarathi_lab.executor.torch.timeline import durations
 from sarathi_lab.model.operations import PackedInputs
 from sarathi_lab.model.transformer import Layer
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from sarathi_lab.executor.placement import allowed_cores
+from sarathi_lab.executor.timeline import HostTimeline
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.placement import allowed_cores
-from sarathi_lab.executor.torch.timeline import HostTimeline
 
 TASKS = Path("/proc/self/task")  # of Linux
 STAT = Path("/proc/stat")

@@ -20,12 +20,12 @@ from torch import Tensor
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Sizes, Span, StepResult, bubbles_between
 from sarathi_lab.engine.request import Batch, Copy
+from sarathi_lab.executor.device import nan_error
+from sarathi_lab.executor.timeline import InFlight
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.executor.torch.device import nan_error
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer, fields_of
 from sarathi_lab.executor.torch.shapes import Shape
-from sarathi_lab.executor.torch.timeline import InFlight
 from sarathi_lab.extensions.ranks import by_torchrun
 from sarathi_lab.extensions.ranks.group import Group, group_of
 from sarathi_lab.extensions.ranks.sharded import Ranks, ShardedTransformer, load_part

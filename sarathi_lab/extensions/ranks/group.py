@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sarathi_lab.config.errors import RunError
-from sarathi_lab.executor.torch.timeline import HostTimeline, Mark
+from sarathi_lab.executor.timeline import HostTimeline, Mark
 from sarathi_lab.extensions.ranks import by_torchrun
 from sarathi_lab.model.spec import Degrees
 

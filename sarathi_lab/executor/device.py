@@ -21,9 +21,9 @@ from sarathi_kernels.cpu.packing import DTYPES as PACKED_DTYPES
 from sarathi_kernels.cpu.packing import pack_linear
 from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.torch.memory import free_memory_bytes
-from sarathi_lab.executor.torch.placement import most_threads
-from sarathi_lab.executor.torch.timeline import durations, timeline_of
+from sarathi_lab.executor.memory import free_memory_bytes
+from sarathi_lab.executor.placement import most_threads
+from sarathi_lab.executor.timeline import durations, timeline_of
 from sarathi_lab.model.operations import NAN_TOKEN
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.transformer import Transformer

@@ -1,0 +1,272 @@
+"""Executor of batches on vLLM's workers."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sarathi_lab.config.errors import RunError, UserError
+from sarathi_lab.engine.executor import NO_TOKEN, StepResult
+from sarathi_lab.engine.request import Batch, SequenceState
+from sarathi_lab.executor.device import explain_device_errors
+from sarathi_lab.executor.timeline import CudaTimeline, HostTimeline, Mark
+from sarathi_lab.executor.vllm.workers import NewSequence, Pending, Step, Workers
+
+
+class Held(NamedTuple):
+    """A sequence as the workers hold it: its name, the tokens it came with, its blocks, and the end
+    of what they have computed.
+    """
+
+    name: str
+    num_given: int
+    num_blocks: int
+    num_preemptions: int
+    end: int
+
+
+class InFlight(NamedTuple):
+    """A submitted batch, its marks (the end's after the wait, unless a stream has it), and the
+    names of the sequences that emit a token.
+    """
+
+    batch: Batch
+    pending: Pending
+    names: list[str]
+    start: Mark
+    end: Mark | None
+    launched: float
+    host_time: float
+
+
+class VllmExecutor:
+    """`Executor` over vLLM's `workers`, which one run after another may share; `close` ends them.
+
+    A preempted sequence leaves the workers and comes back as a new one with all its tokens. Times
+    are those of the current stream of a GPU in this process, else from the submission of a batch,
+    or the end of the one before, to its result. The stages of a pipeline are not timed.
+    """
+
+    num_layers: int | None = None
+
+    def __init__(
+        self,
+        workers: Workers,
+        *,
+        num_blocks: int | None = None,
+        timeline: HostTimeline | None = None,
+        close: Callable[[], None] = lambda: None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.workers, self.close, self._sleep = workers, close, sleep
+        self.num_blocks = num_blocks or workers.num_blocks
+        self.block_size = workers.block_size
+        self.feeds_tokens = workers.is_async
+        self.capacity = 2 if workers.is_async else workers.num_stages
+        self.timeline = timeline or HostTimeline()
+        self._in_flight: deque[InFlight] = deque()
+        self._held: dict[SequenceState, Held] = {}
+        self._ended: set[str] = set()  # that the workers hold no more after the next step
+        self._before: dict[str, int] = {}  # tokens by name in the step before
+        self._num_named = 0
+        self._last_end = 0.0
+
+    @property
+    def now(self) -> float:
+        return self.timeline.now
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def start(self) -> None:
+        self._in_flight.clear()  # of a run that stopped half-way
+        self._ended |= {held.name for held in self._held.values()}
+        self._held.clear()
+        with self._explained("the end of the run before"):
+            self.workers.forget(self._ended)
+        self._ended = set()
+        self._before, self._last_end = {}, 0.0
+        self.timeline.reset()
+
+    def submit(self, batch: Batch) -> None:
+        """Launch `batch`. Raises RunError if vLLM stops."""
+        _refuse(batch)
+        begun = time.perf_counter()
+        start, end = self.timeline.mark(), None
+        step, names = self._step(batch)
+        has_stream = isinstance(self.timeline, CudaTimeline)
+        if has_stream:
+            start = self.timeline.mark()
+        packed = time.perf_counter()
+        with self._explained(f"an iteration of {batch.num_tokens} tokens"):
+            pending = self.workers.run(step)
+        if has_stream:
+            end, packed = self.timeline.mark(), time.perf_counter()
+        launched = self.timeline.launched
+        self._in_flight.append(
+            InFlight(batch, pending, names, start, end, launched, packed - begun)
+        )
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest batch in flight. Raises RunError if vLLM stops."""
+        done = self._in_flight.popleft()
+        with self._explained(f"an iteration of {done.batch.num_tokens} tokens"):
+            token_ids = done.pending.tokens(done.names)
+            replay = done.pending.replay()
+        start = self.timeline.wait(done.start)
+        end = self.timeline.wait(self.timeline.mark() if done.end is None else done.end)
+        start = max(start, self._last_end)
+        self._last_end = end
+        return StepResult(
+            done.batch,
+            start,
+            end,
+            token_ids,
+            host_time=done.host_time,
+            num_padding_tokens=replay.num_padding,
+            is_replayed=replay.is_replayed,
+            launching_time=max(0.0, min(end, done.launched) - start),
+        )
+
+    @property
+    def next_end(self) -> float:
+        """`now`, as the end is unknown before `collect`: the engine collects instead of waiting."""
+        return self.now
+
+    def wait_until(self, time: float) -> None:
+        while (remaining := time - self.now) > 0:
+            self._sleep(remaining)
+
+    def write_profile(self, directory: Path) -> None:
+        """Write nothing: vLLM's operations are not timed."""
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """Turn what vLLM raises during `what` into a RunError, and end its workers."""
+        try:
+            with explained(what):
+                yield
+        except Exception:
+            self._in_flight.clear()
+            self.close()
+            raise
+
+    def _step(self, batch: Batch) -> tuple[Step, list[str]]:
+        """Return what the workers need, and the names of the sequences that emit a token."""
+        if len(self._held) > len(batch.chunks):
+            self._drop_preempted(batch)
+        step, emitting, held = Step(ended=self._ended), list[str](), self._held
+        self._ended = set()
+        for chunk in batch.chunks:
+            sequence, start, num_tokens, _, emits = chunk
+            known = held.get(sequence)
+            if known is not None and (
+                known.num_preemptions != sequence.num_preemptions or known.end != start
+            ):  # evicted and back within one iteration, or a probe's batch again
+                step.ended.add(known.name)
+                known = None
+            if known is None:
+                known = self._enter(step, sequence, start)
+            else:
+                self._continue(step, sequence, known, start, num_tokens)
+            step.num_tokens[known.name] = num_tokens
+            if emits:
+                emitting.append(known.name)
+            if emits and chunk.output_index >= sequence.request.output_len - 1:
+                self._ended.add(known.name)
+                held.pop(sequence, None)
+            else:
+                held[sequence] = known._replace(
+                    num_blocks=len(sequence.block_ids), end=start + num_tokens
+                )
+        self._before = step.num_tokens
+        return step, emitting
+
+    def _enter(self, step: Step, sequence: SequenceState, start: int) -> Held:
+        """Send a sequence that the workers do not hold."""
+        if NO_TOKEN in sequence.output_token_ids:
+            self._fetch_tokens(sequence)
+        self._num_named += 1
+        name, token_ids = str(self._num_named), _token_ids(sequence)
+        step.new.append(NewSequence(name, token_ids, sequence.block_ids, start))
+        number = len(sequence.block_ids)
+        return Held(name, len(token_ids), number, sequence.num_preemptions, start)
+
+    def _continue(
+        self, step: Step, sequence: SequenceState, known: Held, start: int, num_tokens: int
+    ) -> None:
+        """Send what is new of a sequence that the workers hold."""
+        name, blocks = known.name, sequence.block_ids
+        step.names.append(name)
+        grown = len(blocks) > known.num_blocks
+        step.new_blocks.append(blocks[known.num_blocks :] if grown else None)
+        step.num_computed.append(start)
+        step.num_generated.append(sequence.num_known - known.num_given)
+        if self.workers.wants_newest_tokens:
+            first = start - sequence.request.prompt_len
+            last = max(0, first + num_tokens)
+            step.newest_tokens.append(sequence.output_token_ids[max(0, first) : last])
+        if name not in self._before:
+            step.rejoined[name] = _token_ids(sequence)
+
+    def _drop_preempted(self, batch: Batch) -> None:
+        """Let the workers forget sequences that have left the engine without their last token:
+        preempted ones, and those of probes.
+        """
+        kept = {chunk.sequence for chunk in batch.chunks}
+        for sequence in [one for one in self._held if not (one.is_running or one in kept)]:
+            self._ended.add(self._held.pop(sequence).name)
+
+    def _fetch_tokens(self, sequence: SequenceState) -> None:
+        """Wait for the token of a sequence that was preempted while the token was on its way."""
+        for done in self._in_flight:
+            emitting = (chunk for chunk in done.batch.chunks if chunk.emits_token)
+            for name, chunk in zip(done.names, emitting, strict=True):
+                if chunk.sequence is sequence:
+                    token = done.pending.tokens([name])[0]
+                    sequence.output_token_ids[chunk.output_index] = token
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turn what vLLM raises during `what` into a RunError of one line."""
+    try:
+        with explain_device_errors(what):
+            yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise RunError(
+            f"vLLM stopped during {what} ({type(error).__name__}: {_reason(error)}); "
+            "VLLM_LOGGING_LEVEL=INFO shows what it did"
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    """Return the line of a message that has the reason: of a ValidationError the second."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if "validation error" not in line] or ["no message"]
+    return lines[0].partition(" [type=")[0]
+
+
+def _refuse(batch: Batch) -> None:
+    """Raise UserError for what vLLM's workers are not asked to do."""
+    if batch.copies or batch.num_draft_tokens or batch.layers is not None:
+        raise UserError(
+            "executor=vllm runs no swapping, drafts or groups of layers; use executor=torch"
+        )
+
+
+def _token_ids(sequence: SequenceState) -> list[int]:
+    """Return the prompt and what was generated."""
+    prompt: Any = sequence.request.prompt_token_ids
+    prompt = prompt.tolist() if isinstance(prompt, np.ndarray) else list(map(int, prompt))
+    known: Sequence[int] = sequence.output_token_ids
+    return [*prompt, *known]

@@ -1,0 +1,127 @@
+"""Random weights of a seed, saved once as a Hugging Face checkpoint for engines that load those."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sarathi_kernels.cpu.build import cache_folder
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import write_json
+from sarathi_lab.model.huggingface import parameter_sources, read_spec
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.model.weights import load_model
+
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+
+
+def seeded_checkpoint(spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int) -> Path:
+    """Return the checkpoint of the weights that `load_model` draws for these arguments, saved now
+    unless an earlier call did. Raises UserError for a shape without an architecture in
+    transformers.
+    """
+    folder = path_of(spec, device, dtype, seed)
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent) as name:
+        part = Path(name) / spec.name
+        part.mkdir()
+        write_json(part / "config.json", config_of(spec, str(dtype).removeprefix("torch.")))
+        if read_spec(part) != replace(spec, kv_dtype="auto", weight_dtype="auto"):
+            raise UserError(
+                f"model {spec.name} has no architecture in transformers, which checkpoints need; "
+                "take a Llama, Qwen or Mixtral, or executor=torch"
+            )
+        save_file(
+            _tensors(part, spec, device, dtype, seed), part / "model.safetensors", {"format": "pt"}
+        )
+        if not folder.is_dir():  # another process may have been faster
+            part.rename(folder)
+    return folder
+
+
+def path_of(spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int) -> Path:
+    """Return where `seeded_checkpoint` keeps the weights, which depend on the kind of device."""
+    spec = replace(spec, kv_dtype="auto", weight_dtype="auto")
+    key = hashlib.sha256(repr((spec, device.type, dtype, seed)).encode()).hexdigest()[:16]
+    return cache_folder() / "checkpoints" / key / spec.name
+
+
+def config_of(spec: ModelSpec, dtype: str) -> dict[str, Any]:
+    """Return the config.json of the architecture that has the fields of `spec`."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_theta}
+    if (scaling := spec.rope_scaling) is not None:
+        rope |= {"rope_type": scaling.kind, "factor": scaling.factor}
+        if scaling.kind == "llama3":
+            rope["low_freq_factor"] = scaling.low_freq_factor
+            rope["high_freq_factor"] = scaling.high_freq_factor
+            rope["original_max_position_embeddings"] = scaling.original_max_position
+    kind = _architecture(spec)
+    config = {
+        "architectures": [CLASSES[kind]],
+        "model_type": kind,
+        "num_hidden_layers": spec.num_layers,
+        "hidden_size": spec.hidden_size,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_size,
+        "intermediate_size": spec.ffn_size,
+        "vocab_size": spec.vocab_size,
+        "max_position_embeddings": spec.max_position,
+        "rms_norm_eps": spec.norm_eps,
+        "hidden_act": spec.activation,
+        "tie_word_embeddings": spec.tie_embeddings,
+        "attention_bias": spec.out_bias,
+        "mlp_bias": spec.ffn_bias,
+        "sliding_window": spec.sliding_window,
+        "rope_parameters": rope,
+        "dtype": dtype,
+    }
+    if not spec.num_experts:
+        return config
+    return config | {
+        "num_local_experts" if kind == "mixtral" else "num_experts": spec.num_experts,
+        "num_experts_per_tok": spec.experts_per_token,
+        "moe_intermediate_size": spec.ffn_size,
+        "shared_expert_intermediate_size": spec.shared_expert_size,
+        "norm_topk_prob": spec.normalise_experts,
+    }
+
+
+def _architecture(spec: ModelSpec) -> str:
+    if spec.num_experts and not spec.qk_norm and not spec.qkv_bias:
+        return "mixtral"
+    if spec.num_experts or spec.qk_norm:
+        return f"qwen{3 if spec.qk_norm else 2}{'_moe' * bool(spec.num_experts)}"
+    return "qwen2" if spec.qkv_bias and not spec.out_bias else "llama"
+
+
+def _tensors(
+    folder: Path, spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int
+) -> dict[str, Tensor]:
+    """Return the drawn weights by their names in the checkpoint, on the host."""
+    model = load_model(replace(spec, weight_dtype="auto"), None, device, dtype, seed)
+    parameters = dict(model.named_parameters())
+    tensors: dict[str, Tensor] = {}
+    for name, sources in parameter_sources(folder, spec, ()):
+        if sources[0].tied:
+            continue
+        parameter = parameters[name].detach().cpu()
+        rows = parameter.view(-1, *sources[0].shape[1:]).split([one.shape[0] for one in sources])
+        tensors |= {one.tensor: part.contiguous() for one, part in zip(sources, rows, strict=True)}
+    return tensors

@@ -1,0 +1,75 @@
+"""vLLM's other engines: tensor and pipeline parallel, two batches in flight, the runner V2."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from vllm_engine import (
+    SIZES,
+    TINY,
+    backend_of,
+    requests_of_tokens,
+    served,
+    tiny_checkpoint,
+    tokens_of,
+)
+
+from sarathi_lab.executor.vllm.executor import VllmExecutor
+from sarathi_lab.executor.vllm.workers import Workers, make_config
+from sarathi_lab.policy import Orca, Sarathi, SarathiServe, VllmV1
+
+pytestmark = pytest.mark.vllm
+
+REQUESTS = requests_of_tokens()
+POLICIES = (
+    (Sarathi(chunk=48), 48),
+    (VllmV1(max_num_batched_tokens=64), 9),
+    (SarathiServe(chunk=48, reserve="chunk"), 9),
+)
+
+
+@pytest.fixture(scope="module")
+def expected(vllm_executor):
+    return tokens_of(served(vllm_executor, Orca(), REQUESTS, 48))
+
+
+def check_tokens(executor, expected, policies=POLICIES, **settings):
+    for policy, num_blocks in policies:
+        ledger = served(executor, policy, REQUESTS[: len(expected)], num_blocks, **settings)
+        assert tokens_of(ledger) == expected, policy
+
+
+def test_two_batches_in_flight(expected):
+    """A CPU refuses it, where it is as correct: tokens pass from one batch to the next."""
+    backend = backend_of()
+    config = make_config(backend.arguments(TINY, tiny_checkpoint(), SIZES), "auto")
+    config.scheduler_config.async_scheduling = True
+    executor = VllmExecutor(Workers(config))
+    assert executor.capacity == 2
+    assert executor.feeds_tokens
+    check_tokens(executor, expected)
+    executor.workers.close()
+
+
+@pytest.mark.parametrize("parallel", ["tensor_parallel", "pipeline_parallel"])
+def test_parallel(parallel, expected):
+    backend = backend_of(**{parallel: 2})
+    executor = backend.build(TINY, tiny_checkpoint(), SIZES)
+    assert executor.capacity == backend.num_stages
+    # The last policy preempts; few requests, as processes that share cores answer slowly.
+    check_tokens(executor, expected[:5], POLICIES[2:], num_micro_batches=backend.num_stages)
+    executor.close()
+
+
+def test_runner_v2(tmp_path, expected):
+    """In another process, as Triton's interpreter is chosen when vLLM is imported."""
+    script = Path(__file__).parents[1] / "support" / "vllm_runner_v2.py"
+    path = os.pathsep.join(sys.path)
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
+    subprocess.run([sys.executable, script, tmp_path / "tokens.json"], env=environment, check=True)
+    assert json.loads((tmp_path / "tokens.json").read_text()) == [expected] * 2
