@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from cuda_stub import stubbed
 from late_device import Graph, LateDevice
 from plain_kernels import plain_kernels
@@ -31,6 +33,7 @@ from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.memory import SPARE_BYTES
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
 from sarathi_lab.executor.torch.profiling import Shape, batch_of
+from sarathi_lab.executor.torch.shapes import CudaGraphs
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.experiment.measure import DeviceClock, load_executor
 from sarathi_lab.experiment.measured_cost import MeasuredCostModel
@@ -133,6 +136,50 @@ def test_host_memory_that_cannot_be_locked_names_the_limit(device):
     device.refuses_locking = True
     with pytest.raises(RunError, match=r"can't be locked.*ulimit -l"):
         served()
+
+
+def test_no_finaliser_runs_during_a_capture(device):
+    """Such as that which unlocks host memory, which would void the capture."""
+
+    class Waiting:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            torch.cuda.synchronize()
+
+    def work() -> None:
+        Waiting()
+        [[] for _ in range(10_000)]  # more than the collector's threshold
+
+    threshold = gc.get_threshold()
+    gc.set_threshold(700)
+    try:
+        CudaGraphs().capture("key", work)
+    finally:
+        gc.set_threshold(*threshold)
+    assert gc.isenabled()
+
+
+def test_executors_and_probes_are_freed_without_the_collector(device):
+    def served() -> list[weakref.ref[Any]]:
+        executor = TorchBackend(device="cuda", dtype="float32").build(SPEC, None, sizes)
+        config = EngineConfig(SarathiServe(chunk=16), num_blocks=12, block_size=16, batch_size=4)
+        serve(requests_with_tokens(LENGTHS), config, executor)
+        probe = OperationProbe(executor)
+        batch = batch_of(executor, Shape(1, 20, 0))
+        probe.attention(batch)
+        probe.products(batch)
+        return [weakref.ref(executor), weakref.ref(probe)]
+
+    sizes = Sizes(12, 16, batch_size=4)
+    served()  # what is imported at first holds frames
+    gc.collect()
+    gc.disable()
+    try:
+        assert [freed() for freed in served()] == [None, None]
+    finally:
+        gc.enable()
 
 
 # -- measurements ----------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from functools import cache, partial
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Literal, cast
 
 import torch
@@ -18,7 +18,7 @@ from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.packing import add_masks
 from sarathi_lab.executor.torch.shapes import CudaGraphs, NoGraphs
 from sarathi_lab.model.operations import PackedInputs
-from sarathi_lab.model.transformer import Layer
+from sarathi_lab.model.transformer import KVCache, Layer, Transformer
 
 CUDA_REPETITIONS = 3  # replays whose mean is a measurement; one of LONG tokens is enough
 LONG = 2048
@@ -49,8 +49,7 @@ class OperationProbe:
         self._graphs = CudaGraphs() if self._is_gpu else NoGraphs()
         self._works: dict[Hashable, object] = {}  # with the memory that their graphs read
         self.timing: Timing = "calls" if self._is_gpu else "host"
-        # Graphs need fixed inputs; on a CPU new ones are in its caches.
-        self._random = cache(self._draw) if self._is_gpu else self._draw
+        self._drawn: dict[tuple[int, ...], Tensor] = {}
         executor.cache.keys.normal_()
         executor.cache.values.normal_()
 
@@ -62,7 +61,7 @@ class OperationProbe:
         spec = self.model.spec
         inputs = self.executor.packed(batch)
         query = self._random(batch.num_tokens, spec.num_heads, spec.head_size)
-        work = partial(self._attend, query, inputs)
+        work = partial(_attend, self.model, self.executor.cache, query, inputs)
         plan = inputs.attention
         # The inputs of a shape have the same addresses unless their buffer has grown.
         key = None
@@ -108,7 +107,9 @@ class OperationProbe:
         }
         seconds, timings = {}, set[Timing]()
         for name, operation in of_a_layer.items():
-            seconds[name] = self._time(name, partial(self._in_layers, operation), num_tokens)
+            seconds[name] = self._time(
+                name, partial(_in_layers, self.layers, operation), num_tokens
+            )
             timings.add(self.timing)
         self.timing = min(timings)  # calls, if any
         return seconds
@@ -120,7 +121,7 @@ class OperationProbe:
         """
         num_rows = min(num_tokens, REFERENCE)
         hidden = self._random(num_rows, self.model.spec.hidden_size)
-        work = partial(self._in_layers, lambda layer: layer.qkv_proj(hidden))
+        work = partial(_in_layers, self.layers, lambda layer: layer.qkv_proj(hidden))
         return self._time("reference", work, num_rows)
 
     @torch.inference_mode()
@@ -170,18 +171,15 @@ class OperationProbe:
             operations.recorder = before
         return {**seconds, "others": whole - sum(seconds.values())}
 
-    def _draw(self, *sizes: int) -> Tensor:
-        return torch.randn(sizes, device=self.model.device, dtype=self.model.dtype)
-
-    def _in_layers(self, operation: Callable[[Layer], object]) -> None:
-        for layer in self.layers:
-            operation(layer)
-
-    def _attend(self, query: Tensor, inputs: PackedInputs) -> None:
-        """Attend in all layers; plain torch's masks, made once an iteration, are part of it."""
-        operations, inputs = self.model.operations, add_masks(inputs, self.model)
-        for keys, values in self.executor.cache.layers():
-            operations.attend(query, inputs, keys, values)
+    def _random(self, *sizes: int) -> Tensor:
+        """Return normal values: on a GPU, whose graphs need fixed inputs, always the same ones; on
+        a CPU, new ones are in its caches.
+        """
+        if (drawn := self._drawn.get(sizes)) is None:
+            drawn = torch.randn(sizes, device=self.model.device, dtype=self.model.dtype)
+            if self._is_gpu:
+                self._drawn[sizes] = drawn
+        return drawn
 
     def _time(
         self, name: str, work: Callable[[], object], num_tokens: int, key: Hashable = ()
@@ -217,3 +215,15 @@ class OperationProbe:
             oldest = next(iter(self._works))
             del self._works[oldest]
             self._graphs.drop(oldest)
+
+
+def _in_layers(layers: Sequence[Layer], operation: Callable[[Layer], object]) -> None:
+    for layer in layers:
+        operation(layer)
+
+
+def _attend(model: Transformer, cache: KVCache, query: Tensor, inputs: PackedInputs) -> None:
+    """Attend in all layers; plain torch's masks, made once an iteration, are part of it."""
+    inputs = add_masks(inputs, model)
+    for keys, values in cache.layers():
+        model.operations.attend(query, inputs, keys, values)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -224,7 +226,7 @@ class CudaGraphs(NoGraphs):
         graph = torch.cuda.CUDAGraph()
         # The outer context: torch keeps its stream current where a capture fails.
         current = torch.cuda.stream(torch.cuda.current_stream())
-        with current, torch.cuda.graph(graph, pool=self._pool):
+        with current, torch.cuda.graph(graph, pool=self._pool), _without_collector():
             work()
         self._graphs[key] = graph
 
@@ -236,6 +238,20 @@ class CudaGraphs(NoGraphs):
 
     def drop(self, key: Hashable) -> None:
         self._graphs.pop(key, None)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep finalisers of cycles, such as one that unlocks host memory, out of a capture, which they
+    would void.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def rehearse(
