@@ -3,7 +3,9 @@
 The names below are imported when they are first used, so that a command which needs none is quick.
 """
 
+import sys
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from sarathi_lab.results.load import find_sweeps, load_rows, load_runs
 
 __version__ = "0.1.0"
+_KERNELS = Path(__file__).parents[1] / "kernels"
+if (_KERNELS / "sarathi_kernels").is_dir():  # a checkout, which need not be installed
+    sys.path.append(str(_KERNELS))
 _HOMES = {
     "ModelSpec": "model.spec",
     "Playground": "api.playground",

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from sarathi_lab.config.errors import report
+
 # The module whose `main(args)` runs a command, and its line in the list of commands.
 COMMANDS = {
     "run": ("sarathi_lab.run", "run an experiment, or a sweep with -m: run chunk=256,512,1024 -m"),
@@ -62,7 +64,7 @@ def main(args: Sequence[str] | None = None) -> int:
             handed = [getattr(import_module(module), name)] if module else []
             answer = import_module(COMMANDS[command][0]).main
         except ModuleNotFoundError as error:
-            return print_missing(error)
+            return report(error)
         return answer(rest, *handed)
     print("usage: python -m sarathi_lab COMMAND [--help] ...\n")
     for name, (_, purpose) in COMMANDS.items():
@@ -70,18 +72,6 @@ def main(args: Sequence[str] | None = None) -> int:
     if command in ("", "-h", "--help"):
         return 0
     print(f"\nerror: {command} is not a command; use one of {', '.join(COMMANDS)}", file=sys.stderr)
-    return 2
-
-
-def print_missing(error: ModuleNotFoundError) -> int:
-    """Print which package is not installed. Raises the error for a module of the lab, a bug."""
-    package = (error.name or "").partition(".")[0]
-    if package in ("", "sarathi_lab"):
-        raise error
-    print(
-        f"error: the package {package} is not installed; run make setup",
-        file=sys.stderr,
-    )
     return 2
 
 

@@ -10,17 +10,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
-from omegaconf import DictConfig
+from sarathi_lab.config.errors import exit_code, report
 
-from sarathi_lab.config.command_line import explained, read_arguments
-from sarathi_lab.config.errors import exit_code
-from sarathi_lab.config.instantiate import build, fit_targets
-from sarathi_lab.config.paths import CONF
-from sarathi_lab.config.run_context import current_run
-from sarathi_lab.extensions.ranks.follow import run_or_follow
+try:
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.errors import HydraException
+    from omegaconf import DictConfig
+
+    from sarathi_lab.config.command_line import explained, read_arguments
+    from sarathi_lab.config.instantiate import build, fit_targets
+    from sarathi_lab.config.paths import CONF
+    from sarathi_lab.config.run_context import current_run
+    from sarathi_lab.extensions.ranks.follow import run_or_follow
+except ModuleNotFoundError as missing:  # on a bare image
+    if __name__ != "__main__":
+        raise
+    sys.exit(report(missing))
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")

@@ -116,9 +116,16 @@ def require_list(
 
 
 def as_user_error(error: BaseException) -> UserError | None:
-    """What the user can mend of an error: a mistake, or a file that found no room; else None."""
+    """What the user can mend of an error: a mistake, a missing package, or a file that found no
+    room; else None.
+    """
     if isinstance(error, UserError):
         return error
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        is_ours = package in ("", "sarathi_lab")
+        missing = f"the package {package} is not installed; run make setup"
+        return None if is_ours else UserError(missing)
     if not isinstance(error, OSError) or error.errno not in (ENOSPC, EDQUOT, EFBIG):
         return None
     where = error.filename or "a file"
@@ -129,11 +136,16 @@ def exit_code(command: Callable[[], int], kept: str) -> int:
     """Return what `command` does; 2 for a user's mistake; 130 for Ctrl-C, naming what is `kept`."""
     try:
         return command()
-    except (UserError, OSError) as error:
-        if (reason := as_user_error(error)) is None:
-            raise
-        print(f"error: {CREDENTIALS.sub('//***@', str(reason))}", file=sys.stderr)
-        return reason.exit_code
+    except (UserError, OSError, ModuleNotFoundError) as error:
+        return report(error)
     except KeyboardInterrupt as interrupt:  # which may carry the command that continues
         print("; ".join([f"interrupted: {kept}", *map(str, interrupt.args)]), file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def report(error: Exception) -> int:
+    """Print what the user can mend of an error, and return the exit code; raise any other."""
+    if (reason := as_user_error(error)) is None:
+        raise error
+    print(f"error: {CREDENTIALS.sub('//***@', str(reason))}", file=sys.stderr)
+    return reason.exit_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from sarathi_lab.config.help import help_text
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.run import main as run
 
+ROOT = Path(sarathi_lab.__file__).parents[1]
 SLOW = (
     *("torch", "joblib", "pandas", "seaborn", "matplotlib", "wandb", "scipy", "transformers"),
     "optuna",
@@ -132,6 +134,7 @@ def test_a_dry_run_lists_the_jobs_and_leaves_nothing(tmp_path, capsys):
     assert run([*DRY, "chunk=1"]) == 2  # as the run itself would say
 
 
+@pytest.mark.filterwarnings("ignore:'sarathi_lab.run' found in sys.modules")
 def test_a_package_that_is_missing_is_named_in_a_line(monkeypatch, capsys):
     monkeypatch.setitem(COMMANDS, "run", ("hydra_that_is_missing.core", ""))
     assert main(["run"]) == 2
@@ -141,3 +144,14 @@ def test_a_package_that_is_missing_is_named_in_a_line(monkeypatch, capsys):
     monkeypatch.setitem(COMMANDS, "run", ("sarathi_lab.missing", ""))
     with pytest.raises(ModuleNotFoundError):
         main(["run"])
+    monkeypatch.setitem(sys.modules, "hydra", None)
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_module("sarathi_lab.run", run_name="__main__")
+    assert capsys.readouterr().err == "error: the package hydra is not installed; run make setup\n"
+
+
+def test_a_checkout_that_is_not_installed_finds_its_kernels():
+    code = "import sarathi_lab, sarathi_kernels; print(sarathi_kernels.__file__)"
+    command = [sys.executable, "-S", "-c", code]  # without what is installed
+    found = subprocess.check_output(command, cwd=ROOT, text=True, env={"PATH": ""})
+    assert found.startswith(f"{ROOT}/kernels/")
