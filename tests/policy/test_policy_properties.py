@@ -27,6 +27,7 @@ OUT_OF_ORDER = (
     "niyama",
     "sliding_serve",
     "lprs",
+    "cache_aware",
 )
 IN_ORDER = [name for name in POLICIES if not name.startswith(OUT_OF_ORDER)]
 

@@ -5,10 +5,14 @@ requests.
 from __future__ import annotations
 
 from sarathi_lab.extensions.after_sarathi import (
+    CacheAware,
     DynamicChunks,
+    FairBatching,
     Lprs,
+    MinPrefillChunk,
     Niyama,
     PPas,
+    PPasPlus,
     Ranked,
     SlidingServe,
     SloBudget,
@@ -87,6 +91,10 @@ POLICIES = {
     "vllm_v1_threshold": VllmV1(8, 3, scheduler_reserve_full_isl=False),
     "vllm_v1_whole": VllmV1(MAX_LEN, enable_chunked_prefill=False, watermark=0.1),
     "p_pas": PPas(max_num_batched_tokens=16),
+    "p_pas_plus": PPasPlus(max_num_batched_tokens=16, large_prefill_threshold=12),
+    "min_prefill_chunk": MinPrefillChunk(12, min_prefill_chunk=5, max_prefill_chunk_delay_steps=2),
+    "cache_aware": CacheAware(8, max_wait=6.0),
+    "cache_affinity": CacheAware(8, order="affinity", max_wait=6.0),
     "nano_vllm": NanoVllm(max_num_batched_tokens=8),
     "fastdeploy": FastDeploy(max_num_batched_tokens=8),
     "fastdeploy_partial": FastDeploy(8, 3, 1, prealloc_dec_block_slot_num_threshold=2),
@@ -104,6 +112,7 @@ POLICIES = {
         8, alignment=2, seconds_per_token=0.1, seconds_per_squared_token=0.01
     ),
     "slo_budget": SloBudget(10, **TIMED, tbt=1.2),
+    "fair_batching": FairBatching(10, **TIMED, ttft=8.0, tbt=1.2),
     "niyama": Niyama(10, **TIMED, ttft=8.0, tbt=1.2),
     "sliding_serve": SlidingServe(10, **TIMED, ttft=8.0, tbt=1.2),
     "lprs": Lprs(10, **TIMED, target_time=1.2),

@@ -1,6 +1,24 @@
 """Policies proposed after SARATHI that no server ships, and their experiments."""
 
 from sarathi_lab.extensions.after_sarathi.budgets import Lprs, Niyama, SlidingServe, SloBudget
+from sarathi_lab.extensions.after_sarathi.fair_batching import FairBatching
 from sarathi_lab.extensions.after_sarathi.prompts import DynamicChunks, PPas, Ranked
+from sarathi_lab.extensions.after_sarathi.vllm_proposals import (
+    CacheAware,
+    MinPrefillChunk,
+    PPasPlus,
+)
 
-__all__ = ["DynamicChunks", "Lprs", "Niyama", "PPas", "Ranked", "SlidingServe", "SloBudget"]
+__all__ = [
+    "CacheAware",
+    "DynamicChunks",
+    "FairBatching",
+    "Lprs",
+    "MinPrefillChunk",
+    "Niyama",
+    "PPas",
+    "PPasPlus",
+    "Ranked",
+    "SlidingServe",
+    "SloBudget",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, Self, get_args
@@ -246,9 +246,9 @@ class PPas(VllmV1):
 
     def size(self, batch: Batch, scheduler: Scheduler) -> Size:
         take = super().size(batch, scheduler)
-        num_decodes = sum(sequence.is_decoding for sequence in scheduler.running)
-        num_prefills = len(scheduler.running) - num_decodes + len(scheduler.waiting)
-        if num_decodes == 0 or num_prefills < self.min_active_prefills:
+        running = [one for one in scheduler.running if not one.is_decoding]
+        num_decodes = len(scheduler.running) - len(running)
+        if not self.presses(num_decodes, running, len(scheduler.waiting)):
             return take
         cap = self.prefill_cap or max(1, self.max_num_batched_tokens // 8)
 
@@ -257,3 +257,7 @@ class PPas(VllmV1):
             return wanted if sequence.is_decoding else min(wanted, cap - batch.num_prefill_tokens)
 
         return size
+
+    def presses(self, num_decodes: int, running: Sequence[SequenceState], num_waiting: int) -> bool:
+        """Return whether `running` prompts and those that wait press on the decodes."""
+        return num_decodes > 0 and len(running) + num_waiting >= self.min_active_prefills
