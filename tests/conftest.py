@@ -37,7 +37,7 @@ KERNEL_TESTS = {
 }
 
 DEVICE_FIXTURE = "kernels_device"
-GPU_MARKS = ("mark.gpu", DEVICE_FIXTURE)
+MARKS = {"gpu": ("mark.gpu", DEVICE_FIXTURE), "vllm": ("mark.vllm",)}  # in files of such tests
 # Of the device that does its work late, in tests of the engine where there is no GPU.
 EARLINESS = (0.0, 0.3, 0.9)
 
@@ -71,12 +71,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `-m gpu`, which the campaign runs, import only the files that have such tests."""
-    if config.option.markexpr != "gpu" or not collection_path.match("test_*.py"):
+    """With `-m gpu` or `-m vllm`, of other environments, import only files with such tests."""
+    wanted = config.option.markexpr
+    if wanted not in MARKS or not collection_path.match("test_*.py"):
         return None
-    text = collection_path.read_text()
-    has_some = collection_path.stem in KERNEL_TESTS or any(mark in text for mark in GPU_MARKS)
-    return None if has_some else True
+    text, is_kernel_test = collection_path.read_text(), collection_path.stem in KERNEL_TESTS
+    has_some = any(mark in text for mark in MARKS[wanted])
+    return None if has_some or (wanted == "gpu" and is_kernel_test) else True
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

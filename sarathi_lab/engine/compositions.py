@@ -69,3 +69,24 @@ def run_once(executor: Executor, batch: Batch) -> StepResult:
     for chunk in batch.chunks:
         chunk.sequence.in_flight = False
     return result
+
+
+def rehearse(
+    executor: Executor, num_blocks: int, block_size: int, batch_size: int, chunk_tokens: int
+) -> None:
+    """Run a chunk at the start of a prompt, one at an offset and `batch_size` single tokens, as
+    far as the cache holds them.
+    """
+    half = max(1, min(chunk_tokens, num_blocks * block_size // 2))
+    blocks = BlockManager(num_blocks, block_size)
+    if 2 * half <= num_blocks * block_size:
+        prompt = make_sequence(0, 2 * half, emits=True, blocks=blocks)
+        for start in (0, half):
+            prompt.num_computed = start
+            batch = Batch()
+            batch.add(prompt, half)
+            run_once(executor, batch)
+        blocks.free(prompt)
+    num_prefills = min(batch_size, num_blocks)
+    singles = make_batch(prefill_tokens=1, num_prefills=num_prefills, emits=True, blocks=blocks)
+    run_once(executor, singles)

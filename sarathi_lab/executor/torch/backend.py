@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +19,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor import device as devices
 from sarathi_lab.executor.device import explain_device_errors, measure_peaks
-from sarathi_lab.executor.memory import Memory
+from sarathi_lab.executor.measured_backend import MeasuredBackend
 from sarathi_lab.executor.placement import allowed_cores
 from sarathi_lab.executor.timeline import OperationProfiler, timeline_of
 from sarathi_lab.executor.torch import checks
@@ -35,7 +35,7 @@ from sarathi_lab.executor.torch.shapes import CudaGraphs, Limits, NoGraphs
 from sarathi_lab.model import native_operations
 from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.roofline import Peaks
-from sarathi_lab.model.spec import WEIGHT_DTYPES, Degrees, ModelSpec, WeightDtype
+from sarathi_lab.model.spec import WEIGHT_DTYPES, ModelSpec, WeightDtype
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
 
@@ -46,7 +46,7 @@ RANKS = "sarathi_lab.extensions.ranks.executor"  # module of processes, one a de
 
 
 @dataclass(frozen=True)
-class TorchBackend:
+class TorchBackend(MeasuredBackend):
     """Backend that runs a model with torch on `device`. Raises UserError for invalid settings.
 
     `seed` draws random weights. `kernels` compute all but matrix products: "triton", or plain
@@ -62,8 +62,6 @@ class TorchBackend:
     """
 
     name: ClassVar[str] = "torch"
-    computes_tokens: ClassVar[bool] = True
-    power: ClassVar[None] = None  # not measured
     device: str = "auto"
     dtype: str = "auto"
     seed: int = 0
@@ -94,18 +92,6 @@ class TorchBackend:
             self._several.check_settings(self)
 
     @property
-    def degrees(self) -> Degrees:
-        return Degrees(self.tensor_parallel, self.pipeline_parallel)
-
-    @property
-    def num_devices(self) -> int:
-        return self.degrees.num_devices
-
-    @property
-    def num_stages(self) -> int:
-        return self.pipeline_parallel
-
-    @property
     def _several(self) -> Any:
         """The module of several devices, None for one."""
         return None if self.num_devices == 1 else import_module(self.ranks)
@@ -118,10 +104,6 @@ class TorchBackend:
         return device
 
     @property
-    def uses_gpus(self) -> bool:
-        return self.torch_device.type == "cuda"
-
-    @property
     def uses_kernels(self) -> bool:
         """True if Triton's kernels compute all but matrix products."""
         return self.kernels == "triton" or (self.kernels == "auto" and self.uses_gpus)
@@ -131,26 +113,9 @@ class TorchBackend:
         """True if C++ is to compute, where it can be compiled."""
         return not self.uses_gpus and self.kernels in ("auto", "native")
 
-    @cached_property
-    def _dtype(self) -> tuple[str, torch.dtype]:
-        return devices.resolve_dtype(self.dtype, self.torch_device)
-
     @property
     def _weights(self) -> WeightDtype:
         return "int8" if self.dtype == checks.INT8 else self.weights
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        return self._dtype[1]
-
-    @property
-    def dtype_name(self) -> str:
-        return self._dtype[0]
-
-    @property
-    def dtype_bytes(self) -> int:
-        """Bytes of an element of the cache, and of a weight unless weights are in 8 bits."""
-        return self.torch_dtype.itemsize
 
     @property
     def device_name(self) -> str:
@@ -168,10 +133,6 @@ class TorchBackend:
     def _threads(self) -> int:
         """`threads`, or a rank's share of all."""
         return self.threads or max(1, devices.num_threads(None) // self.num_devices)
-
-    @property
-    def default_model(self) -> str:
-        return devices.default_model_name(self.torch_device, self.dtype_bytes)
 
     def _check_device(self) -> None:
         """Raise UserError for settings of another kind of device."""
@@ -223,7 +184,7 @@ class TorchBackend:
             if is_forced and (reason := self._why_not_native(spec)):
                 setting = f"executor.{name}={getattr(self, name)}"
                 raise UserError(f"{setting} does not run here: {reason}; use executor.{name}={fix}")
-        self._memory(spec).check(kv_tokens, host_kv_tokens)
+        self.memory(spec).check(kv_tokens, host_kv_tokens)
 
     def _why_not_native(self, spec: ModelSpec) -> str | None:
         """Return why C++ does not compute `spec` though wanted; None if it does or is not."""
@@ -240,15 +201,10 @@ class TorchBackend:
         on_cpu = not self.uses_gpus
         return checks.cautions_of(self._weights, self.dtype_name, reason, on_cpu, by_torch)
 
-    def _memory(self, spec: ModelSpec) -> Memory:
-        """Return the memory of one part on a GPU, of all on a CPU, before weights are quantised."""
-        spec = replace(spec, weight_dtype="auto")
-        if self.uses_gpus and self._several is not None:
-            spec = self._several.ranks_of(self).part(0).spec(spec)
-        return Memory(self.torch_device, self.device_name, spec, self.dtype_bytes)
-
-    def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
-        return self._memory(spec).kv_blocks(block_size)
+    def part(self, spec: ModelSpec) -> ModelSpec:
+        assert self._several is not None
+        part: ModelSpec = self._several.ranks_of(self).part(0).spec(spec)
+        return part
 
     def peaks(self) -> Peaks:
         """Measure the peaks of this device, of all ranks together; the best so far count."""
@@ -258,10 +214,7 @@ class TorchBackend:
             dtype = torch.int8 if self._weights == "int8" and has_int8 else self.torch_dtype
             peaks = measure_peaks(self.torch_device, dtype, self.isa)
         devices.use_threads(self.num_threads)
-        if not self.uses_gpus or (count := self.num_devices) == 1:
-            return peaks
-        flops, rate = peaks.flops_per_second, peaks.bytes_per_second
-        return Peaks(count * flops, count * rate, f"{peaks.source} x {count}")
+        return self.of_all_devices(peaks)
 
     def size(self) -> tuple[int, int]:
         """Return the bytes of memory, and the number of multiprocessors or CPU threads."""
@@ -270,12 +223,6 @@ class TorchBackend:
             return properties.total_memory, properties.multi_processor_count
         num_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return num_bytes, devices.num_threads(self.threads)
-
-    def predictor(self, spec: ModelSpec) -> None:
-        """Return None: a real device is measured, not predicted."""
-
-    def expect(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> None:
-        """Do nothing: every run has an executor of its size."""
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> TorchExecutor:
         """Load weights, make the cache and warm up. Raises RunError without memory, or for a lost

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sarathi_kernels.attention.plan import TILE_ROWS
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.compositions import make_sequence
+from sarathi_lab.engine.compositions import make_sequence, rehearse
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.executor.device import explain_device_errors, nan_error
@@ -29,7 +29,7 @@ from sarathi_lab.executor.torch.packing import (
     PartialInputs,
     fields_of,
 )
-from sarathi_lab.executor.torch.shapes import Limits, NoGraphs, PaddedShapes, Shape, rehearse
+from sarathi_lab.executor.torch.shapes import Limits, NoGraphs, PaddedShapes, Shape
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.transformer import KVCache, Transformer
 

@@ -14,9 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from sarathi_kernels.attention.plan import choose_tile_rows, plan_parts, room_for_parts
-from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.compositions import make_batch, make_sequence, run_once
-from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.model.roofline import TILE
 from sarathi_lab.model.spec import ModelSpec
@@ -252,24 +249,3 @@ def _without_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def rehearse(
-    executor: Executor, num_blocks: int, block_size: int, batch_size: int, chunk_tokens: int
-) -> None:
-    """Run a chunk at the start of a prompt, one at an offset and `batch_size` single tokens, as
-    far as the cache holds them.
-    """
-    half = max(1, min(chunk_tokens, num_blocks * block_size // 2))
-    blocks = BlockManager(num_blocks, block_size)
-    if 2 * half <= num_blocks * block_size:
-        prompt = make_sequence(0, 2 * half, emits=True, blocks=blocks)
-        for start in (0, half):
-            prompt.num_computed = start
-            batch = Batch()
-            batch.add(prompt, half)
-            run_once(executor, batch)
-        blocks.free(prompt)
-    num_prefills = min(batch_size, num_blocks)
-    singles = make_batch(prefill_tokens=1, num_prefills=num_prefills, emits=True, blocks=blocks)
-    run_once(executor, singles)

@@ -97,7 +97,6 @@ class VllmExecutor:
 
     def submit(self, batch: Batch) -> None:
         """Launch `batch`. Raises RunError if vLLM stops."""
-        _refuse(batch)
         begun = time.perf_counter()
         start, end = self.timeline.mark(), None
         step, names = self._step(batch)
@@ -109,17 +108,15 @@ class VllmExecutor:
             pending = self.workers.run(step)
         if has_stream:
             end, packed = self.timeline.mark(), time.perf_counter()
-        launched = self.timeline.launched
-        self._in_flight.append(
-            InFlight(batch, pending, names, start, end, launched, packed - begun)
-        )
+        times = start, end, self.timeline.launched, packed - begun
+        self._in_flight.append(InFlight(batch, pending, names, *times))
 
     def collect(self) -> StepResult:
         """Wait for the oldest batch in flight. Raises RunError if vLLM stops."""
         done = self._in_flight.popleft()
         with self._explained(f"an iteration of {done.batch.num_tokens} tokens"):
             token_ids = done.pending.tokens(done.names)
-            replay = done.pending.replay()
+            is_replayed, num_padding = done.pending.replay()
         start = self.timeline.wait(done.start)
         end = self.timeline.wait(self.timeline.mark() if done.end is None else done.end)
         start = max(start, self._last_end)
@@ -130,8 +127,8 @@ class VllmExecutor:
             end,
             token_ids,
             host_time=done.host_time,
-            num_padding_tokens=replay.num_padding,
-            is_replayed=replay.is_replayed,
+            num_padding_tokens=num_padding,
+            is_replayed=is_replayed,
             launching_time=max(0.0, min(end, done.launched) - start),
         )
 
@@ -254,14 +251,6 @@ def _reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = [line for line in lines if "validation error" not in line] or ["no message"]
     return lines[0].partition(" [type=")[0]
-
-
-def _refuse(batch: Batch) -> None:
-    """Raise UserError for what vLLM's workers are not asked to do."""
-    if batch.copies or batch.num_draft_tokens or batch.layers is not None:
-        raise UserError(
-            "executor=vllm runs no swapping, drafts or groups of layers; use executor=torch"
-        )
 
 
 def _token_ids(sequence: SequenceState) -> list[int]:

@@ -1,0 +1,102 @@
+"""What the backends of real devices share: degrees, types, peaks and memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.executor import device as devices
+from sarathi_lab.executor.memory import Memory
+from sarathi_lab.model.roofline import Peaks
+from sarathi_lab.model.spec import Degrees, ModelSpec
+
+
+class MeasuredBackend(ABC):
+    """Base of the backends whose times are measured; the fields are those of a subclass."""
+
+    computes_tokens: ClassVar[bool] = True
+    power: ClassVar[None] = None  # not measured
+    dtype: str
+    tensor_parallel: int
+    pipeline_parallel: int
+
+    @property
+    @abstractmethod
+    def torch_device(self) -> torch.device:
+        """The first device. Raises UserError for one that is not there."""
+
+    @property
+    @abstractmethod
+    def device_name(self) -> str: ...
+
+    @abstractmethod
+    def part(self, spec: ModelSpec) -> ModelSpec:
+        """Return what one of several GPUs holds of `spec`."""
+
+    @property
+    def uses_gpus(self) -> bool:
+        return self.torch_device.type == "cuda"
+
+    @property
+    def degrees(self) -> Degrees:
+        return Degrees(self.tensor_parallel, self.pipeline_parallel)
+
+    @property
+    def num_devices(self) -> int:
+        return self.degrees.num_devices
+
+    @property
+    def num_stages(self) -> int:
+        return self.pipeline_parallel
+
+    @cached_property
+    def _dtype(self) -> tuple[str, torch.dtype]:
+        return devices.resolve_dtype(self.dtype, self.torch_device)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return self._dtype[1]
+
+    @property
+    def dtype_name(self) -> str:
+        return self._dtype[0]
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes of an element of the cache, and of a weight unless weights are in 8 bits."""
+        return self.torch_dtype.itemsize
+
+    @property
+    def default_model(self) -> str:
+        return devices.default_model_name(self.torch_device, self.dtype_bytes)
+
+    def memory(self, spec: ModelSpec) -> Memory:
+        """Return the memory of one part on a GPU, of all on a CPU, before weights are quantised."""
+        spec = replace(spec, weight_dtype="auto")
+        if self.uses_gpus and self.num_devices > 1:
+            spec = self.part(spec)
+        return Memory(self.torch_device, self.device_name, spec, self.dtype_bytes)
+
+    def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
+        return self.memory(spec).kv_blocks(block_size)
+
+    def of_all_devices(self, peaks: Peaks) -> Peaks:
+        """Return the peaks of all GPUs by those of one; on a CPU all share them."""
+        if not self.uses_gpus or (count := self.num_devices) == 1:
+            return peaks
+        flops, rate = peaks.flops_per_second, peaks.bytes_per_second
+        return Peaks(count * flops, count * rate, f"{peaks.source} x {count}")
+
+    def predictor(self, spec: ModelSpec) -> None:  # noqa: B027
+        """Return None: a real device is measured, not predicted."""
+
+    def expect(  # noqa: B027
+        self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes
+    ) -> None:
+        """Do nothing: every run has an executor of its size."""
