@@ -87,19 +87,25 @@ class BlockManager:
                 if not is_within or not sequence.num_published:
                     self.prefix.publish(sequence)
 
+    def fits(self, sequence: SequenceState, num_tokens: int, watermark: float = 0.0) -> bool:
+        """Whether there is room for `num_tokens` tokens of `sequence` in all, beside those that it
+        holds or, while it waits, shares, with the `watermark` free.
+        """
+        fewer_free = self.num_missing(sequence, num_tokens)
+        if self.prefix is not None and not sequence.block_ids:
+            found = self.prefix.find(sequence)
+            # Of the blocks that it shares those without a holder are no longer free either.
+            fewer_free -= len(found) - len(self.prefix.unused.keys() & found)
+        return fewer_free + self.watermark_blocks(watermark) <= self.num_free
+
     def admit(self, sequence: SequenceState, num_tokens: int, watermark: float = 0.0) -> bool:
         """Give a new sequence its cached prefix and room for `num_tokens` tokens in all, with the
         `watermark` free; False, with nothing changed, if blocks are short.
         """
-        if self.prefix is None:
-            return self.can_hold(num_tokens, watermark) and self.grow(sequence, num_tokens)
-        found = self.prefix.find(sequence)
-        # Of the blocks that it shares those without a holder are no longer free either.
-        num_taken = len(self.prefix.unused.keys() & found)
-        fewer_free = self.blocks_for(num_tokens) - len(found) + num_taken
-        if fewer_free + self.watermark_blocks(watermark) > self.num_free:
+        if not self.fits(sequence, num_tokens, watermark):
             return False
-        self.prefix.share(sequence, found)
+        if self.prefix is not None:
+            self.prefix.share(sequence, self.prefix.find(sequence))
         return self.grow(sequence, num_tokens)
 
     def free(self, sequence: SequenceState) -> None:

@@ -30,7 +30,10 @@ class Policy(ABC):
     `chunk` stands for; None for policies that never cut a prompt. With `decodes_on_top` the budget
     is for prompts alone. With `follows_up` the next chunk of a prompt is scheduled while the one
     before is in flight, for a pipeline whose stages keep the order. With `in_layers` prompts pass
-    the layers in groups (by another `batch_type`), which needs an executor that can.
+    the layers in groups (by another `batch_type`), which needs an executor that can. With
+    `keeps_order` running sequences stay in the order of admission where requests have priorities.
+    With `shares_at_once` equal prefixes of a batch are computed once: blocks can be shared as soon
+    as they are scheduled, since a layer's keys and values are written before its attention.
     """
 
     name: ClassVar[str]
@@ -38,6 +41,8 @@ class Policy(ABC):
     decodes_on_top: ClassVar[bool] = False
     follows_up: ClassVar[bool] = False
     in_layers: ClassVar[bool] = False
+    keeps_order: ClassVar[bool] = False
+    shares_at_once: ClassVar[bool] = False
     batch_type: ClassVar[type[Batch]] = Batch
     reserve: Reserve = "max_model_len"
     watermark: float = 0.0

@@ -52,14 +52,16 @@ class PrefixCache:
         sequence.block_ids += found
         sequence.num_published = len(found)
 
-    def publish(self, sequence: SequenceState) -> None:
-        """Cache the computed full blocks of `sequence`, of equal blocks the first.
+    def publish(self, sequence: SequenceState, num_tokens: int | None = None) -> None:
+        """Cache the full blocks of the first `num_tokens` tokens of `sequence` (None: those that
+        are computed), of equal blocks the first.
 
         The last generated token may be known to the device only (`Executor.feeds_tokens`), so a
         block that ends in it waits for the next token; on every executor, so that schedules are
         equal.
         """
-        num_computed, start = sequence.num_computed, sequence.num_published
+        start = sequence.num_published
+        num_computed = sequence.num_computed if num_tokens is None else num_tokens
         num_full = (num_computed - (num_computed > sequence.request.prompt_len)) // self.block_size
         if num_full <= start:
             return
@@ -69,6 +71,15 @@ class PrefixCache:
             if key not in blocks:
                 blocks[key], self._keys[block], num_holders[block] = block, key, 1
         sequence.num_published = num_full
+
+    def withdraw(self, sequence: SequenceState) -> None:
+        """Take back what was cached of blocks that `sequence` alone holds and has not computed."""
+        self._last, num_full = (None, []), sequence.num_computed // self.block_size
+        for block in sequence.block_ids[num_full : sequence.num_published]:
+            if self.num_holders[block]:
+                self.num_holders[block] = 0
+                del self.blocks[self._keys[block]]
+        sequence.num_published = min(sequence.num_published, num_full)
 
     def release(self, sequence: SequenceState) -> list[int]:
         """Release all blocks of `sequence`; returns uncached ones, the last first."""

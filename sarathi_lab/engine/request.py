@@ -211,12 +211,25 @@ class Batch:
         else:
             self.count_prefill(start, num_tokens)
 
-    def count_prefill(self, start: int, num_tokens: int) -> None:
-        """Add a chunk of a prompt to the sums."""
-        self.num_prefills += 1
-        self.num_prefill_tokens += num_tokens
-        self.prefill_kv_tokens += start + num_tokens
-        self.prefill_query_key_pairs += causal_pairs(start, num_tokens)
+    def remove(self, sequence: SequenceState) -> None:
+        """Take out the chunk of `sequence`, which is no longer in flight."""
+        at = next(i for i, chunk in enumerate(self.chunks) if chunk.sequence is sequence)
+        chunk = self.chunks.pop(at)
+        sequence.in_flight, sequence.draft_token_ids = False, ()
+        self.num_emits -= chunk.num_rows if chunk.emits_token else 0
+        if chunk.is_decode:
+            self.num_decode_tokens -= chunk.num_tokens
+            self.num_draft_tokens -= chunk.num_tokens - 1
+            self.decode_kv_tokens -= chunk.start + chunk.num_tokens
+        else:
+            self.count_prefill(chunk.start, chunk.num_tokens, sign=-1)
+
+    def count_prefill(self, start: int, num_tokens: int, sign: int = 1) -> None:
+        """Add a chunk of a prompt to the sums, or take it out with `sign` -1."""
+        self.num_prefills += sign
+        self.num_prefill_tokens += sign * num_tokens
+        self.prefill_kv_tokens += sign * (start + num_tokens)
+        self.prefill_query_key_pairs += sign * causal_pairs(start, num_tokens)
 
     def add_decodes(self, sequences: Sequence[SequenceState]) -> None:
         """Add the next token of `sequences`, which are decoding and in flight already: `add` for

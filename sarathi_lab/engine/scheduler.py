@@ -37,7 +37,7 @@ class Scheduler(SchedulerState):
         """Make the next batch at time `now` (seconds), or None if nothing can run."""
         self.now, self.preempted_before = now, self.num_preemptions
         batch = self.policy.batch_type()
-        if self.running.rank is by_priority:
+        if self.running.rank is by_priority and not self.policy.keeps_order:
             self.sort_running()  # urgent sequences choose first, as later ones are evicted
         self.policy.fill(batch, self)
         if not batch.chunks:
@@ -112,13 +112,19 @@ class Scheduler(SchedulerState):
                 is_open = self.enter(batch, sequence, num_tokens)
 
     def take(
-        self, batch: Batch, sequence: SequenceState, num_tokens: int, *, evict: bool = True
+        self,
+        batch: Batch,
+        sequence: SequenceState,
+        num_tokens: int,
+        make_room: Callable[[SequenceState, int], bool] | None = None,
     ) -> bool:
-        """Add `num_tokens` of a running sequence, evicting newer ones; False: it doesn't fit."""
-        make_room = self.make_room if evict else self.blocks.grow
+        """Add `num_tokens` of a running sequence, evicting newer ones, or with the room that
+        `make_room` makes; False: it doesn't fit.
+        """
+        make_room = make_room or self.make_room
         if num_tokens <= 0 or not make_room(sequence, sequence.num_computed + num_tokens):
             return False
-        batch.add(sequence, num_tokens)
+        self._put(batch, sequence, num_tokens)
         if self.has_drafts:
             self.drafter.add_drafts(batch, len(batch) - 1, self)
         return True
@@ -184,7 +190,7 @@ class Scheduler(SchedulerState):
             sequence.first_scheduled_time = self.now
             sequence.prefix_hit_tokens = sequence.num_computed
         batch.prefix_hit_tokens += sequence.num_computed
-        batch.add(sequence, num_tokens)
+        self._put(batch, sequence, num_tokens)
         return True
 
     def make_room(self, sequence: SequenceState, num_tokens: int) -> bool:
@@ -235,6 +241,11 @@ class Scheduler(SchedulerState):
         request, num_known = sequence.request, sequence.num_known
         reserved = self.policy.reserved_tokens(request, num_known, self.max_model_len)
         return max(sequence.num_computed + num_tokens, reserved)
+
+    def _put(self, batch: Batch, sequence: SequenceState, num_tokens: int) -> None:
+        batch.add(sequence, num_tokens)
+        if self.policy.shares_at_once and self.blocks.prefix is not None:
+            self.blocks.prefix.publish(sequence, sequence.num_computed + num_tokens)
 
     def _has_place(self, batch: Batch) -> bool:
         """Whether one more sequence may run, in this batch."""

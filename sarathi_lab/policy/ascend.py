@@ -50,6 +50,7 @@ class AscendV09(Policy):
 
     name = "ascend_v0_9"
     budget_field = "max_num_batched_tokens"
+    keeps_order = shares_at_once = True
     max_num_batched_tokens: int | None = whole_budget()
     enable_chunked_prefill: bool = flag(False)
     watermark: float = 0.01

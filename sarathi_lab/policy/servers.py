@@ -45,11 +45,12 @@ class SplitFuse(Policy):
 
     def _schedule(self, batch: Batch, scheduler: Scheduler) -> None:
         budget, fits = self.max_ragged_batch_size, fits_whole(scheduler)
+        grow = scheduler.blocks.grow  # evicting none
         for sequence in scheduler.idle_decodes[: scheduler.batch_size]:
-            scheduler.take(batch, sequence, 1, evict=False)
+            scheduler.take(batch, sequence, 1, grow)
         for sequence in scheduler.idle_prefills[: scheduler.batch_size - len(batch)]:
             num_tokens = min(sequence.num_pending, budget - batch.num_tokens)
-            if not fits(sequence) or not scheduler.take(batch, sequence, num_tokens, evict=False):
+            if not fits(sequence) or not scheduler.take(batch, sequence, num_tokens, grow):
                 return
         scheduler.admit(batch, budget, may_enter=fits)
 

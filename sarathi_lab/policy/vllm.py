@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 
 from sarathi_lab.config.checked import flag, number, refuse_unread, require_order, whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.policy import Policy, Reserve
-from sarathi_lab.engine.queues import LOOKAHEAD, Test
+from sarathi_lab.engine.queues import LOOKAHEAD, Test, by_priority
 from sarathi_lab.engine.request import Batch, SequenceState
-from sarathi_lab.engine.scheduler import Scheduler, Size
+from sarathi_lab.engine.scheduler import Scheduler, Size, tokens_to_take
 
 # Fields of several systems.
 partial_prefills = partial(whole, 1, minimum=1, fix="use 1 for one prompt at a time")
@@ -119,48 +120,152 @@ class VllmV1(Policy):
     """vLLM v1: running sequences in the order they run in, then waiting ones, within
     `max_num_batched_tokens`.
 
-    Prompts and decodes are treated alike: each takes what it lacks, but no more than
-    `long_prefill_token_threshold` (0: no limit) at a time, and one that can't take anything is
-    passed over. None is admitted in an iteration that preempted. Blocks are taken chunk by chunk,
-    but `scheduler_reserve_full_isl` admits a prompt only if all of it fits.
-    `enable_chunked_prefill=False` admits prompts only if they fit the rest of the budget.
+    Prompts and decodes are treated alike: each takes what it lacks, but beside others no more than
+    `long_prefill_token_threshold` (0: no limit) at a time; `_adaptive` raises that to an equal
+    share of the budget. None is admitted in an iteration that preempted, nor beside
+    `max_num_active_seqs` others (None: as many as run). Blocks are taken chunk by chunk, but
+    `scheduler_reserve_full_isl` admits a prompt only if all of it fits.
+    `enable_chunked_prefill=False` admits prompts only if they fit the rest of the budget. With a
+    `prefill_schedule_interval` prompts wait for every so many iterations while any decodes, unless
+    the last that took them left some waiting. The last admitted is evicted first, or by priority
+    the least urgent, even if it is in the batch.
 
-    Names and defaults are those of `SchedulerConfig` in vLLM of mid-2026. The last to arrive is
-    evicted first, there the last to be admitted (they differ after a preemption); a sequence in the
-    batch is never evicted, which vLLM does by priority.
+    Names, defaults and rule are those of `SchedulerConfig` and `Scheduler.schedule` in vLLM 0.32;
+    `experiments/sarathi_serve/policies` lists since when, and what differs.
     """
 
     name = "vllm_v1"
     budget_field = "max_num_batched_tokens"
+    keeps_order = True
+    shares_at_once = True
     max_num_batched_tokens: int = 2048
     long_prefill_token_threshold: int = threshold()
     scheduler_reserve_full_isl: bool = flag(True)
     enable_chunked_prefill: bool = flag(True)
     watermark: float = 0.0
+    long_prefill_token_threshold_adaptive: bool = flag(False)
+    max_num_active_seqs: int | None = whole(None, minimum=1, fix="use null for no further limit")
+    prefill_schedule_interval: int = whole(1, minimum=1, fix="use 1 for every iteration")
     reserve = "chunk"
 
     def check(self, batch_size: int, max_model_len: int) -> None:
         check_threshold(self.long_prefill_token_threshold, max_model_len)
+        if not self.long_prefill_token_threshold:
+            why = " without long_prefill_token_threshold; add it"
+            refuse_unread(self, ["long_prefill_token_threshold_adaptive"], why)
         if not self.enable_chunked_prefill:
             check_whole_prompts(self, max_model_len)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        size = self.size(batch, scheduler)
-        scheduler.share(batch, scheduler.running.idle, self.max_num_batched_tokens, size)
-        if not scheduler.has_preempted:
-            size, budget = self._whole(size), self.max_num_batched_tokens
-            may_enter = fits_whole(scheduler) if self.scheduler_reserve_full_isl else None
-            scheduler.admit(batch, budget, size=size, may_enter=may_enter)
+        size, interval = self.size(batch, scheduler), self.prefill_schedule_interval
+        if interval == 1:
+            self._fill(batch, scheduler, size)
+            return
+        cadence = scheduler.state(Cadence)
+        is_open = cadence.takes_prompts(interval, scheduler)
+        self._fill(batch, scheduler, size if is_open else cadence.without_prompts(size), is_open)
+        cadence.record(batch, scheduler, is_open)
 
     def size(self, batch: Batch, scheduler: Scheduler) -> Size:
         """Make the limit of a sequence's tokens."""
-        return at_most(self.long_prefill_token_threshold or self.max_num_batched_tokens)
+        limit, budget = self.long_prefill_token_threshold, self.max_num_batched_tokens
+        number = len(scheduler.running) + len(scheduler.waiting) + len(scheduler.swapped)
+        if limit == 0 or number <= 1:
+            return at_most(budget)
+        return at_most(max(limit, self.long_prefill_token_threshold_adaptive * budget // number))
+
+    def _fill(self, batch: Batch, scheduler: Scheduler, size: Size, is_open: bool = True) -> None:
+        self._continue(batch, scheduler, size)
+        if not scheduler.has_preempted:
+            size, may_enter = self._whole(size), self._admission(scheduler, is_open)
+            scheduler.admit(batch, self.max_num_batched_tokens, size=size, may_enter=may_enter)
+
+    def _continue(self, batch: Batch, scheduler: Scheduler, size: Size) -> None:
+        """Take the running sequences in their order, until one finds no room in the cache."""
+        budget, make_room = self.max_num_batched_tokens, partial(evict_last, batch, scheduler)
+        for sequence in scheduler.running.idle:
+            left = tokens_to_take(sequence, budget, batch)
+            if left == 0 or len(batch) >= scheduler.batch_size:
+                return
+            if not sequence.is_running:
+                continue  # evicted by an earlier one
+            num_tokens = size(sequence, left)
+            if num_tokens > 0 and not scheduler.take(batch, sequence, num_tokens, make_room):
+                return
+
+    def _admission(self, scheduler: Scheduler, is_open: bool) -> Test:
+        """Make the test of the next waiting sequence; if not `is_open`, only for a last token."""
+        most, fits = self.max_num_active_seqs or scheduler.max_num_seqs, fits_whole(scheduler)
+        is_whole, running = self.scheduler_reserve_full_isl, scheduler.running
+
+        def may_enter(sequence: SequenceState) -> bool:
+            has_place = len(running) < most and (is_open or sequence.num_pending == 1)
+            return has_place and (not is_whole or fits(sequence))
+
+        return may_enter
 
     def _whole(self, size: Size) -> Size:
         """Limit `size` without chunking: 0 for a prompt that would be cut."""
         if self.enable_chunked_prefill:
             return size
         return lambda one, left: size(one, left) if size(one, one.num_pending) <= left else 0
+
+
+@dataclass(eq=False)
+class Cadence:
+    """State of `prefill_schedule_interval`: iterations since the engine was idle, sequences whose
+    last chunk was cut, and whether the last iteration that took prompts left some waiting.
+    """
+
+    number: int = 0
+    newest: int = -1  # sequence that waited then, by which an idle engine is recognised
+    cut: set[SequenceState] = field(default_factory=set)
+    is_short: bool = False
+
+    def takes_prompts(self, interval: int, scheduler: Scheduler) -> bool:
+        """Return whether the next iteration takes prompts."""
+        waiting, running = scheduler.waiting, scheduler.running
+        if not running and all(sequence.order > self.newest for sequence in waiting):
+            self.number = 0
+        self.newest = max([self.newest, *(sequence.order for sequence in waiting)])
+        is_due = self.number % interval == 0
+        return is_due or self.is_short or self.cut.issuperset(running)
+
+    def without_prompts(self, size: Size) -> Size:
+        """Limit sequences whose prompt is not computed to no token."""
+        return lambda sequence, left: 0 if sequence in self.cut else size(sequence, left)
+
+    def record(self, batch: Batch, scheduler: Scheduler, is_open: bool) -> None:
+        """Count an iteration."""
+        self.number += 1
+        self.cut.difference_update(chunk.sequence for chunk in batch.chunks)
+        self.cut.update(chunk.sequence for chunk in batch.chunks if not chunk.emits_token)
+        if is_open and not scheduler.has_preempted:
+            self.is_short = bool(scheduler.waiting)
+
+
+def evict_last(
+    batch: Batch, scheduler: Scheduler, sequence: SequenceState, num_tokens: int
+) -> bool:
+    """Grow `sequence` to `num_tokens`, evicting the last of the running, or by priority the least
+    urgent, from the batch, too; False: it can't run now.
+    """
+    running = scheduler.running
+    last = partial(max, key=by_priority) if running.rank is by_priority else itemgetter(-1)
+    while not scheduler.blocks.grow(sequence, num_tokens):
+        batched = {chunk.sequence for chunk in batch.chunks}
+        free = [one for one in running if not one.in_flight or one in batched]
+        victim = last(free)
+        if victim is sequence and victim is not last(running):
+            return False  # it waits for those in flight, as in `Scheduler.make_room`
+        if victim in batched:
+            batch.remove(victim)
+            if scheduler.blocks.prefix is not None:
+                scheduler.blocks.prefix.withdraw(victim)
+        scheduler.preempt(victim)
+        if victim is sequence:
+            return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -196,9 +301,8 @@ def at_most(num_tokens: int) -> Size:
 
 def fits_whole(scheduler: Scheduler) -> Test:
     """Make a test whether the cache has room for all known tokens of a sequence."""
-    blocks = scheduler.blocks
-    spared = blocks.watermark_blocks(scheduler.policy.watermark)
-    return lambda one: blocks.num_missing(one, one.num_known) + spared <= blocks.num_free
+    blocks, watermark = scheduler.blocks, scheduler.policy.watermark
+    return lambda one: blocks.fits(one, one.num_known, watermark)
 
 
 def long_from(num_tokens: int, scheduler: Scheduler) -> int:

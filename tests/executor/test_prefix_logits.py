@@ -16,7 +16,7 @@ from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.model.transformer import Transformer
-from sarathi_lab.policy import SarathiServe
+from sarathi_lab.policy import SarathiServe, VllmV1
 
 BOUND = 2e-5  # of float32 logits whose products were taken over other shapes
 
@@ -65,10 +65,10 @@ def conversations(shared: int) -> list[Request]:
 def logits_of(
     model, kind, requests, *, shares_prefixes: bool, chunk: int, block_size: int, num_blocks: int
 ):
-    policy = SarathiServe(chunk=chunk, watermark=0.0)
-    scheduler = scheduler_for(
-        policy, batch_size=2, max_model_len=80
-    )  # two at a time, so that the later ones find some
+    # Two at a time, so that the later ones find some; of long chunks all, in one batch.
+    at_once = chunk >= 100
+    policy = VllmV1(chunk) if at_once else SarathiServe(chunk=chunk, watermark=0.0)
+    scheduler = scheduler_for(policy, batch_size=4 if at_once else 2, max_model_len=80)
     scheduler.blocks = BlockManager(num_blocks, block_size, shares_prefixes=shares_prefixes)
     executor = executor_of(model, kind, num_blocks, 0, block_size)
     executor.cache.keys.fill_(float("nan"))  # whoever reads what was never written shows it
@@ -79,7 +79,7 @@ def logits_of(
     return recorded.logits, ledger.requests()
 
 
-SMALL = [(3, 3, 16), (3, 33, 4), (16, 16, 4), (16, 33, 16)]
+SMALL = [(3, 3, 16), (3, 33, 4), (16, 16, 4), (16, 33, 16), (100, 33, 4)]
 CASES = [
     *[pytest.param("torch", *case, id=f"torch {case}") for case in SMALL],
     *[pytest.param("native", *case, id=f"native {case}", marks=needs_library) for case in SMALL],

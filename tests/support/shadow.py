@@ -39,7 +39,9 @@ class ShadowCache:
     """Model of a cache: each slot has a number of `history`, None where it is empty.
 
     A chunk must find all of its context before anything of its batch is written, and write to
-    blocks that no other sequence holds. Freed blocks are empty; rejected drafts leave -1.
+    blocks that no other sequence holds; or, if the policy `shares_at_once`, before anything of
+    later chunks is, and to blocks of the same tokens. Freed blocks are empty; rejected drafts leave
+    -1.
     """
 
     def __init__(self, scheduler: Scheduler, histories: Sequence[History]) -> None:
@@ -62,7 +64,7 @@ class ShadowCache:
             for block in self.scheduler.blocks.empty:
                 self.device[block] = [None] * self.size
         held = Counter(block for one in self.scheduler.running for block in one.block_ids)
-        writes = []
+        writes, at_once = [], self.scheduler.policy.shares_at_once
         is_halfway = isinstance(batch, LayeredBatch) and bool(
             batch.group and not batch.group.is_last
         )
@@ -76,13 +78,21 @@ class ShadowCache:
                 hold(position // self.size < len(block_ids), "blocks", how)
                 block = block_ids[position // self.size]
                 how = f"{sequence} writes to block {block}, which others hold, too"
-                hold(held[block] <= 1, "blocks", how)
+                is_same = at_once and self.have_same(block, position, numbers[position])
+                hold(held[block] <= 1 or is_same, "blocks", how)
                 # not computed in all layers
                 number = self.number(chunk, position) if is_decode or not is_halfway else None
                 writes.append((block, position % self.size, number))
+                if at_once:
+                    self.device[block][position % self.size] = number
         places = {write[:2] for write in writes}
         hold(len(places) == len(writes), "blocks", "two chunks write to one slot")
         self.writes.append(writes)
+
+    def have_same(self, block: int, position: int, number: int) -> bool:
+        """Return whether the token of all that hold `block` has this number."""
+        holders = [one for one in self.scheduler.running if block in one.block_ids]
+        return all(self.histories[o.request.request_id][position] == number for o in holders)
 
     def number(self, chunk: Chunk, position: int) -> int:
         """Return the number that `chunk` writes at `position`."""
@@ -122,7 +132,8 @@ class ShadowExecutor:
 
     def _writes_at_once(self, cache: ShadowCache) -> bool:
         """Return whether the next batch sees the writes of one in flight."""
-        return self.executor.feeds_tokens or cache.scheduler.policy.follows_up
+        policy = cache.scheduler.policy
+        return self.executor.feeds_tokens or policy.follows_up or policy.shares_at_once
 
     def submit(self, batch: Batch) -> None:
         for cache, part in zip(self.caches, getattr(batch, "parts", (batch,)), strict=True):
