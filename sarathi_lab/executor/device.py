@@ -15,6 +15,7 @@ from warnings import catch_warnings
 
 import torch
 
+from sarathi_kernels.attention.library import LibraryError
 from sarathi_kernels.cpu import library
 from sarathi_kernels.cpu.build import NotBuilt
 from sarathi_kernels.cpu.packing import DTYPES as PACKED_DTYPES
@@ -235,6 +236,8 @@ def explain_device_errors(what: str) -> Iterator[None]:
                 f"out of memory during {what} ({match[1] if match else 'some'} more were wanted); "
                 "lower batch, chunk, seq_len or cache.num_blocks"
             )
+        elif isinstance(error, LibraryError):
+            reason = f"{what} failed: {line}; use executor.attention=triton"
         elif isinstance(error, RuntimeError) and "captur" in line.lower():  # CUDA's, torch's words
             reason = f"{what} failed ({line}); use executor.cuda_graphs=false"
         elif type(error).__module__.startswith("triton"):

@@ -1,21 +1,137 @@
-"""Paged attention of a hybrid batch, the chunk and the decodes of one iteration: the prefill kernel
-and then the decode kernel in `series`, or both side by side on two CUDA `streams`.
+"""Paged attention of a hybrid batch, the chunk and the decodes of one iteration, each phase by
+Triton's kernel or another library's: first prompts, then decodes, in `series`; or Triton's two side
+by side on two CUDA `streams`.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from sarathi_kernels.attention.decode import decode_attention
 from sarathi_kernels.attention.kv_cache import Cache
-from sarathi_kernels.attention.plan import AttentionPlan
+from sarathi_kernels.attention.plan import AttentionPlan, Views
 from sarathi_kernels.attention.prefill import prefill_attention
+from sarathi_kernels.attention.support import why_not_triton
+from sarathi_kernels.runtime.chip import Chip
 
 Variant = Literal["series", "streams"]
+
+
+class Attention(Protocol):
+    """Attention of prompts, which have several new tokens, of decodes, or of both."""
+
+    def why_not(self, spec: Any, dtype: torch.dtype, block_size: int, chip: Chip) -> str | None:
+        """Return why it does not take a model (`head_size`, `kv_dtype`) here; None if it does."""
+
+    def begin(self, views: Views, shape: Any, slot: int) -> None:
+        """Prepare a batch of `shape` (`num_tokens`, `num_decodes`, `num_tiles`, `max_blocks`)
+        before its `views` are copied to the device and before a graph of it is replayed.
+
+        `slot` is the host's buffer that it is packed in, which is filled again when the batch is
+        done. A batch with a negative slot may be computed layer by layer beside one without.
+        """
+
+    def attend(
+        self,
+        query: Tensor,  # [num_tokens, num_heads, head_size], rows may be strided
+        keys: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
+        values: Cache,
+        plan: AttentionPlan,
+        scale: float,
+        window: int | None,
+        out: Tensor,  # [num_tokens, num_heads, head_size]
+    ) -> None:
+        """Write softmax(scale q k^T) v of the phase's rows of `plan` to `out`, without waiting for
+        the device, so that graphs can record it.
+        """
+
+
+class TritonPrompts:
+    """The prefill kernel."""
+
+    why_not = staticmethod(why_not_triton)
+
+    def begin(self, views: Views, shape: Any, slot: int) -> None:
+        """Nothing: the kernel reads the plan on the device."""
+
+    def attend(
+        self,
+        query: Tensor,
+        keys: Cache,
+        values: Cache,
+        plan: AttentionPlan,
+        scale: float,
+        window: int | None,
+        out: Tensor,
+    ) -> None:
+        prefill_attention(query, keys, values, plan, scale, sliding_window=window, out=out)
+
+
+class TritonDecodes(TritonPrompts):
+    """The decode kernel."""
+
+    def attend(
+        self,
+        query: Tensor,
+        keys: Cache,
+        values: Cache,
+        plan: AttentionPlan,
+        scale: float,
+        window: int | None,
+        out: Tensor,
+    ) -> None:
+        decode_attention(query, keys, values, plan, scale, sliding_window=window, out=out)
+
+
+class HybridAttention:
+    """Attention of `prompts`, then of `decodes`. Raises ValueError for an unknown variant."""
+
+    def __init__(
+        self,
+        variant: Variant = "series",
+        prompts: Attention | None = None,
+        decodes: Attention | None = None,
+    ) -> None:
+        if variant not in get_args(Variant):
+            raise ValueError(f"unknown variant {variant!r}: choose one of {get_args(Variant)}")
+        self._attend_on_streams = variant == "streams"
+        self._phases = (prompts or TritonPrompts(), decodes or TritonDecodes())
+
+    def why_not(self, spec: Any, dtype: torch.dtype, block_size: int, chip: Chip) -> str | None:
+        reasons = (phase.why_not(spec, dtype, block_size, chip) for phase in self._phases)
+        return next(filter(None, reasons), None)
+
+    def begin(self, views: Views, shape: Any, slot: int) -> None:
+        for phase in self._phases:
+            phase.begin(views, shape, slot)
+
+    def attend(
+        self,
+        query: Tensor,
+        keys: Cache,
+        values: Cache,
+        plan: AttentionPlan,
+        scale: float,
+        window: int | None,
+        out: Tensor,
+    ) -> None:
+        prompts, decodes = self._phases
+        inputs = (query, keys, values, plan, scale, window, out)
+        is_hybrid = plan.num_tiles > 0 and plan.num_decodes > 0
+        if not (self._attend_on_streams and is_hybrid and query.device.type == "cuda"):
+            prompts.attend(*inputs)
+            decodes.attend(*inputs)
+            return
+        current, side = torch.cuda.current_stream(query.device), _side_stream(query.device)
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            decodes.attend(*inputs)
+        prompts.attend(*inputs)
+        current.wait_stream(side)
 
 
 def hybrid_attention(
@@ -29,21 +145,13 @@ def hybrid_attention(
     sliding_window: int | None = None,
     out: Tensor,  # [num_tokens, num_heads, head_size], rows may be strided
 ) -> None:
-    """Write softmax(scale q k^T) v of all rows of `plan` to `out`.
+    """Write softmax(scale q k^T) v of all rows of `plan` to `out` by Triton's kernels.
 
     Raises ValueError for an unknown variant and for inputs that the kernels do not take
     (`check_inputs`).
     """
-    if variant not in get_args(Variant):
-        raise ValueError(
-            f"unknown variant {variant!r} of hybrid attention: choose one of {get_args(Variant)}"
-        )
-    inputs = (query, key_cache, value_cache, plan, scale)
-    if variant == "streams" and plan.num_tiles and plan.num_decodes:
-        _attend_on_streams(*inputs, sliding_window, out)
-    else:
-        prefill_attention(*inputs, sliding_window=sliding_window, out=out)
-        decode_attention(*inputs, sliding_window=sliding_window, out=out)
+    attention = HybridAttention(variant)
+    attention.attend(query, key_cache, value_cache, plan, scale, sliding_window, out)
 
 
 @lru_cache
@@ -51,28 +159,3 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     # With priority, decodes take the places that the tiles leave instead of waiting behind all of
     # them.
     return torch.cuda.Stream(device, priority=-1)
-
-
-def _attend_on_streams(
-    query: Tensor,
-    key_cache: Cache,
-    value_cache: Cache,
-    plan: AttentionPlan,
-    scale: float,
-    sliding_window: int | None,
-    out: Tensor,
-) -> None:
-    """Decodes on a separate stream, joined to the current one by events; without CUDA, one
-    after the other.
-    """
-    inputs = (query, key_cache, value_cache, plan, scale)
-    if query.device.type != "cuda":
-        decode_attention(*inputs, sliding_window=sliding_window, out=out)
-        prefill_attention(*inputs, sliding_window=sliding_window, out=out)
-        return
-    current, side = torch.cuda.current_stream(query.device), _side_stream(query.device)
-    side.wait_stream(current)
-    with torch.cuda.stream(side):
-        decode_attention(*inputs, sliding_window=sliding_window, out=out)
-    prefill_attention(*inputs, sliding_window=sliding_window, out=out)
-    current.wait_stream(side)

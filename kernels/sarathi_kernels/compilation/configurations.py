@@ -234,7 +234,9 @@ def _plan(num_tokens: int, tile_rows: int, is_split: bool) -> AttentionPlan:
         decodes=_meta(num_tokens, dtype=torch.int32),
         parts=_meta(num_tokens, 4, dtype=torch.int32),
         reductions=_meta(num_tokens if is_split else 0, 3, dtype=torch.int32),
+        prompt_lens=_meta(num_tokens, dtype=torch.int32),
         tile_rows=tile_rows,
+        max_query_len=num_tokens,
     )
 
 

@@ -79,13 +79,14 @@ def require_one_device(backend: object, what: str) -> None:
 def require_supported(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
     """Raise UserError unless kernels run on `device` and take the model's heads and `dtype`."""
     try:
-        from sarathi_kernels.attention.support import check_supported
+        from sarathi_kernels.attention.support import why_not_triton
         from sarathi_kernels.runtime.support import probe, require_chip
     except ImportError as error:
         raise UserError(f"Triton is not installed ({error}); {FIX}") from None
     try:
-        check_supported(spec.head_size, dtype, block_size=1)  # they take blocks of any size
-        require_chip(chip_of(device))
+        if reason := why_not_triton(spec, dtype, 1, chip := chip_of(device)):
+            raise ValueError(reason)
+        require_chip(chip)
         if device.type == "cuda":
             probe(device)
     except ValueError as error:
@@ -94,9 +95,11 @@ def require_supported(spec: ModelSpec, device: torch.device, dtype: torch.dtype)
 
 def use_triton(model: Transformer, hybrid: Hybrid) -> None:
     """Let Triton compute all but the matrix products of `model`."""
+    from sarathi_kernels.attention.hybrid import HybridAttention
     from sarathi_lab.model.kernel_operations import KernelOperations
 
-    model.operations = KernelOperations(model.spec, model.inverse_frequencies, hybrid)
+    attention = HybridAttention(hybrid)
+    model.operations = KernelOperations(model.spec, model.inverse_frequencies, attention)
 
 
 @cache

@@ -76,8 +76,10 @@ class TorchExecutor:
         if profiler is not None:
             model.operations.range = profiler.range
             model.operations.recorder = profiler.record
-        self._packer = Packer(self._limits, model.device)
-        self._decode_packer = Packer(self._limits, model.device)  # of batches without prompts
+        begin = model.operations.begin
+        self._packer = Packer(self._limits, model.device, begin)
+        # Of batches without prompts, which layers may pass beside one with prompts.
+        self._decode_packer = Packer(self._limits, model.device, begin, range(-NUM_BUFFERS, 0))
         self.halfway: Halfway = {}  # prompts that have passed some layers
         self._shapes: PaddedShapes | None = None
         # Buffer and inputs of recorded work by shape.
@@ -185,7 +187,7 @@ class TorchExecutor:
             self._run(self._send(self._packer, shape))
             return False
         buffer, inputs = recorded
-        self._packer.copy(buffer)
+        self._packer.copy(shape, buffer)
         if self._profiler is None and self._graphs.replay(shape):
             return True
         self._run(inputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import compress
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sarathi_kernels.attention.plan import PADDING, AttentionPlan, tiles_of
+from sarathi_kernels.attention.plan import PADDING, AttentionPlan, Views, tiles_of
 from sarathi_kernels.attention.reference import Segment, make_segment
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import Batch, SequenceState
@@ -24,11 +24,12 @@ from sarathi_lab.executor.torch.shapes import Limits, Parts, Shape
 from sarathi_lab.model.operations import PackedInputs
 from sarathi_lab.model.transformer import KVCache, Transformer
 
-Views = dict[str, NDArray[Any]]
+Begin = Callable[[Views, Shape, int], None]
 Halfway = dict[SequenceState, tuple[Tensor, Tensor]]
 BY_TOKEN = ("token_ids", "positions", "slots", "feed_rows")
 BY_SEQUENCE = (
-    "query_starts", "kv_lens", "block_table", "tiles", "decodes", "parts", "reductions"
+    "query_starts", "kv_lens", "prompt_lens", "block_table", "tiles", "decodes", "parts",
+    "reductions",
 )  # fmt: skip
 ALIGNMENT = 32  # int32 elements: kernels are compiled for aligned pointers, once only if all are
 NUM_BUFFERS = 2  # batches in flight at most: a buffer is filled again when its batch is done
@@ -83,6 +84,7 @@ class Fields:
             "emit_rows": (shape.num_emits,),
             "query_starts": (shape.num_sequences + 1,),
             "kv_lens": (shape.num_sequences,),
+            "prompt_lens": (shape.num_sequences,),
             "decodes": (shape.num_decodes,),
             "tiles": (shape.num_tiles, 2),
             "parts": (shape.num_parts, 4),
@@ -154,6 +156,7 @@ class Composition:
             views[name][self.num_tokens :] = padding
         views["feed_rows"].fill(PADDING)
         views["kv_lens"][num_sequences:] = 0
+        views["prompt_lens"].fill(0)  # of FlashAttention alone, which writes them
         views["block_table"][num_sequences:] = 0
         _put(views["query_starts"][1:], self.ends, padding=self.num_tokens)
         views["query_starts"][0] = 0
@@ -170,16 +173,22 @@ def _put(field: NDArray[Any], values: NDArray[Any], padding: int) -> None:
 
 class Packer:
     """Packer of batches for one device: `fill` on the host, then `send` to the device, or
-    `for_torch`.
+    `for_torch`. `begin` prepares what is sent; `slots` are the numbers of the buffers.
     """
 
     def __init__(
-        self, limits: Limits, device: torch.device, num_buffers: int | None = None
+        self,
+        limits: Limits,
+        device: torch.device,
+        begin: Begin | None = None,
+        slots: Sequence[int] | None = None,
     ) -> None:
         # The device reads pinned memory while the host goes on.
         is_pinned = device.type == "cuda"
-        self._hosts = [_Buffer(pin_memory=is_pinned) for _ in range(num_buffers or NUM_BUFFERS)]
+        self._slots = slots or range(NUM_BUFFERS)
+        self._hosts = [_Buffer(pin_memory=is_pinned) for _ in self._slots]
         self._filled = 0
+        self._begin = begin
         self._table = BlockTable(limits.block_size)
         self._newest = Composition(Columns(), self._table)
         self._parts = Parts(limits)
@@ -265,12 +274,16 @@ class Packer:
         """Start to copy the filled buffer to `into`, or one that the next call overwrites."""
         fields = fields_of(shape)
         buffer = self._on_device.sized(fields.size) if into is None else into
-        self.copy(buffer)
+        self.copy(shape, buffer)
         views = fields.views(buffer)
         by_sequence = {name: views.pop(name) for name in BY_SEQUENCE}
-        return PackedInputs(
-            attention=AttentionPlan(**by_sequence, tile_rows=shape.tile_rows), **views
+        plan = AttentionPlan(
+            **by_sequence,
+            tile_rows=shape.tile_rows,
+            max_query_len=shape.max_query_len,
+            slot=self._slots[self._filled],
         )
+        return PackedInputs(attention=plan, **views)
 
     def for_torch(self, model: Transformer) -> PackedInputs:
         """Return the filled buffer as inputs of plain torch and C++, without padding: int64,
@@ -295,8 +308,10 @@ class Packer:
         }
         return add_masks(PackedInputs(**fields, attention=segments), model)
 
-    def copy(self, into: Tensor) -> None:
-        """Start to copy the filled buffer to one with inputs from `send`."""
+    def copy(self, shape: Shape, into: Tensor) -> None:
+        """Prepare the filled buffer, and start to copy it to one with inputs from `send`."""
+        if self._begin is not None:
+            self._begin(self.host.views, shape, self._slots[self._filled])
         into.copy_(self.host.sized(into.numel()), non_blocking=True)
 
 

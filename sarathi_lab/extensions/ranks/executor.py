@@ -48,8 +48,8 @@ class RankExecutor(TorchExecutor):
         self.num_stages = model.part.ranks.pipeline
         if self.num_stages > 1:
             self.capacity, self.feeds_tokens = self.num_stages, False
-            num_buffers = max(NUM_BUFFERS, self.num_stages)
-            self._packer = Packer(self._limits, model.device, num_buffers)
+            slots = range(max(NUM_BUFFERS, self.num_stages))
+            self._packer = Packer(self._limits, model.device, model.operations.begin, slots)
 
     @property
     def ended(self) -> Any:
