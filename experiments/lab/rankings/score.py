@@ -5,7 +5,7 @@
     python experiments/lab/rankings/score.py import FOLDER       # logs.csv anew, of the raw logs
 
 `predict` serves every run of logs.csv, without its times, and records results/NAME.csv, with the
-commit and the settings beside it, then scores it; scores.csv has the scores of all predictions.
+commits and the settings beside it, then scores it; scores.csv has the scores of all predictions.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import pandas as pd
 import yaml
 
 from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.config.sweeper import compose
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.loop import serve
@@ -33,7 +34,7 @@ from sarathi_lab.extensions.after_sarathi.adaptive_budgets import phased
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy, VllmV1
-from sarathi_lab.results.provenance import provenance
+from sarathi_lab.results.provenance import last_commit
 
 HERE = Path(__file__).parent
 LOGS, RESULTS = HERE / "logs.csv", HERE / "results"
@@ -43,7 +44,7 @@ WAITS = ["latency", "ttft", "tpot"]  # means of a run, seconds
 RECORDED = ["configured_prompt_tokens", "configured_output_tokens", "phase_schedule", "seed"]
 RECORDED += ["max_num_batched_tokens", "num_requests"]
 GAP = 0.05  # of the larger mean latency, from which a pair counts
-# An RTX 5090 has the RTX PRO 6000's chip with fewer multiprocessors, a third of its memory, and half
+# An RTX 5090 is the RTX PRO 6000's chip with fewer multiprocessors, a third of its memory, and half
 # its rate of 16-bit products. Attention reaches 0.603 of the whole rate there, more than the half,
 # so that here it is as near the peak as products are.
 HARDWARE = {
@@ -188,7 +189,7 @@ def record(name: str, runs: pd.DataFrame, settings: Sequence[str], per_token: fl
     """Predict all runs and write them down with where they come from."""
     table = pd.DataFrame(predict(runs, settings, per_token)).round(5)
     origin = {
-        "commit": provenance()["git_commit"],
+        **{name: last_commit(REPOSITORY / name) for name in ("sarathi_lab", "conf")},
         "settings": " ".join(settings),
         "client": per_token,
     }
@@ -227,7 +228,7 @@ def main() -> None:
     kept = pd.read_csv(SCORES) if SCORES.exists() else pd.DataFrame({"prediction": []})
     rest = kept[~kept.prediction.isin(given.names)]
     pd.concat([rest, pd.DataFrame(rows).round(4)]).to_csv(SCORES, index=False)
-    shown = pd.DataFrame(rows).drop(columns=["commit", "settings"])
+    shown = pd.DataFrame(rows).drop(columns=["sarathi_lab", "conf", "settings"])
     print(shown.to_string(index=False, float_format="{:.3f}".format))
 
 
