@@ -19,22 +19,23 @@ def make_sequence(
     order: int = 0,
     token_ids: NDArray[np.int32] | None = None,
     blocks: BlockManager | None = None,
+    spare: int = 0,
 ) -> SequenceState:
     """Make a sequence with `start` tokens computed, about to take `num_tokens` more.
 
     A decode takes its newest generated token; a prompt is unfinished, or ends there with `emits`.
-    With `blocks` it holds cache for all tokens, which are zeros or the prompt's `token_ids`. Raises
-    RuntimeError if blocks are short.
+    With `blocks` it holds cache for all tokens, which are zeros or the prompt's `token_ids`, and
+    for `spare` ones to decode after them (`again`). Raises RuntimeError if blocks are short.
     """
     end = start + num_tokens
     prompt_len = start if is_decode else end + (not emits)
     if blocks is not None and token_ids is None:
         token_ids = np.zeros(prompt_len, dtype=np.int32)
-    sequence = SequenceState(Request(order, 0.0, prompt_len, 2, token_ids), order)
+    sequence = SequenceState(Request(order, 0.0, prompt_len, 2 + spare, token_ids), order)
     sequence.num_computed = start
     if is_decode:
         sequence.output_token_ids.append(0)  # the pending token
-    if blocks is not None and not blocks.grow(sequence, end):
+    if blocks is not None and not blocks.grow(sequence, end + spare):
         raise RuntimeError(f"no free cache blocks for a sequence of {end} tokens")
     return sequence
 
@@ -60,6 +61,37 @@ def make_batch(
         prompt = make_sequence(start, prefill_tokens, emits=emits, order=order, blocks=blocks)
         batch.add(prompt, prefill_tokens)
     return batch
+
+
+def placed(
+    batch: Batch,
+    blocks: BlockManager,
+    random: np.random.Generator,
+    vocab_size: int,
+    *,
+    spare: int = 0,
+) -> Batch | None:
+    """Return `batch` on sequences with cache `blocks` and random tokens, `spare` ones to decode
+    included; None if it does not fit.
+    """
+    found = Batch()
+    for order, chunk in enumerate(batch.chunks):
+        end, more = chunk.start + chunk.num_tokens, spare * chunk.is_decode
+        if not blocks.can_hold(end + more):
+            return None
+        prompt_len = chunk.start if chunk.is_decode else end + (not chunk.emits_token)
+        sequence = make_sequence(
+            chunk.start,
+            chunk.num_tokens,
+            is_decode=chunk.is_decode,
+            emits=chunk.emits_token,
+            order=order,
+            token_ids=random.integers(0, vocab_size, prompt_len, dtype=np.int32),
+            blocks=blocks,
+            spare=more,
+        )
+        found.add(sequence, chunk.num_tokens)
+    return found
 
 
 def run_once(executor: Executor, batch: Batch) -> StepResult:
@@ -90,3 +122,21 @@ def rehearse(
     num_prefills = min(batch_size, num_blocks)
     singles = make_batch(prefill_tokens=1, num_prefills=num_prefills, emits=True, blocks=blocks)
     run_once(executor, singles)
+
+
+def again(result: StepResult) -> Batch:
+    """Return the batch of `result` for the next iteration: prompts as they were, decodes one token
+    further, as executors know them, or back at their first token once nothing is `spare`.
+    """
+    batch, token_ids = Batch(), iter(result.token_ids)
+    for sequence, _, num_tokens, is_decode, emits in result.batch.chunks:
+        sequence.in_flight, token = False, next(token_ids, 0) if emits else 0
+        known = sequence.output_token_ids
+        if is_decode and len(known) + 1 < sequence.request.output_len:
+            sequence.num_computed += 1
+            known.append(token)
+        elif is_decode:
+            sequence.num_computed -= len(known) - 1
+            del known[1:]
+        batch.add(sequence, num_tokens)
+    return batch

@@ -10,17 +10,19 @@ operation:
 | `attention.csv` | prefill_chunk, kv_prefill, n_decode, kv_decode | one call: a chunk of so many \
 tokens behind `kv_prefill` cached ones, and `n_decode` decodes of `kv_decode` tokens each |
 | `products.csv` | dtype, tokens, in_features, out_features | a matrix product |
+| `iterations.csv` | as attention.csv | one whole iteration, all layers and the rest |
 | `communication.csv` | operation, devices, bytes | a collective over `bytes` on each device |
 | `moe.csv` | tokens, activated_experts | a layer's experts |
 
-`attention.csv` may add num_heads, num_kv_heads and head_size, and num_prefills (equal chunks in one
-call, default 1); `moe.csv` hidden_size, expert_size (on one device), num_experts and top_k, for
-gated experts. Tables with such columns apply to any model: interpolated between shapes, or taken
-from the nearest. Other tables apply to the model and the tensor-parallel degree of the measurement:
-`meta.yaml`, in the folder or its parent, names the model, and a folder `tpN` the degree.
-`meta.yaml` also states the source, the element type (`dtype`), the number of layers that a row of
-dense.csv and attention.csv sums over (`layers`, default 1), operations of the cost model that other
-rows contain (`included`), and mean relative errors of held-out rows (`uncertainty`, by kind).
+`attention.csv` may add num_heads, num_kv_heads and head_size, and, as `iterations.csv`,
+num_prefills (equal chunks in one call, default 1); `moe.csv` hidden_size, expert_size (on one
+device), num_experts and top_k, for gated experts. Tables with such columns apply to any model:
+interpolated between shapes, or taken from the nearest. Other tables apply to the model and the
+tensor-parallel degree of the measurement: `meta.yaml`, in the folder or its parent, names the
+model, and a folder `tpN` the degree. `meta.yaml` also states the source, the element type
+(`dtype`), the number of layers that a row of dense.csv and attention.csv sums over (`layers`,
+default 1), operations of the cost model that other rows contain (`included`), and mean relative
+errors of held-out rows (`uncertainty`, by kind).
 """
 
 from __future__ import annotations
@@ -103,20 +105,21 @@ class File(NamedTuple):
         }
 
 
+COMPOSITION = dict.fromkeys(("prefill_chunk", "kv_prefill", "n_decode", "kv_decode"), 0)
 FILES: Mapping[str, File] = {
     "dense": File(("layer",), {"tokens": 1}),
     "per_sequence": File(("layer",), {"sequences": 1}),
-    "attention": File(
-        (),
-        dict.fromkeys(("prefill_chunk", "kv_prefill", "n_decode", "kv_decode"), 0),
-        {**dict.fromkeys(SHAPE, 1), "num_prefills": 0},
-    ),
+    "attention": File((), COMPOSITION, {**dict.fromkeys(SHAPE, 1), "num_prefills": 0}),
+    "iterations": File((), COMPOSITION, {"num_prefills": 0}),
     "products": File(("dtype",), dict.fromkeys(("tokens", "in_features", "out_features"), 1)),
     "communication": File(("operation",), {"devices": 2, "bytes": 1}),
     "moe": File((), {"tokens": 1, "activated_experts": 1}, dict.fromkeys(EXPERT_SHAPE, 1)),
 }
 # Columns without which a file holds for the measured model alone; None: it always does.
-SHAPED = {"dense": None, "per_sequence": None, "attention": SHAPE[0], "moe": EXPERT_SHAPE[0]}
+SHAPED = dict.fromkeys(("dense", "per_sequence", "iterations")) | {
+    "attention": SHAPE[0],
+    "moe": EXPERT_SHAPE[0],
+}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.compositions import make_sequence, run_once
+from sarathi_lab.engine.compositions import placed, run_once
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.operation_probe import REFERENCE, OperationProbe, Timing
@@ -118,24 +118,7 @@ class MeasuredCostModel:
     def placed(self, batch: Batch) -> Batch | None:
         """The same on sequences with cache blocks and random tokens; None if it does not fit."""
         blocks = BlockManager(self.executor.num_blocks, self.executor.block_size)
-        placed = Batch()
-        for order, chunk in enumerate(batch.chunks):
-            end = chunk.start + chunk.num_tokens
-            if not blocks.can_hold(end):
-                return None
-            prompt_len = chunk.start if chunk.is_decode else end + (not chunk.emits_token)
-            tokens = self._random.integers(0, self.spec.vocab_size, prompt_len, dtype=np.int32)
-            sequence = make_sequence(
-                chunk.start,
-                chunk.num_tokens,
-                is_decode=chunk.is_decode,
-                emits=chunk.emits_token,
-                order=order,
-                token_ids=tokens,
-                blocks=blocks,
-            )
-            placed.add(sequence, chunk.num_tokens)
-        return placed
+        return placed(batch, blocks, self._random, self.spec.vocab_size)
 
     def _measure(self, batch: Batch) -> Measurement:
         """Time operations first, so that all is compiled before the whole is timed."""

@@ -22,7 +22,6 @@ from sarathi_lab.executor.simulated.hardware import (
     Parallel,
     kv_capacity,
 )
-from sarathi_lab.executor.simulated.profiled import ProfiledOperations
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, WEIGHT_DTYPES, ModelSpec, WeightDtype
 
@@ -130,10 +129,7 @@ class SimulatedBackend:
                 f"peak, to tokens before it at {before:.0%}: cutting a long prompt makes its "
                 f"attention faster here; compare with hardware.causal_efficiency={before:g}"
             )
-        if isinstance(cost.operations, ProfiledOperations):
-            cautions.append(cost.operations.caution)
-        if cost.experts is not None:
-            cautions.append(cost.experts.caution)
+        cautions += cost.cautions
         if spec.kv_dtype != "auto":
             cautions.append(
                 f"the cost model counts the bytes that cache.dtype={spec.kv_dtype} saves, and no "
@@ -150,7 +146,7 @@ class SimulatedBackend:
             times["overhead"] += self.host.exposed(batch, sum(times.values()))
             return times
 
-        return Predictor(operation_times, spec.num_layers)
+        return Predictor(operation_times, cost.num_layers)
 
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
         """Compute the blocks that fit beside the weights."""
@@ -168,7 +164,7 @@ class SimulatedBackend:
         cost = self._cost(spec)
         if self.num_stages > 1:
             return PipelineExecutor(self.num_stages, cost.stage_times, cost.send_time)
-        return SimulatedExecutor(cost.iteration_time, self.host, spec.num_layers)
+        return SimulatedExecutor(cost.iteration_time, self.host, cost.num_layers)
 
     @property
     def attending(self) -> Hardware:

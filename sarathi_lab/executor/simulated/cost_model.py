@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Literal, get_args
 
-from sarathi_lab.config.errors import require_one_of
+from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.experts import Experts
-from sarathi_lab.executor.simulated.hardware import EXPERTS, ONE_DEVICE, Hardware, Parallel
+from sarathi_lab.executor.simulated.hardware import (
+    EXPERTS,
+    ONE_DEVICE,
+    Hardware,
+    Parallel,
+    none_as_nan,
+)
+from sarathi_lab.executor.simulated.iteration_table import IterationTable
 from sarathi_lab.executor.simulated.kernel_times import overlapped
-from sarathi_lab.executor.simulated.profiled import ProfiledOperations, profiled_operations
-from sarathi_lab.executor.tables import ATTENTION, Per
+from sarathi_lab.executor.simulated.profiled import ProfiledOperations, tables_for
+from sarathi_lab.executor.tables import ATTENTION, OperationTables, Per
 from sarathi_lab.model.spec import ModelSpec
 
 Level = Literal["analytic", "profiled"]
@@ -22,6 +29,8 @@ OperationTimes = Callable[[Batch], dict[str, float]]  # seconds by operation
 # Seconds by operation on one device, of its share where several devices share a layer.
 Operations = AnalyticOperations | ProfiledOperations
 
+ITERATIONS = "iterations"  # the table of whole ones
+WHOLE = "iteration"  # the operation of a whole one, where parts of it have no times
 SHARED = ("shared_up", "shared_down", "shared_gate")  # a shared expert's products
 # Operations by kind, as the paper's figures name them; any other is overhead.
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -64,6 +73,17 @@ class CostModel:
 
     def _total(self, per: Per, number: int) -> float:
         return sum(self._times(per, number).values())
+
+    @property
+    def num_layers(self) -> int | None:
+        """Layers that prompts may pass in groups; None: all at once."""
+        return self.spec.num_layers
+
+    @property
+    def cautions(self) -> Sequence[str]:
+        """Sources of the times that are no formula's, a line each."""
+        parts = (self.operations, self.experts)
+        return [part.caution for part in parts if isinstance(part, ProfiledOperations | Experts)]
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
@@ -149,6 +169,53 @@ class CostModel:
         return times
 
 
+class IterationCostModel(CostModel):
+    """Seconds of whole iterations that were measured as such (`IterationTable`): operations, stages
+    and layers have no times. Raises UserError for a pipeline, and for weights of another type.
+    """
+
+    def __init__(self, formula: AnalyticOperations, tables: OperationTables) -> None:
+        for setting, value, usual in (
+            ("executor.pipeline_parallel", formula.parallel.pipeline, 1),
+            ("executor.weights", formula.spec.weight_dtype, "auto"),
+        ):
+            if value != usual:
+                raise UserError(
+                    f"{setting}={value}: {tables.source} has times of whole iterations without it; "
+                    f"use {setting}={usual}, or executor.cost_model=analytic"
+                )
+        super().__init__(formula)
+        self._table = IterationTable(tables.frames[ITERATIONS])
+        self._tables = tables
+
+    @property
+    def num_layers(self) -> None:
+        return None
+
+    @property
+    def cautions(self) -> Sequence[str]:
+        table = self._table
+        return [
+            f"times are of whole iterations of {self._tables.source}: past {table.most_tokens:g} "
+            f"prompt tokens, {table.most_decodes:g} decodes or a context of {table.longest:g} the "
+            "costs fitted to them are extrapolated"
+        ]
+
+    @property
+    def uncertainty(self) -> Mapping[str, float]:
+        return none_as_nan(self._tables.meta.get("uncertainty") or {"iterations": None})
+
+    def iteration_time(self, batch: Batch) -> float:
+        seconds = self._table.seconds(batch)
+        return seconds + self.swap_time(batch) if batch.num_swapped_tokens else seconds
+
+    def stage_times(self, batch: Batch) -> list[float]:
+        return [self.iteration_time(batch)]
+
+    def operation_times(self, batch: Batch) -> dict[str, float]:
+        return {WHOLE: self.iteration_time(batch), "overhead": 0.0}
+
+
 def make_cost_model(
     level: str,
     spec: ModelSpec,
@@ -164,8 +231,12 @@ def make_cost_model(
     require_one_of("executor.cost_model", level, get_args(Level))
     parallel.check(spec)
     formula = AnalyticOperations(spec, hardware, dtype_bytes, parallel)
-    operations = profiled_operations(formula) if level == "profiled" else None
-    experts = None
+    operations = experts = None
+    if level == "profiled":
+        tables = tables_for(formula)
+        if ITERATIONS in tables.frames:
+            return IterationCostModel(formula, tables)
+        operations = ProfiledOperations(tables, formula)
     if spec.num_experts:
         rows = operations.tables.frames.get("moe") if operations else None
         experts = Experts(spec, hardware, dtype_bytes, rows, parallel.tensor)

@@ -9,10 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
+
+from omegaconf import OmegaConf
 
 from sarathi_lab.config.checked import check_fields, checked, flag, number, text, whole
 from sarathi_lab.config.errors import UserError, require_number
+from sarathi_lab.config.instantiate import build
 from sarathi_lab.engine.executor import Power
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.model.roofline import Peaks
@@ -244,15 +248,21 @@ class Host:
 NO_HOST = Host("none")
 
 
-class FromRun:
-    """Placeholder of hardware=auto and host=auto, which task=validate replaces by those of a run.
-    Raises UserError elsewhere.
+class FromFiles:
+    """Stand-in of hardware=auto and host=auto: the hardware file that task=calibrate leaves beside
+    its `tables`, or that of a run, by which task=validate replaces it. Raises UserError elsewhere.
     """
 
-    def __init__(self, **named: Any) -> None:
+    def __new__(cls, name: str, tables: str | None = None) -> Any:
+        for path in sorted(Path(tables or "").glob("*.yaml") if tables else []):
+            settings: Any = OmegaConf.load(path)
+            if settings.get("_target_", "").endswith(f".{Hardware.__name__}"):
+                return build(OmegaConf.merge(settings, {"tables": tables}), Hardware)
+        found = "" if tables is None else f" (hardware.tables={tables} has no hardware file)"
         raise UserError(
-            "hardware=auto and host=auto stand for those that task=validate reads from a run; name "
-            "one, such as hardware=h100 or host=none"
+            "hardware=auto and host=auto stand for those that task=validate reads from a run, or "
+            f"task=calibrate leaves beside its tables{found}; name one, such as hardware=h100 or "
+            "host=none"
         )
 
 

@@ -208,9 +208,9 @@ class ProductTable:
         return time * self._formula(tokens, *shape) / self._formula(inside, *shape)
 
 
-def profiled_operations(formula: AnalyticOperations) -> ProfiledOperations:
-    """Make the operations by the tables of the formula's hardware. Raises UserError without tables
-    of the model, its cache, elements or tensor-parallel degree.
+def tables_for(formula: AnalyticOperations) -> OperationTables:
+    """Read the tables of the formula's hardware. Raises UserError without tables of the model, its
+    cache, elements or tensor-parallel degree.
     """
     spec, hardware, tensor = formula.spec, formula.hardware, formula.parallel.tensor
     setting, analytic = "executor.cost_model=profiled", "use executor.cost_model=analytic"
@@ -239,4 +239,4 @@ def profiled_operations(formula: AnalyticOperations) -> ProfiledOperations:
             f"{tables.source} was measured with tensor_parallel={tables.tensor}, not {tensor}; "
             f"{analytic}, or tables of it in a folder tp{tensor}"
         )
-    return ProfiledOperations(tables, formula)
+    return tables

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
-from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.executor.torch.checks import require_one_device
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
 
-Subject = tuple[TorchBackend, ModelSpec, Path | None]
+Subject = tuple[Any, ModelSpec, Path | None]  # a Backend that computes
 BLOCK_SIZE = 16  # tokens, where the size of a block plays no part
 
 
 def measured_subject(cfg: DictConfig, task: str) -> Subject:
-    """The real device, the model and its weights. Raises UserError for one that is not, or more."""
+    """The real device, the model and its weights. Raises UserError for one that is not, and for a
+    pipeline, in which iterations overlap.
+    """
     backend = build(cfg.executor)
-    if not isinstance(backend, TorchBackend):
+    if not backend.computes_tokens:
         raise UserError(
             f"task={task} measures a real device, executor={backend.name} is none; use "
-            "executor=torch"
+            "executor=torch or executor=vllm"
         )
-    require_one_device(backend, f"task={task}")
+    if backend.num_stages > 1:
+        raise UserError(
+            f"executor.pipeline_parallel={backend.num_stages}: task={task} measures iterations, "
+            "which overlap in a pipeline; use executor.pipeline_parallel=1"
+        )
     return backend, *resolve_model(cfg, backend)
 
 
-def where_of(backend: TorchBackend, spec: ModelSpec) -> str:
+def where_of(backend: Any, spec: ModelSpec) -> str:
     weights = "" if backend.weights == "auto" else f" with weights in {backend.weights}"
     return f"{spec.name} in {backend.dtype_name}{weights} on {backend.device_name}"
