@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import cached_property
@@ -92,6 +93,16 @@ class MeasuredBackend(ABC):
             return peaks
         flops, rate = peaks.flops_per_second, peaks.bytes_per_second
         return Peaks(count * flops, count * rate, f"{peaks.source} x {count}")
+
+    def size(self) -> tuple[int, int]:
+        """Return the bytes of memory and the multiprocessors of all GPUs, or those of this machine
+        and the CPU's threads.
+        """
+        if self.uses_gpus:
+            of, number = torch.cuda.get_device_properties(self.torch_device), self.num_devices
+            return number * of.total_memory, number * of.multi_processor_count
+        num_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return num_bytes, devices.num_threads(getattr(self, "threads", None))
 
     def predictor(self, spec: ModelSpec) -> None:  # noqa: B027
         """Return None: a real device is measured, not predicted."""

@@ -18,9 +18,9 @@ import torch
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.executor.steal_corrected_clock import exclude_stolen_time
 from sarathi_lab.executor.torch.backend import WARM_UP_TOKENS, TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.steal_corrected_clock import exclude_stolen_time
 from sarathi_lab.experiment.cases import Group, Part, Point, Samples, keep, table_of
 from sarathi_lab.experiment.clock import Clock, Estimate
 from sarathi_lab.experiment.measured_cost import TOO_SMALL, MeasuredCostModel

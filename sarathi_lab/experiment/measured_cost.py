@@ -15,9 +15,9 @@ from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import placed, run_once
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.steal_corrected_clock import stolen
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.operation_probe import REFERENCE, OperationProbe, Timing
-from sarathi_lab.executor.torch.steal_corrected_clock import stolen
 from sarathi_lab.experiment.scenario import Times
 from sarathi_lab.results.intervals import summary
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sarathi_lab.executor.torch import steal_corrected_clock
-from sarathi_lab.executor.torch.steal_corrected_clock import (
+from sarathi_lab.executor import steal_corrected_clock
+from sarathi_lab.executor.steal_corrected_clock import (
     StealCorrectedClock,
 )
 

@@ -229,14 +229,6 @@ class TorchBackend(MeasuredBackend):
         devices.use_threads(self.num_threads)
         return self.of_all_devices(peaks)
 
-    def size(self) -> tuple[int, int]:
-        """Return the bytes of memory, and the number of multiprocessors or CPU threads."""
-        if self.uses_gpus:
-            properties = torch.cuda.get_device_properties(self.torch_device)
-            return properties.total_memory, properties.multi_processor_count
-        num_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return num_bytes, devices.num_threads(self.threads)
-
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> TorchExecutor:
         """Load weights, make the cache and warm up. Raises RunError without memory, or for a lost
         rank.

@@ -20,11 +20,11 @@ from sarathi_lab.config.paths import CONF, IS_CHECKOUT, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.simulated.hardware import Hardware
+from sarathi_lab.executor.steal_corrected_clock import exclude_stolen_time
 from sarathi_lab.executor.tables import write_tables
 from sarathi_lab.executor.torch import profiling
 from sarathi_lab.executor.torch.checks import require_one_device
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.steal_corrected_clock import exclude_stolen_time
 from sarathi_lab.extensions.calibration.from_profile import (
     KINDS,
     hardware_from_profile,
@@ -92,7 +92,10 @@ class Calibrate(Task):
         if self._has_operations(backend):
             self._check_operations(cfg, backend, spec)
         else:
-            backend.check(spec, BLOCK_SIZE * _sizes(cfg, subject).num_blocks)
+            sizes = _sizes(cfg, subject)
+            room = sizes.num_blocks * sizes.block_size
+            backend.check(spec, max(room, _limits(cfg).longest))
+            backend.expect(spec, subject[2], sizes)
         if self.install and not IS_CHECKOUT:
             raise UserError(
                 "task.install=true writes to a checkout's conf/, and this is an installed package; "

@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 from sarathi_lab.executor.placement import allowed_cores
 from sarathi_lab.executor.timeline import HostTimeline
-from sarathi_lab.executor.torch.executor import TorchExecutor
 
 TASKS = Path("/proc/self/task")  # of Linux
 STAT = Path("/proc/stat")
@@ -65,11 +65,17 @@ class StealCorrectedClock:
         return waits
 
 
+class Timed(Protocol):
+    """An executor of a real device."""
+
+    timeline: HostTimeline
+
+
 @contextmanager
-def exclude_stolen_time(executor: TorchExecutor) -> Iterator[StealCorrectedClock]:
+def exclude_stolen_time(executor: Timed) -> Iterator[StealCorrectedClock]:
     """Give a CPU's executor a `StealCorrectedClock`; leave a GPU's clock."""
     clock, before = StealCorrectedClock(), executor.timeline
-    if executor.model.device.type == "cpu":
+    if type(before) is HostTimeline:
         executor.timeline = HostTimeline(clock)
     try:
         yield clock
