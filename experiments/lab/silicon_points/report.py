@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,6 +17,7 @@ FOLDER = Path(__file__).parent / "results"
 SERIES = ["gpu", "model", "backend", "weights"]
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
 LEVEL = "analytic"  # of the picture
+GAP = 0.05  # of the slower time, from which a pair counts
 FEW = 10  # a series of fewer points gets no panel
 
 
@@ -31,6 +33,9 @@ def write_report(results: pd.DataFrame, num_points: int, reasons: Counter[str]) 
         print(f"  {count:5} {reason}")
     errors = summary(table, ["cost_model", *SERIES])
     errors.to_csv(FOLDER / "errors.csv", index=False, float_format="%.3f")
+    found = orders(table)
+    print("\nwhich of two servers is faster:\n" + found.to_string(index=False))
+    found.to_csv(FOLDER / "orders.csv", index=False)
     own = table[table.cost_model == LEVEL]
     if own.groupby(SERIES).size().max() >= FEW:
         picture(own).savefig(FOLDER / "points.png", dpi=100)
@@ -68,6 +73,23 @@ def summary(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
         return pd.Series(values)
 
     return table.groupby(by, dropna=False).apply(row, include_groups=False).reset_index()
+
+
+def orders(table: pd.DataFrame) -> pd.DataFrame:
+    """Of two servers on the same GPUs, model, lengths and users, by time: pairs that differ by more
+    than `GAP`, and in how many the simulated one that is faster is the real one.
+    """
+    same = ["cost_model", *SERIES[:2], "weights", "tp", "isl", "osl", "concurrency"]
+    pairs = table.merge(table, on=same, suffixes=("", "_other")).query("backend < backend_other")
+    rows = []
+    for by, group in pairs.groupby([*same[:4], "backend", "backend_other"]):
+        for metric in METRICS:
+            real, other = group[f"real_{metric}"], group[f"real_{metric}_other"]
+            simulated = group[f"sim_{metric}"] - group[f"sim_{metric}_other"]
+            counts = (real - other).abs() > GAP * np.maximum(real, other)
+            right = (real - other) * simulated > 0
+            rows.append([*by, metric, counts.sum(), (right & counts).sum()])
+    return pd.DataFrame(rows, columns=[*same[:4], "backend", "other", "metric", "pairs", "right"])
 
 
 def picture(table: pd.DataFrame) -> Figure:
