@@ -44,14 +44,14 @@ class Ledger:
         self._requests: list[tuple[object, ...]] = []
         # Start and end by stage, flat, as there may be millions.
         self._spans = array("d")
-        self._num_stages = 1
+        self.num_stages = 1  # of a pipeline, whose times were measured
         self._bubbles: list[Bubble] = []
 
     def record(self, result: StepResult, finished: list[SequenceState]) -> None:
         assert result.batch.queues is not None, "set by Scheduler.advance"
         self._iterations.append(_iteration_row(result))
         spans = result.stages or [(result.start, result.end)]
-        self._num_stages = len(spans)
+        self.num_stages = len(spans)
         for span in spans:
             self._spans.extend(span)
         if result.bubbles:
@@ -92,7 +92,7 @@ class Ledger:
     def stages(self) -> pd.DataFrame:
         """Return start and end by iteration and stage; without a pipeline there is one stage, 0."""
         spans = np.array(self._spans).reshape(-1, 2)
-        iteration, stage = np.divmod(np.arange(len(spans)), self._num_stages)
+        iteration, stage = np.divmod(np.arange(len(spans)), self.num_stages)
         table = pd.DataFrame(spans, columns=["start", "end"])
         return table.assign(iteration=iteration, stage=stage)[["iteration", "stage", *table]]
 

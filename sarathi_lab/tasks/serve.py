@@ -208,7 +208,7 @@ def _measured(
     summary |= engine.speculation.metrics(iterations)
     if engine.shares_prefixes:
         summary |= metrics.prefix_metrics(requests)
-    if backend.num_stages > 1:
+    if ledger.num_stages > 1:
         tables["bubbles.parquet"] = ledger.bubbles()
         summary |= metrics.pipeline_metrics(iterations, requests, bubbles, backend.num_stages)
     cautions = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from vllm_engine import (
     tokens_of,
 )
 
+from sarathi_lab.config.errors import RunError
 from sarathi_lab.executor.vllm.executor import VllmExecutor
 from sarathi_lab.executor.vllm.workers import Workers, make_config
 from sarathi_lab.policy import Orca, Sarathi, SarathiServe, VllmV1
@@ -58,12 +60,20 @@ def test_two_batches_in_flight(expected):
 
 @pytest.mark.parametrize("parallel", ["tensor_parallel", "pipeline_parallel"])
 def test_parallel(parallel, expected):
+    """Of two workers, one of which is then killed: a line, and no process stays."""
     backend = backend_of(**{parallel: 2})
     executor = backend.build(TINY, tiny_checkpoint(), SIZES)
     assert executor.capacity == backend.num_stages
     # The last policy preempts; few requests, as processes that share cores answer slowly.
     check_tokens(executor, expected[:5], POLICIES[2:], num_micro_batches=backend.num_stages)
-    executor.close()
+    workers = [one for one in multiprocessing.active_children() if "Worker" in one.name]
+    assert len(workers) == 2
+    workers[0].kill()
+    with pytest.raises(RunError, match="a worker process of vLLM was killed"):
+        check_tokens(executor, expected[:5], num_micro_batches=backend.num_stages)
+    for process in workers:
+        process.join(timeout=30)
+        assert not process.is_alive()
 
 
 def test_runner_v2(tmp_path, expected):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -51,7 +51,7 @@ class VllmBackend(MeasuredBackend):
     eager: bool = flag(False)
     async_scheduling: bool | str = one_of(AUTO, valid=(AUTO, True, False))
     runner: str = one_of(AUTO, valid=vllm.RUNNERS)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "executor.")
@@ -62,7 +62,7 @@ class VllmBackend(MeasuredBackend):
                 "executor.async_scheduling=true has no effect with executor.pipeline_parallel="
                 f"{self.pipeline_parallel}, whose stages have a batch each; drop it"
             )
-        vllm.check_options(self.options)
+        vllm.check_options(self.options or {})
 
     @cached_property
     def torch_device(self) -> torch.device:
@@ -135,7 +135,7 @@ class VllmBackend(MeasuredBackend):
         )
         executor.start()
         longest = sizes.max_model_len or executor.num_blocks * sizes.block_size
-        tokens = min(sizes.chunk or WARM_UP_TOKENS, longest // 2)
+        tokens = min(sizes.chunk or WARM_UP_TOKENS, (longest - 1) // 2)
         for _ in range(WARM_UPS):
             rehearse(executor, executor.num_blocks, sizes.block_size, sizes.batch_size, tokens)
         return executor
@@ -188,7 +188,7 @@ class VllmBackend(MeasuredBackend):
             arguments["kv_cache_memory_bytes"] = (sizes.num_blocks + 2) * block
         elif sizes.fills_memory:
             del arguments["num_gpu_blocks_override"]
-        return arguments | dict(self.options)
+        return arguments | dict(self.options or {})
 
     @property
     def _cores(self) -> str | None:

@@ -151,8 +151,11 @@ class VllmExecutor:
             with explained(what):
                 yield
         except Exception:
+            is_lost = self.workers.is_lost
             self._in_flight.clear()
             self.close()
+            if is_lost:
+                raise RunError(f"a worker process of vLLM was killed during {what}") from None
             raise
 
     def _step(self, batch: Batch) -> tuple[Step, list[str]]:

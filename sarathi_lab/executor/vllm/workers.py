@@ -199,7 +199,7 @@ class Workers:
         return {
             "version": version(),
             "runner": "v2" if config.use_v2_model_runner else "v1",
-            "attention": self._executor.collective_rpc(attention_of)[0],
+            **self._executor.collective_rpc(facts_of)[0],
             "graph_mode": getattr(graphs.cudagraph_mode, "name", None),
             "graph_sizes": sorted(graphs.cudagraph_capture_sizes or []),
             "async_scheduling": self.is_async,
@@ -207,6 +207,11 @@ class Workers:
             "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
             "max_model_len": config.model_config.max_model_len,
         }
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a worker's process has died; vLLM ends the others."""
+        return bool(getattr(self._executor, "is_failed", False))
 
     def close(self) -> None:
         """End the workers and free their memory."""
@@ -247,11 +252,13 @@ class Workers:
         )
 
 
-def attention_of(worker: Any) -> str:
-    """Return the names of a worker's attention kernels, in its process."""
+def facts_of(worker: Any) -> dict[str, Any]:
+    """Return the names of a worker's attention kernels and its threads, in its process."""
+    import torch
+
     groups = getattr(worker.model_runner, "attn_groups", [])
     names = {group.backend.get_name() for of_cache in groups for group in of_cache}
-    return ", ".join(sorted(names))
+    return {"attention": ", ".join(sorted(names)), "threads": torch.get_num_threads()}
 
 
 def _shifted(blocks: Sequence[int]) -> list[int]:

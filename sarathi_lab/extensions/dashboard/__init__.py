@@ -26,7 +26,7 @@ RATIOS = ("throughput", "throughput_vs_request_level", "throughput_vs_orca")
 # Columns that runs are grouped by, and may be filtered by, with examples. Not "host", which the
 # package takes for W&B's column in a filter.
 WHERE = {"executor": "torch", "device": "'simulated h100'", "hostname": "my-laptop"}
-EXECUTORS = ("torch", "simulated")  # of runs; tables of sweeps have none
+EXECUTORS = ("torch", "vllm", "simulated")  # of runs; tables of sweeps have none
 TIMES = ("decode_time_marginal", "ttft_p50", "tbt_p99")
 PINNED = [
     *(f"config:{name}" for name in ("policy", "chunk", "pd_ratio", *WHERE)),

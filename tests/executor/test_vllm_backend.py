@@ -1,0 +1,165 @@
+"""Settings of executor=vllm, its engine arguments, and the engine that runs share, without vLLM."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import make_dataclass, replace
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm_engine import SIZES, TINY
+
+from sarathi_lab.config.errors import RunError, UserError
+from sarathi_lab.executor.vllm import executor as executors
+from sarathi_lab.executor.vllm import workers as vllm
+from sarathi_lab.executor.vllm.backend import SharedEngine, VllmBackend
+from sarathi_lab.model.checkpoint import check_checkpoint
+from sarathi_lab.model.huggingface import read_spec
+from sarathi_lab.model.seeded_checkpoint import config_of, seeded_checkpoint
+from sarathi_lab.model.spec import ModelSpec, RopeScaling
+from sarathi_lab.model.weights import load_model
+
+NAMES = ["model", "attention_backend", "max_num_seqs", "block_size", "async_scheduling"]
+
+
+def module(name: str, monkeypatch: Any, **content: Any) -> None:
+    made = ModuleType(name)
+    vars(made).update(content)
+    monkeypatch.setitem(sys.modules, name, made)
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    """A vLLM of version 0.32 for CPUs, of which only settings are asked."""
+    arguments = make_dataclass("EngineArgs", [(name, Any, None) for name in NAMES])
+    module("vllm", monkeypatch, __version__="0.32.0")
+    module("vllm.platforms", monkeypatch, current_platform=SimpleNamespace(device_type="cpu"))
+    module("vllm.engine", monkeypatch)
+    module("vllm.engine.arg_utils", monkeypatch, EngineArgs=arguments)
+    vllm.version.cache_clear()
+    yield
+    vllm.version.cache_clear()
+
+
+def test_a_missing_or_old_vllm_is_refused(monkeypatch, refused):
+    vllm.version.cache_clear()
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert "pip install vllm" in refused("executor=vllm")
+    module("vllm", monkeypatch, __version__="0.9.2")
+    assert "needs vLLM 0.28 or newer, not 0.9.2" in refused("executor=vllm")
+    module("vllm", monkeypatch, __version__="dev")
+    assert vllm.version() == "dev"
+    vllm.version.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("cache.block_size=48", "multiple of 32 tokens; use cache.block_size=32"),
+        ("executor.options={atention_backend: A}", "did you mean attention_backend"),
+        ("+executor.options.max_num_seqs=3", "is the lab's to set"),
+        ("preemption=swap", "swaps nothing; use recompute"),
+        ("speculation=prompt_lookup", "verifies no drafts"),
+        ("policy=layered_prefill", "vLLM's workers"),
+        ("cache.dtype=int8", "use fp8 or auto"),
+        ("dtype=int8", "dtype=int8 is unknown"),
+        ("executor.runner=v3", "use one of auto, v1, v2"),
+        ("executor.async_scheduling=true executor.pipeline_parallel=2", "has no effect"),
+        ("model=13b batch=4096", "lower batch"),
+    ],
+)
+def test_what_vllm_can_not_do_is_refused_in_a_line(settings, message, stub, refused):
+    executor, *others = ["executor=vllm", *([settings] if "{" in settings else settings.split())]
+    assert message in refused(executor, *others)
+
+
+def test_engine_arguments(stub):
+    backend = VllmBackend(options={"attention_backend": "FLASHINFER"}, eager=True)
+    longer = replace(SIZES, max_model_len=5000)
+    arguments = backend.arguments(TINY, None, longer)
+    assert arguments["max_num_batched_tokens"] == SIZES.max_batch_tokens
+    assert arguments["num_gpu_blocks_override"] == SIZES.num_blocks + 1
+    assert arguments["hf_overrides"] == {"max_position_embeddings": 5000}
+    assert arguments["attention_backend"] == "FLASHINFER"
+    assert arguments["async_scheduling"] is None
+    two = VllmBackend(tensor_parallel=2, pipeline_parallel=2, async_scheduling=False)
+    assert two.arguments(TINY, None, SIZES)["max_num_seqs"] == 2 * SIZES.batch_size
+    assert two.num_devices == 4
+
+
+def test_runs_share_an_engine_for_the_largest():
+    engine, started = SharedEngine(), []
+
+    def start(sizes):
+        started.append(sizes)
+        if sizes.batch_size > 100:
+            raise RunError("no memory")
+        return SimpleNamespace(facts=lambda: {"runner": "v1"}, close=lambda: closed.append(sizes))
+
+    closed: list[Any] = []
+    large = replace(SIZES, batch_size=8, max_batch_tokens=100, chunk=None)
+    for sizes in (SIZES, large):
+        engine.expect("a", sizes)
+    workers = engine.get("a", start)
+    assert engine.get("a", start) is workers
+    assert (started[0].batch_size, started[0].max_batch_tokens) == (8, SIZES.max_batch_tokens)
+    assert engine.facts == {"runner": "v1"}
+    engine.expect("a", replace(SIZES, batch_size=101))
+    with pytest.raises(RunError):
+        engine.get("a", start)
+    assert len(closed) == 1  # one engine at a time
+    engine.expect("a", SIZES)
+    engine.get("a", start)
+    assert started[-1].batch_size == SIZES.batch_size  # what did not fit is forgotten
+    engine.close()
+    assert len(closed) == 2
+
+
+def test_errors_of_vllm_are_one_line():
+    class Invalid(Exception):
+        pass
+
+    text = "1 validation error for VllmConfig\n  Value error, no Triton [type=value_error]"
+    memory = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    for error, reason in ((Invalid(text), "Value error, no Triton"), (memory, "out of memory")):
+        with pytest.raises(RunError, match=reason), executors.explained("it"):
+            raise error
+    lost = SimpleNamespace(is_lost=True, block_size=32, num_blocks=8, is_async=False, num_stages=1)
+    lost.forget = lambda names: 1 / 0
+    with pytest.raises(RunError, match="a worker process of vLLM was killed"):
+        executors.VllmExecutor(lost).start()
+
+
+SHAPES = {
+    "llama": {"rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 64), "tie_embeddings": True},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True, "sliding_window": None},
+    "mixtral": {"num_experts": 3, "experts_per_token": 2},
+    "qwen3_moe": {"qk_norm": True, "num_experts": 3, "experts_per_token": 2},
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_seeded_weights_are_saved_as_a_checkpoint(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    spec = replace(TINY, **SHAPES[kind])
+    cpu, dtype = torch.device("cpu"), torch.float32
+    folder = seeded_checkpoint(spec, cpu, dtype, seed=3)
+    assert config_of(spec, "float32")["model_type"] == kind
+    assert read_spec(folder) == spec
+    check_checkpoint(folder, spec)
+    drawn, read = load_model(spec, None, cpu, dtype, 3), load_model(spec, folder, cpu, dtype, 0)
+    for one, other in zip(drawn.parameters(), read.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert seeded_checkpoint(spec, cpu, dtype, seed=3) == folder
+    assert seeded_checkpoint(spec, cpu, dtype, seed=4) != folder
+
+
+def test_a_shape_without_an_architecture_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    plain = ModelSpec("plain", 2, 64, 2, 2, 96, 211, 32, norm="layer", gated_ffn=False)
+    with pytest.raises(UserError, match="no architecture in transformers"):
+        seeded_checkpoint(plain, torch.device("cpu"), torch.float32, 0)
+    assert not list(tmp_path.rglob("*.json"))
