@@ -124,7 +124,7 @@ class Scheduler(SchedulerState):
         make_room = make_room or self.make_room
         if num_tokens <= 0 or not make_room(sequence, sequence.num_computed + num_tokens):
             return False
-        self._put(batch, sequence, num_tokens)
+        self.put(batch, sequence, num_tokens)
         if self.has_drafts:
             self.drafter.add_drafts(batch, len(batch) - 1, self)
         return True
@@ -190,7 +190,7 @@ class Scheduler(SchedulerState):
             sequence.first_scheduled_time = self.now
             sequence.prefix_hit_tokens = sequence.num_computed
         batch.prefix_hit_tokens += sequence.num_computed
-        self._put(batch, sequence, num_tokens)
+        self.put(batch, sequence, num_tokens)
         return True
 
     def make_room(self, sequence: SequenceState, num_tokens: int) -> bool:
@@ -242,7 +242,8 @@ class Scheduler(SchedulerState):
         reserved = self.policy.reserved_tokens(request, num_known, self.max_model_len)
         return max(sequence.num_computed + num_tokens, reserved)
 
-    def _put(self, batch: Batch, sequence: SequenceState, num_tokens: int) -> None:
+    def put(self, batch: Batch, sequence: SequenceState, num_tokens: int) -> None:
+        """Add `num_tokens` of a running sequence that has room for them."""
         batch.add(sequence, num_tokens)
         if self.policy.shares_at_once and self.blocks.prefix is not None:
             self.blocks.prefix.publish(sequence, sequence.num_computed + num_tokens)

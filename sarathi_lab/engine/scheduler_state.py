@@ -181,10 +181,14 @@ class SchedulerState:
             chunks = [chunk for chunk in chunks if chunk.emits_token]
         batch.finished += self.commit(batch.computed(chunks, self))
         for sequence in batch.finished:
-            self.blocks.free(sequence)
-            self.running.leave(sequence)
+            self.leave(sequence)
         num_waiting, used = len(self.waiting) + len(self.swapped), self.blocks.num_used
         batch.queues = Queues(len(self.running), num_waiting, used, self.num_preemptions)
+
+    def leave(self, sequence: SequenceState) -> None:
+        """Free the blocks of a running sequence, which has all its tokens."""
+        self.blocks.free(sequence)
+        self.running.leave(sequence)
 
     def update(self, result: StepResult) -> list[SequenceState]:
         """Record a finished batch (and `advance`, if not done); returns finished sequences."""

@@ -1,0 +1,153 @@
+"""vLLM's schedulers, whose `schedule` sees only what a policy of the lab has chosen, with a limit
+of tokens each. All else is vLLM's. That interface is not public: it was run with `TESTED`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from itertools import count
+from typing import Any
+
+import vllm
+from vllm.v1.core.sched import async_scheduler, scheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.request_queue import create_request_queue
+from vllm.v1.request import RequestStatus
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.executor import StepResult
+from sarathi_lab.engine.request import Batch, Request, SequenceState
+from sarathi_lab.extensions.vllm_server import Decider, policy_of
+
+TESTED = ("0.32",)
+OF_POLICIES = {  # what policies have settings for, and vLLM's values without it
+    "enable_chunked_prefill": True,
+    "watermark": 0,
+    "long_prefill_token_threshold": 0,
+    "max_num_active_seqs": None,
+    "prefill_schedule_interval": 1,
+}
+
+
+Follower: Any = object  # one of vLLM's classes
+
+
+class _ByPolicy(Follower):
+    """Part of both schedulers, before vLLM's class."""
+
+    is_async = False
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        refuse_unsupported(self)
+        self.scheduler_reserve_full_isl = False  # what is set aside is the policy's to choose
+        sizes = {"batch_size": self.max_num_running_reqs, "max_model_len": self.max_model_len}
+        self._decider = Decider(
+            policy_of(self.vllm_config.additional_config.get("sarathi_lab", {}), **sizes),
+            BlockManager(self.kv_cache_config.num_blocks - 1, self.block_size),  # 0 is padding
+            **sizes,
+            queue_order=self.policy.value,
+            most_tokens=self.max_num_scheduled_tokens,
+            is_async=self.is_async,
+        )
+        self._numbers = count()
+        self._sequences: dict[str, SequenceState] = {}  # by the name of the request
+        self._requests: dict[SequenceState, Any] = {}
+        self._limits: dict[str, int] = {}  # tokens of this iteration
+        self._batches: deque[tuple[Batch, float]] = deque()  # in flight, with their start
+        self._unqueued: list[Any] = []  # new requests, maybe with a grammar to compile
+
+    def add_request(self: Any, request: Any) -> None:
+        super().add_request(request)
+        self._unqueued.append(request)
+
+    def _enqueue(self: Any) -> None:
+        """Queue requests that are ready."""
+        unqueued, self._unqueued = self._unqueued, []
+        for request in unqueued:
+            if not self._handle_blocked_waiting_request(request):
+                self._unqueued.append(request)
+                continue
+            most = self.max_model_len - request.num_prompt_tokens
+            sizes = request.num_prompt_tokens, min(request.max_tokens, most)
+            wish = Request(next(self._numbers), time.monotonic(), *sizes, None, request.priority)
+            sequence = self._decider.add(wish)
+            self._sequences[request.request_id] = sequence
+            self._requests[sequence] = request
+
+    def _free_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        if sequence := self._sequences.pop(request.request_id, None):
+            del self._requests[sequence]
+            self._decider.drop(sequence)
+        else:
+            self._unqueued.remove(request)
+        return super()._free_request(request, *args, **kwargs)
+
+    def _reserve_prefill_lookahead(self: Any, request: Any, _: int, num_new_tokens: int) -> int:
+        return min(num_new_tokens, self._limits.get(request.request_id, 0))
+
+    def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._enqueue()
+        decider, pause = self._decider, self.pause_state
+        decider.admits = pause == PauseState.UNPAUSED
+        batch = None if pause == PauseState.PAUSED_ALL else decider.schedule(time.monotonic())
+        chunks = [] if batch is None else batch.chunks
+        pairs = [(self._requests[chunk.sequence], chunk.num_tokens) for chunk in chunks]
+        self._limits = {request.request_id: num_tokens for request, num_tokens in pairs}
+        for request in map(self._requests.__getitem__, decider.evicted):
+            self.running.remove(request)
+            self._preempt_request(request, time.monotonic())
+        decider.evicted.clear()
+        admitted = [one for one, _ in pairs if one.status != RequestStatus.RUNNING]
+        hidden, self.waiting = self.waiting, create_request_queue(self.policy)
+        hidden.remove_requests(admitted)
+        for request in admitted:
+            self.waiting.add_request(request)
+        output = super().schedule(*args, **kwargs)
+        self.waiting = hidden
+        if output.num_scheduled_tokens != self._limits:
+            found = output.num_scheduled_tokens
+            raise RuntimeError(f"vLLM scheduled {found}, not the policy's {self._limits}")
+        if batch is not None:
+            decider.advance(batch)
+            self._batches.append((batch, time.monotonic()))
+        return output
+
+    def update_from_output(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
+        if scheduler_output.num_scheduled_tokens:
+            batch, start = self._batches.popleft()
+            self._decider.update(StepResult(batch, start, time.monotonic(), []))
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+
+class Scheduler(_ByPolicy, scheduler.Scheduler):
+    """vLLM's scheduler for `--no-async-scheduling`, by a policy of the lab."""
+
+
+class AsyncScheduler(_ByPolicy, async_scheduler.AsyncScheduler):
+    """vLLM's scheduler for async scheduling, its default, by a policy of the lab."""
+
+    is_async = True
+
+
+def refuse_unsupported(self: Any) -> None:
+    """Raise UserError for a version or a feature that a policy of the lab is not tested with."""
+    settings, model = self.scheduler_config, self.vllm_config.model_config
+    one_kind = len(self.kv_cache_config.kv_cache_groups) == 1 and not self.has_mamba_layers
+    has_text = not (self.is_encoder_decoder or model.supports_multimodal_inputs)
+    allowed = {
+        f"vLLM {vllm.__version__} (tested: {', '.join(TESTED)})": vllm.__version__[:4] in TESTED,
+        "prefix caching (--no-enable-prefix-caching)": not self.cache_config.enable_prefix_caching,
+        "connectors": self.connector is None and self.ec_connector is None,
+        "drafts or pipeline stages": not self.num_spec_tokens and not self.use_pp,
+        "LoRA": self.lora_config is None,
+        "encoders (--language-model-only)": has_text,
+        "pooling or layers of several kinds": one_kind and model.runner_type != "pooling",
+    }
+    for name, default in OF_POLICIES.items():
+        allowed[name] = getattr(settings, name) == default
+    for what, is_allowed in allowed.items():
+        if not is_allowed:
+            raise UserError(f"a policy of the lab can't run with {what}; start vLLM without")

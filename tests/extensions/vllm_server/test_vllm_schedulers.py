@@ -1,0 +1,157 @@
+"""vLLM's schedulers with policies of the lab: on fake workers, on real ones, and in a server."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from copy import copy
+from typing import Any
+
+import pytest
+from vllm_engine import SIZES, TINY, backend_of, requests_of_tokens, tiny_checkpoint
+from vllm_scheduler import (
+    MAX_LEN,
+    Case,
+    FakeWorkers,
+    as_vllm,
+    case,
+    lab_steps,
+    make_scheduler,
+)
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import option_files, parameter_names, read_option
+from sarathi_lab.engine.request import Request
+from sarathi_lab.extensions.vllm_server import policy_of
+
+pytestmark = pytest.mark.vllm
+
+BY_CLOCK = {  # schedules of these depend on the time that requests have waited
+    *("cache_aware", "fair_batching", "highest_response_ratio", "lars", "preflow"),
+    *("reserve_for_short", "short_request_first", "shortest_remaining", "layered_prefill"),
+}
+IS_ASYNC = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+
+
+def scheduler_class(is_async: bool) -> Any:
+    from sarathi_lab.extensions.vllm_server import AsyncScheduler, Scheduler
+
+    return AsyncScheduler if is_async else Scheduler
+
+
+def random_settings(chosen: random.Random, name: str, batch_size: int) -> dict[str, Any]:
+    names = parameter_names(read_option("policy", option_files("policy", [])[name]), "policy")
+    chunk = 256 if name.startswith("ascend") else chosen.randint(batch_size, 24)
+    return {"policy": name, **({"chunk": chunk} if "chunk" in names else {})}
+
+
+def random_case(chosen: random.Random, name: str) -> tuple[Case, dict[str, Any]]:
+    """Draw requests, a cache that is often scarce, and settings of the policy."""
+    requests, now = [], 0.0
+    for i in range(chosen.randint(1, 8)):
+        now += chosen.choice((0, 0, 0, 1, 2, 5))
+        length, output_len = chosen.randint(1, 28), chosen.randint(1, 12)
+        requests.append(Request(i, now, length, output_len, range(length), chosen.randint(0, 2)))
+    batch_size, order = chosen.randint(1, 5), chosen.choice(("fcfs", "priority"))
+    sizes: dict[str, Any] = {"batch_size": batch_size, "queue_order": order}
+    sizes["block_size"] = chosen.choice((1, 2, 4, 8))
+    settings = random_settings(chosen, name, batch_size)
+    policy = policy_of(settings, batch_size, MAX_LEN)
+    spare = chosen.choice((0, 1, 3, 8, 100))
+    return case(policy, tuple(requests), spare, **sizes), settings
+
+
+def served(
+    tried: Case, settings: dict[str, Any], is_async: bool, aborts: random.Random | None
+) -> FakeWorkers:
+    from vllm.v1.request import RequestStatus
+
+    def abort_one(scheduler: Any) -> None:
+        if aborts and aborts.random() < 0.05 and scheduler.requests:
+            name = aborts.choice(list(scheduler.requests))
+            scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    of_vllm = {"max_num_batched_tokens": 300, "async_scheduling": is_async}
+    additional = {"sarathi_lab": settings}
+    scheduler = make_scheduler(scheduler_class(is_async), tried.engine, of_vllm, additional)
+    workers = FakeWorkers(scheduler, depth=1 + is_async)
+    workers.serve(tried, before_step=abort_one)
+    return workers
+
+
+@IS_ASYNC
+def test_every_policy_is_followed(is_async):
+    """The batches are those of the lab's engine, and none is left behind by aborted requests."""
+    chosen = random.Random(is_async)
+    num_served = num_evicted = 0
+    for name in option_files("policy", []):
+        for number in range(6):
+            aborts = chosen if number % 3 == 2 else None
+            try:
+                tried, settings = random_case(chosen, name)
+                tried.engine.check(tried.requests)
+                workers = served(tried, settings, is_async, aborts)
+            except UserError:
+                continue
+            decider = workers.scheduler._decider
+            num_served, num_evicted = num_served + 1, num_evicted + decider.num_preemptions
+            assert decider.blocks.num_free == decider.blocks.num_blocks, name
+            assert not [*decider.running, *decider.waiting, *workers.scheduler._requests], name
+            if aborts is None:
+                wanted = {one.request_id: one.output_len for one in tried.requests}
+                assert workers.num_tokens == wanted, name
+                assert is_async or name in BY_CLOCK or workers.steps == lab_steps(tried), name
+    assert num_served > 100
+    assert num_evicted > 20
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
+def core(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """vLLM's engine core, in this process."""
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor import Executor
+
+    from sarathi_lab.executor.vllm.workers import make_config
+
+    config = make_config(backend_of().arguments(TINY, tiny_checkpoint(), SIZES), "auto")
+    config.scheduler_config.async_scheduling = request.param
+    found = EngineCore(config, Executor.get_class(config), log_stats=False)
+    yield found
+    found.shutdown()
+
+
+def generated(core: Any, requests: list[Request]) -> dict[int, list[int]]:
+    """Serve the requests, and return their tokens."""
+    for request in requests:
+        core.add_request(as_vllm(request))
+    tokens: dict[int, list[int]] = {one.request_id: [] for one in requests}
+    while core.scheduler.has_requests() or core.batch_queue:
+        outputs, _ = core.step_fn()
+        for output in [one for each in (outputs or {}).values() for one in each.outputs]:
+            tokens[int(output.request_id)] += output.new_token_ids
+    return tokens
+
+
+def test_tokens_are_those_under_vllms_scheduler(core):
+    requests = requests_of_tokens(longest=90)
+    expected = generated(core, requests)
+    assert [len(tokens) for tokens in expected.values()] == [one.output_len for one in requests]
+    own, num_evicted = core.scheduler, 0
+    for name, num_blocks in (
+        *(("orca", 48), ("sarathi", 48), ("request_level", 48)),
+        *(("vllm_v1", 9), ("sarathi_serve", 9)),
+    ):
+        config, cache = own.vllm_config, copy(own.kv_cache_config)
+        settings = {"policy": name, **({} if num_blocks > 9 else {"chunk": 48})}
+        if name == "sarathi_serve":
+            settings["policy.reserve"] = "chunk"
+        config.additional_config, cache.num_blocks = {"sarathi_lab": settings}, num_blocks
+        cls = scheduler_class(config.scheduler_config.async_scheduling)
+        manager = own.structured_output_manager
+        scheduler = cls(config, cache, manager, block_size=own.block_size)
+        scheduler.finished_req_ids = core.scheduler.finished_req_ids  # for workers to forget
+        core.scheduler = scheduler
+        assert generated(core, requests) == expected, name
+        num_evicted += scheduler._decider.num_preemptions
+    core.scheduler = own
+    assert num_evicted > 3
