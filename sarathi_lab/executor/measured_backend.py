@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -22,6 +23,7 @@ class MeasuredBackend(ABC):
     """Base of the backends whose times are measured; the fields are those of a subclass."""
 
     computes_tokens: ClassVar[bool] = True
+    name: ClassVar[str]
     power: ClassVar[None] = None  # not measured
     dtype: str
     tensor_parallel: int
@@ -37,8 +39,29 @@ class MeasuredBackend(ABC):
     def device_name(self) -> str: ...
 
     @abstractmethod
+    def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
+        """Raise UserError for what does not run here."""
+
+    @abstractmethod
+    def peaks(self) -> Peaks:
+        """Measure the peaks of all devices together."""
+
+    @abstractmethod
+    def cautions(self, spec: ModelSpec) -> Sequence[str]:
+        """List what limits the times, a line each."""
+
+    @abstractmethod
+    def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Any:
+        """Return a warmed-up executor."""
+
+    @abstractmethod
     def part(self, spec: ModelSpec) -> ModelSpec:
         """Return what one of several GPUs holds of `spec`."""
+
+    @property
+    def block_multiple(self) -> int:
+        """Tokens that the size of a block must be a multiple of."""
+        return 1
 
     @property
     def uses_gpus(self) -> bool:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from sarathi_lab.executor.placement import allowed_cores
 from sarathi_lab.executor.timeline import HostTimeline
@@ -65,17 +65,14 @@ class StealCorrectedClock:
         return waits
 
 
-class Timed(Protocol):
-    """An executor of a real device."""
-
-    timeline: HostTimeline
-
-
 @contextmanager
-def exclude_stolen_time(executor: Timed) -> Iterator[StealCorrectedClock]:
-    """Give a CPU's executor a `StealCorrectedClock`; leave a GPU's clock."""
+def exclude_stolen_time(executor: Any) -> Iterator[StealCorrectedClock]:
+    """Give the lab's executor on a CPU a `StealCorrectedClock`; leave the clock of a GPU, and of
+    others, whose threads do not share each phase of an iteration.
+    """
     clock, before = StealCorrectedClock(), executor.timeline
-    if type(before) is HostTimeline:
+    model = getattr(executor, "model", None)
+    if model is not None and model.device.type == "cpu":
         executor.timeline = HostTimeline(clock)
     try:
         yield clock

@@ -32,6 +32,7 @@ from sarathi_lab.experiment.scenario import (
 EVERYTHING = tuple(KINDS)
 COMPUTE = tuple(kind for kind in KINDS if kind != "others")  # what Fig 7 and Table 2 time
 FOUR = ("preproj", "attn", "postproj", "ffn")  # whose sum Fig 10 calls the total
+TOTALS = (EVERYTHING, COMPUTE, FOUR)
 THROUGHPUT = "seconds_per_request"
 TimesOf = Callable[[WorkSum], Times]
 
@@ -55,6 +56,10 @@ class Estimate(NamedTuple):
 
 class IterationTimes(Protocol):
     """Seconds of a batch, predicted by a `CostModel` or measured."""
+
+    @property
+    def has_operations(self) -> bool:
+        """Whether operations have times; else whole iterations alone (`WHOLE`)."""
 
     @property
     def uncertainty(self) -> Mapping[str, float]: ...
@@ -90,9 +95,13 @@ class Clock(ABC):
 
         Matrix products and attention have separate errors; streaming kernels and fixed costs are
         fitted with the products; communication was compared with nothing. Experts have a separate
-        error where one is stated.
+        error where one is stated. Of whole iterations only the total is known, output head and
+        host included, whichever operations count for it; kinds alone are not a number.
         """
-        times = self.times(work)
+        times, kinds = self.times(work), tuple(kinds)
+        if not self.cost.has_operations:
+            seconds = sum(times.values()) if kinds in TOTALS else math.nan
+            return Estimate(seconds, max(self.cost.uncertainty.values()))
         products = self.cost.uncertainty["matmul"]
         errors = {"attn": self.cost.uncertainty["attention"], "communication": 1.0}
         by_kind = {kind: sum(times.get(name, 0.0) for name in KINDS[kind]) for kind in kinds}
@@ -120,6 +129,8 @@ class Clock(ABC):
         """Return `offset` and the extra time of a prompt in chunks by `cause` (a field of
         `LossSplit`), as a share of the whole prompt's.
         """
+        if cause != "total" and not self.cost.has_operations:
+            return Estimate(math.nan)
         loss = LossSplit.of(self.times, prompt_len, chunk)
         error = self.seconds(chunked(prompt_len, prompt_len)).error
         return Estimate(offset + getattr(loss, cause) / loss.whole, error)

@@ -18,8 +18,9 @@ import torch
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.executor.measured_backend import MeasuredBackend
 from sarathi_lab.executor.steal_corrected_clock import exclude_stolen_time
-from sarathi_lab.executor.torch.backend import WARM_UP_TOKENS, TorchBackend
+from sarathi_lab.executor.torch.backend import WARM_UP_TOKENS
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.experiment.cases import Group, Part, Point, Samples, keep, table_of
 from sarathi_lab.experiment.clock import Clock, Estimate
@@ -48,8 +49,8 @@ class DeviceClock(Clock):
 
     cost: MeasuredCostModel
 
-    def __init__(self, executor: TorchExecutor) -> None:
-        super().__init__(MeasuredCostModel(executor))
+    def __init__(self, executor: Any, spec: ModelSpec | None = None) -> None:
+        super().__init__(MeasuredCostModel(executor, spec))
         self.executor = executor
         self.runs: defaultdict[Scenario, list[Served]] = defaultdict(list)
         self._now: dict[Scenario, Served | None] = {}
@@ -82,7 +83,9 @@ class DeviceClock(Clock):
         whole, more, less = self.cost.alternated(batches).T
         return Estimate(float(np.median(whole))).over(Estimate(float(np.median(more - less))))
 
-    def keys_read(self, work: WorkSum) -> Estimate:
+    def keys_read(self, work: WorkSum) -> Estimate | None:
+        if not self.cost.has_operations:
+            return None
         total = 0.0
         for batch in work.batches:
             placed = self.cost.placed(batch)
@@ -107,7 +110,9 @@ class DeviceClock(Clock):
         wanted["chunk_tokens"] = scenario.chunk or WARM_UP_TOKENS
         wanted["max_tokens"] = scenario.chunk or scenario.longest + scenario.batch_size
         try:
-            if wanted != self._prepared:  # as the engine does before a run: graphs are recorded
+            if wanted != self._prepared and isinstance(
+                executor, TorchExecutor
+            ):  # as the engine does before a run: graphs are recorded
                 executor.warm_up(**wanted)
                 self._prepared = wanted
             found = serve(executor, scenario, **cache, vocab_size=self.cost.spec.vocab_size)
@@ -152,7 +157,7 @@ class Session:
     measured, ends and middles first, as that many rounds fit the time for.
     """
 
-    backend: TorchBackend
+    backend: MeasuredBackend
     spec: ModelSpec
     sizes: Mapping[str, Any]
     seconds: float
@@ -162,7 +167,7 @@ class Session:
     is_cut: bool = False
 
     @contextmanager
-    def loaded(self, name: str, room: Room) -> Iterator[tuple[TorchExecutor, Advance]]:
+    def loaded(self, name: str, room: Room) -> Iterator[tuple[Any, Advance]]:
         """Load the model with a cache of `room`, or of what the memory holds."""
         executor = load_executor(self.backend, self.spec, room)
         what = f"measuring {name} with {self.spec.name}"
@@ -177,14 +182,16 @@ class Session:
         return table.assign(**about)
 
 
-def load_executor(backend: TorchBackend, spec: ModelSpec, room: Room) -> TorchExecutor:
+def load_executor(backend: MeasuredBackend, spec: ModelSpec, room: Room) -> Any:
     """Build the executor of `spec` with random weights and a cache of `room`, or of what the memory
     holds. Raises UserError if the weights do not fit.
     """
     backend.check(spec, BLOCK_SIZE)
+    block_size = math.lcm(BLOCK_SIZE, backend.block_multiple)
+    part_filled = room.batch_size if block_size > BLOCK_SIZE else 0
     sizes = Sizes(
-        num_blocks=math.ceil(room.kv_tokens / BLOCK_SIZE),
-        block_size=BLOCK_SIZE,
+        num_blocks=math.ceil(room.kv_tokens / block_size) + part_filled,
+        block_size=block_size,
         batch_size=room.batch_size,
         max_model_len=room.longest,
         max_batch_tokens=room.kv_tokens,
@@ -204,7 +211,7 @@ def measure_cases(name: str, groups: Sequence[Group], session: Session) -> Measu
     """Measure groups of cases on one executor, which has room for each of them."""
     room = Room.of(subject for group in groups for subject in group.subjects)
     with session.loaded(name, room) as (executor, advance):
-        clock = DeviceClock(executor)
+        clock = DeviceClock(executor, getattr(executor, "model", session).spec)
         samples = measure(
             groups,
             clock,

@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -15,10 +15,14 @@ from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import placed, run_once
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.iteration_probe import REFERENCE, IterationProbe, Timing
+from sarathi_lab.executor.simulated.cost_model import WHOLE
 from sarathi_lab.executor.steal_corrected_clock import stolen
+from sarathi_lab.executor.timeline import HostTimeline
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.operation_probe import REFERENCE, OperationProbe, Timing
+from sarathi_lab.executor.torch.operation_probe import OperationProbe
 from sarathi_lab.experiment.scenario import Times
+from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.intervals import summary
 
 MOST = 8  # timings of a composition in a round
@@ -29,6 +33,7 @@ REFERENCES = 8  # before the first timing of a size
 AGREE = 1.25
 PARTS = ("qkv_proj", "out_proj", "ffn", "elementwise", "prefill_attention", "others")
 TOO_SMALL = "the cache is too small"
+NO_OPERATIONS = "whole iterations are timed here, not operations"
 ALTERNATED = 1.0  # seconds of iterations whose difference is asked for, in a round
 FEWEST_TURNS, MOST_TURNS = 3, 32  # of them
 
@@ -70,23 +75,26 @@ class Measurement(NamedTuple):
 class MeasuredCostModel:
     """`IterationTimes` that are measured when they are first asked for.
 
-    An iteration in C++ reports the times of its operations; else they are timed alone, over all
-    layers, and `others` is the rest of the whole. Each is the `LOWER` quantile of its timings;
+    The lab's executor has times of operations: an iteration in C++ reports them; else they are
+    timed alone, over all layers, and `others` is the rest of the whole. On any other iterations
+    are timed as wholes (`WHOLE`). Each is the `LOWER` quantile of its timings;
     where these do not sum to what the iteration took they are scaled to it. A batch that the device
     can't hold has the time "not a number"; `reason` is why the last one was left out.
     """
 
     uncertainty: ClassVar[Mapping[str, float]] = {"matmul": math.nan, "attention": math.nan}
 
-    def __init__(self, executor: TorchExecutor, seed: int = 0) -> None:
+    def __init__(self, executor: Any, spec: ModelSpec | None = None, seed: int = 0) -> None:
+        """Measure on an `executor` with the model `spec`; None: that of the lab's executor."""
         self.executor = executor
-        self.spec = executor.model.spec
-        self.is_shared = executor.model.device.type == "cpu"  # with other processes
+        self.spec: ModelSpec = spec or executor.model.spec
+        self.is_shared = type(executor.timeline) is HostTimeline  # with other processes
         self.measurements: dict[Composition, Measurement] = {}
-        self.reason: str | None = None
         self._kept: dict[Composition, Measurement] = {}
-        # Fills the cache with random values: zeros run faster.
-        self.probe = OperationProbe(executor)
+        self.has_operations = isinstance(executor, TorchExecutor)
+        self.reason = None if self.has_operations else NO_OPERATIONS
+        # That of operations fills the cache with random values: zeros run faster.
+        self.probe: Any = (OperationProbe if self.has_operations else IterationProbe)(executor)
         self._products: dict[int, tuple[Times, Timing]] = {}
         self._references: defaultdict[int, list[float]] = defaultdict(list)
         self._random = np.random.default_rng(seed)
@@ -105,7 +113,7 @@ class MeasuredCostModel:
                 found = self._measure(placed)
             except (torch.OutOfMemoryError, RunError) as error:
                 self.reason = f"{describe(batch)}: {error}"
-                return dict.fromkeys(PARTS, math.nan)
+                return dict.fromkeys(PARTS if self.has_operations else [WHOLE], math.nan)
             self.measurements[key] = found
         return self.measurements[key].operations
 
@@ -123,6 +131,8 @@ class MeasuredCostModel:
     def _measure(self, batch: Batch) -> Measurement:
         """Time operations first, so that all is compiled before the whole is timed."""
         tokens = batch.num_tokens
+        if not self.has_operations:
+            return self._measure_whole(batch)
         name = "prefill_attention" if batch.num_prefills else "decode_attention"
         if self.executor.model.whole_pass is not None:
             return self._measure_reported(batch, name)
@@ -143,6 +153,13 @@ class MeasuredCostModel:
         rest = max(0.0, whole - parts)
         seconds = [found[""] for found in wholes]
         return Measurement(batch, seconds, {**operations, "others": rest}, timings)
+
+    def _measure_whole(self, batch: Batch) -> Measurement:
+        """Time iterations alone."""
+        each = self.probe.iterations(batch)
+        wholes = self.timed(batch.num_tokens, lambda: {WHOLE: next(each)})
+        seconds = [times[WHOLE] for times in wholes]
+        return Measurement(batch, seconds, _lower(wholes), {WHOLE: self.probe.timing})
 
     def _measure_reported(self, batch: Batch, attention: str) -> Measurement:
         """Take operations and the whole from the same iterations, so that what slows the machine
@@ -235,7 +252,7 @@ class MeasuredCostModel:
             }
             whole = summary([1e3 * seconds for seconds in found.seconds], "ms")
             values = {"iteration": {**whole, "value": 1e3 * sum(found.operations.values())}}
-            for name, seconds in found.operations.items():
+            for name, seconds in found.operations.items() if self.has_operations else ():
                 values[name] = {"value": 1e3 * seconds, "unit": "ms"}
             for name, value in values.items():
                 rows.append({**shape, "operation": name, "timing": found.timings[name], **value})

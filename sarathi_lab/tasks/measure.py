@@ -1,4 +1,4 @@
-"""The task of one experiment: measured with executor=torch, computed with executor=simulated."""
+"""The task of one experiment: measured on a real device, computed with executor=simulated."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.executor.device import resolve_device
+from sarathi_lab.executor.device import device_description
+from sarathi_lab.executor.measured_backend import MeasuredBackend
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.checks import require_one_device
 from sarathi_lab.experiment.figures import as_points, by_folder, paper, simulate
 from sarathi_lab.experiment.measure import Session
@@ -74,7 +74,7 @@ class Measure(Task):
     def check(self, cfg: DictConfig) -> None:
         """Refuse a model that does not fit the device, and settings without effect."""
         backend = build(cfg.executor)
-        if isinstance(backend, TorchBackend):
+        if isinstance(backend, MeasuredBackend):
             self._check_measured(cfg, backend)
             return
         figure = self.figure
@@ -110,11 +110,17 @@ class Measure(Task):
         for job in self.jobs(cfg, backend):
             figure.check(job.backend, job.spec, job.sizes)
 
-    def _check_measured(self, cfg: DictConfig, backend: TorchBackend) -> None:
+    def _check_measured(self, cfg: DictConfig, backend: MeasuredBackend) -> None:
         figure = self.figure
         if figure.is_simulated:
             raise UserError(f"{figure.name} is simulated only; add executor=simulated")
-        require_one_device(backend, "task=measure")
+        if backend.name == "torch" or backend.num_stages > 1:
+            require_one_device(backend, "task=measure")
+        if backend.name != "torch" and (figure.is_measured_only or figure.is_partly_simulated):
+            raise UserError(
+                f"{figure.name} needs stages or times of operations, which executor={backend.name} "
+                "does not report; use executor=torch"
+            )
         self._refuse("every", "is for the recomputed figures of executor=simulated")
         self._refuse("processes", "is for executor=simulated, and a measurement is alone")
         if figure.is_measured_only:
@@ -133,7 +139,7 @@ class Measure(Task):
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """Leave figure.parquet, a CSV by device, also recorded, and a picture."""
         backend, figure = build(cfg.executor), self.figure
-        if isinstance(backend, TorchBackend):
+        if isinstance(backend, MeasuredBackend):
             return self._measured(cfg, backend, context)
         jobs = self.jobs(cfg, backend)
         tables = simulate(jobs, self.processes)
@@ -154,20 +160,20 @@ class Measure(Task):
         """Return the set-up that was chosen, or the one that suits the device."""
         if self.setup != AUTO:
             return self.setup
-        is_cpu = isinstance(backend, TorchBackend) and resolve_device(backend.device).type == "cpu"
-        return "small" if is_cpu else "paper"
+        is_small = isinstance(backend, MeasuredBackend) and not backend.uses_gpus
+        return "small" if is_small else "paper"
 
     def _sizes(self, backend: Any) -> Mapping[str, Any]:
         return self.figure.sizes(self._setup(backend), self.sizes)
 
-    def _measured_specs(self, cfg: DictConfig, backend: TorchBackend) -> list[ModelSpec]:
+    def _measured_specs(self, cfg: DictConfig, backend: MeasuredBackend) -> list[ModelSpec]:
         """Return the chosen model, or those that the experiment compares, or the usual one."""
         compared = self._sizes(backend).get("models", ())
         if compared and is_usual_model(cfg):
             return [load_option("model", name) for name in compared]
         return [resolve_model(cfg, backend)[0]]
 
-    def _measured(self, cfg: DictConfig, backend: TorchBackend, context: RunContext) -> Result:
+    def _measured(self, cfg: DictConfig, backend: MeasuredBackend, context: RunContext) -> Result:
         figure, setup, specs = self.figure, self._setup(backend), self._measured_specs(cfg, backend)
         session = partial(
             Session,
@@ -184,14 +190,23 @@ class Measure(Task):
             stem: pd.concat([one[stem] for one in each if stem in one], ignore_index=True)
             for stem in dict.fromkeys(chain.from_iterable(each))
         }
-        device = device_folder(resolve_device(backend.device).type, backend.device_name)
-        usual = next((platform.model for platform in figure.papers), backend.default_model)
-        if device != "cpu" and specs[0].name != usual:  # on a GPU it has a separate folder
-            device += f"-{specs[0].name}"
-        source = "measured"
+        device, source = self._folder(backend, specs[0].name), "measured"
         if figure.is_partly_simulated:
             device, source = STAGES + device, "simulated"
         return self._result({device: tables.pop("")}, source, context, tables)
+
+    def _folder(self, backend: MeasuredBackend, model: str) -> str:
+        """Return the name of the results' folder: "cpu", "nvidia-h200", "vllm-nvidia-h200-tp2"."""
+        device = backend.torch_device
+        parts = [device_folder(device.type, device_description(device))]
+        if backend.name != "torch":
+            parts.insert(0, backend.name)
+        if (degree := backend.tensor_parallel) > 1:
+            parts.append(f"tp{degree}")
+        usual = next((platform.model for platform in self.figure.papers), backend.default_model)
+        if backend.uses_gpus and model != usual:
+            parts.append(model)
+        return "-".join(parts)
 
     def _result(self, tables: Tables, source: str, context: RunContext, others: Tables) -> Result:
         """`others` are further tables of the one device that was measured."""

@@ -61,6 +61,7 @@ class HandCost:
     attention.
     """
 
+    has_operations = True
     uncertainty = {"matmul": 0.0, "attention": 0.0}  # noqa: RUF012
 
     def operation_times(self, batch) -> dict[str, float]:

@@ -16,6 +16,7 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.executor.timeline import HostTimeline
 from sarathi_lab.executor.torch.backend import Sizes, TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.experiment import measured_cost
@@ -25,6 +26,7 @@ from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.experiment.measure import MOST_OF_GROUP, DeviceClock, measure
 from sarathi_lab.experiment.measured_cost import (
     LOWER,
+    NO_OPERATIONS,
     MeasuredCostModel,
     composition,
     describe,
@@ -190,6 +192,43 @@ def test_what_decodes_add_is_a_difference_of_neighbours(executor, monkeypatch):
     assert ran == [16, 24, 2, 2, 24, 16, 16, 24, 2]
     assert math.isnan(clock.saving(alone, batch(prefill_tokens=193), without).value)
     assert clock.cost.reason == "193 at 0: the cache is too small"
+
+
+class OnGpu(HostTimeline):
+    """The clock of a device that nobody else uses."""
+
+
+@pytest.mark.parametrize(
+    ("name", "totals"),
+    [
+        ("fig03", {"total", "decode / prefill"}),
+        ("fig04", {"16", "64"}),
+        ("fig07", {"total", "one token more"}),
+        ("fig08", {"48"}),
+    ],
+)
+def test_an_executor_of_whole_iterations_gives_totals_and_says_what_it_lacks(name, totals):
+    spec, hardware = load_option("model", "13b"), load_option("hardware", "a100")
+    whole = make_cost_model("analytic", spec, hardware, 2)
+    executor = SimulatedExecutor(whole.iteration_time)
+    executor.num_blocks, executor.block_size, executor.timeline = 4096, 32, OnGpu()
+    figure = FIGURES[name]
+    sizes, clock = figure.sizes("dry"), DeviceClock(executor, spec)
+    samples = measure(figure.cases(spec, sizes), clock, seconds=0.0, most=1)
+    named = {point.series for point, values in samples.items() if not math.isnan(values[0])}
+    assert named & totals
+    assert not named & {"attn", "qkv_proj", "preproj", "ffn"}
+    if name == "fig07":
+        (least, *_) = sorted(
+            (point.x, values[0]) for point, values in samples.items() if point.series == "total"
+        )
+        expected = 1e3 * whole.iteration_time(make_batch(prefill_tokens=int(least[0])))
+        assert least[1] == pytest.approx(expected)
+    assert clock.cost.reason == NO_OPERATIONS
+    assert {row["operation"] for row in clock.cost.rows("13b", 2)} == {"iteration"}
+    assert clock.keys_read(batch(prefill_tokens=16)) is None
+    assert math.isnan(clock.chunking_overhead(64, 16, "attention").value)
+    assert clock.chunking_overhead(64, 16).value > 0
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,7 @@ def test_errors_are_relative_and_compared_with_the_aim():
 class ToyCost:
     """Each operation takes a second an iteration; attention is off by half, products by a tenth."""
 
+    has_operations = True
     uncertainty: ClassVar = {"matmul": 0.1, "attention": 0.5}
 
     def operation_times(self, batch: Batch) -> dict[str, float]:

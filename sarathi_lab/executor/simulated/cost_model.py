@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.engine.request import Batch
@@ -49,6 +49,8 @@ class CostModel:
     the devices that it is spread over; their links carry sends and swaps. `experts` are those of a
     mixture's layers. Raises UserError for a model that can't be split so, or unknown links.
     """
+
+    has_operations: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -173,6 +175,8 @@ class IterationCostModel(CostModel):
     """Seconds of whole iterations that were measured as such (`IterationTable`): operations, stages
     and layers have no times. Raises UserError for a pipeline, and for weights of another type.
     """
+
+    has_operations: ClassVar[bool] = False
 
     def __init__(self, formula: AnalyticOperations, tables: OperationTables) -> None:
         for setting, value, usual in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from sarathi_kernels.attention.plan import AttentionPlan
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch, run_once
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.iteration_probe import REFERENCE, Timing
 from sarathi_lab.executor.timeline import durations
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.packing import add_masks
@@ -22,14 +23,11 @@ from sarathi_lab.model.transformer import KVCache, Layer, Transformer
 
 CUDA_REPETITIONS = 3  # replays whose mean is a measurement; one of LONG tokens is enough
 LONG = 2048
-REFERENCE = 64  # tokens
 KEPT = 256  # graphs: each takes some of the device's memory
 # Operations of an iteration in C++ (`structures.OPERATIONS`), by the probe's names.
 NATIVE = {"attention_prefill": "attention", "attention_decode": "attention", "lm_head": "logits"}
 NATIVE |= dict.fromkeys(("experts", "ffn_up", "ffn_down"), "ffn")
 PRODUCTS = ("qkv_proj", "out_proj", "ffn", "elementwise")
-
-Timing = Literal["graph", "calls", "host"]  # replayed, launched one by one, of a CPU
 
 
 class OperationProbe:

@@ -80,6 +80,10 @@ class VllmBackend(MeasuredBackend):
         return f"{name}{several}, vLLM's workers, the lab's host"
 
     @property
+    def block_multiple(self) -> int:
+        return BLOCK_MULTIPLES.get(self.torch_device.type, 1)
+
+    @property
     def facts(self) -> dict[str, Any]:
         """What ran the last batches (`Workers.facts`)."""
         return _engine.facts
@@ -108,7 +112,7 @@ class VllmBackend(MeasuredBackend):
 
     def expect(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> None:
         """Have an engine made with room for `sizes`. Raises UserError for what vLLM refuses."""
-        kind, multiple = self.torch_device.type, BLOCK_MULTIPLES.get(self.torch_device.type, 1)
+        kind, multiple = self.torch_device.type, self.block_multiple
         if sizes.block_size % multiple:
             raise UserError(
                 f"cache.block_size={sizes.block_size}: vLLM's attention on a {kind} reads blocks "

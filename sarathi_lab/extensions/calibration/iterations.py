@@ -15,9 +15,10 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.compositions import again, make_batch, make_sequence, placed, run_once
+from sarathi_lab.engine.compositions import make_batch, make_sequence, placed, run_once
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.iteration_probe import IterationProbe
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.iteration_table import IterationTable
@@ -197,6 +198,7 @@ class _Timer:
 
     def __init__(self, executor: Any, spec: ModelSpec, seed: int) -> None:
         self._executor, self._spec, self._random = executor, spec, np.random.default_rng(seed)
+        self._probe = IterationProbe(executor)
 
     def placed(self, batch: Batch) -> Batch | None:
         executor = self._executor
@@ -219,16 +221,13 @@ class _Timer:
             run_once(executor, batch)
 
     def visit(self, batch: Batch) -> list[float]:
-        """Time iterations of `batch` behind one that does not count; a long one once."""
+        """Time iterations of `batch`; a long one once."""
         placed_batch = self.placed(batch)
         assert placed_batch is not None
-        self._executor.start()
-        batch = again(run_once(self._executor, placed_batch))
-        seconds, end = list[float](), time.perf_counter() + VISIT
-        while not seconds or (len(seconds) < MAX_REPETITIONS - 1 and time.perf_counter() < end):
-            result = run_once(self._executor, batch)
-            seconds.append(result.busy)
-            batch = again(result)
+        each, end = self._probe.iterations(placed_batch), time.perf_counter() + VISIT
+        seconds = [next(each)]
+        while len(seconds) < MAX_REPETITIONS - 1 and time.perf_counter() < end:
+            seconds.append(next(each))
         return seconds
 
 

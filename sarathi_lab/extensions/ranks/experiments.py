@@ -197,7 +197,7 @@ class StageFigure(Figure):
         return {"": table.assign(device_name=device)}
 
 
-def _pipelined(backend: TorchBackend, stages: int) -> TorchBackend:
+def _pipelined(backend: Any, stages: int) -> TorchBackend:
     threads: dict[str, Any] = {} if backend.uses_gpus else {"threads": backend.threads or 1}
     return replace(backend, pipeline_parallel=stages, **threads)
 

@@ -20,6 +20,7 @@ SIZES = {"prompt_len": 80, "chunks": [32], "decodes": [3], "context": 9}
 class HandCost:
     """An FFN of 1 second and 0.1 a token, attention of 0.01 a token of context."""
 
+    has_operations = True
     uncertainty = {"matmul": 0.0, "attention": 0.0}  # noqa: RUF012
 
     def operation_times(self, batch):
