@@ -193,17 +193,18 @@ BEHIND = ("attention [ms]", "KV read [MB]")  # panels of one chunk behind cached
         "cut / whole",
         log_x=True,
         legend="prompt [tokens], or chunk C",
-        left_out=("N(N+1)/2 / N",),  # the same line as the bytes
+        left_out=(
+            *("N(N+1)/2 / N", "counted / N(N+1)/2"),  # the same line as the bytes, and 1
+            *("price: smaller products", "price: fixed cost"),
+        ),
         panels={
             "KV bytes / whole": "KV bytes read: (N+1)/2 of N chunks",
-            "counted / N(N+1)/2": "keys counted over N(N+1)/2",
             "attention time / whole": "time of attention",
             "prefill time / whole": "time of the prefill",
             **dict(zip(BEHIND, ("attention of a chunk", "KV read by a chunk"), strict=True)),
         },
         ys={
             **{f"price: {cause}": "share of the whole's time" for cause in CAUSES},
-            "counted / N(N+1)/2": "ratio",
             **dict(zip(BEHIND, ("ms", "MB"), strict=True)),
         },
         xs=dict.fromkeys(BEHIND, "cached tokens before the chunk"),

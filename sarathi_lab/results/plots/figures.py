@@ -10,6 +10,7 @@ import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -21,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from sarathi_lab.results.plots import style
-from sarathi_lab.results.plots.spec import PlotSpec, in_tokens
+from sarathi_lab.results.plots.spec import Kind, PlotSpec, in_tokens
 from sarathi_lab.results.table import MEASURED, PAPER
 
 MOST_MARKERS = 22  # of a line, where the paper's points are dense
@@ -44,9 +45,10 @@ def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
     half of their points, with a note on what is left out; `is_all` draws everything.
     """
     shown = _selected(rows, spec)
-    note = "" if is_all else _note_on_sparse(shown)
-    shown = shown[shown.value.notna()] if is_all else _without_sparse(shown)
-    groups = (_by_device if spec.is_by_device else _by_source)(shown)
+    note = "" if is_all else _note_on_sparse(shown, spec.kind)
+    shown = shown[shown.value.notna()] if is_all else _without_sparse(shown, spec.kind)
+    by_device = partial(_by_device, are_together=spec.kind == "bar")
+    groups = (by_device if spec.is_by_device else _by_source)(shown)
     order = list(dict.fromkeys(shown.panel))
     across = min(spec.columns, max((group.panel.nunique() for group in groups.values()), default=1))
     places: list[tuple[str, str] | None] = []
@@ -72,7 +74,8 @@ def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
     for ax in axes:
         if not ax.has_data():
             ax.set_axis_off()
-    keys = [] if spec.kind == "bar" else _series_keys(spec, styles)
+    is_named = spec.kind == "bar" and all(map(_is_single, groups.values()))  # below its bar
+    keys = [] if is_named else _series_keys(spec, styles)
     title = "\n".join([textwrap.fill(note, int(LETTERS * width)), spec.legend if keys else ""])
     style.legend_below(figure, [*keys, *_source_keys(shown, spec, lines)], title.strip())
     return style.finished(figure, spec.title)
@@ -99,24 +102,29 @@ def _selected(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
     return shown.assign(x=x, value=value, key=key)
 
 
-def _is_sparse(rows: pd.DataFrame) -> pd.Series:
-    """Mark measured rows of panels with less than half of their values, or one of several."""
-    panel = rows.value.notna().groupby([rows.device, rows.panel])
-    is_single = (panel.transform("sum") < 2) & (panel.transform("size") > 1)
-    return (rows.level == MEASURED) & (is_single | (panel.transform("mean") < 0.5))
+def _is_sparse(rows: pd.DataFrame, kind: Kind) -> pd.Series:
+    """Mark measured rows of panels with less than half of their values, one of several, or no line
+    of two points.
+    """
+    is_known, by = rows.value.notna(), [rows.device, rows.panel]
+    panel = is_known.groupby(by)
+    num_known = is_known.groupby([*by, rows.key]).transform("sum") if kind == "line" else is_known
+    longest = num_known.groupby(by).transform("max" if kind == "line" else "sum")
+    is_few = (longest < 2) & (panel.transform("size") > 1)
+    return (rows.level == MEASURED) & (is_few | (panel.transform("mean") < 0.5))
 
 
-def _without_sparse(rows: pd.DataFrame) -> pd.DataFrame:
+def _without_sparse(rows: pd.DataFrame, kind: Kind) -> pd.DataFrame:
     """Leave out sparse panels, and all but the best level of each simulated GPU and model."""
     rank = 2 * (rows.method != "") + (rows.level != "profiled")
     best = rank.groupby([rows.hardware, rows.model, rows.panel]).transform("min")
     is_best = rows.level.isin([PAPER, MEASURED]) | (rank == best)
-    kept = rows[rows.value.notna() & is_best & ~_is_sparse(rows)]
+    kept = rows[rows.value.notna() & is_best & ~_is_sparse(rows, kind)]
     return kept if len(kept) else rows[rows.value.notna()]
 
 
-def _note_on_sparse(rows: pd.DataFrame) -> str:
-    devices = rows[_is_sparse(rows)].groupby("device", sort=False).value
+def _note_on_sparse(rows: pd.DataFrame, kind: Kind) -> str:
+    devices = rows[_is_sparse(rows, kind)].groupby("device", sort=False).value
     counts = devices.agg(["count", "size"]).itertuples(name=None)
     parts = [f"{known} of {all_} points on {device} measured" for device, known, all_ in counts]
     return f"Left out, too few to draw: {', '.join(parts)}" if parts else ""
@@ -130,15 +138,25 @@ def _by_source(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return dict(sorted(groups.items(), key=lambda group: group[0] != simulated))
 
 
-def _by_device(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Group rows by device, each with the paper's rows of its hardware and panels."""
-    papers, groups = rows[rows.level == PAPER], {}
-    for device, group in rows[rows.level != PAPER].groupby("device", sort=False):
+def _by_device(rows: pd.DataFrame, *, are_together: bool) -> dict[str, pd.DataFrame]:
+    """Group rows by device, each with the paper's rows of its hardware and panels; GPUs that ran
+    the same model are one group where they `are_together`.
+    """
+    papers, found = rows[rows.level == PAPER], rows[rows.level != PAPER]
+    is_joined = are_together & (found.hardware != "") & (found.level != MEASURED)
+    titles = found.device.where(~is_joined, "simulated GPUs, " + found.model)
+    groups = {}
+    for title, group in found.groupby(titles, sort=False):
         is_measured = (group.level == MEASURED).any()
         hardware = {*group.hardware, ""} - ({""} if is_measured else set())
         beside = papers[papers.hardware.isin(hardware) & papers.panel.isin(group.panel)]
-        groups[str(device)] = pd.concat([group, beside])
+        name = str(title) if not _is_single(group) else str(group.device.iloc[0])
+        groups[name] = pd.concat([group, beside])
     return groups
+
+
+def _is_single(rows: pd.DataFrame) -> bool:
+    return rows.device[rows.level != PAPER].nunique() <= 1
 
 
 def _number(series: str) -> float:
@@ -191,18 +209,35 @@ def _lines(
 def _bars(
     ax: Axes, rows: pd.DataFrame, spec: PlotSpec, styles: Styles, lines: Mapping[str, Any]
 ) -> None:
-    """Draw a bar a series with its interval, and the paper's value as a hollow mark."""
-    bars = rows[rows.level != PAPER].drop_duplicates("key")
-    names, places = list(bars.key), np.arange(len(bars))
-    ax.bar(places, bars.value, 0.6, color=[styles[name][0] for name in names])
+    """Draw a bar a series with its interval, beside each other for each device, and the paper's
+    value as a hollow mark.
+    """
+    bars = rows[rows.level != PAPER].drop_duplicates(["device", "key"])
+    names, devices = list(dict.fromkeys(bars.key)), list(dict.fromkeys(bars.device))
+    width = 0.6 if len(devices) == 1 else 0.8 / len(names)
+    step = 1.0 if len(devices) == 1 else width
+
+    def places_of(table: pd.DataFrame, device: pd.Series) -> pd.Series:
+        return device.map(devices.index) + step * (
+            table.key.map(names.index) - (len(names) - 1) / 2
+        )
+
+    places = places_of(bars, bars.device)
+    ax.bar(places, bars.value, width, color=[styles[name][0] for name in bars.key])
     ax.vlines(places, bars.low, bars.high, color="black", linewidth=0.9)
     papers = rows[(rows.level == PAPER) & rows.key.isin(names)]
     if len(papers):
-        ax.plot(papers.key.map(names.index), papers.value, "ko", fillstyle="none")
-    words = [spec.series_name(name).replace("_", " ") for name in names]
-    if len(names) <= MOST_LEVEL:
-        words = [word.replace(" ", "\n") for word in words]
-    ax.set_xticks(places, words, fontsize=8, rotation=0 if len(names) <= MOST_LEVEL else 90)
+        device = papers.hardware.map(dict(zip(bars.hardware, bars.device, strict=True)))
+        ax.plot(places_of(papers, device), papers.value, "ko", fillstyle="none")
+    if len(devices) > 1:
+        chips = [str(one).replace("_", "\n") for one in bars.hardware.unique()]
+        ax.set_xticks(range(len(devices)), chips, fontsize=8)
+    else:
+        words = [spec.series_name(name).replace("_", " ") for name in names]
+        if len(names) <= MOST_LEVEL:
+            words = [word.replace(" ", "\n") for word in words]
+        rotation = 0 if len(names) <= MOST_LEVEL else 90
+        ax.set_xticks(sorted(places), words, fontsize=8, rotation=rotation)
     unit = str(bars.unit.iloc[0])
     ax.set_ylabel(spec.y or UNITS.get(unit, {"s": "seconds"}.get(unit, unit)))
     ax.grid(axis="x", visible=False)

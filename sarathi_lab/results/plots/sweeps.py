@@ -250,7 +250,8 @@ def _set_axes(ax: Axes, rows: pd.DataFrame, x: str, listed: Sequence[str]) -> No
         _set_linear_limits(ax, axis, low, high)
     if listed:
         ax.set_yticks(range(len(listed)), listed)
-        ax.set(ylim=(-0.6, len(listed) - 0.4), xlabel=heading)
+        room = int(ax.get_window_extent().width / style.plt.rcParams["figure.dpi"] / style.LETTER)
+        ax.set(ylim=(-0.6, len(listed) - 0.4), xlabel=textwrap.fill(heading, room))
         if ax.get_xscale() == "linear":
             ax.xaxis.set_major_locator(MaxNLocator(3))
         return
