@@ -44,6 +44,8 @@ def test_every_command_passes_its_checks(command, monkeypatch):
     """Of a sweep the last values of all settings."""
     if "hydra/launcher=ray" in command:
         pytest.importorskip("ray", reason="pip install -e '.[ray]'")
+    if re.search(r"executor=\S*vllm", command):
+        pytest.importorskip("vllm", reason="make test-vllm")
     monkeypatch.chdir(REPOSITORY)
     args = [re.sub(r"=[^'\"\[\](]+,", "=", arg) for arg in shlex.split(command)]
     compose(args).check()

@@ -171,8 +171,8 @@ class Workers:
         self._types = NewRequestData, CachedRequestData, SchedulerOutput
         self._greedy = SamplingParams(temperature=0.0, max_tokens=config.model_config.max_model_len)
         self.config = config
-        self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
-        self._executor = self._core.model_executor
+        self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        self._executor = self.core.model_executor
         parallel = config.parallel_config
         self.block_size = int(config.cache_config.block_size)
         self.num_blocks = int(config.cache_config.num_gpu_blocks) - FIRST_BLOCK
@@ -215,7 +215,7 @@ class Workers:
 
     def close(self) -> None:
         """End the workers and free their memory."""
-        self._core.shutdown()
+        self.core.shutdown()
 
     def _output(self, step: Step) -> Any:
         new_type, cached_type, output_type = self._types
