@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import shorten
 
 import pandas as pd
 
@@ -15,7 +16,7 @@ from sarathi_lab.config.console import console, print_place
 from sarathi_lab.config.errors import UserError, exit_code, require_number
 from sarathi_lab.config.paths import EXPERIMENTS as RECORDS
 from sarathi_lab.config.paths import OUTPUTS, make_folder
-from sarathi_lab.experiment.claims import VERDICTS, in_words, load_claims, verdicts
+from sarathi_lab.experiment.claims import NOT_MEASURED, VERDICTS, in_words, load_claims, verdicts
 from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.results.load import SIMULATED
 from sarathi_lab.results.result import DisplayTable, show
@@ -23,27 +24,39 @@ from sarathi_lab.tasks.claim_tables import blocks, write_page
 
 STYLES = dict(zip(VERDICTS, ("green", "green", "yellow", "red", "red", "cyan", "dim"), strict=True))
 SHOWN = ["claim", "expected", "measured", "verdict", "note"]
+SHORT = ["verdict", "measured", "expected", "claim"]
 FEW_MINUTES = 200.0  # seconds of measuring, for those who just want to see
 COSTS = "costs.csv"  # in the results: what each experiment took, in a separate process
 JOB = ["experiment", "how"]  # how: "simulated" or "measured"
 Command = Callable[[Sequence[str]], int]  # runs a command line; returns its exit code
 
 
-def print_verdicts(table: pd.DataFrame) -> None:
-    """Print a block for each device: each claim with expected and measured value, and verdict."""
+def print_verdicts(table: pd.DataFrame, *, is_long: bool = False) -> None:
+    """Print a block for each device, a line for each claim with a result on it: verdict, measured
+    and expected value; `is_long` adds intervals, notes and claims that were not measured.
+    """
     for device, rows in table.groupby("device", sort=False):
-        shown = rows.assign(
-            measured=[in_words(row) for row in rows.to_dict("records")],
-            verdict="[" + rows.verdict.map(STYLES) + "]" + rows.verdict + "[/]",
-        )[SHOWN].to_dict("records")
-        machines = table.attrs.get("names", {}).get(device)
-        where = f"Recorded on {machines}" if machines else f"On {device}"
-        title = f"{where}, in brackets the interval and its level"
-        if str(device).startswith(SIMULATED):
-            title += " over seeds, else the cost model's error"
         counts = rows.verdict.value_counts().items()
         summary = ", ".join(f"{count} {verdict}" for verdict, count in counts)
-        show([DisplayTable(shown, SHOWN, unbroken=SHOWN[1:4], title=title, markup=True), summary])
+        rows = rows if is_long else rows[rows.verdict != NOT_MEASURED]
+        values = [in_words(row) for row in rows.to_dict("records")]
+        styled = "[" + rows.verdict.map(STYLES) + "]" + rows.verdict + "[/]"
+        values = values if is_long else [value.partition(" (")[0] for value in values]
+        names = SHOWN if is_long else SHORT
+        rows = rows.assign(measured=values)
+        if not is_long:
+            others = sum(max(map(len, [name, *rows[name]])) for name in SHORT[:-1])
+            room = max(20, console().width - others - 2 * len(SHORT))
+            rows["claim"] = [shorten(claim, room, placeholder=" …") for claim in rows.claim]
+        shown = rows.assign(verdict=styled)[names].to_dict("records")
+        machines = table.attrs.get("names", {}).get(device)
+        title = f"Recorded on {machines}" if machines else f"On {device}"
+        if is_long:
+            title += ", in brackets the interval and its level"
+        if is_long and str(device).startswith(SIMULATED):
+            title += " over seeds, else the cost model's error"
+        unbroken = SHOWN[1:4] if is_long else SHORT
+        show([DisplayTable(shown, SHOWN, unbroken=unbroken, title=title, markup=True), summary])
 
 
 def main(args: Sequence[str], run: Command) -> int:
@@ -64,7 +77,10 @@ def _parser() -> argparse.ArgumentParser:
     text = "first compute the same with cost models of GPUs"
     add("--simulate", action="store_true", help=text)
     names = list(FIGURES)
-    add("--only", action="append", choices=names, metavar="NAME", help="one experiment")
+    text = "one experiment, such as fig08; may be repeated"
+    add("--only", action="append", choices=names, metavar="NAME", help=text)
+    add("--device", metavar="TEXT", help="devices whose name has this text, such as cpu or h100")
+    add("--long", action="store_true", help="also intervals, notes, and claims not measured")
     text = f"of measuring in all, with --run (default {FEW_MINUTES:.0f})"
     add("--seconds", type=float, help=text)
     text = "folder of results (default: experiments, outputs/claims to run)"
@@ -82,7 +98,7 @@ def _main(options: argparse.Namespace, run: Command) -> int:
     if options.seconds is not None:
         fix = f"use the seconds in all, such as {FEW_MINUTES:.0f}"
         require_number("--seconds", options.seconds, above=0, fix=fix)
-    for name in ("--only", "--seconds", "--resume", "settings"):
+    for name in ("--seconds", "--resume", "settings"):
         needs_run = name in ("--seconds", "settings")
         if getattr(options, name.strip("-")) and not (options.run if needs_run else does_run):
             fix = "--run (measure)" if needs_run else "--run (measure) or --simulate"
@@ -94,7 +110,7 @@ def _main(options: argparse.Namespace, run: Command) -> int:
         )
     failed = _run_all(options, results, run) if does_run else []
     table = verdicts(results)
-    print_verdicts(table)
+    print_verdicts(_selected(table, options), is_long=options.long)
     if does_run:
         table.to_csv(results / "verdicts.csv", index=False, float_format="%.6g")
         print_place("results", results)
@@ -104,6 +120,17 @@ def _main(options: argparse.Namespace, run: Command) -> int:
     for name in failed:
         print(f"failed: {name}")
     return int(bool(failed))
+
+
+def _selected(table: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
+    """Return the rows of the experiments and devices that were asked for. Raises UserError."""
+    chosen = table[table.experiment.isin(options.only)] if options.only else table
+    if options.device:
+        chosen = chosen[chosen.device.str.contains(options.device, regex=False)]
+        if chosen.empty:
+            known = ", ".join(table.device.unique())
+            raise UserError(f"--device {options.device} is in no device's name; use one of {known}")
+    return chosen
 
 
 def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[str]:

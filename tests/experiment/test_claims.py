@@ -17,6 +17,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.experiment import measured_cost
 from sarathi_lab.experiment.claims import (
     COLUMNS,
+    VERDICTS,
     Claim,
     Value,
     in_words,
@@ -320,7 +321,16 @@ def test_a_page_is_rewritten_between_its_marks(tmp_path):
 def test_claims_are_printed_by_device(tmp_path, capsys):
     named = table(1.4).assign(device_name="cpu (a processor, 2 threads)")
     load.save(named, "fig08", "cpu", tmp_path)
-    assert main(["claims", "--results", str(tmp_path)]) == 0
+    assert main(["claims", "--results", str(tmp_path), "--only", "fig08", "--device", "cpu"]) == 0
+    short = capsys.readouterr().out
+    (line,) = [line for line in short.splitlines() if "10 times" in line]
+    assert line.split()[:2] == ["partly", "1.4"]
+    rows = [line for line in short.splitlines() if line.startswith(" ")]
+    assert all(row.strip().startswith((*VERDICTS, "verdict")) for row in rows)  # one line each
+    assert "not measured" not in short.rpartition("\n1")[0]
+    assert main(["claims", "--results", str(tmp_path), "--device", "cqu"]) == 2
+    assert "--device cqu is in no device's name; use one of cpu" in capsys.readouterr().err
+    assert main(["claims", "--results", str(tmp_path), "--long"]) == 0
     out = capsys.readouterr().out
     assert "Recorded on cpu (a processor, 2 threads), in brackets the interval and its level" in out
     assert "1.4 (1.3 to 1.5, 96 %)" in out
@@ -354,7 +364,7 @@ def test_an_experiment_that_fails_does_not_stop_the_others(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--only", "fig08"], "--only is for runs; add --run"),
+        (["--resume"], "--resume is for runs; add --run"),
         (["--simulate", "--seconds", "9"], "--seconds is for runs"),
         (["--simulate", "model=7b"], "settings is for runs"),
         (["--run", "--seconds", "0"], "--seconds=0.0 must be a finite number above 0"),

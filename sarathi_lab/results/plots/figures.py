@@ -227,7 +227,8 @@ def _bars(
     ax.vlines(places, bars.low, bars.high, color="black", linewidth=0.9)
     papers = rows[(rows.level == PAPER) & rows.key.isin(names)]
     if len(papers):
-        device = papers.hardware.map(dict(zip(bars.hardware, bars.device, strict=True)))
+        device_of = dict(zip(bars.hardware, bars.device, strict=True))
+        device = papers.hardware.map(device_of).fillna(devices[0])
         ax.plot(places_of(papers, device), papers.value, "ko", fillstyle="none")
     if len(devices) > 1:
         chips = [str(one).replace("_", "\n") for one in bars.hardware.unique()]
