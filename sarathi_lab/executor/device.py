@@ -127,14 +127,19 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+engine_ends: list[Callable[[], None]] = []  # of engines that keep a GPU's memory between runs
+
+
 def prepare_memory(device: torch.device) -> None:
-    """Release unused memory of earlier runs of a GPU; on a CPU let the C library keep freed memory
-    (glibc only).
+    """Release memory of earlier runs of a GPU; on a CPU let the C library keep freed memory (glibc
+    only).
 
     Otherwise it maps large tensors at every allocation, and the kernel zeroes their pages at first
     touch: a fifth of the time of a long prefill. The process then holds its peak memory.
     """
     if device.type == "cuda":
+        for end in engine_ends:
+            end()
         gc.collect()  # a run that stopped may have left its memory in a cycle
         torch.cuda.empty_cache()
     elif platform.libc_ver()[0] == "glibc":

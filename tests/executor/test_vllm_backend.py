@@ -12,6 +12,8 @@ import torch
 from vllm_engine import SIZES, TINY
 
 from sarathi_lab.config.errors import RunError, UserError
+from sarathi_lab.executor import device as devices
+from sarathi_lab.executor.vllm import backend as backends
 from sarathi_lab.executor.vllm import executor as executors
 from sarathi_lab.executor.vllm import workers as vllm
 from sarathi_lab.executor.vllm.backend import SharedEngine, VllmBackend
@@ -115,6 +117,16 @@ def test_runs_share_an_engine_for_the_largest():
     assert started[-1].batch_size == SIZES.batch_size  # what did not fit is forgotten
     engine.close()
     assert len(closed) == 2
+
+
+def test_another_executor_gets_the_memory_of_a_gpu(monkeypatch):
+    ended = list[str]()
+    assert backends._engine.close in devices.engine_ends
+    monkeypatch.setattr(devices, "engine_ends", [lambda: ended.append("vllm")])
+    devices.prepare_memory(torch.device("cpu"))
+    assert not ended
+    devices.prepare_memory(torch.device("cuda"))
+    assert ended == ["vllm"]
 
 
 def test_errors_of_vllm_are_one_line():

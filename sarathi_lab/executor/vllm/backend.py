@@ -95,7 +95,11 @@ class VllmBackend(MeasuredBackend):
             raise UserError("preemption=swap: executor=vllm swaps nothing; use recompute")
         if spec.kv_dtype == "int8":
             raise UserError("cache.dtype=int8: vLLM has no such cache; use fp8 or auto")
-        self.memory(spec).check(kv_tokens, 0)
+        try:
+            self.memory(spec).check(kv_tokens, 0)
+        except UserError:  # beside the engine of earlier runs
+            devices.prepare_memory(self.torch_device)
+            self.memory(spec).check(kv_tokens, 0)
 
     def part(self, spec: ModelSpec) -> ModelSpec:
         return replace(spec, num_layers=-(-spec.num_layers // self.num_devices))
@@ -146,8 +150,8 @@ class VllmBackend(MeasuredBackend):
 
     def _start(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> vllm.Workers:
         if checkpoint is None:
-            devices.prepare_memory(self.torch_device)
             seeded_checkpoint(spec, self.torch_device, self.torch_dtype, self.seed)
+        devices.prepare_memory(self.torch_device)
         arguments = self.arguments(spec, checkpoint, sizes)
         config = vllm.make_config(arguments, self.runner, self._cores)
         if self.async_scheduling is True and not config.scheduler_config.async_scheduling:
@@ -245,3 +249,4 @@ class SharedEngine:
 
 _engine = SharedEngine()
 atexit.register(_engine.close)
+devices.engine_ends.append(_engine.close)
