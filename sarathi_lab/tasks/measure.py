@@ -114,8 +114,7 @@ class Measure(Task):
         figure = self.figure
         if figure.is_simulated:
             raise UserError(f"{figure.name} is simulated only; add executor=simulated")
-        if backend.name == "torch" or backend.num_stages > 1:
-            require_one_device(backend, "task=measure")
+        require_one_device(backend, "task=measure")
         if backend.name != "torch" and (figure.is_measured_only or figure.is_partly_simulated):
             raise UserError(
                 f"{figure.name} needs stages or times of operations, which executor={backend.name} "

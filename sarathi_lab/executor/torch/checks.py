@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -67,9 +68,12 @@ def cautions_of(
     return cautions
 
 
-def require_one_device(backend: object, what: str) -> None:
-    """Raise UserError for several ranks, where `what` measures one device."""
-    if (count := getattr(backend, "num_devices", 1)) > 1:
+def require_one_device(backend: Any, what: str) -> None:
+    """Raise UserError for several ranks, and for stages, where `what` times single iterations; of
+    another executor devices that share each layer count as one.
+    """
+    is_one = backend.name != "torch" and backend.num_stages == 1
+    if (count := backend.num_devices) > 1 and not is_one:
         raise UserError(
             f"{what} looks into one device, not {count}; leave out executor.tensor_parallel and "
             "executor.pipeline_parallel"

@@ -23,7 +23,6 @@ from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.steal_corrected_clock import exclude_stolen_time
 from sarathi_lab.executor.tables import write_tables
 from sarathi_lab.executor.torch import profiling
-from sarathi_lab.executor.torch.checks import require_one_device
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.extensions.calibration.from_profile import (
     KINDS,
@@ -115,7 +114,6 @@ class Calibrate(Task):
                 f"task.by=operations: those of executor={backend.name} can't be timed; use "
                 "task.by=iterations"
             )
-        require_one_device(backend, "task.by=operations")
         if backend.weights != "auto":
             raise UserError(
                 f"executor.weights={backend.weights}: the simulator reads no times of such "

@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
+from sarathi_lab.executor.torch.checks import require_one_device
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
 
@@ -17,20 +18,14 @@ BLOCK_SIZE = 16  # tokens, where the size of a block plays no part
 
 
 def measured_subject(cfg: DictConfig, task: str) -> Subject:
-    """The real device, the model and its weights. Raises UserError for one that is not, and for a
-    pipeline, in which iterations overlap.
-    """
+    """The real device, the model and its weights. Raises UserError for one that is not, or more."""
     backend = build(cfg.executor)
     if not backend.computes_tokens:
         raise UserError(
             f"task={task} measures a real device, executor={backend.name} is none; use "
-            "executor=torch or executor=vllm"
+            "executor=torch"
         )
-    if backend.num_stages > 1:
-        raise UserError(
-            f"executor.pipeline_parallel={backend.num_stages}: task={task} measures iterations, "
-            "which overlap in a pipeline; use executor.pipeline_parallel=1"
-        )
+    require_one_device(backend, f"task={task}")
     return backend, *resolve_model(cfg, backend)
 
 

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import listed, whole
 from sarathi_lab.config.console import console, progress_of
-from sarathi_lab.config.errors import require_int
+from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.executor import TorchExecutor
@@ -59,6 +59,11 @@ class IterationTime(Task):
 
     def check(self, cfg: DictConfig) -> Subject:
         subject = measured_subject(cfg, "iteration_time")
+        if subject[0].name != "torch":
+            raise UserError(
+                f"task=iteration_time times the lab's model, not executor={subject[0].name}; use "
+                "task=calibrate, whose iterations.csv has times of whole iterations"
+            )
         subject[0].check(subject[1], BLOCK_SIZE * self._num_blocks())
         return subject
 
