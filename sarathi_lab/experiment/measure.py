@@ -18,6 +18,7 @@ import torch
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.executor.iteration_probe import REFERENCE
 from sarathi_lab.executor.measured_backend import MeasuredBackend
 from sarathi_lab.executor.steal_corrected_clock import exclude_stolen_time
 from sarathi_lab.executor.torch.backend import WARM_UP_TOKENS
@@ -193,7 +194,7 @@ def load_executor(backend: MeasuredBackend, spec: ModelSpec, room: Room) -> Any:
         num_blocks=math.ceil(room.kv_tokens / block_size) + part_filled,
         block_size=block_size,
         batch_size=room.batch_size,
-        max_model_len=room.longest,
+        max_model_len=max(room.longest, REFERENCE + 1),
         max_batch_tokens=room.kv_tokens,
     )
     try:
