@@ -190,17 +190,14 @@ class Calibrate(Task):
     def _by_iterations(self, cfg: DictConfig, subject: Subject, hardware: Hardware) -> Calibrated:
         backend, spec, checkpoint = subject
         limits, executor = _limits(cfg), backend.build(spec, checkpoint, _sizes(cfg, subject))
-        what = "measuring iterations"
         with (
-            progress_of(what, self.seconds, "s") as progress,
-            exclude_stolen_time(executor) as clock,
+            progress_of("measuring iterations", self.seconds, "s") as progress,
+            exclude_stolen_time(executor),
         ):
-            start = time.perf_counter()
             found = measure_iterations(
                 executor, spec, limits, self.seconds, progress, int(cfg.seed)
             )
-            lost = clock.lost / (time.perf_counter() - start)
-        self._refuse_busy(found.errors, lost)
+        self._refuse_busy(found.errors)
         hardware = fitted_hardware(found.table, spec, hardware)
         meta = {"uncertainty": _rounded(found.errors)}
         frames, others = {"iterations": found.table}, {"held_out": found.held_out}
@@ -222,15 +219,15 @@ class Calibrate(Task):
         self._refuse_busy(errors, lost)
         return measured, errors
 
-    def _refuse_busy(self, errors: Mapping[str, float], lost: float) -> None:
+    def _refuse_busy(self, errors: Mapping[str, float], lost: float = 0.0) -> None:
         """Warn of rows that contradict each other; raise UserError if they are to be installed."""
         worst, error = max(errors.items(), key=itemgetter(1))
         if error > MAX_ERROR:
+            others = f" (others had a core {lost:.0%} of the time)" if lost else ""
             why = (
                 f"rows of {worst} deviate by {error:.0%} from the others, more than "
-                f"{MAX_ERROR:.0%}: the machine is busy (others had a core {lost:.0%} of the time) "
-                f"or slow at times; repeat when it is quiet, or with "
-                f"task.seconds={2 * self.seconds:g}"
+                f"{MAX_ERROR:.0%}: the machine is busy{others} or slow at times; repeat when it is "
+                f"quiet, or with task.seconds={2 * self.seconds:g}"
             )
             if self.install:
                 raise UserError(f"task.install=true: {why}")
@@ -315,8 +312,8 @@ def _held_out(found: MeasuredIterations, hardware: Hardware) -> list[str | Displ
     error = hardware.held_out_errors["matmul"]
     formats = {mean: ".1%", largest: ".1%", bias: "+.1%"}
     return [
-        f"  {len(found.table)} iterations and {len(found.held_out)} held-out ones, medians of "
-        f"{found.num_rounds} rounds{left_out}",
+        f"  {len(found.table)} iterations and {len(found.held_out)} held-out ones, lower quartiles "
+        f"of {found.num_rounds} rounds{left_out}",
         DisplayTable(rows, left=["held-out iterations"], formats=formats),
         f"  executor.cost_model=analytic on rows that it was not fitted to (mean): {error:.0%}",
     ]

@@ -42,7 +42,8 @@ SEVERAL = 4  # prompts of an iteration, for what each adds
 STARTS = (0.0, 0.125, 0.25, 0.5, 0.75)  # of the longest sequence, before a chunk
 CONTEXTS = (0.0625, 0.25, 0.5, 1.0)  # of decodes
 HELD_OUT = 16  # compositions of each kind
-MIN_ROUNDS, MAX_ROUNDS = 3, 40  # of visits to all compositions; times are medians over all
+MIN_ROUNDS, MAX_ROUNDS = 3, 40  # of visits to all compositions
+LOWER = 0.25  # the quantile of all that stands for one: what disturbs it makes it longer
 VISIT, MAX_REPETITIONS = 0.03, 8  # seconds, and iterations, after which a visit ends
 FILLING = 0.1  # of the seconds, to give cached tokens values
 
@@ -160,9 +161,9 @@ def measure_iterations(
     advance: Callable[[float], None],
     seed: int = 0,
 ) -> MeasuredIterations:
-    """Measure a grid of compositions and held-out ones for about `seconds`, each once a round, so
-    that a slow minute of the machine spreads over all; at least MIN_ROUNDS, behind one that warms
-    up. `advance` takes the seconds that passed.
+    """Measure a grid of compositions and held-out ones for about `seconds`, each once a round, in
+    another order each time, so that a slow minute of the machine spreads over all; at least
+    MIN_ROUNDS, behind one that warms up. `advance` takes the seconds that passed.
     """
     timer = _Timer(executor, spec, seed)
     rows, random = list(grid_of(limits)), list(held_out_of(limits, seed))
@@ -170,24 +171,24 @@ def measure_iterations(
     fitting = [i for i, batch in enumerate(every) if timer.placed(batch) is not None]
     begun, elapsed, num_rounds = time.perf_counter(), 0.0, -1
     timer.fill(limits.longest, FILLING * seconds)
-    samples: dict[int, list[float]] = defaultdict(list)
+    samples, order = defaultdict[int, list[float]](list), np.random.default_rng(seed)
     while num_rounds < MIN_ROUNDS or (num_rounds < MAX_ROUNDS and elapsed < seconds):
-        for i in fitting:
+        for i in order.permutation(fitting):
             samples[i] += timer.visit(every[i])
             before, elapsed = elapsed, time.perf_counter() - begun
             advance(elapsed - before)
         num_rounds += 1
         if not num_rounds:
             samples.clear()
-    medians = {i: float(np.median(found)) for i, found in samples.items()}
-    measured = [{**rows[i], TIME: medians[i] / MICROSECOND} for i in fitting if i < len(rows)]
+    times = {i: float(np.quantile(found, LOWER)) for i, found in samples.items()}
+    measured = [{**rows[i], TIME: times[i] / MICROSECOND} for i in fitting if i < len(rows)]
     table = pd.DataFrame(measured)
     model, found = IterationTable(table), []
     for i, (kind, batch) in enumerate(random, start=len(rows)):
-        if i in medians:
+        if i in times:
             predicted = model.seconds(batch)
-            error = predicted / medians[i] - 1
-            found.append((kind, _sizes(batch), medians[i], predicted, error))
+            error = predicted / times[i] - 1
+            found.append((kind, _sizes(batch), times[i], predicted, error))
     columns = ["kind", "composition", "seconds", "predicted", "error"]
     held_out = pd.DataFrame(found, columns=columns)
     return MeasuredIterations(table, held_out, num_rounds, len(every) - len(fitting))
