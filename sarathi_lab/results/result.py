@@ -152,7 +152,9 @@ def _columns(result: Result, context: RunContext) -> dict[str, Any]:
         if columns.get("executor") != "simulated":  # two machines may have the same model of CPU
             where = f"{where} ({columns['hostname']})"
         columns["where"] = where
-        columns["policy_where"] = f"{columns.get('policy', context.task)}, {where}"
+        named = [columns.get("policy", context.task), columns.get("chunk")]
+        policy = " ".join(str(one) for one in named if one is not None)
+        columns["policy_where"] = f"{policy}, {where}"
     return {**columns, "settings": without_unread(result.config or {})}
 
 

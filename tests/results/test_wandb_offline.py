@@ -63,7 +63,7 @@ def test_configs_are_flat_and_summaries_hold_what_people_compare(runs):
     config = shown["config"]
     flat = {"policy": "sarathi", "model": "13b", "executor": "simulated", "chunk": 256}
     flat |= {"batch": 2, "pd_ratio": 31, "hostname": platform.node(), "where": "simulated a6000"}
-    flat |= {"policy_where": "sarathi, simulated a6000"}
+    flat |= {"policy_where": "sarathi 256, simulated a6000"}
     assert {name: config[name] for name in flat} == flat
     assert config["baselines"].keys() == {"orca", "request_level"}
     settings = config["settings"]

@@ -41,8 +41,12 @@ AXES = {
     "time": "time [s]",
     "tokens": "tokens computed",
 }
-# Panels by section: a quantity as bars by policy, points (x, y), or a line (x, column, title).
+# Of the parallel coordinates of a sweep.
+SETTINGS = ("policy", "chunk", "pd_ratio", "batch", "seq_len")
+# Panels by section: parallel coordinates of SETTINGS and the quantities named, a quantity as bars
+# by policy and chunk, points (x, y), or a line (x, column, title).
 SECTIONS: Mapping[str, Sequence[tuple[str, ...]]] = {
+    "A sweep at a glance": [("throughput", "ttft_p50", "tbt_p99", "kv_reread_factor")],
     "Policies side by side": [
         *((name,) for name in RATIOS),
         *((name,) for name in ("decode_throughput", "decode_time_marginal", "time_over_roofline")),
@@ -86,9 +90,10 @@ def workspace(entity: str, project: str, chosen: Chosen) -> ws.Workspace:
 
 
 def _section(name: str) -> ws.Section:
-    kinds: dict[int, Any] = {1: _bars, 2: _scatter, 3: _line}
+    kinds: dict[int, Any] = {1: _bars, 2: _scatter, 3: _line, 4: _parallel}
     panels = [kinds[len(axes)](*axes) for axes in SECTIONS[name]]
-    layout = ws.SectionLayoutSettings(columns=COLUMNS, rows=-(-len(panels) // COLUMNS))
+    columns = min(COLUMNS, len(panels))
+    layout = ws.SectionLayoutSettings(columns=columns, rows=-(-len(panels) // columns))
     return ws.Section(name=name, panels=panels, is_open=True, layout_settings=layout)
 
 
@@ -102,11 +107,20 @@ def _title(name: str) -> str:
     return heading(name) if factor(name) in (1, MILLISECONDS) else name
 
 
+def _parallel(*quantities: str) -> PanelTypes:
+    settings = [wr.ParallelCoordinatesPlotColumn(wr.Config(name)) for name in SETTINGS]
+    values = [
+        wr.ParallelCoordinatesPlotColumn(wr.SummaryMetric(_shown(name)), display_name=_title(name))
+        for name in quantities
+    ]
+    return wr.ParallelCoordinatesPlot(title="settings and results", columns=[*settings, *values])
+
+
 def _bars(name: str) -> PanelTypes:
     return wr.BarPlot(
         title=_title(name),
         metrics=[wr.SummaryMetric(_shown(name))],
-        groupby=wr.Config("policy_where"),  # no means over several devices
+        groupby=wr.Config("policy_where"),  # no means over several devices or chunks
         groupby_aggfunc="mean",
         orientation="h",
     )

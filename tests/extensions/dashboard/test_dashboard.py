@@ -11,7 +11,8 @@ from sarathi_lab.__main__ import main
 from sarathi_lab.extensions import dashboard
 from sarathi_lab.results.metrics import COMPARED
 
-SECTIONS = ["Policies side by side", "Chunk size", "P:D ratio", "KV re-read", "Latency", "Device"]
+SECTIONS = ["A sweep at a glance", "Policies side by side", "Chunk size", "P:D ratio"]
+SECTIONS += ["KV re-read", "Latency", "Device"]
 KNOWN = {*COMPARED, "mfu", "mbu", "time_over_roofline", "decode_speedup"}
 
 
@@ -25,13 +26,13 @@ def test_the_dry_run_prints_sections_of_what_runs_log(monkeypatch, capsys):
     settings = view["runset_settings"]
     assert [key["name"] for key in settings["groupby"]] == ["executor", "device", "hostname"]
     executors, hosts = settings["filters"].split(" and ")
-    assert executors == "Config(\"executor\") in ['torch', 'simulated']"
+    assert executors == "Config(\"executor\") in ['torch', 'vllm', 'simulated']"
     assert hosts == "Config(\"hostname\") in ['laptop', 'server']"
     panels = [panel for section in view["sections"] for panel in section["panels"]]
     assert {one["groupby"]["name"] for one in panels if "groupby" in one} == {"policy_where"}
     names = {axis["name"] for one in panels for axis in _axes(one)}
     assert {"chunk", "ms/tbt_p99", "throughput_vs_orca", "iterations/kv_bytes"} <= names
-    for name in names - dashboard.AXES.keys():
+    for name in names - {*dashboard.AXES, *dashboard.SETTINGS}:
         quantity = name.removeprefix("ms/").partition("_vs_")[0]
         assert quantity in KNOWN or name.startswith("iterations/"), name
 
@@ -39,7 +40,8 @@ def test_the_dry_run_prints_sections_of_what_runs_log(monkeypatch, capsys):
 def _axes(panel: dict) -> list[dict]:
     """Return the settings, quantities and columns of the history that a panel shows."""
     shown = [panel.get("x"), panel.get("y"), panel.get("metrics")]
-    lists = [one if isinstance(one, list) else [one] for one in shown if one]
+    columns = [column["metric"] for column in panel.get("columns", [])]
+    lists = [columns] + [one if isinstance(one, list) else [one] for one in shown if one]
     return [axis for axes in lists for axis in axes if isinstance(axis, dict)]
 
 
