@@ -5,6 +5,7 @@ from sarathi_lab.extensions.after_sarathi.fair_batching import FairBatching
 from sarathi_lab.extensions.after_sarathi.prompts import DynamicChunks, PPas, Ranked
 from sarathi_lab.extensions.after_sarathi.vllm_proposals import (
     CacheAware,
+    InterPrefillBudget,
     MinPrefillChunk,
     PPasPlus,
 )
@@ -13,6 +14,7 @@ __all__ = [
     "CacheAware",
     "DynamicChunks",
     "FairBatching",
+    "InterPrefillBudget",
     "Lprs",
     "MinPrefillChunk",
     "Niyama",

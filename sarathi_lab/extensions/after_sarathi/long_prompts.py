@@ -57,7 +57,7 @@ def long_prompts(
     short, long = _requests(bench, seed, dataset, long_lens)
     fixed = bench.chunking(budget)
     tables = {NO_LONG: bench.run(short, fixed).requests()}
-    for name, policy in _policies(bench, policies, variants, budget).items():
+    for name, policy in policies_of(bench, policies, variants, budget).items():
         tables[name] = bench.run([*short, *long], policy).requests()
     ideal = cache(lambda length: ttft(bench.run([prompt_of(bench, 0, length)], fixed)))
     found: dict[str, dict[str, float]] = {}
@@ -97,7 +97,7 @@ def _requests(
     ]
 
 
-def _policies(
+def policies_of(
     bench: ServingBench, names: Sequence[str], variants: Mapping[str, Any], budget: int
 ) -> dict[str, Policy]:
     """Those that there are, in the order of `names` and then of `variants`."""

@@ -1,4 +1,4 @@
-"""Rules proposed for vLLM: P-PAS+, batched small chunks, and orders by what is cached."""
+"""Rules proposed for vLLM: P-PAS+, limits on chunks, and orders by what is cached."""
 
 from __future__ import annotations
 
@@ -92,6 +92,23 @@ class MinPrefillChunk(VllmV1):
             return 0
 
         return size
+
+
+@dataclass(frozen=True)
+class InterPrefillBudget(VllmV1):
+    """vLLM v1 whose batches take no further prompt from `inter_prefill_budget` tokens of prompts
+    on, as those before it already occupy the device (vLLM pull request 33743, from its
+    description); its default is the length of that example.
+    """
+
+    name = "inter_prefill_budget"
+    inter_prefill_budget: int = whole(1024, minimum=1, fix="use tokens such as 1024")
+
+    def size(self, batch: Batch, scheduler: Scheduler) -> Size:
+        take, most = super().size(batch, scheduler), self.inter_prefill_budget
+        return lambda one, left: (
+            take(one, left) if one.is_decoding or batch.num_prefill_tokens < most else 0
+        )
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.extensions.after_sarathi import (
     CacheAware,
     FairBatching,
+    InterPrefillBudget,
     MinPrefillChunk,
     PPas,
     PPasPlus,
@@ -67,6 +68,11 @@ def test_small_chunks_wait_for_others_beside_decodes_but_not_for_ever(requests, 
 def test_a_chunk_that_decodes_leave_no_room_for_is_refused():
     with pytest.raises(UserError, match="min_prefill_chunk=512 leaves max_num_batched_tokens=512"):
         scheduler_for(MinPrefillChunk(512, min_prefill_chunk=512))
+
+
+def test_no_further_prompt_joins_those_that_occupy_the_device():
+    batches = "0:0+6 | 0:6+1 1:0+2 2:0+3 | 0:7+1 3:0+7 | ..."
+    expect(InterPrefillBudget(16, inter_prefill_budget=5), "6+4 2+1 3+1 7+1", batches)
 
 
 # -- orders by what is cached ----------------------------------------------------------------------

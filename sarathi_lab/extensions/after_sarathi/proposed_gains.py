@@ -1,0 +1,90 @@
+"""What rules proposed for vLLM's scheduler gain over it, on loads like those of their threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sarathi_lab.engine.request import Request
+from sarathi_lab.experiment.cases import Point
+from sarathi_lab.experiment.registry import PROFILED, Platform
+from sarathi_lab.extensions.after_sarathi.adaptive_budgets import phased
+from sarathi_lab.extensions.after_sarathi.long_prompts import policies_of
+from sarathi_lab.extensions.capacity.search import at_rate
+from sarathi_lab.extensions.under_load import ServingBench, compared, under_load
+from sarathi_lab.results.plots.spec import by_device
+from sarathi_lab.results.serving_metrics import waits
+
+Phases = Mapping[str, Sequence[Sequence[float]]]
+Grids = Mapping[str, Mapping[str, Sequence[int]]]
+
+
+@under_load(
+    "Do rules proposed for vLLM's scheduler gain what their threads claim?",
+    60,
+    Platform("llama3.1-8b", "h100"),
+    simulated=PROFILED,
+    look=by_device("bar", "mean latency", "mean TTFT"),
+)
+def proposed_gains(
+    bench: ServingBench,
+    seed: int,
+    *,
+    proposals: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    phases: Phases,
+    grids: Grids,
+    **sizes: Any,
+) -> Iterator[Point]:
+    """Waits by data set under its `proposals`, options of conf/policy as `policy` with what differs
+    from them, also over those of the first.
+
+    Requests come in `phases`, pairs of seconds and requests a second, or at the data set's rate;
+    those of `grids` have prompts and outputs of equally likely lengths. Prefixes are shared.
+    """
+    for dataset, variants in proposals.items():
+        requests = arriving(bench, dataset, seed, phases, grids)
+        found = {
+            name: quantities(bench.run(requests, policy, shares_prefixes=True).requests())
+            for name, policy in policies_of(bench, (), variants, sizes["budget"]).items()
+        }
+        first = next(iter(found))
+        yield from compared(dataset, found, {first: found[first]})
+
+
+def arriving(
+    bench: ServingBench, dataset: str, seed: int, phases: Phases, grids: Grids
+) -> list[Request]:
+    """The requests of a round."""
+    if dataset in phases:
+        times = phased(phases[dataset], bench.seed + seed)
+        pairs = zip(bench.requests(dataset, len(times), seed), times, strict=True)
+        requests = [replace(one, arrival_time=time) for one, time in pairs]
+    else:
+        number = bench.sizes["num_requests"]
+        requests = list(at_rate(bench.requests(dataset, number, seed), bench.rate(dataset)))
+    if dataset not in grids:
+        return requests
+    shapes = list(product(*(grids[dataset][kind] for kind in ("prompts", "outputs"))))
+    chosen = np.random.default_rng([bench.seed, seed, 6]).integers(0, len(shapes), len(requests))
+    return [
+        replace(one, prompt_len=shapes[place][0], output_len=shapes[place][1])
+        for one, place in zip(requests, chosen.tolist(), strict=True)
+    ]
+
+
+def quantities(table: pd.DataFrame) -> dict[str, float]:
+    """What requests waited, in seconds."""
+    waited = waits(table)
+    return {
+        "mean latency": float(waited["latency"].mean()),
+        "mean TTFT": float(waited["ttft"].mean()),
+        "P50 TTFT": float(np.median(waited["ttft"])),
+        "P99 TTFT": float(np.quantile(waited["ttft"], 0.99)),
+        "mean TPOT": float(np.nanmean(waited["tpot"])),
+        "P50 between tokens": float(np.median(waited["tbt"])),
+    }
