@@ -1,0 +1,70 @@
+"""The score of simulated rankings and the client of the logs, by hand, and the page's numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers import requests_of
+
+from sarathi_lab.config.paths import EXPERIMENTS
+
+FOLDER = EXPERIMENTS / "lab" / "rankings"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("rankings_script", FOLDER / "score.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its dataclass is looked up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_client_holds_prompts_back_until_it_is_free(script):
+    """Of 1 s a prompt: those at 0 and 0.5 s are sent at 2 s, that at 5 s at 6 s."""
+    client = script.Client(0.25)
+    requests = requests_of((4, 2), (4, 2), (4, 2), arrivals=[0.0, 0.5, 5.0])
+    assert [one.arrival_time for one in client.send(requests)] == [2.0, 2.0, 6.0]
+    assert client.seen(np.array([1.5, 2.5, 5.5])).tolist() == [2.0, 2.5, 6.0]
+    table = pd.DataFrame(
+        {
+            "request_id": [0, 1, 2],
+            "first_token_time": [3.0, 4.0, 7.0],
+            "finish_time": [4.0, 5.5, 8.0],  # the second is seen at 6 s
+            "output_len": [2, 2, 2],
+        }
+    )
+    # Begun at 0, 1 and 5 s.
+    assert client.waits(table) == {"latency": 4.0, "ttft": 8 / 3, "tpot": 4 / 3}
+
+
+def test_pairs_picks_and_regrets_are_counted_by_hand(script):
+    runs = [("vllm_v1", 2048, 1.0), ("vllm_v1", 16384, 1.04), ("p_pas", 16384, 2.0)]
+    logs = pd.DataFrame(runs, columns=["policy", "budget", "latency"])
+    logs = logs.assign(gpu="a", model="b", prompt_len=1, output_len=1, phases="", seed=0)
+    logs = logs.assign(ttft=1.0, tpot=1.0)
+    guess = pd.DataFrame({"latency": [3.0, 1.0, 1.0], "ttft": 0.9, "tpot": 1.2})
+    found = script.score(logs, guess)
+    # The first two differ by less than 5 %; of the others one pair is wrong, and one a tie.
+    assert (found["pairs"], found["right"], found["traces"], found["best"]) == (2, 0, 1, 0)
+    assert found["regret_lab"] == pytest.approx(0.04)
+    assert found["regret_p_pas"] == pytest.approx(1.0)
+    assert found["error_ttft"] == pytest.approx(0.1)
+
+
+def test_the_page_states_the_recorded_scores(script):
+    page = (FOLDER / "README.md").read_text()
+    scores = pd.read_csv(script.SCORES).query("prediction in ('before', 'client')")
+    for row in scores.query("gpu != 'RTX5090' or model == 'all'").itertuples():
+        errors = (row.error_latency, row.error_ttft, row.error_tpot)
+        found = ", ".join(f"{100 * error:.0f}" for error in errors)
+        counts = (
+            rf"\| \**{row.right:,.0f} of {row.pairs:,.0f}\** \| {row.best:.0f} of {row.traces:.0f}"
+        )
+        assert re.search(rf"{counts} \|.*{found} %", page), row
