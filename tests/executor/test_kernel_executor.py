@@ -138,7 +138,7 @@ def test_every_policy_replays_all_its_iterations(llama, tokens_in_series):
         assert iterations.is_replayed.all()
         # A CPU computes while it launches.
         assert iterations.launching_time.any() == (llama.device.type == "cuda")
-    assert len(made.recordings) == 4
+    assert len(made.recordings) == 5
 
 
 def test_what_other_runs_recorded_is_forgotten_when_it_is_too_much(llama, monkeypatch):

@@ -211,6 +211,8 @@ def test_chunks_their_tails_and_whole_prompts_go_to_the_next_bucket():
         blocks.free(prompt)
         assert chosen.num_tokens == bucket
         assert chosen in padded.all
+    alone = padded.choose(batch_of((sequence(1, 6000, 0, [], blocks), 512)))
+    assert (alone.num_tokens, alone.num_decodes, alone.num_parts) == (512, 0, 0)
     batch = batch_of((sequence(1, 6000, 0, [], blocks), 5000))
     assert padded.choose(batch) == LIMITS.exact(batch), "its launches hide behind the work"
 

@@ -303,4 +303,5 @@ class TorchBackend(MeasuredBackend):
             chunk_tokens=sizes.chunk or WARM_UP_TOKENS,
             longest=sizes.max_model_len or executor.num_blocks * sizes.block_size,
             max_tokens=sizes.max_batch_tokens,
+            num_drafts=sizes.num_drafts,
         )

@@ -245,22 +245,32 @@ class TorchExecutor:
         return self._send(packer, shape)
 
     def warm_up(
-        self, *, batch_size: int, chunk_tokens: int, longest: int, max_tokens: int | None = None
+        self,
+        *,
+        batch_size: int,
+        chunk_tokens: int,
+        longest: int,
+        max_tokens: int | None = None,
+        num_drafts: int = 0,
     ) -> None:
         """Run throw-away iterations (`rehearse`), so that the first measured one is like the rest.
 
-        Record all padded shapes for sequences of up to `longest` tokens, and batches of up to
-        `max_tokens`, decodes included (None: `chunk_tokens`).
+        Record all padded shapes for sequences of up to `longest` tokens, batches of up to
+        `max_tokens`, decodes included (None: `chunk_tokens`), and `num_drafts` a decode.
         """
-        self.prepare(batch_size, longest, max_tokens or chunk_tokens)
+        self.prepare(batch_size, longest, max_tokens or chunk_tokens, num_drafts)
         rehearse(self, self.num_blocks, self.block_size, batch_size, chunk_tokens)
 
     @torch.inference_mode()
-    def prepare(self, batch_size: int, longest: int, max_tokens: int) -> None:
+    def prepare(self, batch_size: int, longest: int, max_tokens: int, num_drafts: int = 0) -> None:
         """Do the part of a warm-up that each device does alone."""
         if self._uses_kernels:
             self._shapes = PaddedShapes(
-                self._limits, batch_size=batch_size, max_tokens=max_tokens, longest=longest
+                self._limits,
+                batch_size=batch_size,
+                max_tokens=max_tokens,
+                longest=longest,
+                num_drafts=num_drafts,
             )
             with explain_device_errors("the recording of CUDA graphs"):
                 self._record(self._shapes.all)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sarathi_kernels.attention.plan import choose_tile_rows, plan_parts, room_for_parts
+from sarathi_kernels.attention.plan import TILE_ROWS, choose_tile_rows, plan_parts, room_for_parts
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.model.roofline import TILE
 from sarathi_lab.model.spec import ModelSpec
@@ -125,50 +125,84 @@ class PaddedShapes:
     """Few shapes that batches of a run are padded to: `all`, the largest of a kind first, as its
     memory serves the next. Batches that fit none keep their exact shape.
 
-    Decode-only batches take the next of `bucket_sizes` up to `batch_size` sequences, those with
-    prompts the next of `hybrid_sizes` up to `max_tokens` tokens. `longest`, the most tokens of a
-    sequence, is rounded up to a power of two, so that runs of similar lengths share graphs.
+    Decode-only batches take the next of `bucket_sizes` up to `batch_size` sequences, with drafts of
+    up to `num_drafts` tokens others of as many sequences; those with prompts the next of
+    `hybrid_sizes` up to `max_tokens` tokens, with room for decodes only if they have some: else
+    each layer would launch its empty parts. `longest`, the most tokens of a sequence, is rounded up
+    to a power of two, so that runs of similar lengths share graphs.
     """
 
-    def __init__(self, limits: Limits, *, batch_size: int, max_tokens: int, longest: int) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        batch_size: int,
+        max_tokens: int,
+        longest: int,
+        num_drafts: int = 0,
+    ) -> None:
         self._limits = limits
         self._longest = 1 << (longest - 1).bit_length()
-        self._decodes = [self._padded(size, size, 0, TILE) for size in bucket_sizes(batch_size)]
-        self._hybrids = []
+        self._rows = 1 + num_drafts  # of logits of a sequence, at most
+        buckets = bucket_sizes(batch_size)
+        self._decodes = [self._padded(n, n, n, 0, TILE, num_emits=n) for n in buckets]
+        self._drafts = [self._drafted(n) for n in buckets] if num_drafts else []
+        self._hybrids: list[Shape] = []
+        self._prompts: list[Shape] = []
         for size in hybrid_sizes(max_tokens):
-            rows = limits.tile_rows(size)
-            num_tiles = -(-size // rows) + EXTRA_TILES
-            self._hybrids.append(self._padded(size, min(batch_size, size), num_tiles, rows))
-        self.all = [*reversed(self._hybrids), *reversed(self._decodes)]
+            rows, count = limits.tile_rows(size), min(batch_size, size)
+            num_tiles = -(-size // rows) + EXTRA_TILES + (count if num_drafts else 0)
+            for shapes, num_decodes in ((self._hybrids, count), (self._prompts, 0)):
+                shapes.append(self._padded(size, count, num_decodes, num_tiles, rows))
+        kinds = (self._hybrids, self._prompts, self._drafts, self._decodes)
+        self.all = [shape for kind in kinds for shape in reversed(kind)]
 
-    def _padded(self, num_tokens: int, batch_size: int, num_tiles: int, tile_rows: int) -> Shape:
+    def _padded(
+        self,
+        num_tokens: int,
+        num_sequences: int,
+        num_decodes: int,
+        num_tiles: int,
+        tile_rows: int,
+        num_emits: int | None = None,
+    ) -> Shape:
         return Shape(
             num_tokens=num_tokens,
-            num_sequences=batch_size,
-            num_emits=batch_size,
-            num_decodes=batch_size,
+            num_sequences=num_sequences,
+            num_emits=num_emits or min(num_tokens, num_sequences * self._rows),
+            num_decodes=num_decodes,
             num_tiles=num_tiles,
             max_blocks=-(-self._longest // self._limits.block_size),
             tile_rows=tile_rows,
-            num_parts=self._limits.num_parts(batch_size, self._longest),
+            num_parts=self._limits.num_parts(num_decodes, self._longest),
             max_query_len=num_tokens if num_tiles else 1,
         )
 
+    def _drafted(self, num_sequences: int) -> Shape:
+        """Return the shape of decodes any of which may have drafts: a tile each, if it has."""
+        rows = TILE_ROWS[0]
+        num_tiles = num_sequences * -(-self._rows // rows)
+        num_tokens = num_sequences * self._rows
+        return self._padded(num_tokens, num_sequences, num_sequences, num_tiles, rows)
+
     def choose(self, batch: Batch) -> Shape:
-        """Return the padded shape for `batch`, or the exact one, as with drafts."""
-        if batch.num_draft_tokens:
-            return self._limits.exact(batch)
-        shapes = self._hybrids if batch.num_prefills else self._decodes
+        """Return the padded shape for `batch`, or the exact one if it fits none."""
+        if batch.num_prefills:
+            has_decodes = any(num_tokens == 1 for _, _, num_tokens, _, _ in batch.chunks)
+            shapes = self._hybrids if has_decodes else self._prompts
+        else:
+            shapes = self._drafts if batch.num_draft_tokens else self._decodes
         place = bisect_left(shapes, batch.num_tokens, key=attrgetter("num_tokens"))
-        if place < len(shapes) and self._fits(batch, shapes[place]):
-            return shapes[place]
-        return self._limits.exact(batch)
+        # Few drafts leave tokens of a shape empty, not sequences.
+        last = len(shapes) if batch.num_draft_tokens else place + 1
+        fitting = (shape for shape in shapes[place:last] if self._fits(batch, shape))
+        return next(fitting, None) or self._limits.exact(batch)
 
     def _fits(self, batch: Batch, shape: Shape) -> bool:
         """Return whether `shape` fits `batch` beyond its number of tokens."""
-        if len(batch) > shape.num_sequences:
+        if len(batch) > shape.num_sequences or batch.num_emits > shape.num_emits:
             return False
-        if not batch.num_prefills:
+        if shape.num_tiles == 0:
             return max(map(_start, batch.chunks)) < self._longest
         if max([start + num_tokens for _, start, num_tokens, _, _ in batch.chunks]) > self._longest:
             return False

@@ -8,18 +8,24 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
+from cuda_stub import stubbed
 from every_policy import POLICIES
 from helpers import scheduler_for
 from integrity import check_integrity
+from late_device import DEVICE, LateDevice
 from native_library import needs_library
+from plain_kernels import plain_kernels
 from toy_executors import SPEC, model_on, on_kernels
 
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler_state import NO_SPECULATION
+from sarathi_lab.executor.torch.checks import use_triton
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.extensions.speculation import Drafts, PromptLookup
+from sarathi_lab.model.weights import load_model
 from sarathi_lab.policy import Orca, Sarathi, SarathiServe, VllmV1
 
 KINDS = ["torch", pytest.param("native", marks=needs_library), "triton"]
@@ -74,15 +80,13 @@ def served(requests, executor, policy, speculation, num_blocks=60, **settings):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_unchanged_on_every_path(kind):
-    """Also that drafts are right now and then, and save iterations. Batches with drafts are padded
-    to no recorded shape, as these have no rows for their logits.
-    """
+    """Also that drafts are right now and then, and save iterations."""
     model, executor = model_on(kind), None
     requests = repetitive([(19, 14), (5, 12), (9, 8)])
     if kind == "triton":
         requests = repetitive([(19, 6)])  # few: the interpreter takes its time
         executor = on_kernels(model, capacity=1)
-        executor.warm_up(batch_size=3, chunk_tokens=16, longest=40)
+        executor.warm_up(batch_size=3, chunk_tokens=16, longest=40, num_drafts=3)
     executor = executor or TorchExecutor(model, num_blocks=60, block_size=4)
     for policy in (Sarathi(chunk=16), *([] if kind == "triton" else [Orca(), VllmV1(6)])):
         expected, without, _ = served(requests, executor, policy, NO_SPECULATION)
@@ -91,8 +95,22 @@ def test_tokens_are_unchanged_on_every_path(kind):
         assert 0 < iterations.num_accepted_tokens.sum() < iterations.num_draft_tokens.sum()
         assert len(iterations) < len(without)
         drafting = iterations[iterations.num_draft_tokens > 0]
-        assert not drafting.num_padding_tokens.any()
-        assert not drafting.is_replayed.any()
+        assert drafting.num_padding_tokens.any() == (kind == "triton")
+
+
+def test_drafts_are_replayed_as_graphs(plain):
+    requests = repetitive([(19, 14), (5, 12), (9, 8)])
+    expected, _, _ = served(requests, plain, Orca(), NO_SPECULATION)
+    with stubbed(LateDevice(3, earliness=0.3)), plain_kernels():
+        model = load_model(SPEC, None, DEVICE, torch.float32, seed=0)
+        use_triton(model, "series")
+        executor = on_kernels(model, capacity=1)
+        executor.warm_up(batch_size=3, chunk_tokens=32, longest=40, num_drafts=3)
+        for policy in (Sarathi(chunk=16), VllmV1(12)):
+            tokens, iterations, _ = served(requests, executor, policy, FromAnswers(expected))
+            assert tokens == expected
+            assert iterations.num_draft_tokens.any()
+            assert iterations.is_replayed.all()
 
 
 @pytest.fixture(scope="module")
