@@ -9,6 +9,7 @@ from every_policy import MAX_LEN, POLICIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sarathi_lab.engine.compositions import rehearse
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
@@ -90,6 +91,7 @@ def test_the_workers_hold_what_the_scheduler_means(name, lengths, num_blocks, sh
     ]
     workers = Bookkeeper(**kind)
     executor = VllmExecutor(workers)
+    rehearse(executor, num_blocks, BLOCK, batch_size=4, chunk_tokens=8)
     stages = workers.num_stages
     engine = EngineConfig(
         POLICIES[name], 4, num_blocks, BLOCK, MAX_LEN, stages, shares_prefixes=shares

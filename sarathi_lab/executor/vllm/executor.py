@@ -160,13 +160,12 @@ class VllmExecutor:
 
     def _step(self, batch: Batch) -> tuple[Step, list[str]]:
         """Return what the workers need, and the names of the sequences that emit a token."""
-        if len(self._held) > len(batch.chunks):
-            self._drop_preempted(batch)
         step, emitting, held = Step(ended=self._ended), list[str](), self._held
-        self._ended = set()
+        self._ended, num_left = set(), len(held)
         for chunk in batch.chunks:
             sequence, start, num_tokens, _, emits = chunk
             known = held.get(sequence)
+            num_left -= known is not None
             if known is not None and (
                 known.num_preemptions != sequence.num_preemptions or known.end != start
             ):  # evicted and back within one iteration, or a probe's batch again
@@ -186,6 +185,8 @@ class VllmExecutor:
                 held[sequence] = known._replace(
                     num_blocks=len(sequence.block_ids), end=start + num_tokens
                 )
+        if num_left:
+            self._drop_preempted(step, batch)
         self._before = step.num_tokens
         return step, emitting
 
@@ -216,13 +217,13 @@ class VllmExecutor:
         if name not in self._before:
             step.rejoined[name] = _token_ids(sequence)
 
-    def _drop_preempted(self, batch: Batch) -> None:
+    def _drop_preempted(self, step: Step, batch: Batch) -> None:
         """Let the workers forget sequences that have left the engine without their last token:
         preempted ones, and those of probes.
         """
         kept = {chunk.sequence for chunk in batch.chunks}
         for sequence in [one for one in self._held if not (one.is_running or one in kept)]:
-            self._ended.add(self._held.pop(sequence).name)
+            step.ended.add(self._held.pop(sequence).name)
 
     def _fetch_tokens(self, sequence: SequenceState) -> None:
         """Wait for the token of a sequence that was preempted while the token was on its way."""
