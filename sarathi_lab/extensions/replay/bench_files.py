@@ -131,7 +131,7 @@ def _from_vllm(content: Mapping[str, Any], path: Path) -> Benchmark:
     table["latency"] = content.get("latencies") or table.ttft + table.gaps.map(sum)
     finished = table[(table.output_len > 0) & (table.error == "")]
     settings = {
-        "policy": content["backend"],
+        "policy": content.get("label") or content["backend"],  # `--label`
         "model": content.get("model_id"),
         "workload.rate": content.get("request_rate"),
         "batch": content.get("max_concurrency"),

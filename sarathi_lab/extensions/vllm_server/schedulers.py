@@ -42,7 +42,7 @@ class _ByPolicy(Follower):
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         refuse_unsupported(self)
-        self.scheduler_reserve_full_isl = False  # what is set aside is the policy's to choose
+        self.scheduler_reserve_full_isl = False  # the policy chooses what it reserves
         sizes = {"batch_size": self.max_num_running_reqs, "max_model_len": self.max_model_len}
         self._decider = Decider(
             policy_of(self.vllm_config.additional_config.get("sarathi_lab", {}), **sizes),
@@ -142,6 +142,9 @@ def refuse_unsupported(self: Any) -> None:
         "prefix caching (--no-enable-prefix-caching)": not self.cache_config.enable_prefix_caching,
         "connectors": self.connector is None and self.ec_connector is None,
         "drafts or pipeline stages": not self.num_spec_tokens and not self.use_pp,
+        f"async_scheduling={settings.async_scheduling} and this class (take the other)": (
+            self.is_async == bool(settings.async_scheduling)
+        ),
         "LoRA": self.lora_config is None,
         "encoders (--language-model-only)": has_text,
         "pooling or layers of several kinds": one_kind and model.runner_type != "pooling",

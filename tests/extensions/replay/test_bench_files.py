@@ -148,3 +148,12 @@ def test_other_files_are_refused_in_one_line(text, words, tmp_path):
     assert words in str(error.value)
     assert str(error.value).startswith(str(path))
     assert "\n" not in str(error.value)
+
+
+def test_labels_of_servers_are_compared():
+    """A file that `vllm bench serve --append-result` of vLLM 0.32 wrote of two servers."""
+    results = lab.load("tests/data/vllm_bench_serve.jsonl")
+    assert list(results.runs["policy"]) == ["vllm", "sarathi"]
+    assert len(results.requests) == 12
+    (row,) = results.compare(to="vllm").query("policy == 'sarathi'").to_dict("records")
+    assert row["throughput_vs_vllm"] == pytest.approx(0.9596, abs=1e-4)

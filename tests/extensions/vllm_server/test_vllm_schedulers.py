@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
-from vllm_engine import SIZES, TINY, backend_of, requests_of_tokens, tiny_checkpoint
+from vllm_engine import SIZES, TINY, backend_of, requests_of_tokens, tiny_checkpoint, tokens_of
+from vllm_engine import served as served_by_lab
 from vllm_scheduler import (
     MAX_LEN,
     Case,
@@ -23,6 +34,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import option_files, parameter_names, read_option
 from sarathi_lab.engine.request import Request
 from sarathi_lab.extensions.vllm_server import policy_of
+from sarathi_lab.policy import Orca
 
 pytestmark = pytest.mark.vllm
 
@@ -155,3 +167,69 @@ def test_tokens_are_those_under_vllms_scheduler(core):
         num_evicted += scheduler._decider.num_preemptions
     core.scheduler = own
     assert num_evicted > 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"watermark": 0.1}, "can't run with watermark; start vLLM without"),
+        ({"async_scheduling": True}, "can't run with async_scheduling=True and this class"),
+        ({"max_num_batched_tokens": 8}, "--max-num-batched-tokens=8 is below the 9 tokens"),
+    ],
+)
+def test_what_a_policy_has_no_use_for_is_refused(settings, message):
+    tried, of_policy = random_case(random.Random(0), "vllm_v1")
+    of_policy["chunk"] = 9
+    with pytest.raises(UserError, match=message):
+        make_scheduler(scheduler_class(False), tried.engine, settings, {"sarathi_lab": of_policy})
+    cached = replace(tried.engine, shares_prefixes=True)
+    with pytest.raises(UserError, match="prefix caching"):
+        make_scheduler(scheduler_class(False), cached, {}, {"sarathi_lab": of_policy})
+
+
+def test_a_server_answers_concurrent_requests_as_the_lab_does(vllm_executor, tmp_path):
+    requests = requests_of_tokens()
+    expected = tokens_of(served_by_lab(vllm_executor, Orca(), requests, 48))
+    with socket.socket() as free, (tmp_path / "log").open("w") as log:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        arguments = [
+            *("--model", str(tiny_checkpoint()), "--served-model-name", "tiny", "--port", url[17:]),
+            *("--dtype", "float32", "--enforce-eager", "--skip-tokenizer-init"),
+            *("--block-size", "32", "--max-model-len", "256", "--max-num-seqs", "4"),
+            *("--num-gpu-blocks-override", "13", "--no-enable-prefix-caching"),
+            *("--scheduler-cls", "sarathi_lab.extensions.vllm_server.Scheduler"),
+            *("--no-async-scheduling", "--additional-config"),
+            '{"sarathi_lab": {"policy": "sarathi_serve", "chunk": 48, "policy.reserve": "chunk"}}',
+        ]
+        program = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments]
+        environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
+        server = subprocess.Popen(program, env=environment, stdout=log, stderr=log)
+    try:
+        wait_for(server, f"{url}/health")
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(partial(ask, f"{url}/v1/completions"), requests))
+    finally:
+        server.terminate()
+        server.wait(60)
+    assert answers == expected
+
+
+def wait_for(server: subprocess.Popen[bytes], address: str) -> None:
+    while server.poll() is None:
+        try:
+            urllib.request.urlopen(address).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    raise AssertionError("the server has ended")
+
+
+def ask(address: str, request: Request) -> list[int]:
+    prompt = list(map(int, request.prompt_token_ids))
+    content = {"model": "tiny", "prompt": prompt, "max_tokens": request.output_len}
+    content |= {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    headers = {"Content-Type": "application/json"}
+    body = json.dumps(content).encode()
+    with urllib.request.urlopen(urllib.request.Request(address, body, headers)) as answer:
+        return json.load(answer)["choices"][0]["token_ids"]
