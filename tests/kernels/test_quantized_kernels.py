@@ -14,7 +14,7 @@ import triton.language as tl
 from kernel_inputs import DEVICE, DTYPES, ROTARY_CASES, RotaryCase, random, rotary_inputs
 from kv_quality import Cuts, teacher_forced_logits
 from torch import Tensor
-from toy_executors import load_family, make_family, on_kernels
+from toy_executors import SPEC, load_family, make_family, on_kernels
 
 from sarathi_kernels.attention.cases import AWKWARD, AttentionInputs, make_inputs, reference
 from sarathi_kernels.attention.eight_bit import decoded
@@ -23,17 +23,20 @@ from sarathi_kernels.attention.kv_cache import LARGEST, QuantizedCache, dequanti
 from sarathi_kernels.attention.plan import with_parts_of
 from sarathi_kernels.attention.prefill import prefill_attention
 from sarathi_kernels.attention.support import entries_and_scales
+from sarathi_kernels.elementwise.quantized_rows import quantize_rows
 from sarathi_kernels.elementwise.rotary_kv import rotate_and_store, rotate_and_store_reference
 from sarathi_kernels.runtime.chip import CHIPS, assumed, chip_of
 from sarathi_kernels.runtime.testing import poisoned, relative_error
 from sarathi_lab.executor.torch import backend
 from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.model.weights import load_model
 
 MAX_ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 # A kernel divides and rotates in another order than torch does, so that an entry between two steps
 # may go to either.
 STEP = {torch.int8: 1 / 127, torch.float8_e4m3fn: 1 / 8}
 NUM_SMS = 4
+MULTIPLIED = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32  # by fp8 weights
 
 
 def in_8_bits(cache: Tensor, dtype: torch.dtype) -> QuantizedCache:
@@ -172,6 +175,30 @@ def test_heads_of_zeros_and_of_no_numbers(kv: torch.dtype) -> None:
         assert (held[0] == 0).all()
         assert held[1].isnan().all()
         assert held[2].isfinite().all()
+
+
+@pytest.mark.parametrize("size", [48, 5000])  # of columns in one pass, and in two
+def test_rows_are_quantised_as_in_torch(size: int) -> None:
+    x = random(5, size + 3, dtype=torch.float16)[:, :size]  # rows further apart than they are long
+    x[1], x[2, 7], x[3, 7] = 0.0, float("nan"), float("inf")
+    x[4] *= 2.0**-20
+    rows, scales = quantize_rows(x)
+    expected, expected_scales = quantize(x, torch.float8_e4m3fn)
+    is_number = torch.tensor([True, True, False, False, True], device=DEVICE)
+    assert torch.equal(scales.isfinite(), is_number)
+    torch.testing.assert_close(scales[is_number], expected_scales[is_number])
+    steps, wanted = rows[is_number].float(), expected[is_number].float()
+    assert ((steps - wanted).abs() <= wanted.abs() / 8).all()
+    assert (steps == wanted).float().mean() > 0.99
+
+
+def test_the_engine_quantises_rows_by_that_kernel() -> None:
+    model = load_model(replace(SPEC, weight_dtype="fp8"), None, DEVICE, MULTIPLIED, seed=0)
+    linear, x = model.layers[0].qkv_proj, random(3, SPEC.hidden_size, dtype=MULTIPLIED)
+    expected = linear(x)
+    backend.use_triton(model, "series")
+    assert linear.quantize_rows is quantize_rows
+    assert relative_error(linear(x), expected) < 0.01
 
 
 def test_what_does_not_go_together_is_refused() -> None:

@@ -6,16 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sarathi_kernels.attention.kv_cache import write_kv
+from sarathi_kernels.attention.kv_cache import quantize, write_kv
 from sarathi_kernels.benchmarks.measure import Benchmark
 from sarathi_kernels.elementwise.activation import activate_, gated_activate_
 from sarathi_kernels.elementwise.fused_activation import activation_, gated_activation
 from sarathi_kernels.elementwise.norm import NormKind, add_norm
+from sarathi_kernels.elementwise.quantized_rows import quantize_rows
 from sarathi_kernels.elementwise.rotary import apply_rotary, rotary_tables
 from sarathi_kernels.elementwise.rotary_kv import rotate_and_store
 from sarathi_kernels.elementwise.sampling import greedy
@@ -53,6 +55,7 @@ def benchmarks(device: torch.device, dtype: torch.dtype, quick: bool) -> Iterato
             yield from _norm(shape, num_tokens, "rms", device, dtype)
             yield from _activation(shape, num_tokens, device, dtype)
             yield from _gated_activation(shape, num_tokens, device, dtype)
+            yield from _quantized(shape, num_tokens, device, dtype)
     for vocab in (100,) if quick else VOCABULARIES:
         for num_rows in (1, 3) if quick else (1, 8, 32, 64):
             yield from _greedy(num_rows, vocab, device, dtype)
@@ -122,6 +125,16 @@ def _activation(
     case, num_bytes = f"gelu, {shape.name}, {num_tokens} tokens", 2 * _size(x)
     yield Benchmark("activation", case, "triton", lambda: activation_(x, "gelu"), 0, num_bytes)
     yield Benchmark("activation", case, "torch", lambda: activate_(x, "gelu"), 0, num_bytes)
+
+
+def _quantized(
+    shape: Shape, num_tokens: int, device: torch.device, dtype: torch.dtype
+) -> Iterator[Benchmark]:
+    x = _random(num_tokens, shape.hidden_size, device=device, dtype=dtype)
+    case, num_bytes = f"{shape.name}, {num_tokens} tokens", _size(x) + x.numel()
+    in_torch = partial(quantize, x, torch.float8_e4m3fn)
+    yield Benchmark("quantize_rows", case, "triton", lambda: quantize_rows(x), 0, num_bytes)
+    yield Benchmark("quantize_rows", case, "torch", in_torch, 0, num_bytes)
 
 
 def _gated_activation(

@@ -23,6 +23,7 @@ from sarathi_kernels.attention.plan import TILE_ROWS, AttentionPlan, make_plan
 from sarathi_kernels.attention.support import SUPPORTED_DTYPES, SUPPORTED_HEAD_SIZES
 from sarathi_kernels.elementwise.fused_activation import activation_, gated_activation
 from sarathi_kernels.elementwise.norm import NormKind, add_norm
+from sarathi_kernels.elementwise.quantized_rows import quantize_rows
 from sarathi_kernels.elementwise.rotary_kv import rotate_and_store
 from sarathi_kernels.elementwise.sampling import greedy
 from sarathi_kernels.experts.mixture import mixture_of_experts
@@ -214,6 +215,7 @@ def _work_on_rows(dtype: torch.dtype, hidden_size: int, num_tokens: int) -> None
     heads = _meta(num_tokens, 3 * NUM_KV_HEADS, 128, dtype=dtype)[:, :NUM_KV_HEADS]
     add_norm(heads, None, _meta(128, dtype=dtype), None, 1e-5, "rms", out=heads)
     gate_up = _meta(num_tokens, 8 * hidden_size, dtype=dtype)
+    quantize_rows(gate_up)
     gated_activation(gate_up, "silu")
     gated_activation(gate_up, "gelu")
     gated_activation(gate_up, "gelu_tanh")

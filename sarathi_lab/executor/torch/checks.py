@@ -17,7 +17,7 @@ from sarathi_lab.model import native_operations
 from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.spec import ModelSpec, WeightDtype
 from sarathi_lab.model.transformer import Transformer
-from sarathi_lab.model.weights import why_not_fp8
+from sarathi_lab.model.weights import Fp8Linear, why_not_fp8
 
 INT8 = "int8"  # dtype of products alone, beside bfloat16
 FIX = "use executor.kernels=torch"
@@ -100,10 +100,14 @@ def require_supported(spec: ModelSpec, device: torch.device, dtype: torch.dtype)
 def use_triton(model: Transformer, hybrid: Hybrid) -> None:
     """Let Triton compute all but the matrix products of `model`."""
     from sarathi_kernels.attention.hybrid import HybridAttention
+    from sarathi_kernels.elementwise.quantized_rows import quantize_rows
     from sarathi_lab.model.kernel_operations import KernelOperations
 
     attention = HybridAttention(hybrid)
     model.operations = KernelOperations(model.spec, model.inverse_frequencies, attention)
+    for module in model.modules():
+        if isinstance(module, Fp8Linear):
+            module.quantize_rows = quantize_rows
 
 
 @cache
