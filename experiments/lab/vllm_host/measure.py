@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from itertools import pairwise
 from pathlib import Path
@@ -30,11 +30,6 @@ BATCHES = (8, 64, 256)
 TINY = ModelSpec("tiny-vllm", 2, 64, 2, 1, ffn_size=96, vocab_size=211, head_size=32)
 BUDGETS = (256, 2048)
 REQUESTS, BATCH, PROMPT, OUTPUT = 32, 16, 480, 32  # of the runs
-ENGINES = [
-    *("executor=torch,vllm", "policy=request_level,orca,sarathi,sarathi_serve,vllm_v1"),
-    *("chunk=256", "batch=8", "seq_len=1024", "pd_ratio=31", "workload.num_requests=16"),
-    *("cache.block_size=32", "baselines=[]", "repeat=3", "tracking=none", "-m"),
-]
 
 
 def requests_of(number: int, prompt_len: int, output_len: int, spec: ModelSpec) -> list[Request]:
@@ -55,32 +50,30 @@ def without_work() -> Any:
         def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
             self.called.append(time.perf_counter())
             self._names = list(scheduler_output.num_scheduled_tokens)
-            return _done(None) if non_block else None
+            return _answer(None, non_block)
 
         def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
             index = {name: i for i, name in enumerate(self._names)}
             output = ModelRunnerOutput(self._names, index, [[7] for _ in index])
-            return _done(output) if non_block else output
+            return _answer(output, non_block)
 
     return WithoutWork
 
 
-def _done(result: Any) -> Future[Any]:
+def _answer(result: Any, non_block: bool) -> Any:
     future: Future[Any] = Future()
     future.set_result(result)
-    return future
+    return future if non_block else result
 
 
 def build(spec: ModelSpec, batch: int, longest: int, tokens: int, **options: Any) -> VllmExecutor:
     """An executor on a new engine of `batch` sequences of up to `longest` tokens."""
-    backend = VllmBackend(device="auto", eager=True, options=options or None)
     sizes = Sizes(batch * -(-longest // BLOCK) + 1, BLOCK, batch, longest, tokens)
-    return backend.build(spec, None, sizes)
+    return VllmBackend(eager=True, options=options).build(spec, None, sizes)
 
 
 def run_lab(executor: VllmExecutor, requests: list[Request], batch: int, budget: int) -> float:
     """Serve by the lab's loop and its policy `vllm_v1`; returns the seconds."""
-    assert executor.num_blocks is not None
     engine = EngineConfig(VllmV1(budget), batch, executor.num_blocks, BLOCK)
     return float(serve(requests, engine, executor).iterations().end.max())
 
@@ -95,26 +88,17 @@ def run_vllm(executor: VllmExecutor, requests: list[Request], batch: int, budget
     core.scheduler.max_num_scheduled_tokens = budget
     start = time.perf_counter()
     for one in requests:
-        made = EngineCoreRequest(
-            request_id=f"{start}-{one.request_id}",
-            prompt_token_ids=one.prompt_token_ids.tolist(),  # type: ignore[union-attr]
-            mm_features=None,
-            sampling_params=SamplingParams(
-                temperature=0.0, max_tokens=one.output_len, ignore_eos=True
-            ),
-            pooling_params=None,
-            arrival_time=time.time(),
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-        )
+        prompt: Any = one.prompt_token_ids
+        sampling = SamplingParams(temperature=0.0, max_tokens=one.output_len, ignore_eos=True)
+        name, now = f"{start}-{one.request_id}", time.time()
+        made = EngineCoreRequest(name, prompt.tolist(), None, sampling, None, now, None, None, None)
         core.add_request(*core.preprocess_add_request(made))
     while core.scheduler.has_requests():
         core.step_fn()
     return time.perf_counter() - start
 
 
-ENGINES_OF = {"lab": run_lab, "vllm": run_vllm}
+HOSTS = {"lab": run_lab, "vllm": run_vllm}
 
 
 def host() -> Iterator[dict[str, Any]]:
@@ -123,8 +107,8 @@ def host() -> Iterator[dict[str, Any]]:
         stub = without_work()
         executor = build(TINY, batch, 160, batch * 20, distributed_executor_backend=stub)
         requests = requests_of(batch, 16, 128, TINY)
-        for name, run in ENGINES_OF.items():
-            times = list[float]()
+        for name, run in HOSTS.items():
+            times = []
             for _ in range(ROUNDS):
                 stub.called.clear()
                 run(executor, requests, batch, batch * 20)
@@ -139,31 +123,17 @@ def runs() -> Iterator[dict[str, Any]]:
     executor = build(spec, BATCH, longest, max(BUDGETS))
     requests = requests_of(REQUESTS, PROMPT, OUTPUT, spec)
     for budget in BUDGETS:
-        seconds: dict[str, list[float]] = {name: [] for name in ENGINES_OF}
+        seconds: dict[str, list[float]] = {name: [] for name in HOSTS}
         for _ in range(ROUNDS + 1):
-            for name, run in ENGINES_OF.items():
+            for name, run in HOSTS.items():
                 seconds[name].append(run(executor, requests, BATCH, budget))
-        pairs = zip(seconds["lab"][1:], seconds["vllm"][1:], strict=True)
-        ratio = summary([lab / vllm for lab, vllm in pairs], "ratio")
         for name, values in seconds.items():
             yield {"host": name, "budget": budget, **summary(values[1:], "s")}
-        yield {"host": "lab / vllm", "budget": budget, **ratio}
+        ratios = np.divide(seconds["lab"], seconds["vllm"])[1:].tolist()
+        yield {"host": "lab / vllm", "budget": budget, **summary(ratios, "ratio")}
 
 
-def engines() -> Iterator[dict[str, Any]]:
-    """Yield the runs of a sweep over both engines and several policies."""
-    from sarathi_lab.run import main
-
-    folder = Path("outputs/vllm_host") / time.strftime("%Y%m%d-%H%M%S")
-    main([*ENGINES, f"hydra.sweep.dir={folder}"])
-    yield from pd.read_csv(folder / "sweep.csv").to_dict("records")
-
-
-PARTS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
-    "host": host,
-    "runs": runs,
-    "engines": engines,
-}
+PARTS = {"host": host, "runs": runs}
 
 if __name__ == "__main__":
     for part in sys.argv[1:] or PARTS:
