@@ -1,0 +1,73 @@
+"""A simulated sweep beside the measured one: `compare.py MEASURED SIMULATED [--out FOLDER]`.
+
+Leaves sweep.csv, a row a run and quantity (median of the rounds), and sweep.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pandas as pd
+
+import sarathi_lab as lab
+from sarathi_lab.results.plots.style import WIDTH, finished, panels
+from sarathi_lab.results.result import DisplayTable, show
+from sarathi_lab.results.table import factor, heading
+
+QUANTITIES = ("throughput", "ttft_p50", "tbt_p50", "tbt_p99")
+RUN = ["policy", "chunk"]
+
+
+def quantities(folder: Path) -> pd.DataFrame:
+    """Return the medians over rounds by run and quantity, baselines once."""
+    runs = lab.load(str(folder)).runs
+    runs = runs.assign(chunk=pd.to_numeric(runs.get("chunk")).fillna(0).astype(int))
+    return runs.groupby(RUN)[list(QUANTITIES)].median().stack().rename_axis([*RUN, "quantity"])
+
+
+def compared(measured: Path, simulated: Path) -> pd.DataFrame:
+    """Return a row per run and quantity of both sweeps, with the simulation's error."""
+    both = {"measured": quantities(measured), "simulated": quantities(simulated)}
+    table = pd.DataFrame(both).dropna().reset_index()
+    return table.assign(error=table.simulated / table.measured - 1)
+
+
+def drawn(table: pd.DataFrame, where: str):
+    """Draw each quantity of each run, measured and simulated."""
+    figure, axes = panels(1, len(QUANTITIES), (1.4 * WIDTH, 3.4))
+    for ax, name in zip(axes, QUANTITIES, strict=True):
+        rows = table[table.quantity == name]
+        names = [f"{p} {c or ''}".strip() for p, c in zip(rows.policy, rows.chunk, strict=True)]
+        for offset, kind in ((-0.1, "measured"), (0.1, "simulated")):
+            places = [i + offset for i in range(len(rows))]
+            ax.plot(factor(name) * rows[kind], places, "o", label=kind)
+        ax.set_yticks(range(len(rows)), names if ax is axes[0] else [""] * len(rows))
+        ax.set(xlabel=heading(name), xlim=(0, 1.1 * ax.get_xlim()[1]), ylim=ax.get_ylim()[::-1])
+        ax.locator_params(axis="x", nbins=4)
+    axes[0].legend(fontsize="small")
+    return finished(figure, where)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("measured", type=Path)
+    parser.add_argument("simulated", type=Path)
+    parser.add_argument("--out", type=Path, default=Path())
+    options = parser.parse_args()
+    table = compared(options.measured, options.simulated)
+    options.out.mkdir(parents=True, exist_ok=True)
+    table.to_csv(options.out / "sweep.csv", index=False, float_format="%.6g")
+    drawn(table, "A simulated sweep beside the measured one").savefig(options.out / "sweep.png")
+    rows = table.pivot_table(index=RUN, columns="quantity", values="error", sort=False)[
+        [*QUANTITIES]
+    ]
+    errors = rows.reset_index().rename(columns=heading).to_dict("records")
+    means = table.error.abs().groupby(table.quantity, sort=False).mean()
+    text = ", ".join(f"{heading(str(name))} {error:.1%}" for name, error in means.items())
+    formats = {heading(name): "+.1%" for name in QUANTITIES}
+    show([DisplayTable(errors, left=RUN, formats=formats), f"mean error: {text}"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Whole iterations of vLLM's workers: the table that calibration makes of them, and a figure."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from vllm_engine import TINY, backend_of
+
+from sarathi_lab.experiment.figures import FIGURES
+from sarathi_lab.experiment.measure import DeviceClock, load_executor, measure
+from sarathi_lab.extensions.calibration import iterations
+from sarathi_lab.extensions.calibration.iterations import Limits, measure_iterations
+
+pytestmark = pytest.mark.vllm
+
+
+def test_a_table_and_a_figure_are_measured_on_its_workers(monkeypatch):
+    monkeypatch.setattr(iterations, "MIN_ROUNDS", 1)
+    backend, limits = backend_of(), Limits(3, 128)
+    executor = backend.build(TINY, None, limits.sizes)
+    found = measure_iterations(executor, TINY, limits, 0.1, lambda seconds: None)
+    assert (found.table.time_us > 0).all()
+    assert found.num_left_out == 0
+    assert set(found.errors) == {"prompt", "prompts", "decodes", "both"}
+    (figure, sizes) = FIGURES["fig03"], FIGURES["fig03"].sizes("dry")
+    executor = load_executor(backend, TINY, figure.room(TINY, sizes))
+    assert executor.block_size == 32  # of which vLLM's attention on a CPU takes multiples
+    clock = DeviceClock(executor, TINY)
+    samples = measure(figure.cases(TINY, sizes), clock, seconds=0.0, most=1)
+    totals = [values for point, values in samples.items() if point.series == "total"]
+    assert totals
+    assert all(values[0] > 0 for values in totals)
+    attended = [values for point, values in samples.items() if point.series == "attn"]
+    assert attended
+    assert all(math.isnan(values[0]) for values in attended)
