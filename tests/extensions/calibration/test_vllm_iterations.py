@@ -23,7 +23,7 @@ def test_a_table_and_a_figure_are_measured_on_its_workers(monkeypatch):
     assert (found.table.time_us > 0).all()
     assert found.num_left_out == 0
     assert set(found.errors) == {"prompt", "prompts", "decodes", "both"}
-    (figure, sizes) = FIGURES["fig03"], FIGURES["fig03"].sizes("dry")
+    figure, sizes = FIGURES["fig03"], FIGURES["fig03"].sizes("dry")
     executor = load_executor(backend, TINY, figure.room(TINY, sizes))
     assert executor.block_size == 32  # of which vLLM's attention on a CPU takes multiples
     clock = DeviceClock(executor, TINY)
