@@ -29,10 +29,10 @@ class IterationTable:
 
     One kind alone takes fitted, non-negative costs (fixed, per token, per causal query-key pair,
     per cached token, per sequence) times the measured ratio to these, interpolated by tokens and
-    context. Both together take the sum of the two less a share of the shorter, interpolated by all
-    four sizes: the weights are read, and an iteration is launched, once. Past an edge the costs
-    grow as fitted; ratios and shares are those of the edge. Several prompts, or decodes, count as
-    equal ones.
+    context. Both together take what the prompts would with the decodes' tokens in addition, as
+    products run once over all tokens, and a share of the decodes' time alone, mostly of their
+    attention, interpolated by all four sizes. Past an edge the costs grow as fitted; ratios and
+    shares are those of the edge. Several prompts, or decodes, count as equal ones.
     """
 
     def __init__(self, rows: pd.DataFrame) -> None:
@@ -63,19 +63,20 @@ class IterationTable:
         return self._together(prefill, decode)
 
     def _together(self, prefill: Side | None, decode: Side | None) -> float:
-        first = self._prefill.seconds(prefill) if prefill else 0.0
-        second = self._decode.seconds(decode) if decode else 0.0
-        shared = 0.0
-        if prefill and decode and self._shares is not None:
-            shared = min(1.0, self._shares.at([*_place(prefill), *_place(decode)]))
-        return first + second - shared * min(first, second)
+        alone = self._decode.seconds(decode) if decode else 0.0
+        if prefill is None:
+            return alone
+        share = 0.0
+        if decode and self._shares is not None:
+            share = max(0.0, self._shares.at([*_place(prefill), *_place(decode)]))
+        return max(alone, self._prefill.seconds(_with_tokens(prefill, decode)) + share * alone)
 
     def _grid_of(self, both: list[tuple[Side, Side, float]]) -> Grid:
-        """Make the grid of what prompts and decodes save together, in shares of the shorter."""
+        """Make the grid of what decodes take beside prompts, in shares of their time alone."""
         rows = []
         for prefill, decode, seconds in both:
-            alone = self._prefill.seconds(prefill), self._decode.seconds(decode)
-            share = (sum(alone) - seconds) / min(alone)
+            rest = seconds - self._prefill.seconds(_with_tokens(prefill, decode))
+            share = rest / self._decode.seconds(decode)
             rows.append([*_place(prefill), *_place(decode), share])
         axes = ["tokens", "before", "decodes", "context"]
         table = pd.DataFrame(rows, columns=[*axes, "share"])
@@ -107,6 +108,15 @@ def _prompts(tokens: float, pairs: float, kv_tokens: float, number: float) -> Si
 
 def _decodes(number: float, kv_tokens: float) -> Side:
     return Side(number, kv_tokens / number, (1.0, number, kv_tokens))
+
+
+def _with_tokens(prefill: Side, decode: Side | None) -> Side:
+    """Return the prompts with the tokens of decodes, without their attention."""
+    if decode is None:
+        return prefill
+    fixed, tokens, *others = prefill.features
+    features = (fixed, tokens + decode.tokens, *others)
+    return Side(prefill.tokens + decode.tokens, prefill.context, features)
 
 
 def _place(side: Side) -> tuple[float, float]:

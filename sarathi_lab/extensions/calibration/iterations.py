@@ -37,7 +37,7 @@ from sarathi_lab.workload.base import random_prompt
 BLOCK_SIZE = 32  # tokens; vLLM's attention on a CPU takes multiples of it
 # Tokens of prompts; a tile of a GPU ends at 128, and the next token shows its step.
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 129, 256, 257, 384, 512, 513, 768, 1024, 2048, 4096, 8192)
-BESIDE = (16, 64, 256, 1024, 4096)  # of a prompt beside decodes
+BESIDE = (16, 64, 256, 1024, 4096)  # of a batch of both, within whose tile it ends
 SEVERAL = 4  # prompts of an iteration, for what each adds
 STARTS = (0.0, 0.125, 0.25, 0.5, 0.75)  # of the longest sequence, before a chunk
 CONTEXTS = (0.0625, 0.25, 0.5, 1.0)  # of decodes
@@ -91,7 +91,9 @@ def _grid(limits: Limits) -> Iterator[tuple[int, ...]]:
     numbers = sorted({2**i for i in range(size.bit_length())} | {size})
     yield from ((0, 0, *both, 0) for both in product(numbers, contexts))
     beside = sorted({1, math.isqrt(size), size - 1}) if size > 1 else []
-    chunks = [one for one in BESIDE if one <= longest // 2]
+    chunks = sorted(
+        {one - size if one > 2 * size else one for one in BESIDE if one <= longest // 2}
+    )
     sizes = product(chunks, (0, longest // 2), beside, contexts[1::2])
     yield from ((*both, 1) for both in sizes)
 
