@@ -38,9 +38,8 @@ def run(cfg: DictConfig, prepared: Any = None) -> None:
     from sarathi_lab.tasks.base import run_task
 
     fit_targets(cfg, HydraConfig.get().overrides.task)
-    prepared = prepared or build(cfg.task).check(cfg)
     if cfg.limit is None:
-        run_task(cfg, current_run(prepared))
+        run_task(cfg, current_run(prepared or build(cfg.task).check(cfg)))
     else:  # another process makes its plan itself
         run_with_timeout(run_task, cfg, current_run(), limit=cfg.limit)
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import Any
 
+from omegaconf import DictConfig
+
 from sarathi_lab.config.errors import RunError
+from sarathi_lab.config.instantiate import build
+
+CHECK_SECONDS = 600
 
 
 def run_with_timeout(function: Callable[..., None], *args: Any, limit: float) -> None:
@@ -27,6 +32,18 @@ def run_with_timeout(function: Callable[..., None], *args: Any, limit: float) ->
         raise RunError(f"its process was killed ({str(error).splitlines()[0]})") from None
     finally:
         pool.shutdown(wait=True, kill_workers=True)
+
+
+def check_elsewhere(cfgs: Sequence[DictConfig]) -> None:
+    """Let the tasks check these jobs in a fresh process, which takes the memory of a GPU that it
+    looked at with it: runs under a `limit` have it all. Raises what the checks raise.
+    """
+    run_with_timeout(_check, cfgs, limit=CHECK_SECONDS)
+
+
+def _check(cfgs: Sequence[DictConfig]) -> None:
+    for cfg in cfgs:
+        build(cfg.task).check(cfg)
 
 
 @contextmanager

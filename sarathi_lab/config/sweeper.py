@@ -25,7 +25,7 @@ from sarathi_lab.config.console import console, duration, print_place, progress_
 from sarathi_lab.config.errors import EXIT_FAILED, UserError, require_bool
 from sarathi_lab.config.instantiate import CHOICES, READ_BY, ROUND, Job, build, name_of, resolved
 from sarathi_lab.config.paths import make_folder
-from sarathi_lab.config.processes import interrupts_kept_from_children
+from sarathi_lab.config.processes import check_elsewhere, interrupts_kept_from_children
 
 MULTIRUN = "hydra.mode=MULTIRUN"  # for -m
 NOT_RECORDED = ("resume", "hydra.sweeper.dry_run")
@@ -175,8 +175,11 @@ class LabSweeper(Sweeper):
 
     def check(self) -> None:
         """Let the tasks check and prepare all jobs. Raises UserError."""
-        with progress_of("checking", len(self.jobs), "runs") as advance:
-            for job in self.jobs:
+        if limited := [job.cfg for job in self.jobs if job.cfg.limit is not None]:
+            check_elsewhere(limited)
+        unlimited = [job for job in self.jobs if job.cfg.limit is None]
+        with progress_of("checking", len(unlimited), "runs") as advance:
+            for job in unlimited:
                 job.prepared = build(job.cfg.task).check(job.cfg)
                 if self._is_remote or self._is_dry_run:
                     job.prepared = None  # other processes prepare theirs

@@ -16,9 +16,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+import sweep_tasks
 from commands import running, sweep_of
 from joblib.externals.loky import get_reusable_executor
 
+from sarathi_lab.config import processes
 from sarathi_lab.run import main
 
 SCRIPTED = ["task._target_=sweep_tasks.Scripted", "tracking=none", "executor=simulated", "-m"]
@@ -60,6 +62,22 @@ def calls(output: Path) -> list[str]:
 
 def result(sweep: Path, number: int) -> dict:
     return json.loads((sweep / str(number) / "result.json").read_text())
+
+
+def test_runs_under_a_limit_are_checked_in_another_process_too(output, monkeypatch):
+    """This one would keep a GPU's memory from them."""
+    begun: list[str] = []
+
+    def elsewhere(function, *args, limit):
+        begun.append(function.__name__)
+
+    def here(*args):
+        raise AssertionError("checked in this process")
+
+    monkeypatch.setattr(processes, "run_with_timeout", elsewhere)
+    monkeypatch.setattr(sweep_tasks.Scripted, "check", here)
+    assert main([*SCRIPTED, f"output={output}", "chunk=64,128", "limit=60"]) == 0
+    assert begun == ["_check", "run_task", "run_task"]
 
 
 def test_a_failing_run_is_recorded_the_rest_goes_on_and_resume_repeats_only_it(output, capfd):
