@@ -260,8 +260,8 @@ class FromFiles:
                 return build(OmegaConf.merge(settings, {"tables": tables}), Hardware)
         found = "" if tables is None else f" (hardware.tables={tables} has no hardware file)"
         raise UserError(
-            "hardware=auto and host=auto stand for those that task=validate reads from a run, or "
-            f"task=calibrate leaves beside its tables{found}; name one, such as hardware=h100 or "
+            "hardware=auto and host=auto stand for what task=calibrate leaves beside its tables"
+            f"{found}, or task=validate reads from a run; name one, such as hardware=h100 or "
             "host=none"
         )
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.interpolation import Costs, Grid, RatioGrid, full_grid
 from sarathi_lab.executor.tables import MICROSECOND, TIME
@@ -32,7 +33,8 @@ class IterationTable:
     context. Both together take what the prompts would with the decodes' tokens in addition, as
     products run once over all tokens, and a share of the decodes' time alone, mostly of their
     attention, interpolated by all four sizes. Past an edge the costs grow as fitted; ratios and
-    shares are those of the edge. Several prompts, or decodes, count as equal ones.
+    shares are those of the edge. Several prompts, or decodes, count as equal ones. Raises UserError
+    without rows of either kind alone.
     """
 
     def __init__(self, rows: pd.DataFrame) -> None:
@@ -40,8 +42,8 @@ class IterationTable:
         sides = [_sides_of_row(row) for row in rows.to_dict("records")]
         seconds = (rows[TIME] * MICROSECOND).tolist()
         measured = list(zip(sides, seconds, strict=True))
-        self._prefill = _Alone([(p, time) for (p, d), time in measured if p and not d])
-        self._decode = _Alone([(d, time) for (p, d), time in measured if d and not p])
+        self._prefill = _Alone("prompts", [(p, time) for (p, d), time in measured if p and not d])
+        self._decode = _Alone("decodes", [(d, time) for (p, d), time in measured if d and not p])
         if both := [(p, d, time) for (p, d), time in measured if p and d]:
             self._shares = self._grid_of(both)
         # The largest that were measured: tokens of prompts, decodes, and contexts of either.
@@ -88,7 +90,11 @@ class IterationTable:
 class _Alone:
     """Iterations of prompts alone, or of decodes alone."""
 
-    def __init__(self, measured: list[tuple[Side, float]]) -> None:
+    def __init__(self, kind: str, measured: list[tuple[Side, float]]) -> None:
+        if not measured:
+            raise UserError(
+                f"iterations.csv has no row of {kind} alone; measure it again with task=calibrate"
+            )
         sides, seconds = zip(*measured, strict=True)
         features = np.array([side.features for side in sides])
         costs = Costs(features, np.ones(len(sides)), np.array(seconds))

@@ -88,6 +88,11 @@ class Calibrate(Task):
 
     def check(self, cfg: DictConfig) -> Subject:
         backend, spec, _ = subject = measured_subject(cfg, "calibrate")
+        if (weights := getattr(backend, "weights", "auto")) != "auto":
+            raise UserError(
+                f"executor.weights={weights}: the simulator reads no times of such products; use "
+                "executor.weights=auto"
+            )
         if self._has_operations(backend):
             self._check_operations(cfg, backend, spec)
         else:
@@ -113,11 +118,6 @@ class Calibrate(Task):
             raise UserError(
                 f"task.by=operations: those of executor={backend.name} can't be timed; use "
                 "task.by=iterations"
-            )
-        if backend.weights != "auto":
-            raise UserError(
-                f"executor.weights={backend.weights}: the simulator reads no times of such "
-                "products; use executor.weights=auto"
             )
         if spec.num_experts:
             raise UserError(

@@ -61,6 +61,11 @@ def test_held_out_compositions_are_predicted_within_a_few_percent(measured):
     assert max(measured.errors.values()) < 0.1, measured.errors
 
 
+def test_a_table_without_one_kind_is_refused(measured):
+    with pytest.raises(UserError, match=r"iterations\.csv has no row of decodes alone"):
+        IterationTable(measured.table[measured.table.n_decode == 0])
+
+
 def test_past_the_edge_costs_grow_as_fitted(measured, h100):
     table = IterationTable(measured.table)
     for past in (
