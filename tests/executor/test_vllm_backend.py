@@ -7,12 +7,19 @@ from dataclasses import make_dataclass, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from bookkeeper import Bookkeeper
 from vllm_engine import SIZES, TINY
 
 from sarathi_lab.config.errors import RunError, UserError
+from sarathi_lab.config.sweeper import compose
+from sarathi_lab.engine.config import EngineConfig
+from sarathi_lab.engine.loop import serve
+from sarathi_lab.engine.request import Request
 from sarathi_lab.executor import device as devices
+from sarathi_lab.executor.timeline import CudaTimeline, HostTimeline
 from sarathi_lab.executor.vllm import backend as backends
 from sarathi_lab.executor.vllm import executor as executors
 from sarathi_lab.executor.vllm import workers as vllm
@@ -22,6 +29,7 @@ from sarathi_lab.model.huggingface import read_spec
 from sarathi_lab.model.seeded_checkpoint import config_of, seeded_checkpoint
 from sarathi_lab.model.spec import ModelSpec, RopeScaling
 from sarathi_lab.model.weights import load_model
+from sarathi_lab.policy import Orca
 
 NAMES = ["model", "attention_backend", "max_num_seqs", "block_size", "async_scheduling"]
 
@@ -175,3 +183,63 @@ def test_a_shape_without_an_architecture_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="no architecture in transformers"):
         seeded_checkpoint(plain, torch.device("cpu"), torch.float32, 0)
     assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_sweep_expects_all_its_batches_before_the_first_run(stub, monkeypatch):
+    monkeypatch.setattr(backends, "_engine", engine := SharedEngine())
+    small = ("model=tiny", "seq_len=64", "workload.num_requests=4", "pd_ratio=7", "tracking=none")
+    compose(
+        ["executor=vllm", "policy=sarathi,vllm_v1", "chunk=16,32", "batch=2,4", *small, "-m"]
+    ).check()
+    (key,), made = engine._largest, SimpleNamespace(facts=dict, close=dict)
+    sizes = list[Any]()
+    engine.get(key, lambda largest: sizes.append(largest) or made)
+    assert sizes[0].batch_size == 4
+    assert sizes[0].max_batch_tokens >= 4 * 56  # whole prompts, under request_level
+
+
+def test_replay_and_padding_are_those_that_vllm_reports():
+    def pending(stats: Any) -> vllm.Pending:
+        result = SimpleNamespace(
+            result=lambda: SimpleNamespace(
+                cudagraph_stats=stats, req_id_to_index={"a": 1}, sampled_token_ids=[[], [3, 4]]
+            )
+        )
+        return vllm.Pending(result, SimpleNamespace(result=lambda: None))
+
+    graph = SimpleNamespace(runtime_mode="FULL", num_paddings=3)
+    assert pending(graph).replay() == (True, 3)
+    piecewise = SimpleNamespace(runtime_mode="PIECEWISE", num_paddings=1)
+    assert pending(piecewise).replay() == (False, 1)
+    assert pending(None).replay() == (False, 0)
+    assert pending(None).tokens(["a"]) == [4]
+
+
+class Stream(CudaTimeline):
+    """A GPU's stream whose work takes a second, launched at once."""
+
+    def __init__(self) -> None:
+        self.marks, self.waited = 0, list[int]()
+        HostTimeline.__init__(self)
+
+    def reset(self) -> None:
+        HostTimeline.reset(self)
+
+    def mark(self) -> int:
+        self.marks += 1
+        return self.marks
+
+    def wait(self, mark: int) -> float:
+        self.waited.append(mark)
+        return float(mark)
+
+
+def test_times_are_a_streams_where_there_is_one():
+    workers = Bookkeeper(is_async=True)
+    executor = executors.VllmExecutor(workers, timeline=Stream())
+    requests = [Request(i, 0.0, 5, 3, np.arange(5, dtype=np.int32)) for i in range(2)]
+    engine = EngineConfig(Orca(), 2, 16, 4, 8)
+    table = serve(requests, engine, executor).iterations()
+    assert executor.timeline.waited == sorted(executor.timeline.waited)
+    assert (table.end - table.start == 1).all()
+    assert (table.start.diff().dropna() > 0).all()
