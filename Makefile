@@ -57,6 +57,7 @@ image:
 # "task.experiment=fig08" or "resume=true".
 campaign: setup
 	-$(MAKE) campaign_vllm
+	-$(BIN)/python -m sarathi_kernels.benchmarks --tune
 	-$(BIN)/python -m pytest -m gpu -n 8
 	@mkdir -p outputs/campaign
 	-$(BIN)/python -m sarathi_kernels.benchmarks --csv outputs/campaign/kernels.csv

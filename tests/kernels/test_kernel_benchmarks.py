@@ -12,9 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from sarathi_kernels.attention.decode import DecodeConfig, decode_config
+from sarathi_kernels.attention.prefill import PrefillConfig, prefill_config
 from sarathi_kernels.benchmarks import attention_benchmarks, fused_benchmarks
 from sarathi_kernels.benchmarks.__main__ import main
 from sarathi_kernels.benchmarks.measure import COLUMNS, Benchmark, measure, run
+from sarathi_kernels.benchmarks.tuning import tune
+from sarathi_kernels.runtime import tuned
+from sarathi_kernels.runtime.chip import CHIPS
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -95,3 +100,31 @@ def test_bad_requests_get_one_line(
     assert "/nonexistent/rows.csv" in capsys.readouterr().err
     with pytest.raises(ValueError, match="too slowly for real sizes"):
         run(torch.device("cpu"), torch.float16, False)
+
+
+def test_tiles_that_were_measured_are_what_launches_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chip, dtype = CHIPS[90], torch.float16
+    prefill, *decodes = (
+        tuned.name_of(kernel, chip, 64, dtype, work)
+        for kernel, work in (("prefill", 64), ("decode", 1), ("decode", 4))
+    )
+    lines: list[str] = []
+    found = tune(DEVICE, dtype, lines.append, quick=True)
+    if DEVICE.type == "cpu":
+        assert [line.partition(":")[0] for line in lines] == [prefill, *decodes]
+        assert found.keys() <= {prefill, *decodes}
+    by_rules = decode_config(CHIPS[80], 64, dtype, 1)
+    monkeypatch.setattr(tuned, "FILE", tmp_path / "tiles.json")
+    tuned.write({prefill: [64, 32, 4, 3, 1], decodes[0]: [16, 8, 2]})
+    tuned.write({decodes[1]: [32, 4, 3]})  # entries that are there stay
+    try:
+        assert decode_config(chip, 64, dtype, 1) == DecodeConfig(16, 8, 2)
+        assert decode_config(chip, 64, dtype, 4) == DecodeConfig(32, 4, 3)
+        assert prefill_config(chip, 64, dtype, 64) == PrefillConfig(64, 32, 4, 3, ahead=True)
+        assert not prefill_config(chip, 64, dtype, 64, has_window=True).ahead
+        assert decode_config(CHIPS[80], 64, dtype, 1) == by_rules
+    finally:
+        monkeypatch.undo()
+        tuned.forget()

@@ -22,6 +22,7 @@ from sarathi_kernels.attention.support import (
 )
 from sarathi_kernels.runtime.chip import Chip, chip_of
 from sarathi_kernels.runtime.launch import launch
+from sarathi_kernels.runtime.tuned import tuned
 
 PLAN_ARGUMENTS = [
     "query_starts",
@@ -123,8 +124,10 @@ def decode_config(chip: Chip, head_size: int, dtype: torch.dtype, group: int) ->
     """The configuration for `group` heads a KV head: enough bytes in flight, few enough that
     several programs fit.
 
-    A stage holds the keys and values of block_n tokens. Compiled, not yet measured.
+    A stage holds the keys and values of block_n tokens. As measured (`tuned`), or else by rules.
     """
+    if (measured := tuned("decode", chip, head_size, dtype, group)) is not None:
+        return DecodeConfig(*measured)
     bytes_per_token = triton.next_power_of_2(head_size) * dtype.itemsize
     if group == 1:
         return DecodeConfig(block_n=8192 // bytes_per_token, num_warps=4, num_stages=3)

@@ -27,6 +27,7 @@ from sarathi_kernels.attention.support import (
 )
 from sarathi_kernels.runtime.chip import Chip, chip_of
 from sarathi_kernels.runtime.launch import launch
+from sarathi_kernels.runtime.tuned import tuned
 
 # Triton 3.6 waits for the scores of the next keys before the softmax that they should run beside.
 CAN_COMPUTE_AHEAD = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
@@ -113,10 +114,14 @@ def prefill_config(
 ) -> PrefillConfig:
     """The configuration for tiles of `tile_rows` queries; its block_m divides them.
 
-    Chosen such that nothing spills and the stages fit the chip's shared memory; compiled, not yet
-    measured. To convert a cache that `is_8_bit` takes registers, so that fewer keys are worked on
-    at a time.
+    As measured (`tuned`), or else chosen such that nothing spills and the stages fit the chip's
+    shared memory. To convert a cache that `is_8_bit` takes registers, so that fewer keys are worked
+    on at a time.
     """
+    measured = tuned("prefill", chip, head_size, dtype, tile_rows)
+    if measured is not None and not (has_window or is_8_bit):
+        block_m, block_n, num_warps, num_stages, ahead = measured
+        return PrefillConfig(block_m, block_n, num_warps, num_stages, bool(ahead))
     wide = head_size > 128
     if dtype == torch.float32:  # matrix products without tensor cores: only their registers count
         return PrefillConfig(

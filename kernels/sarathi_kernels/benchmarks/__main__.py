@@ -1,4 +1,6 @@
-"""`python -m sarathi_kernels.benchmarks [--quick]`: a table of times, and a CSV file."""
+"""`python -m sarathi_kernels.benchmarks [--quick]`: a table of times, and a CSV file; with `--tune`
+the fastest tiles, which launches take from then on.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from sarathi_kernels.benchmarks.measure import COLUMNS, Row, run
+from sarathi_kernels.runtime.tuned import FILE, write
 
 
 def _line(row: Row) -> str:
@@ -42,6 +46,9 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--csv", metavar="FILE", help="write the rows, in long format, to FILE as well"
     )
+    parser.add_argument(
+        "--tune", action="store_true", help=f"measure tiles of attention instead, into {FILE.name}"
+    )
     return parser.parse_args(arguments)
 
 
@@ -59,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{torch.cuda.get_device_name() if has_gpu else 'CPU, kernels interpreted'}, {dtype}, "
         f"torch {torch.__version__}"
     )
+    if options.tune:
+        return _tune(device, dtype, quick=options.quick)
     titles = f"{'operation':<22}{'case':<40}{'implementation':<16}"
     print(
         f"{titles}{'median µs':>12}{'q20 µs':>12}{'q80 µs':>12}{'TFLOP/s':>10}{'GB/s':>10}",
@@ -71,6 +80,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     return int(any(row["error"] for row in rows))
+
+
+def _tune(device: torch.device, dtype: torch.dtype, *, quick: bool) -> int:
+    """Write the fastest tiles; return 2 where they can't be measured or written."""
+    if device.type != "cuda" and not quick:
+        print("error: tiles are measured on a GPU; use --quick to try it", file=sys.stderr)
+        return 2
+    from sarathi_kernels.benchmarks.tuning import tune  # here, as it imports Triton
+
+    found = tune(device, dtype, partial(print, flush=True), quick=quick)
+    if device.type != "cuda":
+        return 0  # times of the interpreter mean nothing
+    try:
+        write(found)
+    except OSError as error:
+        print(f"error: {FILE} can't be written ({error.strerror})", file=sys.stderr)
+        return 2
+    return 0
 
 
 @contextmanager

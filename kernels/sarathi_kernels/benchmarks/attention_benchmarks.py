@@ -18,13 +18,12 @@ from sarathi_kernels.attention.cases import AttentionCase, AttentionInputs, make
 from sarathi_kernels.attention.decode import decode_attention
 from sarathi_kernels.attention.hybrid import Variant, hybrid_attention
 from sarathi_kernels.attention.plan import PART_TOKENS, AttentionPlan, make_plan, with_parts_of
-from sarathi_kernels.attention.prefill import PrefillConfig, prefill_attention
+from sarathi_kernels.attention.prefill import prefill_attention
 from sarathi_kernels.benchmarks.attention_peers import (
     flashinfer_decode,
     flashinfer_pod,
     flashinfer_prefill,
     torch_attention,
-    works_here,
 )
 from sarathi_kernels.benchmarks.measure import Benchmark
 from sarathi_kernels.benchmarks.one_launch import fused_attention, unified_attention
@@ -44,23 +43,12 @@ HYBRID_DECODES = (
 )  # the paper's grid, and longer contexts
 HYBRID_CHUNKS = (256, 512, 1024)
 PROMPTS = (4096, 16_384)
-# Other tiles to compare the chosen ones with on a GPU; the chip may be too small for some.
-ALTERNATIVES = {
-    "128x128, 3 stages": (PrefillConfig(128, 128, 8, 3), 16),
-    "128x64, 8 warps": (PrefillConfig(128, 64, 8, 3), 16),
-    "64x64, 4 warps": (PrefillConfig(64, 64, 4, 2), 16),
-    "64x128, 4 warps": (PrefillConfig(64, 128, 4, 2), 16),
-    "blocks of 256": (None, 256),
-}
 
 
 def benchmarks(device: torch.device, dtype: torch.dtype, quick: bool) -> Iterator[Benchmark]:
     """Tensors of a case are made when it is reached; `quick` takes tiny sizes, for the
     interpreter.
     """
-    yield from _tiles(
-        device, dtype, quick
-    )  # first: what a kernel is tuned by must not be lost where time is short
     for name in ("gqa",) if quick else HEADS:
         for offset in (20,) if quick else OFFSETS:
             for chunk in (18,) if quick else CHUNKS:
@@ -216,29 +204,3 @@ def _plan_of_cached(
         num_sms=chip_of(device).num_sms,
         device=device,
     )
-
-
-def _tiles(device: torch.device, dtype: torch.dtype, quick: bool) -> Iterator[Benchmark]:
-    """The prefill kernel with other tiles, wherever the chip can take them."""
-    if device.type != "cuda" or dtype == torch.float32:
-        return
-    chunk, offset = (128, 256) if quick else (1024, 4096)
-    for name, (config, block_size) in ALTERNATIVES.items():
-        case = AttentionCase(((chunk, offset + chunk),), *HEADS["mha"], HEAD_SIZE, block_size)
-        inputs = _inputs(case, device, dtype)
-        plan = inputs.plan
-        if config is not None and plan.tile_rows % config.block_m:
-            continue
-        out = torch.empty_like(inputs.query)
-
-        def attend(
-            inputs: AttentionInputs = inputs,
-            out: Tensor = out,
-            config: PrefillConfig | None = config,
-        ) -> None:
-            prefill_attention(*inputs.arguments, out=out, config=config)
-
-        if works_here(attend):
-            yield _benchmark(
-                "prefill_tiles", case, f"chunk {chunk} at {offset}", name, dtype, attend
-            )
