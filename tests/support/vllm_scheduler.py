@@ -41,7 +41,7 @@ def case(policy: Policy, requests: tuple[Request, ...], spare: int, **sizes: Any
     """Make a case whose cache has room for the longest request and `spare` blocks."""
     longest = max(one.total_len for one in requests)
     num_blocks = -(-longest // sizes["block_size"]) + spare
-    engine = EngineConfig(policy, num_blocks=num_blocks, max_model_len=MAX_LEN, **sizes)
+    engine = EngineConfig(policy, num_blocks=num_blocks, **{"max_model_len": MAX_LEN, **sizes})
     return Case(requests, engine)
 
 
@@ -84,7 +84,7 @@ def make_scheduler(
     config.additional_config = dict(additional)
     for part in ("scheduler_config", "cache_config", "model_config"):
         setattr(config, part, copy(getattr(config, part)))
-    config.model_config.max_model_len = MAX_LEN
+    config.model_config.max_model_len = engine.max_model_len
     of_scheduler = {"max_num_seqs": engine.batch_size, "policy": engine.queue_order, **settings}
     for name, value in of_scheduler.items():
         setattr(config.scheduler_config, name, value)

@@ -98,7 +98,21 @@ def run_vllm(executor: VllmExecutor, requests: list[Request], batch: int, budget
     return time.perf_counter() - start
 
 
-HOSTS = {"lab": run_lab, "vllm": run_vllm}
+def run_server(executor: VllmExecutor, requests: list[Request], batch: int, budget: int) -> float:
+    """Serve as `run_vllm` does, by the scheduler of `extensions.vllm_server`."""
+    from sarathi_lab.extensions.vllm_server import Scheduler
+
+    core, usual = executor.workers.core, executor.workers.core.scheduler
+    config, manager = usual.vllm_config, core.structured_output_manager
+    config.additional_config = {"sarathi_lab": {"policy": "vllm_v1", "chunk": budget}}
+    led = Scheduler(config, usual.kv_cache_config, manager, block_size=usual.block_size)
+    core.scheduler, led.finished_req_ids = led, usual.finished_req_ids  # for workers to forget
+    seconds = run_vllm(executor, requests, batch, budget)
+    core.scheduler, usual.finished_req_ids = usual, led.finished_req_ids
+    return seconds
+
+
+HOSTS = {"lab": run_lab, "vllm": run_vllm, "server": run_server}
 
 
 def host() -> Iterator[dict[str, Any]]:
@@ -129,8 +143,9 @@ def runs() -> Iterator[dict[str, Any]]:
                 seconds[name].append(run(executor, requests, BATCH, budget))
         for name, values in seconds.items():
             yield {"host": name, "budget": budget, **summary(values[1:], "s")}
-        ratios = np.divide(seconds["lab"], seconds["vllm"])[1:].tolist()
-        yield {"host": "lab / vllm", "budget": budget, **summary(ratios, "ratio")}
+        for name in ("lab", "server"):
+            ratios = np.divide(seconds[name], seconds["vllm"])[1:].tolist()
+            yield {"host": f"{name} / vllm", "budget": budget, **summary(ratios, "ratio")}
 
 
 PARTS = {"host": host, "runs": runs}

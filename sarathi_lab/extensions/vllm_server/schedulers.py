@@ -21,7 +21,7 @@ from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.extensions.vllm_server import Decider, policy_of
 
-TESTED = ("0.32",)
+TESTED = ("0.31", "0.32")
 OF_POLICIES = {  # what policies have settings for, and vLLM's values without it
     "enable_chunked_prefill": True,
     "watermark": 0,
@@ -29,13 +29,11 @@ OF_POLICIES = {  # what policies have settings for, and vLLM's values without it
     "max_num_active_seqs": None,
     "prefill_schedule_interval": 1,
 }
+Base: Any = object  # vLLM's class follows it
 
 
-Follower: Any = object  # one of vLLM's classes
-
-
-class _ByPolicy(Follower):
-    """Part of both schedulers, before vLLM's class."""
+class _ByPolicy(Base):
+    """Part of both schedulers."""
 
     is_async = False
 
@@ -52,6 +50,7 @@ class _ByPolicy(Follower):
             most_tokens=self.max_num_scheduled_tokens,
             is_async=self.is_async,
         )
+        self._decider.check_fits(Request(0, 0.0, self.max_model_len - 1, 1))  # as all will
         self._numbers = count()
         self._sequences: dict[str, SequenceState] = {}  # by the name of the request
         self._requests: dict[SequenceState, Any] = {}
@@ -102,7 +101,8 @@ class _ByPolicy(Follower):
         decider.evicted.clear()
         admitted = [one for one, _ in pairs if one.status != RequestStatus.RUNNING]
         hidden, self.waiting = self.waiting, create_request_queue(self.policy)
-        hidden.remove_requests(admitted)
+        if admitted:
+            hidden.remove_requests(admitted)
         for request in admitted:
             self.waiting.add_request(request)
         output = super().schedule(*args, **kwargs)
