@@ -21,6 +21,7 @@ from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.vllm.backend import VllmBackend
 from sarathi_lab.executor.vllm.executor import VllmExecutor
+from sarathi_lab.extensions import vllm_server
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import VllmV1
 from sarathi_lab.results.intervals import summary
@@ -100,12 +101,10 @@ def run_vllm(executor: VllmExecutor, requests: list[Request], batch: int, budget
 
 def run_server(executor: VllmExecutor, requests: list[Request], batch: int, budget: int) -> float:
     """Serve as `run_vllm` does, by the scheduler of `extensions.vllm_server`."""
-    from sarathi_lab.extensions.vllm_server import Scheduler
-
     core, usual = executor.workers.core, executor.workers.core.scheduler
     config, manager = usual.vllm_config, core.structured_output_manager
     config.additional_config = {"sarathi_lab": {"policy": "vllm_v1", "chunk": budget}}
-    led = Scheduler(config, usual.kv_cache_config, manager, block_size=usual.block_size)
+    led = vllm_server.Scheduler(config, usual.kv_cache_config, manager, block_size=usual.block_size)
     core.scheduler, led.finished_req_ids = led, usual.finished_req_ids  # for workers to forget
     seconds = run_vllm(executor, requests, batch, budget)
     core.scheduler, usual.finished_req_ids = usual, led.finished_req_ids
