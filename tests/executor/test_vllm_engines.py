@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from checkpoints import greedy_tokens, make_checkpoint
 from vllm_engine import (
     SIZES,
     TINY,
@@ -23,6 +24,7 @@ from vllm_engine import (
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.executor.vllm.executor import VllmExecutor
 from sarathi_lab.executor.vllm.workers import Workers, make_config
+from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.policy import Orca, Sarathi, SarathiServe, VllmV1
 
 pytestmark = pytest.mark.vllm
@@ -83,3 +85,18 @@ def test_runner_v2(tmp_path, expected):
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
     subprocess.run([sys.executable, script, tmp_path / "tokens.json"], env=environment, check=True)
     assert json.loads((tmp_path / "tokens.json").read_text()) == [expected] * 2
+
+
+def test_a_checkpoint_of_another_family(tmp_path):
+    """Saved by transformers, and read as `model.path` is."""
+    sizes = {"hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    theirs = make_checkpoint("qwen3", tmp_path, **sizes)
+    requests = requests_of_tokens(4)
+    for request in requests:
+        request.prompt_token_ids[:] %= 97  # of its vocabulary
+    greedy = greedy_tokens(theirs, requests)
+    spec, folder = AutoModel(str(tmp_path)).resolve("tiny")
+    executor = backend_of().build(spec, folder, SIZES)
+    ledger = served(executor, SarathiServe(chunk=48, reserve="chunk"), requests, 9)
+    assert tokens_of(ledger) == [greedy[request.request_id] for request in requests]
+    executor.close()

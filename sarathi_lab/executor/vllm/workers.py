@@ -15,6 +15,7 @@ FIRST_BLOCK = 1  # block 0 is vLLM's null block, which padding reads
 ENVIRONMENT = {  # unless the user has set them: few messages, and no statistics are sent
     "VLLM_LOGGING_LEVEL": "CRITICAL",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "PYTHONWARNINGS": "ignore",  # of processes that are started, so not of this one
     "VLLM_NO_USAGE_STATS": "1",
 }
 RUNNER, CORES = "VLLM_USE_V2_MODEL_RUNNER", "VLLM_CPU_OMP_THREADS_BIND"
