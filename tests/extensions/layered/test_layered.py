@@ -155,6 +155,6 @@ def test_it_runs_wherever_a_policy_is_tried_or_advised():
 
 def test_a_pipeline_is_refused_in_a_line():
     with pytest.raises(
-        UserError, match=r"layered_prefill .* pipelines, ranks .* use executor.pipeline"
+        UserError, match=r"layered_prefill .* pipelines, ranks.* use executor.pipeline"
     ):
         run_engine([], scheduler_for(POLICY), PipelineExecutor(2, lambda b: [1.0, 1.0]), Ledger())
