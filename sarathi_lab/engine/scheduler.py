@@ -245,8 +245,8 @@ class Scheduler(SchedulerState):
     def put(self, batch: Batch, sequence: SequenceState, num_tokens: int) -> None:
         """Add `num_tokens` of a running sequence that has room for them."""
         batch.add(sequence, num_tokens)
-        if self.policy.shares_at_once and self.blocks.prefix is not None:
-            self.blocks.prefix.publish(sequence, sequence.num_computed + num_tokens)
+        if (prefix := self.blocks.prefix) is not None and self.policy.shares_at_once:
+            prefix.publish(sequence, sequence.num_computed + num_tokens)
 
     def _has_place(self, batch: Batch) -> bool:
         """Whether one more sequence may run, in this batch."""

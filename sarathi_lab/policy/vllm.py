@@ -11,7 +11,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.policy import Policy, Reserve
 from sarathi_lab.engine.queues import LOOKAHEAD, Test, by_priority
 from sarathi_lab.engine.request import Batch, SequenceState
-from sarathi_lab.engine.scheduler import Scheduler, Size, tokens_to_take
+from sarathi_lab.engine.scheduler import Scheduler, Size
 
 # Fields of several systems.
 partial_prefills = partial(whole, 1, minimum=1, fix="use 1 for one prompt at a time")
@@ -184,8 +184,8 @@ class VllmV1(Policy):
         """Take the running sequences in their order, until one finds no room in the cache."""
         budget, make_room = self.max_num_batched_tokens, partial(evict_last, batch, scheduler)
         for sequence in scheduler.running.idle:
-            left = tokens_to_take(sequence, budget, batch)
-            if left == 0 or len(batch) >= scheduler.batch_size:
+            left = min(sequence.num_pending, budget - batch.num_tokens)
+            if left <= 0 or len(batch.chunks) >= scheduler.batch_size:
                 return
             if not sequence.is_running:
                 continue  # evicted by an earlier one
@@ -250,6 +250,8 @@ def evict_last(
     """Grow `sequence` to `num_tokens`, evicting the last of the running, or by priority the least
     urgent, from the batch, too; False: it can't run now.
     """
+    if scheduler.blocks.grow(sequence, num_tokens):
+        return True  # as nearly always
     running = scheduler.running
     last = partial(max, key=by_priority) if running.rank is by_priority else itemgetter(-1)
     while not scheduler.blocks.grow(sequence, num_tokens):

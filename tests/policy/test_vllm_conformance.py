@@ -65,7 +65,7 @@ def cases(draw: Any, *, shares: bool) -> Case:
     sizes["queue_order"] = draw(st.sampled_from(["fcfs", "priority"]))
     found = case(policy, requests, spare, shares_prefixes=shares, **sizes)
     # A share that is `watermark` blocks of the lab's cache, and of vLLM's, which has one more.
-    share = (watermark + 0.4) / (found.engine.num_blocks + 1) if watermark else 0.0
+    share = (watermark + 0.9) / (found.engine.num_blocks + 1) if watermark else 0.0
     engine = replace(found.engine, policy=replace(policy, watermark=share))
     return replace(found, engine=engine)
 
