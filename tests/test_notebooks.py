@@ -121,7 +121,7 @@ def test_notebooks_print_what_they_promise(executed):
     assert re.search(best, text["walkthrough"])
     assert "outputs/ has no runs yet: simulating 13B on an A6000." in text["compare_runs"]
     assert "5 runs (" in text["compare_runs"]
-    assert re.search(r"sarathi chunk=\d+ serves 1\.\d+ times orca's tokens", text["compare_runs"])
+    assert re.search(r"sarathi chunk=\d+ beside orca: better in throughput", text["compare_runs"])
     gain = r"sarathi serves [\d,]+ tokens/s, (\d\.\d+) times orca's"
     assert float(re.search(gain, text["playground"])[1]) > 1.02
     policy = text["your_policy"]

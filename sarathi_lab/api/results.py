@@ -56,7 +56,8 @@ class Results:
         """Return the table and the sentence that the command line prints of a sweep, as HTML."""
         if not {"policy", "is_baseline", "throughput"} <= set(self.runs):
             return None
-        from sarathi_lab.results.report import conclusion, sweep_table
+        from sarathi_lab.results.conclusion import conclusion
+        from sarathi_lab.results.report import sweep_table
 
         shown = sweep_table(self.runs, f"{len(self.runs)} runs")
         rows = pd.DataFrame(list(map(dict, shown.rows)))

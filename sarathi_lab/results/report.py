@@ -16,18 +16,22 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results import sweep_analysis
+from sarathi_lab.results.conclusion import arrive_over_time, conclusion
 from sarathi_lab.results.load import load_runs
 from sarathi_lab.results.result import DisplayTable, show
 from sarathi_lab.results.table import HEADINGS, MILLISECONDS, display_unit, factor, less_is_better
 
 MARGINAL = "decode_time_marginal"
-SWEEP_COLUMNS = {
+DECODES = ("decode_time_alone", MARGINAL)
+WAITS = {"ttft_p50": "TTFT\nP50", "tbt_p99": "TBT\nP99"}
+SWEEP_COLUMNS = {  # where all requests wait from the start
     "capacity": "capacity\n[req/s]",
+    "decode_time_alone": "decode\nalone",
     MARGINAL: "decode\nadds",
     "kv_reread_factor": "KV\nread",
-    "ttft_p50": "TTFT\nP50",
-    "tbt_p99": "TBT\nP99",
+    **WAITS,
 }
+OVER_TIME = {"slo_attainment": "within\nSLO", "goodput": "good\n[req/s]", **WAITS}
 LINE = ("throughput", "ttft_p50", "tbt_p99")  # of a baseline
 MAIN = (  # of a run; -v prints the others
     *("duration", "num_failed", "throughput", "decode_throughput", "decode_speedup"),
@@ -135,13 +139,15 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     repetitions of the same settings (medians), without baselines that equal a swept run.
     """
     runs = runs.reset_index(drop=True)
-    columns = {"throughput": "tokens/s", **SWEEP_COLUMNS}
+    columns, others = {"throughput": "tokens/s"}, SWEEP_COLUMNS
+    if arrive_over_time(runs):
+        others = OVER_TIME
     if (base := sweep_analysis.reference(runs)) is not None:
         runs = sweep_analysis.relative(runs, "throughput", base)
-        columns = {"throughput": "tokens/s", f"throughput_vs_{base}": f"x {base}", **SWEEP_COLUMNS}
+        columns[f"throughput_vs_{base}"] = f"x {base}"
     by = list(dict.fromkeys(["policy", *sweep_analysis.varied(runs), "is_baseline"]))
-    if len(by) > 3:  # settings need the room
-        columns.pop(MARGINAL)
+    left_out = DECODES if len(by) > 3 else ()  # settings need the room
+    columns |= {name: words for name, words in others.items() if name not in left_out}
     known = [name for name in columns if name in runs]
     once, rows = sweep_analysis.without_repeated(runs, known), []
     table = sweep_analysis.medians(once, by, *known)
@@ -160,7 +166,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
         "*: baseline": once.is_baseline.any(),
         "equal runs once": len(once) < len(runs),
         "^ more, v less is better": True,
-        f"~: ratio to {base} not significant": "~" in str(rows),
+        f"~: ratio to {base} within the noise": "~" in str(rows),
     }
     notes = ", ".join(sign for sign, is_there in signs.items() if is_there)
     return DisplayTable(rows, left=["policy"], unbroken=["policy"], title=f"{title} ({notes})")
@@ -183,37 +189,10 @@ def _median(name: str, row: Mapping[Any, Any] | None, scale: float) -> str:
         return "-"
     if "_vs_" in name:
         return f"{'' if row['is_decided'] else '~'}{row['value']:.2f}"
+    if name == "slo_attainment":
+        return f"{row['value']:.1%}"
     is_noise = name == MARGINAL and row["value"] <= 0
     return "noise" if is_noise else amount(row["value"] * scale)
-
-
-def conclusion(runs: pd.DataFrame) -> list[str]:
-    """Summarise how much the best run gains over the reference, or why it is undecided."""
-    base = sweep_analysis.reference(runs)
-    if base is None or "throughput" not in runs:
-        return []
-    runs = sweep_analysis.relative(runs, "throughput", base)
-    swept = sweep_analysis.without_baselines(runs)
-    by = list(dict.fromkeys(["policy", *sweep_analysis.varied(runs)]))
-    ratios = sweep_analysis.medians(swept[swept.policy != base], by, f"throughput_vs_{base}")
-    if ratios.empty:
-        return []
-    best, level = ratios.iloc[int(ratios["value"].argmax())], sweep_analysis.noise(runs)
-    settings = {name: sweep_analysis.text(best[name]) for name in by[1:]}
-    named = [best["policy"], *(f"{name}={v}" for name, v in settings.items() if v != "-")]
-    words = f"{' '.join(named)} serves {best['value']:.2f} times {base}'s tokens"
-    if best["num_samples"] > 1:
-        interval = f"{best['low']:.2f} to {best['high']:.2f} in {best['num_samples']} samples"
-        words += f" ({interval}, {best['confidence']:.0%})"
-    if best["is_decided"]:
-        words += f": none of the swept runs gains on {base}" if best["value"] < 1 else ""
-    elif math.isnan(level):
-        words += ", which is undecided: one run each has no measure of noise"
-    elif level > 1:
-        words += f", which is undecided: equal work differed by up to {level:.2f} times"
-    else:
-        words += ", which is undecided: the interval includes 1"
-    return [f"\n{words}."]
 
 
 def cell(name: str, value: float | None) -> str:

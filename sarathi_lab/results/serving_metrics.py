@@ -210,8 +210,7 @@ def is_good(requests: pd.DataFrame, slo: Slo) -> dict[str, NDArray[np.bool_]]:
         values["tbt"] = np.array(
             [np.quantile(one, slo.quantile) if len(one) else np.nan for one in gaps_of]
         )
-    bounds = {name: bound for name, bound in slo.bounds.items() if name != "scheduling_delay"}
-    met = {name: ~(values[name] > bound) for name, bound in bounds.items()}
+    met = {name: ~(values[name] > bound) for name, bound in slo.bounds.items()}
     return {**met, "all": np.all([np.ones(len(requests), dtype=bool), *met.values()], axis=0)}
 
 

@@ -144,12 +144,12 @@ def medians(runs: pd.DataFrame, by: Sequence[str], *names: str) -> pd.DataFrame:
             ends = ends_of_median(list(samples), is_series=False)._asdict()
             row = {**group[list(by)].iloc[0], "quantity": name, "value": samples.median()}
             row |= {**ends, "num_samples": len(samples)}
-            rows.append({**row, "is_decided": _is_decided(row, level)})
+            rows.append({**row, "is_decided": is_decided(row, level)})
     columns = ["quantity", "value", "low", "high", "confidence", "num_samples", "is_decided"]
     return pd.DataFrame(rows, columns=[*by, *columns])
 
 
-def _is_decided(row: Mapping[Any, Any], noise: float) -> bool:
+def is_decided(row: Mapping[Any, Any], noise: float) -> bool:
     """Return whether a ratio differs from 1: its interval excludes 1, and with too few samples for
     95 % the ratio exceeds the noise. Other quantities do, and ratios to the run itself.
     """

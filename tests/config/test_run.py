@@ -102,7 +102,7 @@ def test_the_sweep_prints_one_table_and_the_path_of_its_picture(sweep):
         str(path.relative_to(folder)) for path in run_folders(folder)
     )
     table = text[text.index("All 5 runs of this sweep") :]
-    for name in ("request_level *", "orca *", " 128 ", " 256 ", " 1024 ", "x orca", "serves 1."):
+    for name in ("request_level *", "orca *", " 128 ", " 256 ", " 1024 ", "x orca", "beside orca:"):
         assert name in table
     summary = json.loads((folder / "0" / "summary.json").read_text())
     assert f"{summary['throughput']:,.0f}" in table

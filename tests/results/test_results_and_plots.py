@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.results import load, sweep_analysis
+from sarathi_lab.results.conclusion import conclusion
 from sarathi_lab.results.load import (
     find_runs,
     load_iterations,
@@ -23,7 +24,7 @@ from sarathi_lab.results.load import (
     load_summary,
 )
 from sarathi_lab.results.plots import sweeps
-from sarathi_lab.results.report import conclusion, sweep_table
+from sarathi_lab.results.report import sweep_table
 from sarathi_lab.results.result import show
 from sarathi_lab.results.table import COLUMNS, RESULTS, factor, heading, rows_of_run
 from sarathi_lab.tasks import plot
@@ -203,13 +204,40 @@ def test_what_equal_work_differs_by_is_undecided():
     runs["schedule"] = ["x"] * 3 + ["y"] * 3
     assert sweep_analysis.noise(runs) == 1.3
     (sentence,) = conclusion(runs)
-    assert "serves 1.15 times orca's tokens (1.08 to 1.20 in 3 samples, 75%)" in sentence
-    assert "undecided: equal work differed by up to 1.30 times" in sentence
+    assert "undecided in throughput 120 for 104 tokens/s (1.15 times, 1.08 to 1.20)" in sentence
+    assert "intervals of 75% of 3 samples, no verdict at 95%, which repeat=6 can give" in sentence
+    assert sentence.endswith("equal work differed by up to 1.30 times.")
     far = runs.assign(throughput=[100, 101, 102, 200, 202, 204])
-    assert "undecided" not in conclusion(far)[0]
+    assert "beside orca: better in throughput" in conclusion(far)[0]
     slow = runs.assign(throughput=[200, 201, 202, 100, 101, 102])
-    said = "serves 0.50 times orca's tokens (0.50 to 0.50 in 3 samples, 75%): "
-    assert said + "none of the swept runs gains on orca." in conclusion(slow)[0]
+    assert "beside orca: worse in throughput" in conclusion(slow)[0]
+
+
+def test_requests_that_arrive_over_time_are_judged_by_their_waits():
+    """Each rate by itself: the same tokens/s, later first tokens, shorter gaps, more good ones."""
+    runs = runs_of(policy=["orca", "sarathi"], **{"workload.rate": [1, 2]})
+    runs = runs.assign(**{"workload.arrivals": "poisson", "throughput": 100.0})
+    runs = runs.assign(ttft_p50=[1, 2, 1.5, 2], tbt_p99=[0.3, 0.3, 0.06, 0.03])
+    runs = runs.assign(slo_attainment=[0.055, 0.5, 1.0, 1.0], goodput=[0.1, 1.0, 1.0, 2.0])
+    first, second = conclusion(runs)
+    assert first == (
+        "\nsarathi workload.rate=1 beside orca: better in TBT P99 60 for 300 ms (0.20 times), "
+        "requests within the SLO 100.0% for 5.5%, goodput 1 for 0.1 requests/s (10.00 times); "
+        "worse in TTFT P50 1,500 for 1,000 ms (1.50 times)."
+    )
+    assert "equal in TTFT P50 2,000 for 2,000 ms" in second
+    headings = " ".join(" ".join(sweep_table(runs, "All").rows[0]).split())
+    assert "within SLO ^ good [req/s] ^ TTFT P50 [ms] v TBT P99 [ms] v" in headings
+
+
+def test_the_best_of_several_needs_an_interval_for_all_of_them():
+    runs = runs_of(policy=["orca", "sarathi"], chunk=[1, 2, 3], repetition=range(6))
+    speed = runs.policy.map({"orca": 100.0, "sarathi": 120.0}) + runs.repetition / 10
+    runs = runs.assign(throughput=speed, executor="torch", schedule=runs.policy)
+    (sentence,) = conclusion(runs)
+    assert "better in throughput" in sentence
+    assert "intervals of 91% of 6 samples, as the best of 3" in sentence
+    assert "repeat=7 can give" in sentence
 
 
 @pytest.mark.parametrize("measured", [100.0, 103.0])

@@ -131,6 +131,11 @@ def test_a_request_is_held_against_the_quantile_of_its_own_gaps():
     assert is_good(rows, Slo(name="x", tbt=1.0, quantile=0.99))["tbt"].tolist() == [False]
 
 
+def test_every_bound_makes_a_request_good_or_not():
+    delays = is_good(THREE, Slo(name="x", ttft=9.0, scheduling_delay=1.0))  # of 1, 0, 2
+    assert delays["all"].tolist() == [True, True, False]
+
+
 def test_a_run_meets_an_objective_by_its_quantiles():
     strict = Slo(name="x", tbt=1.0, scheduling_delay=1.0, quantile=0.5)
     assert not is_met(THREE, replace(strict, tbt=0.7))  # of 0.75 s

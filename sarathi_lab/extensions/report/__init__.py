@@ -22,8 +22,9 @@ from sarathi_lab.config.run_context import SweepRecord, as_command
 from sarathi_lab.experiment.claims import in_words, verdicts
 from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.results import load, sweep_analysis
+from sarathi_lab.results.conclusion import conclusion
 from sarathi_lab.results.provenance import last_commit, provenance
-from sarathi_lab.results.report import conclusion, sweep_table
+from sarathi_lab.results.report import sweep_table
 from sarathi_lab.results.result import DisplayTable
 from sarathi_lab.tasks.figures import draw
 

@@ -17,13 +17,16 @@ from matplotlib.markers import CARETDOWNBASE, CARETUPBASE, MarkerStyle
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from sarathi_lab.results import sweep_analysis as analysis
+from sarathi_lab.results.conclusion import arrive_over_time
 from sarathi_lab.results.plots import style
 from sarathi_lab.results.sweep_analysis import text
 from sarathi_lab.results.table import display_unit, less_is_better
 
-QUANTITIES = ["capacity", "throughput", "throughput_vs_{}", "slo_attainment", "ttft_p50"]
-QUANTITIES += ["tbt_p99", "decode_time_marginal", "kv_reread_factor"]
-MOST_PANELS, MOST_ROWS = 6, 3  # of quantities: without facets, with them
+QUANTITIES = ["capacity", "throughput", "throughput_vs_{}", "ttft_p50", "tbt_p99"]
+QUANTITIES += ["decode_time_alone", "decode_time_marginal", "kv_reread_factor"]
+# Where requests arrive over time; both in the order in which panels are kept.
+OVER_TIME = ["capacity", "slo_attainment", "tbt_p99", "ttft_p50", "goodput", "throughput"]
+MOST_PANELS, MOST_ROWS = 7, 3  # of quantities: without facets, with them
 MOST_FACETS = 6
 LEAST_RANGE = 0.25  # of the largest value, of a linear axis: noise shall not look like a trend
 MANY = 8  # names in rows from which all panels share them
@@ -206,7 +209,8 @@ def _grid(
 
 def _quantities(runs: pd.DataFrame, base: str | None, most: int) -> list[str]:
     """Return the quantities that runs have and in which they differ."""
-    names = [name.format(base) for name in QUANTITIES]
+    chosen = OVER_TIME if arrive_over_time(runs) else QUANTITIES
+    names = [name.format(base) for name in chosen]
     known = [name for name in names if name in runs and runs[name].notna().any()]
     differing = [name for name in known if runs[name].max() - runs[name].min() > 0]
     return (differing or known)[:most]
@@ -329,6 +333,6 @@ def _title(runs: pd.DataFrame, names: Sequence[str]) -> str:
         title += f"\nmedians of {number} {samples} with their {confidence:.0%} interval"
     level = analysis.noise(runs)
     if any("_vs_" in name for name in names) and level > 1:
-        title += "; hollow: difference from 1 not significant "
+        title += "; hollow: difference from 1 within the noise "
         title += f"(equal work differed by up to {level:.2f} times)"
     return title

@@ -13,7 +13,7 @@ from sarathi_lab.__main__ import main
 from sarathi_lab.experiment.claims import load_claims
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.results import load
-from sarathi_lab.results.report import conclusion
+from sarathi_lab.results.conclusion import conclusion
 
 SMALL = ["executor=simulated", "model=tiny", "batch=3", "seq_len=64", "pd_ratio=7"]
 SMALL += ["workload.num_requests=4", "tracking=none", "baselines=[orca]"]

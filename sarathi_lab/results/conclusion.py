@@ -1,0 +1,124 @@
+"""What a sweep comes to: for each workload its best run beside the reference, in one sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+
+from sarathi_lab.config.console import amount
+from sarathi_lab.results import sweep_analysis as analysis
+from sarathi_lab.results.intervals import LEVEL, ends_of_median
+from sarathi_lab.results.table import display_unit
+
+# What is judged where all requests wait from the start, and where they arrive over time.
+CLOSED = ("throughput", "tbt_p99")
+OVER_TIME = ("ttft_p50", "tbt_p99", "slo_attainment", "goodput")
+MORE_IS_BETTER = ("throughput", "slo_attainment", "goodput")
+MOST = 4  # sentences
+
+
+def arrive_over_time(runs: pd.DataFrame) -> bool:
+    """Return whether requests arrive over time; False for runs that do not record it."""
+    if "workload.arrivals" not in runs:
+        return False
+    return bool(runs["workload.arrivals"].map(analysis.text).ne("closed").any())
+
+
+def conclusion(runs: pd.DataFrame) -> list[str]:
+    """Compare the best run of each workload with the reference: what is better, worse, undecided.
+
+    The best has the most tokens/s; of requests that arrive over time, the most within the objective
+    and then the lowest P99 between tokens. As it is chosen among several, its intervals are as wide
+    as all of them need at once. More than `MOST` workloads leave the best and the worst.
+    """
+    base = analysis.reference(runs)
+    names: tuple[str, ...] = CLOSED
+    if arrive_over_time(runs):
+        names = OVER_TIME
+    names = tuple(name for name in names if name in runs and runs[name].notna().any())
+    if base is None or not names:
+        return []
+    runs = runs.reset_index(drop=True)
+    for name in names:
+        runs = analysis.relative(runs, name, base)
+    swept, noise = analysis.without_baselines(runs), analysis.noise(runs)
+    others, level = swept[swept.policy != base], f"{names[0]}_vs_{base}"
+    cases = [name for name in analysis.same_work(runs) if name not in analysis.SAMPLES]
+    settings = list(dict.fromkeys(["policy", *analysis.varied(runs)]))
+    groups = others.groupby(analysis.group_keys(others, cases), sort=False)
+    best = [_best(group, settings, names) for _, group in groups]
+    if len(best) > MOST:
+        ordered = sorted(best, key=lambda found: found[0][level].median())
+        best = [ordered[0], ordered[-1]]
+    sentences = [_sentence(found, settings, names, base, num, noise) for found, num in best]
+    if len(best) < len(groups):
+        sentences.append(f"The other {len(groups) - 2} of {len(groups)} workloads lie between.")
+    return ["\n" + sentences[0], *sentences[1:]] if sentences else []
+
+
+def _best(
+    group: pd.DataFrame, settings: Sequence[str], names: Sequence[str]
+) -> tuple[pd.DataFrame, int]:
+    """Return the runs of the best settings, and among how many they were chosen."""
+    keys = analysis.group_keys(group, settings)
+    typical = group.groupby(keys, sort=False)[list(names)].median()
+    by = [name for name in ("slo_attainment", "tbt_p99") if name in names]
+    by = by if "throughput" not in names else ["throughput"]
+    is_less = [name not in MORE_IS_BETTER for name in by]
+    first = typical.sort_values(by, ascending=is_less, kind="stable").index[0]
+    return group[keys == first], len(typical)
+
+
+def _sentence(
+    runs: pd.DataFrame,
+    settings: Sequence[str],
+    names: Sequence[str],
+    base: str,
+    at_once: int,
+    noise: float,
+) -> str:
+    parts: dict[str, list[str]] = {"better": [], "worse": [], "equal": [], "undecided": []}
+    confidence, number = 1.0, len(runs)
+    for name in names:
+        samples = runs[f"{name}_vs_{base}"].fillna(1.0)  # of two zeros
+        ends = ends_of_median(list(samples), level=1 - (1 - LEVEL) / at_once, is_series=False)
+        ratio = float(samples.median())
+        row = {"quantity": f"{name}_vs_{base}", "policy": "", "value": ratio}
+        is_decided = analysis.is_decided({**row, **ends._asdict(), "num_samples": number}, noise)
+        is_more = ratio > 1
+        word = "better" if is_more == (name in MORE_IS_BETTER) else "worse"
+        word = "equal" if samples.eq(1).all() else word if is_decided else "undecided"
+        parts[word].append(_in_words(name, runs[name].median(), ratio, ends[:2], number))
+        confidence = min(confidence, max(0.0, 1 - at_once * (1 - ends.confidence)))
+    named = [f"{name}={analysis.text(runs[name].iloc[0])}" for name in settings[1:]]
+    who = " ".join([runs.policy.iloc[0], *(one for one in named if not one.endswith("=-"))])
+    found = "; ".join(f"{word} in {', '.join(each)}" for word, each in parts.items() if each)
+    return f"{who} beside {base}: {found}.{_on_samples(number, at_once, confidence, noise)}"
+
+
+def _in_words(name: str, value: float, ratio: float, ends: Sequence[float], number: int) -> str:
+    """Format a quantity, the reference's, their ratio, and its interval where there are samples."""
+    other = value / ratio if ratio else math.nan
+    scale, heading = display_unit(name, max(value, other))
+    words, _, unit = heading.partition(" [")
+    if name == "slo_attainment":
+        return f"{words} {value:.1%} for {other:.1%}"
+    unit = unit.rstrip("]")
+    shown = f"{words} {amount(scale * value)} for {amount(scale * other)} {unit}"
+    around = f", {ends[0]:.2f} to {ends[1]:.2f}" if number > 1 else ""
+    return f"{shown} ({ratio:.2f} times{around})"
+
+
+def _on_samples(number: int, at_once: int, confidence: float, noise: float) -> str:
+    """State what the verdicts rest on, and how many rounds would decide."""
+    if number == 1:
+        return " One run each has no measure of noise." if math.isnan(noise) else ""
+    words = f" These are intervals of {confidence:.0%} of {number} samples"
+    words += f", as the best of {at_once}" if at_once > 1 else ""
+    if confidence < LEVEL:
+        needed = math.ceil(math.log2(2 * at_once / (1 - LEVEL)))
+        words += f", no verdict at {LEVEL:.0%}, which repeat={needed} can give"
+    words += f"; equal work differed by up to {noise:.2f} times" if noise > 1 else ""
+    return f"{words}."
