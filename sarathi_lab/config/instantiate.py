@@ -69,6 +69,9 @@ def build(node: DictConfig | ListConfig, kind: Any = object) -> Any:
         if isinstance(cause, TypeError):  # of a parameter deleted with `~`, or of another kind
             fix = "put back or correct its settings"
             raise UserError(f"{dict(node)['_target_']}: {cause}; {fix}") from None
+        if isinstance(cause, ImportError):
+            fix = "name a class as module.Class"
+            raise UserError(f"a _target_ can't be imported ({cause}); {fix}") from None
         raise
     if not isinstance(built, kind):
         raise UserError(f"_target_={type(built).__name__} is no {kind.__name__}; name one")

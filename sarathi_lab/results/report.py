@@ -31,7 +31,12 @@ SWEEP_COLUMNS = {  # where all requests wait from the start
     "kv_reread_factor": "KV\nread",
     **WAITS,
 }
-OVER_TIME = {"slo_attainment": "within\nSLO", "goodput": "good\n[req/s]", **WAITS}
+OVER_TIME = {
+    "capacity": "capacity\n[req/s]",
+    "slo_attainment": "within\nSLO",
+    "goodput": "good\n[req/s]",
+    **WAITS,
+}
 LINE = ("throughput", "ttft_p50", "tbt_p99")  # of a baseline
 MAIN = (  # of a run; -v prints the others
     *("duration", "num_failed", "throughput", "decode_throughput", "decode_speedup"),

@@ -47,12 +47,10 @@ def front_table(table: pd.DataFrame) -> str:
 
 
 def count_table(table: pd.DataFrame) -> str:
-    """Format the number of claims with each verdict in Markdown, of all and of SARATHI's."""
-    rows = [["", *VERDICTS]]
-    for name, part in (("all", table), ("the paper's", _of_paper(table))):
-        for device, found in _ids_by_verdict(part).items():
-            counts = [str(len(ids)) for ids in found.values()]
-            rows.append([f"{name} {part.id.nunique()}, {device}", *counts])
+    """Format the number of claims with each verdict in Markdown, by kind of device."""
+    rows = [[f"{table.id.nunique()} claims", *VERDICTS]]
+    for device, found in _ids_by_verdict(table).items():
+        rows.append([device, *(str(len(ids)) for ids in found.values())])
     return _markdown(rows)
 
 

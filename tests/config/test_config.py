@@ -114,7 +114,13 @@ def test_every_policy_is_compared_in_one_experiment():
     overlays = {path.stem: path.read_text() for path in (CONF / "experiment").glob("*.yaml")}
     swept = str(OmegaConf.create(overlays["policies"]).hydra.sweeper.params.policy).split(",")
     assert len(set(swept)) == len(swept)
-    after = ("long_prompts", "dynamic_chunks", "adaptive_budgets", "layered_prefill")
+    after = (
+        "long_prompts",
+        "dynamic_chunks",
+        "adaptive_budgets",
+        "layered_prefill",
+        "proposed_gains",
+    )
     later = [overlays[name] for name in after]
     others = {path.stem for path in (CONF / "policy").glob("*.yaml")} - {*swept}
     assert all(sum(name in text for text in later) == 1 for name in others)

@@ -57,7 +57,10 @@ def test_the_figure_of_the_tour_is_simulated_recorded_and_drawn(tmp_path, monkey
 @pytest.mark.parametrize("name", ["sarathi_serve_budget", "sarathi_serve_capacity"])
 def test_what_is_recorded_of_serving_is_drawn_for_every_device(name):
     titles = [ax.get_title() for ax in figures.draw(name).axes if ax.has_data()]
-    devices = {title.partition(",")[0] for title in titles}
+    devices = {title.partition(",")[0] for title in titles} - {"simulated GPUs"}
+    grouped = [ax for ax in figures.draw(name).axes if ax.get_title().startswith("simulated GPUs")]
+    chips = {tick.get_text() for ax in grouped for tick in ax.get_xticklabels()}
+    devices |= {f"simulated-{chip}".replace("\n", "_") for chip in chips}
     points = load.load(name).dropna(subset="y")
     if name == "sarathi_serve_budget":  # a budget has a place where both of its times have a number
         times = points[points.quantity.isin(FIGURES[name].look.quantities)].groupby(["device", "x"])

@@ -217,4 +217,5 @@ def test_the_papers_values_are_marked_at_their_bars():
     table = table.assign(unit="s", x=0.0, slo="", quantity="TTFT P50", hardware="a100")
     (ax,) = draw(FIGURES["sarathi_serve_ablation"].look, rows_of_points(table)).axes
     assert [line.get_ydata().tolist() for line in ax.get_lines()] == [[0.5]]
-    assert [line.get_xdata().tolist() for line in ax.get_lines()] == [[0]]
+    (line,), bar = ax.get_lines(), ax.patches[0]
+    assert line.get_xdata().tolist() == [bar.get_x() + bar.get_width() / 2]
