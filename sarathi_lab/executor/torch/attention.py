@@ -23,7 +23,6 @@ def attention_names(
     spec: ModelSpec,
     device: torch.device,
     dtype: torch.dtype,
-    block_size: int = 1,  # they take blocks of any size
 ) -> list[str]:
     """Return what attends from prompts and what from decodes; `auto` is the library of each that
     runs here. Raises UserError if the library that `setting` names does not.
@@ -32,7 +31,7 @@ def attention_names(
     for name, library in LIBRARIES.items():
         reason: str | None = "another is chosen"
         if setting in ("auto", name):
-            reason = _why_not(library, hybrid, spec, device, dtype, block_size)
+            reason = _why_not(library, hybrid, spec, device, dtype)
         if setting == name and reason is not None:
             raise UserError(
                 f"executor.attention={name} does not run here: {reason}; use "
@@ -48,13 +47,13 @@ def _why_not(
     spec: ModelSpec,
     device: torch.device,
     dtype: torch.dtype,
-    block_size: int,
 ) -> str | None:
     if device.type != "cuda":
         return f"{library.title} needs a GPU"
     if hybrid == "streams":
         return "executor.hybrid=streams is for Triton's two kernels"
-    return library.why_not(spec, dtype, block_size, chip_of(device))
+    # They take blocks of any size.
+    return library.why_not(spec, dtype, block_size=1, chip=chip_of(device))
 
 
 def use_attention(model: Transformer, names: list[str], hybrid: Hybrid, block_size: int) -> None:
