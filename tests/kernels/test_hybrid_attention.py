@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from sarathi_kernels.attention.cases import AWKWARD, AttentionCase, make_inputs, reference
-from sarathi_kernels.attention.hybrid import Variant, hybrid_attention
+from sarathi_kernels.attention.hybrid import HybridAttention, Variant
 from sarathi_kernels.attention.plan import PADDING, with_parts_of
 from sarathi_kernels.benchmarks.one_launch import fused_attention, unified_attention
 from sarathi_kernels.runtime.chip import CHIPS, assumed
@@ -20,8 +20,14 @@ from sarathi_kernels.runtime.launch import recorded
 from sarathi_kernels.runtime.testing import poisoned, relative_error
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def by_triton(variant: Variant, *inputs: Any, sliding_window: int | None = None, out: Any) -> None:
+    HybridAttention(variant).attend(*inputs, sliding_window, out)
+
+
 WAYS = {
-    **{name: partial(hybrid_attention, variant=name) for name in get_args(Variant)},
+    **{name: partial(by_triton, name) for name in get_args(Variant)},
     "unified": unified_attention,
     "fused": fused_attention,
 }

@@ -134,26 +134,6 @@ class HybridAttention:
         current.wait_stream(side)
 
 
-def hybrid_attention(
-    query: Tensor,  # [num_tokens, num_heads, head_size], rows may be strided
-    key_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
-    value_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
-    plan: AttentionPlan,
-    scale: float,
-    *,
-    variant: Variant = "series",
-    sliding_window: int | None = None,
-    out: Tensor,  # [num_tokens, num_heads, head_size], rows may be strided
-) -> None:
-    """Write softmax(scale q k^T) v of all rows of `plan` to `out` by Triton's kernels.
-
-    Raises ValueError for an unknown variant and for inputs that the kernels do not take
-    (`check_inputs`).
-    """
-    attention = HybridAttention(variant)
-    attention.attend(query, key_cache, value_cache, plan, scale, sliding_window, out)
-
-
 @lru_cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     # With priority, decodes take the places that the tiles leave instead of waiting behind all of

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sarathi_kernels.attention.cases import AttentionCase, AttentionInputs, make_inputs
 from sarathi_kernels.attention.decode import decode_attention
-from sarathi_kernels.attention.hybrid import Variant, hybrid_attention
+from sarathi_kernels.attention.hybrid import HybridAttention, Variant
 from sarathi_kernels.attention.plan import PART_TOKENS, AttentionPlan, make_plan, with_parts_of
 from sarathi_kernels.attention.prefill import prefill_attention
 from sarathi_kernels.benchmarks.attention_peers import (
@@ -143,7 +143,7 @@ def _hybrid(
     out = torch.empty_like(inputs.query)
     arguments = inputs.arguments
     ways: dict[str, Callable[[], None]] = {
-        variant: partial(hybrid_attention, *arguments, variant=variant, out=out)
+        variant: partial(HybridAttention(variant).attend, *arguments, None, out)
         for variant in get_args(Variant)
     }
     ways["unified"] = partial(unified_attention, *arguments, out=out)

@@ -17,7 +17,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from sarathi_kernels.attention.hybrid import hybrid_attention
+from sarathi_kernels.attention.hybrid import HybridAttention
 from sarathi_kernels.attention.kv_cache import LARGEST, Cache, QuantizedCache
 from sarathi_kernels.attention.plan import TILE_ROWS, AttentionPlan, make_plan
 from sarathi_kernels.attention.support import SUPPORTED_DTYPES, SUPPORTED_HEAD_SIZES
@@ -142,7 +142,7 @@ def _work_on(batch: Batch, chip: Chip) -> None:
     shape = HeadShape(group=batch.num_heads // batch.num_kv_heads, kv=batch.kv)
     qkv, cache, out = _tensors(shape, sum(lengths), batch.num_kv_heads)
     inputs = (qkv[:, : batch.num_heads], cache, cache, plan, 0.1)
-    hybrid_attention(*inputs, out=out)
+    HybridAttention().attend(*inputs, None, out)
     if batch.kv is not None:
         return
     table, slots = _rotary_inputs(sum(lengths), shape.head_size)
@@ -178,7 +178,7 @@ def _attend(shape: HeadShape, num_tokens: int, quick: bool) -> None:
     for tile_rows, is_split in dict.fromkeys(_work_divisions(shape, quick)):
         plan = _plan(num_tokens, tile_rows, is_split)
         inputs = (qkv[:, : out.shape[1]], cache, cache, plan, 0.1)
-        hybrid_attention(*inputs, sliding_window=shape.window, out=out)
+        HybridAttention().attend(*inputs, shape.window, out)
 
 
 def _work_divisions(shape: HeadShape, quick: bool) -> Iterator[tuple[int, bool]]:
