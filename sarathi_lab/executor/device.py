@@ -228,20 +228,33 @@ def use_threads(setting: int | None) -> None:
 
 
 @contextmanager
-def explain_device_errors(what: str) -> Iterator[None]:
-    """Turn errors of memory, graphs and kernels during `what` into a RunError."""
+def explain_lack_of_memory(what: str) -> Iterator[None]:
+    """Turn errors of memory during `what` into a RunError."""
     try:
         yield
     except Exception as error:
         text = str(error)
-        line = next((line.strip() for line in text.splitlines() if line.strip()), "no message")
         if isinstance(error, torch.OutOfMemoryError) or any(one in text for one in OUT_OF_MEMORY):
             match = re.search(r"ried to allocate ([\d.]+ \w+)", text)
-            reason = (
+            raise RunError(
                 f"out of memory during {what} ({match[1] if match else 'some'} more were wanted); "
                 "lower batch, chunk, seq_len or cache.num_blocks"
-            )
-        elif isinstance(error, LibraryError):
+            ) from None
+        raise
+
+
+@contextmanager
+def explain_device_errors(what: str) -> Iterator[None]:
+    """Turn errors of memory, graphs and kernels of the lab during `what` into a RunError."""
+    try:
+        with explain_lack_of_memory(what):
+            yield
+    except RunError:
+        raise
+    except Exception as error:
+        lines = (line.strip() for line in str(error).splitlines())
+        line = next(filter(None, lines), "no message")
+        if isinstance(error, LibraryError):
             reason = f"{what} failed: {line}; use executor.attention=triton"
         elif isinstance(error, RuntimeError) and "captur" in line.lower():  # CUDA's, torch's words
             reason = f"{what} failed ({line}); use executor.cuda_graphs=false"

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor import device as devices
 from sarathi_lab.executor.memory import Memory
@@ -98,6 +99,7 @@ class MeasuredBackend(ABC):
 
     @property
     def default_model(self) -> str:
+        self._free_memory()
         return devices.default_model_name(self.torch_device, self.dtype_bytes)
 
     def memory(self, spec: ModelSpec) -> Memory:
@@ -107,7 +109,21 @@ class MeasuredBackend(ABC):
             spec = self.part(spec)
         return Memory(self.torch_device, self.device_name, spec, self.dtype_bytes)
 
+    def _free_memory(self) -> None:
+        """End engines of earlier runs, whose memory would count as taken on a GPU."""
+        if self.uses_gpus:
+            devices.prepare_memory(self.torch_device)
+
+    def check_memory(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
+        """Raise UserError if weights and caches do not fit, also without earlier runs' engines."""
+        try:
+            self.memory(spec).check(kv_tokens, host_kv_tokens)
+        except UserError:
+            self._free_memory()
+            self.memory(spec).check(kv_tokens, host_kv_tokens)
+
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
+        self._free_memory()
         return self.memory(spec).kv_blocks(block_size)
 
     def of_all_devices(self, peaks: Peaks) -> Peaks:

@@ -200,7 +200,8 @@ def load_executor(backend: MeasuredBackend, spec: ModelSpec, room: Room) -> Any:
     try:
         return backend.build(spec, None, sizes)
     except RunError:
-        sizes = replace(sizes, max_batch_tokens=room.longest, fills_memory=True)
+        most = room.longest + room.batch_size
+        sizes = replace(sizes, max_batch_tokens=most, fills_memory=True)
     # Outside the handler, whose traceback would keep the first model.
     gc.collect()
     if torch.cuda.is_available():

@@ -56,7 +56,7 @@ def stub(monkeypatch):
 def test_a_missing_or_old_vllm_is_refused(monkeypatch, refused):
     vllm.version.cache_clear()
     monkeypatch.setitem(sys.modules, "vllm", None)
-    assert "pip install vllm" in refused("executor=vllm")
+    assert "pip install -e '.[vllm]'" in refused("executor=vllm")
     module("vllm", monkeypatch, __version__="0.9.2")
     assert "needs vLLM 0.28 or newer, not 0.9.2" in refused("executor=vllm")
     module("vllm", monkeypatch, __version__="dev")

@@ -188,7 +188,7 @@ class TorchBackend(MeasuredBackend):
             if is_forced and (reason := self._why_not_native(spec)):
                 setting = f"executor.{name}={getattr(self, name)}"
                 raise UserError(f"{setting} does not run here: {reason}; use executor.{name}={fix}")
-        self.memory(spec).check(kv_tokens, host_kv_tokens)
+        self.check_memory(spec, kv_tokens, host_kv_tokens)
 
     def _attention_names(self, spec: ModelSpec) -> list[str]:
         """Return what attends from prompts and what from decodes. Raises UserError."""

@@ -95,11 +95,7 @@ class VllmBackend(MeasuredBackend):
             raise UserError("preemption=swap: executor=vllm swaps nothing; use recompute")
         if spec.kv_dtype == "int8":
             raise UserError("cache.dtype=int8: vLLM has no such cache; use fp8 or auto")
-        try:
-            self.memory(spec).check(kv_tokens, 0)
-        except UserError:  # beside the engine of earlier runs
-            devices.prepare_memory(self.torch_device)
-            self.memory(spec).check(kv_tokens, 0)
+        self.check_memory(spec, kv_tokens)
 
     def part(self, spec: ModelSpec) -> ModelSpec:
         return replace(spec, num_layers=-(-spec.num_layers // self.num_devices))
@@ -111,7 +107,7 @@ class VllmBackend(MeasuredBackend):
 
     def peaks(self) -> Peaks:
         """Measure the peaks of this device, times the number of GPUs."""
-        with devices.explain_device_errors("the measurement of its peaks"):
+        with devices.explain_lack_of_memory("the measurement of its peaks"):
             return self.of_all_devices(devices.measure_peaks(self.torch_device, self.torch_dtype))
 
     def expect(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> None:
@@ -143,7 +139,8 @@ class VllmBackend(MeasuredBackend):
         )
         executor.start()
         longest = sizes.max_model_len or executor.num_blocks * sizes.block_size
-        tokens = min(sizes.chunk or WARM_UP_TOKENS, (longest - 1) // 2)
+        most = sizes.max_batch_tokens or WARM_UP_TOKENS  # of the engine's buffers
+        tokens = min(sizes.chunk or WARM_UP_TOKENS, most, (longest - 1) // 2)
         for _ in range(WARM_UPS):
             rehearse(executor, executor.num_blocks, sizes.block_size, sizes.batch_size, tokens)
         return executor

@@ -14,7 +14,7 @@ import numpy as np
 from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.engine.executor import NO_TOKEN, StepResult
 from sarathi_lab.engine.request import Batch, SequenceState
-from sarathi_lab.executor.device import explain_device_errors
+from sarathi_lab.executor.device import explain_lack_of_memory
 from sarathi_lab.executor.timeline import CudaTimeline, HostTimeline, Mark
 from sarathi_lab.executor.vllm.workers import NewSequence, Pending, Step, Workers
 
@@ -76,6 +76,7 @@ class VllmExecutor:
         self._before: dict[str, int] = {}  # tokens by name in the step before
         self._num_named = 0
         self._last_end = 0.0
+        self._stop: UserError | None = None  # the first one, which ended the workers
 
     @property
     def now(self) -> float:
@@ -86,6 +87,8 @@ class VllmExecutor:
         return len(self._in_flight)
 
     def start(self) -> None:
+        if self._stop is not None:
+            raise self._stop
         self._in_flight.clear()  # of a run that stopped half-way
         self._ended |= {held.name for held in self._held.values()}
         self._held.clear()
@@ -150,13 +153,13 @@ class VllmExecutor:
         try:
             with explained(what):
                 yield
-        except Exception:
-            is_lost = self.workers.is_lost
+        except UserError as error:
+            self._stop = error
+            if self.workers.is_lost:
+                self._stop = RunError(f"a worker process of vLLM was killed during {what}")
             self._in_flight.clear()
             self.close()
-            if is_lost:
-                raise RunError(f"a worker process of vLLM was killed during {what}") from None
-            raise
+            raise self._stop from None
 
     def _step(self, batch: Batch) -> tuple[Step, list[str]]:
         """Return what the workers need, and the names of the sequences that emit a token."""
@@ -239,7 +242,7 @@ class VllmExecutor:
 def explained(what: str) -> Iterator[None]:
     """Turn what vLLM raises during `what` into a RunError of one line."""
     try:
-        with explain_device_errors(what):
+        with explain_lack_of_memory(what):
             yield
     except UserError:
         raise

