@@ -20,6 +20,7 @@ import pandas as pd
 from distil import (
     TABLES,
     TITLE,
+    from_memory,
     is_kept,
     read_attention,
     read_experts,
@@ -66,7 +67,9 @@ def main() -> None:
         tables, hardware = read_tables(str(TABLES / name)), load_option("hardware", name)
         products = product_errors(tables, read_products(source, name), hardware)
         attention = attention_errors(
-            tables, undisturbed_attention(read_attention(source, name)), hardware
+            tables,
+            from_memory(undisturbed_attention(read_attention(source, name)), name),
+            hardware,
         )
         by_call = attention.groupby("call")[["error", "formula"]].mean()
         print(f"{name}: products {products.mean():.1%} of {len(products)}")

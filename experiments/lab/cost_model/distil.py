@@ -104,7 +104,7 @@ def frames_of_gpu(source: Path, gpu: str) -> dict[str, pd.DataFrame]:
     experts = read_experts(source, gpu)
     frames = {
         "products": pd.concat(list(_kept_products(products)), ignore_index=True),
-        "attention": _kept_attention(read_attention(source, gpu)),
+        "attention": _kept_attention(read_attention(source, gpu), gpu),
         "communication": read_communication(source, gpu),
         "moe": experts[is_kept(experts)].drop(columns="inter_size"),
     }
@@ -223,9 +223,21 @@ def _calls(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[in_16_bits & is_whole & (rows.head_dim == HEAD_SIZE)]
 
 
-def _kept_attention(rows: pd.DataFrame) -> pd.DataFrame:
+def _kept_attention(rows: pd.DataFrame, gpu: str) -> pd.DataFrame:
     heads = [tuple(pair) for pair in rows[["num_heads", "num_kv_heads"]].to_numpy().tolist()]
-    return undisturbed_attention(rows[[pair in HEADS for pair in heads]]).reset_index(drop=True)
+    kept = undisturbed_attention(rows[[pair in HEADS for pair in heads]])
+    return from_memory(kept, gpu).reset_index(drop=True)
+
+
+def from_memory(rows: pd.DataFrame, gpu: str) -> pd.DataFrame:
+    """Without decodes whose keys and values a replay found in the cache (of a GPU whose cache is
+    known), where a server, many layers later, does not.
+    """
+    if gpu not in silicon.CACHE_BYTES:
+        return rows
+    values = rows.n_decode * rows.kv_decode * rows.num_kv_heads * rows.head_size
+    sized = rows.assign(kv_bytes=2 * values * silicon.BYTES)
+    return rows[~silicon.in_cache(sized, gpu, load_option("hardware", gpu).bytes_per_second)]
 
 
 def undisturbed_attention(rows: pd.DataFrame) -> pd.DataFrame:

@@ -104,14 +104,18 @@ def measured(folder: Path, gpu: str, engine: str, hardware: Hardware) -> dict[st
     """The rows that count, by kind of operation."""
     prompts, _ = silicon.prompts(folder, gpu, engine)
     decodes, _ = silicon.decodes(folder, gpu, engine)
-    cached = silicon.in_cache(decodes, gpu, hardware.bytes_per_second)
-    cached |= silicon.too_fast(decodes, gpu, hardware.bytes_per_second)
     return {
         "products": silicon.products(folder, gpu, engine),
         "prompts": prompts.assign(start=0),
-        "decodes": decodes[~cached],
+        "decodes": from_memory(decodes, gpu, hardware),
         "reduces": silicon.reduces(folder, gpu, engine),
     }
+
+
+def from_memory(decodes: pd.DataFrame, gpu: str, hardware: Hardware) -> pd.DataFrame:
+    """Without what a replay read from the cache."""
+    cached = silicon.in_cache(decodes, gpu, hardware.bytes_per_second)
+    return decodes[~(cached | silicon.too_fast(decodes, gpu, hardware.bytes_per_second))]
 
 
 def measured_in_run(runs: Path, gpu: str) -> dict[str, pd.DataFrame]:
@@ -132,18 +136,25 @@ def fit_hardware(hardware: Hardware, tables: dict[str, pd.DataFrame]) -> Hardwar
     if launch := KERNEL_LAUNCH.get(hardware.name):
         hardware, names = replace(hardware, kernel_launch=launch), PRODUCTS[:2]
     hardware = best_fit(hardware, "products", halves, names, waves)
-    hardware = best_fit(hardware, "prompts", halves, PROMPTS, [{}])
-    splits = [{"decode_splits": number} for number in DECODE_SPLITS]
-    hardware = best_fit(hardware, "decodes", halves, DECODES, splits)
-    if (halves["decodes"].heads == halves["decodes"].kv_heads).any():
-        ungrouped = [{"ungrouped_splits": number} for number in UNGROUPED_SPLITS]
-        hardware = best_fit(hardware, "decodes", halves, (), ungrouped)
+    hardware = fit_attention(hardware, halves)
     if "reduces" not in halves:
         return hardware
     shared = hardware.name in SHARED_LINKS
     names = (*REDUCES, *(("link_sharing",) if shared else ()))
     start = {**START_REDUCES, "link_sharing": 0.2 if shared else 0.0}
     return best_fit(replace(hardware, **start), "reduces", halves, names, [{}])
+
+
+def fit_attention(hardware: Hardware, halves: dict[str, pd.DataFrame]) -> Hardware:
+    """`hardware` with what is fitted to prompts and decodes, from START."""
+    hardware = replace(hardware, **{name: START[name] for name in (*PROMPTS, *DECODES)})
+    hardware = best_fit(hardware, "prompts", halves, PROMPTS, [{}])
+    splits = [{"decode_splits": number} for number in DECODE_SPLITS]
+    hardware = best_fit(hardware, "decodes", halves, DECODES, splits)
+    if (halves["decodes"].heads == halves["decodes"].kv_heads).any():
+        ungrouped = [{"ungrouped_splits": number} for number in UNGROUPED_SPLITS]
+        hardware = best_fit(hardware, "decodes", halves, (), ungrouped)
+    return hardware
 
 
 def best_fit(

@@ -109,30 +109,34 @@ def products(folder: Path, gpu: str, engine: str = "vllm") -> pd.DataFrame:
 
 
 def prompts(
-    folder: Path, gpu: str, engine: str = "vllm", head_size: int = 128
+    folder: Path, gpu: str, engine: str = "vllm", head_size: int = 128, kernel: str = ""
 ) -> tuple[pd.DataFrame, int]:
-    """batch, length, heads, kv_heads, head_size, seconds, fitted: prompts without a context, and
-    the number of bad rows left out.
+    """batch, length, heads, kv_heads, head_size, seconds, fitted: prompts without a context, of a
+    `kernel` of the engine if named, and the number of bad rows left out.
     """
-    table, _ = read(folder, gpu, "context_attention_perf", engine)
+    table = _of_kernel(read(folder, gpu, "context_attention_perf", engine)[0], kernel)
     rows = _attention(table, head_size, "isl")
     rows = rows[rows.length >= MIN_PROMPT]
     return _without_bad(rows)
 
 
 def decodes(
-    folder: Path, gpu: str, engine: str = "vllm", head_size: int = 128
+    folder: Path, gpu: str, engine: str = "vllm", head_size: int = 128, kernel: str = ""
 ) -> tuple[pd.DataFrame, int]:
     """As `prompts`, `length` being each sequence's context; and `cached`, whether a replay finds
     the keys and values in cache where a server, many layers later, does not.
     """
-    table, _ = read(folder, gpu, "generation_attention_perf", engine)
+    table = _of_kernel(read(folder, gpu, "generation_attention_perf", engine)[0], kernel)
     if table.empty:
         return table, 0
     rows = _attention(table.assign(context=table.isl + table.step), head_size, "context")
     rows, num_bad = _without_bad(rows)
     num_bytes = 2 * rows.batch * rows.length * rows.kv_heads * rows.head_size * BYTES
     return rows.assign(kv_bytes=num_bytes), num_bad
+
+
+def _of_kernel(table: pd.DataFrame, kernel: str) -> pd.DataFrame:
+    return table[table.kernel_source == kernel] if kernel and len(table) else table
 
 
 def too_fast(rows: pd.DataFrame, gpu: str, bytes_per_second: float) -> pd.Series:

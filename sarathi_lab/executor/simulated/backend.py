@@ -175,7 +175,8 @@ class SimulatedBackend:
         hardware, spec = self.attending, SimulatedBackend._held(self, spec)
         if self.host.is_stated:
             hardware = replace(hardware, iteration_overhead=0.0)
-        return make_cost_model(self.cost_model, spec, hardware, self.dtype_bytes, self.parallel)
+        device = (hardware, self.dtype_bytes, self.parallel)
+        return make_cost_model(self.cost_model, spec, *device, self.host.graphs)
 
     def _held(self, spec: ModelSpec) -> ModelSpec:
         """Return the part of `spec` that one replica holds, with this backend's weights. Raises

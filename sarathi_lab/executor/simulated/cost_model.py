@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, get_args
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
+from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs, Launched
 from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.hardware import (
     EXPERTS,
@@ -47,7 +48,8 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 class CostModel:
     """Seconds of an iteration by `operations` of a layer, or by `formula`, which has the model and
     the devices that it is spread over; their links carry sends and swaps. `experts` are those of a
-    mixture's layers. Raises UserError for a model that can't be split so, or unknown links.
+    mixture's layers; `graphs` pad batches and launch layers in place of the hardware's
+    `layer_host_time`. Raises UserError for a model that can't be split so, or unknown links.
     """
 
     has_operations: ClassVar[bool] = True
@@ -57,11 +59,15 @@ class CostModel:
         formula: AnalyticOperations,
         operations: Operations | None = None,
         experts: Experts | None = None,
+        graphs: CudaGraphs | None = None,
     ) -> None:
         self.spec, self.parallel, self.hardware = formula.spec, formula.parallel, formula.hardware
         self.parallel.check(self.spec)
         self.operations = operations or formula
         self.experts = experts
+        self._graphs = graphs if graphs and graphs.mode else None
+        # A server's launches run layers ahead of the device, so that the slower of the two counts.
+        self._overlapped = overlapped if self._graphs is None else max
         if self.parallel.pipeline > 1:
             self._token_bytes = self.spec.hidden_size * formula.dtype_bytes
             self._network_rate = self.hardware.network_rate
@@ -114,13 +120,19 @@ class CostModel:
 
     def layer_time(self, batch: Batch) -> float:
         """Compute the seconds of one layer, with its launches by the host overlapped."""
-        device, host = self._layer_device_time(batch), self.hardware.layer_host_time
-        return overlapped(device, host) if host else device
+        num_tokens, host = self._launched(batch)
+        device = self._layer_device_time(batch, num_tokens)
+        return self._overlapped(device, host) if host else device
 
-    def _layer_device_time(self, batch: Batch) -> float:
-        seconds = self._sum["layer"](batch.num_tokens) + sum(self.operations.attention_times(batch))
+    def _launched(self, batch: Batch) -> Launched:
+        if self._graphs is None:
+            return Launched(batch.num_tokens, self.hardware.layer_host_time)
+        return self._graphs.launched(batch)
+
+    def _layer_device_time(self, batch: Batch, num_tokens: int) -> float:
+        seconds = self._sum["layer"](num_tokens) + sum(self.operations.attention_times(batch))
         if self.experts:
-            seconds += self.experts.seconds(batch.num_tokens)
+            seconds += self.experts.seconds(num_tokens)
         return seconds
 
     def send_time(self, batch: Batch) -> float:
@@ -153,13 +165,15 @@ class CostModel:
         times, waiting = dict[str, float](), 0.0
         for layers, part in parts:
             attention = zip(ATTENTION, self.operations.attention_times(part), strict=True)
-            per_layer = {**self._times("layer", part.num_tokens), **dict(attention)}
+            num_tokens, host = self._launched(part)
+            per_layer = {**self._times("layer", num_tokens), **dict(attention)}
             if self.experts:
-                per_layer["experts"] = self.experts.seconds(part.num_tokens)
+                per_layer["experts"] = self.experts.seconds(num_tokens)
             for name, time in per_layer.items():
                 times[name] = times.get(name, 0.0) + num_stages * len(layers) * time
-            if self.hardware.layer_host_time:
-                waiting += len(layers) * (self.layer_time(part) - self._layer_device_time(part))
+            if host:
+                device = self._layer_device_time(part, num_tokens)
+                waiting += len(layers) * (self._overlapped(device, host) - device)
         once = self._times("iteration", parts[-1][1].num_tokens)
         for name, time in (*once.items(), *self._times("emit", batch.num_emits).items()):
             times[name] = times.get(name, 0.0) + time
@@ -226,6 +240,7 @@ def make_cost_model(
     hardware: Hardware,
     dtype_bytes: int,
     parallel: Parallel = ONE_DEVICE,
+    graphs: CudaGraphs | None = None,
 ) -> CostModel:
     """Make the cost model of one device, or of those that `parallel` spreads the model over.
 
@@ -244,4 +259,4 @@ def make_cost_model(
     if spec.num_experts:
         rows = operations.tables.frames.get("moe") if operations else None
         experts = Experts(spec, hardware, dtype_bytes, rows, parallel.tensor)
-    return CostModel(formula, operations, experts)
+    return CostModel(formula, operations, experts, graphs)

@@ -19,6 +19,7 @@ from sarathi_lab.config.errors import UserError, require_number
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.engine.executor import Power
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, Degrees, ModelSpec, uneven
 
@@ -218,7 +219,8 @@ class Host:
     An iteration costs `iteration` seconds and `sequence` more per sequence. A host that `overlaps`
     works while the device runs the iteration before (vLLM's asynchronous scheduling).
     `iteration=None` uses the hardware's `iteration_overhead`. Its `attention_kernel` is one of
-    `Hardware.kernels`, None that of the hardware file. `conf/host/*.yaml` has the sources.
+    `Hardware.kernels`, None that of the hardware file; its `graphs` launch a layer's kernels, None:
+    in no time. `conf/host/*.yaml` has the sources.
     """
 
     name: str
@@ -226,9 +228,14 @@ class Host:
     sequence: float = number(0.0, minimum=0, fix="use seconds from 0")
     overlaps: bool = flag(False)
     attention_kernel: str | None = text(None, fix="use a kernel's name, or null")
+    graphs: CudaGraphs | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "host.")
+        if not (self.graphs is None or isinstance(self.graphs, CudaGraphs)):
+            raise UserError(
+                f"host.graphs={self.graphs} is not a CudaGraphs; use null, or its fields"
+            )
 
     @property
     def is_stated(self) -> bool:

@@ -214,7 +214,9 @@ def _plain(name: str) -> str:
 
 
 def _host(run: RealRun) -> DictConfig:
-    """Choose the host of the server's version or the nearest one; `overlaps` is the run's."""
+    """Choose the host of the server's version or the nearest one, with the run's `overlaps` and
+    CUDA graphs.
+    """
 
     def distance(name: str) -> list[int]:
         versions = (re.findall(r"\d+", one)[:2] for one in (name, run.version))
@@ -225,6 +227,7 @@ def _host(run: RealRun) -> DictConfig:
     node = read_option("host", files[nearest])
     if run.settings.async_scheduling is not None:
         node.overlaps = run.settings.async_scheduling
+    node.graphs.update(run.settings.graphs)
     return node
 
 
@@ -239,7 +242,8 @@ def _of_run(backend: SimulatedBackend, run: RealRun, *, is_named: bool) -> Simul
     backend = replace(backend, hardware=hardware, tensor_parallel=settings.tensor_parallel_size)
     if settings.data_parallel_size == 1:
         return backend
-    sharing = Lockstep(settings.data_parallel_size, settings.graph_tokens)
+    sharing = Lockstep(settings.data_parallel_size, settings.graph_tokens)  # pads batches itself
+    backend = replace(backend, host=replace(backend.host, graphs=None))
     return LockstepBackend(**vars(backend), sharing=sharing)
 
 

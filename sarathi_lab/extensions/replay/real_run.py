@@ -16,7 +16,7 @@ In place of the folder, a file of a benchmark client (`bench_files`) may be name
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +27,7 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import read_object, readable
+from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.extensions.replay.bench_files import (
     finite_numbers,
     is_benchmark_file,
@@ -60,6 +61,14 @@ UNITS = {
     "num_preemptions": "",
     "blocks_used": "blocks",
 }
+# vLLM's numbers of its modes of CUDA graphs.
+GRAPH_MODES: Mapping[Any, str] = {
+    0: "none",
+    1: "piecewise",
+    2: "full",
+    (2, 0): "full_decode_only",
+    (2, 1): "full_and_piecewise",
+}
 FIX = "name the folder of a run, with meta.json and requests.jsonl, or a benchmark client's file"
 
 
@@ -81,6 +90,8 @@ class ServerSettings:
     data_parallel_size: int = 1
     enable_expert_parallel: bool = False
     enforce_eager: bool = False
+    cudagraph_mode: str | int | Sequence[int] = "full_and_piecewise"
+    cudagraph_capture_sizes: Sequence[int] | None = None
     max_cudagraph_capture_size: int | None = None
 
     @property
@@ -89,11 +100,22 @@ class ServerSettings:
         return None if self.num_gpu_blocks is None else self.num_gpu_blocks - NULL_BLOCKS
 
     @property
+    def graphs(self) -> dict[str, Any]:
+        """Settings of `CudaGraphs`: the mode by its name or vLLM's number (a pair for decodes and
+        others), and sizes up to by default twice the sequences.
+        """
+        stated = self.cudagraph_mode
+        key = stated if isinstance(stated, (str, int)) else tuple(stated)
+        mode = "none" if self.enforce_eager else GRAPH_MODES.get(key, str(key).lower())
+        if sizes := self.cudagraph_capture_sizes:
+            return {"mode": mode, "sizes": [*sizes]}
+        largest = self.max_cudagraph_capture_size or min(2 * self.max_num_seqs, 512)
+        return {"mode": mode, "largest": largest}
+
+    @property
     def graph_tokens(self) -> int:
-        """Tokens of the largest CUDA graph, 0 without any; by default twice the sequences."""
-        if self.enforce_eager:
-            return 0
-        return self.max_cudagraph_capture_size or min(2 * self.max_num_seqs, 512)
+        """Tokens of the largest CUDA graph, 0 without any."""
+        return max(CudaGraphs(**self.graphs).captured, default=0)
 
 
 @dataclass(frozen=True)
@@ -157,7 +179,8 @@ def _settings(path: Path, meta: Mapping[str, Any], instance: Mapping[str, Any]) 
     stated["gpu_memory_utilization"] = _part(instance, "npu_mem").get("mem_util")
     stated["max_model_len"] = _part(resolved, "model_config").get("max_model_len")
     parts = [stated, *(_part(resolved, f"{name}_config") for name in ("scheduler", "compilation"))]
-    parts += [_part(meta, "kv_cache"), meta["engine_kwargs"]]
+    engine = meta["engine_kwargs"]
+    parts += [_part(meta, "kv_cache"), _part(engine, "compilation_config"), engine]
     names = [one.name for one in fields(ServerSettings)]
     found = {name: part[name] for part in parts for name in names if part.get(name) is not None}
     for name in ("model", "max_num_seqs", "max_num_batched_tokens"):

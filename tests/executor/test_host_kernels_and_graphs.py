@@ -1,0 +1,88 @@
+"""What a host chooses: its attention kernel, and the batches that it has captured."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from sarathi_lab import load_option
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs, vllm_sizes
+from sarathi_lab.executor.simulated.kernel_times import AttentionTimes
+
+TABLES = Path("experiments/lab/cost_model/tables")
+
+
+def cost(model="llama3.1-8b", cost_model="analytic", **of_host):
+    host = replace(load_option("host", "none"), **of_host)
+    hardware = load_option("hardware", "h100")
+    return SimulatedBackend(hardware, host=host, cost_model=cost_model)._cost(
+        load_option("model", model)
+    )
+
+
+def test_flash_attention_2_on_an_h100_takes_as_long_as_measured_behind_contexts():
+    rows = pd.read_csv(TABLES / "h100-flash_attention_2" / "attention.csv")
+    errors = {}
+    for kernel in (None, "flash_attention_2"):
+        hardware = load_option("hardware", "h100").with_kernel(kernel)
+        times = AttentionTimes(hardware, 16, 2, 128, 256)
+        chunks = zip(rows.kv_prefill, rows.prefill_chunk, strict=True)
+        predicted = [1e6 * times.prefill([chunk]) for chunk in chunks]
+        errors[kernel] = (predicted / rows.time_us - 1).abs().mean()
+    assert errors["flash_attention_2"] < 0.03 < 0.4 < errors[None]
+
+
+def test_a_kernel_that_the_tables_do_not_have_is_computed_by_formula():
+    batch = make_batch(prefill_tokens=512, start=1024)
+    by_formula, by_tables = (
+        cost(cost_model=level, attention_kernel="tensorrt_llm").operations.attention_times(batch)
+        for level in ("analytic", "profiled")
+    )
+    assert by_formula == by_tables
+    with pytest.raises(UserError, match="flash_attention_2, tensorrt_llm, null"):
+        cost(attention_kernel="fa9")
+
+
+@pytest.mark.parametrize(
+    ("mode", "decodes", "mixed"),
+    [
+        ("full", (16, 0.0), (32, 0.0)),
+        ("piecewise", (16, 1.0), (32, 1.0)),
+        ("full_and_piecewise", (16, 0.0), (32, 1.0)),
+        ("full_decode_only", (16, 0.0), (29, 3.0)),
+        ("none", (9, 3.0), (29, 3.0)),
+    ],
+)
+def test_a_batch_is_padded_and_launched_as_its_mode_has_it(mode, decodes, mixed):
+    graphs = CudaGraphs(mode=mode, largest=64, layer_launch=3.0, piece_launch=1.0)
+    assert graphs.launched(make_batch(num_decodes=9)) == decodes
+    assert graphs.launched(make_batch(num_decodes=9, prefill_tokens=20)) == mixed
+    assert graphs.launched(make_batch(num_decodes=9, prefill_tokens=56)) == (65, 3.0)
+
+
+def test_sizes_are_vllms():
+    assert vllm_sizes(4) == [1, 2, 4]
+    assert vllm_sizes(300)[-4:] == [256, 272, 288, 300]
+    assert CudaGraphs(mode="full", sizes=[8, 2]).captured == [2, 8]
+    with pytest.raises(UserError, match=r"host\.graphs\.largest=64 has no effect"):
+        CudaGraphs(mode="full", sizes=[8], largest=64)
+
+
+def test_the_longer_of_device_and_launches_counts():
+    small, large = make_batch(num_decodes=4), make_batch(num_decodes=4, prefill_tokens=4096)
+    free, eager = (
+        cost(graphs=CudaGraphs(mode=mode, layer_launch=0.5e-3)) for mode in (None, "none")
+    )
+    layers = free.spec.num_layers
+    assert eager.iteration_time(small) == pytest.approx(
+        free.iteration_time(small) + layers * (0.5e-3 - free.layer_time(small))
+    )
+    assert eager.iteration_time(large) == free.iteration_time(large)
+    for batch in (small, large):
+        assert sum(eager.operation_times(batch).values()) == pytest.approx(
+            eager.iteration_time(batch)
+        )
