@@ -33,8 +33,7 @@ class Policy(ABC):
     the layers in groups (by another `batch_type`), which needs an executor that can. With
     `keeps_order` running sequences stay in the order of admission where requests have priorities.
     With `shares_at_once` equal prefixes of a batch are computed once: blocks can be shared as soon
-    as they are scheduled, since a layer's keys and values are written before its attention. With
-    `orders_waiting` the policy sorts the waiting queue, and `queue_order` is refused.
+    as they are scheduled, since a layer's keys and values are written before its attention.
     """
 
     name: ClassVar[str]
@@ -43,7 +42,6 @@ class Policy(ABC):
     follows_up: ClassVar[bool] = False
     in_layers: ClassVar[bool] = False
     keeps_order: ClassVar[bool] = False
-    orders_waiting: ClassVar[bool] = False
     shares_at_once: ClassVar[bool] = False
     batch_type: ClassVar[type[Batch]] = Batch
     reserve: Reserve = "max_model_len"

@@ -35,11 +35,10 @@ class Scheduler(SchedulerState):
 
     def schedule(self, now: float) -> Batch | None:
         """Make the next batch at time `now` (seconds), or None if nothing can run."""
-        self.now, self.preempted_before = now, self.num_preemptions
-        batch = self.policy.batch_type()
-        if self.running.rank is by_priority and not self.policy.keeps_order:
-            self.sort_running()  # urgent sequences choose first, as later ones are evicted
-        self.policy.fill(batch, self)
+        self.now = now
+        batch = self._filled()
+        while not batch.chunks and self.has_preempted:
+            batch = self._filled()  # with the blocks of a sequence that was evicted for itself
         if not batch.chunks:
             return None  # copies that were begun go with the next batch
         if self.copies:
@@ -47,6 +46,15 @@ class Scheduler(SchedulerState):
             batch.num_swapped_tokens = len(batch.copies) * self.blocks.block_size
         if self.policy.follows_up:
             self.commit([chunk for chunk in batch.chunks if not chunk.emits_token])
+        return batch
+
+    def _filled(self) -> Batch:
+        """Let the policy fill a batch."""
+        self.preempted_before = self.num_preemptions
+        batch = self.policy.batch_type()
+        if self.running.rank is by_priority and not self.policy.keeps_order:
+            self.sort_running()  # urgent sequences choose first, as later ones are evicted
+        self.policy.fill(batch, self)
         return batch
 
     def add_decodes(self, batch: Batch, token_budget: int | None = None) -> None:

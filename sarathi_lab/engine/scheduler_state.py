@@ -88,11 +88,6 @@ class SchedulerState:
 
     def __post_init__(self) -> None:
         self.policy.validate(self.batch_size, self.max_model_len)
-        if self.policy.orders_waiting and self.queue_order != "fcfs":
-            raise UserError(
-                f"queue_order={self.queue_order} has no effect beside policy {self.policy.name}, "
-                "which orders waiting prompts; use queue_order=fcfs"
-            )
         self.max_num_seqs = self.batch_size * self.num_micro_batches
         self.num_layers = 1  # that prompts can pass in groups; set by `run_engine`
         self.drafter = self.speculation.drafter()

@@ -26,8 +26,6 @@ EVICTING = ("sarathi_serve", "chunked_only", "splitfuse", "vllm_v1", "nano_vllm"
 
 def order_of(name: str, turn: int) -> QueueOrder:
     """Each policy meets one order a test, in turns: the order is the queue's business."""
-    if POLICIES[name].orders_waiting:
-        return "fcfs"  # it refuses others
     return ORDERS[(list(POLICIES).index(name) + turn) % len(ORDERS)]
 
 

@@ -123,6 +123,21 @@ def test_vllm_v1():
     )
 
 
+def test_a_sequence_evicted_for_itself_leaves_its_blocks_to_others():
+    """The first to run is the least urgent and the cache is full: vLLM's step is empty, its next
+    one is not.
+    """
+    requests = [Request(0, 0.0, 3, 4, priority=1), Request(1, 0.5, 3, 4)]
+    expect(
+        VllmV1(20),
+        requests,
+        "0:0+3 | 0:3+1 1:0+3 | 1:3+1 | ...",
+        num_blocks=7,
+        block_size=1,
+        queue_order="priority",
+    )
+
+
 def test_nano_vllm_cuts_only_the_first_prompt_and_prefers_prompts():
     expect(
         NanoVllm(8),

@@ -124,7 +124,6 @@ class CacheAware(VllmV1):
     """
 
     name = "cache_aware"
-    orders_waiting = True
     order: CacheOrder = one_of("residual", valid=get_args(CacheOrder))
     max_wait: float = number(10.0, above=0, fix="use seconds such as 10")
 
