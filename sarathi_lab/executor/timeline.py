@@ -114,6 +114,26 @@ def durations(work: Callable[[], object], timeline: HostTimeline, repetitions: i
     return [timeline.seconds(before, after) for before, after in pairwise(marks)]
 
 
+class WallClock:
+    """The time of an executor of a real device, by its `timeline`."""
+
+    timeline: HostTimeline
+    _sleep: Callable[[float], None]
+
+    @property
+    def now(self) -> float:
+        return self.timeline.now
+
+    @property
+    def next_end(self) -> float:
+        """`now`, as the end is unknown before `collect`: the engine collects instead of waiting."""
+        return self.now
+
+    def wait_until(self, time: float) -> None:
+        while (remaining := time - self.now) > 0:
+            self._sleep(remaining)
+
+
 class OperationProfiler:
     """Seconds by operation and iteration on the device's clock. Operations have to be launched one
     by one, without CUDA graphs, which takes longer.

@@ -10,12 +10,11 @@ import pandas as pd
 from sarathi_lab.config.console import amount
 from sarathi_lab.results import sweep_analysis as analysis
 from sarathi_lab.results.intervals import LEVEL, ends_of_median
-from sarathi_lab.results.table import display_unit
+from sarathi_lab.results.table import display_unit, less_is_better
 
 # What is judged where all requests wait from the start, and where they arrive over time.
 CLOSED = ("throughput", "tbt_p99")
 OVER_TIME = ("ttft_p50", "tbt_p99", "slo_attainment", "goodput")
-MORE_IS_BETTER = ("throughput", "slo_attainment", "goodput")
 MOST = 4  # sentences
 
 
@@ -66,7 +65,7 @@ def _best(
     typical = group.groupby(keys, sort=False)[list(names)].median()
     by = [name for name in ("slo_attainment", "tbt_p99") if name in names]
     by = by if "throughput" not in names else ["throughput"]
-    is_less = [name not in MORE_IS_BETTER for name in by]
+    is_less = [less_is_better(name) for name in by]
     first = typical.sort_values(by, ascending=is_less, kind="stable").index[0]
     return group[keys == first], len(typical)
 
@@ -88,7 +87,7 @@ def _sentence(
         row = {"quantity": f"{name}_vs_{base}", "policy": "", "value": ratio}
         is_decided = analysis.is_decided({**row, **ends._asdict(), "num_samples": number}, noise)
         is_more = ratio > 1
-        word = "better" if is_more == (name in MORE_IS_BETTER) else "worse"
+        word = "better" if is_more != less_is_better(name) else "worse"
         word = "equal" if samples.eq(1).all() else word if is_decided else "undecided"
         parts[word].append(_in_words(name, runs[name].median(), ratio, ends[:2], number))
         confidence = min(confidence, max(0.0, 1 - at_once * (1 - ends.confidence)))

@@ -5,6 +5,7 @@ by side on two CUDA `streams`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Literal, Protocol, get_args
 
@@ -50,10 +51,13 @@ class Attention(Protocol):
         """
 
 
-class TritonPrompts:
-    """The prefill kernel."""
+class TritonPhase:
+    """One phase by its Triton `kernel`."""
 
     why_not = staticmethod(why_not_triton)
+
+    def __init__(self, kernel: Callable[..., Any]) -> None:
+        self._kernel = kernel
 
     def begin(self, views: Views, shape: Any, slot: int) -> None:
         """Nothing: the kernel reads the plan on the device."""
@@ -68,23 +72,7 @@ class TritonPrompts:
         window: int | None,
         out: Tensor,
     ) -> None:
-        prefill_attention(query, keys, values, plan, scale, sliding_window=window, out=out)
-
-
-class TritonDecodes(TritonPrompts):
-    """The decode kernel."""
-
-    def attend(
-        self,
-        query: Tensor,
-        keys: Cache,
-        values: Cache,
-        plan: AttentionPlan,
-        scale: float,
-        window: int | None,
-        out: Tensor,
-    ) -> None:
-        decode_attention(query, keys, values, plan, scale, sliding_window=window, out=out)
+        self._kernel(query, keys, values, plan, scale, sliding_window=window, out=out)
 
 
 class HybridAttention:
@@ -99,7 +87,10 @@ class HybridAttention:
         if variant not in get_args(Variant):
             raise ValueError(f"unknown variant {variant!r}: choose one of {get_args(Variant)}")
         self._attend_on_streams = variant == "streams"
-        self._phases = (prompts or TritonPrompts(), decodes or TritonDecodes())
+        self._phases = (
+            prompts or TritonPhase(prefill_attention),
+            decodes or TritonPhase(decode_attention),
+        )
 
     def why_not(self, spec: Any, dtype: torch.dtype, block_size: int, chip: Chip) -> str | None:
         reasons = (phase.why_not(spec, dtype, block_size, chip) for phase in self._phases)

@@ -20,7 +20,13 @@ from sarathi_lab.engine.compositions import make_sequence, rehearse
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.executor.device import explain_device_errors, nan_error
-from sarathi_lab.executor.timeline import HostTimeline, InFlight, OperationProfiler, timeline_of
+from sarathi_lab.executor.timeline import (
+    HostTimeline,
+    InFlight,
+    OperationProfiler,
+    WallClock,
+    timeline_of,
+)
 from sarathi_lab.executor.torch.memory import HostPool
 from sarathi_lab.executor.torch.packing import (
     NUM_BUFFERS,
@@ -37,7 +43,7 @@ MAX_EMITS = 1 << 16  # tokens sampled in one iteration
 MAX_RECORDED = 256  # shapes: those of an experiment's few settings, which take turns
 
 
-class TorchExecutor:
+class TorchExecutor(WallClock):
     """`Executor` of one CPU or GPU with greedy sampling.
 
     With `capacity` 2 the host packs and launches a batch while the one before runs; tokens pass
@@ -91,10 +97,6 @@ class TorchExecutor:
         self._on_host = cycle([torch.empty(MAX_EMITS, **on_host) for _ in range(NUM_BUFFERS)])
 
     @property
-    def now(self) -> float:
-        return self.timeline.now
-
-    @property
     def num_in_flight(self) -> int:
         return len(self._in_flight)
 
@@ -131,15 +133,6 @@ class TorchExecutor:
         return StepResult(
             done.batch, start, end, token_ids, launching_time=launching_time, **done.fields
         )
-
-    @property
-    def next_end(self) -> float:
-        """`now`, as the end is unknown before `collect`: the engine collects instead of waiting."""
-        return self.now
-
-    def wait_until(self, time: float) -> None:
-        while (remaining := time - self.now) > 0:
-            self._sleep(remaining)
 
     def write_profile(self, directory: Path) -> None:
         if self._profiler is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -120,6 +120,8 @@ class VllmBackend(MeasuredBackend):
             )
         if sizes.num_drafts:
             raise UserError("executor=vllm verifies no drafts; use speculation=none")
+        longest, most = _limits(sizes)
+        sizes = replace(sizes, max_model_len=longest, max_batch_tokens=most)
         _engine.expect(self._key(spec, checkpoint, sizes), sizes)
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> VllmExecutor:
@@ -138,8 +140,7 @@ class VllmBackend(MeasuredBackend):
             close=_engine.close,
         )
         executor.start()
-        longest = sizes.max_model_len or executor.num_blocks * sizes.block_size
-        most = sizes.max_batch_tokens or WARM_UP_TOKENS  # of the engine's buffers
+        longest, most = _limits(sizes)
         tokens = min(sizes.chunk or WARM_UP_TOKENS, most, (longest - 1) // 2)
         for _ in range(WARM_UPS):
             rehearse(executor, executor.num_blocks, sizes.block_size, sizes.batch_size, tokens)
@@ -169,14 +170,14 @@ class VllmBackend(MeasuredBackend):
     def arguments(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> dict[str, Any]:
         """Return vLLM's engine arguments."""
         max_num_seqs = sizes.batch_size * self.num_stages
-        longest = sizes.max_model_len or sizes.num_blocks * sizes.block_size
+        longest, most = _limits(sizes)
         is_async = None if self.async_scheduling == AUTO else self.async_scheduling
         arguments: dict[str, Any] = {
             "model": str(self._folder(spec, checkpoint)),
             "dtype": self.dtype_name,
             "kv_cache_dtype": spec.kv_dtype,
             "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max(sizes.max_batch_tokens or WARM_UP_TOKENS, max_num_seqs),
+            "max_num_batched_tokens": max(most, max_num_seqs),
             "max_model_len": longest,
             "block_size": sizes.block_size,
             "num_gpu_blocks_override": sizes.num_blocks + vllm.FIRST_BLOCK,
@@ -204,6 +205,14 @@ class VllmBackend(MeasuredBackend):
         return "|".join(",".join(map(str, cores[i::number])) for i in range(number))
 
 
+def _limits(sizes: Sizes) -> tuple[int, int]:
+    """Return the tokens of the longest sequence and of the largest batch: without a number those of
+    the cache, and of the warm-up.
+    """
+    longest = sizes.max_model_len or sizes.num_blocks * sizes.block_size
+    return longest, sizes.max_batch_tokens or WARM_UP_TOKENS
+
+
 class SharedEngine:
     """The vLLM engine of this process: one for all runs that were expected before it was made, so
     that memory, buffers and graphs are the same for all policies.
@@ -217,11 +226,9 @@ class SharedEngine:
 
     def expect(self, key: str, sizes: Sizes) -> None:
         """Make room for `sizes` in the engine of `key`."""
-        known = asdict(self._largest.get(key, sizes))
+        known = self._largest.get(key, sizes)
         names = ("num_blocks", "batch_size", "max_model_len", "max_batch_tokens")
-        most: dict[str, Any] = {
-            one: max(known[one] or 0, getattr(sizes, one) or 0) or None for one in names
-        }
+        most: dict[str, Any] = {one: max(getattr(known, one), getattr(sizes, one)) for one in names}
         self._largest[key] = replace(sizes, **most)
 
     def get(self, key: str, start: Callable[[Sizes], vllm.Workers]) -> vllm.Workers:

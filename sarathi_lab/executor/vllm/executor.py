@@ -15,7 +15,7 @@ from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.engine.executor import NO_TOKEN, StepResult
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.executor.device import explain_lack_of_memory
-from sarathi_lab.executor.timeline import CudaTimeline, HostTimeline, Mark
+from sarathi_lab.executor.timeline import CudaTimeline, HostTimeline, Mark, WallClock
 from sarathi_lab.executor.vllm.workers import NewSequence, Pending, Step, Workers
 
 
@@ -45,7 +45,7 @@ class InFlight(NamedTuple):
     host_time: float
 
 
-class VllmExecutor:
+class VllmExecutor(WallClock):
     """`Executor` over vLLM's `workers`, which one run after another may share; `close` ends them.
 
     A preempted sequence leaves the workers and comes back as a new one with all its tokens. Times
@@ -77,10 +77,6 @@ class VllmExecutor:
         self._num_named = 0
         self._last_end = 0.0
         self._stop: UserError | None = None  # the first one, which ended the workers
-
-    @property
-    def now(self) -> float:
-        return self.timeline.now
 
     @property
     def num_in_flight(self) -> int:
@@ -134,15 +130,6 @@ class VllmExecutor:
             is_replayed=is_replayed,
             launching_time=max(0.0, min(end, done.launched) - start),
         )
-
-    @property
-    def next_end(self) -> float:
-        """`now`, as the end is unknown before `collect`: the engine collects instead of waiting."""
-        return self.now
-
-    def wait_until(self, time: float) -> None:
-        while (remaining := time - self.now) > 0:
-            self._sleep(remaining)
 
     def write_profile(self, directory: Path) -> None:
         """Write nothing: vLLM's operations are not timed."""
