@@ -35,10 +35,18 @@ class Scheduler(SchedulerState):
 
     def schedule(self, now: float) -> Batch | None:
         """Make the next batch at time `now` (seconds), or None if nothing can run."""
-        self.now = now
-        batch = self._filled()
-        while not batch.chunks and self.has_preempted:
-            batch = self._filled()  # with the blocks of a sequence that was evicted for itself
+        batch = self.step(now)
+        while batch is None and self.has_preempted:
+            batch = self.step(now)  # with the blocks of a sequence that was evicted for itself
+        return batch
+
+    def step(self, now: float) -> Batch | None:
+        """Let the policy fill a batch once; None if it takes nothing, though it may preempt."""
+        self.now, self.preempted_before = now, self.num_preemptions
+        batch = self.policy.batch_type()
+        if self.running.rank is by_priority and not self.policy.keeps_order:
+            self.sort_running()  # urgent sequences choose first, as later ones are evicted
+        self.policy.fill(batch, self)
         if not batch.chunks:
             return None  # copies that were begun go with the next batch
         if self.copies:
@@ -46,15 +54,6 @@ class Scheduler(SchedulerState):
             batch.num_swapped_tokens = len(batch.copies) * self.blocks.block_size
         if self.policy.follows_up:
             self.commit([chunk for chunk in batch.chunks if not chunk.emits_token])
-        return batch
-
-    def _filled(self) -> Batch:
-        """Let the policy fill a batch."""
-        self.preempted_before = self.num_preemptions
-        batch = self.policy.batch_type()
-        if self.running.rank is by_priority and not self.policy.keeps_order:
-            self.sort_running()  # urgent sequences choose first, as later ones are evicted
-        self.policy.fill(batch, self)
         return batch
 
     def add_decodes(self, batch: Batch, token_budget: int | None = None) -> None:

@@ -56,7 +56,7 @@ def lab_steps(tried: Case) -> Steps:
             return steps
         if not scheduler.has_work:
             continue
-        batch = scheduler.schedule(float(now))
+        batch = scheduler.step(float(now))  # vLLM counts empty steps, too
         chunks = batch.chunks if batch else []
         steps.append({chunk.sequence.request.request_id: chunk.num_tokens for chunk in chunks})
         if batch is not None:
