@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, get_args
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
-from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs, Launched
+from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.hardware import (
     EXPERTS,
@@ -124,9 +124,9 @@ class CostModel:
         device = self._layer_device_time(batch, num_tokens)
         return self._overlapped(device, host) if host else device
 
-    def _launched(self, batch: Batch) -> Launched:
+    def _launched(self, batch: Batch) -> tuple[int, float]:
         if self._graphs is None:
-            return Launched(batch.num_tokens, self.hardware.layer_host_time)
+            return batch.num_tokens, self.hardware.layer_host_time
         return self._graphs.launched(batch)
 
     def _layer_device_time(self, batch: Batch, num_tokens: int) -> float:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from sarathi_lab.config.checked import check_fields, listed, number, one_of, refuse_unread, whole
 from sarathi_lab.config.errors import UserError, require_int
@@ -24,13 +24,6 @@ REPLAYS: dict[str, tuple[Replay, Replay]] = {
 SIZE = "use tokens such as [1,2,4,8], or null for vLLM's up to host.graphs.largest"
 _seconds = partial(number, 0.0, minimum=0, fix="use seconds from 0")
 _tokens = partial(whole, minimum=1, fix="use tokens such as 512")
-
-
-class Launched(NamedTuple):
-    """Tokens that a layer computes, padded to a captured size, and seconds of launching it."""
-
-    num_tokens: int
-    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +61,15 @@ class CudaGraphs:
             return ()
         return vllm_sizes(self.largest) if self.sizes is None else sorted(set(self.sizes))
 
-    def launched(self, batch: Batch) -> Launched:
-        """Compute what launching one layer of `batch` takes."""
+    def launched(self, batch: Batch) -> tuple[int, float]:
+        """Return the tokens that a layer of `batch` computes, padded to a captured size, and the
+        seconds of launching it.
+        """
         num_tokens, place = batch.num_tokens, bisect_left(self.captured, batch.num_tokens)
         replay = REPLAYS[self.mode or "none"][bool(batch.num_prefill_tokens)]
         if place == len(self.captured) or replay == "none":
-            return Launched(num_tokens, self.layer_launch)
-        return Launched(self.captured[place], self.piece_launch if replay == "piecewise" else 0.0)
+            return num_tokens, self.layer_launch
+        return self.captured[place], self.piece_launch if replay == "piecewise" else 0.0
 
 
 def vllm_sizes(largest: int) -> list[int]:
