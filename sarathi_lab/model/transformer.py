@@ -133,6 +133,10 @@ class Transformer(nn.Module):
             emitting, last = hidden.index_select(0, rows), update.index_select(0, rows)
             return self.lm_head(self.operations.add_norm(emitting, last, self.final_norm))
 
+    def greedy(self, logits: Tensor) -> Tensor:
+        """Return the likeliest token of each row of [num_emits, vocab_size], NAN_TOKEN for NaN."""
+        return self.operations.greedy(logits)
+
 
 class Layer(nn.Module):
     """Attention and feed-forward block, each behind its norm and added to the residual stream.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import make_dataclass, replace
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -125,6 +126,48 @@ def test_runs_share_an_engine_for_the_largest():
     assert started[-1].batch_size == SIZES.batch_size  # what did not fit is forgotten
     engine.close()
     assert len(closed) == 2
+
+
+@pytest.mark.parametrize("step", ["make_engine", "execute_dummy_batch"])
+def test_an_engine_that_does_not_start_is_ended(step, monkeypatch):
+    done = []
+
+    def take(name: str) -> None:
+        done.append(name)
+        if name == step:
+            raise ValueError("no memory for the cache")
+
+    def make_engine(config: Any, make_executor: Any, **_: Any) -> Any:
+        executor = make_executor(config)
+        take("make_engine")
+        return SimpleNamespace(model_executor=executor)
+
+    def make_executor(config: Any) -> Any:
+        names = "shutdown", "execute_dummy_batch"
+        return SimpleNamespace(**{name: partial(take, name) for name in names})
+
+    for name in ("vllm", "vllm.distributed", "vllm.v1", "vllm.v1.core", "vllm.v1.core.sched"):
+        module(name, monkeypatch)
+    executor_class = SimpleNamespace(get_class=lambda config: make_executor)
+    cleanup = partial(take, "cleanup")
+    parallel_state = "vllm.distributed.parallel_state"
+    module(parallel_state, monkeypatch, cleanup_dist_env_and_memory=cleanup)
+    module("vllm.sampling_params", monkeypatch, SamplingParams=SimpleNamespace)
+    types = dict.fromkeys(("CachedRequestData", "NewRequestData", "SchedulerOutput"))
+    module("vllm.v1.core.sched.output", monkeypatch, **types)
+    module("vllm.v1.engine.core", monkeypatch, EngineCore=make_engine)
+    module("vllm.v1.executor.abstract", monkeypatch, Executor=executor_class)
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(max_model_len=8),
+        cache_config=SimpleNamespace(block_size=32, num_gpu_blocks=5),
+        scheduler_config=SimpleNamespace(async_scheduling=False),
+        parallel_config=SimpleNamespace(
+            pipeline_parallel_size=2, distributed_executor_backend="mp"
+        ),
+    )
+    with pytest.raises(ValueError, match="no memory for the cache"):
+        vllm.Workers(config)
+    assert done[-3:] == [step, "shutdown", "cleanup"]
 
 
 def test_another_executor_gets_the_memory_of_a_gpu(monkeypatch):

@@ -216,7 +216,7 @@ class TorchExecutor(WallClock):
         else:
             logits = self.model(inputs, self.cache)
         with self.model.operations.range("sampling"):
-            return self.model.operations.greedy(logits)
+            return self.model.greedy(logits)
 
     def packed(self, batch: Batch) -> PackedInputs:
         """Pack a batch of known tokens without padding, once the device has read those before;

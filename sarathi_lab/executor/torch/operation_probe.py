@@ -134,7 +134,7 @@ class OperationProbe:
         model, rows = self.model, self._random(num_rows, self.model.spec.hidden_size)
         return self._time(
             "logits",
-            lambda: model.operations.greedy(model.lm_head(model.final_norm(rows))),
+            lambda: model.greedy(model.lm_head(model.final_norm(rows))),
             num_rows,
         )
 

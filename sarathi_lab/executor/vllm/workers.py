@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, NamedTuple
@@ -164,6 +165,7 @@ class Workers:
     """Workers of a vLLM engine, with weights, cache and graphs as its server makes them."""
 
     def __init__(self, config: Any) -> None:
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
         from vllm.sampling_params import SamplingParams
         from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
         from vllm.v1.engine.core import EngineCore
@@ -172,8 +174,18 @@ class Workers:
         self._types = NewRequestData, CachedRequestData, SchedulerOutput
         self._greedy = SamplingParams(temperature=0.0, max_tokens=config.model_config.max_model_len)
         self.config = config
-        self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
-        self._executor = self.core.model_executor
+        with ExitStack() as ends:  # if it does not start, which vLLM leaves to its process's end
+            ends.callback(cleanup_dist_env_and_memory)
+
+            def make_executor(config: Any) -> Any:
+                self._executor = Executor.get_class(config)(config)
+                ends.callback(self._executor.shutdown)
+                return self._executor
+
+            self.core = EngineCore(config, make_executor, log_stats=False)
+            if config.parallel_config.pipeline_parallel_size > 1:
+                self._executor.execute_dummy_batch()  # left out on a CPU if the cache has a size
+            ends.pop_all()
         parallel = config.parallel_config
         self.block_size = int(config.cache_config.block_size)
         self.num_blocks = int(config.cache_config.num_gpu_blocks) - FIRST_BLOCK
@@ -181,8 +193,6 @@ class Workers:
         self.num_stages = int(parallel.pipeline_parallel_size)
         self.in_process = parallel.distributed_executor_backend == "uni"
         self.wants_newest_tokens = self.num_stages > 1 and not self.is_async
-        if self.num_stages > 1:
-            self._executor.execute_dummy_batch()  # left out on a CPU where the cache has a size
 
     def run(self, step: Step) -> Pending:
         """Begin an iteration."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -163,21 +162,14 @@ class ShardedTransformer(Transformer):
                 del self.lm_head, self.final_norm
 
     def share_sums(self) -> None:
-        """Let products by rows be summed over ranks, and tokens be chosen of all shares of the
-        vocabulary; after weights were packed if they are.
+        """Let products by rows be summed over ranks; after weights were packed if they are.
 
         Summed is what attention and what the whole feed-forward block of a layer returns, that of
         all experts at once. Sums are equal to the bit on all ranks, and so what routers choose.
         """
-        group, shares = self._group, self.part.ranks.tensor > 1
-        if not self.part.is_last:
-            self.operations.greedy = _no_tokens  # type: ignore[method-assign]
-        elif shares:
-            greedy = partial(_greedy, group, self.vocabulary[0])
-            self.operations.greedy = greedy  # type: ignore[method-assign]
-        for layer in self.layers if shares else ():
+        for layer in self.layers if self.part.ranks.tensor > 1 else ():
             for module in (layer, layer.get_submodule("out_proj")):
-                module.register_forward_hook(lambda *args: group.sum(args[-1]))
+                module.register_forward_hook(lambda *args: self._group.sum(args[-1]))
 
     def forward(self, inputs: PackedInputs, cache: KVCache) -> Tensor:
         with self.operations.range("embedding"):
@@ -204,23 +196,21 @@ class ShardedTransformer(Transformer):
         found = self.embedding((token_ids - first).masked_fill(is_other, 0))
         return self._group.sum(found.masked_fill_(is_other[:, None], 0.0))
 
-
-def _no_tokens(logits: Tensor) -> Tensor:
-    """Of a stage that has no logits."""
-    return torch.empty(0, dtype=torch.int64, device=logits.device)
-
-
-def _greedy(group: Group, first: int, logits: Tensor) -> Tensor:
-    """Choose the likeliest token of all ranks' shares of the vocabulary, the lowest id of equal
-    ones; `first` is the first id of this rank's share.
-    """
-    largest, ids = logits.max(dim=-1)
-    # Both in one tensor: 64 bits hold every logit and every id.
-    local = torch.stack([largest.double(), (ids + first).double()], dim=-1)
-    found = group.gather(local)  # [ranks, num_emits, 2], by ids
-    best = found[..., 0].max(dim=0)  # the first of equal ones; NaN if there is one
-    chosen = found[..., 1].gather(0, best.indices[None])[0].long()
-    return chosen.masked_fill_(best.values.isnan(), NAN_TOKEN)
+    def greedy(self, logits: Tensor) -> Tensor:
+        """Choose of all ranks' shares of the vocabulary, the lowest id of equal ones; none in a
+        stage that has no logits.
+        """
+        if not self.part.is_last:
+            return torch.empty(0, dtype=torch.int64, device=logits.device)
+        if self.part.ranks.tensor == 1:
+            return super().greedy(logits)
+        largest, ids = logits.max(dim=-1)
+        # Both in one tensor: 64 bits hold every logit and every id.
+        local = torch.stack([largest.double(), (ids + self.vocabulary[0]).double()], dim=-1)
+        found = self._group.gather(local)  # [ranks, num_emits, 2], by ids
+        best = found[..., 0].max(dim=0)  # the first of equal ones; NaN if there is one
+        chosen = found[..., 1].gather(0, best.indices[None])[0].long()
+        return chosen.masked_fill_(best.values.isnan(), NAN_TOKEN)
 
 
 def load_part(
