@@ -1,18 +1,24 @@
-"""Pictures of the walkthrough: costs of batches, schedules as timelines, bubbles, and the chunk."""
+"""Pictures of the walkthrough: costs of batches, schedules as timelines, bubbles, and the chunk.
+
+`python notebooks/walkthrough_pictures.py` draws the four schedules of the README.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import walkthrough_lab as lab
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from sarathi_lab.extensions.playground import DECODE, PREFILL
+from sarathi_lab.policy import Orca, PrefillFirst, RequestLevel, Sarathi
 from sarathi_lab.results.plots.style import AXIS_NAMES, WIDTH, colours, finished, panels
 from sarathi_lab.results.table import HEADINGS, MILLISECONDS
 
@@ -69,7 +75,7 @@ def timelines(schedules: Mapping[str, pd.DataFrame]) -> Figure:
     longest = max(float(chunks.end.max()) for chunks in schedules.values())
     for ax, (name, chunks) in zip(axes, schedules.items(), strict=True):
         _lanes(ax, chunks, NARROWEST * longest)
-        ax.set_title(f"{name}: {1e3 * chunks.end.max():.2f} ms", loc="left")
+        ax.set_title(f"{name}: {1e3 * chunks.end.max():,.4g} ms", loc="left")
         ax.set_yticks(lanes[name], [str(number) for number in lanes[name]])
         ax.set_ylabel("request")
     return _over_time(figure, axes, ("prefill", "decodes"))
@@ -98,7 +104,7 @@ def pipeline(stages: Mapping[str, pd.DataFrame], iterations: Mapping[str, pd.Dat
         for kind, style in KEYS.items():
             _bars(ax, spans[own_kind == kind], "stage", 0.8, style)
         idle = 1 - (spans.end - spans.start).sum() / (spans.end.max() * spans.stage.nunique())
-        duration = f"{1e3 * spans.end.max():.2f} ms"
+        duration = f"{1e3 * spans.end.max():,.4g} ms"
         ax.set_title(f"{name}: {duration}, stages idle {idle:.0%} of it", loc="left")
         ax.set_yticks(sorted(spans.stage.unique()))
         ax.set_ylabel("stage")
@@ -172,3 +178,17 @@ def _over_time(figure: Figure, axes: list[Axes], keys: tuple[str, ...]) -> Figur
 def _add_legend(ax: Axes) -> None:
     ax.set_ylim(top=ax.get_ylim()[1] * (6 if ax.get_yscale() == "log" else 1.3))  # room for it
     ax.legend(loc="upper right", ncols=2)
+
+
+def four_schedules() -> Figure:
+    """Six requests of 13B, four at a time, on a simulated A6000; half have half the output."""
+    requests, gpu = lab.requests_of(6, seq_len=1040, pd_ratio=64), lab.paper_gpu()
+    served = {
+        policy.name: lab.serve(policy, requests, gpu).chunks()
+        for policy in (RequestLevel(), PrefillFirst(), Orca(), Sarathi(chunk=512))
+    }
+    return timelines(served)
+
+
+if __name__ == "__main__":
+    four_schedules().savefig(Path(__file__).with_name("schedules.png"))

@@ -118,3 +118,10 @@ def test_the_tiny_model_is_timed_once_a_composition():
     first = lab.prefill_times(time, (8, 64))
     assert (first.seconds > 0).all()
     assert lab.prefill_times(time, (8, 64)).seconds.tolist() == first.seconds.tolist()
+
+
+def test_the_four_schedules_of_the_readme_have_sarathi_end_first():
+    titles = [ax.get_title(loc="left").split(": ") for ax in plots.four_schedules().axes]
+    assert [name for name, _ in titles] == ["request_level", "prefill_first", "orca", "sarathi"]
+    durations = [float(time.removesuffix(" ms").replace(",", "")) for _, time in titles]
+    assert min(durations) == durations[-1]
