@@ -38,6 +38,10 @@ class Topology:
     ) -> None:
         """Raise UserError for parts of a run that do not fit, and settings that nothing reads."""
 
+    def backend(self, backend: Backend, spec: ModelSpec) -> Backend:
+        """Return `backend` as the instances of `spec` share it."""
+        return backend
+
     def link_between(self, backend: Backend, spec: ModelSpec) -> Any:
         """What moves the cache of `spec` between instances on `backend`; None: nothing moves."""
         return None

@@ -90,6 +90,7 @@ class SchedulerState:
         self.policy.validate(self.batch_size, self.max_model_len)
         self.max_num_seqs = self.batch_size * self.num_micro_batches
         self.num_layers = 1  # that prompts can pass in groups; set by `run_engine`
+        self.shared_step: int | None = None  # the iteration of replicas that step together
         self.drafter = self.speculation.drafter()
         self.has_drafts = self.speculation.tokens > 0  # spares a call for each decode
         self.waiting: WaitingQueue = make_queue(self.queue_order)

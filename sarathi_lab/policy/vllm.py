@@ -228,7 +228,8 @@ class Cadence:
         if not running and all(sequence.order > self.newest for sequence in waiting):
             self.number = 0
         self.newest = max([self.newest, *(sequence.order for sequence in waiting)])
-        is_due = self.number % interval == 0
+        number = self.number if scheduler.shared_step is None else scheduler.shared_step
+        is_due = number % interval == 0
         return is_due or self.is_short or self.cut.issuperset(running)
 
     def without_prompts(self, size: Size) -> Size:

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError, require_bool, require_int, require_one_of
 from sarathi_lab.config.instantiate import build, option_files, read_option, resolved
-from sarathi_lab.engine.config import EngineConfig
+from sarathi_lab.engine.config import EngineConfig, Topology
 from sarathi_lab.engine.executor import Backend, Executor, Sizes
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import no_groups, run_engine
@@ -147,6 +147,8 @@ def _parts(cfg: DictConfig) -> Plan:
     require_one_of("preemption", cfg.preemption, get_args(Preemption))
     backend: Backend = build(cfg.executor)
     spec, checkpoint = resolve_model(cfg, backend)
+    cluster: Topology = build(cfg.cluster)
+    backend = cluster.backend(backend, spec)
     if cfg.max_model_len is not None:
         fix = "use null for the longest request of the workload"
         require_int("max_model_len", cfg.max_model_len, 2, fix)
@@ -159,7 +161,7 @@ def _parts(cfg: DictConfig) -> Plan:
         num_micro_batches=backend.num_stages,
         queue_order=cfg.queue_order,
         preemption=cfg.preemption,
-        cluster=build(cfg.cluster),
+        cluster=cluster,
         speculation=build(cfg.speculation, Speculation),
         **_cache(cfg, backend, spec, batch_size * backend.num_stages, max_model_len),
     )

@@ -32,7 +32,8 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.scheduler_state import NO_SPECULATION
-from sarathi_lab.extensions.replay.lockstep import LockstepReplicas
+from sarathi_lab.extensions.cluster.lockstep import LockstepReplicas
+from sarathi_lab.extensions.cluster.routers import least_loaded
 from sarathi_lab.policy import Policy
 
 NUM_CASES = int(os.environ.get("FUZZ_CASES", "12"))
@@ -158,7 +159,12 @@ def served(
     users = engine["users"]
     arrivals = ClosedLoop(requests, users, think_time=0.5) if users else Arrivals(requests)
     one = len(schedulers) == 1
-    run_engine(arrivals, schedulers[0] if one else LockstepReplicas(schedulers), executor, checker)
+    run_engine(
+        arrivals,
+        schedulers[0] if one else LockstepReplicas(schedulers, least_loaded),
+        executor,
+        checker,
+    )
     return checker
 
 

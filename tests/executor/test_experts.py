@@ -13,7 +13,7 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.interpolation import RatioGrid
 from sarathi_lab.executor.tables import read_tables
-from sarathi_lab.extensions.replay.lockstep import Lockstep, SharedExperts
+from sarathi_lab.extensions.cluster.lockstep import Lockstep, SharedExperts
 
 MIXTURE = replace(SPEC, num_experts=8, experts_per_token=2, gated_ffn=True)
 ROWS = pd.DataFrame(
@@ -56,7 +56,7 @@ def test_split_experts_take_the_rows_of_their_share(tokens):
 @pytest.mark.parametrize("tokens", [1, 5, 64, 300])
 def test_replicas_that_share_experts_move_the_pairs_of_the_others_too(tokens):
     alone = Experts(MIXTURE, replace(LINKED, link_latency=0.0), 2, ROWS)
-    shared = SharedExperts(alone, Lockstep(2))
+    shared = SharedExperts(alone, Lockstep(num=2))
     pairs = tokens  # on each: two experts a token, half of them
     chosen = MIXTURE.share_of_experts(2 * tokens) * 4
     own = shared.time(2 * pairs, chosen)

@@ -117,6 +117,7 @@ class Schedulers:
     def __init__(self, schedulers: Sequence[Scheduler]) -> None:
         self.schedulers = schedulers
         self.policy = schedulers[0].policy
+        self.transfers: list[Transfer] = []  # of caches between instances
 
     @property
     def next_time(self) -> float:
@@ -157,7 +158,6 @@ class Cluster(Schedulers):
         super().__init__(schedulers)
         self.instances = instances
         self.num_entries = len(schedulers) if num_entries is None else num_entries
-        self.transfers: list[Transfer] = []
         self._router = router
         # When each had no batch; it is asked again at another time, or after a change.
         self._refused = [math.nan] * len(schedulers)

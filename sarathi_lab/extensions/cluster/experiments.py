@@ -1,6 +1,6 @@
 """Several engines: agents' sessions by router, with and without prefix caching; and the goodput of
 as many GPUs as replicas that chunk, as prefill and decode instances (DistServe, Splitwise), and as
-TaiChi's, which do both.
+TaiChi's, which do both; and replicas that wait for each other's prompts.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from sarathi_lab.engine.config import SINGLE
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import Platform
 from sarathi_lab.extensions.capacity.search import at_rate
 from sarathi_lab.extensions.cluster import Disaggregated, PrefillAndDecodeHeavy, Replicas, Several
+from sarathi_lab.extensions.cluster.lockstep import Lockstep
 from sarathi_lab.extensions.under_load import (
     ServingBench,
     Values,
@@ -29,8 +32,9 @@ from sarathi_lab.extensions.under_load import (
     point,
     ratios,
 )
+from sarathi_lab.policy import VllmV1
 from sarathi_lab.results.plots.spec import by_device
-from sarathi_lab.results.serving_metrics import Slo, gaps, is_good
+from sarathi_lab.results.serving_metrics import Slo, gaps, is_good, waits
 from sarathi_lab.workload.synthetic import Agentic
 
 KINDS: Mapping[str, Callable[..., Several]] = {
@@ -40,6 +44,12 @@ KINDS: Mapping[str, Callable[..., Several]] = {
 }
 GOODPUT = "goodput per GPU"
 HITS = "hit share, later turns"
+EVERY = "every iteration"
+CADENCES: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
+    "mean TPOT": lambda waited: float(np.nanmean(waited["tpot"])),
+    "P50 between tokens": lambda waited: float(np.median(waited["tbt"])),
+    "mean TTFT": lambda waited: float(np.mean(waited["ttft"])),
+}
 
 
 @only_simulated(
@@ -210,3 +220,37 @@ def _goodput(
             return before + (rate - before) * (share_before - attainment) / (share_before - share)
         before, share_before = rate, share
     return before
+
+
+@only_simulated(
+    "What do replicas that step together lose by waiting for each other's prompts?",
+    Platform("qwen3-30b-a3b", "h100"),
+    look=by_device(
+        "line", *(f"{one} / {EVERY}" for one in CADENCES), x="iterations from prompts to prompts"
+    ),
+)
+def prefill_cadence(
+    bench: ServingBench,
+    seed: int,
+    *,
+    ranks: Sequence[int],
+    intervals: Sequence[int],
+    rank_rates: Mapping[str, float],
+    budget: int,
+    num_requests: int,
+    **sizes: Any,
+) -> Iterator[Point]:
+    """Waits where one iteration in `intervals` takes prompts (vLLM's `prefill_schedule_interval`),
+    also over those where every one does, on as many `ranks` in lockstep, with `num_requests` each
+    at `rank_rates` requests a second of each.
+    """
+    for (dataset, rate), number in product(rank_rates.items(), ranks):
+        cluster = Lockstep(num=number) if number > 1 else SINGLE
+        requests = at_rate(bench.requests(dataset, number * num_requests, seed), number * rate)
+        found = {}
+        for interval in intervals:
+            policy = VllmV1(max_num_batched_tokens=budget, prefill_schedule_interval=interval)
+            waited = waits(bench.run(requests, policy, cluster=cluster).requests())
+            found[interval] = {name: take(waited) for name, take in CADENCES.items()}
+            series = {f"{number} rank{'s' if number > 1 else ''}": found[interval]}
+            yield from compared(dataset, series, {EVERY: found[1]}, x=interval)

@@ -19,7 +19,7 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.extensions.replay.lockstep import Lockstep, LockstepBackend
+from sarathi_lab.extensions.cluster.lockstep import Lockstep, LockstepBackend
 from sarathi_lab.extensions.replay.real_run import (
     NULL_BLOCKS,
     RealRun,
@@ -97,7 +97,7 @@ class Replay:
             f"{', prefixes shared' if settings.enable_prefix_caching else ''}",
         ]
         if isinstance(self.backend, LockstepBackend):
-            hardware, replicas = self.backend.hardware, self.backend.sharing.replicas
+            hardware, replicas = self.backend.hardware, self.backend.sharing.num
             lines.append(
                 f"{replicas} replicas in lockstep, which share the experts; no table has their "
                 f"exchange: {hardware.link_rate / 1e9:.3g} GB/s and "
@@ -242,8 +242,8 @@ def _of_run(backend: SimulatedBackend, run: RealRun, *, is_named: bool) -> Simul
     backend = replace(backend, hardware=hardware, tensor_parallel=settings.tensor_parallel_size)
     if settings.data_parallel_size == 1:
         return backend
-    sharing = Lockstep(settings.data_parallel_size, settings.graph_tokens)  # pads batches itself
-    backend = replace(backend, host=replace(backend.host, graphs=None))
+    sharing = Lockstep(num=settings.data_parallel_size, graph_tokens=settings.graph_tokens)
+    backend = replace(backend, host=replace(backend.host, graphs=None))  # `sharing` pads batches
     return LockstepBackend(**vars(backend), sharing=sharing)
 
 

@@ -105,7 +105,8 @@ class LoadFigure(Figure):
 
         @cache  # a cost model with tables takes a second to make
         def executor(cluster: Topology) -> Executor:
-            build = partial(backend.build, spec, None, BuildSizes(*cache_sizes, batch))
+            build = cluster.backend(backend, spec).build
+            build = partial(build, spec, None, BuildSizes(*cache_sizes, batch))
             return cluster.executor(build, cluster.link_between(backend, spec))
 
         @cache

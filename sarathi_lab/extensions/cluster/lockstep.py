@@ -1,25 +1,32 @@
-"""Replicas that share the experts of a mixture and step together: vLLM's data parallelism with
-expert parallelism.
+"""Replicas that share the experts of a mixture and step together: data-parallel attention, as in
+vLLM's data with expert parallelism.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sarathi_lab.engine.config import MakeScheduler, Topology
-from sarathi_lab.engine.executor import Executor, Sizes, StepResult
+import pandas as pd
+
+from sarathi_lab.config.checked import one_of, whole
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.config import MakeScheduler
+from sarathi_lab.engine.executor import Backend, Executor, Sizes, StepResult
 from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.request import Batch, Queues, Request, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import CostModel
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.experts import Experts
+from sarathi_lab.extensions.cluster import INSTANCES, Several
 from sarathi_lab.extensions.cluster.cluster import Schedulers
-from sarathi_lab.extensions.cluster.routers import least_loaded
+from sarathi_lab.extensions.cluster.routers import ROUTERS, Router
+from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import ModelSpec
 
 GRAPH_STEP = 8  # tokens between the sizes of recorded CUDA graphs: vLLM's, up to 256
@@ -30,6 +37,7 @@ class LockstepBatch(Batch):
     """The batches of one iteration of all replicas, with the chunks and the sums of all."""
 
     parts: tuple[Batch, ...] = ()  # one each, maybe empty
+    waited: float = 0.0  # seconds for which replicas waited for the slowest, of all together
 
     @classmethod
     def of(cls, parts: tuple[Batch, ...]) -> LockstepBatch:
@@ -40,18 +48,33 @@ class LockstepBatch(Batch):
 
 
 class LockstepReplicas(Schedulers):
-    """Replicas of an engine with separate caches that run one batch each at a time, such as those
-    that share the experts of a mixture (vLLM's data with expert parallelism): a layer's experts
-    wait for the tokens of all. The batches of one iteration are the `parts` of one. A request stays
-    at the replica that is least loaded when it arrives.
+    """Replicas of an engine with separate caches that run one batch each at a time, as a layer's
+    experts wait for the tokens of all. The batches of one iteration are the `parts` of one. A
+    request stays at the replica that `router` chooses when it arrives.
+
+    Replicas count iterations together, from 0 when all are idle (vLLM's waves), so that a
+    `prefill_schedule_interval` is that of all.
     """
 
+    def __init__(self, schedulers: Sequence[Scheduler], router: Router) -> None:
+        super().__init__(schedulers)
+        self._router = router
+        self._step = 0
+        self.waited = 0.0  # seconds for which replicas waited for others, of all together
+
     def add(self, request: Request) -> SequenceState:
-        return self.schedulers[least_loaded(self.schedulers, request)].add(request)
+        return self.schedulers[self._router(self.schedulers, request)].add(request)
 
     def schedule(self, now: float) -> Batch | None:
+        if not any(replica.running for replica in self.schedulers):
+            self._step = 0
+        for replica in self.schedulers:
+            replica.shared_step = self._step
         parts = tuple(replica.schedule(now) or Batch() for replica in self.schedulers)
-        return LockstepBatch.of(parts) if any(parts) else None
+        if not any(parts):
+            return None
+        self._step += 1
+        return LockstepBatch.of(parts)
 
     def advance(self, batch: Any) -> None:
         for replica, part in zip(self.schedulers, batch.parts, strict=True):
@@ -63,6 +86,7 @@ class LockstepReplicas(Schedulers):
         batch: Any = result.batch
         if batch.queues is None:
             self.advance(batch)
+        self.waited += batch.waited
         finished, end = [], 0
         for replica, part in zip(self.schedulers, batch.parts, strict=True):
             start, end = end, end + part.num_emits
@@ -71,17 +95,51 @@ class LockstepReplicas(Schedulers):
         return finished
 
 
-@dataclass(frozen=True)
-class Lockstep(Topology):
-    """`replicas` engines in lockstep on one executor. If all of them replay a recorded CUDA graph
-    (of at most `graph_tokens`), they compute as many tokens as the fullest, in whole steps.
+@dataclass(frozen=True, kw_only=True)
+class Lockstep(Several):
+    """`num` engines in lockstep on one executor. If all of them replay a recorded CUDA graph (of at
+    most `graph_tokens`), they compute as many tokens as the fullest, in whole steps.
     """
 
-    replicas: int
-    graph_tokens: int = 0
+    num: int = whole(2, minimum=1, fix=INSTANCES)
+    graph_tokens: int = whole(0, minimum=0, fix="use a number of tokens such as 512, 0 for none")
+    router: str = one_of("least_loaded", valid=tuple(ROUTERS))
+
+    @property
+    def num_instances(self) -> int:
+        return self.num
+
+    def describe(self) -> str:
+        return f"{self.num} replicas in lockstep, {self.router}"
+
+    def backend(self, backend: Backend, spec: ModelSpec) -> Backend:
+        """Spread the experts of `spec` over the replicas. Raises UserError for a real device, or a
+        model of which replicas share nothing.
+        """
+        simulated = self.simulated(backend)
+        if spec.num_experts % self.num or not spec.num_experts:
+            raise UserError(
+                f"cluster=lockstep cluster.num={self.num} shares the experts of a mixture; model "
+                f"{spec.name} has {spec.num_experts}; "
+                + ("use a number that divides them" if spec.num_experts else "use cluster=replicas")
+            )
+        return LockstepBackend(**vars(simulated), sharing=self)
+
+    def executor(self, make: Callable[[], Executor], link: Any) -> Executor:
+        return make()
 
     def scheduler(self, policy: Policy, make: MakeScheduler, executor: Executor) -> Any:
-        return LockstepReplicas([make(policy) for _ in range(self.replicas)])
+        router = ROUTERS[self.router]()
+        return LockstepReplicas([make(policy) for _ in range(self.num)], router)
+
+    def results(
+        self, scheduler: Any, summary: Mapping[str, float], num_devices: int
+    ) -> tuple[dict[str, pd.DataFrame], dict[str, float]]:
+        """Return the quantities of the replicas; they are idle while they wait for the slowest."""
+        tables, found = super().results(scheduler, summary, num_devices)
+        idle = scheduler.waited / (self.num * summary["duration"])
+        found["instance_idle_fraction"] = 1 - summary["busy_time"] / summary["duration"] + idle
+        return tables, found
 
     def computed(self, tokens: Sequence[int]) -> Sequence[int]:
         """Pad the `tokens` of each replica as the experts compute them."""
@@ -104,7 +162,7 @@ class SharedExperts(Experts):
 
     def of_all(self, tokens: Sequence[int]) -> float:
         """Compute the seconds by the `tokens` of each replica, or of one if the others idle."""
-        spec, hardware, devices = self.spec, self.hardware, self.sharing.replicas
+        spec, hardware, devices = self.spec, self.hardware, self.sharing.num
         total = sum(self.sharing.computed(tokens) if len(tokens) > 1 else tokens)
         entries = total * (2 * spec.hidden_size + spec.num_experts)
         sent = (devices - 1) / devices * entries * self.dtype_bytes
@@ -129,6 +187,13 @@ class LockstepBackend(SimulatedBackend):
         cost = self._cost(spec)
         return SimulatedExecutor(lambda batch: iteration_time(cost, batch), self.host)
 
+    def peaks(self) -> Peaks:
+        """Return the peaks of all replicas."""
+        one, num = super().peaks(), self.sharing.num
+        return Peaks(
+            num * one.flops_per_second, num * one.bytes_per_second, f"{one.source} x {num}"
+        )
+
     def _cost(self, spec: ModelSpec) -> CostModel:
         cost = super()._cost(spec)
         assert cost.experts is not None, "replicas share nothing else"
@@ -137,18 +202,21 @@ class LockstepBackend(SimulatedBackend):
 
     def _held(self, spec: ModelSpec) -> ModelSpec:
         held = super()._held(spec)
-        return replace(held, num_experts=held.num_experts // self.sharing.replicas)
+        return replace(held, num_experts=held.num_experts // self.sharing.num)
 
 
 def iteration_time(cost: CostModel, batch: Any) -> float:
     """Compute the seconds of a `LockstepBatch`: replicas wait for the slowest, and for the experts
-    that they share, over the tokens of all.
+    that they share, over the tokens of all. Other batches are those of one, beside idle ones.
     """
     experts, layers = cost.experts, cost.spec.num_layers
     assert isinstance(experts, SharedExperts), "the cost model is a `LockstepBackend`'s"
-    tokens = [part.num_tokens for part in batch.parts]
-    slowest = max(
+    if not isinstance(batch, LockstepBatch):
+        return cost.iteration_time(batch)
+    times = [
         cost.iteration_time(part) - layers * experts.seconds(part.num_tokens)
         for part in batch.parts
-    )
-    return slowest + layers * experts.of_all(tokens)
+    ]
+    slowest = max(times)
+    batch.waited = sum(slowest - time for time in times)
+    return slowest + layers * experts.of_all([part.num_tokens for part in batch.parts])

@@ -10,13 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import LINKED, SPEC, batch_of
 
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import Host
-from sarathi_lab.extensions.replay.lockstep import (
+from sarathi_lab.extensions.cluster.lockstep import (
     Lockstep,
     LockstepBatch,
     SharedExperts,
@@ -35,7 +37,7 @@ def test_every_request_is_served_once_and_no_token_twice(lengths, replicas, over
     executor = SimulatedExecutor(lambda batch: 1.0, Host("h", 0.0, overlaps=overlaps))
     ledger = serve(
         requests_of(*lengths),
-        EngineConfig(VllmV1(max_num_batched_tokens=16), cluster=Lockstep(replicas), **SIZES),
+        EngineConfig(VllmV1(max_num_batched_tokens=16), cluster=Lockstep(num=replicas), **SIZES),
         executor,
     )
     requests, iterations = ledger.requests(), ledger.iterations()
@@ -65,7 +67,7 @@ def test_a_host_ahead_of_its_device_hides_what_is_shorter():
 
 def test_replicas_wait_for_the_slowest_and_share_the_experts():
     cost = make_cost_model("analytic", EXPERTS, LINKED, 2)
-    cost.experts = SharedExperts(cost.experts, Lockstep(2))
+    cost.experts = SharedExperts(cost.experts, Lockstep(num=2))
     parts = (batch_of(decodes=1), batch_of(chunk=200), Batch())
     alone = [cost.iteration_time(part) for part in parts]
     own = [
@@ -93,6 +95,26 @@ def test_a_mixture_reads_the_experts_that_are_chosen(tokens):
 
 
 def test_replicas_that_replay_a_graph_compute_as_many_tokens_as_the_fullest():
-    sharing = Lockstep(2, graph_tokens=256)
+    sharing = Lockstep(num=2, graph_tokens=256)
     for own, computed in (((3, 0), (8, 8)), ((250, 9), (256, 256)), ((257, 9), (257, 9))):
         assert tuple(sharing.computed(own)) == computed
+
+
+def test_replicas_count_the_iterations_between_prompts_together():
+    """The second replica is idle until iteration 2, and yet takes its next prompt in 3."""
+    policy = VllmV1(max_num_batched_tokens=8, prefill_schedule_interval=3)
+    engine = EngineConfig(policy, cluster=Lockstep(num=2), **SIZES)
+    requests = requests_of(*[(8, 8)] * 4, arrivals=(0.0, 1.5, 2.5, 2.5))
+    ledger = serve(requests, engine, SimulatedExecutor(lambda batch: 1.0))
+    assert ledger.iterations().num_prefill_tokens.tolist()[:5] == [8, 0, 8, 7 + 7, 0]
+
+
+def test_only_a_mixture_is_shared():
+    lockstep = Lockstep(num=3)
+    backend = SimulatedBackend(LINKED)
+    for spec, fix in ((SPEC, "use cluster=replicas"), (EXPERTS, "use a number that divides them")):
+        with pytest.raises(UserError, match=fix):
+            lockstep.backend(backend, spec)
+    assert Lockstep(num=4).backend(backend, EXPERTS).peaks().flops_per_second == (
+        4 * LINKED.flops_per_second
+    )
