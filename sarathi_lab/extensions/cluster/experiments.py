@@ -225,9 +225,7 @@ def _goodput(
 @only_simulated(
     "What do replicas that step together lose by waiting for each other's prompts?",
     Platform("qwen3-30b-a3b", "h100"),
-    look=by_device(
-        "line", *(f"{one} / {EVERY}" for one in CADENCES), x="iterations from prompts to prompts"
-    ),
+    look=by_device("line", *(f"{one} / {EVERY}" for one in CADENCES), x="interval", columns=3),
 )
 def prefill_cadence(
     bench: ServingBench,

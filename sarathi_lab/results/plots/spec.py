@@ -78,6 +78,6 @@ def in_tokens(name: str) -> str:
     return re.sub(r"\b(\d+)K\b", lambda number: str(1024 * int(number[1])), name)
 
 
-def by_device(kind: Kind, *quantities: str, **options: Any) -> PlotSpec:
+def by_device(kind: Kind, *quantities: str, columns: int = 4, **options: Any) -> PlotSpec:
     """Make the spec of an experiment under load: a group of panels for each device."""
-    return PlotSpec(kind=kind, quantities=quantities, is_by_device=True, columns=4, **options)
+    return PlotSpec(kind=kind, quantities=quantities, is_by_device=True, columns=columns, **options)
