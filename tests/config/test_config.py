@@ -74,8 +74,8 @@ def test_every_option_instantiates_and_makes_a_plan_in_simulation(chosen):
         room = ["model=7b"]  # which the smallest GPU holds
     else:
         room = ["model=tiny"] if groups.get("executor") == "torch" or computes else []
-    if groups.get("cluster") == "taichi":
-        room += ["cluster.ttft=1", "cluster.tpot=0.05"]
+    of_cluster = {"taichi": ["cluster.ttft=1", "cluster.tpot=0.05"], "lockstep": ["model=30m-moe"]}
+    room += of_cluster.get(groups.get("cluster", ""), [])
     paths = {group: CONF / group / f"{option}.yaml" for group, option in chosen}
     texts = {group: path.read_text() for group, path in paths.items()}
     composed = [group for group in groups if group == "cluster" or "defaults:" in texts[group]]

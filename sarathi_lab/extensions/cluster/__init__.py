@@ -7,6 +7,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -17,7 +18,14 @@ from sarathi_lab.engine.executor import Backend, Executor
 from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.extensions.cluster.cluster import Cluster, Handover, Instances, Link, Transfer
+from sarathi_lab.extensions.cluster.cluster import (
+    Cluster,
+    Handover,
+    Instances,
+    Link,
+    Schedulers,
+    Transfer,
+)
 from sarathi_lab.extensions.cluster.routers import ROUTERS
 from sarathi_lab.extensions.cluster.taichi import TaiChi
 from sarathi_lab.model.spec import ModelSpec
@@ -71,15 +79,15 @@ class Several(Topology):
     def executor(self, make: Callable[[], Executor], link: Link | None) -> Executor:
         return Instances([make() for _ in range(self.num_instances)], link)
 
-    def scheduler(self, policy: Policy, make: MakeScheduler, executor: Executor) -> Cluster:
-        assert isinstance(executor, Instances), "`executor` has made it"
+    def scheduler(self, policy: Policy, make: MakeScheduler, executor: Executor) -> Schedulers:
         return self.cluster([make(each) for each in self.policies(policy)], executor)
 
     @abstractmethod
-    def cluster(self, schedulers: Sequence[Scheduler], instances: Instances) -> Cluster: ...
+    def cluster(self, schedulers: Sequence[Scheduler], instances: Any) -> Schedulers:
+        """Make the scheduler of `schedulers` for the executor that `executor` has made."""
 
     def results(
-        self, scheduler: Cluster, summary: Mapping[str, float], num_devices: int
+        self, scheduler: Schedulers, summary: Mapping[str, float], num_devices: int
     ) -> tuple[dict[str, pd.DataFrame], dict[str, float]]:
         """Return the table of transfers, if any, and the quantities of the instances and of the
         transfers, whose time includes the wait for the link.
@@ -111,7 +119,7 @@ class Replicas(Several):
     def describe(self) -> str:
         return f"{self.num} replicas, {self.router}"
 
-    def cluster(self, schedulers: Sequence[Scheduler], instances: Instances) -> Cluster:
+    def cluster(self, schedulers: Sequence[Scheduler], instances: Any) -> Cluster:
         return Cluster(schedulers, instances, ROUTERS[self.router]())
 
 
@@ -176,7 +184,7 @@ class Disaggregated(Linked):
 
     router: str = one_of("least_loaded", valid=tuple(ROUTERS))
 
-    def cluster(self, schedulers: Sequence[Scheduler], instances: Instances) -> Cluster:
+    def cluster(self, schedulers: Sequence[Scheduler], instances: Any) -> Cluster:
         return Handover(schedulers, instances, ROUTERS[self.router](), self.prefill)
 
 
@@ -189,5 +197,5 @@ class PrefillAndDecodeHeavy(Linked):
     ttft: float = number(above=0, fix=OBJECTIVE)
     tpot: float = number(above=0, fix=OBJECTIVE)
 
-    def cluster(self, schedulers: Sequence[Scheduler], instances: Instances) -> Cluster:
+    def cluster(self, schedulers: Sequence[Scheduler], instances: Any) -> Cluster:
         return TaiChi(schedulers, instances, self.prefill, self.ttft, self.tpot)

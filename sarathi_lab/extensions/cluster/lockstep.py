@@ -14,9 +14,7 @@ import pandas as pd
 
 from sarathi_lab.config.checked import one_of, whole
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.engine.config import MakeScheduler
 from sarathi_lab.engine.executor import Backend, Executor, Sizes, StepResult
-from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.request import Batch, Queues, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
@@ -128,9 +126,8 @@ class Lockstep(Several):
     def executor(self, make: Callable[[], Executor], link: Any) -> Executor:
         return make()
 
-    def scheduler(self, policy: Policy, make: MakeScheduler, executor: Executor) -> Any:
-        router = ROUTERS[self.router]()
-        return LockstepReplicas([make(policy) for _ in range(self.num)], router)
+    def cluster(self, schedulers: Sequence[Scheduler], instances: Any) -> LockstepReplicas:
+        return LockstepReplicas(schedulers, ROUTERS[self.router]())
 
     def results(
         self, scheduler: Any, summary: Mapping[str, float], num_devices: int
@@ -202,7 +199,9 @@ class LockstepBackend(SimulatedBackend):
 
     def _held(self, spec: ModelSpec) -> ModelSpec:
         held = super()._held(spec)
-        return replace(held, num_experts=held.num_experts // self.sharing.num)
+        number = held.num_experts // self.sharing.num
+        chosen = min(held.experts_per_token, number)  # counts for no memory
+        return replace(held, num_experts=number, experts_per_token=chosen)
 
 
 def iteration_time(cost: CostModel, batch: Any) -> float:
