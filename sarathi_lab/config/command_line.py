@@ -125,7 +125,8 @@ def _with_recorded(arguments: Arguments) -> Arguments:
         return arguments
     recorded = read_arguments(SweepRecord.read(Path(value)).arguments)
     kept = [one for one in recorded.settings if not (others and _sets_launcher(one))]
-    return Arguments((), (*kept, *others, *resumes), recorded.modes)
+    modes = dict.fromkeys((*recorded.modes, *arguments.modes))
+    return Arguments((), (*kept, *others, *resumes), tuple(modes))
 
 
 def _sets_launcher(setting: str) -> bool:

@@ -47,9 +47,26 @@ READ_BY = {
     "hardware": ("executor",),
     "host": ("executor",),
 }
-READ_BY_ALL_TASKS = ("task", "experiment", "tracking", "output", "resume", "limit", "hydra")
+READ_BY_ALL_TASKS = (
+    "task",
+    "experiment",
+    "tracking",
+    "output",
+    "resume",
+    "limit",
+    "skip_invalid",
+    "hydra",
+)
 MOST_ROUNDS = 1000
 OF_RUNS = ("repeat", ROUND, "plot")  # read for tasks whose runs a sweep compares
+
+
+def _times(factor: int, value: object) -> object:
+    """Multiply a whole number; leave other values to the checks of who reads them."""
+    return factor * value if isinstance(value, int) else value
+
+
+OmegaConf.register_new_resolver("times", _times, replace=True)
 
 
 def name_of(setting: str) -> str:
@@ -69,9 +86,9 @@ def build(node: DictConfig | ListConfig, kind: Any = object) -> Any:
         if isinstance(cause, TypeError):  # of a parameter deleted with `~`, or of another kind
             fix = "put back or correct its settings"
             raise UserError(f"{dict(node)['_target_']}: {cause}; {fix}") from None
-        if isinstance(cause, ImportError):
-            fix = "name a class as module.Class"
-            raise UserError(f"a _target_ can't be imported ({cause}); {fix}") from None
+        if cause is None or isinstance(cause, ImportError):
+            reason, fix = cause or str(error).splitlines()[0], "name a class as module.Class"
+            raise UserError(f"a _target_ can't be imported ({reason}); {fix}") from None
         raise
     if not isinstance(built, kind):
         raise UserError(f"_target_={type(built).__name__} is no {kind.__name__}; name one")
@@ -179,6 +196,10 @@ class Job:
         cfg: DictConfig = OmegaConf.masked_copy(self.composed, keys)
         resolved(cfg)
         return cfg
+
+    def named(self, swept: Collection[str]) -> str:
+        """The settings of the sweep that it has, as they are typed."""
+        return " ".join(one for one in self.settings if name_of(one) in swept)
 
     def reads(self, name: str) -> bool:
         """Whether its options read a short name of READ_BY, or have the field GROUP.NAME."""

@@ -3,47 +3,33 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
-from typing import Any
-
-from omegaconf import DictConfig
+from typing import Any, TypeVar
 
 from sarathi_lab.config.errors import RunError
-from sarathi_lab.config.instantiate import build
 
-CHECK_SECONDS = 600
+Returned = TypeVar("Returned")
 
 
-def run_with_timeout(function: Callable[..., None], *args: Any, limit: float) -> None:
-    """Call `function(*args)` in a fresh process. Raises what it raises, and RunError if the process
-    dies, or is ended after `limit` seconds with all that it started.
+def run_with_timeout(function: Callable[..., Returned], *args: Any, limit: float) -> Returned:
+    """Return `function(*args)` of a fresh process. Raises what it raises, and RunError if the
+    process dies, or is ended after `limit` seconds with all that it started.
     """
     from joblib.externals.loky import ProcessPoolExecutor
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     pool = ProcessPoolExecutor(max_workers=1)
     try:
-        pool.submit(function, *args).result(timeout=limit)
+        returned: Returned = pool.submit(function, *args).result(timeout=limit)
+        return returned
     except TimeoutError:
         raise RunError(f"it took more than limit={limit:g} s and was ended; allow more") from None
     except TerminatedWorkerError as error:
         raise RunError(f"its process was killed ({str(error).splitlines()[0]})") from None
     finally:
         pool.shutdown(wait=True, kill_workers=True)
-
-
-def check_elsewhere(cfgs: Sequence[DictConfig]) -> None:
-    """Let the tasks check these jobs in a fresh process, which takes the memory of a GPU that it
-    looked at with it: runs under a `limit` have it all. Raises what the checks raise.
-    """
-    run_with_timeout(_check, cfgs, limit=CHECK_SECONDS)
-
-
-def _check(cfgs: Sequence[DictConfig]) -> None:
-    for cfg in cfgs:
-        build(cfg.task).check(cfg)
 
 
 @contextmanager

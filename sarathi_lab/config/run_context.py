@@ -37,7 +37,7 @@ FAILED = "failed.json"  # why it did not
 OUTPUT = "output.txt"  # what a job in another process printed
 BEST = "best.json"  # a search's end
 LOCK = Path(".locks") / "sweep"
-NOT_OF_WORK = ("output", "tracking", "resume", "limit", "repeat", "plot")
+NOT_OF_WORK = ("output", "tracking", "resume", "limit", "repeat", "plot", "skip_invalid")
 MOST_CHARACTERS = 128  # of a group's name in W&B
 # What does not make a run another one.
 UNNAMED = ("policy", "executor", "tracking", "baselines", "output", "limit", "hydra")

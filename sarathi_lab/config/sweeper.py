@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -21,23 +22,24 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
 from sarathi_lab.config import command_line, instantiate, run_context
+from sarathi_lab.config.checks import check_jobs
 from sarathi_lab.config.console import console, duration, print_place, progress_of, repeated
 from sarathi_lab.config.errors import EXIT_FAILED, UserError, require_bool
 from sarathi_lab.config.instantiate import CHOICES, READ_BY, ROUND, Job, build, name_of, resolved
 from sarathi_lab.config.paths import make_folder
-from sarathi_lab.config.processes import check_elsewhere, interrupts_kept_from_children
+from sarathi_lab.config.processes import interrupts_kept_from_children
 
 MULTIRUN = "hydra.mode=MULTIRUN"  # for -m
 NOT_RECORDED = ("resume", "hydra.sweeper.dry_run")
 POLL_SECONDS = 0.5
-OF_SWEEPS = r"\+*(hydra[/.](launcher|sweeper(?!\.dry_run)|sweep)\b|repeat=|plot\.|resume=(?!false))"
+OF_SWEEPS = r"\+*(hydra[/.](launcher|sweeper(?!\.dry_run)|sweep)\b|repeat=|plot\.|skip_invalid="
+OF_SWEEPS += r"|resume=(?!false))"
 
 
 class LabSweeper(Sweeper):
     """Runs all combinations of the settings' values, or the one run of a command line without -m.
 
-    Every job is composed and checked before the first one runs; jobs that would be equal are run
-    once, those that an earlier command finished not again.
+    All jobs are checked before the first one runs; equal jobs run once, finished ones not again.
     """
 
     is_search: ClassVar[bool] = False  # whether it chooses its jobs as it goes
@@ -68,9 +70,7 @@ class LabSweeper(Sweeper):
             self.run()
 
     def compose(self, arguments: Sequence[str]) -> None:
-        """Compose all jobs of `arguments`, and find their folder. Raises UserError for settings
-        that are unknown or that nothing reads.
-        """
+        """Compose all jobs, and find their folder. Raises UserError for what nothing reads."""
         hydra = self.config.hydra
         typed: list[str] = list(hydra.overrides.hydra)
         parsed = OverridesParser.create().parse_overrides([*self._params, *arguments])
@@ -104,6 +104,9 @@ class LabSweeper(Sweeper):
         """Refuse settings that what is run has no use for."""
         hydra = self.config.hydra
         require_bool("hydra.verbose", hydra.verbose, "use true to log more, else false")
+        require_bool("skip_invalid", self.config.skip_invalid)
+        if self.is_search and self.config.skip_invalid:
+            raise UserError("skip_invalid=true is for sweeps, and this is a search; drop it")
         if self.is_sweep and hydra.launcher.get("n_jobs") == 0:
             raise UserError("hydra.launcher.n_jobs=0 runs nothing; use a number such as 2, or -1")
         for one in settings:
@@ -115,18 +118,16 @@ class LabSweeper(Sweeper):
             line, name = str(setting.input_line), setting.key_or_group
             if name in self.swept and not self.is_sweep:
                 raise command_line.several_values(line)
-            if name in self.swept and name.startswith(("repeat", "plot.")) and name != ROUND:
+            is_whole = name.startswith(("repeat", "plot.", "skip_invalid")) and name != ROUND
+            if name in self.swept and is_whole:
                 raise UserError(f"{line} is of the whole sweep; write one value, or [a,b] for both")
 
     def make_jobs(self) -> tuple[list[Job], int]:
-        """Compose the jobs of the sweep, all of one round after those of another, as the machine's
-        speed wanders; and the number of runs that it will have.
-        """
+        """Compose the jobs, round after round, as a machine's speed drifts; and count its runs."""
         combinations = self.without_unread(command_line.combine(self.settings))
         jobs = [self.compose_job(one) for one in combinations]
         rounds = [job.num_rounds(self.swept) for job in jobs] if self.is_sweep else [1]
-        is_repeated = jobs[0].cfg.repeat not in ("auto", 1)
-        if self.is_sweep and is_repeated and min(rounds) == 1:
+        if self.is_sweep and jobs[0].cfg.repeat not in ("auto", 1) and min(rounds) == 1:
             self.notes.append("simulated runs repeat themselves: run in one round")
         if (most := max(rounds)) > 1:
             self.swept.append(ROUND)
@@ -174,16 +175,17 @@ class LabSweeper(Sweeper):
         return list(kept)
 
     def check(self) -> None:
-        """Let the tasks check and prepare all jobs. Raises UserError."""
-        if limited := [job.cfg for job in self.jobs if job.cfg.limit is not None]:
-            check_elsewhere(limited)
-        unlimited = [job for job in self.jobs if job.cfg.limit is None]
-        with progress_of("checking", len(unlimited), "runs") as advance:
-            for job in unlimited:
-                job.prepared = build(job.cfg.task).check(job.cfg)
-                if self._is_remote or self._is_dry_run:
-                    job.prepared = None  # other processes prepare theirs
-                advance(1)
+        """Let the tasks check and prepare all jobs. Raises UserError (see `check_jobs`)."""
+        keeps = not (self._is_remote or self._is_dry_run)  # other processes prepare theirs
+        swept = {*self.swept} - {ROUND} if self.is_sweep and not self.is_search else ()
+        passed, notes = check_jobs(self.jobs, swept, skips=self.config.skip_invalid, keeps=keeps)
+        self.notes += notes
+        self.num_planned -= len(self.jobs) - len(passed)
+        self.jobs = passed
+        if self._is_resumed and self.num_planned != (number := self.record.num_jobs):
+            why = f"began with {number} runs, and {self.num_planned} pass their check now"
+            raise UserError(f"resume={self.record.folder} {why}; start a new sweep")
+        self.record = replace(self.record, num_jobs=self.num_planned)
 
     @property
     def _is_remote(self) -> bool:
@@ -274,8 +276,7 @@ class LabSweeper(Sweeper):
         """Run jobs by their numbers and wait for all; how each ended is in its folder."""
         self._launched += jobs
         for number, job in jobs.items():
-            varied = [one for one in job.settings if name_of(one) in self.record.swept]
-            self._pending[number] = " ".join(varied) or f"run {number}"
+            self._pending[number] = job.named(self.record.swept) or f"run {number}"
         if self._is_remote:
             with self._watching(), interrupts_kept_from_children():
                 self._launch_remotely(jobs)

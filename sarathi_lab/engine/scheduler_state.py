@@ -167,7 +167,7 @@ class SchedulerState:
             raise UserError(
                 f"{what} can never fit the KV cache: policy {policy.name} needs {needed} blocks of "
                 f"{blocks.block_size} tokens, num_blocks={blocks.num_blocks}; raise "
-                "cache.num_blocks"
+                "cache.num_blocks, or use auto for all memory"
             )
 
     def advance(self, batch: Batch) -> None:

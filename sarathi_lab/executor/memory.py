@@ -56,8 +56,9 @@ class Memory:
             raise UserError(
                 f"model {self.spec.name} needs {self.weights / 1e9:.1f} GB for weights and "
                 f"{cache / 1e9:.1f} GB for KV, {self.device_name} has {free / 1e9:.1f} GB free, "
-                "of which a tenth stays for activations; lower batch, shorten the requests or "
-                "max_model_len, use dtype=bfloat16, or take a smaller model"
+                "of which a tenth stays for activations; use cache.num_blocks=auto, lower "
+                "batch, shorten the requests or max_model_len, use dtype=bfloat16, or take a "
+                "smaller model"
             )
         taken = self.weights + cache if self.device == CPU else 0
         left = max(0.0, USABLE * free_memory_bytes(CPU) - taken)

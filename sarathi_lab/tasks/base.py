@@ -64,14 +64,25 @@ class Task(ABC):
             )
 
     def print_jobs(self, sweeper: LabSweeper) -> None:
-        """List the checked jobs, as `--dry-run` does."""
-        swept = sweeper.record.swept if sweeper.is_sweep else None
-        for number, job in enumerate(sweeper.jobs):
+        """List the checked jobs that are not finished, as `--dry-run` does."""
+        record = sweeper.record
+        swept = record.swept if sweeper.is_sweep else None
+        jobs = enumerate(sweeper.jobs)
+        left = [
+            (number, job)
+            for number, job in jobs
+            if record.is_search or not record.is_finished(number)
+        ]
+        for note in sweeper.notes:
+            console().print(note, soft_wrap=True)
+        for number, job in left:
             policy = str(job.composed.hydra.runtime.choices["policy"])
             console().print(f"{number}  {run_name(policy, job.settings, swept)}", soft_wrap=True)
-        number = sweeper.num_planned
-        text = f"{number} run{'s' * (number > 1)}, checked and not started"
-        if sweeper.record.is_search:
+        num_finished = len(sweeper.jobs) - len(left)
+        number = sweeper.num_planned - num_finished
+        text = f"{number} run{'s' * (number != 1)}, checked and not started"
+        text += f"; {num_finished} finished before" * bool(num_finished)
+        if record.is_search:
             text = f"a search of {number} trials, of which these are the ends of its space"
         console().print(text, soft_wrap=True)
 

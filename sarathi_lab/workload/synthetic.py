@@ -29,6 +29,7 @@ from sarathi_lab.workload.base import (
 ANY_VOCAB_SIZE = 1 << 15  # of simulated prompts, whose tokens only identify prefixes
 MOST_TOKENS = 10_000_000  # of a request of a drawn length
 _TOKENS = "use at least one prompt and one output token"
+ROUNDED = 0.05  # share by which whole tokens may miss a ratio without a note
 NORMAL = NormalDist()
 MAX_STEPS, TOLERANCE = 10_000, 1e-9  # of the fit of a truncated lognormal
 
@@ -98,6 +99,17 @@ class _Split(Generated):
         above=0, fix="use prompt tokens per output token such as 31", name="pd_ratio"
     )
 
+    longest: ClassVar[str]  # the setting of the most tokens of a request
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        most = getattr(self, self.longest.removeprefix("workload.")) - 1
+        if not 1 / most <= self.pd_ratio <= most:
+            raise UserError(
+                f"pd_ratio={self.pd_ratio:g} is not possible with {self.longest}={most + 1} tokens "
+                f"of a request; use 1/{most} to {most}, or raise {self.longest}"
+            )
+
     @abstractmethod
     def total_lens(self) -> Sequence[int]:
         """Tokens of each request, prompt and output together."""
@@ -105,12 +117,21 @@ class _Split(Generated):
     def lengths(self) -> Iterable[tuple[int, int]]:
         return [split_length(total_len, self.pd_ratio) for total_len in self.total_lens()]
 
+    def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
+        """Make the requests, with a note where whole tokens give another ratio."""
+        load = super().generate(vocab_size, encode)
+        num_prompt = sum(request.prompt_len for request in load.requests)
+        served = num_prompt / sum(request.output_len for request in load.requests)
+        if abs(served / self.pd_ratio - 1) <= ROUNDED:
+            return load
+        return replace(load, notes=[f"P:D {served:.3g} in whole tokens, not {self.pd_ratio:g}"])
+
 
 @dataclass(frozen=True, kw_only=True)
 class PaperGrid(_Split):
     """The paper's workload (section 5): every request has the same P and D with P + D = seq_len."""
 
-    name = "paper_grid"
+    name, longest = "paper_grid", "seq_len"
     seq_len: int = whole(minimum=2, fix=f"{_TOKENS}, such as 1024", name="seq_len")
 
     def total_lens(self) -> Sequence[int]:
@@ -121,7 +142,7 @@ class PaperGrid(_Split):
 class Uniform(_Split):
     """Uniform total lengths from min_len to max_len, both included."""
 
-    name = "uniform"
+    name, longest = "uniform", "workload.max_len"
     min_len: int = whole(minimum=2, maximum=MOST_TOKENS, fix=_TOKENS)
     max_len: int = whole(minimum=2, maximum=MOST_TOKENS, fix=_TOKENS)
 

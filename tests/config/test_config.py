@@ -137,6 +137,7 @@ def test_the_default_command_plans_three_runs_on_this_machine():
     plan = make_plan(command_line.jobs[0].cfg)
     assert plan.backend.name == "torch"
     assert plan.policy.name == "sarathi"
+    assert len(plan.load.requests) == 4 * plan.engine.batch_size  # mostly in a steady state
 
 
 def test_in_a_sweep_what_a_job_does_not_read_collapses():

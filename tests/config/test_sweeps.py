@@ -68,8 +68,9 @@ def test_runs_under_a_limit_are_checked_in_another_process_too(output, monkeypat
     """This one would keep a GPU's memory from them."""
     begun: list[str] = []
 
-    def elsewhere(function, *args, limit):
+    def elsewhere(function, cfgs, *args, limit):
         begun.append(function.__name__)
+        return [None] * len(cfgs)
 
     def here(*args):
         raise AssertionError("checked in this process")
@@ -77,7 +78,7 @@ def test_runs_under_a_limit_are_checked_in_another_process_too(output, monkeypat
     monkeypatch.setattr(processes, "run_with_timeout", elsewhere)
     monkeypatch.setattr(sweep_tasks.Scripted, "check", here)
     assert main([*SCRIPTED, f"output={output}", "chunk=64,128", "limit=60"]) == 0
-    assert begun == ["_check", "run_task", "run_task"]
+    assert begun == ["_errors", "run_task", "run_task"]
 
 
 def test_a_failing_run_is_recorded_the_rest_goes_on_and_resume_repeats_only_it(output, capfd):
@@ -116,6 +117,31 @@ def test_a_failing_run_is_recorded_the_rest_goes_on_and_resume_repeats_only_it(o
     assert re.search(r"^\[3/3\] chunk=128 took", out, flags=re.MULTILINE)
     assert main([*args, "resume=true"]) == 2
     assert f"{sweep} is complete; drop it to start one" in capfd.readouterr().err
+
+
+def test_a_run_that_fails_its_check_is_named_or_left_out_and_resume_lists_what_is_left(
+    output, capfd, monkeypatch
+):
+    call = lambda function, *args, limit: function(*args)  # noqa: E731
+    monkeypatch.setattr(processes, "run_with_timeout", call)
+    args = [*SIMULATED, "baselines=[]", "batch=2,3,512", "repeat=1", f"output={output}"]
+    for limit in ([], ["limit=60"]):
+        assert main([*args, *limit, "--dry-run"]) == 2
+        error = capfd.readouterr().err
+        assert re.match(r"error: batch=512: model 13b needs .* use cache\.num_blocks=auto", error)
+        assert error.endswith("; skip_invalid=true leaves such runs out\n")
+    assert main([*args, "skip_invalid=true"]) == 0
+    sweep = sweep_of(output)
+    assert re.search(r"^left out: batch=512: model 13b", capfd.readouterr().out, re.MULTILINE)
+    assert sorted(path.name for path in sweep.glob("[0-9]")) == ["0", "1"]
+    (sweep / "1" / "finished.json").unlink()
+    for resume in ([*args, "skip_invalid=true", "resume=true"], [f"resume={sweep}"]):
+        assert main([*resume, "--dry-run"]) == 0
+        *_, left, total = capfd.readouterr().out.splitlines()
+        assert left.split() == ["1", "sarathi", "batch=3"]
+        assert total == "1 run, checked and not started; 1 finished before"
+    assert main([*args[:-1], "batch=512,513", "skip_invalid=true", "--dry-run"]) == 2
+    assert "no run of this sweep passes its check; left out: batch=512" in capfd.readouterr().err
 
 
 def test_a_killed_sweep_over_simulated_runs_continues_with_its_baselines(output, capfd):

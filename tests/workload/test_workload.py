@@ -53,6 +53,11 @@ def test_split_length(total, ratio, expected):
     assert split_length(total, ratio) == expected
 
 
+def test_another_ratio_of_whole_tokens_than_was_asked_for_is_noted():
+    assert "tokens, P:D 511 in whole tokens, not 600" in grid(pd_ratio=600).generate(None).describe()
+    assert "P:D" not in grid(pd_ratio=200).generate(None).describe()
+
+
 def test_the_paper_grid_repeats_one_length_and_its_tokens_depend_on_seed_and_request_only():
     few, many, other = (
         grid(num_requests=n, seed=s).generate(4096).requests for n, s in ((2, 0), (5, 0), (2, 1))
@@ -122,6 +127,8 @@ def test_every_field_refuses_wrong_types_and_sizes_by_its_name(load):
     ("load", "changes", "words"),
     [
         (grid(), {"pd_ratio": float("nan")}, "pd_ratio=nan"),
+        (grid(), {"pd_ratio": 2000}, "pd_ratio=2000 is not possible with seq_len=1024 tokens"),
+        (Uniform(**VARIED), {"pd_ratio": 1 / 19}, "use 1/18 to 18, or raise workload.max_len"),
         (grid(), {"arrivals": "poisson"}, "needs workload.rate"),
         (grid(), {"rate": 2.0}, "rate=2.0 has no effect"),
         (Uniform(**VARIED), {"min_len": 20}, "min_len=20 exceeds workload.max_len=19"),

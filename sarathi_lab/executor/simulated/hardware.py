@@ -309,11 +309,11 @@ def kv_capacity(
     memory, cache = parallel.num_devices * hardware.memory_bytes, kv_tokens * token_bytes
     if weights + cache > memory:
         alternative = _sufficient(spec, hardware, weights, cache / parallel.pipeline)
+        fix = "use cache.num_blocks=auto, lower batch, shorten the requests or max_model_len, or "
         raise UserError(
             f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB "
             f"for KV, memory of {parallel.num_devices} x {hardware.name} is {memory / 1e9:.0f} GB"
-            f"{alternative}; lower batch, shorten the requests or max_model_len, or take a smaller "
-            "model or another hardware"
+            f"{alternative}; {fix * (weights < memory)}take a smaller model or another hardware"
         )
     return int((memory - weights) // token_bytes)
 

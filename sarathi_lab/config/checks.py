@@ -1,0 +1,66 @@
+"""Checks of all jobs of a command line before the first one runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from omegaconf import DictConfig
+
+from sarathi_lab.config import processes
+from sarathi_lab.config.console import progress_of
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import Job, build
+
+CHECK_SECONDS = 600  # for all jobs under a limit
+OFFER = "; skip_invalid=true leaves such runs out"
+
+
+def check_jobs(
+    jobs: Sequence[Job], swept: Collection[str], *, skips: bool, keeps: bool
+) -> tuple[list[Job], list[str]]:
+    """Let the tasks check jobs; return those that pass, which keep what was prepared for them with
+    `keeps`, and notes on the others. Raises UserError, which names the job by what is `swept`, for
+    one that fails; with `skips` if all do.
+    """
+    passed, notes = list[Job](), dict[str, None]()
+    known = _errors_elsewhere(jobs)
+    with progress_of("checking", len(jobs), "runs") as advance:
+        for place, job in enumerate(jobs):
+            prepared = known[place] if place in known else _checked(job.cfg)
+            if not isinstance(prepared, UserError):
+                job.prepared = prepared if keeps else None
+                passed.append(job)
+            elif skips and (name := job.named(swept)):
+                notes[f"left out: {name}: {prepared}"] = None
+            elif name := job.named(swept):
+                raise type(prepared)(f"{name}: {prepared}{OFFER}")
+            else:
+                raise prepared
+            advance(1)
+    if not passed:
+        raise UserError(f"no run of this sweep passes its check; {next(iter(notes))}")
+    return passed, list(notes)
+
+
+def _errors_elsewhere(jobs: Sequence[Job]) -> dict[int, UserError | None]:
+    """Check jobs under a `limit` in a fresh process, which takes the memory of a GPU that it looked
+    at with it, so that the runs have it all; return their errors by the jobs' places.
+    """
+    cfgs = {place: job.cfg for place, job in enumerate(jobs) if job.cfg.limit is not None}
+    if not cfgs:
+        return {}
+    errors = processes.run_with_timeout(_errors, [*cfgs.values()], limit=CHECK_SECONDS)
+    return dict(zip(cfgs, errors, strict=True))
+
+
+def _errors(cfgs: Sequence[DictConfig]) -> list[UserError | None]:
+    return [found if isinstance(found := _checked(cfg), UserError) else None for cfg in cfgs]
+
+
+def _checked(cfg: DictConfig) -> Any:
+    """Return what the task prepares, or the error of its check."""
+    try:
+        return build(cfg.task).check(cfg)
+    except UserError as error:
+        return error
