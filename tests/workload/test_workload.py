@@ -54,7 +54,8 @@ def test_split_length(total, ratio, expected):
 
 
 def test_another_ratio_of_whole_tokens_than_was_asked_for_is_noted():
-    assert "tokens, P:D 511 in whole tokens, not 600" in grid(pd_ratio=600).generate(None).describe()
+    text = grid(pd_ratio=600).generate(None).describe()
+    assert "tokens, P:D 511 in whole tokens, not 600" in text
     assert "P:D" not in grid(pd_ratio=200).generate(None).describe()
 
 
