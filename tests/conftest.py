@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,12 @@ SLOWEST = [  # first of all
 ]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Launches of the GPU's tests, which `make gpu_launches` compiles."""
+    parser.addoption("--launches", type=Path, metavar="FILE", help="write those of GPU tests")
+    parser.addoption("--capability", type=int, default=90, help="of the GPU they are for")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare the process that runs tests: torch's threads, and Triton before it is imported."""
     is_worker = "PYTEST_XDIST_WORKER" in os.environ
@@ -65,6 +72,12 @@ def pytest_configure(config: pytest.Config) -> None:
             import interpreted
 
             interpreted.quicken()
+    if path := config.getoption("launches"):
+        from sarathi_kernels.compilation.launched import recording_to
+
+        recording = ExitStack()
+        recording.enter_context(recording_to(path, config.getoption("capability")))
+        config.add_cleanup(recording.close)
     import quickened
 
     quickened.quicken()
@@ -86,7 +99,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     if DEVICE_FIXTURE in metafunc.fixturenames:
         late = [f"late device, {earliness}" for earliness in EARLINESS]
-        devices = ["cuda"] if torch.cuda.is_available() else ["cpu", *late]
+        is_interpreted = metafunc.config.getoption("launches")
+        devices = ["cpu"] if is_interpreted else ["cpu", *late]
+        devices = ["cuda"] if torch.cuda.is_available() else devices
         metafunc.parametrize(DEVICE_FIXTURE, devices, indirect=True, scope="module")
 
 
@@ -109,7 +124,7 @@ def kernels_device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what only a GPU can show, or vLLM; with a GPU, count all tests of kernels as such. The
     slowest modules come first, so that none of them is left to one worker in the end.
     """
@@ -122,15 +137,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {name: place for place, name in enumerate(SLOWEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
-    if torch.cuda.is_available():
-        for item in items:
-            takes_device = DEVICE_FIXTURE in getattr(item, "fixturenames", ())
+    has_gpu = torch.cuda.is_available()
+    for item in items:
+        takes_device = DEVICE_FIXTURE in getattr(item, "fixturenames", ())
+        if item.get_closest_marker("gpu"):
+            if not has_gpu:
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+        elif has_gpu or config.getoption("launches"):
             if item.path.stem in KERNEL_TESTS or takes_device:
                 item.add_marker(pytest.mark.gpu)
-        return
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
 def pytest_collection_finish() -> None:

@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from sarathi_kernels.compilation.__main__ import main
 from sarathi_kernels.compilation.compiled import Compiled, Dot, check
+from sarathi_kernels.compilation.launched import read, recording_to
+from sarathi_kernels.elementwise.sampling import best_of_row_kernel, greedy
 from sarathi_kernels.runtime.chip import CHIPS
 from sarathi_kernels.runtime.launch import Launch
 
@@ -128,6 +131,20 @@ def test_no_number_of_tokens_compiles_anything_anew(found: dict[str, Any]) -> No
     assert of_48 == of_1 == of_17
 
 
+def test_launches_of_tests_are_done_and_written_to_be_compiled(tmp_path: Path) -> None:
+    path, device = tmp_path / "launches.jsonl", "cuda" if torch.cuda.is_available() else "cpu"
+    logits = torch.randn(2, 41, dtype=torch.float16, device=device)[:, 1:]
+    with recording_to(path, 80):
+        tokens = [greedy(logits), greedy(logits)]
+    assert tokens[0].tolist() == tokens[1].tolist() == logits.argmax(1).tolist()
+    found = [(chip, each.kernel, each.arguments[0]) for chip, each in read(path)]
+    first, second, of_row = (kernel for _, kernel, _ in found)  # the last has no half to vary
+    assert (first, of_row) == (second, best_of_row_kernel)
+    assert {chip for chip, _, _ in found} == {80}
+    halves = [(x.dtype, x.data_ptr() % 16) for _, _, x in found[:2]]
+    assert halves == [(torch.float16, 2), (torch.bfloat16, 2)]
+
+
 def test_command_refuses_an_unknown_kernel(found: dict[str, Any]) -> None:
     assert found["exit_code_for_unknown_kernel"] == 2
 
@@ -160,3 +177,7 @@ def test_command_refuses_the_interpreter(
     monkeypatch.setattr("sys.argv", ["compilation"])
     assert main() == 2
     assert "unset it" in capsys.readouterr().err
+    monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setattr("sys.argv", ["compilation", "--launches", "/no/such.jsonl"])
+    assert main() == 2
+    assert "/no/such.jsonl can't be read" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from sarathi_kernels.attention.cases import AWKWARD, AttentionCase, make_inputs,
 from sarathi_kernels.attention.hybrid import HybridAttention, Variant
 from sarathi_kernels.attention.plan import PADDING, with_parts_of
 from sarathi_kernels.benchmarks.one_launch import fused_attention, unified_attention
-from sarathi_kernels.runtime.chip import CHIPS, assumed
+from sarathi_kernels.runtime.chip import CHIPS, assumed, chip_of
 from sarathi_kernels.runtime.launch import recorded
 from sarathi_kernels.runtime.testing import poisoned, relative_error
 
@@ -31,7 +31,8 @@ WAYS = {
     "unified": unified_attention,
     "fused": fused_attention,
 }
-SMALL_CHIP = replace(CHIPS[90], num_sms=2)  # on which small batches are fused, too
+# With so few multiprocessors that small batches are fused, too.
+SMALL_CHIP = replace(chip_of(DEVICE), num_sms=2)
 
 
 @pytest.mark.parametrize(

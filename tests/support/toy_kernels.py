@@ -143,7 +143,7 @@ def is_what_a_launch_compiles() -> bool:
 
 def quick() -> list[dict[str, object]]:
     """A hot configuration of every kernel, for one chip."""
-    return [asdict(row) for row in compile_units(collect([90], [], quick=True), jobs=2)]
+    return [asdict(row) for row in compile_units(collect([90], quick=True), jobs=2)]
 
 
 def keys() -> list[list[str]]:

@@ -2,6 +2,7 @@
 check the code.
 
     python -m sarathi_kernels.compilation [--capability 90] [--kernel NAME] [--quick] [--jobs N]
+    make gpu_launches     # the launches of all tests that run on a GPU, which --launches reads
 
 Prints what each uses, and the seconds of compiling it, and exits with 1 if anything is wrong:
 spilled registers in a hot kernel, more shared memory than the chip has, a product without tensor
@@ -15,6 +16,7 @@ import argparse
 import os
 import sys
 import time
+from pathlib import Path
 
 from sarathi_kernels.compilation.table import Row, collect, compile_units, formatted
 from sarathi_kernels.runtime.chip import CHIPS
@@ -32,6 +34,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="only what the tests compile")
     parser.add_argument(
+        "--launches", type=Path, nargs="+", metavar="FILE", default=(), help="those of tests"
+    )
+    parser.add_argument(
         "--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="processes"
     )
     return parser
@@ -43,9 +48,14 @@ def main() -> int:
     if os.environ.get("TRITON_INTERPRET") == "1":
         print("error: TRITON_INTERPRET=1 replaces the compiler; unset it", file=sys.stderr)
         return 2
-    units = collect(arguments.capability or list(CHIPS), arguments.kernel, arguments.quick)
+    chips, names = arguments.capability or list(CHIPS), arguments.kernel
+    try:
+        units = collect(chips, names, quick=arguments.quick, files=arguments.launches)
+    except OSError as error:
+        print(f"error: {error.filename} can't be read ({error.strerror})", file=sys.stderr)
+        return 2
     if not units:
-        print(f"error: no kernel is named {' or '.join(arguments.kernel)}", file=sys.stderr)
+        print(f"error: no launch of {' or '.join(names) or 'a kernel'}", file=sys.stderr)
         return 2
     started, done = time.monotonic(), 0
 

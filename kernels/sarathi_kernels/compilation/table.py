@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import astuple, dataclass, fields, replace
+from pathlib import Path
 
 from sarathi_kernels.compilation.compiled import Source, check, compile_source, source_of
 from sarathi_kernels.compilation.configurations import record
+from sarathi_kernels.compilation.launched import read
 from sarathi_kernels.runtime.chip import CHIPS, Chip
 from sarathi_kernels.runtime.launch import Launch
 
@@ -46,12 +48,22 @@ def units_of(launches: Iterable[Launch], chip: Chip) -> list[Unit]:
     return list({unit.source.key: unit for unit in reversed(units)}.values())[::-1]
 
 
-def collect(capabilities: Sequence[int], kernels: Sequence[str], quick: bool) -> list[Unit]:
-    """The compilations of the engine's configurations on these chips; of all kernels if none is
-    named.
+def collect(
+    capabilities: Sequence[int],
+    kernels: Sequence[str] = (),
+    *,
+    quick: bool = False,
+    files: Sequence[Path] = (),
+) -> list[Unit]:
+    """The compilations on these chips of the launches in `files`, or else of the engine's
+    configurations; of all kernels if none is named.
     """
-    chips = map(CHIPS.__getitem__, capabilities)
-    units = [unit for chip in chips for unit in units_of(record(chip, quick=quick), chip)]
+    launched = [pair for file in files for pair in read(file)]
+    units = []
+    for capability in capabilities:
+        chip = CHIPS[capability]
+        of_chip = [launch for place, launch in launched if place == capability]
+        units += units_of(of_chip if files else record(chip, quick=quick), chip)
     return [unit for unit in units if not kernels or unit.source.source.name in kernels]
 
 

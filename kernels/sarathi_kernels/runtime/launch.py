@@ -32,9 +32,10 @@ class Launch:
 
 @dataclass
 class Recording:
-    """Launches for `chip` that were recorded instead of done."""
+    """Launches for `chip`, only recorded unless it `runs` them."""
 
     chip: Chip
+    runs: bool = False
     launches: list[Launch] = field(default_factory=list)
 
 
@@ -49,24 +50,25 @@ def launch(
     uses_tensor_cores: bool = False,
     **options: Any,
 ) -> None:
-    """`kernel[grid](*arguments, **options)`, or only a record of it while `recorded` is active.
+    """`kernel[grid](*arguments, **options)`; a record of it, too, or alone, during `recorded`.
 
     All arguments that are not constants are positional; constants, num_warps and num_stages are
     named.
     """
-    recording = _recording.get()
-    if recording is None:
-        kernel[grid](*arguments, **options)
-        return
-    recording.launches.append(Launch(kernel, grid, arguments, options, is_hot, uses_tensor_cores))
+    if (recording := _recording.get()) is not None:
+        one = Launch(kernel, grid, arguments, options, is_hot, uses_tensor_cores)
+        recording.launches.append(one)
+        if not recording.runs:
+            return
+    kernel[grid](*arguments, **options)
 
 
 @contextmanager
-def recorded(chip: Chip) -> Iterator[Recording]:
-    """Record the launches that public functions would do on `chip`; their tensors may be on the
-    device "meta".
+def recorded(chip: Chip, *, runs: bool = False) -> Iterator[Recording]:
+    """Record the launches that public functions do on `chip`, as it is `assumed`; unless it `runs`
+    them, tensors may be on the device "meta".
     """
-    recording = Recording(chip)
+    recording = Recording(chip, runs)
     token = _recording.set(recording)
     try:
         with assumed(chip):
