@@ -143,9 +143,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("gpu"):
             if not has_gpu:
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
-        elif has_gpu or config.getoption("launches"):
-            if item.path.stem in KERNEL_TESTS or takes_device:
-                item.add_marker(pytest.mark.gpu)
+        elif (has_gpu or config.getoption("launches")) and (
+            takes_device or item.path.stem in KERNEL_TESTS
+        ):
+            item.add_marker(pytest.mark.gpu)
 
 
 def pytest_collection_finish() -> None:
