@@ -47,10 +47,12 @@ GAP = 0.05  # of the larger mean latency, from which a pair counts
 # An RTX 5090 is the RTX PRO 6000's chip with fewer multiprocessors, a third of its memory, and half
 # its rate of 16-bit products. Attention reaches 0.603 of the whole rate there, more than the half,
 # so that here it is as near the peak as products are.
+# Attention is vLLM's default by GPU (its `get_flash_attn_version`); no log names another.
 HARDWARE = {
-    "A100": ["hardware=a100"],
-    "H100": ["hardware=h100"],
+    "A100": ["hardware=a100", "host.attention_kernel=flash_attention_2"],
+    "H100": ["hardware=h100", "host.attention_kernel=flash_attention_3"],
     "RTX5090": [
+        "host.attention_kernel=flash_attention_2",
         *("hardware=rtx-pro-6000", "hardware.name=rtx-5090", "hardware.num_sms=170"),
         *("hardware.flops_per_second=209.5e12", "hardware.memory_bytes=32.0e9"),
         *("hardware.attention_efficiency=0.95", "hardware.causal_efficiency=0.95"),
@@ -62,7 +64,8 @@ MODELS = {
     "llama_3b": "llama3.2-3b",
     "smollm3_3b": "smollm3-3b",
 }
-SERVER = ["executor=simulated", "host=vllm_0_19"]  # logs: vLLM 0.22.1, scheduled ahead, too
+# The logs' is vLLM 0.22.1, scheduled ahead, too, with its default graphs.
+SERVER = ["executor=simulated", "host=vllm_0_19", "host.graphs.mode=full_and_piecewise"]
 MEMORY_SHARE, BLOCK_SIZE, MAX_NUM_SEQS = 0.9, 16, 256
 
 
