@@ -14,13 +14,15 @@ class BlockManager:
     """Assigns `num_blocks` blocks of `block_size` tokens, which index the executor's cache, and
     `num_host_blocks` in host memory for swapped sequences: paged attention, as in vLLM.
 
-    With `shares_prefixes` sequences share the blocks of equal prefixes (`prefix`).
+    With `shares_prefixes` sequences share the blocks of equal prefixes (`prefix`). Each sequence
+    holds `state_blocks` more, of constant number, for states of layers without a cache of tokens.
     """
 
     num_blocks: int
     block_size: int
     num_host_blocks: int = 0
     shares_prefixes: bool = field(default=False, kw_only=True)
+    state_blocks: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         self.prefix = (
@@ -40,7 +42,8 @@ class BlockManager:
         return self.num_blocks - self.num_free
 
     def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+        """Blocks that a sequence of `num_tokens` tokens holds."""
+        return -(-num_tokens // self.block_size) + self.state_blocks
 
     def watermark_blocks(self, watermark: float) -> int:
         """Blocks that admission leaves free, the share `watermark` of all."""
@@ -56,12 +59,13 @@ class BlockManager:
 
     def num_slots(self, sequence: SequenceState) -> int:
         """Tokens that `sequence` could compute next without an eviction."""
-        return (self.num_free + len(sequence.block_ids)) * self.block_size - sequence.num_computed
+        num_blocks = self.num_free + len(sequence.block_ids) - self.state_blocks
+        return num_blocks * self.block_size - sequence.num_computed
 
     def grow(self, sequence: SequenceState, num_tokens: int) -> bool:
         """Let `sequence` hold `num_tokens` tokens; False, with nothing changed, if it can't."""
         held = sequence.block_ids
-        missing = -(-num_tokens // self.block_size) - len(held)
+        missing = -(-num_tokens // self.block_size) + self.state_blocks - len(held)
         if missing <= 0:  # most tokens come one at a time
             return True
         if (short := missing - len(self.empty)) > 0:

@@ -75,7 +75,8 @@ class EngineConfig:
     A batch has at most `batch_size` sequences; sequences have at most `max_model_len` tokens (None:
     the longest request served). The cache has `num_blocks` blocks of `block_size` tokens, and
     `num_host_blocks` in host memory for what is swapped out. With `fills_memory` it takes what the
-    device holds, and `num_blocks` is an estimate. A `cluster` has instances of these sizes.
+    device holds, and `num_blocks` is an estimate. A sequence's states are as large as the cache of
+    `state_tokens` tokens (`ModelSpec.state_tokens`). A `cluster` has instances of these sizes.
     """
 
     policy: Policy
@@ -91,6 +92,7 @@ class EngineConfig:
     preemption: Preemption = "recompute"
     cluster: Topology = SINGLE
     speculation: Speculation = NO_SPECULATION
+    state_tokens: int = 0
 
     def sizes(self, requests: Sequence[Request] = ()) -> Sizes:
         """Return what an executor that serves `requests` must have room for."""
@@ -147,6 +149,7 @@ class EngineConfig:
                 block_size=self.block_size,
                 num_host_blocks=self.num_host_blocks,
                 shares_prefixes=self.shares_prefixes,
+                state_blocks=-(-self.state_tokens // self.block_size),
             ),
             batch_size=self.batch_size,
             max_model_len=self.max_model_len,

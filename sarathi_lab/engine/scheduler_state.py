@@ -164,9 +164,10 @@ class SchedulerState:
         needed = blocks.blocks_for(max(request.total_len, reserved))
         needed += blocks.watermark_blocks(policy.watermark)
         if needed > blocks.num_blocks:
+            states = f" ({blocks.state_blocks} for its states)" if blocks.state_blocks else ""
             raise UserError(
                 f"{what} can never fit the KV cache: policy {policy.name} needs {needed} blocks of "
-                f"{blocks.block_size} tokens, num_blocks={blocks.num_blocks}; raise "
+                f"{blocks.block_size} tokens{states}, num_blocks={blocks.num_blocks}; raise "
                 "cache.num_blocks, or use auto for all memory"
             )
 

@@ -16,8 +16,9 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor import device as devices
 from sarathi_lab.executor.memory import Memory
+from sarathi_lab.model.degrees import Degrees
 from sarathi_lab.model.roofline import Peaks
-from sarathi_lab.model.spec import Degrees, ModelSpec
+from sarathi_lab.model.spec import ModelSpec
 
 
 class MeasuredBackend(ABC):

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sarathi_lab.config.console import amount
-from sarathi_lab.model.spec import Linear, ModelSpec, Work
+from sarathi_lab.model.layers import Linear, Work
+from sarathi_lab.model.spec import ModelSpec
 
 if TYPE_CHECKING:  # its import takes half a second of each rank's start
     import pandas as pd

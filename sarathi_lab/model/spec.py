@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, Literal, Protocol, get_args
+from functools import cached_property
+from typing import Any, Literal, get_args
 
-from sarathi_lab.config.checked import check_fields, flag, number, one_of, share, whole
+from sarathi_lab.config.checked import check_fields, flag, number, one_of, share
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.model.layers import ALIKE, FIX, Layers, Linear, Work, count_field, size_field
 
 Norm = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -19,37 +20,8 @@ DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 WEIGHT_DTYPES = ("auto", "fp8")  # of executor.weights; int8 comes with dtype=int8
 SCALE_BYTES = 4  # of the float32 beside an output channel of int8 weights
 KV_SCALE_BYTES = 4  # of the float32 beside every head of 8-bit keys or values
-FIX = "correct the model's settings"
-_count = partial(whole, maximum=2**31 - 1, fix=FIX)  # token ids and kernels' sizes have 32 bits
-_size = partial(_count, minimum=1)
 MAX_LAYERS = 10**4  # a hundred times the deepest models
 MAX_PARAMS = 10**13  # ten times the largest models; sums over tokens fit into 64 bits
-
-
-class Work(Protocol):
-    """Sums that determine cost: of a `Batch`, or, as arrays, of a table of iterations."""
-
-    num_prefill_tokens: Any
-    num_decode_tokens: Any
-    prefill_kv_tokens: Any
-    decode_kv_tokens: Any
-    prefill_query_key_pairs: Any
-    num_emits: Any
-
-
-@dataclass(frozen=True)
-class Linear:
-    """`count` matrix products [tokens, in_features] x [in_features, out_features]."""
-
-    name: str
-    in_features: int
-    out_features: int
-    count: int
-    has_bias: bool = False
-
-    @property
-    def num_params(self) -> int:
-        return self.in_features * self.out_features * self.count
 
 
 @dataclass(frozen=True)
@@ -62,7 +34,7 @@ class RopeScaling:
     factor: float = number(minimum=1, fix=FIX)
     low_freq_factor: float = number(1.0, above=0, fix=FIX)
     high_freq_factor: float = number(4.0, above=0, fix=FIX)
-    original_max_position: int = _size(8192)
+    original_max_position: int = size_field(8192)
 
     def __post_init__(self) -> None:
         check_fields(self, "rope_scaling: ")
@@ -85,17 +57,19 @@ class ModelSpec:
     for each token, and `ffn_size` is the width of one. Their outputs are weighted by the softmax
     over all, which `normalise_experts` scales to sum to one over those chosen. Every token passes
     the shared expert of `shared_expert_size`, times the sigmoid of a gate (Qwen2-MoE).
+
+    `layers` counts those with each part, if they are not alike: for simulation.
     """
 
     name: str
-    num_layers: int = _size(maximum=MAX_LAYERS)
-    hidden_size: int = _size()
-    num_heads: int = _size()
-    num_kv_heads: int = _size()
-    ffn_size: int = _size()
-    vocab_size: int = _size()
-    head_size: int = _size()
-    max_position: int = _size(4096)
+    num_layers: int = size_field(maximum=MAX_LAYERS)
+    hidden_size: int = size_field()
+    num_heads: int = size_field()
+    num_kv_heads: int = size_field()
+    ffn_size: int = size_field()
+    vocab_size: int = size_field()
+    head_size: int = size_field()
+    max_position: int = size_field(4096)
     norm: Norm = one_of("rms", valid=get_args(Norm))
     norm_eps: float = number(1e-5, above=0, fix=FIX)
     gated_ffn: bool = flag(True)
@@ -107,12 +81,13 @@ class ModelSpec:
     rope_theta: float = number(10000.0, minimum=1, fix=FIX)
     rope_scaling: RopeScaling | None = None
     rotary_fraction: float = share(1.0, fix=FIX)  # of each head that is rotated, from its start
-    sliding_window: int | None = _size(None)
+    sliding_window: int | None = size_field(None)
     tie_embeddings: bool = flag(False)
-    num_experts: int = _count(0, minimum=0)  # 0: one FFN for all tokens
-    experts_per_token: int = _count(0, minimum=0)
-    shared_expert_size: int = _count(0, minimum=0)  # 0: none
+    num_experts: int = count_field(0, minimum=0)  # 0: one FFN for all tokens
+    experts_per_token: int = count_field(0, minimum=0)
+    shared_expert_size: int = count_field(0, minimum=0)  # 0: none
     normalise_experts: bool = flag(True)
+    layers: Layers = ALIKE
     simulation_only: bool = flag(False)
     # of the cache: as the rest, or 8 bits with a scale
     kv_dtype: KvDtype = one_of("auto", valid=get_args(KvDtype))
@@ -136,22 +111,27 @@ class ModelSpec:
         for names, is_wrong, reason in (
             (("name",), not isinstance(self.name, str) or not self.name, "is not a name"),
             (("rope_scaling",), not isinstance(scaling, RopeScaling | None), "is no RopeScaling"),
+            (("layers",), not isinstance(self.layers, Layers), "is no Layers"),
             (heads, self.num_heads % self.num_kv_heads, "does not divide num_heads"),
             (rotary, not 0 < num_rotated <= self.head_size, rotated),
             (experts, has_experts and not is_mixture, "needs experts_per_token up to num_experts"),
         ):
             if is_wrong:
                 return ", ".join(f"{name}={getattr(self, name)}" for name in names) + f" {reason}"
+        if complaint := self.layers.complaint(self):
+            return complaint
         if self.num_params > MAX_PARAMS:
             return f"it would have {self.num_params:.1e} parameters, of {MAX_PARAMS:.0e} at most"
         return None
 
     def require_runnable(self) -> None:
-        """Raise UserError for a shape for simulation only."""
+        """Raise UserError for a shape that the lab's model does not compute."""
         has_known_experts = self.gated_ffn and not self.ffn_bias and self.activation == "silu"
         reason = "is for simulation only" if self.simulation_only else ""
         if self.num_experts and not has_known_experts:
             reason = "has experts without SiLU and a gate, or with biases, which are only simulated"
+        if self.layers != ALIKE:
+            reason = f"has {self.layers.description}, which is only simulated"
         if reason:
             raise UserError(
                 f"model {self.name} {reason}; add executor=simulated or take another model"
@@ -173,26 +153,68 @@ class ModelSpec:
         """Entries of each head that carry the position."""
         return int(self.head_size * self.rotary_fraction)
 
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers whose cache grows with the context."""
+        return self.layers.attention or self.num_layers
+
+    @property
+    def num_ffn_layers(self) -> int:
+        """Layers with an FFN or experts."""
+        return self.layers.ffn or self.num_layers
+
+    @property
+    def num_expert_layers(self) -> int:
+        return self.num_ffn_layers - self.layers.dense if self.num_experts else 0
+
+    @property
+    def num_sublayers(self) -> int:
+        """Attentions of either kind and FFNs of all layers, each with a norm before it."""
+        linear = self.layers.linear
+        return (
+            self.num_attention_layers + (linear.num_layers if linear else 0) + self.num_ffn_layers
+        )
+
+    @property
+    def activations(self) -> list[tuple[int, int]]:
+        """Width and number of the FFNs that all tokens pass."""
+        ffns = [(self.ffn_size, self.num_ffn_layers)]
+        if self.num_experts:
+            dense = (self.layers.dense_ffn_size, self.layers.dense)
+            ffns = [dense, (self.shared_expert_size, self.num_expert_layers)]
+        return [(width, count) for width, count in ffns if width]
+
     @cached_property
     def layer_linears(self) -> tuple[Linear, ...]:
         """The matrix products over all tokens of a batch, summed over layers (`count`)."""
-        hidden, count = self.hidden_size, self.num_layers
-        attention = (
-            Linear("qkv_proj", hidden, self.q_size + 2 * self.kv_size, count, self.qkv_bias),
-            Linear("out_proj", self.q_size, hidden, count, self.out_bias),
-        )
+        hidden, layers = self.hidden_size, self.layers
+        attention = (*self._attention_linears(), *layers.state_linears(hidden))
         if not self.num_experts:
-            return (*attention, *self._ffn("ffn", self.ffn_size, count, self.ffn_bias))
+            ffn = self._ffn("ffn", self.ffn_size, self.num_ffn_layers, self.ffn_bias)
+            return (*attention, *ffn)
+        dense = self._ffn("dense", layers.dense_ffn_size, layers.dense) if layers.dense else ()
+        count = self.num_expert_layers
         router = Linear("router", hidden, self.num_experts, count)
         if not self.shared_expert_size:
-            return (*attention, router)
+            return (*attention, *dense, router)
         shared = self._ffn("shared", self.shared_expert_size, count)
-        return (*attention, router, *shared, Linear("shared_gate", hidden, 1, count))
+        gate = [Linear("shared_gate", hidden, 1, count)] if layers.shared_gate else []
+        return (*attention, *dense, router, *shared, *gate)
+
+    def _attention_linears(self) -> Iterable[Linear]:
+        hidden, count, layers = self.hidden_size, self.num_attention_layers, self.layers
+        if layers.latent:
+            return layers.latent.linears(hidden, self.num_heads, self.head_size, count)
+        width = self.q_size * (1 + layers.output_gate) + 2 * self.kv_size
+        return (
+            Linear("qkv_proj", hidden, width, count, self.qkv_bias),
+            Linear("out_proj", self.q_size, hidden, count, self.out_bias),
+        )
 
     @cached_property
     def expert_linears(self) -> tuple[Linear, ...]:
         """The products of all experts, each over the tokens that chose it; none without experts."""
-        count = self.num_layers * self.num_experts
+        count = self.num_expert_layers * self.num_experts
         return self._ffn("ffn", self.ffn_size, count) if self.num_experts else ()
 
     def _ffn(self, name: str, width: int, count: int, has_bias: bool = False) -> tuple[Linear, ...]:
@@ -257,8 +279,23 @@ class ModelSpec:
         return self.head_size + KV_SCALE_BYTES
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Keys and values of one token: 2 L n_kv kv_head_bytes (819,200 B for the paper's 13B)."""
-        return 2 * self.num_layers * self.num_kv_heads * self.kv_head_bytes(dtype_bytes)
+        """Keys and values of one token: 2 L n_kv kv_head_bytes (819,200 B for the paper's 13B), or
+        L (rank + d_rope) latent ones; L counts layers whose cache grows.
+        """
+        if latent := self.layers.latent:
+            value_bytes = dtype_bytes if self.kv_dtype == "auto" else 1
+            return self.num_attention_layers * latent.cached_size * value_bytes
+        per_head = self.kv_head_bytes(dtype_bytes)
+        return 2 * self.num_attention_layers * self.num_kv_heads * per_head
+
+    def state_bytes(self, dtype_bytes: int) -> int:
+        """States of one sequence in the layers with linear attention."""
+        linear = self.layers.linear
+        return linear.num_layers * linear.sequence_bytes(dtype_bytes) if linear else 0
+
+    def state_tokens(self, dtype_bytes: int) -> int:
+        """Tokens whose cache is as large as the states of one sequence."""
+        return -(-self.state_bytes(dtype_bytes) // self.kv_bytes_per_token(dtype_bytes))
 
     def kv_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """KV bytes that attention must read once, re-reads of a prompt's earlier chunks included
@@ -286,16 +323,21 @@ class ModelSpec:
         return chosen * self.num_expert_params * self.linear_bytes(dtype_bytes)
 
     def min_bytes(self, work: Work, dtype_bytes: int) -> Any:
-        """Least memory traffic of one iteration: weights read, KV read, new KV written."""
+        """Least memory traffic of one iteration: weights read, KV read, new KV written, and each
+        sequence's states read and written.
+        """
         num_tokens = work.num_prefill_tokens + work.num_decode_tokens
         written = num_tokens * self.kv_bytes_per_token(dtype_bytes)
         read = self.weight_read_bytes(work, dtype_bytes) + self.kv_read_bytes(work, dtype_bytes)
-        return read + written
+        if self.layers.linear is None:
+            return read + written
+        num_sequences = work.num_prefills + work.num_decode_tokens
+        return read + written + 2 * num_sequences * self.state_bytes(dtype_bytes)
 
     def flops(self, work: Work) -> Any:
         """All FLOPs of one iteration that no implementation can avoid: 2 per parameter and token in
         the layers (of the experts of those chosen) and per emitting row in the output head, and
-        4 L n_heads d_head per causal query-key pair, the products for scores and values.
+        those of `Layers.attention_flops`.
         """
         num_tokens = work.num_prefill_tokens + work.num_decode_tokens
         params = self.num_linear_params
@@ -303,38 +345,4 @@ class ModelSpec:
             unused = self.num_experts - self.experts_per_token
             params -= self.num_expert_params * unused // self.num_experts
         linear = 2 * (params * num_tokens + self.lm_head.num_params * work.num_emits)
-        pairs = work.prefill_query_key_pairs + work.decode_kv_tokens
-        return linear + 4 * self.num_layers * self.q_size * pairs
-
-
-def _degree(kind: str) -> Any:
-    fix = "use the number of devices that share a layer, or of stages, such as 2"
-    return whole(1, name=f"executor.{kind}_parallel", minimum=1, fix=fix)
-
-
-@dataclass(frozen=True)
-class Degrees:
-    """Degrees of parallelism of one copy of a model. UserError for one below 1."""
-
-    tensor: int = _degree("tensor")  # devices that share every layer, by heads and columns
-    pipeline: int = _degree("pipeline")  # stages that share the layers
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    @property
-    def num_devices(self) -> int:
-        return self.tensor * self.pipeline
-
-    @property
-    def description(self) -> str:
-        """The devices in words, tensor by pipeline: "8 x 8 devices"."""
-        return f"{self.tensor} x {self.pipeline} devices"
-
-
-def uneven(kind: str, degree: int, number: int, what: str, most: int = 64) -> UserError:
-    """Make the error of a degree that does not divide `number`; valid ones are named to `most`."""
-    valid = ", ".join(str(n) for n in range(1, min(number, most) + 1) if number % n == 0)
-    return UserError(
-        f"executor.{kind}_parallel={degree} does not divide the {number} {what}; use one of {valid}"
-    )
+        return linear + sum(self.layers.attention_flops(self, work))

@@ -219,10 +219,12 @@ def _cache(
     cache, num_host_blocks, swaps = cfg.cache, cfg.cache.num_host_blocks, cfg.preemption == "swap"
     fix = "use a number of tokens such as 16"
     block_size = require_int("cache.block_size", cache.block_size, 1, fix)
+    states = spec.state_tokens(backend.dtype_bytes)
     if cache.num_blocks == FILLS_MEMORY:
         num_blocks = backend.kv_blocks(spec, block_size)
     elif cache.num_blocks is None:
-        needed = num_sequences * math.ceil(max_model_len / block_size)
+        per_sequence = math.ceil(max_model_len / block_size) + math.ceil(states / block_size)
+        needed = num_sequences * per_sequence
         num_blocks = math.ceil(needed / (1 - CACHE_HEADROOM))
     else:
         fix = "use null for a cache that holds all batches in flight, or auto for all memory"
@@ -245,6 +247,7 @@ def _cache(
         "num_blocks": num_blocks,
         "fills_memory": cache.num_blocks == FILLS_MEMORY,
         "num_host_blocks": num_host_blocks,
+        "state_tokens": states,
         "shares_prefixes": require_bool("cache.prefix", cache.prefix, fix),
     }
 

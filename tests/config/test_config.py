@@ -67,7 +67,7 @@ def test_every_option_instantiates_and_makes_a_plan_in_simulation(chosen):
     computes = groups.get("speculation") == "prompt_lookup"  # which reads tokens
     executor = [] if "executor" in groups or computes else ["executor=simulated"]
     if "model" in groups:
-        room = ["hardware=h200", "cache.num_blocks=200"]
+        room = ["hardware=h200", "hardware.memory_bytes=2.0e12", "cache.num_blocks=2000"]
     elif LONG_PROMPTS & {*chosen}:
         room = ["hardware=a100", "model=mistral-7b"]
     elif "hardware" in groups:

@@ -15,18 +15,20 @@ from sarathi_lab.executor.simulated.kernel_times import (
     matmul_time,
 )
 from sarathi_lab.executor.tables import Per
-from sarathi_lab.model.spec import Linear, ModelSpec
+from sarathi_lab.model.layers import Linear
+from sarathi_lab.model.spec import ModelSpec
 
 # Products whose partial sums are added over the devices (Megatron-LM).
-CUT_BY_ROWS = ("out_proj", "ffn_down", "shared_down")
-REPLICATED = ("router", "shared_gate")  # on every device, which chooses the same experts
+CUT_BY_ROWS = ("out_proj", "state_out", "ffn_down", "dense_down", "shared_down")
+# On every device: what chooses the same experts, and the latents that all heads share.
+REPLICATED = ("router", "shared_gate", "latent_down")
 ALL_REDUCES = 2  # per layer: a shared expert's sums are added to those of the others before
-NORMS = 2  # per layer
 
 
 @dataclass(eq=False)
 class AnalyticOperations:
-    """Operations of `spec`, in elements of `dtype_bytes`, on one device of `hardware`.
+    """Operations of `spec`, in elements of `dtype_bytes`, on one device of `hardware`. Of layers
+    that are not alike, a layer is their mean.
 
     The devices of `parallel` that share a layer split heads, columns and rows as in Megatron-LM;
     times are of one device's share. Raises UserError for unknown links, or an unknown peak of 8-bit
@@ -69,27 +71,36 @@ class AnalyticOperations:
 
     def _layer_times(self, num_tokens: int) -> Mapping[str, float]:
         spec, tensor, dtype_bytes = self.spec, self.parallel.tensor, self.dtype_bytes
+        num_layers = spec.num_layers
         times = {
-            linear.name: self.layer_product_time(num_tokens, *self.shard_shape(linear))
+            linear.name: linear.count
+            / num_layers
+            * self.layer_product_time(num_tokens, *self.shard_shape(linear))
             for linear in spec.layer_linears
         }
-        times["norms"] = NORMS * self._norm_time(num_tokens)
-        # The activation reads one row, or two with a gate, and writes one.
-        rows = 3 if spec.gated_ffn else 2
-        width = spec.ffn_size
+        # A norm before, and a sum over devices after each.
+        num_sublayers = spec.num_sublayers / num_layers
+        times["norms"] = num_sublayers * self._norm_time(num_tokens)
         if spec.num_experts:  # experts include their activation; the router adds its choice
-            times["router"] += self._streaming_time(num_tokens * spec.num_experts * dtype_bytes)
-            width = spec.shared_expert_size
-        if width:
-            ffn_share = math.ceil(width / tensor)
-            times["activation"] = self._streaming_time(num_tokens * rows * ffn_share * dtype_bytes)
+            chosen = self._streaming_time(num_tokens * spec.num_experts * dtype_bytes)
+            times["router"] += spec.num_expert_layers / num_layers * chosen
+        # The activation reads one row, or two with a gate, and writes one.
+        row_bytes = num_tokens * (3 if spec.gated_ffn else 2) * dtype_bytes
+        if widths := spec.activations:
+            times["activation"] = sum(
+                count / num_layers * self._streaming_time(row_bytes * math.ceil(width / tensor))
+                for width, count in widths
+            )
         # New keys and values are read as computed, and written in the cache's format.
         computed = 2 * spec.kv_size * dtype_bytes
         cached = 2 * spec.num_kv_heads * spec.kv_head_bytes(dtype_bytes)
-        times["kv_write"] = self._streaming_time(num_tokens * (computed + cached) // tensor)
+        if latent := spec.layers.latent:  # on every device
+            computed = cached = tensor * latent.cached_size * dtype_bytes
+        written = self._streaming_time(num_tokens * (computed + cached) // tensor)
+        times["kv_write"] = spec.num_attention_layers / num_layers * written
         if tensor > 1:
             num_bytes = num_tokens * spec.hidden_size * dtype_bytes
-            times["all_reduce"] = ALL_REDUCES * all_reduce_time(num_bytes, tensor, self.hardware)
+            times["all_reduce"] = num_sublayers * all_reduce_time(num_bytes, tensor, self.hardware)
         return times
 
     def attention_times(self, batch: Batch) -> tuple[float, float]:
@@ -103,12 +114,12 @@ class AnalyticOperations:
 
     def separate_attention(self, batch: Batch) -> tuple[float, float]:
         """Compute the seconds of one layer's calls over prefills and over decodes."""
-        prefill = self.attention.prefill(_prefills(batch)) if batch.num_prefills else 0.0
+        prefill = self.attention.prefill(prefills(batch)) if batch.num_prefills else 0.0
         return prefill, self.attention.decode(batch.num_decodes, batch.decode_kv_tokens)
 
     def hybrid_attention(self, batch: Batch) -> float:
         """Compute the seconds of one layer's call over all of `batch`, which has decodes."""
-        return self.attention.hybrid(_prefills(batch), batch.num_decodes, batch.decode_kv_tokens)
+        return self.attention.hybrid(prefills(batch), batch.num_decodes, batch.decode_kv_tokens)
 
     def shard_shape(self, linear: Linear) -> tuple[int, int]:
         """Rows and columns of a weight on one device, split along the axis that saves sends."""
@@ -142,6 +153,6 @@ class AnalyticOperations:
         return self.hardware.kernel_launch + num_bytes / self.hardware.memory_rate
 
 
-def _prefills(batch: Batch) -> Iterator[tuple[int, int]]:
+def prefills(batch: Batch) -> Iterator[tuple[int, int]]:
     """Start and tokens of each prefill chunk."""
     return ((chunk.start, chunk.num_tokens) for chunk in batch.chunks if not chunk.is_decode)

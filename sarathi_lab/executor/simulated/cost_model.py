@@ -21,11 +21,14 @@ from sarathi_lab.executor.simulated.hardware import (
 )
 from sarathi_lab.executor.simulated.iteration_table import IterationTable
 from sarathi_lab.executor.simulated.kernel_times import overlapped
+from sarathi_lab.executor.simulated.mixed_layers import MixedOperations
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations, tables_for
 from sarathi_lab.executor.tables import ATTENTION, OperationTables, Per
+from sarathi_lab.model.layers import ALIKE
 from sarathi_lab.model.spec import ModelSpec
 
 Level = Literal["analytic", "profiled"]
+SOURCED = ProfiledOperations | Experts | MixedOperations  # parts that state a caution
 OperationTimes = Callable[[Batch], dict[str, float]]  # seconds by operation
 # Seconds by operation on one device, of its share where several devices share a layer.
 Operations = AnalyticOperations | ProfiledOperations
@@ -33,12 +36,13 @@ Operations = AnalyticOperations | ProfiledOperations
 ITERATIONS = "iterations"  # the table of whole ones
 WHOLE = "iteration"  # the operation of a whole one, where parts of it have no times
 SHARED = ("shared_up", "shared_down", "shared_gate")  # a shared expert's products
+DENSE = ("dense_up", "dense_down")  # of the layers without experts
 # Operations by kind, as the paper's figures name them; any other is overhead.
 KINDS: Mapping[str, tuple[str, ...]] = {
-    "preproj": ("qkv_proj",),
+    "preproj": ("qkv_proj", "latent_down", "query_up", "latent_up", "state_in"),
     "attn": ("prefill_attention", "decode_attention", "kv_write"),
-    "postproj": ("out_proj",),
-    "ffn": ("ffn_up", "ffn_down", "activation", "ffn", "router", "experts", *SHARED),
+    "postproj": ("out_proj", "state_out"),
+    "ffn": ("ffn_up", "ffn_down", "activation", "ffn", "router", "experts", *SHARED, *DENSE),
     "elementwise": ("norms", "final_norm", "qk_norm", "rotary", "elementwise"),
     "others": ("embedding", "lm_head", "sampling", "logits", "overhead", "others"),
     "communication": ("all_reduce", "send", "swap"),
@@ -91,7 +95,7 @@ class CostModel:
     def cautions(self) -> Sequence[str]:
         """Sources of the times that are no formula's, a line each."""
         parts = (self.operations, self.experts)
-        return [part.caution for part in parts if isinstance(part, ProfiledOperations | Experts)]
+        return [part.caution for part in parts if isinstance(part, SOURCED)]
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
@@ -249,7 +253,8 @@ def make_cost_model(
     """
     require_one_of("executor.cost_model", level, get_args(Level))
     parallel.check(spec)
-    formula = AnalyticOperations(spec, hardware, dtype_bytes, parallel)
+    kind = AnalyticOperations if spec.layers == ALIKE else MixedOperations
+    formula = kind(spec, hardware, dtype_bytes, parallel)
     operations = experts = None
     if level == "profiled":
         tables = tables_for(formula)

@@ -29,7 +29,8 @@ class Shape(NamedTuple):
 
 @dataclass(eq=False)
 class Experts:
-    """Seconds of one layer's experts of `spec`, each split over `tensor` devices.
+    """Seconds of one layer's experts of `spec`, each split over `tensor` devices; of the mean layer
+    where not all have experts.
 
     Choices are random, so the number of experts read is the mean over such choices. The time is a
     roofline with three figures of the hardware (`expert_...`), times the ratio of measured `rows`
@@ -68,7 +69,8 @@ class Experts:
         if num_tokens == 0:
             return 0.0
         chosen = self.spec.share_of_experts(num_tokens) * self.spec.num_experts
-        return self.time(num_tokens * self.shape.top_k, chosen)
+        share = self.spec.num_expert_layers / self.spec.num_layers
+        return share * self.time(num_tokens * self.shape.top_k, chosen)
 
     def time(self, pairs: float, chosen: float) -> float:
         """Compute one device's seconds of `pairs` (token, expert) over `chosen` experts."""

@@ -20,8 +20,9 @@ from sarathi_lab.config.instantiate import build
 from sarathi_lab.engine.executor import Power
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
+from sarathi_lab.model.degrees import Degrees, uneven
 from sarathi_lab.model.roofline import Peaks
-from sarathi_lab.model.spec import DTYPE_BYTES, Degrees, ModelSpec, uneven
+from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 
 FIX = "correct the hardware file"
 WEIGHTS = "executor.weights"  # the setting that selects 8-bit products
@@ -114,6 +115,10 @@ class Hardware:
     kernel: str | None = text(None, fix=FIX)  # of attention, if it is not that of the `tables`
     # Attention kernels that `Host.attention_kernel` selects: figures in place of those above.
     kernels: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
+    # Of latent attention: figures in place of those above. Of linear attention, by the gated delta
+    # rule: `launch`, `step`, `conv_efficiency` and `decode_launch` (`mixed_layers`).
+    latent: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    linear: Mapping[str, float] = field(default_factory=dict, compare=False)
     power: Power | None = field(default=None, compare=False)  # None: unknown
 
     def __post_init__(self) -> None:
@@ -305,10 +310,11 @@ def kv_capacity(
     """Compute the tokens of KV cache that fit beside the weights, all spread evenly. Raises
     UserError if `kv_tokens` do not; it names the smallest sufficient number of devices.
     """
-    weights, token_bytes = spec.weight_bytes(dtype_bytes), spec.kv_bytes_per_token(dtype_bytes)
+    weights, copies = spec.weight_bytes(dtype_bytes), _copies(spec, parallel.tensor)
+    token_bytes = copies * spec.kv_bytes_per_token(dtype_bytes)
     memory, cache = parallel.num_devices * hardware.memory_bytes, kv_tokens * token_bytes
     if weights + cache > memory:
-        alternative = _sufficient(spec, hardware, weights, cache / parallel.pipeline)
+        alternative = _sufficient(spec, hardware, weights, cache / copies / parallel.pipeline)
         fix = "use cache.num_blocks=auto, lower batch, shorten the requests or max_model_len, or "
         raise UserError(
             f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB "
@@ -316,6 +322,11 @@ def kv_capacity(
             f"{alternative}; {fix * (weights < memory)}take a smaller model or another hardware"
         )
     return int((memory - weights) // token_bytes)
+
+
+def _copies(spec: ModelSpec, tensor: int) -> int:
+    """Copies of the cache: latents, which all heads share, are on each device."""
+    return tensor if spec.layers.latent else 1
 
 
 def _sufficient(spec: ModelSpec, hardware: Hardware, weights: float, stage_cache: float) -> str:
@@ -326,7 +337,8 @@ def _sufficient(spec: ModelSpec, hardware: Hardware, weights: float, stage_cache
         (tensor * pipeline, pipeline, tensor)
         for tensor, pipeline in product(tensors, pipelines)
         if not (spec.num_layers % pipeline or spec.num_heads % tensor or spec.num_kv_heads % tensor)
-        and weights + pipeline * stage_cache <= tensor * pipeline * hardware.memory_bytes
+        and weights + _copies(spec, tensor) * pipeline * stage_cache
+        <= tensor * pipeline * hardware.memory_bytes
     ]
     if not fitting:
         return ""

@@ -115,7 +115,7 @@ class AttentionTimes:
     num_heads: int
     num_kv_heads: int
     head_size: int
-    kv_head_bytes: int
+    kv_head_bytes: float
 
     def __post_init__(self) -> None:
         self._tile = self.hardware.block_queries or QUERY_TILE

@@ -31,7 +31,7 @@ from sarathi_lab.executor.tables import (
     Per,
     read_tables,
 )
-from sarathi_lab.model.spec import Linear
+from sarathi_lab.model.layers import ALIKE, Linear
 
 REMAINDER = "others"  # a layer of tables that contain all that an iteration costs
 PRODUCT_SHAPE = ["in_features", "out_features"]
@@ -214,6 +214,11 @@ def tables_for(formula: AnalyticOperations) -> OperationTables:
     """
     spec, hardware, tensor = formula.spec, formula.hardware, formula.parallel.tensor
     setting, analytic = "executor.cost_model=profiled", "use executor.cost_model=analytic"
+    if spec.layers != ALIKE:
+        raise UserError(
+            f"{setting} has no tables of the {spec.layers.description} of model {spec.name}, which "
+            f"analytic has figures of; {analytic}"
+        )
     if spec.kv_dtype != "auto":
         raise UserError(
             f"{setting} applies to a cache in the model's type, in which it was measured, not "

@@ -21,15 +21,19 @@ from sarathi_lab.extensions.cluster.routers import Router, load_of
 @dataclass(frozen=True)
 class Link:
     """The link of an instance: a transfer takes `latency` seconds, then `bytes_per_token` bytes a
-    cached token at `bytes_per_second`. It waits for earlier ones at both ends.
+    cached token, and `state_bytes`, at `bytes_per_second`. It waits for earlier ones at both ends.
     """
 
     bytes_per_second: float
     latency: float
     bytes_per_token: float
+    state_bytes: float = 0
+
+    def num_bytes(self, num_tokens: int) -> float:
+        return num_tokens * self.bytes_per_token + self.state_bytes
 
     def seconds(self, num_tokens: int) -> float:
-        return self.latency + num_tokens * self.bytes_per_token / self.bytes_per_second
+        return self.latency + self.num_bytes(num_tokens) / self.bytes_per_second
 
 
 class Transfer(NamedTuple):
@@ -99,7 +103,7 @@ class Instances:
         num_tokens, number = sequence.num_computed, sequence.request.request_id
         start = max(self.now, self._free_at[source], self._free_at[target])
         end = self._free_at[source] = self._free_at[target] = start + self.link.seconds(num_tokens)
-        num_bytes = num_tokens * self.link.bytes_per_token
+        num_bytes = self.link.num_bytes(num_tokens)
         return Transfer(end, start, self.now, number, source, target, num_tokens, num_bytes)
 
     def write_profile(self, directory: Path) -> None:

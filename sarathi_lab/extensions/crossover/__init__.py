@@ -59,7 +59,8 @@ class Crossover(Task):
         backend, spec, _ = cost_of(cfg)
         size = (backend.dtype_bytes, backend.parallel)
         kv_tokens = int(kv_capacity(spec, backend.hardware, *size))
-        loads = loads_that_fit(self.pd_ratios, self.seq_lens, self.batches, kv_tokens)
+        states = spec.state_tokens(backend.dtype_bytes)
+        loads = loads_that_fit(self.pd_ratios, self.seq_lens, self.batches, kv_tokens, states)
         if not loads:
             raise UserError(
                 f"task.batches={self.batches} of task.seq_lens={self.seq_lens} tokens exceed the "
@@ -109,13 +110,19 @@ class Crossover(Task):
 
 
 def loads_that_fit(
-    pd_ratios: Sequence[float], seq_lens: Sequence[int], batches: Sequence[int], kv_tokens: float
+    pd_ratios: Sequence[float],
+    seq_lens: Sequence[int],
+    batches: Sequence[int],
+    kv_tokens: float,
+    state_tokens: int = 0,
 ) -> Loads:
-    """List the loads of which a batch of whole sequences fits `kv_tokens` tokens."""
+    """List the loads of which a batch of whole sequences fits `kv_tokens` tokens, with states as
+    large as the cache of `state_tokens` each.
+    """
     return [
         (pd_ratio, seq_len, batch)
         for pd_ratio, seq_len, batch in itertools.product(pd_ratios, seq_lens, batches)
-        if batch * (sum(lengths(seq_len, pd_ratio)) + 1) <= kv_tokens
+        if batch * (sum(lengths(seq_len, pd_ratio)) + 1 + state_tokens) <= kv_tokens
     ]
 
 

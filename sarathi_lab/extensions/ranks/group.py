@@ -23,7 +23,7 @@ from torch import Tensor
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.executor.timeline import HostTimeline, Mark
 from sarathi_lab.extensions.ranks import by_torchrun
-from sarathi_lab.model.spec import Degrees
+from sarathi_lab.model.degrees import Degrees
 
 HOST = "127.0.0.1"
 FOREVER = timedelta(days=365)  # between calls: rank 0 may draw pictures meanwhile

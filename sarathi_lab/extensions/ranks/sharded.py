@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from sarathi_lab.extensions.ranks.group import Group
+from sarathi_lab.model.degrees import Degrees, uneven
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
-from sarathi_lab.model.spec import Degrees, ModelSpec, uneven
+from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import KVCache, Transformer
 from sarathi_lab.model.weights import fillers, in_8_bits
 

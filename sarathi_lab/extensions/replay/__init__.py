@@ -80,6 +80,7 @@ class Replay:
             max_model_len=settings.max_model_len,
             shares_prefixes=settings.enable_prefix_caching,
             cluster=getattr(self.backend, "sharing", SINGLE),
+            state_tokens=self.spec.state_tokens(self.backend.dtype_bytes),
         )
         executor = self.backend.build(self.spec, None, engine.sizes())
         serve([Request(i, *row) for i, row in enumerate(rows)], engine, executor, ledger)

@@ -101,7 +101,9 @@ class LoadFigure(Figure):
         spec, backend, batch, most = job.spec, job.backend, job.sizes["batch"], longest(job.sizes)
         cache_sizes = (backend.kv_blocks(spec, BLOCK_SIZE), BLOCK_SIZE)
         predictor = cache(partial(backend.predictor, spec))
-        engine = EngineConfig(Orca(), batch, *cache_sizes, most, backend.num_stages)
+        states = spec.state_tokens(backend.dtype_bytes)
+        places = (batch, *cache_sizes, most, backend.num_stages)
+        engine = EngineConfig(Orca(), *places, state_tokens=states)
 
         @cache  # a cost model with tables takes a second to make
         def executor(cluster: Topology) -> Executor:

@@ -1,0 +1,147 @@
+"""Latent and linear attention, of models whose layers are not alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.simulated.analytic import AnalyticOperations, prefills
+from sarathi_lab.executor.simulated.hardware import Hardware
+from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, overlapped
+from sarathi_lab.model.layers import Latent, LinearAttention
+
+DECODE_HEADS = 64  # heads of a decode's query tile, which read the latents once
+KERNELS = 5  # of a prompt's chunks, where no table has them: sums, states, their order, outputs
+
+
+@dataclass(eq=False)
+class LatentTimes:
+    """Seconds of one layer's `latent` attention on one device of `formula`, by the hardware's
+    figures for it (`Hardware.latent`).
+
+    Prompts attend to keys and values of each head, of which those of earlier chunks are expanded
+    from the cache again, and merged with the chunk's attention without a time for it. Decodes read
+    the latents, and compute 2 rank + d_rope products a head and pair meanwhile.
+    """
+
+    formula: AnalyticOperations
+    latent: Latent
+
+    def __post_init__(self) -> None:
+        formula, latent, spec = self.formula, self.latent, self.formula.spec
+        figures = replace(formula.hardware, **formula.hardware.latent)
+        heads, dtype_bytes = formula.heads.num_heads, formula.dtype_bytes
+        mean = (spec.head_size + latent.value_size) // 2  # of keys and values
+        self._prompts = AttentionTimes(figures, heads, heads, mean, mean * dtype_bytes)
+        tiles = math.ceil(heads / DECODE_HEADS)
+        cached = spec.kv_bytes_per_token(dtype_bytes) / spec.num_attention_layers
+        self._decodes = AttentionTimes(figures, heads, tiles, mean, cached / 2 / tiles)
+        self._width = latent.expanded_size(heads, spec.head_size)
+        rate = figures.flops_per_second * figures.attention_efficiency
+        self._pair_time = heads * latent.absorbed_flops / rate
+
+    def prefill(self, chunks: Iterable[tuple[int, int]]) -> float:
+        """Compute the seconds of `chunks` (start, num_tokens)."""
+        chunks = list(chunks)
+        context = sum(start for start, _ in chunks)
+        expansion = self.formula.layer_product_time(context, self.latent.rank, self._width)
+        return self._prompts.prefill(chunks) + (expansion if context else 0.0)
+
+    def decode(self, num_sequences: int, kv_tokens: int) -> float:
+        """Compute the seconds of `num_sequences` decodes that see `kv_tokens` in total."""
+        reading = self._decodes.decode(num_sequences, kv_tokens)
+        return overlapped(kv_tokens * self._pair_time, reading)
+
+
+@dataclass(eq=False)
+class LinearTimes:
+    """Seconds of one layer's linear attention and its convolution, split by heads over `tensor`
+    devices.
+
+    The gated delta rule by the hardware's figures (`Hardware.linear`): a head of a sequence takes
+    one `chunk` of a prompt after another, `step` seconds each, on an SM, while tokens and states
+    move. Mamba-2's, and any without such figures, by a roofline of its chunks. Decodes read and
+    write their states.
+    """
+
+    linear: LinearAttention
+    hardware: Hardware
+    dtype_bytes: int
+    tensor: int = 1
+    is_fitted: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_fitted = self.linear.rule == "gated_delta" and "step" in self.hardware.linear
+
+    def prefill(self, chunks: Iterable[tuple[int, int]]) -> float:
+        """Compute the seconds of `chunks` (start, num_tokens)."""
+        linear, hardware, figures = self.linear, self.hardware, self.hardware.linear
+        tokens = [num_tokens for _, num_tokens in chunks]
+        pieces = [math.ceil(number / linear.chunk) for number in tokens]
+        conv_share = figures.get("conv_efficiency", hardware.memory_efficiency)
+        convolved = 2 * sum(tokens) * linear.num_channels * self.dtype_bytes / self.tensor
+        convolution = convolved / (hardware.bytes_per_second * conv_share)
+        if self.is_fitted:
+            on_each = sum(pieces) * linear.num_heads / self.tensor / hardware.num_sms
+            launch, compute = figures["launch"], figures["step"] * max(*pieces, on_each)
+        else:
+            rate = hardware.flops_per_second * hardware.matmul_efficiency
+            flops = sum(pieces) * linear.chunk * linear.chunk_flops / self.tensor
+            launch, compute = KERNELS * hardware.kernel_launch, flops / rate
+        moved = sum(tokens) * (linear.num_channels + linear.inner_size) * self.dtype_bytes
+        memory = moved / self.tensor / hardware.memory_rate + self._states_time(len(tokens))
+        return launch + convolution + overlapped(compute, memory)
+
+    def decode(self, num_sequences: int) -> float:
+        """Compute the seconds of one token of each of `num_sequences`."""
+        launch = self.hardware.linear.get("decode_launch", 2 * self.hardware.kernel_launch)
+        return launch + self._states_time(num_sequences)
+
+    def _states_time(self, num_sequences: int) -> float:
+        moved = 2 * num_sequences * self.linear.sequence_bytes(self.dtype_bytes)
+        return moved / self.tensor / self.hardware.memory_rate
+
+
+class MixedOperations(AnalyticOperations):
+    """Operations of layers that are not alike, of which a layer is the mean."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        layers, size = self.spec.layers, (self.hardware, self.dtype_bytes, self.parallel.tensor)
+        self._latent = LatentTimes(self, layers.latent) if layers.latent else None
+        self._linear = LinearTimes(layers.linear, *size) if layers.linear else None
+
+    @property
+    def caution(self) -> str:
+        """Source of the times."""
+        parts = ["a layer's time is the mean of layers that are not alike"]
+        if self._latent:
+            fit = "by figures fitted to" if self.hardware.latent else "without a fit to"
+            parts.append(f"latent attention {fit} measured prompts and decodes; context of a chunk")
+            parts[-1] += " is expanded by formula"
+        if self._linear:
+            fit = "fitted to measured calls" if self._linear.is_fitted else "a roofline, no fit"
+            parts.append(f"linear attention of {self._linear.linear.rule}: {fit}")
+        return "; ".join(parts)
+
+    def attention_times(self, batch: Batch) -> tuple[float, float]:
+        """Compute the mean layer's seconds of prompts and of decodes, in separate calls; linear
+        attention counts among them.
+        """
+        spec = self.spec
+        if self._latent is None:
+            prefill, decode = super().attention_times(batch)
+        else:
+            prefill = self._latent.prefill(prefills(batch)) if batch.num_prefills else 0.0
+            decode = self._latent.decode(batch.num_decodes, batch.decode_kv_tokens)
+        share = spec.num_attention_layers / spec.num_layers
+        prefill, decode = share * prefill, share * decode
+        if self._linear:
+            share = self._linear.linear.num_layers / spec.num_layers
+            if batch.num_prefills:
+                prefill += share * self._linear.prefill(prefills(batch))
+            if batch.num_decodes:
+                decode += share * self._linear.decode(batch.num_decodes)
+        return prefill, decode
