@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from sarathi_lab import __version__
+from sarathi_lab.config.console import typed
 from sarathi_lab.config.errors import report
 
 # The module whose `main(args)` runs a command, and its line in the list of commands.
@@ -27,7 +29,7 @@ COMMANDS = {
         "sarathi_lab.extensions.dashboard",
         "a W&B workspace that shows the lab's runs",
     ),
-    "completion": ("sarathi_lab.__main__", 'tab completion: eval "$(sarathi-lab completion bash)"'),
+    "completion": ("sarathi_lab.__main__", "tab completion in bash and zsh: completion --help"),
 }
 # Hydra completes the settings of `run`; it wants a line that begins with the command's name, and of
 # several values the last alone. Other commands' options are those of their help.
@@ -51,6 +53,13 @@ COMPLETION = """_sarathi_lab() {
 COMP_WORDBREAKS=${COMP_WORDBREAKS//=}
 complete -o nospace -o default -F _sarathi_lab sarathi-lab"""
 
+COMPLETION_HELP = """
+Completes commands, options, settings and their values in bash by
+  eval "$(sarathi-lab completion bash)"
+and in zsh behind autoload -U bashcompinit && bashcompinit.
+Where only python -m sarathi_lab is found, define sarathi-lab before:
+  sarathi-lab() { python -m sarathi_lab "$@"; }"""
+
 
 def main(args: Sequence[str] | None = None) -> int:
     """Hand the arguments to the command that the first one names; returns its exit code."""
@@ -66,7 +75,10 @@ def main(args: Sequence[str] | None = None) -> int:
         except ModuleNotFoundError as error:
             return report(error)
         return answer(rest, *handed)
-    print("usage: python -m sarathi_lab COMMAND [--help] ...\n")
+    if command == "--version":
+        print(f"sarathi-lab {__version__}")
+        return 0
+    print(f"usage: {typed('COMMAND')} [--help] ...\n")
     for name, (_, purpose) in COMMANDS.items():
         print(f"  {name:<11}{purpose}")
     if command in ("", "-h", "--help"):
@@ -77,15 +89,15 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def print_completion(shell: Sequence[str]) -> int:
     """Print the script that a shell evaluates to complete the commands and the settings of run."""
-    if list(shell) == ["bash"]:
+    if shell == ["bash"]:
         print(COMPLETION % " ".join(COMMANDS))
         return 0
+    if shell in (["-h"], ["--help"]):
+        print(f"usage: {typed('completion')} bash\n{COMPLETION_HELP}")
+        return 0
     named = " ".join(shell) or "no shell"
-    print(
-        f"error: {named} is not supported; use sarathi-lab completion bash (in zsh, run "
-        "autoload -U bashcompinit && bashcompinit first)",
-        file=sys.stderr,
-    )
+    fix = "use sarathi-lab completion bash, which --help explains, for zsh, too"
+    print(f"error: {named} is not supported; {fix}", file=sys.stderr)
     return 2
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from sarathi_lab import __version__
 from sarathi_lab.config.errors import exit_code, report
 
 try:
@@ -57,6 +58,9 @@ def _main(args: Sequence[str]) -> int:
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # `policy._target_=my_module.MyPolicy`, as python -m does
     arguments = read_arguments(args)
+    if "--version" in arguments.flags:
+        print(f"sarathi-lab {__version__}")
+        return 0
     if arguments.is_help:
         from sarathi_lab.config.help import help_text
 

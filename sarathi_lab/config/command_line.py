@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -170,6 +170,9 @@ def check_names(settings: Sequence[str]) -> None:
     for override in OverridesParser.create().parse_overrides(list(settings)):
         name = override.key_or_group
         options = option_files(name, folders) if name in CHOICES else PLUGINS.get(name, ())
+        if options and isinstance(named := override.value(), list):
+            fix = f"sweep over them by {name}={','.join(map(str, named))} -m"
+            raise UserError(f"{override.input_line} is a list and no option; {fix}")
         for value in _values(override) if options else ():
             if value != "null" or name in GROUPS:
                 require_one_of(name, value, options)
@@ -178,7 +181,9 @@ def check_names(settings: Sequence[str]) -> None:
 
 
 def _values(override: Override) -> list[str]:
-    """The values of a setting that is swept, or its one value."""
+    """The values of a setting that is swept, or its one value; none of a glob."""
+    if isinstance(override.value(), Glob):
+        return []  # known by Hydra's loader
     if override.is_discrete_sweep():
         values = islice(override.sweep_string_iterator(), MOST_NAMES)
         return [str(value).strip("'\"") for value in values]

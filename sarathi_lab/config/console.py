@@ -30,6 +30,14 @@ def console() -> Console:
     return Console(width=width, highlight=False, markup=False, force_jupyter=False)
 
 
+def typed(command: str) -> str:
+    """Return what was typed to call a command of the lab, such as `sarathi-lab plot`."""
+    start = Path(sys.argv[0]).name
+    if start == "run.py":
+        return f"python -m sarathi_lab.{command}"
+    return f"{start if start == 'sarathi-lab' else 'python -m sarathi_lab'} {command}"
+
+
 def print_place(what: str, where: Path | str) -> None:
     """A path or a command on a separate line, unbroken, so that it can be copied."""
     console().print(f"{what:<7} {where}", soft_wrap=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from errno import EDQUOT, EFBIG, ENOSPC
@@ -140,6 +141,7 @@ def exit_code(command: Callable[[], int], kept: str) -> int:
         return report(error)
     except KeyboardInterrupt as interrupt:  # which may carry the command that continues
         print("; ".join([f"interrupted: {kept}", *map(str, interrupt.args)]), file=sys.stderr)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one ends it, without a traceback
         return EXIT_INTERRUPTED
 
 

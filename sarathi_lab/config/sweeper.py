@@ -71,9 +71,9 @@ class LabSweeper(Sweeper):
 
     def compose(self, arguments: Sequence[str]) -> None:
         """Compose all jobs, and find their folder. Raises UserError for what nothing reads."""
-        hydra = self.config.hydra
+        hydra, loader = self.config.hydra, self.hydra_context.config_loader
         typed: list[str] = list(hydra.overrides.hydra)
-        parsed = OverridesParser.create().parse_overrides([*self._params, *arguments])
+        parsed = OverridesParser.create(loader).parse_overrides([*self._params, *arguments])
         self.settings = [one for one in parsed if one.key_or_group != "resume"]
         self.swept = [one.key_or_group for one in self.settings if one.is_sweep_override()]
         self.is_sweep = MULTIRUN in typed or bool(self._params)

@@ -12,7 +12,7 @@ from textwrap import shorten
 
 import pandas as pd
 
-from sarathi_lab.config.console import console, print_place
+from sarathi_lab.config.console import console, print_place, typed
 from sarathi_lab.config.errors import UserError, exit_code, require_number
 from sarathi_lab.config.paths import EXPERIMENTS as RECORDS
 from sarathi_lab.config.paths import OUTPUTS, make_folder
@@ -67,7 +67,7 @@ def main(args: Sequence[str], run: Command) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m sarathi_lab claims",
+        prog=typed("claims"),
         description="Print for every claim and device whether it holds, from what is recorded; "
         "with --run or --simulate after running the experiments.",
     )

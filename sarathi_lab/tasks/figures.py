@@ -14,7 +14,7 @@ from matplotlib.figure import Figure as Picture
 from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import listed, whole
-from sarathi_lab.config.console import print_place, progress_of
+from sarathi_lab.config.console import print_place, progress_of, typed
 from sarathi_lab.config.errors import exit_code, require_one_of
 from sarathi_lab.config.paths import CONF, OUTPUTS, make_folder
 from sarathi_lab.config.run_context import RunContext
@@ -46,7 +46,7 @@ POLICIES = "policies"  # an experiment: a figure for each device that it was rec
 def main(args: Sequence[str]) -> int:
     """Run a command line; returns 0, 2 for a mistake of the user's, 130 for Ctrl-C."""
     parser = argparse.ArgumentParser(
-        prog="python -m sarathi_lab figures",
+        prog=typed("figures"),
         description="Draw the paper's figures as PNG and PDF: its points, simulated, and "
         "measured where recorded.",
     )

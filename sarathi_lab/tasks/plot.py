@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from sarathi_lab.config.console import print_place
+from sarathi_lab.config.console import print_place, typed
 from sarathi_lab.config.errors import UserError, exit_code
 from sarathi_lab.results.load import load_runs
 from sarathi_lab.results.result import ITERATIONS, REQUESTS
@@ -31,7 +31,7 @@ PURPOSE = (
 
 def main(args: Sequence[str]) -> int:
     """Draw what the folder of the arguments holds; returns the exit code."""
-    parser = ArgumentParser("python -m sarathi_lab plot", description=PURPOSE)
+    parser = ArgumentParser(typed("plot"), description=PURPOSE)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a sweep or of one run")
     names = " ".join(f"[{name}=NAME]" for name in AXES)
     parser.add_argument("axes", nargs="*", metavar=names, help="settings, and quantities for y")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import runpy
 import subprocess
@@ -58,6 +59,41 @@ def test_help_typos_and_public_names_import_nothing_slow():
     codes = [line for line in lines if line.startswith("code: ")]
     assert codes == ["code: 0", *["code: 2"] * 3, "code: 0"]
     assert [words for _, words in QUICK if words not in done.stdout + done.stderr] == []
+
+
+def test_version_and_help_name_the_lab_and_what_was_typed_in_80_columns(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def shown(start: str, *args: str) -> str:
+        monkeypatch.setattr(sys, "argv", [start])
+        with contextlib.suppress(SystemExit):  # of argparse
+            (run if start.endswith("run.py") else main)(args)
+        return capsys.readouterr().out
+
+    starts = {"bin/sarathi-lab": "sarathi-lab", "lab/__main__.py": "python -m sarathi_lab"}
+    texts = []
+    for start, name in starts.items():
+        for version in (["--version"], ["run", "--version"]):
+            assert shown(start, *version) == f"sarathi-lab {sarathi_lab.__version__}\n"
+        for command in COMMANDS:
+            texts.append(shown(start, command, "--help"))
+            assert texts[-1].startswith(f"usage: {name} {command} ")
+    texts.append(shown("sarathi_lab/run.py", "experiment=policies", "--help"))
+    assert texts[-1].startswith("usage: python -m sarathi_lab.run [")
+    texts.append(shown("sarathi-lab"))
+    assert [line for text in texts for line in text.splitlines() if len(line) > 80] == []
+
+
+def test_another_ctrl_c_while_processes_are_ended_prints_no_traceback():
+    script = (
+        "import atexit, os, signal\n"
+        "from sarathi_lab.config.errors import exit_code\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+        "def run():\n    raise KeyboardInterrupt\n"
+        "exit_code(run, 'runs are kept')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stderr == "interrupted: runs are kept\n"
 
 
 def test_the_public_names_are_objects_of_the_package():

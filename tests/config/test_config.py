@@ -152,6 +152,12 @@ def test_in_a_sweep_what_a_job_does_not_read_collapses():
         compose(["policy=orca,request_level", "chunk=128,512", "-m"])
 
 
+def test_a_glob_sweeps_over_the_options_that_match():
+    line = compose(["policy=glob(sarathi_serve*)", "executor=simulated", "-m"])
+    policies = [job.composed.hydra.runtime.choices["policy"] for job in line.jobs]
+    assert policies == ["sarathi_serve", "sarathi_serve_dynamic"]
+
+
 def test_a_field_of_one_of_the_swept_policies_is_left_out_of_the_others():
     args = ["policy=orca,sarathi", "policy.min_decodes=1,2", "executor=simulated", "-m"]
     line = compose(args)

@@ -20,6 +20,12 @@ _LIBC = ctypes.CDLL(None)
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
+def _prepare() -> None:
+    _LIBC.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    # Ignored by tests that a shell runs in the background, it would be by the process as well.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def running(
     *args: str, module: Sequence[str] = ("sarathi_lab.run",), **environment: str
@@ -34,7 +40,7 @@ def running(
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
         start_new_session=True,
-        preexec_fn=lambda: _LIBC.prctl(_DIE_WITH_PARENT, signal.SIGKILL),
+        preexec_fn=_prepare,
     )
     with process:
         try:

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from wandb_workspaces import expr
 from wandb_workspaces.reports.v2.interface import PanelTypes
 
+from sarathi_lab.config.console import typed
 from sarathi_lab.config.errors import UserError, exit_code
 from sarathi_lab.results.table import MILLISECONDS, factor, heading
 from sarathi_lab.results.tracking import environment, require_login
@@ -147,7 +148,7 @@ def _line(x: str, column: str, title: str) -> PanelTypes:
 def main(args: Sequence[str]) -> int:
     """Run a command line; returns 0, 2 for a mistake of the user's, 130 for Ctrl-C."""
     parser = argparse.ArgumentParser(
-        prog="python -m sarathi_lab dashboard",
+        prog=typed("dashboard"),
         description="Write a workspace into a W&B project: chunk size, P:D, policies, KV re-read.",
     )
     entity = os.environ.get("WANDB_ENTITY")

@@ -15,7 +15,7 @@ import pandas as pd
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from sarathi_lab.config.console import print_place, progress_of
+from sarathi_lab.config.console import print_place, progress_of, typed
 from sarathi_lab.config.errors import UserError, exit_code
 from sarathi_lab.config.paths import CONF, EXPERIMENTS, OUTPUTS, make_folder, read_object
 from sarathi_lab.config.run_context import SweepRecord, as_command
@@ -58,7 +58,7 @@ def png(figure: Figure) -> bytes:
 def main(args: Sequence[str]) -> int:
     """Run a command line; returns 0, 2 for a mistake of the user's, 130 for Ctrl-C."""
     parser = argparse.ArgumentParser(
-        prog="python -m sarathi_lab report",
+        prog=typed("report"),
         description="Write one page of HTML that needs no other file: what was run, what follows, "
         "tables that sort, pictures, claims with verdicts.",
     )

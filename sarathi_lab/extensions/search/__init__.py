@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep
 
 from sarathi_lab.config.console import console
 from sarathi_lab.config.errors import UserError, require_int, require_one_of
@@ -181,7 +181,7 @@ def _distribution(override: Override) -> optuna.distributions.BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     space: Any = override.value()
-    if isinstance(space, ChoiceSweep):
+    if isinstance(space, ChoiceSweep | Glob):
         return CategoricalDistribution(list(override.sweep_string_iterator()))
     low, high = _bounds(space)
     if isinstance(space, IntervalSweep):
