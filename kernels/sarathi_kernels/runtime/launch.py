@@ -35,8 +35,8 @@ class Recording:
     """Launches for `chip`, only recorded unless it `runs` them."""
 
     chip: Chip
-    runs: bool = False
     launches: list[Launch] = field(default_factory=list)
+    runs: bool = False
 
 
 _recording: ContextVar[Recording | None] = ContextVar("recording", default=None)
@@ -68,7 +68,7 @@ def recorded(chip: Chip, *, runs: bool = False) -> Iterator[Recording]:
     """Record the launches that public functions do on `chip`, as it is `assumed`; unless it `runs`
     them, tensors may be on the device "meta".
     """
-    recording = Recording(chip, runs)
+    recording = Recording(chip, runs=runs)
     token = _recording.set(recording)
     try:
         with assumed(chip):
