@@ -146,7 +146,7 @@ class Results:
         if not (read := self._tables.get("iterations")):
             raise UserError("these runs have no tables of iterations; load them by their folders")
         shown = {self.names[place]: read[place]() for place in places}
-        return curves(shown, list(self.runs["policy"].iloc[places]), x)
+        return curves(shown, x)
 
     def _best(self) -> list[int]:
         """Return the places of runs with most throughput, a policy each first, and a reference; of

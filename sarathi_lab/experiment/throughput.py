@@ -180,7 +180,6 @@ OF_33B = "panel == '33b' and series =="
         "Table 4: chunk 256, decodes and end to end",
         "P + D [tokens]",
         "speed-up",
-        legend="of what",
         panels={"13b": "13B on an A6000", "33b": "33B on an A100"},
     ),
 )

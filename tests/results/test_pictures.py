@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axis import Axis
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.container import Container
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -186,6 +186,16 @@ def test_a_policy_has_one_colour_everywhere(pictures):
     alone = {name: colours([name])[name] for name in POLICIES}
     assert colours(["mine", *reversed(POLICIES)]).items() >= alone.items()
     assert len(set(alone.values())) == len(POLICIES)
+    several = ["vllm_v1, chunk 256", "SARATHI", "SARATHI, C = 64", "Orca, best case", "other"]
+    shown = colours(several)
+    assert len(set(shown.values())) == len(several)
+    assert [shown[name] for name in (several[0], several[1], several[3])] == [
+        alone[policy] for policy in ("vllm_v1", "sarathi", "orca")
+    ]
+    light = [
+        sum(to_rgb(one)) for one in map(colours(["512", "64", "128"]).get, ("64", "128", "512"))
+    ]
+    assert light == sorted(light)
     for label, line in keys_by_label(pictures["rates"]).items():
         assert to_hex(line.get_color()) == alone[label]
     two = {"series": ["orca", "sarathi_serve"], "y": [1.0, 2.0], "unit": "s", "device": "cpu"}
@@ -217,6 +227,12 @@ def test_of_a_gpu_one_line_is_drawn_and_the_rest_on_demand():
     assert "counted" not in labels
 
 
+def test_a_panel_is_titled_by_what_it_shows():
+    titles = {ax.get_title() for ax in drawn("fig07").axes}
+    assert {"paper and simulated", "simulated\none token past full tiles"} <= titles
+    assert not any("measured" in ax.get_title() for ax in drawn("real_bubbles").axes)  # both are
+
+
 def test_panels_of_a_device_with_few_points_are_left_out_and_said():
     look = FIGURES["fig08"].look
     points = points_of("fig08").query("source != 'measured'")
@@ -224,7 +240,7 @@ def test_panels_of_a_device_with_few_points_are_left_out_and_said():
     own = pd.DataFrame([{**row, "x": float(x), "y": 2.0 if x == 2 else np.nan} for x in (2, 4, 6)])
     figure = draw(look, rows_of_points(pd.concat([points, own])))
     assert len([ax for ax in figure.axes if ax.has_data()]) == 1
-    assert "1 of 3 points on cpu" in figure.legends[0].get_title().get_text()
+    assert "1 of 3 points on cpu" in " ".join(figure.legends[0].get_title().get_text().split())
     both = draw(look, rows_of_points(pd.concat([points, own])), is_all=True)
     assert len([ax for ax in both.axes if ax.has_data()]) == 2
 

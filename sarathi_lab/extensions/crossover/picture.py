@@ -38,7 +38,7 @@ def crossover_map(table: pd.DataFrame, where: str, baseline: str = "request_leve
         is_left, is_low = ax in grid.axes[:, 0], ax in grid.axes[-1]
         ax.set_xlabel(AXIS_NAMES["pd_ratio"].split(",")[0] if is_low else "")
         ax.set_ylabel(AXIS_NAMES["batch"] if is_left else "")
-    grid.figure.set_size_inches(min(WIDTH, 2.2 * len(values[1]) + 0.8), 1.9 * len(values[0]) + 1.1)
+    grid.figure.set_size_inches(min(WIDTH, 2.2 * len(values[1]) + 0.8), 1.9 * len(values[0]) + 0.8)
     grid.figure.set_layout_engine("constrained")
     words = {f"-{STRONGEST} % and worse": 0.0, "within 2 %": 0.5, f"+{STRONGEST} % and better": 1.0}
     colours: dict[str, Any] = {label: plt.get_cmap(GAINS)(at) for label, at in words.items()}

@@ -213,6 +213,8 @@ def _pipelined(backend: Any, stages: int) -> TorchBackend:
         "orca / sarathi",
         panels={BUBBLES: "median bubble time of a request", COMPLETION: "completion"},
         left_out=(IDLE, ERROR),
+        is_by_device=True,  # each has simulated series beside measured ones
+        columns=2,
     ),
 )
 def real_bubbles(

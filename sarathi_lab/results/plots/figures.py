@@ -31,6 +31,7 @@ SIMULATED: Sequence[Any] = (
     *("-.", (0, (5, 1, 1, 1, 1, 1))),
 )
 PANEL, COLUMN = 2.5, 3.2  # inches: height of a panel, and the widest one
+PREDICTED = "simulated"  # group of the paper's points and all that is simulated
 LETTERS = 11  # of a title in an inch
 MOST_LEVEL = 5  # bars whose names fit beside each other
 UNITS = {"1/s": "requests/s", "times": "ratio"}
@@ -45,7 +46,7 @@ def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
     half of their points, with a note on what is left out; `is_all` draws everything.
     """
     shown = _selected(rows, spec)
-    note = "" if is_all else _note_on_sparse(shown, spec.kind)
+    note = "" if is_all else _note_on_sparse(shown, spec)
     shown = shown[shown.value.notna()] if is_all else _without_sparse(shown, spec.kind)
     by_device = partial(_by_device, are_together=spec.kind == "bar")
     groups = (by_device if spec.is_by_device else _by_source)(shown)
@@ -58,16 +59,22 @@ def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
     columns = min(spec.columns // across * across, max(1, len(places)))
     num_rows = math.ceil(len(places) / columns) or 1
     width = min(style.WIDTH, max(COLUMN * columns, 5.0))
-    figure, axes = style.panels(num_rows, columns, (width, PANEL * num_rows + 1.1))
+    figure, axes = style.panels(num_rows, columns, (width, PANEL * num_rows + 0.5))
     series = sorted(dict.fromkeys(shown.key), key=_number)
-    colour = style.colours(series)
-    styles = {name: (colour[name], style.marker(i)) for i, name in enumerate(series)}
+    colour = style.colours([spec.series_name(name) for name in series])
+    styles = {
+        name: (colour[spec.series_name(name)], style.marker(i)) for i, name in enumerate(series)
+    }
     lines = _line_styles(shown, spec)
     for ax, place in zip(axes, places, strict=False):
         if place is None:
             continue
         title, panel = place
-        PANELS[spec.kind](ax, groups[title][groups[title].panel == panel], spec, styles, lines)
+        rows = groups[title][groups[title].panel == panel]
+        PANELS[spec.kind](ax, rows, spec, styles, lines)
+        if title == PREDICTED:
+            sources = rows.level.map({PAPER: PAPER}).fillna(PREDICTED)
+            title = " and ".join(sorted(sources.unique()))
         titles = [title if len(groups) > 1 or spec.is_by_device else "", spec.panel_name(panel)]
         letters = int(LETTERS * width / columns)
         ax.set_title("\n".join(textwrap.fill(one, letters) for one in titles if one), fontsize=9)
@@ -123,19 +130,23 @@ def _without_sparse(rows: pd.DataFrame, kind: Kind) -> pd.DataFrame:
     return kept if len(kept) else rows[rows.value.notna()]
 
 
-def _note_on_sparse(rows: pd.DataFrame, kind: Kind) -> str:
-    devices = rows[_is_sparse(rows, kind)].groupby("device", sort=False).value
-    counts = devices.agg(["count", "size"]).itertuples(name=None)
-    parts = [f"{known} of {all_} points on {device} measured" for device, known, all_ in counts]
-    return f"Left out, too few to draw: {', '.join(parts)}" if parts else ""
+def _note_on_sparse(rows: pd.DataFrame, spec: PlotSpec) -> str:
+    """Name each panel that is left out, and how many of its points were measured."""
+    left_out = rows[_is_sparse(rows, spec.kind)].groupby(["device", "panel"], sort=False).value
+    counts = left_out.agg(["count", "size"]).itertuples()
+    parts = []
+    for (device, panel), known, all_ in counts:
+        name = spec.panel_name(panel)
+        where = device if name in device else f"{device}, {name}"
+        parts.append(f"{known} of {all_} points on {where}")
+    return f"Left out, too few measured to draw: {'; '.join(parts)}" if parts else ""
 
 
 def _by_source(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Group rows by title: the paper with its simulated GPUs, then each measured device."""
-    simulated = "paper and simulated" if (rows.level == PAPER).any() else "simulated"
-    titles = ("measured on " + rows.device).where(rows.level == MEASURED, simulated)
+    titles = ("measured on " + rows.device).where(rows.level == MEASURED, PREDICTED)
     groups = {str(title): group for title, group in rows.groupby(titles, sort=False)}
-    return dict(sorted(groups.items(), key=lambda group: group[0] != simulated))
+    return dict(sorted(groups.items(), key=lambda group: group[0] != PREDICTED))
 
 
 def _by_device(rows: pd.DataFrame, *, are_together: bool) -> dict[str, pd.DataFrame]:
@@ -252,9 +263,11 @@ def _pairs(
     both = rows.pivot(index=["x", "key"], columns="quantity", values="value").sort_index()
     if spec.hue == "x":
         ax.plot(both[x], both[y], color="0.6", linewidth=0.9)
-    for key, (_, row) in zip(both.index.get_level_values("key"), both.iterrows(), strict=True):
+    sizes = np.linspace(9, 5, len(both))  # points, so that equal places show, too
+    keys = both.index.get_level_values("key")
+    for key, size, (_, row) in zip(keys, sizes, both.iterrows(), strict=True):
         colour, shape = styles[str(key)]
-        ax.plot(row[x], row[y], shape, color=colour)
+        ax.plot(row[x], row[y], shape, color=colour, markersize=size)
     ax.set(xlabel=f"{x} [s]", ylabel=f"{y} [s]", xscale="log", yscale="log")
     ax.margins(0.1)
     for axis in (ax.xaxis, ax.yaxis):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -83,22 +83,17 @@ def _distribution(ax: Axes, seconds: np.ndarray[Any, np.dtype[np.float64]], name
     ax.legend(loc="lower right", frameon=True)
 
 
-def curves(runs: Mapping[str, pd.DataFrame], policies: Sequence[str], x: str) -> Figure:
-    """Draw the iterations of runs (tables by name) against `x`: "iteration", or "end" for time.
-
-    Where each run has another of the `policies`, it has the policy's colour.
-    """
+def curves(runs: Mapping[str, pd.DataFrame], x: str) -> Figure:
+    """Draw the iterations of runs (tables by name) against `x`: "iteration", or "end" for time."""
     shown = [curve for curve in CURVES if any(curve[0] in table for table in runs.values())]
-    figure, axes = style.panels(len(shown), 1, (9, 1.9 * len(shown) + 0.8), sharex=True)
+    figure, axes = style.panels(len(shown), 1, (9, 1.9 * len(shown) + 0.5), sharex=True)
     steps: Any = "steps-pre" if x == "end" else "default"  # an iteration lasts until its end
-    by_policy = style.colours(policies)
-    colours = [by_policy[name] for name in policies]
-    colours = colours if len(by_policy) == len(runs) else list(style.PALETTE)
+    colours = style.colours(list(runs))
     for ax, (column, scale, words) in zip(axes, shown, strict=True):
         for i, (name, table) in enumerate(runs.items()):
             if column in table and x in table:
                 every = max(1, len(table) // CURVE_MARKERS)
-                look: dict[str, Any] = {"ls": ("-", "--", "-.", ":")[i % 4], "color": colours[i]}
+                look: dict[str, Any] = {"ls": ("-", "--", "-.", ":")[i % 4], "color": colours[name]}
                 look |= {"marker": style.marker(i), "markersize": 4, "markevery": every}
                 label = textwrap.fill(name, LABEL_WIDTH, break_on_hyphens=False)
                 ax.plot(table[x], scale * table[column], label=label, drawstyle=steps, **look)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -11,7 +13,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
@@ -49,10 +51,13 @@ COLOURS = (  # seaborn's palette for the colour-blind
     *("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc"),
     *("#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"),
 )
-MORE = (plt.get_cmap(name)(np.arange(20)) for name in ("tab20b", "tab20c"))
-PALETTE = (*COLOURS, *(to_hex(colour) for colours in MORE for colour in colours))
+MORE = np.concatenate([plt.get_cmap(name)(np.arange(20)) for name in ("tab20b", "tab20c")])
+PALETTE = (*COLOURS, *map(to_hex, 0.8 * MORE[:, :3]))  # darker: the palest vanish on white
+BASELINES = {"baseline": "request_level"}  # the paper's word
+PALEST = 0.55  # share of white, or of black, in the last shade of a colour
+NUMBER = re.compile(r"(?:C ?= ?)?([\d.]+)")
 WIDTH = 9.6  # inches of the widest picture; a page shows it at some 830 pixels
-LETTER, KEY = 0.07, 0.62  # inches of a letter of a legend and of a key
+LETTER, KEY, LINE = 0.07, 0.62, 0.19  # inches of a legend's letter, key and line
 MOST_TICKS = 9  # places along x that are each labelled
 # seaborn's style as matplotlib ships it: every sweep ends in a picture, and importing seaborn takes
 # longer than drawing. Markers keep their edges: the paper's points are hollow.
@@ -101,11 +106,39 @@ def marker(i: int) -> str:
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
-    """Return a colour for each name: a policy's everywhere, others the free ones of `COLOURS`."""
-    known = {name: PALETTE[POLICIES.index(name)] for name in names if name in POLICIES}
+    """Return a colour for each name: a policy's everywhere, in shades for several names with it
+    ("sarathi, chunk 256"); numbers from dark to light; for others the free ones of `COLOURS`.
+    """
+    numbers = [float(found[1]) for name in names if (found := NUMBER.fullmatch(name))]
+    if names and len(numbers) == len(names):
+        ranks = np.argsort(np.argsort(numbers)) / max(1, len(names) - 1)
+        return dict(zip(names, map(to_hex, plt.get_cmap("viridis")(0.85 * ranks)), strict=True))
+    policies = {name: policy for name in names if (policy := _policy_in(name))}
+    known: dict[str, str] = {}
+    for policy in dict.fromkeys(policies.values()):
+        same = sorted((one for one in names if policies.get(one) == policy), key=len)
+        known |= zip(same, _shades(PALETTE[POLICIES.index(policy)], len(same)), strict=True)
     others = [name for name in names if name not in known]
-    free = [one for one in COLOURS if one not in known.values()] or list(COLOURS)
+    used = {PALETTE[POLICIES.index(policy)] for policy in policies.values()}
+    free = [one for one in COLOURS if one not in used] or list(COLOURS)
     return known | {name: free[i % len(free)] for i, name in enumerate(others)}
+
+
+@cache
+def _policy_in(name: str) -> str | None:
+    """Return the policy that a name is or contains, the longest one."""
+    plain = re.sub(r"[^a-z0-9]+", "_", name.lower())
+    if name in POLICIES:
+        return name
+    words = [*sorted(POLICIES, key=len, reverse=True), *BASELINES]
+    found = (one for one in words if re.search(rf"(?<![a-z0-9]){one}(?![a-z])", plain))
+    return next((BASELINES.get(one, one) for one in found), None)
+
+
+def _shades(colour: str, number: int) -> list[str]:
+    rgb = np.array(to_rgb(colour))
+    end = np.full(3, float(rgb.mean() < 0.6))  # white, or black for a pale colour
+    return [to_hex(rgb + share * (end - rgb)) for share in np.linspace(0, PALEST, number)]
 
 
 def tick_in_steps(axis: Axis) -> None:
@@ -134,11 +167,15 @@ def scale_x(ax: Axes, places: NDArray[np.float64], *, is_log: bool) -> None:
 
 
 def legend_below(figure: Figure, keys: Iterable[Artist], title: str = "") -> None:
-    """Add one legend of all panels below them, in as many columns as fit the width."""
+    """Add one legend of all panels below them, in as many columns as fit the width; the figure
+    grows by its lines.
+    """
     if keys := list(keys):
         letters = max(len(str(key.get_label())) for key in keys)
         columns = int(figure.get_figwidth() / (KEY + LETTER * letters))
         columns = max(1, min(columns, len(keys)))
+        lines = -(-len(keys) // columns) + len(title.splitlines())
+        figure.set_figheight(figure.get_figheight() + LINE * lines)
         figure.legend(handles=keys, loc="outside lower center", ncols=columns, title=title)
 
 

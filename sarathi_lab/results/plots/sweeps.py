@@ -199,7 +199,7 @@ def _grid(
     lines = 0.5 * len(_values(runs, axes.hue)) if axes.hue else 1.0  # of text that a name needs
     height = max(2.6, 0.9 + 0.21 * num_names * max(1.0, lines))
     width = 1.2 * (num_names > 0) + (3.0 if columns > 2 else 4.2) * columns
-    size = min(style.WIDTH, max(4.6, width)), height * rows + 0.9
+    size = min(style.WIDTH, max(4.6, width)), height * rows + 0.5
     is_shared = axes.facet or num_names > MANY
     shared: dict[str, Any] = {"sharey": "row" if is_shared else False}
     if axes.facet and num_names:

@@ -200,7 +200,7 @@ def test_a_picture_has_a_panel_per_device_and_data_set(name):
     titles = [ax.get_title() for ax in figure.axes if ax.has_data()]
     one = ("sarathi_serve_stalls", "sarathi_serve_budget")
     one += ("disaggregation", "dynamic_chunks", "layered_prefill", "long_prompts")
-    num_panels = 4 if name == "agentic" else 1 if name in one else 2
+    num_panels = {"agentic": 4, "prefill_cadence": 3}.get(name, 1 if name in one else 2)
     assert len(titles) == 2 * num_panels
     assert {title.splitlines()[0] for title in titles} == {"cpu, tiny", "cpu, 30m"}
     assert figure.get_suptitle() == "A title"
