@@ -4,14 +4,18 @@ model's public config.json.
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 
+import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.request import Request, SequenceState
@@ -129,6 +133,23 @@ def test_linear_attention_has_no_context_and_whole_chunks():
     assert times.decode(64) - times.decode(32) == pytest.approx(
         32 * 2 * QWEN.layers.linear.sequence_bytes(2) / H200.memory_rate
     )
+
+
+@pytest.fixture(scope="module")
+def script():
+    folder = EXPERIMENTS / "lab" / "cost_model"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield importlib.import_module("fit_mixed")
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200", "b200"])
+def test_times_of_held_out_shapes(script, gpu):
+    rows = pd.read_csv(script.ROWS)
+    for kind, half in rows[rows.gpu == gpu].groupby("kind"):
+        held_out = half[~script.fitted_half(half)].iloc[::5]
+        found = np.abs(script.errors(load_option("hardware", gpu), kind, held_out))
+        assert np.mean(found) < 0.15, kind
 
 
 @given(st.integers(0, 5), st.lists(st.integers(1, 30), min_size=1, max_size=5))

@@ -45,7 +45,7 @@ class AnalyticOperations:
         if tensor > 1:
             _ = hardware.link_rate  # raises if unknown
         self.iteration_overhead = hardware.iteration_overhead
-        self.uncertainty = hardware.held_out_errors
+        self.uncertainty = {**hardware.held_out_errors}
         self.heads = Heads(spec.num_heads // tensor, spec.num_kv_heads // tensor, spec.head_size)
         self.attention = AttentionTimes(hardware, *self.heads, spec.kv_head_bytes(self.dtype_bytes))
         self._fp8_hardware: Hardware | None = None  # with the peak of 8-bit products

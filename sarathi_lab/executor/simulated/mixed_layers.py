@@ -23,7 +23,8 @@ class LatentTimes:
 
     Prompts attend to keys and values of each head, of which those of earlier chunks are expanded
     from the cache again, and merged with the chunk's attention without a time for it. Decodes read
-    the latents, and compute 2 rank + d_rope products a head and pair meanwhile.
+    the latents, and compute 2 rank + d_rope products a head and pair meanwhile; their queries and
+    outputs are as wide as the latents in each head.
     """
 
     formula: AnalyticOperations
@@ -41,6 +42,9 @@ class LatentTimes:
         self._width = latent.expanded_size(heads, spec.head_size)
         rate = figures.flops_per_second * figures.attention_efficiency
         self._pair_time = heads * latent.absorbed_flops / rate
+        # Queries and outputs of latent size, written by one kernel and read by another.
+        moved = 2 * heads * (latent.cached_size + latent.rank) * dtype_bytes
+        self._query_time = moved / figures.memory_rate
 
     def prefill(self, chunks: Iterable[tuple[int, int]]) -> float:
         """Compute the seconds of `chunks` (start, num_tokens)."""
@@ -52,7 +56,8 @@ class LatentTimes:
     def decode(self, num_sequences: int, kv_tokens: int) -> float:
         """Compute the seconds of `num_sequences` decodes that see `kv_tokens` in total."""
         reading = self._decodes.decode(num_sequences, kv_tokens)
-        return overlapped(kv_tokens * self._pair_time, reading)
+        moving = num_sequences * self._query_time
+        return moving + overlapped(kv_tokens * self._pair_time, reading)
 
 
 @dataclass(eq=False)
@@ -112,6 +117,12 @@ class MixedOperations(AnalyticOperations):
         layers, size = self.spec.layers, (self.hardware, self.dtype_bytes, self.parallel.tensor)
         self._latent = LatentTimes(self, layers.latent) if layers.latent else None
         self._linear = LinearTimes(layers.linear, *size) if layers.linear else None
+        if self._latent:
+            errors = self.hardware.latent.get("uncertainty", {})
+            self.uncertainty |= {"attention": errors.get("attention", math.nan)}
+        if self._linear:
+            error = self.hardware.linear["uncertainty"] if self._linear.is_fitted else math.nan
+            self.uncertainty |= {"linear attention": error}
 
     @property
     def caution(self) -> str:
