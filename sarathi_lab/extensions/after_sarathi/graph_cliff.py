@@ -1,0 +1,108 @@
+"""What batches outside the captured CUDA graphs cost, by token budget and largest captured size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.engine.arrivals import ClosedLoop
+from sarathi_lab.engine.executor import Executor
+from sarathi_lab.engine.executor import Sizes as BuildSizes
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.experiment.cases import Point
+from sarathi_lab.experiment.registry import Platform
+from sarathi_lab.extensions.under_load import ServingBench, compared, only_simulated
+from sarathi_lab.policy import VllmV1
+from sarathi_lab.results.plots.spec import by_device
+from sarathi_lab.results.serving_metrics import waits
+
+MODE = "full_and_piecewise"  # vLLM's default
+P99, RATE = "P99 between tokens", "output tokens/s"
+MakeExecutor = Callable[[int], Executor]  # by the largest captured size
+Steps = Mapping[str, Any]
+
+
+@only_simulated(
+    "What do batches outside the captured CUDA graphs cost, whatever the chunk?",
+    Platform("qwen3-30b-a3b", "b200", 4),
+    look=by_device("line", P99, x="token budget", log_x=True, legend="captured to", columns=2),
+)
+def graph_cliff(
+    bench: ServingBench,
+    seed: int,
+    *,
+    steps: Steps,
+    host: str,
+    servers: Mapping[str, Mapping[str, Sequence[int]]],
+    turns: int,
+    **sizes: Any,
+) -> Iterator[Point]:
+    """Waits and throughput by token budget and largest captured size, also over those of the
+    first such size, with `turns` requests of each user.
+
+    `servers` have `users`, `budgets` and sizes `captured`. Steps of "timed" take the times of
+    `steps`, those of "modelled" the cost model's, with the launches of the `host` file.
+    """
+    make: dict[str, MakeExecutor] = {
+        "timed": partial(of_steps, steps),
+        "modelled": partial(_of_cost_model, bench, host),
+    }
+    (dataset,) = sizes["datasets"]
+    for server, settings in servers.items():
+        captured = settings["captured"]
+        executors = {size: make[server](size) for size in captured}
+        for number, budget in product(settings["users"], settings["budgets"]):
+            requests, found = bench.requests(dataset, turns * number, seed), {}
+            policy = VllmV1(max_num_batched_tokens=budget)
+            for size, executor in executors.items():
+                on = replace(bench, executor=executor)
+                table = on.run(ClosedLoop(requests, number), policy).requests()
+                found[f"{size}"] = _quantities(table)
+            first = {f"captured to {captured[0]}": found[f"{captured[0]}"]}
+            where, units = f"{server}, {number} users", {RATE: "tokens/s"}
+            yield from compared(where, found, first, units, x=budget)
+
+
+def of_steps(steps: Steps, largest: int) -> Executor:
+    """Make the executor of a server that was timed: `device` has two pairs of tokens and seconds of
+    a step on the device, the line of all others; `eager` and `piecewise` are the seconds in which
+    the host launches one.
+    """
+    (few, least), (many, most) = steps["device"]
+    launches = {"layer_launch": steps["eager"], "piece_launch": steps["piecewise"]}
+    graphs = CudaGraphs(mode=MODE, largest=largest, **launches)
+
+    def seconds(batch: Batch) -> float:
+        num_tokens, host = graphs.launched(batch)
+        device = least + (most - least) * (num_tokens - few) / (many - few)
+        return float(max(device, host))
+
+    return SimulatedExecutor(seconds)
+
+
+def _of_cost_model(bench: ServingBench, name: str, largest: int) -> Executor:
+    host, engine = load_option("host", name), bench.engine
+    assert bench.backend is not None, "it is only simulated"
+    host = replace(host, graphs=replace(host.graphs, mode=MODE, largest=largest))
+    sizes = BuildSizes(engine.num_blocks, engine.block_size, engine.batch_size)
+    return replace(bench.backend, host=host).build(load_option("model", bench.model), None, sizes)
+
+
+def _quantities(table: pd.DataFrame) -> dict[str, float]:
+    """Seconds, and tokens of all answers by second."""
+    waited = waits(table)
+    return {
+        P99: float(np.quantile(waited["tbt"], 0.99)),
+        "mean TTFT": float(waited["ttft"].mean()),
+        "mean TPOT": float(waited["tpot"].mean()),
+        RATE: float(table.output_len.sum() / table.finish_time.max()),
+    }
