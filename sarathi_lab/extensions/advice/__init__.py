@@ -16,7 +16,7 @@ from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.experiment.advisor import BASELINES, Advice, PolicyOfChunk
+from sarathi_lab.experiment.advisor import AS_GOOD, BASELINES, Advice, PolicyOfChunk
 from sarathi_lab.experiment.clock import LossSplit, times_by
 from sarathi_lab.extensions.advice.server_flags import server_flags
 from sarathi_lab.model.checkpoint import resolve_model
@@ -61,6 +61,31 @@ def policy_of_chunk(cfg: DictConfig) -> PolicyOfChunk:
     return policy.with_budget
 
 
+def capture_advice(
+    cfg: DictConfig, present: Advice, longest: int, chunks: Sequence[int] | None
+) -> str | None:
+    """Predict again with CUDA graphs of all batches up to `longest` tokens, and compare the best
+    chunk with that of the `present` sizes; None where the host's launches are not simulated.
+    """
+    graphs = cost_of(cfg)[0].host.graphs
+    if graphs is None or graphs.mode in (None, "none"):
+        return None
+    cfg = cfg.copy()
+    cfg.host.graphs.update(sizes=None, largest=longest)
+    advice, now = make_plan(cfg, chunks).advice, max(graphs.captured)
+    assert advice is not None
+    old, new = (one.table.set_index("chunk").loc[one.chunk] for one in (present, advice))
+    gain, size = new.throughput / old.throughput, advice.chunk
+    if size <= now or (gain <= 1 + AS_GOOD and new.tbt_p99 >= (1 - AS_GOOD) * old.tbt_p99):
+        return f"  CUDA graphs captured beyond the {now} tokens of now gain nothing"
+    flags = f"; vLLM: --max-num-batched-tokens {size} --max-cudagraph-capture-size {size}"
+    return (
+        f"  with CUDA graphs captured to {size} tokens, {now} now, the best chunk is {size}: "
+        f"{gain:.2f} times the tokens/s, {1e3 * new.tbt_p99:.1f} ms between tokens at P99 where "
+        f"{old.name} has {1e3 * old.tbt_p99:.1f}{'' if advice.do_not_chunk else flags}"
+    )
+
+
 CHUNKS = "use a list such as [256,512], or null for those that the device's tile suggests"
 CHUNK = partial(require_int, minimum=1, fix=CHUNKS)
 LOSS_COLUMNS = {
@@ -75,17 +100,18 @@ LOSS_COLUMNS = {
 @dataclass(frozen=True)
 class Advise(Task):
     """Predicts every candidate chunk (None: those of `advisor.advise`) for the load and policy,
-    prices the cutting by itself, and lists the flags of servers.
+    prices the cutting by itself, and lists the flags of servers; where the host's CUDA graphs are
+    known also with larger ones captured.
     """
 
     reads = (
-        *("policy", "workload", "executor", "model", "hardware", "batch", "pd_ratio", "seq_len"),
-        *("slo", "seed", "dtype", "baselines", "max_model_len", "cache"),
+        *("policy", "workload", "executor", "model", "hardware", "host", "batch", "pd_ratio"),
+        *("seq_len", "slo", "seed", "dtype", "baselines", "max_model_len", "cache"),
     )
     chunks: Sequence[int] | None = listed(None, each=CHUNK, complaint=f"names no chunk; {CHUNKS}")
     page_size: int = whole(64, minimum=1, fix="use a number of tokens such as 64")
 
-    def check(self, cfg: DictConfig) -> tuple[Plan, pd.DataFrame]:
+    def check(self, cfg: DictConfig) -> tuple[Plan, pd.DataFrame, str | None]:
         for name in cfg.baselines:
             if name not in BASELINES:
                 raise UserError(
@@ -104,11 +130,12 @@ class Advise(Task):
         sizes = {"batch_size": plan.engine.batch_size, "max_model_len": plan.max_model_len}
         sizes["page_size"] = self.page_size
         budget = longest if is_whole else plan.advice.chunk
-        return plan, server_flags(budget, **sizes, is_whole=is_whole)
+        capture = capture_advice(cfg, plan.advice, longest, self.chunks)
+        return plan, server_flags(budget, **sizes, is_whole=is_whole), capture
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         prepared: Any = context.prepared or self.check(cfg)
-        plan, flags = prepared
+        plan, flags, capture = prepared
         advice: Advice = plan.advice
         print_plan(plan, context)
         print_advice(advice)
@@ -128,6 +155,7 @@ class Advise(Task):
         uncut = f"a prompt of {prompt_len} tokens takes {1e3 * loss.whole[0]:.1f} ms whole"
         cut = " that leave prompts whole, where they have any" if advice.do_not_chunk else ""
         shown: list[DisplayTable | str] = [
+            *([capture] if capture else []),
             f"  cutting alone: {uncut}; in chunks",
             DisplayTable(by_cause.to_dict("records"), formats=formats),
             f"  as settings of servers{cut}",

@@ -15,8 +15,10 @@ In place of the folder, a file of a benchmark client (`bench_files`) may be name
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -102,15 +104,16 @@ class ServerSettings:
     @property
     def graphs(self) -> dict[str, Any]:
         """Settings of `CudaGraphs`: the mode by its name or vLLM's number (a pair for decodes and
-        others), and sizes up to by default twice the sequences.
+        others), and sizes up to by default twice the sequences, but at most the token budget.
         """
         stated = self.cudagraph_mode
         key = stated if isinstance(stated, (str, int)) else tuple(stated)
         mode = "none" if self.enforce_eager else GRAPH_MODES.get(key, str(key).lower())
-        if sizes := self.cudagraph_capture_sizes:
-            return {"mode": mode, "sizes": [*sizes]}
+        budget = self.max_num_batched_tokens
+        if sizes := [one for one in self.cudagraph_capture_sizes or () if one <= budget]:
+            return {"mode": mode, "sizes": sizes}
         largest = self.max_cudagraph_capture_size or min(2 * self.max_num_seqs, 512)
-        return {"mode": mode, "largest": largest}
+        return {"mode": mode, "largest": min(largest, budget)}
 
     @property
     def graph_tokens(self) -> int:
@@ -190,7 +193,12 @@ def _settings(path: Path, meta: Mapping[str, Any], instance: Mapping[str, Any]) 
 
 
 def _part(of: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    return value if isinstance(value := of.get(key), dict) else {}
+    """Return an object in `of`, which may be text, as after --compilation-config; else none."""
+    value = of.get(key)
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = json.loads(value)
+    return value if isinstance(value, dict) else {}
 
 
 def _first_instance(config: Mapping[str, Any]) -> Mapping[str, Any]:

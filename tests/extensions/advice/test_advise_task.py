@@ -66,10 +66,33 @@ def test_every_setting_that_it_reads_has_an_effect(tmp_path):
     others = (
         *("hardware=a100", "policy=sarathi_serve", "executor.cost_model=profiled", "slo=strict"),
         *("max_model_len=2000", "cache.num_blocks=100", "task.page_size=32", "baselines=[orca]"),
+        "host=vllm_0_19",
     )
     for i, other in enumerate(others):
         tables = advised(tmp_path / str(i), other)
         assert any(not tables[name].equals(plain[name]) for name in TABLES), other
+
+
+@pytest.mark.parametrize(
+    ("launch", "words"),
+    [
+        # 40 layers launched eagerly in 5 ms each take longer than their products.
+        ("0.005", "captured to 512 tokens, 64 now, the best chunk is 512"),
+        ("0.0001", "captured beyond the 64 tokens of now gain nothing"),
+        (None, ""),
+    ],
+)
+def test_larger_graphs_are_advised_where_launches_are_known_and_outlast_the_device(
+    launch, words, tmp_path
+):
+    graphs = "host.graphs.mode=full_and_piecewise", "host.graphs.largest=64"
+    host = ["host=vllm_0_19", *([*graphs, f"host.graphs.layer_launch={launch}"] if launch else ())]
+    shown = run(tmp_path, *SMALL, "task.chunks=[128,512]", *host).shown
+    lines = [one for one in shown if isinstance(one, str) and "CUDA graphs" in one]
+    assert len(lines) == bool(launch)
+    assert words in "".join(lines)
+    flags = "vLLM: --max-num-batched-tokens 512 --max-cudagraph-capture-size 512"
+    assert (flags in "".join(lines)) == (launch == "0.005")
 
 
 def test_a_mixture_is_advised_larger_chunks(tmp_path):

@@ -13,6 +13,7 @@ from composed import checked, config_of, kept, run
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import REPOSITORY
+from sarathi_lab.extensions.replay.real_run import read_run
 
 RUNS = REPOSITORY / "experiments" / "lab" / "real_servers"
 DENSE, MIXTURE = RUNS / "rtx-4090-llama-3.1-8b", RUNS / "rtx-pro-6000-qwen3-30b-a3b"
@@ -66,6 +67,27 @@ def test_settings_are_the_runs_unless_named(short_run):
     )
     replay = build(cfg.task).check(cfg)
     assert (replay.spec.name, replay.backend.host.overlaps) == ("7b", False)
+
+
+@pytest.mark.parametrize(
+    ("stated", "graphs"),
+    [
+        ({}, {"mode": "full_and_piecewise", "largest": 16}),
+        ({"max_num_seqs": 400}, {"mode": "full_and_piecewise", "largest": 512}),
+        ({"max_num_seqs": 400, "max_num_batched_tokens": 256}, {"largest": 256}),
+        ({"max_cudagraph_capture_size": 2048}, {"largest": 1024}),
+        ({"enforce_eager": True}, {"mode": "none"}),
+        ({"compilation_config": {"cudagraph_mode": [2, 0]}}, {"mode": "full_decode_only"}),
+        ({"compilation_config": '{"cudagraph_capture_sizes": [8, 2000]}'}, {"sizes": [8]}),
+        ({"compilation_config": '{"cudagraph_mode": "PIECEWISE"}'}, {"mode": "piecewise"}),
+    ],
+    ids=str,
+)
+def test_graphs_are_those_of_the_servers_flags(stated, graphs, short_run):
+    path = short_run / "meta.json"
+    sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 1024}
+    path.write_text(json.dumps({"model": "x", "engine_kwargs": {**sizes, **stated}}))
+    assert graphs.items() <= read_run(short_run).settings.graphs.items()
 
 
 def edited(folder, **values):
