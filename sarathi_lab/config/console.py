@@ -46,16 +46,18 @@ def print_place(what: str, where: Path | str) -> None:
 @contextmanager
 def progress_of(
     what: str, total: float | None = None, unit: str = ""
-) -> Iterator[Callable[[float], None]]:
+) -> Iterator[Callable[..., None]]:
     """Show how much of `total` steps (None: unknown) is done, and the time left: on a terminal by a
     bar; elsewhere, for Slurm, CI and `| tee`, by a line every `LINE_SECONDS`, without a `total`
-    only while nothing else is in progress. Yields the function to call with the steps just done.
+    only while nothing else is in progress. Yields the function to call with the steps just done,
+    and with how many there are at least, where that turns out to be more than `total`.
     """
     done, start = 0.0, time.monotonic()
 
-    def advance(steps: float) -> None:
-        nonlocal done
+    def advance(steps: float, least: float = 0.0) -> None:
+        nonlocal done, total
         done += steps
+        total = total and max(total, least)
 
     def print_line() -> None:
         if total is None and len(_shown) > 1:
@@ -82,7 +84,11 @@ def progress_of(
         # Drawing takes milliseconds, where a step may take less: it is not done at every step.
         with Progress(console=console(), auto_refresh=False, transient=True) as bar:
             task = bar.add_task(f"  {what}", total=total)
-            with repeated(lambda: bar.update(task, completed=done, refresh=True), BAR_SECONDS):
+
+            def draw() -> None:
+                bar.update(task, completed=done, total=total, refresh=True)
+
+            with repeated(draw, BAR_SECONDS):
                 yield advance
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -61,12 +62,16 @@ MOST_ROUNDS = 1000
 OF_RUNS = ("repeat", ROUND, "plot")  # read for tasks whose runs a sweep compares
 
 
-def _times(factor: int, value: object) -> object:
-    """Multiply a whole number; leave other values to the checks of who reads them."""
-    return factor * value if isinstance(value, int) else value
+IN_FLIGHT = ("batch", "executor.pipeline_parallel", "cluster.num", "cluster.decode")
 
 
-OmegaConf.register_new_resolver("times", _times, replace=True)
+def _four_batches(*, _root_: DictConfig) -> int:
+    """Four times what all stages and engines serve at once; less is mostly start and end."""
+    factors = [OmegaConf.select(_root_, name) for name in IN_FLIGHT]
+    return math.prod([4, *(one for one in factors if isinstance(one, int))])
+
+
+OmegaConf.register_new_resolver("four_batches", _four_batches, replace=True)
 
 
 def name_of(setting: str) -> str:
@@ -87,7 +92,7 @@ def build(node: DictConfig | ListConfig, kind: Any = object) -> Any:
             fix = "put back or correct its settings"
             raise UserError(f"{dict(node)['_target_']}: {cause}; {fix}") from None
         if cause is None or isinstance(cause, ImportError):
-            reason, fix = cause or str(error).splitlines()[0], "name a class as module.Class"
+            reason, fix = " ".join(str(cause or error).split()), "name a class as module.Class"
             raise UserError(f"a _target_ can't be imported ({reason}); {fix}") from None
         raise
     if not isinstance(built, kind):
