@@ -60,7 +60,7 @@ def test_pairs_picks_and_regrets_are_counted_by_hand(script):
 
 def test_the_page_states_the_recorded_scores(script):
     page = (FOLDER / "README.md").read_text()
-    scores = pd.read_csv(script.SCORES).query("prediction in ('before', 'client')")
+    scores = pd.read_csv(script.SCORES).query("prediction in ('before', 'graphs')")
     for row in scores.query("gpu != 'RTX5090' or model == 'all'").itertuples():
         errors = (row.error_latency, row.error_ttft, row.error_tpot)
         found = ", ".join(f"{100 * error:.0f}" for error in errors)
