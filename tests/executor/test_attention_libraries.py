@@ -28,6 +28,7 @@ from sarathi_kernels.attention.flash import FLASH, FlashPrompts
 from sarathi_kernels.attention.flash_infer import FlashInferDecodes
 from sarathi_kernels.attention.hybrid import HybridAttention
 from sarathi_kernels.attention.plan import PADDING, AttentionPlan
+from sarathi_kernels.benchmarks.attention_peers import library_attention
 from sarathi_kernels.runtime.chip import CHIPS
 from sarathi_kernels.runtime.testing import poisoned, relative_error
 from sarathi_lab.config.errors import RunError, UserError
@@ -86,6 +87,28 @@ def test_both_give_what_attention_is(name, num_padding, installed):
         tensors = inputs.query, inputs.key_cache, inputs.value_cache
         attention.attend(*tensors, plan, inputs.scale, case.sliding_window, out)
         assert relative_error(out, reference(case, inputs)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "ways"),
+    [
+        ("chunks at an offset", ["flash"]),
+        ("grouped decodes", ["flashinfer"]),
+        ("window over tiles", ["flash + flashinfer", "flash"]),
+    ],
+)
+def test_benchmarks_compare_with_what_is_installed(name, ways, installed):
+    case = AWKWARD[name]
+    inputs = make_inputs(case, device=CPU, dtype=torch.float16, num_sms=2)
+    out = torch.empty_like(inputs.query)
+    works = library_attention(case, inputs, out)
+    assert list(works) == ways
+    for work in works.values():
+        out.fill_(float("nan"))
+        work()
+        assert relative_error(out, reference(case, inputs)) < 2e-3
+    wide = make_inputs(case, device=CPU, dtype=torch.float32, num_sms=2)
+    assert library_attention(case, wide, torch.empty_like(wide.query)) == {}
 
 
 def _spec(case: AttentionCase, **given: Any) -> Any:

@@ -1,5 +1,5 @@
 """Ways to attend for chunks and decodes of one batch, all of which must give the same: the engine's
-two, and the benchmarks' two in one launch.
+two, and the benchmarks' in one launch.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ import torch
 from sarathi_kernels.attention.cases import AWKWARD, AttentionCase, make_inputs, reference
 from sarathi_kernels.attention.hybrid import HybridAttention, Variant
 from sarathi_kernels.attention.plan import PADDING, with_parts_of
-from sarathi_kernels.benchmarks.one_launch import fused_attention, unified_attention
-from sarathi_kernels.runtime.chip import CHIPS, assumed, chip_of
-from sarathi_kernels.runtime.launch import recorded
+from sarathi_kernels.benchmarks.attention_benchmarks import unified_attention
 from sarathi_kernels.runtime.testing import poisoned, relative_error
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -29,10 +27,7 @@ def by_triton(variant: Variant, *inputs: Any, sliding_window: int | None = None,
 WAYS = {
     **{name: partial(by_triton, name) for name in get_args(Variant)},
     "unified": unified_attention,
-    "fused": fused_attention,
 }
-# With so few multiprocessors that small batches are fused, too.
-SMALL_CHIP = replace(chip_of(DEVICE), num_sms=2)
 
 
 @pytest.mark.parametrize(
@@ -47,8 +42,7 @@ def test_all_ways_give_the_same(name: str, part_tokens: int) -> None:
     expected = reference(case, inputs)
     for name, attend in WAYS.items():
         out = poisoned(*inputs.query.shape, device=DEVICE, dtype=torch.float16)
-        with assumed(SMALL_CHIP):
-            attend(*inputs.arguments, sliding_window=case.sliding_window, out=out)
+        attend(*inputs.arguments, sliding_window=case.sliding_window, out=out)
         assert relative_error(out, expected) < 2e-3, name
 
 
@@ -65,29 +59,8 @@ def test_padding_of_the_plan_changes_nothing(name: str) -> None:
     plan = replace(plan, **padded, decodes=decodes)
     out = poisoned(*inputs.query.shape, device=DEVICE, dtype=torch.float32)
     arguments = (inputs.query, inputs.key_cache, inputs.value_cache, plan, inputs.scale)
-    with assumed(SMALL_CHIP):
-        WAYS[name](*arguments, out=out)
+    WAYS[name](*arguments, out=out)
     assert relative_error(out, reference(case, inputs)) < 1e-5
-
-
-@pytest.mark.parametrize("num_sms", [1, 4, 5])
-def test_fused_attention_is_right_and_in_series_where_a_kind_has_less_than_a_wave(
-    num_sms: int,
-) -> None:
-    """Two decodes with two KV heads: four programs."""
-    case = AttentionCase(((40, 90), (1, 40), (1, 70), (2, 2)), 4, 2)
-    inputs = make_inputs(case, device=DEVICE, dtype=torch.float32, num_sms=4)
-    out = poisoned(*inputs.query.shape, device=DEVICE, dtype=torch.float32)
-    plan = with_parts_of(inputs.plan, 32)
-    arguments = (inputs.query, inputs.key_cache, inputs.value_cache, plan, inputs.scale)
-    chip = replace(CHIPS[80], num_sms=num_sms)
-    with assumed(chip):
-        fused_attention(*arguments, out=out)
-    assert relative_error(out, reference(case, inputs)) < 1e-5
-    with recorded(chip) as recording:
-        fused_attention(*arguments, out=out)
-    names = [launch.kernel.__name__ for launch in recording.launches]
-    assert ("fused_kernel" in names) == (num_sms <= 4)
 
 
 @pytest.mark.gpu

@@ -1,13 +1,14 @@
 """Benchmarks of attention: chunks, decodes, hybrid batches, and a prompt whole against the same
 prompt in chunks.
 
-The peers are torch's attention on the same data, unpaged, and FlashInfer on the same pages
-where it is installed.
+The peers are torch's attention on the same data, unpaged, and FlashAttention 3 and FlashInfer on
+the same pages where they are installed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import get_args
 
@@ -17,16 +18,16 @@ from torch import Tensor
 from sarathi_kernels.attention.cases import AttentionCase, AttentionInputs, make_inputs
 from sarathi_kernels.attention.decode import decode_attention
 from sarathi_kernels.attention.hybrid import HybridAttention, Variant
+from sarathi_kernels.attention.kv_cache import Cache
 from sarathi_kernels.attention.plan import PART_TOKENS, AttentionPlan, make_plan, with_parts_of
 from sarathi_kernels.attention.prefill import prefill_attention
 from sarathi_kernels.benchmarks.attention_peers import (
-    flashinfer_decode,
     flashinfer_pod,
     flashinfer_prefill,
+    library_attention,
     torch_attention,
 )
 from sarathi_kernels.benchmarks.measure import Benchmark
-from sarathi_kernels.benchmarks.one_launch import fused_attention, unified_attention
 from sarathi_kernels.runtime.chip import chip_of
 
 HEADS = {"mha": (40, 40), "gqa": (32, 8)}  # of a 13B model, and of one with four heads a KV head
@@ -99,8 +100,9 @@ def _prefill(
         prefill_attention(*arguments, out=out)
 
     yield _benchmark("prefill_attention", case, label, "paged", dtype, paged)
-    for backend, attend in torch_attention(case, inputs).items():
-        yield _benchmark("prefill_attention", case, label, backend, dtype, attend)
+    peers = torch_attention(case, inputs) | library_attention(case, inputs, out)
+    for peer, attend in peers.items():
+        yield _benchmark("prefill_attention", case, label, peer, dtype, attend)
     if (attend_paged := flashinfer_prefill(case, inputs)) is not None:
         yield _benchmark("prefill_attention", case, label, "flashinfer", dtype, attend_paged)
 
@@ -125,8 +127,8 @@ def _decode(
             )
 
         yield _benchmark("decode_attention", case, label, implementation, dtype, paged)
-    if (attend := flashinfer_decode(case, inputs)) is not None:
-        yield _benchmark("decode_attention", case, label, "flashinfer", dtype, attend)
+    for peer, attend in library_attention(case, inputs, out).items():
+        yield _benchmark("decode_attention", case, label, peer, dtype, attend)
 
 
 def _hybrid(
@@ -142,15 +144,15 @@ def _hybrid(
     inputs = _inputs(case, device, dtype)
     out = torch.empty_like(inputs.query)
     arguments = inputs.arguments
-    ways: dict[str, Callable[[], None]] = {
+    ways: dict[str, Callable[[], object]] = {
         variant: partial(HybridAttention(variant).attend, *arguments, None, out)
         for variant in get_args(Variant)
     }
     ways["unified"] = partial(unified_attention, *arguments, out=out)
-    ways["fused"] = partial(fused_attention, *arguments, out=out)
     # The longer of the two is what a perfect overlap takes.
     ways["chunk alone"] = partial(prefill_attention, *arguments, out=out)
     ways["decodes alone"] = partial(decode_attention, *arguments, out=out)
+    ways |= library_attention(case, inputs, out)
     label = f"{name} {chunk} + {count} x {context}"
     for way, attend in ways.items():
         yield _benchmark("hybrid_attention", case, label, way, dtype, attend)
@@ -158,6 +160,22 @@ def _hybrid(
         yield _benchmark("hybrid_attention", case, label, "flashinfer", dtype, attend_batch)
     if (attend_pod := flashinfer_pod(case, inputs)) is not None:
         yield _benchmark("hybrid_attention", case, label, "flashinfer pod", dtype, attend_pod)
+
+
+def unified_attention(
+    query: Tensor,
+    keys: Cache,
+    values: Cache,
+    plan: AttentionPlan,
+    scale: float,
+    *,
+    sliding_window: int | None = None,
+    out: Tensor,
+) -> None:
+    """`prefill_attention` of all rows of a plan: each decode is a tile of one query."""
+    of_decodes = torch.nn.functional.pad(plan.decodes[:, None], (0, 1))
+    whole = replace(plan, tiles=torch.cat([of_decodes, plan.tiles]))
+    prefill_attention(query, keys, values, whole, scale, sliding_window=sliding_window, out=out)
 
 
 def _reread(

@@ -1,9 +1,12 @@
-"""What attention is compared with: torch's on unpaged data, and FlashInfer if it is installed."""
+"""What attention is compared with: torch's on unpaged data, and that of installed libraries."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,6 +15,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sarathi_kernels.attention.cases import AttentionCase, AttentionInputs
+from sarathi_kernels.attention.flash import FLASH, FlashPrompts
+from sarathi_kernels.attention.flash_infer import FLASHINFER, FlashInferDecodes
+from sarathi_kernels.attention.hybrid import HybridAttention
+from sarathi_kernels.runtime.chip import chip_of
 
 BACKENDS = {
     "sdpa flash": SDPBackend.FLASH_ATTENTION,
@@ -75,6 +82,36 @@ def torch_attention(
     return {name: work for name, work in works.items() if works_here(work)}
 
 
+def library_attention(
+    case: AttentionCase, inputs: AttentionInputs, out: Tensor
+) -> dict[str, Callable[[], object]]:
+    """Attention by FlashAttention 3 and FlashInfer as the engine has it, where they are installed
+    and take the case, else by Triton; the plan's time is left out. Of a batch with decodes, "flash"
+    attends for these, too.
+    """
+    plan, query = inputs.plan, inputs.query
+    spec: Any = SimpleNamespace(**vars(case), kv_dtype="auto")
+    place = spec, query.dtype, case.block_size
+    refused = [one.why_not(*place, chip_of(query.device)) for one in (FLASH, FLASHINFER)]
+    prompts = None if refused[0] else FlashPrompts()
+    decodes = None if refused[1] else FlashInferDecodes(*place, query.device)
+    attention = HybridAttention("series", prompts, decodes)
+    fields = ("query_starts", "kv_lens", "block_table", "decodes", "prompt_lens")
+    views = {name: getattr(plan, name).cpu().numpy() for name in fields}
+    counts = {"num_tiles": plan.num_tiles, "num_decodes": plan.num_decodes}
+    shape = SimpleNamespace(num_tokens=len(query), max_blocks=plan.block_table.shape[1], **counts)
+    attention.begin(views, shape, plan.slot)
+    tensors = query, inputs.key_cache, inputs.value_cache
+    rest = inputs.scale, case.sliding_window, out
+    names = ("flash" if prompts else "triton", "flashinfer" if decodes else "triton")
+    there = [name for name, count in zip(names, counts.values(), strict=True) if count]
+    works = {" + ".join(there): partial(attention.attend, *tensors, plan, *rest)}
+    if prompts and len(there) == 2:
+        whole = replace(plan, prompt_lens=plan.kv_lens)
+        works["flash"] = partial(prompts.attend, *tensors, whole, *rest)
+    return {name: work for name, work in works.items() if "flash" in name}
+
+
 def _pages(
     case: AttentionCase, inputs: AttentionInputs, first: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,18 +151,6 @@ def flashinfer_prefill(case: AttentionCase, inputs: AttentionInputs) -> Callable
         causal=True,
         q_data_type=inputs.query.dtype,
     )
-    return lambda: wrapper.run(inputs.query, (inputs.key_cache, inputs.value_cache))
-
-
-def flashinfer_decode(case: AttentionCase, inputs: AttentionInputs) -> Callable[[], object] | None:
-    if (flashinfer := _flashinfer(inputs)) is None:
-        return None
-    is_grouped = case.num_heads != case.num_kv_heads
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-        _workspace(inputs), "NHD", use_tensor_cores=is_grouped
-    )
-    shape = (case.num_heads, case.num_kv_heads, case.head_size, case.block_size)
-    wrapper.plan(*_pages(case, inputs), *shape, q_data_type=inputs.query.dtype)
     return lambda: wrapper.run(inputs.query, (inputs.key_cache, inputs.value_cache))
 
 
