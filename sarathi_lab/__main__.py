@@ -24,6 +24,10 @@ COMMANDS = {
         "sarathi_lab.extensions.report",
         "a sweep, or all experiments, as one page: report FOLDER",
     ),
+    "leaderboard": (
+        "sarathi_lab.extensions.leaderboard",
+        "all policies ranked, yours among them: leaderboard policy._target_=my_module.MyPolicy",
+    ),
     "figures": ("sarathi_lab.tasks.figures", "the paper's figures from recorded results"),
     "dashboard": (
         "sarathi_lab.extensions.dashboard",
@@ -68,9 +72,8 @@ def main(args: Sequence[str] | None = None) -> int:
         return print_completion(rest)
     if command in COMMANDS:
         try:
-            needed = {"claims": ("sarathi_lab.run", "main")}
-            module, name = needed.get(command, ("", ""))
-            handed = [getattr(import_module(module), name)] if module else []
+            needs_run = command in ("claims", "leaderboard")
+            handed = [import_module("sarathi_lab.run").main] if needs_run else []
             answer = import_module(COMMANDS[command][0]).main
         except ModuleNotFoundError as error:
             return report(error)
@@ -80,7 +83,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return 0
     print(f"usage: {typed('COMMAND')} [--help] ...\n")
     for name, (_, purpose) in COMMANDS.items():
-        print(f"  {name:<11}{purpose}")
+        print(f"  {name:<12}{purpose}")
     if command in ("", "-h", "--help"):
         return 0
     print(f"\nerror: {command} is not a command; use one of {', '.join(COMMANDS)}", file=sys.stderr)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -169,14 +170,15 @@ def check_names(settings: Sequence[str]) -> None:
     known, folders = [*CHOICES, *top_level()], folders_of(settings)
     for override in OverridesParser.create().parse_overrides(list(settings)):
         name = override.key_or_group
-        options = option_files(name, folders) if name in CHOICES else PLUGINS.get(name, ())
+        is_choice = name.partition("/")[0] in CHOICES
+        options = option_files(name, folders) if is_choice else PLUGINS.get(name, ())
         if options and isinstance(named := override.value(), list):
             fix = f"sweep over them by {name}={','.join(map(str, named))} -m"
             raise UserError(f"{override.input_line} is a list and no option; {fix}")
         for value in _values(override) if options else ():
             if value != "null" or name in GROUPS:
                 require_one_of(name, value, options)
-        if not override.is_hydra_override() and name.partition(".")[0] not in known:
+        if not override.is_hydra_override() and re.split(r"[./]", name)[0] not in known:
             raise unknown_name(name, known, "a setting")
 
 
@@ -264,7 +266,6 @@ def _unknown_key(key: str, settings: Sequence[str]) -> UserError:
 def combine(settings: Sequence[Override]) -> list[tuple[str, ...]]:
     """All combinations of the settings' values; of two settings of a name the last counts."""
     values: dict[str, list[str]] = {}
-    num_jobs = 1
     for setting in settings:
         key, line = setting.get_key_element(), str(setting.input_line)
         values[key] = [line]
@@ -274,8 +275,7 @@ def combine(settings: Sequence[Override]) -> list[tuple[str, ...]]:
         elif setting.is_sweep_override():
             fix = f"name them, as in {key}=1,2, or add hydra/sweeper=optuna_search"
             raise UserError(f"{line} has no end of values; {fix}")
-        num_jobs *= len(values[key])
-        if not 0 < num_jobs <= MOST_JOBS:
+        if not 0 < math.prod(map(len, values.values())) <= MOST_JOBS:
             fix = "name other values, or let hydra/sweeper=optuna_search choose"
             raise UserError(f"{line} makes a sweep of 0, or of more than {MOST_JOBS} runs; {fix}")
     return list(product(*values.values()))

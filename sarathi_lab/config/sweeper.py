@@ -73,7 +73,9 @@ class LabSweeper(Sweeper):
         """Compose all jobs, and find their folder. Raises UserError for what nothing reads."""
         hydra, loader = self.config.hydra, self.hydra_context.config_loader
         typed: list[str] = list(hydra.overrides.hydra)
-        parsed = OverridesParser.create(loader).parse_overrides([*self._params, *arguments])
+        named = {*map(name_of, arguments)}  # a class replaces all options that an experiment sweeps
+        params = [one for one in self._params if f"{name_of(one)}._target_" not in named]
+        parsed = OverridesParser.create(loader).parse_overrides([*params, *arguments])
         self.settings = [one for one in parsed if one.key_or_group != "resume"]
         self.swept = [one.key_or_group for one in self.settings if one.is_sweep_override()]
         self.is_sweep = MULTIRUN in typed or bool(self._params)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sarathi_lab.config.errors import UserError, require_int, require_number
-from sarathi_lab.config.paths import json_object, readable
+from sarathi_lab.config.paths import REPOSITORY, json_object, readable
 from sarathi_lab.engine.request import Request
 from sarathi_lab.workload.base import Encode, LoadedRequests
 
@@ -27,7 +27,9 @@ def named_file(path: str | None, option: str) -> Path:
     """Return the file of workload=`option`. Raises UserError without one."""
     if path is None:
         raise UserError(f"workload={option} needs a file; add workload.path=FILE{EXAMPLES[option]}")
-    return Path(str(path)).expanduser()
+    given = Path(str(path)).expanduser()
+    recorded = REPOSITORY / given  # the lab's, from any folder
+    return recorded if recorded.is_file() and not given.is_file() else given
 
 
 def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:

@@ -156,7 +156,8 @@ class Trace(Arriving):
     times. Where the file has ids of blocks of 512 tokens, equal ids give equal tokens.
 
     Rows with more than `max_len` tokens in all (None: what the model takes), or without a prompt or
-    an output token, and those after the first `max_requests` usable ones are dropped and counted.
+    an output token, and those beside `max_requests` usable ones are dropped and counted: `part` 0
+    has the first ones, 1 the next, its times from its first row.
     """
 
     name: ClassVar[str] = "trace"
@@ -164,6 +165,7 @@ class Trace(Arriving):
     arrivals: ArrivalKind | None = None
     max_requests: int | None = whole(None, minimum=1, fix="use null for the whole trace")
     max_len: int | None = whole(None, minimum=2, fix="use null for what the model takes")
+    part: int = whole(0, minimum=0, fix="use 0 for the first max_requests rows")
 
     def check_arrivals(self, kind: str | None) -> None:
         if kind is not None:
@@ -194,11 +196,13 @@ class Trace(Arriving):
         short = filled
         if self.max_len is not None:
             short = filled[filled.prompt_len <= self.max_len - filled.output_len]
-        used = short[: self.max_requests]
+        first = self.part * (self.max_requests or len(table))
+        used = short[first:][: self.max_requests]
+        others = f"outside part={self.part}" if self.part else "after max_requests"
         dropped = {
             "without prompt or output": len(table) - len(filled),
             f"over max_len={self.max_len}": len(filled) - len(short),
-            "after max_requests": len(short) - len(used),
+            others: len(short) - len(used),
         }
         if used.empty:
             reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items() if count)
@@ -214,7 +218,8 @@ class Trace(Arriving):
         if "time" not in table:
             self.check_arrivals("closed")  # a rate needs times
             return np.zeros(len(used))
-        times = (used.time - table.time[0]).to_numpy() / 1e9
+        start = used.time.iloc[0] if self.part else table.time[0]
+        times = (used.time - start).to_numpy() / 1e9
         if self.rate is None:
             return times
         duration = times[-1] - times[0]

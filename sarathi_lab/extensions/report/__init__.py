@@ -72,8 +72,8 @@ def main(args: Sequence[str]) -> int:
 
 
 def _write(folder: Path, out: Path | None) -> int:
-    """Write the page of what is in `folder`, all texts escaped. Raises UserError if there are
-    neither runs nor recorded results.
+    """Write the page of what is in `folder`. Raises UserError if there are neither runs nor
+    recorded results.
     """
     runs = load.load_runs(folder)
     if not runs.empty:
@@ -88,6 +88,13 @@ def _write(folder: Path, out: Path | None) -> int:
     is_records = folder.resolve() == EXPERIMENTS  # which a wheel's may not write to
     page = out or (OUTPUTS if is_records else folder) / PAGE
     make_folder(page.parent, "--out" if out else "the folder")
+    write_page(title, sections, page)
+    print_place("report", page)
+    return 0
+
+
+def write_page(title: str, sections: Sequence[Section], page: Path) -> None:
+    """Write the file `page`, all texts escaped."""
     environment = Environment(
         loader=PackageLoader("sarathi_lab.extensions.report", "."),
         autoescape=True,
@@ -98,8 +105,6 @@ def _write(folder: Path, out: Path | None) -> int:
     environment.filters["base64"] = lambda content: b64encode(content).decode()
     template = environment.get_template("page.html")
     page.write_text(template.render(title=title, sections=sections, made=provenance()), "utf-8")
-    print_place("report", page)
-    return 0
 
 
 def _of_sweep(place: Path, runs: pd.DataFrame, folder: Path) -> Section:
