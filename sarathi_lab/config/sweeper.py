@@ -266,13 +266,11 @@ class LabSweeper(Sweeper):
         else:
             record.write()
         self._done_before = self._done = len(record.begun())
-        self._started, self._pending = time.monotonic(), dict[int, str]()
-        self._launched: list[int] = []
+        self._started, self._pending, self._launched = time.monotonic(), dict[int, str](), list[int]()
 
     def run_jobs(self) -> None:
         """Run the jobs that are not finished."""
-        jobs = enumerate(self.jobs)
-        self.launch({number: job for number, job in jobs if not self.record.is_finished(number)})
+        self.launch({n: job for n, job in enumerate(self.jobs) if not self.record.is_finished(n)})
 
     def launch(self, jobs: Mapping[int, Job]) -> None:
         """Run jobs by their numbers and wait for all; how each ended is in its folder."""
