@@ -257,8 +257,7 @@ class LabSweeper(Sweeper):
         with open_dict(hydra):  # other processes compose their jobs by it
             hydra.overrides.hydra.append(f"hydra.sweep.dir={command_line.quoted(folder)}")
             hydra.sweep.dir = folder
-        for note in self.notes:
-            console().print(note, soft_wrap=True)
+        console().print(*self.notes, sep="\n", end="\n" * bool(self.notes), soft_wrap=True)
         if self._is_resumed:
             record.clear_unfinished()
             how_far = f"{len(record.begun())} of {record.num_jobs} runs finished"
@@ -266,7 +265,8 @@ class LabSweeper(Sweeper):
         else:
             record.write()
         self._done_before = self._done = len(record.begun())
-        self._started, self._pending, self._launched = time.monotonic(), dict[int, str](), list[int]()
+        self._started, self._pending = time.monotonic(), dict[int, str]()
+        self._launched: list[int] = []
 
     def run_jobs(self) -> None:
         """Run the jobs that are not finished."""
