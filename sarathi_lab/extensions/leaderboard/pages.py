@@ -65,7 +65,9 @@ def write(boards: Mapping[str, pd.DataFrame], runs: pd.DataFrame, folder: Path) 
         text += [part for one in shown for part in (f"## {one.title}", markdown(one))]
         (folder / f"{name}.md").write_text("\n\n".join([*text, *NOTES]) + "\n")
         sections.append(Section(name, facts=facts, pictures={name: picture}, tables=shown))
-    first = Section("How far to trust it", [score()], dict(enumerate(NOTES, 1)))
+    first = Section(
+        "How far to trust it", [score()], {str(i): words for i, words in enumerate(NOTES, 1)}
+    )
     write_page("Leaderboard of policies", [first, *sections], page := folder / "leaderboard.html")
     return [page, folder / "runs.csv"]
 
@@ -81,18 +83,16 @@ def _facts(runs: pd.DataFrame) -> dict[str, str]:
 
 def places(boards: Mapping[str, pd.DataFrame]) -> DisplayTable:
     """Return the ranks of the sweep's policies beside recorded ones; of all the first five."""
-    rows = []
+    rows = list[dict[str, object]]()
     for board in boards.values():
         goodputs = board[board["quantity"].str.startswith(GOODPUT)]
         for place, table in goodputs.groupby([*PLACE, "quantity"], sort=False):
             new = table[table.is_new] if table.is_new.any() else table.nsmallest(5, "rank")
-            for one in new.itertuples():
-                objective, of = place[-1].removeprefix(GOODPUT), f"{one.rank:.0f} of {len(table)}"
-                rows.append(
-                    dict(zip(PLACE, place, strict=False))
-                    | {"objective": objective, "policy": one.policy, "rank": of}
-                    | {"goodput": _cell(one._asdict()), "best": f"{table.value.max():.3g}"}
-                )
+            for one in new.to_dict("records"):
+                row = dict(zip(PLACE, place, strict=False)) | {"policy": one["policy"]}
+                row |= {"objective": _objective(one["quantity"]), "goodput": _cell(one)}
+                row |= {"best": f"{table.value.max():.3g}"}
+                rows.append({**row, "rank": f"{one['rank']:.0f} of {len(table)}"})
     left = [*PLACE, "objective", "policy"]
     return DisplayTable(rows, left=left, title="Ranks by goodput [requests/s]")
 
@@ -120,7 +120,7 @@ def _objective(quantity: str) -> str:
     return quantity.removeprefix(GOODPUT)
 
 
-def _cell(one: Mapping[str, Any]) -> str:
+def _cell(one: Mapping[Any, Any]) -> str:
     scale = factor(one["quantity"])
     value, low, high = (amount(one[key] * scale) for key in ("value", "low", "high"))
     return value if low == high else f"{value} ({low} to {high})"
