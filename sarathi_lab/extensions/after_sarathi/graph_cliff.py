@@ -66,8 +66,8 @@ def graph_cliff(
             for size, executor in executors.items():
                 on = replace(bench, executor=executor)
                 table = on.run(ClosedLoop(requests, number), policy).requests()
-                found[f"{size}"] = _quantities(table)
-            first = {f"captured to {captured[0]}": found[f"{captured[0]}"]}
+                found[f"{size} tokens"] = _quantities(table)
+            first = {f"captured to {captured[0]}": found[f"{captured[0]} tokens"]}
             where, units = f"{server}, {number} users", {RATE: "tokens/s"}
             yield from compared(where, found, first, units, x=budget)
 
