@@ -86,3 +86,39 @@ def test_the_longer_of_device_and_launches_counts():
         assert sum(eager.operation_times(batch).values()) == pytest.approx(
             eager.iteration_time(batch)
         )
+
+
+def test_a_fused_kernel_takes_the_conversions_behind_it_and_an_all_reduce_its_norm():
+    """Of llama3.1-8b on two devices: four conversions of 3 bytes an element, two norms of 8."""
+    tokens, spec = 8, load_option("model", "llama3.1-8b")
+    hardware = load_option("hardware", "h100")
+
+    def layer(*fused):
+        host = replace(load_option("host", "none"), fused=list(fused) or None)
+        backend = SimulatedBackend(hardware, tensor_parallel=2, weights="fp8", host=host)
+        return sum(backend._cost(spec).operations.times("layer", tokens).values())
+
+    def moved(num_bytes):
+        return hardware.kernel_launch + tokens * num_bytes / hardware.memory_rate
+
+    hidden, ffn = spec.hidden_size, spec.ffn_size // 2
+    assert layer() - layer("activation") == pytest.approx(moved(3 * ffn))
+    assert layer() - layer("attention") == pytest.approx(moved(3 * hidden // 2))
+    assert layer() - layer("norm") == pytest.approx(2 * moved(3 * hidden))
+    both = 2 * moved(3 * hidden) + 2 * moved(8 * hidden)
+    assert layer() - layer("all_reduce") == pytest.approx(both)
+    with pytest.raises(UserError, match=r"host\.fused=rope is unknown; use one of attention"):
+        layer("rope")
+
+
+def test_attention_to_a_cache_in_8_bits_is_by_formula_beside_measured_products():
+    batch = make_batch(prefill_tokens=512, start=1024)
+    of = replace(load_option("model", "llama3.1-8b"), kv_dtype="fp8")
+    both = (
+        SimulatedBackend(load_option("hardware", "h100"), cost_model=level)._cost(of)
+        for level in ("analytic", "profiled")
+    )
+    formula, tables = (each.operations for each in both)
+    assert tables.attention_times(batch) == formula.attention_times(batch)
+    assert "attention" in tables.caution.split("no table has them: ")[1]
+    assert tables.times("layer", 512)["ffn_up"] != formula.times("layer", 512)["ffn_up"]

@@ -19,8 +19,9 @@ from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.experts import Experts
-from sarathi_lab.executor.simulated.hardware import Parallel, kv_capacity
+from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, all_reduce_time, matmul_time
+from sarathi_lab.executor.simulated.kv_capacity import kv_capacity
 from sarathi_lab.extensions.ranks.sharded import Ranks
 from sarathi_lab.run import main
 

@@ -21,7 +21,8 @@ from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.executor.simulated.hardware import Parallel, kv_capacity
+from sarathi_lab.executor.simulated.hardware import Parallel
+from sarathi_lab.executor.simulated.kv_capacity import kv_capacity
 from sarathi_lab.executor.simulated.mixed_layers import LatentTimes, LinearTimes, MixedOperations
 from sarathi_lab.model.layers import ALIKE, Layers
 

@@ -22,6 +22,8 @@ from sarathi_lab.model.spec import ModelSpec
 CUT_BY_ROWS = ("out_proj", "state_out", "ffn_down", "dense_down", "shared_down")
 # On every device: what chooses the same experts, and the latents that all heads share.
 REPLICATED = ("router", "shared_gate", "latent_down")
+# Kernels before a layer's products, which may convert to 8 bits what they write.
+BEFORE = {"qkv_proj": "norm", "out_proj": "attention", "ffn_up": "norm", "ffn_down": "activation"}
 ALL_REDUCES = 2  # per layer: a shared expert's sums are added to those of the others before
 
 
@@ -48,6 +50,8 @@ class AnalyticOperations:
         self.uncertainty = {**hardware.held_out_errors}
         self.heads = Heads(spec.num_heads // tensor, spec.num_kv_heads // tensor, spec.head_size)
         self.attention = AttentionTimes(hardware, *self.heads, spec.kv_head_bytes(self.dtype_bytes))
+        self._has_norms = tensor == 1 or "all_reduce" not in hardware.fused
+        self._converting = {*hardware.fused} | (set() if self._has_norms else {"norm"})
         self._fp8_hardware: Hardware | None = None  # with the peak of 8-bit products
         if spec.weight_dtype == "fp8":
             peak, efficiency = hardware.fp8_peak, hardware.fp8_efficiency
@@ -75,12 +79,15 @@ class AnalyticOperations:
         times = {
             linear.name: linear.count
             / num_layers
-            * self.layer_product_time(num_tokens, *self.shard_shape(linear))
+            * (
+                self.layer_product_time(num_tokens, *self.shard_shape(linear))
+                - self.fused_time(num_tokens, linear)
+            )
             for linear in spec.layer_linears
         }
         # A norm before, and a sum over devices after each.
         num_sublayers = spec.num_sublayers / num_layers
-        times["norms"] = num_sublayers * self._norm_time(num_tokens)
+        times["norms"] = self._has_norms * num_sublayers * self._norm_time(num_tokens)
         if spec.num_experts:  # experts include their activation; the router adds its choice
             chosen = self._streaming_time(num_tokens * spec.num_experts * dtype_bytes)
             times["router"] += spec.num_expert_layers / num_layers * chosen
@@ -138,9 +145,18 @@ class AnalyticOperations:
         """Compute a product with a layer's weights; in 8 bits, activations are converted first."""
         if self._fp8_hardware is None:
             return self.product_time(num_tokens, rows, columns)
-        converted = num_tokens * rows * (self.dtype_bytes + 1)  # read, and written in 8 bits
         product = matmul_time(num_tokens, rows, columns, self._fp8_hardware, 1)
-        return product + self._streaming_time(converted)
+        return product + self._conversion_time(num_tokens, rows)
+
+    def fused_time(self, num_tokens: int, linear: Linear) -> float:
+        """Compute the seconds of a product's conversion that the kernel before it includes."""
+        if self._fp8_hardware is None or BEFORE.get(linear.name) not in self._converting:
+            return 0.0
+        return self._conversion_time(num_tokens, self.shard_shape(linear)[0])
+
+    def _conversion_time(self, num_tokens: int, features: int) -> float:
+        """Read activations, and write them in 8 bits."""
+        return self._streaming_time(num_tokens * features * (self.dtype_bytes + 1))
 
     def _norm_time(self, num_tokens: int) -> float:
         """Fused with the residual before it: two rows read, two written, on every device."""

@@ -14,14 +14,8 @@ from sarathi_lab.engine.executor import Executor, Power, Predictor, Sizes
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
-from sarathi_lab.executor.simulated.hardware import (
-    NO_HOST,
-    WEIGHTS,
-    Hardware,
-    Host,
-    Parallel,
-    kv_capacity,
-)
+from sarathi_lab.executor.simulated.hardware import NO_HOST, WEIGHTS, Hardware, Host, Parallel
+from sarathi_lab.executor.simulated.kv_capacity import kv_capacity
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, WEIGHT_DTYPES, ModelSpec, WeightDtype
 
@@ -168,8 +162,9 @@ class SimulatedBackend:
 
     @property
     def attending(self) -> Hardware:
-        """The hardware with the host's attention kernel."""
-        return self.hardware.with_kernel(self.host.attention_kernel)
+        """The hardware with the host's attention kernel and fused kernels."""
+        hardware, fused = self.hardware.with_kernel(self.host.attention_kernel), self.host.fused
+        return replace(hardware, fused=tuple(fused)) if fused else hardware
 
     def _cost(self, spec: ModelSpec) -> CostModel:
         hardware, spec = self.attending, SimulatedBackend._held(self, spec)

@@ -5,17 +5,16 @@ host of a serving system.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from sarathi_lab.config.checked import check_fields, checked, flag, number, text, whole
-from sarathi_lab.config.errors import UserError, require_number
+from sarathi_lab.config.checked import check_fields, checked, flag, listed, number, text, whole
+from sarathi_lab.config.errors import UserError, require_number, require_one_of
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.engine.executor import Power
 from sarathi_lab.engine.request import Batch
@@ -26,6 +25,8 @@ from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 
 FIX = "correct the hardware file"
 WEIGHTS = "executor.weights"  # the setting that selects 8-bit products
+# Kernels that may include what follows them: conversions to 8 bits, and an all-reduce its norm.
+FUSING = ("attention", "activation", "norm", "all_reduce")
 # Kinds of operation with an entry in `Hardware.uncertainty`; EXPERTS is optional.
 UNCERTAIN, EXPERTS = ("matmul", "attention"), "experts"
 
@@ -113,6 +114,7 @@ class Hardware:
     # tile. None: only if operation tables have such calls.
     hybrid_call: bool | None = flag(None, fix=FIX)
     kernel: str | None = text(None, fix=FIX)  # of attention, if it is not that of the `tables`
+    fused: Sequence[str] = ()  # of FUSING, by `Host.fused`
     # Attention kernels that `Host.attention_kernel` selects: figures in place of those above.
     kernels: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
     # Of latent attention: figures in place of those above. Of linear attention, by the gated delta
@@ -225,7 +227,8 @@ class Host:
     works while the device runs the iteration before (vLLM's asynchronous scheduling).
     `iteration=None` uses the hardware's `iteration_overhead`. Its `attention_kernel` is one of
     `Hardware.kernels`, None that of the hardware file; its `graphs` launch a layer's kernels, None:
-    in no time. `conf/host/*.yaml` has the sources.
+    in no time. Its `fused` kernels (`FUSING`) include the conversions to 8 bits that follow, an
+    all-reduce its norm as well. `conf/host/*.yaml` has the sources.
     """
 
     name: str
@@ -234,6 +237,9 @@ class Host:
     overlaps: bool = flag(False)
     attention_kernel: str | None = text(None, fix="use a kernel's name, or null")
     graphs: CudaGraphs | None = None
+    fused: Sequence[str] | None = listed(
+        None, each=partial(require_one_of, valid=FUSING), complaint="names no kernel; use null"
+    )
 
     def __post_init__(self) -> None:
         check_fields(self, "host.")
@@ -297,53 +303,3 @@ class Parallel(Degrees):
 
 
 ONE_DEVICE = Parallel()
-MAX_TENSOR = 8  # devices of a node, the largest tensor-parallel degree to suggest
-
-
-def kv_capacity(
-    spec: ModelSpec,
-    hardware: Hardware,
-    dtype_bytes: int,
-    parallel: Parallel = ONE_DEVICE,
-    kv_tokens: int = 0,
-) -> int:
-    """Compute the tokens of KV cache that fit beside the weights, all spread evenly. Raises
-    UserError if `kv_tokens` do not; it names the smallest sufficient number of devices.
-    """
-    weights, copies = spec.weight_bytes(dtype_bytes), _copies(spec, parallel.tensor)
-    token_bytes = copies * spec.kv_bytes_per_token(dtype_bytes)
-    memory, cache = parallel.num_devices * hardware.memory_bytes, kv_tokens * token_bytes
-    if weights + cache > memory:
-        alternative = _sufficient(spec, hardware, weights, cache / copies / parallel.pipeline)
-        fix = "use cache.num_blocks=auto, lower batch, shorten the requests or max_model_len, or "
-        raise UserError(
-            f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB "
-            f"for KV, memory of {parallel.num_devices} x {hardware.name} is {memory / 1e9:.0f} GB"
-            f"{alternative}; {fix * (weights < memory)}take a smaller model or another hardware"
-        )
-    return int((memory - weights) // token_bytes)
-
-
-def _copies(spec: ModelSpec, tensor: int) -> int:
-    """Copies of the cache: latents, which all heads share, are on each device."""
-    return tensor if spec.layers.latent else 1
-
-
-def _sufficient(spec: ModelSpec, hardware: Hardware, weights: float, stage_cache: float) -> str:
-    """Name the fewest devices that hold the model; each stage adds a micro-batch with its cache."""
-    tensors = range(1, MAX_TENSOR + 1 if hardware.link_bytes_per_second else 2)
-    pipelines = range(1, spec.num_layers + 1 if hardware.network_bytes_per_second else 2)
-    fitting = [
-        (tensor * pipeline, pipeline, tensor)
-        for tensor, pipeline in product(tensors, pipelines)
-        if not (spec.num_layers % pipeline or spec.num_heads % tensor or spec.num_kv_heads % tensor)
-        and weights + _copies(spec, tensor) * pipeline * stage_cache
-        <= tensor * pipeline * hardware.memory_bytes
-    ]
-    if not fitting:
-        return ""
-    number, pipeline, tensor = min(fitting)
-    return (
-        f" ({number} would do: executor.tensor_parallel={tensor} "
-        f"executor.pipeline_parallel={pipeline})"
-    )

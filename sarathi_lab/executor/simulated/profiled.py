@@ -60,7 +60,8 @@ class ProfiledOperations:
             self.uncertainty = {**formula.uncertainty, **none_as_nan(stated)}
         self._attention, self._in_one_call = None, formula.hardware.hybrid_call
         attention = tables.frames.get("attention")
-        if attention is not None and formula.hardware.kernel is None:
+        is_measured = formula.hardware.kernel is None and formula.spec.kv_dtype == "auto"
+        if attention is not None and is_measured:
             seconds = attention[TIME] * MICROSECOND / tables.num_layers
             self._attention = attention_table(attention.assign(seconds=seconds), formula)
             if self._in_one_call is None:
@@ -120,7 +121,12 @@ class ProfiledOperations:
         )
         for per, products, linear in places:
             if products is not None and linear.name not in self._measured:
-                self._add(linear.name, per, products.curve(*formula.shard_shape(linear)))
+                measured = products.curve(*formula.shard_shape(linear))
+                self._add(linear.name, per, partial(self._product_time, measured, linear))
+
+    def _product_time(self, measured: Curve, linear: Linear, num_tokens: int) -> float:
+        """Compute a product, whose `measured` time has the conversion that a kernel may include."""
+        return measured(num_tokens) - self._formula.fused_time(num_tokens, linear)
 
     def _add_all_reduce(self) -> None:
         """Add all-reduces of the hidden states, if a table has this number of devices."""
@@ -219,17 +225,17 @@ def tables_for(formula: AnalyticOperations) -> OperationTables:
             f"{setting} has no tables of the {spec.layers.description} of model {spec.name}, which "
             f"analytic has figures of; {analytic}"
         )
-    if spec.kv_dtype != "auto":
-        raise UserError(
-            f"{setting} applies to a cache in the model's type, in which it was measured, not "
-            f"to cache.dtype={spec.kv_dtype}; {analytic}, or cache.dtype=auto"
-        )
     if hardware.tables is None:
         raise UserError(
             f"{setting}: hardware {hardware.name} names no operation tables; name a folder by "
             f"hardware.tables, measure one on the device with task=calibrate, or {analytic}"
         )
     tables = read_tables(hardware.tables, model=spec.name, tensor=tensor)
+    if spec.kv_dtype != "auto" and tables.is_model_specific:
+        raise UserError(
+            f"{setting}: {tables.source} was measured with a cache in the model's type, not with "
+            f"cache.dtype={spec.kv_dtype}; {analytic}, or cache.dtype=auto"
+        )
     if tables.dtype_bytes not in (None, formula.dtype_bytes):
         raise UserError(
             f"{tables.source} was measured with elements of {tables.dtype_bytes} bytes, not of "

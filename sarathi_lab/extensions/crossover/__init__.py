@@ -17,7 +17,7 @@ from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError, require_int, require_number
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.executor.simulated.hardware import kv_capacity
+from sarathi_lab.executor.simulated.kv_capacity import kv_capacity
 from sarathi_lab.experiment.advisor import BASELINES, PolicyOfChunk
 from sarathi_lab.experiment.scenario import Scenario, lengths, request_times
 from sarathi_lab.extensions.advice import cost_of, policy_of_chunk
