@@ -16,6 +16,7 @@ from typing import Any
 import attention_libraries as fakes
 import pytest
 import torch
+from attention_cases import AWKWARD, reference
 from cuda_stub import stubbed
 from late_device import LateDevice
 from plain_kernels import plain_kernels
@@ -23,7 +24,7 @@ from torch.nn.functional import pad
 from toy_executors import SPEC as TOY
 from toy_executors import requests_with_tokens
 
-from sarathi_kernels.attention.cases import AWKWARD, AttentionCase, make_inputs, reference
+from sarathi_kernels.attention.cases import AttentionCase, make_inputs
 from sarathi_kernels.attention.flash import FLASH, FlashPrompts
 from sarathi_kernels.attention.flash_infer import FlashInferDecodes
 from sarathi_kernels.attention.hybrid import HybridAttention

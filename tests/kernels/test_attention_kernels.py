@@ -8,15 +8,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from attention_cases import AWKWARD, reference
 from torch import Tensor
 
-from sarathi_kernels.attention.cases import (
-    AWKWARD,
-    AttentionCase,
-    AttentionInputs,
-    make_inputs,
-    reference,
-)
+from sarathi_kernels.attention.cases import AttentionCase, AttentionInputs, make_inputs
 from sarathi_kernels.attention.decode import decode_attention
 from sarathi_kernels.attention.plan import (
     PADDING,

@@ -10,8 +10,9 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from attention_cases import AWKWARD, reference
 
-from sarathi_kernels.attention.cases import AWKWARD, AttentionCase, make_inputs, reference
+from sarathi_kernels.attention.cases import AttentionCase, make_inputs
 from sarathi_kernels.attention.hybrid import HybridAttention, Variant
 from sarathi_kernels.attention.plan import PADDING, with_parts_of
 from sarathi_kernels.benchmarks.attention_benchmarks import unified_attention

@@ -98,6 +98,10 @@ def test_bad_requests_get_one_line(
     assert "no benchmark of sleeep; there are" in capsys.readouterr().err
     assert main(["--quick", "--csv", "/nonexistent/rows.csv"]) == 2
     assert "/nonexistent/rows.csv" in capsys.readouterr().err
+    for options in (["--head-size", "64"], ["--tune", "--csv", "rows.csv"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(options)
+        assert "--tune" in capsys.readouterr().err
     with pytest.raises(ValueError, match="too slowly for real sizes"):
         run(torch.device("cpu"), torch.float16, False)
 
@@ -106,15 +110,15 @@ def test_tiles_that_were_measured_are_what_launches_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chip, dtype = CHIPS[90], torch.float16
-    prefill, *decodes = (
-        tuned.name_of(kernel, chip, 64, dtype, work)
-        for kernel, work in (("prefill", 64), ("decode", 1), ("decode", 4))
-    )
-    lines: list[str] = []
-    found = tune(DEVICE, dtype, lines.append, quick=True)
-    if DEVICE.type == "cpu":
-        assert [line.partition(":")[0] for line in lines] == [prefill, *decodes]
-        assert found.keys() <= {prefill, *decodes}
+    works = (("prefill", 64), ("decode", 1), ("decode", 4), ("decode", 8))
+    for head_size in (256, 64):
+        names = [tuned.name_of(kernel, chip, head_size, dtype, work) for kernel, work in works]
+        lines: list[str] = []
+        found = tune(DEVICE, dtype, lines.append, head_size, quick=True)
+        if DEVICE.type == "cpu":
+            assert [line.partition(":")[0] for line in lines] == names
+            assert found.keys() <= set(names)
+    prefill, *decodes = names
     by_rules = decode_config(CHIPS[80], 64, dtype, 1)
     monkeypatch.setattr(tuned, "FILE", tmp_path / "tiles.json")
     tuned.write({prefill: [64, 32, 4, 3, 1], decodes[0]: [16, 8, 2]})

@@ -11,12 +11,13 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from attention_cases import AWKWARD, reference
 from kernel_inputs import DEVICE, DTYPES, ROTARY_CASES, RotaryCase, random, rotary_inputs
 from kv_quality import Cuts, teacher_forced_logits
 from torch import Tensor
 from toy_executors import SPEC, load_family, make_family, on_kernels
 
-from sarathi_kernels.attention.cases import AWKWARD, AttentionInputs, make_inputs, reference
+from sarathi_kernels.attention.cases import AttentionInputs, make_inputs
 from sarathi_kernels.attention.eight_bit import decoded
 from sarathi_kernels.attention.hybrid import HybridAttention
 from sarathi_kernels.attention.kv_cache import LARGEST, QuantizedCache, dequantize, quantize

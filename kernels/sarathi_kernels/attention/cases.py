@@ -1,6 +1,4 @@
-"""Batches that tests and benchmarks of the attention kernels share, their inputs, and the reference
-for them.
-"""
+"""Batches of tests and benchmarks of attention, and inputs for them."""
 
 from __future__ import annotations
 
@@ -58,31 +56,6 @@ class AttentionCase:
         )
 
 
-# Sequences whose chunks begin and end on, before and behind the edges of cache blocks and of tiles.
-AWKWARD = {
-    "whole prompts": AttentionCase(((2, 2), (17, 17), (70, 70), (16, 16)), 2, 2),
-    "chunks at an offset": AttentionCase(((16, 32), (15, 48), (17, 66), (2, 129), (66, 200)), 2, 1),
-    "decodes": AttentionCase(((1, 1), (1, 2), (1, 16), (1, 17), (1, 150), (1, 128)), 2, 2),
-    "grouped decodes": AttentionCase(((1, 1), (1, 33), (1, 150)), 6, 2),
-    "hybrid": AttentionCase(((1, 40), (20, 90), (1, 1), (3, 3), (1, 64)), 2, 2),
-    "large tiles": AttentionCase(((130, 200), (1, 70)), 2, 2),
-    "head size 80": AttentionCase(((18, 50), (1, 65)), 2, 2, head_size=80),
-    "head size 96": AttentionCase(((18, 50), (1, 65)), 4, 2, head_size=96, block_size=32),
-    "head size 128": AttentionCase(((18, 150), (1, 65)), 2, 2, head_size=128),
-    "head size 256": AttentionCase(((18, 50), (1, 65)), 2, 1, head_size=256),
-    "large blocks": AttentionCase(((18, 300), (1, 257), (1, 256)), 2, 2, block_size=128),
-    "largest blocks": AttentionCase(((18, 300), (1, 257)), 4, 2, block_size=256),
-    "blocks of no power of two": AttentionCase(((18, 100), (1, 70)), 2, 2, block_size=24),
-    "window within a tile": AttentionCase(
-        ((40, 150), (70, 70), (1, 150), (1, 3)), 2, 2, sliding_window=9
-    ),
-    "window over tiles": AttentionCase(
-        ((40, 450), (1, 300)), 4, 2, sliding_window=150, block_size=128
-    ),
-    "window of one token": AttentionCase(((5, 20), (1, 20)), 2, 2, sliding_window=1),
-}
-
-
 @dataclass(frozen=True)
 class AttentionInputs:
     """Tensors of a case; the caches hold NaN wherever no token of a context lies."""
@@ -138,30 +111,3 @@ def make_inputs(
         sliding_window=case.sliding_window,
     )
     return AttentionInputs(query, caches[0], caches[1], plan, case.head_size**-0.5, blocks)
-
-
-def reference(case: AttentionCase, inputs: AttentionInputs) -> Tensor:
-    """Attention of every sequence by its definition in float64, [num_tokens, num_heads,
-    head_size].
-    """
-    results = []
-    start = 0
-    for ids, (num_queries, kv_len) in zip(inputs.blocks, case.sequences, strict=True):
-        query = inputs.query[start : start + num_queries].double()
-        key, value = (
-            cache[ids]
-            .flatten(0, 1)[:kv_len]
-            .double()
-            .repeat_interleave(case.num_heads // case.num_kv_heads, dim=1)
-            for cache in (inputs.key_cache, inputs.value_cache)
-        )
-        positions = torch.arange(kv_len - num_queries, kv_len, device=query.device)[:, None]
-        tokens = torch.arange(kv_len, device=query.device)[None, :]
-        hidden = tokens > positions
-        if case.sliding_window is not None:
-            hidden |= tokens <= positions - case.sliding_window
-        scores = torch.einsum("qhd,khd->hqk", query, key) * inputs.scale
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-        results.append(torch.einsum("hqk,khd->qhd", weights, value))
-        start += num_queries
-    return torch.cat(results)

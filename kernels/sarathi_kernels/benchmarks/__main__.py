@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from sarathi_kernels.attention.support import SUPPORTED_HEAD_SIZES
 from sarathi_kernels.benchmarks.measure import COLUMNS, Row, run
 from sarathi_kernels.runtime.tuned import FILE, write
 
@@ -49,7 +50,16 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--tune", action="store_true", help=f"measure tiles of attention instead, into {FILE.name}"
     )
-    return parser.parse_args(arguments)
+    parser.add_argument(
+        "--head-size", type=int, action="append", choices=SUPPORTED_HEAD_SIZES, metavar="SIZE",
+        help=f"tune for this one (repeatable), {', '.join(map(str, SUPPORTED_HEAD_SIZES))}",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    if options.tune and (options.csv or options.operation):
+        parser.error("--tune measures attention alone, without a CSV file; drop the other options")
+    if options.head_size and not options.tune:
+        parser.error("--head-size is an option of --tune; add that")
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"torch {torch.__version__}"
     )
     if options.tune:
-        return _tune(device, dtype, quick=options.quick)
+        return _tune(device, dtype, options.head_size, quick=options.quick)
     titles = f"{'operation':<22}{'case':<40}{'implementation':<16}"
     print(
         f"{titles}{'median µs':>12}{'q20 µs':>12}{'q80 µs':>12}{'TFLOP/s':>10}{'GB/s':>10}",
@@ -82,21 +92,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(row["error"] for row in rows))
 
 
-def _tune(device: torch.device, dtype: torch.dtype, *, quick: bool) -> int:
+def _tune(
+    device: torch.device, dtype: torch.dtype, head_sizes: Sequence[int] | None, *, quick: bool
+) -> int:
     """Write the fastest tiles; return 2 where they can't be measured or written."""
     if device.type != "cuda" and not quick:
         print("error: tiles are measured on a GPU; use --quick to try it", file=sys.stderr)
         return 2
-    from sarathi_kernels.benchmarks.tuning import tune  # here, as it imports Triton
+    from sarathi_kernels.benchmarks.tuning import HEAD_SIZE, tune  # here: they import Triton
 
-    found = tune(device, dtype, partial(print, flush=True), quick=quick)
-    if device.type != "cuda":
-        return 0  # times of the interpreter mean nothing
-    try:
-        write(found)
-    except OSError as error:
-        print(f"error: {FILE} can't be written ({error.strerror})", file=sys.stderr)
-        return 2
+    for head_size in head_sizes or [HEAD_SIZE]:
+        found = tune(device, dtype, partial(print, flush=True), head_size, quick=quick)
+        if device.type != "cuda":
+            continue  # times of the interpreter mean nothing
+        try:
+            write(found)
+        except OSError as error:
+            print(f"error: {FILE} can't be written ({error.strerror})", file=sys.stderr)
+            return 2
     return 0
 
 

@@ -4,9 +4,10 @@ kernel replaces.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
@@ -45,63 +46,58 @@ TINY = (Shape("tiny", 64, 2, 16, 128, (1, 3)),)
 VOCABULARIES = (32_000, 128_256)
 
 
+Ways = tuple[Callable[[], object], Callable[[], object]]
+Pair = tuple[str, str, Callable[[], object], Callable[[], object], float]
+
+
 def benchmarks(device: torch.device, dtype: torch.dtype, quick: bool) -> Iterator[Benchmark]:
     """Tensors of a case are made when it is reached."""
-    shapes = TINY if quick else SHAPES
-    for shape in shapes:
+    random = partial(torch.randn, device=device, dtype=dtype)
+    for operation, case, by_triton, in_torch, num_bytes in _pairs(random, quick=quick):
+        yield Benchmark(operation, case, "triton", by_triton, 0, num_bytes)
+        yield Benchmark(operation, case, "torch", in_torch, 0, num_bytes)
+
+
+def _pairs(random: Callable[..., Tensor], *, quick: bool) -> Iterator[Pair]:
+    """Operation, case, both ways to compute it, and the least bytes that it moves."""
+    for shape in TINY if quick else SHAPES:
         for num_tokens in shape.num_tokens:
-            yield from _rotation(shape, num_tokens, device, dtype)
-            yield from _norm(shape, num_tokens, "layer", device, dtype)
-            yield from _norm(shape, num_tokens, "rms", device, dtype)
-            yield from _activation(shape, num_tokens, device, dtype)
-            yield from _gated_activation(shape, num_tokens, device, dtype)
-            yield from _quantized(shape, num_tokens, device, dtype)
+            case = f"{shape.name}, {num_tokens} tokens"
+            yield _rotation(shape, num_tokens, case, random)
+            for kind in get_args(NormKind)[::-1]:
+                yield _norm(random(2, num_tokens, shape.hidden_size), kind, case, random)
+            yield from _rows(shape, num_tokens, case, random)
     for vocab in (100,) if quick else VOCABULARIES:
         for num_rows in (1, 3) if quick else (1, 8, 32, 64):
-            yield from _greedy(num_rows, vocab, device, dtype)
+            logits = random(num_rows, vocab)
+            ways: Ways = partial(greedy, logits), partial(logits.argmax, dim=1)
+            yield "greedy", f"{num_rows} rows of {vocab}", *ways, logits.nbytes
 
 
-def _random(*sizes: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return torch.randn(sizes, device=device, dtype=dtype)
-
-
-def _size(*tensors: Tensor) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _rotation(
-    shape: Shape, num_tokens: int, device: torch.device, dtype: torch.dtype
-) -> Iterator[Benchmark]:
+def _rotation(shape: Shape, num_tokens: int, case: str, random: Callable[..., Tensor]) -> Pair:
     heads, head_size = shape.num_heads, shape.head_size
-    qkv = _random(num_tokens, 3 * heads, head_size, device=device, dtype=dtype)
+    qkv = random(num_tokens, 3 * heads, head_size)
     num_blocks = -(-num_tokens // BLOCK_SIZE) + 1
-    keys, values = _random(2, num_blocks, BLOCK_SIZE, heads, head_size, device=device, dtype=dtype)
-    positions = torch.arange(num_tokens, device=device)
-    frequencies = 1e4 ** -(torch.arange(0, head_size, 2, device=device) / head_size)
+    keys, values = random(2, num_blocks, BLOCK_SIZE, heads, head_size)
+    positions = torch.arange(num_tokens, device=qkv.device)
+    frequencies = 1e4 ** -(torch.arange(0, head_size, 2, device=qkv.device) / head_size)
     tables = rotary_tables(positions, frequencies, torch.float32)
-    rounded = rotary_tables(positions, frequencies, dtype)
+    rounded = rotary_tables(positions, frequencies, qkv.dtype)
 
     def in_torch() -> None:
         query_key, value = qkv.split((2 * heads, heads), dim=1)
         _, key = apply_rotary(query_key, *rounded).split((heads, heads), dim=1)
         write_kv(key, value, keys, values, positions)
 
-    def fused() -> None:
-        rotate_and_store(qkv, *tables, positions, keys, values, heads)
-
-    num_bytes = 2 * _size(qkv) + _size(*tables, positions)
-    case = f"{shape.name}, {num_tokens} tokens"
-    yield Benchmark("rotate_and_store", case, "triton", fused, 0, num_bytes)
-    yield Benchmark("rotate_and_store", case, "torch", in_torch, 0, num_bytes)
+    fused = partial(rotate_and_store, qkv, *tables, positions, keys, values, heads)
+    num_bytes = 2 * qkv.nbytes + sum(each.nbytes for each in (*tables, positions))
+    return "rotate_and_store", case, fused, in_torch, num_bytes
 
 
-def _norm(
-    shape: Shape, num_tokens: int, kind: NormKind, device: torch.device, dtype: torch.dtype
-) -> Iterator[Benchmark]:
-    hidden, update = _random(2, num_tokens, shape.hidden_size, device=device, dtype=dtype)
+def _norm(rows: Tensor, kind: NormKind, case: str, random: Callable[..., Tensor]) -> Pair:
+    hidden, update = rows
     update *= 1e-3  # it is added at every repetition
-    weight, bias = _random(2, shape.hidden_size, device=device, dtype=dtype)
-    num_bytes = 4 * _size(hidden) + (1 + (kind == "layer")) * _size(weight)
+    weight, bias = random(2, hidden.shape[-1])
 
     def in_torch() -> None:
         hidden.add_(update)
@@ -110,53 +106,22 @@ def _norm(
         else:
             F.rms_norm(hidden, hidden.shape[-1:], weight, 1e-5)
 
-    def fused() -> None:
-        add_norm(hidden, update, weight, bias if kind == "layer" else None, 1e-5, kind)
-
-    case = f"{kind}, {shape.name}, {num_tokens} tokens"
-    yield Benchmark("add_norm", case, "triton", fused, 0, num_bytes)
-    yield Benchmark("add_norm", case, "torch", in_torch, 0, num_bytes)
+    is_layer = kind == "layer"
+    fused = partial(add_norm, hidden, update, weight, bias if is_layer else None, 1e-5, kind)
+    num_bytes = 4 * hidden.nbytes + (1 + is_layer) * weight.nbytes
+    return "add_norm", f"{kind}, {case}", fused, in_torch, num_bytes
 
 
-def _activation(
-    shape: Shape, num_tokens: int, device: torch.device, dtype: torch.dtype
-) -> Iterator[Benchmark]:
-    x = _random(num_tokens, shape.ffn_size, device=device, dtype=dtype)
-    case, num_bytes = f"gelu, {shape.name}, {num_tokens} tokens", 2 * _size(x)
-    yield Benchmark("activation", case, "triton", lambda: activation_(x, "gelu"), 0, num_bytes)
-    yield Benchmark("activation", case, "torch", lambda: activate_(x, "gelu"), 0, num_bytes)
-
-
-def _quantized(
-    shape: Shape, num_tokens: int, device: torch.device, dtype: torch.dtype
-) -> Iterator[Benchmark]:
-    x = _random(num_tokens, shape.hidden_size, device=device, dtype=dtype)
-    case, num_bytes = f"{shape.name}, {num_tokens} tokens", _size(x) + x.numel()
-    in_torch = partial(quantize, x, torch.float8_e4m3fn)
-    yield Benchmark("quantize_rows", case, "triton", lambda: quantize_rows(x), 0, num_bytes)
-    yield Benchmark("quantize_rows", case, "torch", in_torch, 0, num_bytes)
-
-
-def _gated_activation(
-    shape: Shape, num_tokens: int, device: torch.device, dtype: torch.dtype
-) -> Iterator[Benchmark]:
-    gate_up = _random(num_tokens, 2 * shape.ffn_size, device=device, dtype=dtype)
-
-    def in_torch() -> None:
-        gate, up = gate_up.chunk(2, dim=1)
-        gated_activate_(gate, up, "silu")
-
-    case, num_bytes = f"silu, {shape.name}, {num_tokens} tokens", 1.5 * _size(gate_up)
-    yield Benchmark(
-        "gated_activation", case, "triton", lambda: gated_activation(gate_up, "silu"), 0, num_bytes
-    )
-    yield Benchmark("gated_activation", case, "torch", in_torch, 0, num_bytes)
-
-
-def _greedy(
-    num_rows: int, vocab: int, device: torch.device, dtype: torch.dtype
-) -> Iterator[Benchmark]:
-    logits = _random(num_rows, vocab, device=device, dtype=dtype)
-    case = f"{num_rows} rows of {vocab}"
-    yield Benchmark("greedy", case, "triton", lambda: greedy(logits), 0, _size(logits))
-    yield Benchmark("greedy", case, "torch", lambda: logits.argmax(dim=1), 0, _size(logits))
+def _rows(
+    shape: Shape, num_tokens: int, case: str, random: Callable[..., Tensor]
+) -> Iterator[Pair]:
+    """Activations, and rows in 8 bits."""
+    x, hidden = random(num_tokens, shape.ffn_size), random(num_tokens, shape.hidden_size)
+    gate_up = random(num_tokens, 2 * shape.ffn_size)
+    gate, up = gate_up.chunk(2, dim=1)
+    ways: Ways = partial(activation_, x, "gelu"), partial(activate_, x, "gelu")
+    yield "activation", f"gelu, {case}", *ways, 2 * x.nbytes
+    ways = partial(gated_activation, gate_up, "silu"), partial(gated_activate_, gate, up, "silu")
+    yield "gated_activation", f"silu, {case}", *ways, 1.5 * gate_up.nbytes
+    ways = partial(quantize_rows, hidden), partial(quantize, hidden, torch.float8_e4m3fn)
+    yield "quantize_rows", case, *ways, hidden.nbytes + hidden.numel()

@@ -19,7 +19,8 @@ from sarathi_kernels.runtime.testing import relative_error
 from sarathi_kernels.runtime.tuned import name_of
 
 MAX_ERROR = 1e-2  # of a configuration's output beside that of the rules' choice
-HEADS = {1: (40, 40), 4: (32, 8)}  # by the heads that share a cache: of 13B, and of 8B
+HEAD_SIZE = 128  # of most models
+HEADS = {1: (40, 40), 4: (32, 8), 8: (64, 8)}  # by those that share a cache: 13B, 8B, 70B
 CHUNKS = (512, 2048)  # tokens, which a plan for 40 heads cuts into tiles of 64 and of 128 rows
 WIDTHS, WARPS, STAGES = (32, 64, 128), (4, 8), (2, 3, 5)
 
@@ -34,9 +35,11 @@ class Search:
     configs: Sequence[Any]
 
 
-def searches(device: torch.device, dtype: torch.dtype, *, quick: bool) -> Iterator[Search]:
+def searches(
+    device: torch.device, dtype: torch.dtype, head_size: int, *, quick: bool
+) -> Iterator[Search]:
     """Yield a search for each entry; `quick` ones have tiny batches and few configurations."""
-    chip, head_size, most = chip_of(device), 64 if quick else 128, 2 if quick else None
+    chip, most = chip_of(device), 2 if quick else None
     make = partial(make_inputs, device=device, dtype=dtype, num_sms=chip.num_sms)
     heads = {group: (group, 1) for group in HEADS} if quick else HEADS
     for chunk in (20,) if quick else CHUNKS:
@@ -63,6 +66,7 @@ def tune(
     device: torch.device,
     dtype: torch.dtype,
     report: Callable[[str], object],
+    head_size: int = HEAD_SIZE,
     *,
     quick: bool = False,
 ) -> dict[str, list[int]]:
@@ -70,7 +74,7 @@ def tune(
     fit or computes something else is none.
     """
     found = {}
-    for search in searches(device, dtype, quick=quick):
+    for search in searches(device, dtype, head_size, quick=quick):
         work = partial(search.attend, *search.inputs.arguments)
         expected = torch.empty_like(search.inputs.query)
         work(out=expected)
