@@ -41,6 +41,11 @@ class BlockManager:
     def num_used(self) -> int:
         return self.num_blocks - self.num_free
 
+    @property
+    def state_tokens(self) -> int:
+        """Tokens that the blocks of one sequence's states could hold."""
+        return self.state_blocks * self.block_size
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that a sequence of `num_tokens` tokens holds."""
         return -(-num_tokens // self.block_size) + self.state_blocks

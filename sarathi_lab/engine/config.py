@@ -76,7 +76,8 @@ class EngineConfig:
     the longest request served). The cache has `num_blocks` blocks of `block_size` tokens, and
     `num_host_blocks` in host memory for what is swapped out. With `fills_memory` it takes what the
     device holds, and `num_blocks` is an estimate. A sequence's states are as large as the cache of
-    `state_tokens` tokens (`ModelSpec.state_tokens`). A `cluster` has instances of these sizes.
+    `state_tokens` tokens (`ModelSpec.state_tokens`). With `aligns_chunks` chunks end where blocks
+    do (`Scheduler.aligned`). A `cluster` has instances of these sizes.
     """
 
     policy: Policy
@@ -93,6 +94,7 @@ class EngineConfig:
     cluster: Topology = SINGLE
     speculation: Speculation = NO_SPECULATION
     state_tokens: int = 0
+    aligns_chunks: bool = False
 
     def sizes(self, requests: Sequence[Request] = ()) -> Sizes:
         """Return what an executor that serves `requests` must have room for."""
@@ -157,6 +159,7 @@ class EngineConfig:
             queue_order=self.queue_order,
             preemption=self.preemption,
             speculation=self.speculation,
+            aligns_chunks=self.aligns_chunks,
         )
 
     def check(self, requests: Sequence[Request]) -> None:

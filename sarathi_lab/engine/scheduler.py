@@ -116,7 +116,9 @@ class Scheduler(SchedulerState):
             if sequence.is_running:
                 self.take(batch, sequence, num_tokens)
             elif is_open and not self.has_preempted:
-                is_open = self.enter(batch, sequence, num_tokens)
+                if self.aligns_chunks:
+                    num_tokens = self.aligned(batch, sequence, num_tokens)
+                is_open = num_tokens > 0 and self.enter(batch, sequence, num_tokens)
 
     def take(
         self,
@@ -129,6 +131,8 @@ class Scheduler(SchedulerState):
         `make_room` makes; False: it doesn't fit.
         """
         make_room = make_room or self.make_room
+        if self.aligns_chunks:
+            num_tokens = self.aligned(batch, sequence, num_tokens)
         if num_tokens <= 0 or not make_room(sequence, sequence.num_computed + num_tokens):
             return False
         self.put(batch, sequence, num_tokens)
@@ -143,6 +147,8 @@ class Scheduler(SchedulerState):
         while self.swapped and self._has_place(batch):
             sequence = self.swapped[0]
             num_tokens = tokens_to_take(sequence, token_budget, batch, size)
+            if self.aligns_chunks:
+                num_tokens = self.aligned(batch, sequence, num_tokens)
             if num_tokens <= 0:
                 return
             needed = self._reserved(sequence, num_tokens)
@@ -180,7 +186,9 @@ class Scheduler(SchedulerState):
                 return
             if may_enter is not None and not may_enter(sequence):
                 return
-            if not self.enter(batch, sequence, num_tokens):
+            if self.aligns_chunks and not whole and token_budget is not None:
+                num_tokens = self.aligned(batch, sequence, num_tokens)
+            if num_tokens == 0 or not self.enter(batch, sequence, num_tokens):
                 return
 
     def enter(self, batch: Batch, sequence: SequenceState, num_tokens: int) -> bool:
@@ -199,6 +207,25 @@ class Scheduler(SchedulerState):
         batch.prefix_hit_tokens += sequence.num_computed
         self.put(batch, sequence, num_tokens)
         return True
+
+    def aligned(self, batch: Batch, sequence: SequenceState, num_tokens: int) -> int:
+        """Cut a chunk where a block ends, as vLLM 0.32 does where states are cached
+        (`_mamba_block_aligned_split`): the prompt's last full block ends a chunk, too. Less than a
+        block waits, unless no budget has room for a block, or the batch is empty. Prompts that a
+        policy admits whole, or enters by itself, are not cut.
+        """
+        start, known, size = sequence.num_computed, sequence.num_known, self.blocks.block_size
+        end = start + num_tokens
+        aligned, last = end // size * size, (known - 1) // size * size
+        if end < known and (aligned > start or size <= (self.policy.budget or known)):
+            end = aligned
+        if start % size:
+            end = min(end, start + size - start % size)
+        elif start < last < end:
+            end = last
+        if end <= start:
+            return 0 if batch.chunks else num_tokens
+        return end - start
 
     def make_room(self, sequence: SequenceState, num_tokens: int) -> bool:
         """Grow `sequence` to `num_tokens`, evicting the newest idle ones; False: it can't run now.

@@ -83,11 +83,17 @@ class SchedulerState:
     queue_order: QueueOrder = "fcfs"
     preemption: Preemption = "recompute"
     speculation: Speculation = NO_SPECULATION
+    aligns_chunks: bool = False
 
     next_time: ClassVar[float] = math.inf  # of the next event besides arrivals and batches: none
 
     def __post_init__(self) -> None:
         self.policy.validate(self.batch_size, self.max_model_len)
+        if self.aligns_chunks and self.policy.budget_field is None:
+            raise UserError(
+                f"cache.align_chunks=true: policy {self.policy.name} cuts no prompts; use "
+                "cache.align_chunks=false"
+            )
         self.max_num_seqs = self.batch_size * self.num_micro_batches
         self.num_layers = 1  # that prompts can pass in groups; set by `run_engine`
         self.shared_step: int | None = None  # the iteration of replicas that step together

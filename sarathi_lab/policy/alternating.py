@@ -140,7 +140,8 @@ class LightLLM(Policy):
             num_tokens = min(sequence.num_pending, piece)
             needed += num_tokens
             loads.append(self._load(sequence))
-            if (scheduler.running and _peak(loads) >= capacity) or needed > self.batch_max_tokens:
+            peak = _peak(loads) + len(loads) * scheduler.blocks.state_tokens
+            if (scheduler.running and peak >= capacity) or needed > self.batch_max_tokens:
                 return
             if not scheduler.enter(batch, sequence, num_tokens):
                 return

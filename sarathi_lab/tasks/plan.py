@@ -242,13 +242,21 @@ def _cache(
         fix = "use fewer, or a larger cache.block_size"
         require_int(f"cache.{name}", number, 0, fix, maximum=MOST_BLOCKS)
     fix = "use true to share the cache of equal prefixes, else false"
+    shares_prefixes = require_bool("cache.prefix", cache.prefix, fix)
+    if shares_prefixes and states:
+        raise UserError(
+            f"cache.prefix=true: model {spec.name} has states, of which no copies at the ends of "
+            "blocks are simulated; use cache.prefix=false"
+        )
+    fix = "use true for chunks that end where blocks of the cache do, else false"
     return {
+        "aligns_chunks": require_bool("cache.align_chunks", cache.align_chunks, fix),
         "block_size": block_size,
         "num_blocks": num_blocks,
         "fills_memory": cache.num_blocks == FILLS_MEMORY,
         "num_host_blocks": num_host_blocks,
         "state_tokens": states,
-        "shares_prefixes": require_bool("cache.prefix", cache.prefix, fix),
+        "shares_prefixes": shares_prefixes,
     }
 
 

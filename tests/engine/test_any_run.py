@@ -110,6 +110,8 @@ engines = st.fixed_dictionaries(
         "num_host_blocks": st.sampled_from([0, 0, 2, 30]),
         "queue_order": st.sampled_from(["fcfs", "priority", "shortest"]),
         "sharing": st.sampled_from(SHARING),
+        "state_blocks": st.sampled_from([0, 0, 0, 2]),
+        "aligns_chunks": st.sampled_from([False, False, True]),
         "num_replicas": st.sampled_from([1, 1, 1, 2]),
         "users": st.none() | st.integers(1, 3),
         "drafts": st.none()
@@ -124,18 +126,21 @@ def make_scheduler(policy: Policy, longest: int, engine: dict[str, Any]) -> Coun
     capacity, feeds_tokens = engine["executor"]
     if engine["chunk"] and policy.budget_field:
         policy = policy.with_budget(engine["chunk"])
-    num_blocks = max(1, -(-longest // block_size) + engine["spare"][0])
     shares = engine["sharing"] is not None
+    state_blocks = 0 if shares else engine["state_blocks"]
+    num_blocks = max(1, -(-longest // block_size) + state_blocks + engine["spare"][0])
+    cache = {"shares_prefixes": shares, "state_blocks": state_blocks}
     speculates = engine["drafts"] and not feeds_tokens and engine["num_replicas"] == 1
     return CountingScheduler(
         policy,
-        BlockManager(num_blocks, block_size, num_host_blocks, shares_prefixes=shares),
+        BlockManager(num_blocks, block_size, num_host_blocks, **cache),
         batch_size=engine["batch_size"],
         max_model_len=longest + engine["spare"][1],
         num_micro_batches=1 if feeds_tokens else capacity,
         queue_order=engine["queue_order"],
         preemption="swap" if num_host_blocks else "recompute",
         speculation=engine["drafts"] if speculates else NO_SPECULATION,
+        aligns_chunks=engine["aligns_chunks"] and policy.budget_field is not None,
     )
 
 

@@ -18,6 +18,8 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.engine.config import EngineConfig
+from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
@@ -25,6 +27,7 @@ from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.executor.simulated.kv_capacity import kv_capacity
 from sarathi_lab.executor.simulated.mixed_layers import LatentTimes, LinearTimes, MixedOperations
 from sarathi_lab.model.layers import ALIKE, Layers
+from sarathi_lab.policy import VllmV1
 
 DEEPSEEK, QWEN, NEMOTRON, NANO = (
     load_option("model", name)
@@ -169,6 +172,23 @@ def test_each_sequence_holds_its_states_beside_its_tokens(state_blocks, lengths)
     assert blocks.num_used == sum(map(len, held))
     copies = blocks.swap_out(sequence) if sequence.block_ids else []
     assert len(copies) in (0, needed)
+
+
+@pytest.mark.parametrize(
+    ("budget", "ends"),
+    [(12, [8, 16, 20]), (20, [16, 20]), (9, [8, 16, 20]), (5, [5, 8, 13, 16, 20])],
+)
+def test_aligned_chunks_end_with_blocks(budget, ends):
+    """By vLLM's rule; a budget below a block has no whole one."""
+    policy, found = VllmV1(max_num_batched_tokens=budget), []
+    engine = EngineConfig(policy, 1, 9, 8, max_model_len=30, aligns_chunks=True)
+    scheduler = engine.make_engine(policy)
+    sequence = scheduler.add(Request(0, 0.0, 20, 2))
+    while sequence.num_computed < 20:
+        batch = scheduler.schedule(0.0)
+        scheduler.update(StepResult(batch, 0.0, 1.0, []))
+        found.append(sequence.num_computed)
+    assert found == ends
 
 
 @pytest.mark.parametrize("spec", ALL, ids=lambda spec: spec.name)
