@@ -50,14 +50,14 @@ def progress_of(
     """Show how much of `total` steps (None: unknown) is done, and the time left: on a terminal by a
     bar; elsewhere, for Slurm, CI and `| tee`, by a line every `LINE_SECONDS`, without a `total`
     only while nothing else is in progress. Yields the function to call with the steps just done,
-    and with how many there are at least, where that turns out to be more than `total`.
+    and with how many there will be, where that is known better by now.
     """
     done, start = 0.0, time.monotonic()
 
-    def advance(steps: float, least: float = 0.0) -> None:
+    def advance(steps: float, expected: float | None = None) -> None:
         nonlocal done, total
         done += steps
-        total = total and max(total, least)
+        total = expected or total
 
     def print_line() -> None:
         if total is None and len(_shown) > 1:

@@ -144,7 +144,7 @@ class DeviceClock(Clock):
 
 LEFT_OUT = "the time was over"
 MOST_ROUNDS, MOST_OF_GROUP = 15, 40  # rounds of requests, and of a group of cases
-Advance = Callable[..., None]  # called with the seconds that passed, and those needed at least
+Advance = Callable[..., None]  # called with the seconds that passed, and those expected in all
 
 
 # Tables by the end of their name: of points (""), and of the "compositions" and "serving" below.
@@ -243,7 +243,7 @@ def measure(
 ) -> Samples:
     """Return samples of the points of all parts, one a round: for `seconds` and `most` rounds, but
     `FEWEST_PAIRS` rounds of them at least. `advance` is called with the seconds that a part took,
-    and after the first round with those that the fewest rounds will take.
+    and in the first round with those that all rounds are expected to take.
 
     After the fewest rounds a part is left alone once the intervals of all its points are within
     `narrow` of the median, so that the time that is left goes to the others. With `is_cut` ends and
@@ -266,11 +266,11 @@ def measure(
             keep(samples, points)
             took = time.monotonic() - start
             longest[id(part)] = max(longest[id(part)], took)
-            advance(took)
+            share = (place + 1) / len(chosen) if number == 0 and not is_cut else 1.0
+            needed = FEWEST_PAIRS * (time.monotonic() - began) / share
+            advance(took, max(seconds, needed) if number == 0 and seconds < math.inf else None)
             if number + 1 >= FEWEST_PAIRS and narrow and _are_narrow(samples, points, narrow):
                 chosen.remove(part)
-        if number == 0:
-            advance(0.0, FEWEST_PAIRS * (time.monotonic() - began))
     return samples | {place: [] for part in left for place in part.places}
 
 

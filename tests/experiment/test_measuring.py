@@ -254,6 +254,14 @@ def test_a_point_is_measured_until_its_interval_is_narrow_or_the_rounds_are_over
     assert counts[0] == FEWEST_PAIRS < counts[1] < counts[2] == MOST_OF_GROUP
 
 
+def test_progress_expects_what_the_fewest_rounds_take_where_that_is_longer(executor):
+    groups, expected = noisy_groups([0.0, 0.0], np.random.default_rng(1)), []
+    clock = DeviceClock(executor)
+    measure(groups, clock, seconds=0.0, advance=lambda _, all_of_it: expected.append(all_of_it))
+    assert min(expected[:2]) > 0.0
+    assert expected[2:] == [None] * 2 * (FEWEST_PAIRS - 1)
+
+
 def test_intervals_of_points_that_stop_when_narrow_enclose_the_truth_as_often_as_they_say(executor):
     """The looks at the interval in between cost it little, where a fifth of the value is noise."""
     groups = noisy_groups([0.05, 0.1, 0.2] * 60, np.random.default_rng(2))
