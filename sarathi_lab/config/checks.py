@@ -13,7 +13,6 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import Job, build
 
 CHECK_SECONDS = 600  # for all jobs under a limit
-OFFER = "; skip_invalid=true leaves such runs out"
 
 
 def check_jobs(
@@ -28,16 +27,16 @@ def check_jobs(
     with progress_of("checking", len(jobs), "runs") as advance:
         for place, job in enumerate(jobs):
             prepared = known[place] if place in known else _checked(job.cfg)
+            advance(1)
             if not isinstance(prepared, UserError):
                 job.prepared = prepared if keeps else None
                 passed.append(job)
-            elif skips and (name := job.named(swept)):
-                notes[f"left out: {name}: {prepared}"] = None
-            elif name := job.named(swept):
-                raise type(prepared)(f"{name}: {prepared}{OFFER}")
-            else:
+            elif not (name := job.named(swept)):
                 raise prepared
-            advance(1)
+            elif not skips:
+                raise UserError(f"{name}: {prepared}; skip_invalid=true leaves such runs out")
+            else:
+                notes[f"left out: {name}: {prepared}"] = None
     if not passed:
         raise UserError(f"no run of this sweep passes its check; {next(iter(notes))}")
     return passed, list(notes)

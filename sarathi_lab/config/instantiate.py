@@ -49,14 +49,7 @@ READ_BY = {
     "host": ("executor",),
 }
 READ_BY_ALL_TASKS = (
-    "task",
-    "experiment",
-    "tracking",
-    "output",
-    "resume",
-    "limit",
-    "skip_invalid",
-    "hydra",
+    *("task", "experiment", "tracking", "output", "resume", "limit", "skip_invalid", "hydra"),
 )
 MOST_ROUNDS = 1000
 OF_RUNS = ("repeat", ROUND, "plot")  # read for tasks whose runs a sweep compares

@@ -68,11 +68,7 @@ class Task(ABC):
         record = sweeper.record
         swept = record.swept if sweeper.is_sweep else None
         jobs = enumerate(sweeper.jobs)
-        left = [
-            (number, job)
-            for number, job in jobs
-            if record.is_search or not record.is_finished(number)
-        ]
+        left = [one for one in jobs if record.is_search or not record.is_finished(one[0])]
         for note in sweeper.notes:
             console().print(note, soft_wrap=True)
         for number, job in left:
