@@ -83,13 +83,15 @@ class Results:
 
     @cached_property
     def names(self) -> list[str]:
-        """Names of the runs by what varies, such as "sarathi, chunk 256"."""
+        """Names of the runs by what varies, such as "sarathi, tiny, cpu, chunk 256"."""
         settings = [one for one in self.varying if one != "policy"]
-        short = [one.rpartition(".")[2] for one in settings]
+        bare = sweep_analysis.IDENTITY
+        short = ["" if one in bare else f"{one.rpartition('.')[2]} " for one in settings]
         names: list[str] = []
-        for policy, *values in self.runs[["policy", *settings]].itertuples(index=False, name=None):
+        runs = sweep_analysis.with_short_devices(self.runs)[["policy", *settings]]
+        for policy, *values in runs.itertuples(index=False, name=None):
             pairs = zip(short, map(sweep_analysis.text, values), strict=True)
-            name = ", ".join([policy, *(f"{key} {value}" for key, value in pairs if value != "-")])
+            name = ", ".join([policy, *(key + value for key, value in pairs if value != "-")])
             number = sum(one.partition(" (")[0] == name for one in names)
             names.append(f"{name} ({number + 1})" if number else name)
         return names

@@ -39,14 +39,16 @@ def find_runs(*roots: Path) -> list[Path]:
 
 
 def find_sweeps(root: Path | str = OUTPUTS) -> dict[str, list[Path]]:
-    """Return folders of sweeps by start time and command, newest first; then all single runs."""
+    """Return folders of sweeps by start time and what was typed of model, device and what is swept,
+    newest first; then all single runs.
+    """
     runs = [run for run in find_runs(Path(root)) if run.parent.name != "baselines"]
     sweeps, single = dict[str, list[Path]](), []
     for folder, number in Counter(map(_sweep_of, runs)).items():
         if (record := SweepRecord.find(folder)) is None:
             single.append(folder)
             continue
-        named = {*record.swept, "experiment"}
+        named = {*record.swept, "experiment", "executor", "hardware", "model"}
         varied = [one for one in record.arguments if one.partition("=")[0] in named]
         what = " ".join(varied or record.arguments)
         what = f"{what[:LONGEST]}..." if len(what) > LONGEST else what

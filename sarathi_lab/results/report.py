@@ -143,7 +143,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     """Return a sweep's settings and main quantities in 80 columns: a row for all seeds and
     repetitions of the same settings (medians), without baselines that equal a swept run.
     """
-    runs = runs.reset_index(drop=True)
+    runs = sweep_analysis.with_short_devices(runs.reset_index(drop=True))
     columns, others = {"throughput": "tokens/s"}, SWEEP_COLUMNS
     if arrive_over_time(runs):
         others = OVER_TIME

@@ -21,6 +21,7 @@ from sarathi_lab.results.intervals import FEWEST_PAIRS, ends_of_median
 
 SAMPLES = ("repetition", "seed")  # further samples of the same case
 REFERENCES = ("orca", "request_level")  # the first one present is what runs are compared with
+IDENTITY = ("model", "device")  # runs of different ones are never one series
 NOT_WORK = ("baselines", "output", "resume", "limit", "tracking", "repeat", "plot")
 
 
@@ -55,8 +56,8 @@ def without_repeated(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame
 
 def varied(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
     """Return the settings in which the runs differ, without those in `leaving` (baselines are not
-    considered): of one sweep those that the sweeper stored; of runs put together all that differ,
-    without those determined by others before them.
+    considered): of one sweep those that the sweeper stored; of runs put together model, device, and
+    all that differ without those determined by others before them.
     """
 
     def is_left(name: str) -> bool:  # by its first or last part, as that of workload.seed
@@ -65,16 +66,26 @@ def varied(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
     swept = without_baselines(runs)
     stored: list[object] = list(swept.swept.unique()) if "swept" in swept else []
     is_one = len(stored) == 1 and isinstance(stored[0], str)
+    is_one &= "sweep" not in swept or swept["sweep"].nunique() == 1
     known = str(stored[0]).strip("[]").split(",") if is_one else filter(is_setting, map(str, swept))
     names = [name for name in known if name in swept and not is_left(name)]
     names = [name for name in names if swept[name].map(text).nunique() > 1]
     if is_one:
         return names
-    chosen: list[str] = []
+    chosen = [name for name in IDENTITY if name in names]
     for name in sorted(names, key=lambda name: "." in name):
         if group_keys(swept, [*chosen, name]).nunique() > group_keys(swept, chosen).nunique():
             chosen.append(name)
     return chosen
+
+
+def with_short_devices(runs: pd.DataFrame) -> pd.DataFrame:
+    """Leave out what is in brackets in the names of devices, where they differ without it."""
+    if "device" not in runs:
+        return runs
+    short = runs.device.astype(str).str.partition(" (")[0]
+    is_clear = short.nunique() == runs.device.nunique(dropna=False)
+    return runs.assign(device=short) if is_clear else runs
 
 
 def find_column(runs: pd.DataFrame, name: str) -> str:

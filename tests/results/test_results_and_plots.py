@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
+from sarathi_lab.api.results import Results
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.results import load, sweep_analysis
@@ -117,6 +118,21 @@ def test_a_sweep_varies_what_the_sweeper_stored_and_runs_put_together_vary_in_wh
     assert runs.swept.unique().tolist() == ["[chunk,pd_ratio]"]
     assert sweep_analysis.varied(runs) == ["pd_ratio"]
     assert sweep_analysis.varied(runs.drop(columns="swept").assign(pd_ratio=8)) == ["threads"]
+
+
+def test_two_sweeps_of_different_models_are_never_one_series():
+    runs = runs_of(model=["tiny", "30m"], chunk=[64, 128]).assign(
+        swept="[chunk]", batch=[4, 4, 8, 8]
+    )
+    runs = runs.assign(sweep=runs.model, device=["cpu (AMD)", "cpu (AMD)"] + ["simulated a100"] * 2)
+    assert sweep_analysis.varied(runs) == ["model", "device", "chunk"]
+    titles = [ax.get_title() for ax in sweeps.draw_sweep(runs).axes]
+    assert titles == ["device = cpu", "device = simulated a100"]
+    series = sweeps.draw_sweep(runs, facet="policy", y="throughput").axes[0].containers
+    assert [one.get_label() for one in series] == ["tiny, cpu", "30m, simulated a100"]
+    names = Results(runs, ["model", "device", "chunk"]).names
+    assert names[::2] == ["sarathi, tiny, cpu, chunk 64", "sarathi, 30m, simulated a100, chunk 64"]
+    assert list(sweep_table(runs, "").rows[0])[1:4] == ["model", "device", "chunk"]
 
 
 def test_rows_of_a_run_are_long_and_an_older_run_is_read_from_its_summary(tmp_path):

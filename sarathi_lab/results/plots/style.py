@@ -171,11 +171,12 @@ def legend_below(figure: Figure, keys: Iterable[Artist], title: str = "") -> Non
     grows by its lines.
     """
     if keys := list(keys):
-        letters = max(len(str(key.get_label())) for key in keys)
+        labels = [str(key.get_label()).split("\n") for key in keys]
+        letters = max(len(line) for lines in labels for line in lines)
         columns = int(figure.get_figwidth() / (KEY + LETTER * letters))
         columns = max(1, min(columns, len(keys)))
-        lines = -(-len(keys) // columns) + len(title.splitlines())
-        figure.set_figheight(figure.get_figheight() + LINE * lines)
+        num_lines = -(-sum(map(len, labels)) // columns) + len(title.splitlines())
+        figure.set_figheight(figure.get_figheight() + LINE * num_lines)
         figure.legend(handles=keys, loc="outside lower center", ncols=columns, title=title)
 
 

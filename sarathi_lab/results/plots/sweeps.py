@@ -85,6 +85,8 @@ def draw_sweep(
     """
     runs = runs.reset_index(drop=True)  # rows of concatenated tables may share a label
     runs.attrs.clear()  # which each step would copy
+    if runs.get("device", pd.Series(dtype=str)).nunique() > 1:  # the title has room for one
+        runs = analysis.with_short_devices(runs)
     base = analysis.reference(runs)
     named = [y] if isinstance(y, str) else list(y or [])
     for ratio in (f"throughput_vs_{base}", *named):
@@ -171,7 +173,7 @@ def _arrow(quantity: str) -> str:
 def _label(row: Any, names: Sequence[str]) -> str:
     values = {name: text(row[name]) for name in names}
     parts = (
-        value if name == "policy" else f"{style.short_name(name)} {value}"
+        value if name in ("policy", *analysis.IDENTITY) else f"{style.short_name(name)} {value}"
         for name, value in values.items()
         if value != "-"
     )
