@@ -101,9 +101,6 @@ def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None
     if runs.empty:
         console().print(f"no finished runs in {sweep_dir}")
         return
-    order = list(dict.fromkeys(["policy", *sweep_analysis.varied(runs)]))
-    baselines = runs[runs.is_baseline].sort_values(order, kind="stable")
-    runs = pd.concat([baselines, runs[~runs.is_baseline]])
     which = f"All {len(runs)} runs"
     if num_missing := num_jobs - int((~runs.is_baseline).sum()):
         which = f"The {len(runs)} finished runs, {num_missing} missing,"
@@ -141,9 +138,11 @@ def save_picture(folder: Path, runs: pd.DataFrame, **axes: Any) -> Path:
 
 def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     """Return a sweep's settings and main quantities in 80 columns: a row for all seeds and
-    repetitions of the same settings (medians), without baselines that equal a swept run.
+    repetitions of the same settings (medians), baselines first, by the settings' values, without
+    baselines that equal a swept run.
     """
-    runs = sweep_analysis.with_short_devices(runs.reset_index(drop=True))
+    runs = sweep_analysis.in_order(runs.reset_index(drop=True)).reset_index(drop=True)
+    runs = sweep_analysis.with_short_devices(runs)
     columns, others = {"throughput": "tokens/s"}, SWEEP_COLUMNS
     if arrive_over_time(runs):
         others = OVER_TIME

@@ -63,6 +63,12 @@ class DisplayTable:
         return "-" if pd.isna(value) else format(value, self.formats.get(name, ""))
 
 
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Format a table in Markdown, the headings first."""
+    headings, *lines = (f"| {' | '.join(' '.join(one.split()) for one in row)} |" for row in rows)
+    return "\n".join([headings, "|" + " --- |" * len(rows[0]), *lines])
+
+
 @dataclass(frozen=True)
 class Result:
     """The outcome of a task.

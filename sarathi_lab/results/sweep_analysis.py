@@ -79,6 +79,32 @@ def varied(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
     return chosen
 
 
+def is_numeric(runs: pd.DataFrame, name: str) -> bool:
+    """Return whether a setting has numbers only."""
+    kind = pd.api.types.infer_dtype(runs[name].dropna())
+    return kind in ("integer", "floating", "mixed-integer-float")
+
+
+def values_of(runs: pd.DataFrame, name: str) -> list[str]:
+    """Return the values of a setting as text, numbers in order, others as they come."""
+    known = runs[name].dropna()
+    known = known.sort_values(kind="stable") if is_numeric(runs, name) else known
+    return list(dict.fromkeys(known.map(text)))
+
+
+def in_order(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return baselines first, then the others, each by policy and by the settings that vary."""
+    names = list(dict.fromkeys(["policy", *varied(runs)]))
+    places = {name: [values_of(runs, name), runs[name].map(text)] for name in names}
+    keys = {
+        name: shown.map({one: i for i, one in enumerate(values)})
+        for name, (values, shown) in places.items()
+    }
+    is_swept = runs.index.isin(without_baselines(runs).index)
+    order = pd.DataFrame({"": is_swept, **keys}, index=runs.index)
+    return runs.loc[order.sort_values(list(order), kind="stable", na_position="first").index]
+
+
 def with_short_devices(runs: pd.DataFrame) -> pd.DataFrame:
     """Leave out what is in brackets in the names of devices, where they differ without it."""
     if "device" not in runs:

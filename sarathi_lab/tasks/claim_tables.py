@@ -14,6 +14,7 @@ from sarathi_lab.experiment.claims import NOT_MEASURED, VERDICTS, in_words, load
 from sarathi_lab.experiment.figures import error_table, points_of
 from sarathi_lab.results import load
 from sarathi_lab.results.load import SIMULATED
+from sarathi_lab.results.result import markdown
 
 README, FRONT = EXPERIMENTS / "README.md", REPOSITORY / "README.md"
 PAPER = EXPERIMENTS / "sarathi" / "paper" / "README.md"
@@ -33,7 +34,7 @@ def readme_table(table: pd.DataFrame) -> str:
     for _, judged in table[~_is_after(table)].groupby("id", sort=False):
         first = judged.iloc[0]
         rows.append([first.claim, first.source, first.expected, *_cells(judged, devices)])
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def front_table(table: pd.DataFrame) -> str:
@@ -43,7 +44,7 @@ def front_table(table: pd.DataFrame) -> str:
     for name in FIRST:
         judged = table[table.id == name]
         rows.append([*judged[["claim", "expected"]].iloc[0], *_cells(judged, devices)])
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def count_table(table: pd.DataFrame) -> str:
@@ -51,7 +52,7 @@ def count_table(table: pd.DataFrame) -> str:
     rows = [[f"{table.id.nunique()} claims", *VERDICTS]]
     for device, found in _ids_by_verdict(table).items():
         rows.append([device, *(str(len(ids)) for ids in found.values())])
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def names_table(table: pd.DataFrame) -> str:
@@ -59,7 +60,7 @@ def names_table(table: pd.DataFrame) -> str:
     found = _ids_by_verdict(_of_paper(table))
     rows = [["verdict", *found]]
     rows += [[one, *(", ".join(part[one]) for part in found.values())] for one in VERDICTS]
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def _of_paper(table: pd.DataFrame) -> pd.DataFrame:
@@ -100,7 +101,7 @@ def map_table(table: pd.DataFrame, root: str = "") -> str:
         where = f"[{first.experiment}]({root}{AFTER}/{first.experiment}/README.md)"
         what = [where, first.claim, first.source, first.expected]
         rows.append([*what, "; ".join([*found, simulated]), conditions[str(name)]])
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def errors_of_paper(errors: pd.DataFrame) -> str:
@@ -117,7 +118,7 @@ def errors_of_paper(errors: pd.DataFrame) -> str:
         by_level = {row["level"]: row for row in group.to_dict("records")}
         cells = [cell for level in levels for cell in _errors_of(by_level.get(level))]
         lines.append([", ".join(filter(None, words)), str(group.points.iloc[0]), *cells])
-    return _markdown([*rows, *lines])
+    return markdown([*rows, *lines])
 
 
 def _errors_of(row: Mapping[Any, Any] | None) -> tuple[str, str]:
@@ -131,12 +132,6 @@ def _errors_of(row: Mapping[Any, Any] | None) -> tuple[str, str]:
     mean, largest = row["aim_mean"], row["aim_largest"]
     aim = "" if pd.isna(mean) else f"{mean:.0%}"
     return words, aim if pd.isna(largest) else f"{aim} ({largest:.0%})"
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Format a table, the headings first."""
-    headings, *lines = (f"| {' | '.join(cells)} |" for cells in rows)
-    return "\n".join([headings, "|" + " --- |" * len(rows[0]), *lines])
 
 
 def _is_after(table: pd.DataFrame) -> pd.Series:

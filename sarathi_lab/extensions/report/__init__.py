@@ -1,4 +1,4 @@
-"""`python -m sarathi_lab report [FOLDER]`: what was run and found, on one page of HTML."""
+"""`python -m sarathi_lab report`: what was run and found, on a page of HTML or in Markdown."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,13 +26,16 @@ from sarathi_lab.results import load, sweep_analysis
 from sarathi_lab.results.conclusion import conclusion
 from sarathi_lab.results.provenance import last_commit, provenance
 from sarathi_lab.results.report import sweep_table
-from sarathi_lab.results.result import DisplayTable
+from sarathi_lab.results.result import DisplayTable, markdown
 from sarathi_lab.tasks.figures import draw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE = "report.html"
+CLAIMS_TITLE, EXPERIMENTS_TITLE = "Which claims hold", "Experiments and claims"
+OTHERS = ("run.json", "failed.json", "hydra.yaml")  # files of runs, failures and Hydra's folders
+MOST_ROWS = 200  # of a task's table on the page
 CLAIMS = ["claim", "device", "verdict", "measured", "expected", "source", "note"]
 DEVICE = ("device_name", "device")
 
@@ -62,29 +66,56 @@ def main(args: Sequence[str]) -> int:
         description="Write one page of HTML that needs no other file: what was run, what follows, "
         "tables that sort, pictures, claims with verdicts.",
     )
-    text = "of a sweep, of a run or of several of these; or of recorded results, such as "
-    text += "experiments or outputs/artifact. Without it: all experiments that the lab has recorded"
+    text = "of a sweep, of a run, of any task or of several of these; or of recorded results, such "
+    text += (
+        "as experiments or outputs/artifact. Without it: all experiments that the lab has recorded"
+    )
     parser.add_argument("folder", nargs="?", type=Path, default=EXPERIMENTS, help=text)
     text = f"the page (default: {PAGE} in the folder, {OUTPUTS / PAGE} of the lab's experiments)"
     parser.add_argument("--out", type=Path, help=text)
+    text = (
+        "print sentences and tables instead, to paste into a document (sweep.csv has all columns)"
+    )
+    parser.add_argument("--markdown", action="store_true", help=text)
     options = parser.parse_args(args)
-    return exit_code(lambda: _write(options.folder, options.out), "no page was written")
+    work = partial(_print if options.markdown else _write, options.folder, options.out)
+    return exit_code(work, "no page was written")
+
+
+def _sections(folder: Path) -> list[Section]:
+    """Return what is in `folder`. Raises UserError if there are no results."""
+    runs = load.load_runs(folder)
+    places = [] if runs.empty else list(runs.groupby("sweep"))
+    places.sort(key=lambda pair: pair[1].started_at.max(), reverse=True)
+    sections = [_of_sweep(Path(str(place)), rows, folder) for place, rows in places]
+    tasks = sorted({path.parent for path in folder.rglob("config.yaml")}, reverse=True)
+    tasks = [one for one in tasks if not any((one / name).exists() for name in OTHERS)]
+    sections += [_of_task(place) for place in tasks if any(place.glob("*.csv"))]
+    if not sections and load.recorded(folder):
+        return _of_experiments(folder)
+    if not sections:
+        why = "has no finished run and no recorded result" if folder.is_dir() else "is no folder"
+        raise UserError(f"{folder} {why}; name the folder of a sweep, or none for all experiments")
+    return sections
+
+
+def _print(folder: Path, out: Path | None) -> int:
+    if out is not None:
+        raise UserError(f"--out {out} is for the page; send --markdown to a file by > {out}")
+    for section in _sections(folder):
+        print(f"## {section.title}\n", *section.sentences, sep="\n")
+        for shown in filter(lambda shown: shown.rows, section.tables):
+            print(
+                "", *([shown.title, ""] if shown.title else []), markdown(shown.cells()), sep="\n"
+            )
+    return 0
 
 
 def _write(folder: Path, out: Path | None) -> int:
-    """Write the page of what is in `folder`. Raises UserError if there are neither runs nor
-    recorded results.
-    """
-    runs = load.load_runs(folder)
-    if not runs.empty:
-        places = sorted(runs.groupby("sweep"), key=lambda pair: pair[1].started_at.max())
-        sections = [_of_sweep(Path(str(place)), rows, folder) for place, rows in reversed(places)]
-        title = sections[0].title if len(sections) == 1 else f"{len(sections)} sweeps and runs"
-    elif load.recorded(folder):
-        sections, title = _of_experiments(folder), "Experiments and claims"
-    else:
-        why = "has no finished run and no recorded result" if folder.is_dir() else "is no folder"
-        raise UserError(f"{folder} {why}; name the folder of a sweep, or none for all experiments")
+    """Write the page of what is in `folder`."""
+    sections = _sections(folder)
+    title = sections[0].title if len(sections) == 1 else f"{len(sections)} sweeps and runs"
+    title = EXPERIMENTS_TITLE if sections[0].title == CLAIMS_TITLE else title
     is_records = folder.resolve() == EXPERIMENTS  # which a wheel's may not write to
     page = out or (OUTPUTS if is_records else folder) / PAGE
     make_folder(page.parent, "--out" if out else "the folder")
@@ -110,7 +141,6 @@ def write_page(title: str, sections: Sequence[Section], page: Path) -> None:
 def _of_sweep(place: Path, runs: pd.DataFrame, folder: Path) -> Section:
     """A sweep, or a single run with its baselines; `folder` is what was asked for."""
     runs = runs.dropna(axis="columns", how="all")
-    runs = runs.sort_values("is_baseline", ascending=False, kind="stable")
     varying, swept = sweep_analysis.varied(runs), sweep_analysis.without_baselines(runs)
     title = f"Sweep of {', '.join(varying)}" if varying else str(swept.name.iloc[0])
     drawn = place / "sweep.png"  # maybe by axes that the user chose
@@ -130,14 +160,41 @@ def _of_sweep(place: Path, runs: pd.DataFrame, folder: Path) -> Section:
     )
 
 
+def _of_task(place: Path) -> Section:
+    """The tables and pictures that a task left, such as `task=crossover` or an experiment."""
+    typed = _typed(place)
+    title = next((one for one in typed if one.startswith(("task=", "experiment="))), place.name)
+    tables = {path.name: pd.read_csv(path) for path in sorted(place.glob("*.csv"))}
+    facts = {"command": as_command(typed)} if typed else {}
+    return Section(
+        title,
+        facts={**facts, "folder": str(place)},
+        pictures={path.stem: path.read_bytes() for path in sorted(place.glob("*.png"))},
+        tables=[_shown(name, table) for name, table in tables.items() if len(table)],
+    )
+
+
+def _shown(name: str, table: pd.DataFrame) -> DisplayTable:
+    texts = [*table.select_dtypes(exclude="number")]
+    formats = dict.fromkeys(table.select_dtypes("float"), ".4g")
+    title = name if len(table) <= MOST_ROWS else f"{name}, {MOST_ROWS} of {len(table)} rows"
+    rows = table.head(MOST_ROWS).to_dict("records")
+    return DisplayTable(rows, left=texts, formats=formats, title=title)
+
+
+def _typed(place: Path) -> list[str]:
+    path = place / ".hydra" / "overrides.yaml"
+    return yaml.safe_load(path.read_text()) if path.is_file() else []
+
+
 def _facts(place: Path, runs: pd.DataFrame) -> dict[str, str]:
     """What was run, where and with which versions, by the runs' labels and the sweep's record."""
     facts = {"runs": str(len(runs))}
     if (record := SweepRecord.find(place)) is not None:
         facts = {"command": record.command, "host": record.host}
         facts["runs"] = f"{len(runs)} of {record.num_jobs} finished"
-    elif (typed := place / ".hydra" / "overrides.yaml").is_file():  # a single run
-        facts["command"] = as_command(yaml.safe_load(typed.read_text()))
+    elif typed := _typed(place):  # a single run
+        facts["command"] = as_command(typed)
     facts |= {name: _all_of(runs, name) for name in ("device", "model", "dtype", "executor")}
     started = runs.started_at.dropna().map(datetime.fromisoformat)
     facts["started"] = f"{started.min():%Y-%m-%d %H:%M} UTC" if len(started) else ""
@@ -168,7 +225,7 @@ def _of_experiments(root: Path) -> list[Section]:
     summary += f"simulated ones included, and {ids.get('fails', 0)} fail on at least one."
     counts = pd.crosstab(judged.device, judged.verdict).reset_index().to_dict("records")
     by_device = DisplayTable(counts, left=["device"], title="Verdicts by device")
-    first = Section("Which claims hold", [summary], tables=[by_device, _claims(judged)])
+    first = Section(CLAIMS_TITLE, [summary], tables=[by_device, _claims(judged)])
     folders = sorted({path.parent for path in root.glob("*/*/results")}, key=lambda path: path.name)
     sections = []
     with progress_of("drawing", len(folders)) as advance:

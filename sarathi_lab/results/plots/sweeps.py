@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from sarathi_lab.results import sweep_analysis as analysis
 from sarathi_lab.results.conclusion import arrive_over_time
 from sarathi_lab.results.plots import style
-from sarathi_lab.results.sweep_analysis import text
+from sarathi_lab.results.sweep_analysis import is_numeric, text, values_of
 from sarathi_lab.results.table import display_unit, less_is_better
 
 QUANTITIES = ["capacity", "throughput", "throughput_vs_{}", "ttft_p50", "tbt_p99"]
@@ -63,7 +63,7 @@ def choose_axes(
         x = max(numbers or left or ["policy"], key=lambda one: swept[one].nunique())
         left = [one for one in left if one != x]
     hue = hue or (left.pop(0) if left else None)
-    if facet is None and left and len(_values(runs, left[0])) <= MOST_FACETS:
+    if facet is None and left and len(values_of(runs, left[0])) <= MOST_FACETS:
         facet = left.pop(0)
     return SweepAxes(x, hue, facet, tuple(left))
 
@@ -93,13 +93,13 @@ def draw_sweep(
         quantity, is_ratio, to = ratio.partition("_vs_")
         runs = analysis.relative(runs, quantity, to) if is_ratio else runs
     axes = choose_axes(runs, x=x, hue=hue, facet=facet)
-    num_names = 0 if is_numeric(runs, axes.x) else len(_values(runs, axes.x))
+    num_names = 0 if is_numeric(runs, axes.x) else len(values_of(runs, axes.x))
     most = MOST_ROWS if axes.facet else 4 if num_names > MANY else MOST_PANELS
     names = [analysis.find_column(runs, name) for name in named] or _quantities(runs, base, most)
     runs = analysis.without_repeated(runs, names)
     listed = _in_rows(runs, axes, names[0]) if num_names else []
     rows = _rows(runs, axes, names, listed)
-    facets = _values(runs, axes.facet) if axes.facet else ["-"]
+    facets = values_of(runs, axes.facet) if axes.facet else ["-"]
     figure, grid = _grid(runs, axes, len(names), len(facets), num_names)
     panels_of = dict(zip(product(names, facets), grid, strict=False))
     known = rows.dropna(subset=["value"]).sort_values("at", kind="stable")
@@ -146,7 +146,7 @@ def _rows(
     rows[VALUES] = rows[VALUES].mul([units[name][0] for name in rows["quantity"]], axis=0)
     # A difference of times that may be equal.
     rows.loc[(rows["quantity"] == "decode_time_marginal") & (rows["value"] <= 0), VALUES] = math.nan
-    colour = style.colours(_values(runs, hue))
+    colour = style.colours(values_of(runs, hue))
     is_in_series = axes.hue or listed
     series = [
         _label(row, [hue, *axes.others] if is_in_series else []) for _, row in rows.iterrows()
@@ -198,7 +198,7 @@ def _grid(
         most = num_quantities if num_names > MANY else 3 if num_quantities > 4 else 2
         columns = min(num_quantities, most)
     rows = math.ceil(num_quantities * num_facets / columns)
-    lines = 0.5 * len(_values(runs, axes.hue)) if axes.hue else 1.0  # of text that a name needs
+    lines = 0.5 * len(values_of(runs, axes.hue)) if axes.hue else 1.0  # of text that a name needs
     height = max(2.6, 0.9 + 0.21 * num_names * max(1.0, lines))
     width = 1.2 * (num_names > 0) + (3.0 if columns > 2 else 4.2) * columns
     size = min(style.WIDTH, max(4.6, width)), height * rows + 0.5
@@ -301,19 +301,6 @@ def _mark_clipped(ax: Axes, rows: pd.DataFrame) -> None:
         )
 
 
-def _values(runs: pd.DataFrame, name: str) -> list[str]:
-    """Return the values of a setting as text, numbers in order, others as they come."""
-    known = runs[name].dropna()
-    known = known.sort_values(kind="stable") if is_numeric(runs, name) else known
-    return list(dict.fromkeys(known.map(text)))
-
-
-def is_numeric(runs: pd.DataFrame, name: str) -> bool:
-    """Return whether a setting has numbers only."""
-    kind = pd.api.types.infer_dtype(runs[name].dropna())
-    return kind in ("integer", "floating", "mixed-integer-float")
-
-
 def _title(runs: pd.DataFrame, names: Sequence[str]) -> str:
     """Name model, device and shared sizes, and explain points, intervals and hollow markers."""
     swept = analysis.without_baselines(runs)
@@ -324,7 +311,7 @@ def _title(runs: pd.DataFrame, names: Sequence[str]) -> str:
     }
     title = ", ".join(words for name, words in known.items() if name != "device")
     title = " on ".join(filter(None, [title, known.get("device")]))
-    fixed = {name: _values(swept, name) for name in FIXED if name in swept}
+    fixed = {name: values_of(swept, name) for name in FIXED if name in swept}
     sizes = [f"{style.short_name(name)} {one[0]}" for name, one in fixed.items() if len(one) == 1]
     title += "\n" * bool(sizes) + ", ".join(sizes)
     over = [name for name in analysis.SAMPLES if name in swept and swept[name].nunique() > 1]

@@ -52,6 +52,27 @@ def test_it_says_what_was_run_and_what_follows(page, sweep):
     assert len(re.findall(r"<img src=.data:image/png", text)) == 1
 
 
+def test_tables_are_printed_as_markdown_baselines_first(sweep, capsys):
+    assert main(["report", str(sweep), "--markdown"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("| policy | chunk |"))
+    first = [line.split(" | ")[:2] for line in lines[head + 2 : head + 5]]
+    assert first == [["| orca *", "-"], ["| sarathi", "8"], ["| sarathi", "16"]]
+
+
+def test_a_folder_of_any_task_has_its_tables_and_pictures(tmp_path):
+    task = tmp_path / "2026" / "task"
+    (task / ".hydra").mkdir(parents=True)
+    (task / "config.yaml").write_text("task: {}")
+    (task / ".hydra" / "overrides.yaml").write_text("- task=crossover\n- model=13b")
+    pd.DataFrame({"outcome": ["gains"], "gain": [0.123456]}).to_csv(task / "crossover.csv")
+    (task / "crossover.png").write_bytes(b"a picture")
+    assert main(["report", str(tmp_path)]) == 0
+    text = (tmp_path / "report.html").read_text()
+    for words in ("<h1>task=crossover", "model=13b", "crossover.csv", "0.1235", "YSBwaWN0dXJl"):
+        assert words in text
+
+
 def test_what_looks_like_html_is_shown_as_text(page):
     text = page.read_text()
     assert "&lt;script&gt;document.title" in text
