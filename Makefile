@@ -86,8 +86,11 @@ $(VLLM_GPU)/.installed: pyproject.toml
 campaign_dry: setup
 	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m sarathi_lab run experiment=campaign_dry $(ARGS)
 
+# Opens copies, as running a notebook changes its file; remove outputs/notebooks to have them anew.
 lab: setup
-	$(BIN)/python -m jupyter lab notebooks
+	@mkdir -p outputs/notebooks && cp notebooks/*.py outputs/notebooks
+	@for one in notebooks/*.ipynb; do [ -e outputs/$$one ] || sed 's#](\.\./#](../../#g' $$one > outputs/$$one; done
+	$(BIN)/python -m jupyter lab outputs/notebooks
 
 lint: setup
 	$(BIN)/python -m ruff check . && $(BIN)/python -m ruff format --check . && $(BIN)/python -m mypy && $(BIN)/lint-imports

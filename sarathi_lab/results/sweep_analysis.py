@@ -94,15 +94,12 @@ def values_of(runs: pd.DataFrame, name: str) -> list[str]:
 
 def in_order(runs: pd.DataFrame) -> pd.DataFrame:
     """Return baselines first, then the others, each by policy and by the settings that vary."""
-    names = list(dict.fromkeys(["policy", *varied(runs)]))
-    places = {name: [values_of(runs, name), runs[name].map(text)] for name in names}
-    keys = {
-        name: shown.map({one: i for i, one in enumerate(values)})
-        for name, (values, shown) in places.items()
-    }
-    is_swept = runs.index.isin(without_baselines(runs).index)
-    order = pd.DataFrame({"": is_swept, **keys}, index=runs.index)
-    return runs.loc[order.sort_values(list(order), kind="stable", na_position="first").index]
+    order = pd.DataFrame({"": runs.index.isin(without_baselines(runs).index)}, index=runs.index)
+    for name in ("policy", *varied(runs)):
+        places = {value: i for i, value in enumerate(values_of(runs, name))}
+        order[name] = runs[name].map(text).map(places)
+    by = list(map(str, order))
+    return runs.loc[order.sort_values(by, kind="stable", na_position="first").index]
 
 
 def with_short_devices(runs: pd.DataFrame) -> pd.DataFrame:

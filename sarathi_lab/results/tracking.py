@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import wandb
 
 MAX_TAG = 64  # characters
+WANDB = ("python", "-m", "wandb")  # the command alone may not be on the path
 MAX_HISTORY_ROWS = 2000
 LOCAL_TIMEOUT = 60.0  # seconds for opening a run, which usually takes 0.1
 # x axes of the history's columns; by default the iteration's number.
@@ -110,13 +111,13 @@ class WandbTracker(Tracker):
                 require_login("tracking.mode=online", "or use tracking.mode=offline")
 
     def hint(self) -> str:
-        return shlex.join(["wandb", "leet", str(self._folder)])
+        return shlex.join([*WANDB, "leet", str(self._folder)])
 
     def track(self, run: TrackedRun) -> None:
         lost = "results are complete without it, and later runs are not tracked"
         folder = self._try(lost, self._write, run)
         if folder is not None and self.mode == "online":
-            sync = shlex.join(["wandb", "sync", str(self._folder)])
+            sync = shlex.join([*WANDB, "sync", str(self._folder)])
             kept = f"it and later runs stay here, and {sync} sends them"
             self._try(kept, send, folder, self.timeout)
 
@@ -217,7 +218,7 @@ def send(folder: Path, timeout: float) -> None:
 
 def require_login(what: str, mend: str) -> None:
     """Raise UserError that names `what` without W&B or a well-formed key for its server."""
-    fix = f"run `wandb login`, {mend}"
+    fix = f"run `{shlex.join(WANDB)} login`, {mend}"
     try:
         import wandb
 
@@ -242,7 +243,7 @@ def fetch_runs(project: str) -> list[tuple[dict[str, Any], dict[str, float]]]:
         reason = str(error).partition("\n")[0]
         raise UserError(
             f"W&B gives no runs of {project} ({reason}); check the name (it is no folder either) "
-            "and `wandb login`"
+            f"and `{shlex.join(WANDB)} login`"
         ) from None
     if not runs:
         raise UserError(f"{project} holds no run that served requests; name another")

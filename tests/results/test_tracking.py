@@ -86,7 +86,11 @@ KEY = "a" * 40
 
 
 CASES = {  # variables, netrc, and the error
-    "none": ({}, "", "no user is logged in to W&B; run `wandb login`, or use tracking.mode=off"),
+    "none": (
+        {},
+        "",
+        "no user is logged in to W&B; run `python -m wandb login`, or use tracking.mode=off",
+    ),
     "short": ({"WANDB_API_KEY": "short"}, "", "the login is unusable"),
     "key": ({"WANDB_API_KEY": KEY}, "", None),
     "netrc": ({}, f"machine 127.0.0.1:9 login user password {KEY}", None),
@@ -193,7 +197,7 @@ def test_unknown_modes_and_a_missing_package_are_refused(tmp_path, monkeypatch):
 
 def test_the_hint_is_a_command_and_the_null_tracker_leaves_nothing(tmp_path, monkeypatch):
     own = WandbTracker(project="test", mode="offline", dir="my runs")
-    assert own.hint() == "wandb leet 'my runs/wandb'"
+    assert own.hint() == "python -m wandb leet 'my runs/wandb'"
     monkeypatch.chdir(tmp_path)
     null = Tracker()
     null.check()

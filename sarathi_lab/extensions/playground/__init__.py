@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from sarathi_lab.results.plots.style import COLOURS, use_style
+from sarathi_lab.results.plots.style import colours, use_style
 from sarathi_lab.results.serving_metrics import waits
 
 SIZE, DPI = (11.0, 4.4), 80  # inches, and pixels an inch
@@ -44,7 +44,7 @@ class Picture:
         axes = self.figure.subplots(2, 2, gridspec_kw=grid)
         self._batches, (self._ttft, self._tbt) = axes[:, 0], axes[:, 1]
         for ax in self._batches:
-            ax.set(yscale="log", ylabel="tokens in the batch")
+            ax.set(yscale="log", ylabel="tokens of each kind")
             ax.grid(axis="x", visible=False)
             for name, style in KINDS.items():
                 bars = {"baseline": BOTTOM, "fill": True, "color": style["facecolor"]}
@@ -52,8 +52,8 @@ class Picture:
         axes[0, 0].legend(loc="upper right", ncols=2)
         axes[1, 0].set_xlabel("time [s]")
         for ax in (self._ttft, self._tbt):
-            for colour, dashes in zip(COLOURS, ("-", "--"), strict=False):
-                ax.plot([], [], color=colour, linestyle=dashes, drawstyle="steps-post")
+            for dashes in ("-", "--"):
+                ax.plot([], [], linestyle=dashes, drawstyle="steps-post")
         self._ttft.set(xlabel="time to first token [s]", ylabel="share of requests", ylim=(0, 1.02))
         self._tbt.set(xlabel="time between tokens [ms]", ylabel="share of longer gaps")
         self._tbt.set(yscale="log", ylim=(FEWEST, 1))
@@ -69,7 +69,7 @@ class Picture:
         """Draw the iterations and requests (the ledger's tables) of one or two policies by name."""
         tables = iterations.values()
         longest = max(float(table.end.max()) for table in tables)
-        most = max(float((one.num_prefill_tokens + one.num_decode_tokens).max()) for one in tables)
+        most = max(float(one[COLUMNS[2:]].max(axis=None)) for one in tables)
         for ax in self._batches:
             ax.set(xlim=(0, longest), ylim=(BOTTOM, 3 * most))
         for ax, (name, table) in zip(self._batches, [*iterations.items(), NONE], strict=False):
@@ -87,12 +87,14 @@ class Picture:
 
 
 def _show_batches(ax: Axes, name: str, table: pd.DataFrame) -> None:
-    """Draw bars as wide as iterations: decodes below, prompt tokens on top."""
+    """Draw bars as wide as iterations: decodes before prompt tokens, each from the axis, as a sum
+    cannot be read on a logarithmic one.
+    """
     ax.set_title(name, loc="left")
     edges = table[["start", "end"]].to_numpy().ravel()  # gaps included
-    decodes = table.num_decode_tokens.to_numpy(dtype=float)
     area: Any
-    for area, tokens in zip(ax.patches, (decodes + table.num_prefill_tokens, decodes), strict=True):
+    kinds = table[["num_prefill_tokens", "num_decode_tokens"]].to_numpy(dtype=float).T
+    for area, tokens in zip(ax.patches, kinds, strict=True):
         heights = np.column_stack((tokens, np.zeros(len(tokens)))).ravel()[:-1]
         area.set_data(np.maximum(heights, BOTTOM), edges, BOTTOM)
 
@@ -101,6 +103,8 @@ def _show_shares(
     ax: Axes, times: Mapping[str, NDArray[np.float64]], *, is_above: bool = False
 ) -> None:
     """Draw the share of times up to each by policy, or above it."""
+    for line, colour in zip(ax.get_lines(), colours(list(times)).values(), strict=False):
+        line.set_color(colour)
     for line, seconds in zip(ax.get_lines(), [*times.values(), np.empty(0)], strict=False):
         shares = np.arange(1, len(seconds) + 1) / max(1, len(seconds))
         line.set_data(np.sort(seconds), 1 - shares if is_above else shares)

@@ -176,7 +176,7 @@ def _of_task(place: Path) -> Section:
 
 def _shown(name: str, table: pd.DataFrame) -> DisplayTable:
     texts = [*table.select_dtypes(exclude="number")]
-    formats = dict.fromkeys(table.select_dtypes("float"), ".4g")
+    formats = dict.fromkeys(map(str, table.select_dtypes("float")), ".4g")
     title = name if len(table) <= MOST_ROWS else f"{name}, {MOST_ROWS} of {len(table)} rows"
     rows = table.head(MOST_ROWS).to_dict("records")
     return DisplayTable(rows, left=texts, formats=formats, title=title)

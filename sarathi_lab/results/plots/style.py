@@ -121,7 +121,8 @@ def colours(names: Sequence[str]) -> dict[str, str]:
     others = [name for name in names if name not in known]
     used = {PALETTE[POLICIES.index(policy)] for policy in policies.values()}
     free = [one for one in COLOURS if one not in used] or list(COLOURS)
-    return known | {name: free[i % len(free)] for i, name in enumerate(others)}
+    known |= {name: free[i % len(free)] for i, name in enumerate(others)}
+    return {name: known[name] for name in names}
 
 
 @cache
