@@ -69,7 +69,7 @@ class Picture:
         """Draw the iterations and requests (the ledger's tables) of one or two policies by name."""
         tables = iterations.values()
         longest = max(float(table.end.max()) for table in tables)
-        most = max(float(one[COLUMNS[2:]].max(axis=None)) for one in tables)
+        most = max(int(one[COLUMNS[2:]].to_numpy().max()) for one in tables)
         for ax in self._batches:
             ax.set(xlim=(0, longest), ylim=(BOTTOM, 3 * most))
         for ax, (name, table) in zip(self._batches, [*iterations.items(), NONE], strict=False):
