@@ -42,7 +42,7 @@ $(VLLM)/.installed: pyproject.toml
 # Every launch of the tests that run on a GPU, done in Triton's interpreter and compiled for an A100, an H100 and a B200 (kernels/README.md).
 gpu_launches: setup
 	@mkdir -p outputs/launches
-	for sm in 80 90 100; do $(BIN)/python -m pytest -q -p no:xdist -p no:warnings -m gpu --launches=outputs/launches/$$sm.jsonl --capability $$sm || exit 1; done
+	for sm in 80 90 100; do $(BIN)/python -m pytest -q -p no:xdist --disable-warnings -m gpu --launches=outputs/launches/$$sm.jsonl --capability $$sm || exit 1; done
 	$(BIN)/python -m sarathi_kernels.compilation --launches outputs/launches/*.jsonl $(ARGS)
 
 # The paper's figures from recorded results; ARGS takes options such as "--only fig09 --out pictures".
