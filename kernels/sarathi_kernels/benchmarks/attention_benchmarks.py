@@ -7,9 +7,10 @@ the same pages where they are installed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import get_args
 
 import torch
@@ -22,6 +23,7 @@ from sarathi_kernels.attention.kv_cache import Cache
 from sarathi_kernels.attention.plan import PART_TOKENS, AttentionPlan, make_plan, with_parts_of
 from sarathi_kernels.attention.prefill import prefill_attention
 from sarathi_kernels.benchmarks.attention_peers import (
+    Ways,
     flashinfer_pod,
     flashinfer_prefill,
     library_attention,
@@ -46,120 +48,92 @@ HYBRID_CHUNKS = (256, 512, 1024)
 PROMPTS = (4096, 16_384)
 
 
+Sequences = tuple[tuple[int, int], ...]
+
+
 def benchmarks(device: torch.device, dtype: torch.dtype, quick: bool) -> Iterator[Benchmark]:
     """Tensors of a case are made when it is reached; `quick` takes tiny sizes, for the
     interpreter.
     """
-    for name in ("gqa",) if quick else HEADS:
-        for offset in (20,) if quick else OFFSETS:
-            for chunk in (18,) if quick else CHUNKS:
-                yield from _prefill(name, chunk, offset, device, dtype, quick)
-        for count, context in ((2, 33),) if quick else DECODES:
-            yield from _decode(name, count, context, device, dtype, quick)
-        for count, context in ((2, 33),) if quick else HYBRID_DECODES:
-            for chunk in (18,) if quick else HYBRID_CHUNKS:
-                yield from _hybrid(name, chunk, count, context, device, dtype, quick)
+    make = partial(make_inputs, device=device, dtype=dtype, num_sms=chip_of(device).num_sms)
+    for operation, heads, label, sequences in _cases(quick):
+        case = _case(heads, sequences, quick)
+        inputs = make(case)
+        ways = WAYS[operation](case, inputs, torch.empty_like(inputs.query))
+        for way, work in ways.items():
+            num_bytes = case.num_bytes(dtype.itemsize)
+            yield Benchmark(operation, f"{heads} {label}", way, work, case.flops, num_bytes)
     for prompt in (48,) if quick else PROMPTS:
-        yield from _reread(prompt, (16,) if quick else CHUNKS, device, dtype, quick)
+        whole = make(_case("mha", ((prompt, prompt),), quick))
+        yield from _reread(prompt, whole, (16,) if quick else CHUNKS, quick)
 
 
-def _case(
-    name: str, sequences: tuple[tuple[int, int], ...], quick: bool, block_size: int = 16
-) -> AttentionCase:
+def _cases(quick: bool) -> Iterator[tuple[str, str, str, Sequences]]:
+    """Operation, heads, label, and sequences of new tokens and contexts."""
+    for heads in ("gqa",) if quick else HEADS:
+        for offset, chunk in ((20, 18),) if quick else product(OFFSETS, CHUNKS):
+            label = f"chunk {chunk} at {offset}"
+            yield "prefill_attention", heads, label, ((chunk, offset + chunk),)
+        for count, context in ((2, 33),) if quick else DECODES:
+            yield "decode_attention", heads, f"{count} x {context}", ((1, context),) * count
+        decodes = ((2, 33),) if quick else HYBRID_DECODES
+        for (count, context), chunk in product(decodes, (18,) if quick else HYBRID_CHUNKS):
+            sequences = ((chunk, context), *((1, context),) * count)
+            yield "hybrid_attention", heads, f"{chunk} + {count} x {context}", sequences
+
+
+def _case(name: str, sequences: Sequences, quick: bool) -> AttentionCase:
     num_heads, num_kv_heads = (4, 2) if quick else HEADS[name]
-    return AttentionCase(sequences, num_heads, num_kv_heads, 64 if quick else HEAD_SIZE, block_size)
+    return AttentionCase(sequences, num_heads, num_kv_heads, 64 if quick else HEAD_SIZE)
 
 
-def _inputs(case: AttentionCase, device: torch.device, dtype: torch.dtype) -> AttentionInputs:
-    return make_inputs(case, device=device, dtype=dtype, num_sms=chip_of(device).num_sms)
+def _prefill(case: AttentionCase, inputs: AttentionInputs, out: Tensor) -> Ways:
+    return {
+        "paged": partial(prefill_attention, *inputs.arguments, out=out),
+        **torch_attention(case, inputs),
+        **library_attention(case, inputs, out),
+        **flashinfer_prefill(case, inputs),
+    }
 
 
-def _benchmark(
-    operation: str,
-    case: AttentionCase,
-    label: str,
-    implementation: str,
-    dtype: torch.dtype,
-    work: Callable[[], object],
-) -> Benchmark:
-    return Benchmark(
-        operation, label, implementation, work, case.flops, case.num_bytes(dtype.itemsize)
-    )
-
-
-def _prefill(
-    name: str, chunk: int, offset: int, device: torch.device, dtype: torch.dtype, quick: bool
-) -> Iterator[Benchmark]:
-    case = _case(name, ((chunk, offset + chunk),), quick)
-    inputs = _inputs(case, device, dtype)
-    label = f"{name} chunk {chunk} at {offset}"
-    out = torch.empty_like(inputs.query)
-    arguments = inputs.arguments
-
-    def paged() -> None:
-        prefill_attention(*arguments, out=out)
-
-    yield _benchmark("prefill_attention", case, label, "paged", dtype, paged)
-    peers = torch_attention(case, inputs) | library_attention(case, inputs, out)
-    for peer, attend in peers.items():
-        yield _benchmark("prefill_attention", case, label, peer, dtype, attend)
-    if (attend_paged := flashinfer_prefill(case, inputs)) is not None:
-        yield _benchmark("prefill_attention", case, label, "flashinfer", dtype, attend_paged)
-
-
-def _decode(
-    name: str, count: int, context: int, device: torch.device, dtype: torch.dtype, quick: bool
-) -> Iterator[Benchmark]:
-    case = _case(name, ((1, context),) * count, quick)
-    inputs = _inputs(case, device, dtype)
-    label = f"{name} {count} x {context}"
-    out = torch.empty_like(inputs.query)
+def _decode(case: AttentionCase, inputs: AttentionInputs, out: Tensor) -> Ways:
+    context = case.sequences[0][1]
     plans = {"paged": inputs.plan}
     for num_parts in (1, 2, 4, 8, 16):
         if num_parts * PART_TOKENS <= context or num_parts == 1:
             part_tokens = -(-context // (num_parts * PART_TOKENS)) * PART_TOKENS
             plans[f"paged, {num_parts} parts"] = with_parts_of(inputs.plan, part_tokens)
-    for implementation, plan in plans.items():
-
-        def paged(plan: AttentionPlan = plan) -> None:
-            decode_attention(
-                inputs.query, inputs.key_cache, inputs.value_cache, plan, inputs.scale, out=out
-            )
-
-        yield _benchmark("decode_attention", case, label, implementation, dtype, paged)
-    for peer, attend in library_attention(case, inputs, out).items():
-        yield _benchmark("decode_attention", case, label, peer, dtype, attend)
-
-
-def _hybrid(
-    name: str,
-    chunk: int,
-    count: int,
-    context: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    quick: bool,
-) -> Iterator[Benchmark]:
-    case = _case(name, ((chunk, context), *((1, context),) * count), quick)
-    inputs = _inputs(case, device, dtype)
-    out = torch.empty_like(inputs.query)
-    arguments = inputs.arguments
-    ways: dict[str, Callable[[], object]] = {
-        variant: partial(HybridAttention(variant).attend, *arguments, None, out)
-        for variant in get_args(Variant)
+    query, keys, values, _, scale = inputs.arguments
+    ways: Ways = {
+        name: partial(decode_attention, query, keys, values, plan, scale, out=out)
+        for name, plan in plans.items()
     }
-    ways["unified"] = partial(unified_attention, *arguments, out=out)
-    # The longer of the two is what a perfect overlap takes.
-    ways["chunk alone"] = partial(prefill_attention, *arguments, out=out)
-    ways["decodes alone"] = partial(decode_attention, *arguments, out=out)
-    ways |= library_attention(case, inputs, out)
-    label = f"{name} {chunk} + {count} x {context}"
-    for way, attend in ways.items():
-        yield _benchmark("hybrid_attention", case, label, way, dtype, attend)
-    if (attend_batch := flashinfer_prefill(case, inputs)) is not None:
-        yield _benchmark("hybrid_attention", case, label, "flashinfer", dtype, attend_batch)
-    if (attend_pod := flashinfer_pod(case, inputs)) is not None:
-        yield _benchmark("hybrid_attention", case, label, "flashinfer pod", dtype, attend_pod)
+    return ways | library_attention(case, inputs, out)
+
+
+def _hybrid(case: AttentionCase, inputs: AttentionInputs, out: Tensor) -> Ways:
+    arguments = inputs.arguments
+    variants: Ways = {
+        name: partial(HybridAttention(name).attend, *arguments, None, out)
+        for name in get_args(Variant)
+    }
+    return {
+        **variants,
+        "unified": partial(unified_attention, *arguments, out=out),
+        # The longer of the two is what a perfect overlap takes.
+        "chunk alone": partial(prefill_attention, *arguments, out=out),
+        "decodes alone": partial(decode_attention, *arguments, out=out),
+        **library_attention(case, inputs, out),
+        **flashinfer_prefill(case, inputs),
+        **flashinfer_pod(case, inputs),
+    }
+
+
+WAYS: dict[str, Callable[[AttentionCase, AttentionInputs, Tensor], Ways]] = {
+    "prefill_attention": _prefill,
+    "decode_attention": _decode,
+    "hybrid_attention": _hybrid,
+}
 
 
 def unified_attention(
@@ -179,46 +153,35 @@ def unified_attention(
 
 
 def _reread(
-    prompt: int, chunks: tuple[int, ...], device: torch.device, dtype: torch.dtype, quick: bool
+    prompt: int, inputs: AttentionInputs, chunks: tuple[int, ...], quick: bool
 ) -> Iterator[Benchmark]:
     """One layer's attention of a whole prompt at once and chunk by chunk, which reads earlier keys
     and values anew.
     """
-    whole = _case("mha", ((prompt, prompt),), quick)
-    inputs = _inputs(whole, device, dtype)
+    _, keys, values, _, scale = inputs.arguments
     for chunk in (prompt, *chunks):
         parts = [_case("mha", ((chunk, end),), quick) for end in range(chunk, prompt + 1, chunk)]
-        plans = [_plan_of_cached(part, inputs.blocks, device) for part in parts]
         query, out = inputs.query[:chunk], torch.empty_like(inputs.query[:chunk])
-
-        def attend(
-            plans: list[AttentionPlan] = plans, query: Tensor = query, out: Tensor = out
-        ) -> None:
-            for plan in plans:
-                prefill_attention(
-                    query, inputs.key_cache, inputs.value_cache, plan, inputs.scale, out=out
-                )
-
-        yield Benchmark(
-            "kv_reread",
-            f"prompt {prompt} by {chunk}",
-            "paged",
-            attend,
-            sum(part.flops for part in parts),
-            sum(part.num_bytes(dtype.itemsize) for part in parts),
-        )
+        works = [
+            partial(prefill_attention, query, keys, values, _plan_of(part, inputs), scale, out=out)
+            for part in parts
+        ]
+        flops = sum(part.flops for part in parts)
+        num_bytes = sum(part.num_bytes(query.itemsize) for part in parts)
+        label, attend = f"prompt {prompt} by {chunk}", partial(_call_all, works)
+        yield Benchmark("kv_reread", label, "paged", attend, flops, num_bytes)
 
 
-def _plan_of_cached(
-    case: AttentionCase, blocks: list[list[int]], device: torch.device
-) -> AttentionPlan:
-    """The plan of a case whose contexts lie in the first of `blocks`."""
+def _call_all(works: Sequence[Callable[[], object]]) -> None:
+    for work in works:
+        work()
+
+
+def _plan_of(case: AttentionCase, inputs: AttentionInputs) -> AttentionPlan:
+    """The plan of a case whose contexts lie in the first blocks of `inputs`."""
+    device = inputs.query.device
+    query_lens, kv_lens = zip(*case.sequences, strict=True)
     return make_plan(
-        [num_queries for num_queries, _ in case.sequences],
-        [kv_len for _, kv_len in case.sequences],
-        blocks,
-        num_heads=case.num_heads,
-        num_kv_heads=case.num_kv_heads,
-        num_sms=chip_of(device).num_sms,
-        device=device,
-    )
+        query_lens, kv_lens, inputs.blocks, num_heads=case.num_heads,
+        num_kv_heads=case.num_kv_heads, num_sms=chip_of(device).num_sms, device=device,
+    )  # fmt: skip

@@ -25,6 +25,7 @@ BACKENDS = {
     "sdpa cudnn": SDPBackend.CUDNN_ATTENTION,
     "sdpa efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
+Ways = dict[str, Callable[[], object]]  # by implementation
 FLASHINFER_WORKSPACE = 256 * 2**20  # bytes
 
 
@@ -42,9 +43,7 @@ def _contiguous(cache: Tensor, blocks: list[int], kv_len: int) -> Tensor:
     return cache[blocks].flatten(0, 1)[:kv_len].transpose(0, 1).contiguous()[None]
 
 
-def torch_attention(
-    case: AttentionCase, inputs: AttentionInputs
-) -> dict[str, Callable[[], object]]:
+def torch_attention(case: AttentionCase, inputs: AttentionInputs) -> Ways:
     """Torch's attention of the case's only sequence by each backend that can do it; on a CPU, by
     its only one.
     """
@@ -82,9 +81,7 @@ def torch_attention(
     return {name: work for name, work in works.items() if works_here(work)}
 
 
-def library_attention(
-    case: AttentionCase, inputs: AttentionInputs, out: Tensor
-) -> dict[str, Callable[[], object]]:
+def library_attention(case: AttentionCase, inputs: AttentionInputs, out: Tensor) -> Ways:
     """Attention by FlashAttention 3 and FlashInfer as the engine has it, where they are installed
     and take the case, else by Triton; the plan's time is left out. Of a batch with decodes, "flash"
     attends for these, too.
@@ -139,9 +136,10 @@ def _workspace(inputs: AttentionInputs) -> Tensor:
     return torch.empty(FLASHINFER_WORKSPACE, dtype=torch.uint8, device=inputs.query.device)
 
 
-def flashinfer_prefill(case: AttentionCase, inputs: AttentionInputs) -> Callable[[], object] | None:
+def flashinfer_prefill(case: AttentionCase, inputs: AttentionInputs) -> Ways:
+    """FlashInfer's kernel for prompts, of all rows, if it is installed."""
     if (flashinfer := _flashinfer(inputs)) is None:
-        return None
+        return {}
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(_workspace(inputs), "NHD")
     shape = (case.num_heads, case.num_kv_heads, case.head_size, case.block_size)
     wrapper.plan(
@@ -151,14 +149,15 @@ def flashinfer_prefill(case: AttentionCase, inputs: AttentionInputs) -> Callable
         causal=True,
         q_data_type=inputs.query.dtype,
     )
-    return lambda: wrapper.run(inputs.query, (inputs.key_cache, inputs.value_cache))
+    caches = (inputs.key_cache, inputs.value_cache)
+    return {"flashinfer": partial(wrapper.run, inputs.query, caches)}
 
 
-def flashinfer_pod(case: AttentionCase, inputs: AttentionInputs) -> Callable[[], object] | None:
-    """The chunk, which must come first and unpaged, beside the decodes on their pages."""
+def flashinfer_pod(case: AttentionCase, inputs: AttentionInputs) -> Ways:
+    """Its POD-Attention of a chunk, which must come first and unpaged, beside decodes on pages."""
     flashinfer = _flashinfer(inputs)
     if flashinfer is None or not hasattr(flashinfer, "PODWithPagedKVCacheWrapper"):
-        return None
+        return {}
     chunk, kv_len = case.sequences[0]
     key, value = (
         cache[inputs.blocks[0]].flatten(0, 1)[:kv_len].contiguous()
@@ -169,4 +168,5 @@ def flashinfer_pod(case: AttentionCase, inputs: AttentionInputs) -> Callable[[],
     wrapper.plan(*_pages(case, inputs, first=1), *shape, q_data_type=inputs.query.dtype)
     caches = (inputs.key_cache, inputs.value_cache)
     prefill, decodes = inputs.query[:chunk], inputs.query[chunk:]
-    return lambda: wrapper.run(prefill, key, value, decodes, caches, causal_p=True)
+    attend = partial(wrapper.run, prefill, key, value, decodes, caches, causal_p=True)
+    return {"flashinfer pod": attend}
