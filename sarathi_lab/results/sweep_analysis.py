@@ -201,7 +201,7 @@ def noise(runs: pd.DataFrame) -> float:
     (`schedule`): repetitions, or policies that must be equal. NaN where no two runs did the same;
     1 in simulation, which is deterministic.
     """
-    if "executor" in runs and (runs.executor == "simulated").all():
+    if "executor" in runs and (without_baselines(runs).executor == "simulated").all():
         return 1.0
     if not {"schedule", "throughput"}.issubset(runs):
         return math.nan

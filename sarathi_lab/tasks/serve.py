@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -91,13 +91,21 @@ def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext
     }
     named = " ".join(["baseline", name, *(f"{key}={value}" for key, value in varied.items())])
     context = replace(context, run_dir=run_dir, name=named, varied=varied, policy=name)
+    work = partial(_executed, plan, context, {}, is_baseline=True)
+    return run_once(work, cfg, context)
+
+
+def run_once(work: Callable[[], Result], cfg: DictConfig, context: RunContext) -> Path:
+    """Do `work` unless its folder has it, of this job or another; return the folder. Raises
+    RunError if it stopped, now or then.
+    """
+    run_dir = context.run_dir
     # Of jobs beside each other, one runs it; run.json, which is written last, marks its end.
     with lock(run_dir.parents[1] / ".locks" / run_dir.name, waits=True) or nullcontext():
         if (run_dir / "failed.json").is_file():  # in another job: it would fail again
             raise RunError(str(read_object(run_dir / "failed.json", AGAIN).get("error")))
         if not (run_dir / "run.json").is_file():
             shutil.rmtree(run_dir, ignore_errors=True)
-            work = partial(_executed, plan, context, {}, is_baseline=True)
             conclude(work, cfg, context, is_run=True)
     return run_dir
 

@@ -12,9 +12,8 @@ import pandas as pd
 
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.sweeper import compose
-from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.executor.simulated.hardware import Host
-from sarathi_lab.extensions.replay.real_run import mean_errors, validation_table
+from sarathi_lab.extensions.replay.comparison import mean_errors, validation_table
 
 HERE = Path(__file__).parent
 SERIAL = (0.0, 0.25e-3, 0.5e-3, 1e-3)  # seconds an iteration
@@ -28,10 +27,9 @@ def errors(folder: Path, host: Host) -> dict[str, float]:
     """Relative errors of the replay of the run in `folder` with `host`."""
     settings = ["task=validate", f"task.run={folder / 'run'}", f"hardware.tables={folder / 'tp1'}"]
     cfg = compose(settings).jobs[0].cfg
-    replay = build(cfg.task).check(cfg)
-    ledger = Ledger()
-    replace(replay, backend=replace(replay.backend, host=host)).serve(ledger)
-    table = validation_table(replay.run, ledger.requests(), ledger.iterations())
+    (case,) = build(cfg.task).check(cfg)
+    replay = replace(case.as_run, backend=replace(case.as_run.backend, host=host))
+    table = validation_table([replay.load()])
     median = table[(table["quantile"] == "p50") & (table.metric == "ttft")].error
     return {**mean_errors(table), "ttft_p50": float(median.iloc[0])}
 

@@ -1,276 +1,228 @@
-"""The task `validate`: a recorded run of a real server beside its simulated replay."""
+"""The task `validate`: a recorded run of a real server beside its simulated replay, as it was run
+and with other settings.
+"""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, replace
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from sarathi_lab.config.console import console, progress_of
-from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.instantiate import build, option_files, read_option
+from sarathi_lab.config.console import console
+from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.engine.config import SINGLE, EngineConfig
-from sarathi_lab.engine.ledger import Ledger
-from sarathi_lab.engine.loop import serve
-from sarathi_lab.engine.request import Request
-from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.extensions.cluster.lockstep import Lockstep, LockstepBackend
-from sarathi_lab.extensions.replay.real_run import (
-    NULL_BLOCKS,
-    RealRun,
-    ServerSettings,
+from sarathi_lab.extensions.replay.cases import AUTO, Case, Replay, case_of, server_of
+from sarathi_lab.extensions.replay.comparison import (
+    Load,
     mean_errors,
+    mean_of,
     over_time,
-    read_run,
+    part_table,
+    picture,
     validation_table,
+    worst_part,
 )
-from sarathi_lab.model.checkpoint import resolve_model
-from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
-from sarathi_lab.policy import VllmV1
-from sarathi_lab.results.plots.style import finished, panels
+from sarathi_lab.extensions.replay.iteration_log import schedule_table, shared
+from sarathi_lab.extensions.replay.real_run import read_runs
+from sarathi_lab.results import metrics
+from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, DisplayTable, Result
-from sarathi_lab.results.serving_metrics import waits
 from sarathi_lab.tasks.base import Task
-from sarathi_lab.tasks.plan import changed
+from sarathi_lab.tasks.serve import run_once
 
-SERVER = "vllm"
-AUTO = "auto"  # of hardware, host, model and dtype: as recorded in the run
-SHOWN = {"quantile": "", "unit": "", "real": ".4g", "simulated": ".4g", "error": "+.1%"}
-STYLES: dict[str, dict[str, Any]] = {
-    "real": {"color": "0.25"},
-    "simulated": {"color": "C1", "linestyle": "--"},
-}
-WAITS = {
-    "ttft": (1.0, "time to first token [s]"),
-    "tpot": (1e3, "time per output token [ms]"),
-    "latency": (1.0, "end to end [s]"),
-}
-IN_USE = {
-    "running": "requests that run",
-    "waiting": "requests that wait",
-    "blocks": "KV blocks in use",
-}
-
-
-@dataclass(frozen=True)
-class Replay:
-    """A recorded run and the settings of its replay."""
-
-    run: RealRun
-    backend: SimulatedBackend
-    spec: ModelSpec
-    num_blocks: int
-
-    def serve(self, ledger: Ledger) -> None:
-        """Serve the run's requests, and record them in `ledger`."""
-        settings = self.run.settings
-        columns = ["arrival_time", "prompt_len", "output_len"]
-        rows = self.run.requests[columns].itertuples(index=False)
-        engine = EngineConfig(
-            VllmV1(max_num_batched_tokens=settings.max_num_batched_tokens),
-            batch_size=settings.max_num_seqs,
-            num_blocks=self.num_blocks,
-            block_size=settings.block_size,
-            max_model_len=settings.max_model_len,
-            shares_prefixes=settings.enable_prefix_caching,
-            cluster=getattr(self.backend, "sharing", SINGLE),
-            state_tokens=self.spec.state_tokens(self.backend.dtype_bytes),
-        )
-        executor = self.backend.build(self.spec, None, engine.sizes())
-        serve([Request(i, *row) for i, row in enumerate(rows)], engine, executor, ledger)
-
-    def describe(self) -> list[str]:
-        """List the settings taken from the run."""
-        run, settings, host = self.run, self.run.settings, self.backend.host
-        lines = [
-            f"{SERVER} {run.version} with {settings.max_num_batched_tokens} tokens and "
-            f"{settings.max_num_seqs} sequences an iteration, host={host.name}"
-            f"{', scheduled ahead of the device' if host.overlaps else ''}",
-            f"{len(run.requests)} requests over {run.requests.arrival_time.max():.1f} s; cache "
-            f"{self.num_blocks} x {settings.block_size} tokens"
-            f"{'' if settings.num_gpu_blocks else ', as the hardware has room for'}"
-            f"{', prefixes shared' if settings.enable_prefix_caching else ''}",
-        ]
-        if isinstance(self.backend, LockstepBackend):
-            hardware, replicas = self.backend.hardware, self.backend.sharing.num
-            lines.append(
-                f"{replicas} replicas in lockstep, which share the experts; no table has their "
-                f"exchange: {hardware.link_rate / 1e9:.3g} GB/s and "
-                f"{hardware.link_latency * 1e6:.3g} µs a transfer are taken"
-            )
-        return lines
+NUMBERS = ("real", "simulated", "what_if")
+SHOWN = {**dict.fromkeys(NUMBERS, ".4g"), "error": "+.1%", "change": "+.1%", "since": ".1f"}
+REAL, AS_RUN = "real", "as_run"  # baselines
 
 
 class Validate(Task):
-    """Replay of the run in the folder `run` with the simulator's scheduler and cost model.
+    """Replay of the run in the folder or file `run` with the simulator's scheduler and cost model,
+    as it was run and, if they are named, with other settings.
 
-    Model, GPU, host, policy, sizes and arrivals are those of the run's files; hardware, host, model
-    and dtype can be named instead.
+    Model, GPU, host, policy, sizes and arrivals are those of the run's files and of the server's
+    `log`; hardware, host, model and dtype can be named instead, and the server's token budget and
+    sequences as `chunk` and `batch`. What else is named (policy, chunk, batch, host.graphs) is the
+    setting of a further replay.
     """
 
-    reads = ("executor", "hardware", "host", "model", "dtype")
+    has_runs = True
+    reads = ("executor", "hardware", "host", "model", "dtype", "policy", "chunk", "batch")
 
-    def __init__(self, run: str | None = None) -> None:
-        self._folder = run
+    def __init__(
+        self,
+        run: str | None = None,
+        log: str | None = None,
+        chunk: int | None = None,
+        batch: int | None = None,
+    ) -> None:
+        self._place, self._log = run, log
+        self._given = {"max_num_batched_tokens": chunk, "max_num_seqs": batch}
+        for name, value in (("task.chunk", chunk), ("task.batch", batch)):
+            if value is not None:
+                require_int(name, value, 1, "use the server's, such as 2048 and 256")
 
-    def check(self, cfg: DictConfig) -> Replay:
-        if not self._folder:
-            raise UserError("task=validate needs the folder of a real run; add task.run=FOLDER")
-        run = read_run(self._folder)
-        replicas = run.settings.data_parallel_size
-        if replicas > 1 and not run.settings.enable_expert_parallel:
-            raise UserError(
-                f"{run.source}: data_parallel_size={replicas} is simulated only "
-                "where replicas share experts (enable_expert_parallel); take another run"
-            )
-        configured = _configured(cfg, run)
-        backend = build(configured.executor)
-        if not isinstance(backend, SimulatedBackend):
-            raise UserError(f"task=validate replays in simulation, executor={backend.name} is none")
-        backend = _of_run(backend, run, is_named=cfg.hardware.name != AUTO)
-        spec, _ = resolve_model(configured, backend)
-        backend.check(spec, 0)
-        return Replay(run, backend, spec, _num_blocks(run.settings, backend, spec))
+    def check(self, cfg: DictConfig) -> list[Case]:
+        if not self._place:
+            raise UserError("task=validate needs a run of a real server; add task.run=FILE")
+        given: dict[str, Any] = dict(self._given)
+        for group in ("hardware", "host"):
+            given[group] = None if cfg[group].name == AUTO else cfg[group].name
+        if not ("path" in cfg.model and cfg.model.path is None):
+            given["model"] = cfg.model.get("name") or "named"
+        return [case_of(cfg, run) for run in read_runs(self._place, self._log, given)]
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
-        replay: Replay = context.prepared or self.check(cfg)
-        run, backend = replay.run, replay.backend
-        where = f"{replay.spec.name} on {backend.device_name}"
-        console().print(f"\nreplaying {run.source}: {where}", style="bold", soft_wrap=True)
-        print_cautions(backend.cautions(replay.spec), context)
-        for line in replay.describe():
+        cases: list[Case] = context.prepared or self.check(cfg)
+        first = cases[0].as_run
+        where = f"{first.spec.name} on {first.backend.device_name}"
+        console().print(f"\nreplaying {first.run.source}: {where}", style="bold", soft_wrap=True)
+        print_cautions(first.backend.cautions(first.spec), context)
+        for line in first.describe():
             console().print(f"  {line}", soft_wrap=True)
-        ledger = Ledger()
-        total = int((run.requests.prompt_len + run.requests.output_len - 1).sum())
-        with progress_of("replaying", total, "tokens") as advance:
-            ledger.on_iteration = advance
-            replay.serve(ledger)
-        iterations, requests = ledger.iterations(), ledger.requests()
-        table, both = validation_table(run, requests, iterations), over_time(run, iterations)
-        title = f"{where}: {SERVER} {run.version}, real and simulated"
-        return Result(
-            tables={
-                "validation": table,
-                "over_time": both,
-                ITERATIONS: iterations,
-                REQUESTS: requests,
-            },
-            figures={"validation": validation(run, requests, both, title)},
-            summary={f"error/{name}": error for name, error in mean_errors(table).items()},
-            shown=[
-                DisplayTable(
-                    table.to_dict("records"), ["metric", "quantile", "unit"], formats=SHOWN
-                )
-            ],
-            labels={"model": replay.spec.name, "device": backend.device_name},
-            tags=["validate", replay.spec.name, backend.device_name],
-        )
-
-
-def _configured(cfg: DictConfig, run: RealRun) -> DictConfig:
-    """Return `cfg` with the run's settings in place of `AUTO`."""
-    settings: dict[str, object] = {}
-    if cfg.hardware.name == AUTO:
-        given = {
-            str(key): value
-            for key, value in cfg.hardware.items()
-            if key not in ("name", "_target_") and value is not None
+        if len(cases) > 1:
+            console().print(f"  and {len(cases) - 1} more loads, each with its settings")
+        compare = _schedules if first.run.requests.empty else _loads
+        result = compare(cases, cfg, context, where)
+        this = (cases[0].what_if or first).engine
+        labels = {
+            **_labels(first, this.policy.name, is_baseline=False),
+            "name": context.name,
+            "chunk": this.policy.budget,
+            "batch": this.batch_size,
         }
-        settings["hardware"] = OmegaConf.merge(_matching("hardware", run.hardware, run), given)
-        if cfg.hardware.tables is not None:
-            settings["executor"] = OmegaConf.merge(cfg.executor, {"cost_model": "profiled"})
-    if cfg.host.name == AUTO:
-        settings["host"] = _host(run)
-    if "path" in cfg.model and cfg.model.path is None:
-        settings["model"] = _matching("model", run.settings.model.rpartition("/")[2], run)
-    dtype = run.settings.dtype
-    if cfg.dtype == AUTO and dtype != AUTO:
-        if dtype not in DTYPE_BYTES:
-            raise UserError(f"{run.source}: dtype={dtype} can't be simulated; add dtype=bfloat16")
-        settings["dtype"] = dtype
-    return changed(cfg, **settings)
-
-
-def _matching(group: str, name: str | None, run: RealRun) -> DictConfig:
-    """Read the option that `name` begins with (letters and digits only). Raises UserError."""
-    files = option_files(group)
-    wanted = _plain(name or "").removeprefix("nvidia").removeprefix("geforce")
-    fitting = [option for option in files if wanted.startswith(_plain(option))]
-    if not fitting:
-        raise UserError(
-            f"{run.source}: {group} {name or 'is not named and'} has no file in conf/{group}; add "
-            f"{group}=NAME, one of {', '.join(option for option in files if option != AUTO)}"
+        return replace(
+            result, labels=labels, tags=["validate", first.spec.name, first.backend.device_name]
         )
-    return read_option(group, files[max(fitting, key=len)])
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+def _labels(replay: Replay, policy: str, *, is_baseline: bool) -> dict[str, Any]:
+    return {
+        "policy": policy,
+        "is_baseline": is_baseline,
+        "workload": Path(replay.run.source).name,
+        "workload.arrivals": "recorded",
+        "model": replay.spec.name,
+        "device": replay.backend.device_name,
+        "executor": "simulated",
+        **provenance(),
+    }
 
 
-def _host(run: RealRun) -> DictConfig:
-    """Choose the host of the server's version or the nearest one, with the run's `overlaps` and
-    CUDA graphs.
-    """
+def _loads(cases: Sequence[Case], cfg: DictConfig, context: RunContext, where: str) -> Result:
+    """Compare the requests of all loads with their replays."""
+    first, run = cases[0].as_run, cases[0].run
+    if is_changed := any(case.what_if for case in cases):
+        loads = _kept_as_run(cases, cfg, context)
+        others = [(case.what_if or case.as_run).load() for case in cases]
+    else:
+        loads, others = [case.as_run.load() for case in cases], []
+    real, simulated = mean_of([x.real for x in loads]), mean_of([x.simulated for x in loads])
+    summary = mean_of([x.simulated for x in others]) if is_changed else simulated
+    measured = {name: value for name, value in real.items() if value == value}
+    recorded = _tables(
+        [Load(case.run, case.run.log.iterations, case.run.requests) for case in cases]
+    )
+    _keep(lambda: Result(recorded, summary=measured), REAL, first, cfg, context)
+    compared = metrics.compare(summary, measured, REAL)
+    compared |= metrics.compare(summary, simulated, AS_RUN) if is_changed or context.swept else {}
+    table, parts = (
+        validation_table(loads, summary if is_changed else None),
+        part_table(loads, others),
+    )
+    shown = others or loads
+    tables = {"validation": table, "parts": parts, **_tables(shown)}
+    notes: list[DisplayTable | str] = [
+        DisplayTable(table.to_dict("records"), ["metric", "quantile", "unit"], formats=SHOWN)
+    ]
+    if len(loads) > 1:
+        columns = ["load", *(f"{one} {x}" for one in ("ttft", "latency") for x in NUMBERS[:2])]
+        formats = dict.fromkeys(columns[1:], ".3g")
+        notes.append(DisplayTable(parts[columns].to_dict("records"), ["load"], formats=formats))
+    notes.append(worst_part(parts))
+    if len(loads) == 1 and len(run.timeline):
+        tables["over_time"] = over_time(run, loads[0].iterations)
+    if len(run.log.iterations) and len(loads) == 1:
+        schedule = loads[0].iterations.assign(seconds=lambda it: it.end - it.start)
+        tables["schedule"] = schedule_table(run.log.iterations, schedule)
+        share = shared(run.log.iterations, schedule)
+        notes += [_schedule_display(tables["schedule"])]
+        notes += [f"  {share:.0%} of the logged iterations have the tokens of a simulated one"]
+    title = f"{where}: {server_of(run)} {run.version}, real and simulated"
+    errors = {f"error/{name}": error for name, error in mean_errors(table).items()}
+    return Result(
+        tables=tables,
+        figures={"validation": picture(loads, parts, others, title)},
+        summary=summary | compared | errors,
+        shown=notes,
+    )
 
-    def distance(name: str) -> list[int]:
-        versions = (re.findall(r"\d+", one)[:2] for one in (name, run.version))
-        return [abs(int(a) - int(b)) for a, b in zip(*versions, strict=False)]
 
-    files = option_files("host")
-    nearest = min((name for name in files if name.startswith(f"{SERVER}_")), key=distance)
-    node = read_option("host", files[nearest])
-    if run.settings.async_scheduling is not None:
-        node.overlaps = run.settings.async_scheduling
-    node.graphs.update(run.settings.graphs)
-    return node
-
-
-def _of_run(backend: SimulatedBackend, run: RealRun, *, is_named: bool) -> SimulatedBackend:
-    """Return `backend` with the run's devices, and their link unless the hardware is named."""
-    hardware, settings = backend.hardware, run.settings
-    if run.link is not None and not is_named:
-        rate, latency = run.link
-        hardware = replace(
-            hardware, link_bytes_per_second=rate, link_latency=latency, link_efficiency=1.0
-        )
-    backend = replace(backend, hardware=hardware, tensor_parallel=settings.tensor_parallel_size)
-    if settings.data_parallel_size == 1:
-        return backend
-    sharing = Lockstep(num=settings.data_parallel_size, graph_tokens=settings.graph_tokens)
-    backend = replace(backend, host=replace(backend.host, graphs=None))  # `sharing` pads batches
-    return LockstepBackend(**vars(backend), sharing=sharing)
+def _schedules(cases: Sequence[Case], cfg: DictConfig, context: RunContext, where: str) -> Result:
+    """Compare the logged iterations with simulated ones of the same batches."""
+    (case,) = cases
+    logged = case.run.log.iterations
+    times = (case.what_if or case.as_run).predicted()
+    table = schedule_table(logged, times)
+    each = logged.assign(simulated=times.seconds)
+    num_tokens = logged.num_prefill_tokens.sum() + logged.num_decode_tokens.sum()
+    real, simulated = logged.seconds.sum(), times.seconds.sum()
+    measured = {"duration": real, "throughput": num_tokens / real}
+    recorded = {ITERATIONS: logged, REQUESTS: case.run.requests}
+    _keep(lambda: Result(recorded, summary=measured), REAL, case.as_run, cfg, context)
+    return Result(
+        tables={"schedule": table, ITERATIONS: each, REQUESTS: case.run.requests},
+        summary={
+            "duration": simulated,
+            "throughput": num_tokens / simulated,
+            "error/iteration_time": simulated / real - 1,
+        },
+        shown=[_schedule_display(table)],
+    )
 
 
-def _num_blocks(settings: ServerSettings, backend: SimulatedBackend, spec: ModelSpec) -> int:
-    """Return the run's number, else that of its share of memory beside the weights."""
-    if settings.num_blocks is not None:
-        return settings.num_blocks
-    usable = settings.gpu_memory_utilization * backend.hardware.memory_bytes
-    backend = replace(backend, hardware=replace(backend.hardware, memory_bytes=usable))
-    return backend.kv_blocks(spec, settings.block_size) - NULL_BLOCKS
+def _schedule_display(table: pd.DataFrame) -> DisplayTable:
+    return DisplayTable(table.to_dict("records"), ["batch", "quantity", "unit"], formats=SHOWN)
 
 
-def validation(run: RealRun, requests: pd.DataFrame, both: pd.DataFrame, where: str) -> Figure:
-    """Draw distributions of waits above; below over time (`over_time`'s table) running and waiting
-    requests, and blocks in use where they were recorded.
-    """
-    figure, axes = panels(2, 3, (12, 6.4))
-    tables = {"real": run.requests, "simulated": requests}
-    for whose, style in STYLES.items():
-        for ax, (name, (factor, label)) in zip(axes[:3], WAITS.items(), strict=True):
-            ax.ecdf(pd.Series(factor * waits(tables[whose])[name]).dropna(), label=whose, **style)
-            ax.set(xlabel=label, ylabel="share of requests", ylim=(0, 1))
-        for ax, (name, label) in zip(axes[3:], IN_USE.items(), strict=True):
-            ax.plot(both.time, both[f"{whose}_{name}"], linewidth=1.2, **style)
-            ax.set(xlabel="time [s]", ylabel=label, ylim=(0, None))
-    axes[0].legend(fontsize="small")
-    if both.real_blocks.isna().all():
-        axes[5].set_title("the run did not record them", fontsize="small")
-    return finished(figure, where)
+def _kept_as_run(cases: Sequence[Case], cfg: DictConfig, context: RunContext) -> list[Load]:
+    """Replay the loads as they were run, once in a sweep, as a baseline of it."""
+
+    def work() -> Result:
+        loads = [case.as_run.load() for case in cases]
+        return Result(_tables(loads), summary=mean_of([x.simulated for x in loads]))
+
+    folder = _keep(work, AS_RUN, cases[0].as_run, cfg, context)
+    tables = [pd.read_parquet(folder / name) for name in (ITERATIONS, REQUESTS)]
+    return [
+        Load(case.run, *(table[table.load == i].reset_index(drop=True) for table in tables))
+        for i, case in enumerate(cases)
+    ]
+
+
+def _keep(
+    work: Callable[[], Result], name: str, replay: Replay, cfg: DictConfig, context: RunContext
+) -> Path:
+    """Keep what `work` returns as the baseline `name` of a command's runs; return its folder."""
+    key = hashlib.sha256(json.dumps([name, replay.config], sort_keys=True).encode())
+    folder = context.baselines_dir / f"{name}-{key.hexdigest()[:8]}"
+    labels = _labels(replay, name, is_baseline=True)
+    labels |= {"executor": "server"} if name == REAL else {}
+    context = replace(context, run_dir=folder, name=f"baseline {name}", varied={}, policy=name)
+    return run_once(lambda: replace(work(), labels=labels, config={}), cfg, context)
+
+
+def _tables(loads: Sequence[Load]) -> dict[str, pd.DataFrame]:
+    """Return the ledger's tables of all loads, which are numbered."""
+    tables = ([one.iterations for one in loads], [one.requests for one in loads])
+    whole = (
+        pd.concat([one.assign(load=i) for i, one in enumerate(some)], ignore_index=True)
+        for some in tables
+    )
+    return dict(zip((ITERATIONS, REQUESTS), whole, strict=True))

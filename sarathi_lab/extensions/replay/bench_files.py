@@ -5,16 +5,22 @@
 | `vllm bench serve --save-result --save-detailed` | a JSON object, or one a line |
 | `guidellm benchmark run` | `benchmarks.json`, a benchmark a rate |
 | `aiperf profile` | `profile_export.jsonl`, a request a line, times in milliseconds |
+| SGLang's `bench_serving --output-details` | a JSON object a line |
+| `benchmark_vLLM.py` of ppas-vllm | its output: a mapping a line, with means of a run |
 
 Every time counts from when the client sent the request, as the clients count it themselves, so
-that waiting in the client is in none of them. GuideLLM records no times between tokens.
+that waiting in the client is in none of them. GuideLLM records no times between tokens, SGLang's
+client not when it sent a request, and ppas-vllm no request: its arrivals follow from their seed.
 """
 
 from __future__ import annotations
 
+import ast
+import heapq
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +33,8 @@ from sarathi_lab.engine.ledger import REQUEST_COLUMNS
 from sarathi_lab.results.metrics import throughput
 from sarathi_lab.results.serving_metrics import latency
 
-CLIENTS = "vllm bench serve (with --save-detailed), GuideLLM or AIPerf (profile_export.jsonl)"
-FIX = f"name a file of {CLIENTS}"
+CLIENTS = "vllm bench serve (with --save-detailed), GuideLLM, AIPerf (profile_export.jsonl)"
+FIX = f"name a file of {CLIENTS} or SGLang's bench_serving (with --output-details)"
 LEAST = {"prompt_len": 1, "output_len": 1, "sent": 0, "ttft": 0, "latency": 0}
 VLLM_LISTS = {
     "input_lens": "prompt_len",
@@ -38,6 +44,14 @@ VLLM_LISTS = {
     "itls": "gaps",
     "errors": "error",
 }
+SGLANG_SERVER = {  # its arguments by vLLM's names
+    "model_path": "model",
+    "chunked_prefill_size": "max_num_batched_tokens",
+    "max_running_requests": "max_num_seqs",
+    "context_length": "max_model_len",
+    "tp_size": "tensor_parallel_size",
+}
+PPAS_MEANS = {"avg_latency": "latency", "avg_ttft": "ttft", "avg_tpot": "tpot"}
 GUIDELLM = {
     "prompt_tokens": "prompt_len",
     "output_tokens": "output_len",
@@ -50,12 +64,17 @@ GUIDELLM = {
 @dataclass(frozen=True)
 class Benchmark:
     """One load on a server. `requests` has the finished ones in the ledger's columns: times in
-    seconds since the first was sent, NaN where only the server has the value.
+    seconds since the first was sent, NaN where only the server has the value. `server` has what is
+    recorded of its arguments, by vLLM's names, `policy` as in conf/policy, `means` the mean waits
+    (seconds) where no request is recorded, and `caution` what of the requests is not.
     """
 
     settings: Mapping[str, Any]
     requests: pd.DataFrame
     num_failed: int
+    server: Mapping[str, Any] = field(default_factory=dict)
+    means: Mapping[str, float] = field(default_factory=dict)
+    caution: str = ""
 
     @property
     def summary(self) -> dict[str, float]:
@@ -71,18 +90,26 @@ def is_benchmark_file(path: Path) -> bool:
 
 def read_benchmarks(path: Path) -> list[Benchmark]:
     """Read all benchmarks in a client's file. Raises UserError for what is none."""
-    objects = read_objects(path, FIX)
-    first = objects[0] if objects else {"benchmarks": []}
+    first: dict[str, Any] = {"benchmarks": []}
+    objects: list[dict[str, Any]] = []
+    if lines := _ppas_lines(path):
+        first = {"ppas": lines}
+    elif objects := read_objects(path, FIX):
+        first = objects[0]
     try:
         if "metadata" in first and "metrics" in first:
             benchmarks = [_from_aiperf(objects, path)]
         elif "benchmarks" in first:
             benchmarks = [_from_guidellm(one, path) for one in first["benchmarks"]]
+        elif "ppas" in first:
+            benchmarks = [_from_ppas(*line) for line in lines]
+        elif "total_output_tokens_retokenized" in first:
+            benchmarks = [_from_sglang(one, path) for one in objects]
         elif "backend" in first and "completed" in first:
             benchmarks = [_from_vllm(one, path) for one in objects]
         else:
             raise UserError(f"{path} was written by none of the known clients; {FIX}")
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, SyntaxError) as error:
         reason = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
         raise UserError(f"{path} {reason}; {FIX}") from None
     if not benchmarks:
@@ -136,7 +163,81 @@ def _from_vllm(content: Mapping[str, Any], path: Path) -> Benchmark:
         "workload.rate": content.get("request_rate"),
         "batch": content.get("max_concurrency"),
     }
-    return _benchmark(settings, finished, len(table) - len(finished), path)
+    server = {"model": content.get("model_id")}
+    return _benchmark(settings, finished, len(table) - len(finished), path, server=server)
+
+
+def _from_sglang(content: Mapping[str, Any], path: Path) -> Benchmark:
+    names = {name: column for name, column in VLLM_LISTS.items() if name != "start_times"}
+    if missing := [name for name in names if name not in content]:
+        raise UserError(f"{path} has no {missing[0]}; run it again with --output-details")
+    table = pd.DataFrame({column: content[name] for name, column in names.items()})
+    table["latency"] = table.ttft + table.gaps.map(sum)
+    finished = table[table.output_len > 0].copy()
+    rate, most = content.get("request_rate"), content.get("max_concurrency")
+    finished["sent"] = _sent(finished.latency, rate, most)
+    info = content.get("server_info") or {}
+    server: dict[str, Any] = {name: info.get(key) for key, name in SGLANG_SERVER.items()}
+    server |= {"policy": "sglang", "version": info.get("version")}
+    labels = {"policy": "sglang", "model": server["model"], "workload.rate": rate, "batch": most}
+    caution = "the file has no times at which requests were sent: here "
+    caution += "all at once" if rate in (np.inf, "inf") else f"drawn anew at {rate}/s"
+    caution += f", at most {most} at a time" * bool(most)
+    num_failed = len(table) - len(finished)
+    return _benchmark(labels, finished, num_failed, path, server=server, caution=caution)
+
+
+def _sent(latency: pd.Series, rate: Any, most: int | None) -> list[float]:
+    """Draw when requests are sent: a Poisson process of `rate`, each as soon as fewer than `most`
+    are unanswered.
+    """
+    gaps = np.random.default_rng(0).exponential(1 / float(rate), len(latency))
+    running, sent = list[float](), list[float]()
+    for time, seconds in zip(np.cumsum(gaps), latency, strict=True):
+        is_full = most is not None and len(running) >= most
+        sent.append(max(float(time), heapq.heappop(running)) if is_full else float(time))
+        heapq.heappush(running, sent[-1] + seconds)
+    return sent
+
+
+def _ppas_lines(path: Path) -> list[tuple[str, str | None]]:
+    """Return the lines of a log of ppas-vllm that describe a run, with the model of its server."""
+    with readable(path, FIX):
+        text = path.read_text(encoding="utf-8", errors="replace")
+    found, model = list[tuple[str, str | None]](), None
+    for line in text.splitlines():
+        if started := re.match(r"START SERVER: vllm serve (\S+)", line):
+            model = started[1]
+        elif line.startswith("{'trace_id'"):
+            found.append((line, model))
+    return found
+
+
+def _from_ppas(line: str, model: str | None) -> Benchmark:
+    from sarathi_lab.extensions.after_sarathi.adaptive_budgets import phased  # takes seconds
+
+    row = ast.literal_eval(line)
+    phases = [tuple(map(float, one.split(":"))) for one in row["phase_schedule"].split(",")]
+    sent = phased(phases, int(row["seed"]))
+    unknown: list[Any] = [[] for _ in sent]
+    requests = pd.DataFrame({"arrival_time": sent}).assign(
+        request_id=range(len(sent)),
+        prompt_len=int(row["configured_prompt_tokens"]),
+        output_len=int(row["configured_output_tokens"]),
+        token_times=unknown,
+    )
+    sizes = ("max_num_batched_tokens", "max_num_seqs")
+    server = {name: int(row[name]) for name in sizes} | {"model": model}
+    server |= {"policy": "p_pas" if row["config_name"].startswith("ppas") else "vllm_v1"}
+    label = f"{row['config_name']}, {row['phase_schedule']}, seed {row['seed']}"
+    return Benchmark(
+        {"policy": label, "executor": "server", "is_baseline": False},
+        requests.reindex(columns=list(REQUEST_COLUMNS)),
+        int(row["failed"]),
+        server,
+        {wait: float(row[name]) for name, wait in PPAS_MEANS.items()},
+        "the log has means only, of a client that takes time for each prompt token",
+    )
 
 
 def _from_guidellm(content: Mapping[str, Any], path: Path) -> Benchmark:
@@ -169,7 +270,7 @@ def _from_aiperf(records: Sequence[Mapping[str, Any]], path: Path) -> Benchmark:
 
 
 def _benchmark(
-    settings: Mapping[str, Any], table: pd.DataFrame, num_failed: int, path: Path
+    settings: Mapping[str, Any], table: pd.DataFrame, num_failed: int, path: Path, **more: Any
 ) -> Benchmark:
     """Make a benchmark of `table`: sent, ttft, latency, gaps (seconds), prompt_len, output_len."""
     if table.empty:
@@ -191,4 +292,4 @@ def _benchmark(
     )
     labels = {"executor": "server", "is_baseline": False, "path": str(path)}
     requests = requests.reindex(columns=list(REQUEST_COLUMNS))
-    return Benchmark({**settings, **labels}, requests, num_failed)
+    return Benchmark({**settings, **labels}, requests, num_failed, **more)

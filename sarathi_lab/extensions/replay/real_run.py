@@ -1,4 +1,4 @@
-"""A recorded run of a real server, read from its folder, and its comparison with a replay.
+"""A recorded run of a real server, read from its folder or from the file of a client.
 
 The folder has what LLMServingSim keeps of a vLLM run (github.com/casys-kaist/LLMServingSim):
 
@@ -9,36 +9,34 @@ The folder has what LLMServingSim keeps of a vLLM run (github.com/casys-kaist/LL
 - `config.json`, if there is one: which `hardware`, and how its devices are linked;
 - `timeseries.csv`, if there is one: `t`, `running`, `waiting`, `kv_cache_pct` once in a while.
 
-In place of the folder, a file of a benchmark client (`bench_files`) may be named, with
-`meta.json` beside it: its times are the client's.
+In place of the folder, a file of a benchmark client (`bench_files`) may be named, whose times are
+the client's, or a log of iterations (`iteration_log`). What they do not state of the server is in
+`meta.json` beside them, in the log, or on the command line.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import read_object, readable
 from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.extensions.replay.bench_files import (
+    Benchmark,
     finite_numbers,
-    is_benchmark_file,
     read_benchmarks,
     read_objects,
     refuse_rows,
 )
-from sarathi_lab.results.metrics import throughput
-from sarathi_lab.results.serving_metrics import latency, quantiles
+from sarathi_lab.extensions.replay.iteration_log import NO_LOG, IterationLog, read_log, require_log
 
 NULL_BLOCKS = 1  # of vLLM's blocks, never allocated
 ENGINE_TIMES = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
@@ -54,15 +52,6 @@ OF_LEDGER = {
     "input_toks": "prompt_len",
     "output_toks": "output_len",
 }
-WAITS = ("ttft", "tpot", "latency")  # seconds of a request, as METRICS.md defines them
-UNITS = {
-    **dict.fromkeys(WAITS, "s"),
-    "output_throughput": "tokens/s",
-    "request_throughput": "requests/s",
-    "duration": "s",
-    "num_preemptions": "",
-    "blocks_used": "blocks",
-}
 # vLLM's numbers of its modes of CUDA graphs.
 GRAPH_MODES: Mapping[Any, str] = {
     0: "none",
@@ -72,6 +61,14 @@ GRAPH_MODES: Mapping[Any, str] = {
     (2, 1): "full_and_piecewise",
 }
 FIX = "name the folder of a run, with meta.json and requests.jsonl, or a benchmark client's file"
+# What a replay needs to be stated: as it is called, and as it is typed.
+NEEDED = {
+    "model": ("model", "model=NAME"),
+    "hardware": ("GPU", "hardware=NAME"),
+    "max_num_batched_tokens": ("token budget", "task.chunk=TOKENS"),
+    "max_num_seqs": ("sequences", "task.batch=SEQUENCES"),
+    "host": ("host", "host=NAME such as vllm_0_19"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +125,9 @@ class RealRun:
     `requests` has the ledger's columns that a run records, with times in seconds since the first
     arrival. The engine's clock is shifted so that the shortest way from arrival to queue is zero:
     what all requests take to the engine is in neither these times nor in simulated ones.
-    `timeline` has `SERIES`, in seconds since about then, and may be empty.
+    `timeline` has `SERIES`, in seconds since about then, and may be empty, as may `log` be, and
+    `requests` where it is the log of one. `means` and `caution` are the benchmark's, `policy` is
+    the server's, of conf/policy.
     """
 
     source: str
@@ -138,6 +137,11 @@ class RealRun:
     link: tuple[float, float] | None  # bytes/s and seconds
     requests: pd.DataFrame
     timeline: pd.DataFrame
+    name: str = ""  # among several loads
+    policy: str = "vllm_v1"
+    log: IterationLog = NO_LOG
+    means: Mapping[str, float] = field(default_factory=dict)
+    caution: str = ""
 
     @property
     def duration(self) -> float:
@@ -145,35 +149,84 @@ class RealRun:
         return float(self.requests.finish_time.max())
 
 
-def read_run(folder: str | Path) -> RealRun:
-    """Read the run in `folder`. Raises UserError that names the file and what is wrong in it."""
-    place = Path(folder).expanduser()
-    if is_benchmark_file(place):
-        benchmarks = read_benchmarks(place)
-        if len(benchmarks) > 1:
-            raise UserError(f"{place} has {len(benchmarks)} benchmarks; record one in a file")
-        requests, place = benchmarks[0].requests, place.parent
-    elif place.is_dir():
-        requests = _requests(place / "requests.jsonl")
+def read_runs(
+    place: str | Path, log: str | None = None, given: Mapping[str, Any] | None = None
+) -> list[RealRun]:
+    """Read the run in `place`, a load each, with the iterations in `log`; settings that are `given`
+    by the names of `NEEDED` replace recorded ones. Raises UserError that names the file and what is
+    wrong in it, or the settings that are stated nowhere.
+    """
+    path = Path(place).expanduser()
+    logged = NO_LOG if log is None else require_log(Path(log).expanduser())
+    if path.is_dir():
+        benchmarks, folder = [Benchmark({}, _requests(path / "requests.jsonl"), 0)], path
+    elif path.is_file():
+        folder = path.parent
+        if (alone := read_log(path)) is not None:
+            nothing = pd.DataFrame(columns=[*OF_LEDGER.values(), "token_times"])
+            benchmarks, logged = [Benchmark({"policy": ""}, nothing, 0)], alone
+        else:
+            benchmarks = read_benchmarks(path)
     else:
-        raise UserError(f"task.run={folder} is not a folder; {FIX}")
-    meta = read_object(place / "meta.json", FIX)
-    config_path = place / "config.json"
-    config = read_object(config_path, FIX) if config_path.is_file() else {}
+        raise UserError(f"task.run={place} is not a folder or a file; {FIX}")
+    recorded = _recorded(folder, is_needed=path.is_dir())
+    known = {name: value for name, value in (given or {}).items() if value is not None}
+    return [_real_run(one, path, recorded, logged, known) for one in benchmarks]
+
+
+def _recorded(folder: Path, *, is_needed: bool) -> dict[str, Any]:
+    """Read what is recorded of a server beside its requests."""
+    meta_path, config_path = folder / "meta.json", folder / "config.json"
+    has_meta = is_needed or meta_path.is_file()
+    meta = read_object(meta_path, FIX) if has_meta else {}
+    config = read_object(config_path, FIX) if is_needed and config_path.is_file() else {}
     instance = _first_instance(config)
     rate, delay = config.get("link_bw"), config.get("link_latency")  # GB/s, nanoseconds
+    return {
+        "server": _stated(meta_path, meta, instance) if has_meta else {},
+        "version": str(meta.get("vllm_version", "")),
+        "hardware": instance.get("hardware") or _part(meta, "hardware").get("device_name"),
+        "link": (rate * 1e9, delay * 1e-9) if rate and delay is not None else None,
+        "timeline": _timeline(folder / "timeseries.csv" if is_needed else Path()),
+    }
+
+
+def _real_run(
+    benchmark: Benchmark,
+    path: Path,
+    recorded: Mapping[str, Any],
+    log: IterationLog,
+    given: Mapping[str, Any],
+) -> RealRun:
+    """Merge what is stated of a server. Raises UserError for what it is not, in one line."""
+    stated: dict[str, Any] = {}
+    for part in (benchmark.server, recorded["server"], log.server, given):
+        stated |= {name: value for name, value in part.items() if value is not None}
+    version = recorded["version"] or log.version or str(benchmark.server.get("version") or "")
+    known = {"hardware": recorded["hardware"], "host": version or None} | stated
+    if missing := [words for name, words in NEEDED.items() if known.get(name) is None]:
+        what, flags = zip(*missing, strict=True)
+        raise UserError(
+            f"{path} does not state the server's {', '.join(what)}; add {' '.join(flags)}"
+        )
+    names = {one.name for one in fields(ServerSettings)}
     return RealRun(
-        source=str(place),
-        version=str(meta.get("vllm_version", "")),
-        settings=_settings(place / "meta.json", meta, instance),
-        hardware=instance.get("hardware") or _part(meta, "hardware").get("device_name"),
-        link=(rate * 1e9, delay * 1e-9) if rate and delay is not None else None,
-        requests=requests,
-        timeline=_timeline(place / "timeseries.csv"),
+        source=str(path),
+        version=version,
+        settings=ServerSettings(**{key: stated[key] for key in names & stated.keys()}),
+        hardware=recorded["hardware"],
+        link=recorded["link"],
+        requests=benchmark.requests,
+        timeline=recorded["timeline"],
+        name=str(benchmark.settings.get("policy", "")),
+        policy=stated.get("policy", "vllm_v1"),
+        log=log,
+        means=benchmark.means,
+        caution=benchmark.caution,
     )
 
 
-def _settings(path: Path, meta: Mapping[str, Any], instance: Mapping[str, Any]) -> ServerSettings:
+def _stated(path: Path, meta: Mapping[str, Any], instance: Mapping[str, Any]) -> dict[str, Any]:
     """Merge what the parts of a run's files state, the engine's arguments last."""
     if not isinstance(meta.get("engine_kwargs"), dict):
         raise UserError(f"{path} has no engine_kwargs, vLLM's arguments; record the run again")
@@ -185,11 +238,7 @@ def _settings(path: Path, meta: Mapping[str, Any], instance: Mapping[str, Any]) 
     engine = meta["engine_kwargs"]
     parts += [_part(meta, "kv_cache"), _part(engine, "compilation_config"), engine]
     names = [one.name for one in fields(ServerSettings)]
-    found = {name: part[name] for part in parts for name in names if part.get(name) is not None}
-    for name in ("model", "max_num_seqs", "max_num_batched_tokens"):
-        if name not in found:
-            raise UserError(f"{path} has no {name}; add it to engine_kwargs")
-    return ServerSettings(**found)
+    return {name: part[name] for part in parts for name in names if part.get(name) is not None}
 
 
 def _part(of: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -229,57 +278,3 @@ def _timeline(path: Path) -> pd.DataFrame:
     with readable(path, "correct it, or delete it"):
         table = pd.read_csv(path)
     return finite_numbers(path, table, SERIES)
-
-
-def validation_table(
-    run: RealRun, requests: pd.DataFrame, iterations: pd.DataFrame
-) -> pd.DataFrame:
-    """Compare `run` with the ledger's tables of its replay: metric, quantile, unit, real, simulated
-    and their relative error, NaN without a measurement. Blocks in use are quantiles over the run's
-    seconds.
-    """
-    both, preemptions = over_time(run, iterations), float(iterations.num_preemptions.sum())
-    real = _summary(run.requests, run.duration, math.nan, both.real_blocks)
-    duration = float(iterations.end.max())
-    simulated = _summary(requests, duration, preemptions, both.simulated_blocks)
-    rows = [
-        (metric, quantile, unit, real[metric, quantile], simulated[metric, quantile])
-        for metric, unit in UNITS.items()
-        for quantile in ("", "mean", "p50", "p90", "p99")
-        if (metric, quantile) in real.keys() & simulated.keys()
-    ]
-    table = pd.DataFrame(rows, columns=["metric", "quantile", "unit", "real", "simulated"])
-    return table.assign(error=table.simulated / table.real - 1)
-
-
-def _summary(
-    requests: pd.DataFrame, duration: float, num_preemptions: float, blocks: pd.Series
-) -> dict[tuple[str, str], float]:
-    """Return quantities by metric and quantile, which is empty where there is one value."""
-    single = {**throughput(requests, duration), "num_preemptions": num_preemptions}
-    several = {**latency(requests), **quantiles("blocks_used", blocks)}
-    return {(name, ""): value for name, value in single.items()} | {
-        (name.rpartition("_")[0], name.rpartition("_")[2]): value for name, value in several.items()
-    }
-
-
-def over_time(run: RealRun, iterations: pd.DataFrame) -> pd.DataFrame:
-    """Sample running and waiting requests and blocks in use, real and simulated, at the `time`
-    (seconds) of each row of the run's timeline.
-    """
-    line, num_blocks = run.timeline, run.settings.num_blocks or math.nan
-    is_recorded = line.kv_cache_pct.any()
-    samples: dict[str, Any] = {"time": line.t, "real_running": line.running}
-    samples["real_waiting"] = line.waiting
-    samples["real_blocks"] = line.kv_cache_pct / 100 * num_blocks if is_recorded else math.nan
-    last = np.searchsorted(iterations.end, line.t, side="right")
-    for name in ("running", "waiting", "blocks_used"):
-        values = np.concatenate([[0.0], iterations[f"num_{name}"]])
-        samples[f"simulated_{name.partition('_')[0]}"] = values[last]
-    return pd.DataFrame(samples)
-
-
-def mean_errors(table: pd.DataFrame) -> dict[str, float]:
-    """Select the relative error of each wait's mean."""
-    means = table[(table["quantile"] == "mean") & table.metric.isin(WAITS)]
-    return dict(zip(means.metric, means.error, strict=True))

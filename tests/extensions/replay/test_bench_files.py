@@ -6,10 +6,11 @@ import json
 
 import numpy as np
 import pytest
-from composed import checked, run
+from composed import checked, config_of, run
 
 import sarathi_lab as lab
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import build
 from sarathi_lab.extensions.replay.bench_files import read_benchmarks
 
 # The same two requests as each client records them: sent 0.5 s apart, tokens at 0.2, 0.3, 0.5 s
@@ -71,6 +72,42 @@ AIPERF = [
         "error": {"code": 499},
     },
 ]
+SGLANG = {name: value for name, value in VLLM.items() if name not in ("start_times", "model_id")}
+SGLANG |= {"total_output_tokens_retokenized": 5, "request_rate": float("inf"), "max_concurrency": 1}
+SGLANG |= {
+    "server_info": {
+        "model_path": "meta-llama/Llama-3.1-8B",
+        "chunked_prefill_size": 512,
+        "max_running_requests": 8,
+        "version": "0.5.23",
+    }
+}
+PPAS = {
+    "trace_id": 0,
+    "configured_prompt_tokens": 100,
+    "configured_output_tokens": 4,
+    "phase_schedule": "2:2.0,2:4.0",
+    "seed": 0,
+    "config_name": "mbt_512_s8",
+    "max_num_batched_tokens": 512,
+    "max_num_seqs": 8,
+    "avg_latency": 0.5,
+    "avg_ttft": 0.2,
+    "avg_tpot": 0.1,
+    "failed": 0,
+}
+MODEL_OF_PPAS = "START SERVER: vllm serve meta-llama/Llama-3.1-8B --port 8000"
+ITERATION = (
+    "(APIServer pid=1) INFO 11-25 10:04:33 [loggers.py:199] Engine 000: Iteration({}): "
+    "{} context requests, {} context tokens, {} generation requests, {} generation tokens, "
+    "iteration elapsed time: {:.2f} ms, GPU KV cache usage: 1.0%\n"
+)
+LOG = "non-default args: {'model': 'meta-llama/Llama-3.1-8B', 'max_num_batched_tokens': 64, "
+LOG += "'max_num_seqs': 8}\nengine (v0.32.0) with\nGPU KV cache size: 16,384 tokens\n"
+LOG += "".join(
+    ITERATION.format(i, *batch)
+    for i, batch in enumerate([(1, 64, 0, 0, 9.0), (2, 60, 0, 0, 8.0), (0, 0, 1, 1, 5.0)])
+)
 FILES = {
     "result.json": json.dumps(VLLM),
     "benchmarks.json": json.dumps(guidellm(), indent=2),
@@ -111,15 +148,18 @@ def test_a_file_is_replayed_with_the_servers_arguments_beside_it(tmp_path):
     path = tmp_path / "result.json"
     path.write_text(json.dumps(VLLM))
     settings = ["task=validate", f"task.run={path}", "hardware=a100", "model=llama3.1-8b"]
-    with pytest.raises(UserError, match=r"meta\.json can't be read"):
+    words = "state the server's token budget, sequences, host; add task.chunk=TOKENS task.batch="
+    with pytest.raises(UserError, match=words):
         checked(*settings)
+    settings.append("host=none")
     engine = {"model": "x", "max_num_seqs": 8, "max_num_batched_tokens": 512}
     (tmp_path / "meta.json").write_text(json.dumps({"engine_kwargs": engine}))
     errors = run(tmp_path, *settings).summary
-    assert set(errors) == {"error/ttft", "error/tpot", "error/latency"}
+    assert {"error/ttft", "error/tpot", "error/latency"} < set(errors)
     path.write_text(json.dumps({"benchmarks": 2 * guidellm()["benchmarks"]}))
-    with pytest.raises(UserError, match="has 2 benchmarks"):
-        checked(*settings)
+    both = run(tmp_path, *settings)
+    assert len(both.tables["parts"]) == 2
+    assert both.summary["num_requests"] == 2
 
 
 @pytest.mark.parametrize(
@@ -157,3 +197,57 @@ def test_labels_of_servers_are_compared():
     assert len(results.requests) == 12
     (row,) = results.compare(to="vllm").query("policy == 'sarathi'").to_dict("records")
     assert row["throughput_vs_vllm"] == pytest.approx(0.9596, abs=1e-4)
+
+
+def test_what_sglang_does_not_record_is_drawn_and_its_server_is_read(tmp_path):
+    path = tmp_path / "sglang.jsonl"
+    path.write_text(json.dumps(SGLANG))
+    (found,) = read_benchmarks(path)
+    # One at a time, all there at once: the second is sent when the first has ended.
+    assert found.requests.arrival_time.tolist() == pytest.approx([0.0, 0.5])
+    assert found.requests.token_times[1] == pytest.approx([0.6, 0.65])
+    cfg = config_of("task=validate", f"task.run={path}", "hardware=a100")
+    (case,) = build(cfg.task).check(cfg)
+    assert (case.as_run.engine.policy.name, case.as_run.engine.policy.budget) == ("sglang", 512)
+    assert case.as_run.backend.host.name == "sglang_0_5"
+    assert case.what_if is None
+
+
+def test_means_of_ppas_logs_are_held_against_their_arrivals_drawn_again(tmp_path):
+    path = tmp_path / "log.txt"
+    others = {"config_name": "ppas_1k_s8", "max_num_batched_tokens": 1024}
+    path.write_text(f"{MODEL_OF_PPAS}\n{PPAS}\nSTOP SERVER\n{PPAS | others}\n")
+    settings = ["task=validate", f"task.run={path}", "hardware=a100", "host=vllm_0_19"]
+    cfg = config_of(*settings)
+    first, second = build(cfg.task).check(cfg)
+    assert (first.as_run.engine.policy.name, first.as_run.engine.policy.budget) == ("vllm_v1", 512)
+    assert (second.as_run.engine.policy.name, second.as_run.engine.batch_size) == ("p_pas", 8)
+    table = run(tmp_path, *settings).tables["validation"]
+    assert table.metric.tolist() == ["ttft", "tpot", "latency"]
+    assert table.real.tolist() == pytest.approx([0.2, 0.1, 0.5])
+    path.write_text(str(PPAS)[:200])
+    with pytest.raises(UserError, match="is damaged"):
+        checked(*settings)
+
+
+def test_a_log_of_iterations_is_timed_alone_and_compared_beside_a_clients_file(tmp_path):
+    log, path = tmp_path / "server.log", tmp_path / "result.json"
+    log.write_text(LOG)
+    path.write_text(json.dumps(VLLM))
+    settings = ["task=validate", "hardware=a100", f"task.run={log}"]
+    table = run(tmp_path, *settings).tables["schedule"]
+    alone = table.set_index(["batch", "quantity"])
+    assert alone.real["all", "iterations"] == alone.simulated["all", "iterations"] == 3
+    assert alone.real["prompts", "time of one"] == pytest.approx(8.5)
+    assert alone.simulated["prompts", "tokens of one"] == 62
+    settings[2:] = [f"task.run={path}", f"task.log={log}"]
+    result = run(tmp_path, *settings)
+    beside = result.tables["schedule"].set_index(["batch", "quantity"])
+    assert beside.simulated["all", "tokens of one"] == pytest.approx(153 / 6)
+    assert "67% of the logged iterations" in str(result.shown[-1])
+    for changed, words in (
+        ([f"task.run={log}", "chunk=32"], "has no arrivals"),
+        ([f"task.run={path}", f"task.log={path}"], "has no iteration of vLLM"),
+    ):
+        with pytest.raises(UserError, match=words):
+            checked("task=validate", "hardware=a100", "host=none", *changed)

@@ -10,20 +10,23 @@ import pandas as pd
 import pytest
 from composed import checked, config_of, kept, run
 
+import sarathi_lab as lab
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import REPOSITORY
-from sarathi_lab.extensions.replay.real_run import read_run
+from sarathi_lab.extensions.replay.real_run import read_runs
 
 RUNS = REPOSITORY / "experiments" / "lab" / "real_servers"
 DENSE, MIXTURE = RUNS / "rtx-4090-llama-3.1-8b", RUNS / "rtx-pro-6000-qwen3-30b-a3b"
+SERVER = {"model": "x", "vllm_version": "0.19.0"}
 ANALYTIC = ["hardware=a100", "model=llama3.1-8b"]
 
 
 @pytest.mark.parametrize(("folder", "largest"), [(DENSE, 0.05), (MIXTURE, 0.08)])
 def test_the_replay_of_a_pinned_run_is_off_by_little(folder, largest, tmp_path):
     settings = [f"task.run={folder / 'run'}", f"hardware.tables={folder / 'tp1'}"]
-    errors = run(tmp_path, "task=validate", *settings).summary
+    summary = run(tmp_path, "task=validate", *settings).summary
+    errors = {name: value for name, value in summary.items() if name.startswith("error/")}
     assert set(errors) == {"error/ttft", "error/tpot", "error/latency"}
     assert np.abs(list(errors.values())).max() <= largest
 
@@ -58,14 +61,14 @@ def test_what_it_took_from_the_run_and_what_it_leaves(short_run, tmp_path, capsy
 
 def test_settings_are_the_runs_unless_named(short_run):
     cfg = config_of("task=validate", f"task.run={short_run}", "hardware=a100")
-    replay = build(cfg.task).check(cfg)
+    replay = build(cfg.task).check(cfg)[0].as_run
     assert (replay.spec.name, replay.backend.dtype_name) == ("llama3.1-8b", "bfloat16")
     assert replay.backend.host.overlaps
     assert replay.run.settings.enable_prefix_caching
     cfg = config_of(
         "task=validate", f"task.run={short_run}", "hardware=a100", "model=7b", "host=none"
     )
-    replay = build(cfg.task).check(cfg)
+    replay = build(cfg.task).check(cfg)[0].as_run
     assert (replay.spec.name, replay.backend.host.overlaps) == ("7b", False)
 
 
@@ -86,8 +89,8 @@ def test_settings_are_the_runs_unless_named(short_run):
 def test_graphs_are_those_of_the_servers_flags(stated, graphs, short_run):
     path = short_run / "meta.json"
     sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 1024}
-    path.write_text(json.dumps({"model": "x", "engine_kwargs": {**sizes, **stated}}))
-    assert graphs.items() <= read_run(short_run).settings.graphs.items()
+    path.write_text(json.dumps({**SERVER, "engine_kwargs": {**sizes, **stated}}))
+    assert graphs.items() <= read_runs(short_run)[0].settings.graphs.items()
 
 
 def edited(folder, **values):
@@ -128,9 +131,41 @@ def test_a_broken_run_is_refused_in_one_line(name, short_run):
 def test_what_else_is_refused(short_run):
     for settings, word in (
         ([f"task.run={short_run}", "executor=torch"], "in simulation"),
-        ([f"task.run={short_run / 'none'}"], "is not a folder"),
+        ([f"task.run={short_run / 'none'}"], "is not a folder or a file"),
     ):
         with pytest.raises(UserError, match=word):
             checked("task=validate", *settings, *ANALYTIC)
-    with pytest.raises(UserError, match=r"add task\.run=FOLDER"):
+    with pytest.raises(UserError, match=r"add task\.run=FILE"):
         checked("task=validate")
+
+
+def test_other_settings_are_replayed_beside_the_run_as_it_was(short_run, tmp_path):
+    settings = ["task=validate", f"task.run={short_run}", *ANALYTIC, "tracking=none"]
+    folder = kept(tmp_path / "kept", *settings, "policy=sarathi_serve", "chunk=256", "batch=4")
+    table = pd.read_csv(folder / "validation.csv")
+    assert np.allclose(table.change, table.what_if / table.simulated - 1, equal_nan=True)
+    runs = lab.load(folder).runs.set_index("policy")
+    assert {*runs.index} == {"real", "as_run", "sarathi_serve"}
+    assert runs.loc["sarathi_serve", "chunk"] == 256
+    assert runs.loc["sarathi_serve", "throughput_vs_as_run"] != 1
+    assert (
+        runs.loc["as_run", "ttft_mean"]
+        == table.set_index(["metric", "quantile"]).simulated["ttft", "mean"]
+    )
+    iterations = lab.load(folder).iterations
+    of_run = iterations[iterations.policy == "sarathi_serve"]
+    assert (of_run.num_prefill_tokens + of_run.num_decode_tokens).max() <= 256
+    with pytest.raises(UserError, match="chunk=auto is chosen for a workload"):
+        checked("task=validate", f"task.run={short_run}", *ANALYTIC, "chunk=auto")
+
+
+def test_capture_sizes_are_other_settings_and_need_a_mode(short_run):
+    graphs = ["host=vllm_0_19", "host.graphs.largest=8"]
+    with pytest.raises(UserError, match=r"add host\.graphs\.mode"):
+        checked("task=validate", f"task.run={short_run}", *ANALYTIC, *graphs)
+    graphs.append("host.graphs.mode=full_decode_only")
+    cfg = config_of("task=validate", f"task.run={short_run}", *ANALYTIC, *graphs)
+    (case,) = build(cfg.task).check(cfg)
+    assert case.as_run.backend.host.graphs.largest == 512
+    assert case.what_if.backend.host.graphs.largest == 8
+    assert case.what_if.engine == case.as_run.engine

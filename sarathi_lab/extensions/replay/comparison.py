@@ -1,0 +1,207 @@
+"""Tables and picture of a real server's loads beside their replays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from sarathi_lab.extensions.replay.real_run import RealRun
+from sarathi_lab.results.metrics import throughput
+from sarathi_lab.results.plots.style import finished, panels
+from sarathi_lab.results.serving_metrics import latency, quantiles, waits
+
+WAITS = ("ttft", "tpot", "latency")  # seconds of a request, as METRICS.md defines them
+UNITS = {
+    **dict.fromkeys((*WAITS, "tbt"), "s"),
+    "output_throughput": "tokens/s",
+    "request_throughput": "requests/s",
+    "duration": "s",
+    "num_preemptions": "",
+    "blocks_used": "blocks",
+}
+NUM_WINDOWS = 8  # of a load
+STYLES: dict[str, dict[str, Any]] = {
+    "real": {"color": "0.25"},
+    "simulated": {"color": "C1", "linestyle": "--"},
+    "what if": {"color": "C0", "linestyle": ":"},
+}
+SHOWN = {
+    "ttft": (1.0, "time to first token [s]"),
+    "tpot": (1e3, "time per output token [ms]"),
+    "latency": (1.0, "end to end [s]"),
+}
+IN_USE = {
+    "running": "requests that run",
+    "waiting": "requests that wait",
+    "blocks": "KV blocks in use",
+}
+
+
+@dataclass(frozen=True)
+class Load:
+    """A real server's load and its replay: the ledger's tables, `iterations` and `requests`."""
+
+    run: RealRun
+    iterations: pd.DataFrame
+    requests: pd.DataFrame
+
+    @property
+    def real(self) -> dict[str, float]:
+        """Measured quantities by the names of METRICS.md."""
+        if self.run.means:
+            return {f"{name}_mean": value for name, value in self.run.means.items()}
+        blocks = quantiles("blocks_used", over_time(self.run, self.iterations).real_blocks)
+        found = _quantities(self.run.requests, self.run.duration)
+        return {**found, **blocks, "num_preemptions": math.nan}
+
+    @property
+    def simulated(self) -> dict[str, float]:
+        """The same of the replay."""
+        both = over_time(self.run, self.iterations)
+        return {
+            **_quantities(self.requests, float(self.iterations.end.max())),
+            **quantiles("blocks_used", both.simulated_blocks),
+            "num_preemptions": float(self.iterations.num_preemptions.sum()),
+        }
+
+
+def _quantities(requests: pd.DataFrame, duration: float) -> dict[str, float]:
+    return {**throughput(requests, duration), **latency(requests)}
+
+
+def mean_of(summaries: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Average what all loads have."""
+    return {
+        name: float(np.mean([one[name] for one in summaries]))
+        for name in summaries[0]
+        if all(name in one for one in summaries)
+    }
+
+
+def validation_table(
+    loads: Sequence[Load], changed: Mapping[str, float] | None = None
+) -> pd.DataFrame:
+    """Compare loads (their means) with their replays: metric, quantile, unit, real, simulated and
+    their relative error, NaN without a measurement; where settings were changed `what_if`, the
+    quantities `changed`, and its ratio to the replay as it was run. Blocks in use are quantiles
+    over the run's seconds.
+    """
+    real, simulated = mean_of([one.real for one in loads]), mean_of([x.simulated for x in loads])
+    rows = []
+    for metric, unit in UNITS.items():
+        for quantile in ("", "mean", "p50", "p90", "p99"):
+            name = f"{metric}_{quantile}" if quantile else metric
+            if name in real and name in simulated:
+                rows.append((metric, quantile, unit, real[name], simulated[name]))
+    table = pd.DataFrame(rows, columns=["metric", "quantile", "unit", "real", "simulated"])
+    table["error"] = table.simulated / table.real - 1
+    if changed is not None:
+        names = (table.metric + "_" + table["quantile"]).str.rstrip("_")
+        table["what_if"] = [changed.get(name, math.nan) for name in names]
+        table["change"] = table.what_if / table.simulated - 1
+    return table
+
+
+def mean_errors(table: pd.DataFrame) -> dict[str, float]:
+    """Select the relative error of each wait's mean."""
+    means = table[(table["quantile"] == "mean") & table.metric.isin(WAITS)]
+    return dict(zip(means.metric, means.error, strict=True))
+
+
+def over_time(run: RealRun, iterations: pd.DataFrame) -> pd.DataFrame:
+    """Sample running and waiting requests and blocks in use, real and simulated, at the `time`
+    (seconds) of each row of the run's timeline.
+    """
+    line, num_blocks = run.timeline, run.settings.num_blocks or math.nan
+    is_recorded = line.kv_cache_pct.any()
+    samples: dict[str, Any] = {"time": line.t, "real_running": line.running}
+    samples["real_waiting"] = line.waiting
+    samples["real_blocks"] = line.kv_cache_pct / 100 * num_blocks if is_recorded else math.nan
+    last = np.searchsorted(iterations.end, line.t, side="right")
+    for name in ("running", "waiting", "blocks_used"):
+        values = np.concatenate([[0.0], iterations[f"num_{name}"]])
+        samples[f"simulated_{name.partition('_')[0]}"] = values[last]
+    return pd.DataFrame(samples)
+
+
+def part_table(loads: Sequence[Load], changed: Sequence[Load] = ()) -> pd.DataFrame:
+    """Compare mean waits (seconds) part by part: of several loads each, of one the requests sent in
+    `NUM_WINDOWS` stretches of time, `since` a second. Columns as "ttft real" by `STYLES`.
+    """
+    rows = []
+    for place, load in enumerate(loads):
+        is_split = len(loads) == 1 and not load.run.means
+        arrival = load.run.requests.arrival_time.to_numpy()
+        number = min(NUM_WINDOWS, len(arrival)) if is_split else 1
+        tables = {"real": load.run.requests, "simulated": load.requests}
+        tables |= {"what if": changed[place].requests} if changed else {}
+        seconds = {whose: waits(table) for whose, table in tables.items()}
+        for part in np.array_split(np.arange(len(arrival)), number):
+            row: dict[str, Any] = {"load": load.run.name, "since": arrival[part[0]]}
+            for wait in WAITS:
+                means = {whose: pd.Series(found[wait][part]) for whose, found in seconds.items()}
+                row |= {f"{wait} {whose}": values.mean() for whose, values in means.items()}
+                row |= {f"{wait} real": load.run.means[wait]} if load.run.means else {}
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def worst_part(parts: pd.DataFrame) -> str:
+    """Describe where the end-to-end times of a `part_table` differ by the largest factor."""
+    ratio = parts["latency simulated"] / parts["latency real"]
+    worst = parts.iloc[int(np.abs(np.log(ratio.to_numpy())).argmax())]
+    where = f"sent from {worst.since:.1f} s on"
+    if parts.load.nunique() > 1:
+        where = f"of {worst.load}"
+    return (
+        f"  they differ most for requests {where}: {worst['latency real']:.3g} s end to end, "
+        f"simulated {worst['latency simulated']:.3g} s"
+    )
+
+
+def picture(
+    loads: Sequence[Load], parts: pd.DataFrame, changed: Sequence[Load], where: str
+) -> Figure:
+    """Draw distributions of waits above; below over time running and waiting requests and blocks in
+    use where one run recorded them, else the waits of the `part_table`.
+    """
+    figure, axes = panels(2, 3, (12, 6.4))
+    known = [one.run.requests for one in loads if not one.run.means]
+    tables = {"real": known, "simulated": [one.requests for one in loads]}
+    tables |= {"what if": [one.requests for one in changed]} if changed else {}
+    for whose, some in tables.items():
+        for ax, (name, (factor, label)) in zip(axes[:3], SHOWN.items(), strict=True):
+            for seconds in [np.concatenate([waits(one)[name] for one in some])] if some else []:
+                ax.ecdf(pd.Series(factor * seconds).dropna(), label=whose, **STYLES[whose])
+            ax.set(xlabel=label, ylabel="share of requests", ylim=(0, 1))
+    if len(loads) == 1 and len(loads[0].run.timeline):
+        _draw_use(axes[3:], over_time(loads[0].run, loads[0].iterations))
+    else:
+        _draw_parts(axes[3:], parts, list(tables))
+    axes[0].legend(fontsize="small")
+    return finished(figure, where)
+
+
+def _draw_use(axes: Sequence[Axes], both: pd.DataFrame) -> None:
+    for whose in ("real", "simulated"):
+        for ax, (name, label) in zip(axes, IN_USE.items(), strict=True):
+            ax.plot(both.time, both[f"{whose}_{name}"], linewidth=1.2, **STYLES[whose])
+            ax.set(xlabel="time [s]", ylabel=label, ylim=(0, None))
+    if both.real_blocks.isna().all():
+        axes[2].set_title("the run did not record them", fontsize="small")
+
+
+def _draw_parts(axes: Sequence[Axes], parts: pd.DataFrame, shown: Sequence[str]) -> None:
+    is_by_load = parts.load.nunique() > 1
+    place = range(1, 1 + len(parts)) if is_by_load else parts.since
+    for ax, (name, (factor, label)) in zip(axes, SHOWN.items(), strict=True):
+        for whose in shown:
+            ax.plot(place, factor * parts[f"{name} {whose}"], marker=".", **STYLES[whose])
+        ax.set(xlabel="load" if is_by_load else "sent [s]", ylabel=label, ylim=(0, None))

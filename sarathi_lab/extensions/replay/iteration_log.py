@@ -1,0 +1,134 @@
+"""Iterations of a real server, as vLLM logs them (`--enable-logging-iteration-details`).
+
+A line has the requests and tokens of prompts ("context") and of decodes ("generation"), the
+milliseconds of the iteration and the share of the cache in use after it. The same log has the
+server's arguments and the size of its cache.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import readable
+from sarathi_lab.engine.compositions import make_sequence, run_once
+from sarathi_lab.engine.executor import Executor
+from sarathi_lab.engine.request import Batch
+
+FIX = "name the output of a vLLM server started with --enable-logging-iteration-details"
+ITERATION = re.compile(
+    r"Iteration\(\d+\): (\d+) context requests, (\d+) context tokens, (\d+) generation requests, "
+    r"(\d+) generation tokens, iteration elapsed time: ([\d.]+) ms, \S+ KV cache usage: ([\d.]+)%"
+)
+ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
+VERSION = re.compile(r"(?:version |engine \(v)(\d+\.\d+)")
+CACHE = re.compile(r"KV cache size: ([\d,]+) tokens")
+COUNTS = ["num_prefills", "num_prefill_tokens", "num_decodes", "num_decode_tokens"]
+KINDS = {(True, False): "prompts", (False, True): "decodes", (True, True): "both"}
+
+
+@dataclass(frozen=True)
+class IterationLog:
+    """`iterations` has `COUNTS`, `seconds` and `cached` (tokens, NaN if the log has no size of the
+    cache); `server` has what the log states of the arguments.
+    """
+
+    iterations: pd.DataFrame
+    server: Mapping[str, Any]
+    version: str
+
+
+NO_LOG = IterationLog(pd.DataFrame(columns=[*COUNTS, "seconds", "cached"], dtype=float), {}, "")
+
+
+def read_log(path: Path) -> IterationLog | None:
+    """Read a server's log; None for a file without logged iterations. Raises UserError."""
+    with readable(path, FIX):
+        text = path.read_text(encoding="utf-8", errors="replace")
+    if not (found := ITERATION.findall(text)):
+        return None
+    table = pd.DataFrame(found, columns=[*COUNTS, "seconds", "cached"]).astype(float)
+    table = table[table.num_prefill_tokens + table.num_decode_tokens > 0]
+    size = CACHE.search(text)
+    num_tokens = int(size[1].replace(",", "")) if size else math.nan
+    server: dict[str, Any] = {}
+    if arguments := ARGUMENTS.search(text):
+        with suppress(ValueError, SyntaxError):  # of values that are no literals
+            server = ast.literal_eval(arguments[1])
+    if size:
+        server["num_gpu_blocks"] = num_tokens // int(server.get("block_size") or 16)
+    version = VERSION.search(text)
+    iterations = table.assign(seconds=1e-3 * table.seconds, cached=num_tokens * table.cached / 100)
+    return IterationLog(iterations.reset_index(drop=True), server, version[1] if version else "")
+
+
+def require_log(path: Path) -> IterationLog:
+    """Read a server's log. Raises UserError for one without logged iterations."""
+    if (log := read_log(path)) is None:
+        raise UserError(f"task.log={path} has no iteration of vLLM; {FIX}")
+    return log
+
+
+def predicted(logged: pd.DataFrame, executor: Executor) -> pd.DataFrame:
+    """Run the logged iterations one by one on `executor`: the same requests and tokens, of which
+    the log has no lengths. Prompts begin there, and decodes share what else is cached.
+    """
+    rows, names = [], ["num_prefills", "num_prefill_tokens", "num_decodes"]
+    columns = [*(logged[one].astype(int).tolist() for one in names), logged.cached.tolist()]
+    for prompts, prefill_tokens, num_decodes, cached in zip(*columns, strict=True):
+        batch, others = Batch(), max(0.0, np.nan_to_num(cached) - prefill_tokens)
+        context = max(1, int(others / max(num_decodes, 1)))
+        for order in range(num_decodes):
+            batch.add(make_sequence(context, is_decode=True, order=order), 1)
+        chunks = np.array_split(np.arange(prefill_tokens), max(prompts, 1))
+        for order, chunk in enumerate(chunks, num_decodes):
+            if len(chunk):
+                batch.add(make_sequence(0, len(chunk), emits=True, order=order), len(chunk))
+        result = run_once(executor, batch)
+        rows.append([batch.num_prefill_tokens, batch.num_decode_tokens, result.end - result.start])
+    return pd.DataFrame(rows, columns=["num_prefill_tokens", "num_decode_tokens", "seconds"])
+
+
+def schedule_table(logged: pd.DataFrame, simulated: pd.DataFrame) -> pd.DataFrame:
+    """Compare the logged schedule with the `simulated` one (`COUNTS`' tokens, and seconds) by what
+    is in a batch: number of iterations, their tokens, and seconds (means).
+    """
+    rows = []
+    both = [table.assign(batch=_kinds(table)) for table in (logged, simulated)]
+    for kind in (*KINDS.values(), "all"):
+        parts = [one if kind == "all" else one[one.batch == kind] for one in both]
+        tokens = [(one.num_prefill_tokens + one.num_decode_tokens).mean() for one in parts]
+        rows.append((kind, "iterations", "", *map(len, parts)))
+        rows.append((kind, "tokens of one", "", *tokens))
+        rows.append((kind, "time of one", "ms", *(1e3 * one.seconds.mean() for one in parts)))
+    table = pd.DataFrame(rows, columns=["batch", "quantity", "unit", "real", "simulated"])
+    return table.assign(error=table.simulated / table.real.where(table.real > 0) - 1)
+
+
+def shared(logged: pd.DataFrame, simulated: pd.DataFrame) -> float:
+    """Return the share of the logged iterations whose tokens of prompts and of decodes are those of
+    a simulated one, each counted once.
+    """
+    names = ["num_prefill_tokens", "num_decode_tokens"]
+    counts = (
+        Counter(table[names].astype(int).itertuples(index=False, name=None))
+        for table in (logged, simulated)
+    )
+    first, second = counts
+    return (first & second).total() / max(len(logged), 1)
+
+
+def _kinds(table: pd.DataFrame) -> list[str]:
+    pairs = zip(table.num_prefill_tokens > 0, table.num_decode_tokens > 0, strict=True)
+    return [KINDS[bool(prompts), bool(decodes)] for prompts, decodes in pairs]
