@@ -30,6 +30,7 @@ CHUNKS = Path(__file__).parent / "tables" / "h100-flash_attention_2" / "attentio
 FLASH_ATTENTION_2 = {"block_queries": 128, "hybrid_call": True}
 FITTED = ("causal_efficiency", "query_ramp", "attention_launch")
 CHUNK_ENDS = (64, 256, 512, 1024)
+GROUPS = (0, 1, 16, 32, 128)  # query heads of a KV head
 SHOWN = (
     *(*PROMPTS, "attention_efficiency", "kv_efficiency", "decode_splits", "ungrouped_splits"),
     *("decode_launch", "decode_block_time", "decode_fill", "regroup_time"),
@@ -83,7 +84,6 @@ def report(
     for kind, rows in tables.items():
         held_out = rows[~rows.fitted]
         size, ends = REGIONS[kind]
-        regions = pd.cut(held_out[size], [0, *(chunk_ends or ends)])
         found = pd.DataFrame(
             {
                 name: np.abs(errors(kind, hardware, held_out))
@@ -91,10 +91,12 @@ def report(
             },
             index=held_out.index,
         )
-        by_region = found.groupby(regions, observed=True).mean()
         means = ", ".join(f"{name} {error:.1%}" for name, error in found.mean().items())
         print(f"  {kind} held out: {means} ({len(found)} rows)")
-        print((100 * by_region).round(1).T.to_string())
+        groups = (held_out.heads // held_out.kv_heads).rename("query heads a KV head")
+        for sizes, bounds in ((held_out[size], (0, *(chunk_ends or ends))), (groups, GROUPS)):
+            by_region = found.groupby(pd.cut(sizes, bounds), observed=True).mean()
+            print((100 * by_region).round(1).T.to_string())
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@
 
 Serves the 16-bit points with a host that takes no time, and prints milliseconds an iteration and
 microseconds a sequence, fitted to prompts of 1,024 tokens, with the errors of a token's time there
-and on all longer prompts, before and after.
+and on all longer prompts, before and after. Then the same of a host that works while the device
+runs (TensorRT-LLM's), fitted to the time of a whole answer, which hardly depends on who rides with
+whom; held out is a second model as well.
 """
 
 from __future__ import annotations
@@ -12,14 +14,17 @@ from __future__ import annotations
 import csv
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from answers import answer
 from simulate import Point, chosen, served
 
-from sarathi_lab import Request, load_option
+from sarathi_lab import Request
 from sarathi_lab.engine.arrivals import ClosedLoop
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
 
 FITTED_PROMPT = 1024  # tokens
 LEAST = 10  # points that are enough to fit two constants to
@@ -29,20 +34,30 @@ ROUNDS = 3  # answers of each user that count, after a first one
 # the others'.
 TOGETHER = ("sglang",)
 SEED = 0
+OVERLAPPING = "trtllm"
+ITERATIONS, SEQUENCES = np.arange(0, 9, 0.1), np.arange(0, 0.16, 0.004)  # ms, searched
+
+
+class Free(Point):
+    """A point whose host takes no time."""
+
+    @property
+    def device(self) -> SimulatedBackend:
+        host = replace(self.host, iteration=0.0, sequence=0.0, overlaps=False)
+        return replace(super().device, host=host)
 
 
 def token_time(point: Point) -> float:
     """Mean milliseconds of a token, with a host that takes none. Where users are not together they
     come apart by a first answer of any length.
     """
-    free = replace(point.device, host=load_option("host", "none"))  # hardware has no overhead here
     users, output = point.concurrency, point.osl
     first = np.random.default_rng(SEED).integers(1, output + 1, users)
     if point.backend in TOGETHER:
         first[:] = output
     lengths = [*first.tolist(), *[output] * (ROUNDS * users)]
     requests = [Request(i, 0.0, point.isl, length) for i, length in enumerate(lengths)]
-    waits = served(point, free, ClosedLoop(requests, users), 1 + ROUNDS)
+    waits = served(point, Free(**vars(point)).device, ClosedLoop(requests, users), 1 + ROUNDS)
     return 1e3 * float(waits[waits[:, 0] > 0, 2].mean())
 
 
@@ -60,9 +75,36 @@ def fitted(rows: pd.DataFrame) -> dict[str, float]:
     return found
 
 
+def overlapped(rows: pd.DataFrame, iteration: float, sequence: float) -> pd.Series:
+    """Milliseconds of whole answers where the longer of device and host counts."""
+    step = np.maximum(rows.step, iteration + sequence * rows.concurrency)
+    return (rows.osl - 1) * step + rows.concurrency * rows.prompt
+
+
+def overlapping(rows: pd.DataFrame) -> pd.DataFrame:
+    """Print the two costs that fit one model's short prompts best, and mean errors by model."""
+    is_fitted = (rows.isl == FITTED_PROMPT) & (rows.weights == "auto")
+    part = rows[is_fitted]
+    _, *costs = min(
+        (np.square(overlapped(part, one, each) / part.real - 1).sum(), one, each)
+        for one, each in product(ITERATIONS, SEQUENCES)
+    )
+    print(f"{costs[0]:.1f} ms an iteration, {1e3 * costs[1]:.0f} us a sequence, overlapping:")
+    errors = {
+        name: (overlapped(rows, *pair) / rows.real - 1).abs()
+        for name, pair in (("before", (0.0, 0.0)), ("after", costs))
+    }
+    by = [rows.model, is_fitted.rename("fitted")]
+    return pd.DataFrame(errors).groupby(by).agg(["size", "mean"])
+
+
 def main() -> None:
     with Path(sys.argv[1]).open(newline="") as file:
-        points = [point for point in chosen(csv.DictReader(file))[0] if point.weights == "auto"]
+        known = chosen(csv.DictReader(file))[0]
+    ahead = [Free(**vars(p)) for p in known if (p.gpu, p.backend) == ("h100", OVERLAPPING)]
+    rows = pd.DataFrame([answer(point) for point in ahead])
+    print(overlapping(rows[rows.fits]).to_string(float_format="{:.3f}".format))
+    points = [point for point in known if point.weights == "auto" and point.backend != OVERLAPPING]
     table = pd.DataFrame([vars(point) | {"token_time": token_time(point)} for point in points])
     servers = table.groupby(["backend", "version"])
     kept = {

@@ -33,6 +33,7 @@ from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import SequenceState
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.executor.simulated.hardware import Host
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import SGLang, TensorRTLLM, VllmV1
 
@@ -52,6 +53,15 @@ MIXTURES = ("DeepSeek", "MiniMax", "gpt-oss", "A17B", "A22B", "Kimi", "GLM")
 WEIGHTS = {"": "auto", "fp8": "fp8"}  # by gemm_quant_mode; a row that names none is in 16 bits
 HOSTS = {"vllm": "vllm_0_12", "sglang": "sglang_0_5", "trtllm": "trtllm_1_0"}
 AHEAD = "vllm_0_19"  # InferenceMAX asks vLLM to schedule ahead
+# Kernels of Llama-3.1-70B that include what follows: as TensorRT-LLM has them of static scales
+# (modeling_llama.py, attention.py, gated_mlp.py), and as InferenceMAX asks vLLM to on a B200
+# (70b_fp8_b200_docker.sh).
+FUSED = {
+    ("b200", "trtllm"): ("attention", "activation", "all_reduce"),
+    ("b200", "vllm"): ("attention", "all_reduce"),
+}
+# vLLM's CUDA graphs there, by the same scripts: asked for, or its default.
+GRAPHS = {"b200": "full_decode_only", "h100": "full_and_piecewise"}
 ROUNDS = 10  # requests for each of the concurrent ones; the benchmarks count all
 COUNTED = 2  # simulated of them: the first, of users who all come at once, and a later one
 USERS = "silicon_concurrency="  # where a row says that its batch_size is that
@@ -112,9 +122,14 @@ class Point:
         ]
 
     @property
-    def host(self) -> str:
-        ahead = self.is_inference_max and self.backend == "vllm"
-        return AHEAD if ahead else HOSTS[self.backend]
+    def host(self) -> Host:
+        if not self.is_inference_max:
+            return load_option("host", HOSTS[self.backend])
+        is_vllm = self.backend == "vllm"
+        host = load_option("host", AHEAD if is_vllm else HOSTS[self.backend])
+        fused = FUSED.get((self.gpu, self.backend), host.fused)
+        graphs = replace(host.graphs, mode=GRAPHS[self.gpu]) if is_vllm else host.graphs
+        return replace(host, fused=fused, graphs=graphs)
 
     @property
     def device(self) -> SimulatedBackend:
@@ -124,7 +139,7 @@ class Point:
             hardware,
             tensor_parallel=self.tp,
             weights=self.weights,
-            host=load_option("host", self.host),
+            host=self.host,
             cost_model=self.cost_model,
         )
 
@@ -252,6 +267,11 @@ def served(
     return np.array(waits.rows)
 
 
+def has_tables(point: Point) -> bool:
+    """Tables are of vLLM's kernels; 8-bit ones stand for no other server."""
+    return point.weights == "auto" or point.backend == "vllm"
+
+
 def known() -> set[tuple[str, str]]:
     """Id and cost model of what the results have."""
     if not RESULTS.exists():
@@ -292,7 +312,7 @@ def main() -> None:
         tried = [
             replace(point, cost_model=own.cost_model)
             for point in points
-            if own.only in point.id and (own.cost_model == "analytic" or point.weights == "auto")
+            if own.only in point.id and (own.cost_model == "analytic" or has_tables(point))
         ]
         left = [point for point in tried if (point.id, point.cost_model) not in done]
         random.Random(0).shuffle(left)  # what an early end leaves is of all kinds
