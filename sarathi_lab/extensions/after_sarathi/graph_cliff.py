@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.arrivals import ClosedLoop
 from sarathi_lab.engine.executor import Executor
@@ -58,6 +59,7 @@ def graph_cliff(
     }
     (dataset,) = sizes["datasets"]
     for server, settings in servers.items():
+        require_one_of("task.sizes.paper.servers", server, make)
         captured = settings["captured"]
         executors = {size: make[server](size) for size in captured}
         for number, budget in product(settings["users"], settings["budgets"]):
