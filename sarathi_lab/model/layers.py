@@ -63,7 +63,7 @@ class Latent:
     value_size: int = size_field()
 
     def __post_init__(self) -> None:
-        check_fields(self, "latent.")
+        check_fields(self, "layers.latent.")
 
     @property
     def cached_size(self) -> int:
@@ -116,7 +116,7 @@ class LinearAttention:
     state_bytes: int | None = size_field(None)
 
     def __post_init__(self) -> None:
-        check_fields(self, "linear_attention.")
+        check_fields(self, "layers.linear.")
 
     @property
     def inner_size(self) -> int:
@@ -190,7 +190,8 @@ class Layers:
     @property
     def description(self) -> str:
         kinds = [("latent", self.latent), ("linear", self.linear)]
-        return f"{' and '.join(name for name, of in kinds if of) or 'gated'} attention"
+        named = " and ".join(name for name, of in kinds if of)
+        return f"{named} attention" if named else "layers that are not alike"
 
     def state_linears(self, hidden: int) -> list[Linear]:
         return self.linear.linears(hidden) if self.linear else []

@@ -23,9 +23,11 @@ from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
+from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.executor.simulated.kv_capacity import kv_capacity
 from sarathi_lab.executor.simulated.mixed_layers import LatentTimes, LinearTimes, MixedOperations
+from sarathi_lab.extensions.cluster.lockstep import Lockstep, SharedExperts
 from sarathi_lab.model.layers import ALIKE, Layers
 from sarathi_lab.policy import VllmV1
 
@@ -118,6 +120,15 @@ def test_layers_that_are_alike_after_all_take_as_long(tensor):
     mixed = make_cost_model("analytic", replace(spec, layers=stated), H200, 2, parallel)
     assert isinstance(mixed.operations, MixedOperations)
     assert mixed.operation_times(batch) == pytest.approx(as_before.operation_times(batch))
+
+
+def test_experts_in_some_layers_take_their_share_of_the_mean_layer():
+    every = replace(NANO, layers=replace(NANO.layers, ffn=None))
+    few, many = (Experts(spec, H200, 2) for spec in (NANO, every))
+    assert few.seconds(64) == pytest.approx(23 / 52 * many.seconds(64))
+    few, many = (SharedExperts(one, Lockstep(2)) for one in (few, many))
+    for tokens in ((0, 0), (64, 1)):
+        assert few.of_all(tokens) == pytest.approx(23 / 52 * many.of_all(tokens))
 
 
 def test_a_chunk_pays_for_expanding_its_context_again():

@@ -102,7 +102,8 @@ class AnalyticOperations:
         computed = 2 * spec.kv_size * dtype_bytes
         cached = 2 * spec.num_kv_heads * spec.kv_head_bytes(dtype_bytes)
         if latent := spec.layers.latent:  # on every device
-            computed = cached = tensor * latent.cached_size * dtype_bytes
+            computed = tensor * latent.cached_size * dtype_bytes
+            cached = tensor * spec.kv_bytes_per_token(dtype_bytes) // spec.num_attention_layers
         written = self._streaming_time(num_tokens * (computed + cached) // tensor)
         times["kv_write"] = spec.num_attention_layers / num_layers * written
         if tensor > 1:

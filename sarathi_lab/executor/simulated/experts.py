@@ -48,6 +48,7 @@ class Experts:
         spec = self.spec
         width = math.ceil(spec.ffn_size / tensor)
         self.shape = Shape(spec.hidden_size, width, spec.num_experts, spec.experts_per_token)
+        self.layer_share = spec.num_expert_layers / spec.num_layers
         self.base: Shape | None = None  # shape of the rows in use
         if rows is not None:
             self.base, self._ratios = self._measured(rows)
@@ -69,8 +70,7 @@ class Experts:
         if num_tokens == 0:
             return 0.0
         chosen = self.spec.share_of_experts(num_tokens) * self.spec.num_experts
-        share = self.spec.num_expert_layers / self.spec.num_layers
-        return share * self.time(num_tokens * self.shape.top_k, chosen)
+        return self.layer_share * self.time(num_tokens * self.shape.top_k, chosen)
 
     def time(self, pairs: float, chosen: float) -> float:
         """Compute one device's seconds of `pairs` (token, expert) over `chosen` experts."""

@@ -165,13 +165,13 @@ class SharedExperts(Experts):
         sent = (devices - 1) / devices * entries * self.dtype_bytes
         exchange = 2 * hardware.link_latency + sent / self._link_rate
         if total == 0:
-            return exchange
+            return self.layer_share * exchange
         pairs = total * self.shape.top_k / devices
         chosen = spec.share_of_experts(total) * spec.num_experts / devices
         # vLLM's kernels write zeros for pairs whose experts are on other devices, and run
         # activation and sum over them.
         padding = self.traffic(self.shape, (devices - 1) * pairs, spec.gated_ffn)
-        return self.time(pairs, chosen) + padding + exchange
+        return self.layer_share * (self.time(pairs, chosen) + padding + exchange)
 
 
 @dataclass(frozen=True)
