@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from sarathi_lab.config.checked import listed, whole
 from sarathi_lab.config.console import print_place, progress_of, typed
 from sarathi_lab.config.errors import exit_code, require_one_of
-from sarathi_lab.config.paths import CONF, OUTPUTS, make_folder
+from sarathi_lab.config.paths import CONF, EXPERIMENTS, OUTPUTS, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.experiment.figures import (
     COLUMNS,
@@ -32,7 +32,7 @@ from sarathi_lab.results import load
 from sarathi_lab.results.intervals import LEVEL
 from sarathi_lab.results.load import POINTS
 from sarathi_lab.results.plots import figures as plots
-from sarathi_lab.results.plots.sweeps import policies
+from sarathi_lab.results.plots.sweeps import draw_sweep, policies
 from sarathi_lab.results.result import DisplayTable, Result
 from sarathi_lab.results.table import rows_of_points
 from sarathi_lab.tasks.base import Task
@@ -55,8 +55,29 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=OUTPUTS / "figures", help="where they go")
     text = "all that is simulated and measured, not one line a GPU and panels with enough points"
     parser.add_argument("--all", action="store_true", help=text)
+    text = (
+        "instead draw anew, where it lies, each picture in experiments/ that has recorded results"
+    )
+    parser.add_argument("--recorded", action="store_true", help=text)
     options = parser.parse_args(args)
-    return exit_code(lambda: _main(options), "the figures that were written are kept")
+    work = redraw if options.recorded else partial(_main, options)
+    return exit_code(work, "the figures that were written are kept")
+
+
+def redraw(root: Path = EXPERIMENTS) -> int:
+    """Draw figures by their names, and sweeps by the table beside them."""
+    names = FIGURES.keys() & load.recorded(root)
+    for path in sorted(root.rglob("*.png")):
+        table = path.with_suffix(".csv")
+        if path.stem in names:
+            picture = draw(path.stem)
+        elif table.is_file() and {"policy", "is_baseline"} <= {*(runs := pd.read_csv(table))}:
+            picture = draw_sweep(runs)
+        else:
+            continue
+        picture.savefig(path, dpi=150)
+        print_place("figure", path)
+    return 0
 
 
 def _main(options: argparse.Namespace) -> int:

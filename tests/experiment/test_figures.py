@@ -5,12 +5,13 @@ is recorded.
 from __future__ import annotations
 
 import re
+import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from sarathi_lab.config.paths import REPOSITORY
+from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.experiment.claims import COLUMNS as CLAIM_COLUMNS
 from sarathi_lab.experiment.claims import verdict
 from sarathi_lab.experiment.figures import points_of
@@ -30,6 +31,18 @@ def test_it_writes_png_and_pdf(tmp_path):
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "new").iterdir()}
     assert set(sizes) == {f"{name}.{ending}" for name in names for ending in ("png", "pdf")}
     assert min(sizes.values()) > 10_000
+
+
+def test_recorded_pictures_are_drawn_anew_where_they_lie(tmp_path):
+    kept = EXPERIMENTS / "sarathi" / "chunk_size" / "results" / "simulated-a6000" / "chunk_size.csv"
+    place = tmp_path / "sarathi" / "chunk_size" / "results" / "simulated-a6000"
+    place.mkdir(parents=True)
+    shutil.copy(kept, place)
+    for name in ("chunk_size.png", "other.png"):
+        (place / name).write_bytes(b"old")
+    assert figures.redraw(tmp_path) == 0
+    assert (place / "chunk_size.png").stat().st_size > 10_000
+    assert (place / "other.png").read_bytes() == b"old"
 
 
 def test_the_figure_of_the_tour_is_simulated_recorded_and_drawn(tmp_path, monkeypatch):

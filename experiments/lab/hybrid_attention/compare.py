@@ -83,6 +83,7 @@ def draw(axes: plt.Axes, gpu: str, calls: pd.DataFrame) -> None:
         ):
             median = (own[top] / own[bottom]).groupby(own.n_decode).median()
             label = f"{context:,} tokens each" if style == "-" else None
+            label = "by formula" if context == contexts[-1] and style == "--" else label
             axes.plot(median.index, median, style, color=colour, label=label)
     axes.axhline(1, color="grey", lw=0.8)
     axes.set_xscale("log", base=2)

@@ -85,7 +85,7 @@ def main() -> None:
         print(f"{count:5} {reason}")
     shown = {"simulated / real": own.assign(ratio=own.told / own.real)}
     ratios(shown, "Time of a whole answer, simulated over measured").savefig(
-        FOLDER / "answers.png", dpi=100
+        FOLDER / "answers.png", dpi=150
     )
 
 

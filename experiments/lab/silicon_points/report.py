@@ -11,7 +11,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sarathi_lab.results.plots.style import finished, marker, panels, tick_in_steps
+from sarathi_lab.results.plots.style import (
+    WIDTH,
+    finished,
+    keys_of,
+    legend_below,
+    marker,
+    panels,
+    tick_in_steps,
+)
 
 FOLDER = Path(__file__).parent / "results"
 SERIES = ["gpu", "model", "backend", "weights"]
@@ -38,7 +46,7 @@ def write_report(results: pd.DataFrame, num_points: int, reasons: Counter[str]) 
     found.to_csv(FOLDER / "orders.csv", index=False)
     own = table[table.cost_model == LEVEL]
     if own.groupby(SERIES).size().max() >= FEW:
-        picture(own).savefig(FOLDER / "points.png", dpi=100)
+        picture(own).savefig(FOLDER / "points.png", dpi=150)
 
 
 def with_errors(results: pd.DataFrame) -> pd.DataFrame:
@@ -114,7 +122,7 @@ def ratios(shown: Mapping[str, pd.DataFrame], title: str) -> Figure:
     and by tensor parallelism, a column a series.
     """
     names = [name for name, own in next(iter(shown.values())).groupby(SERIES) if len(own) >= FEW]
-    size = (2.6 * len(names), 0.8 + 2.7 * len(shown))
+    size = (WIDTH, 0.9 + 2.2 * len(shown))
     figure, axes = panels(len(shown), len(names), size, sharex=True, sharey="row")
     for row, (label, table) in enumerate(shown.items()):
         own_axes = axes[row * len(names) : (row + 1) * len(names)]
@@ -125,10 +133,11 @@ def ratios(shown: Mapping[str, pd.DataFrame], title: str) -> Figure:
         if table.ratio.between(0.5, 2).all():  # too few decades for ticks
             own_axes[0].set_yscale("linear")
     for ax, (gpu, model, backend, weights) in zip(axes, names, strict=False):
-        ax.set_title(f"{model}\n{backend}, {'8' if weights == 'fp8' else '16'}-bit, {gpu}")
+        bits = 8 if weights == "fp8" else 16
+        ax.set_title(f"{model}\n{backend}, {gpu}\n{bits}-bit", fontsize=8)
     for ax in axes[-len(names) :]:
         ax.set_xlabel("users")
-    axes[0].legend(fontsize="small")
+    legend_below(figure, keys_of(axes[:1]))
     return finished(figure, title)
 
 

@@ -59,8 +59,11 @@ def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
     columns = min(spec.columns // across * across, max(1, len(places)))
     num_rows = math.ceil(len(places) / columns) or 1
     width = min(style.WIDTH, max(COLUMN * columns, 5.0))
-    figure, axes = style.panels(num_rows, columns, (width, PANEL * num_rows + 0.5))
     series = sorted(dict.fromkeys(shown.key), key=_number)
+    most = shown.groupby("panel").key.nunique().max() if spec.kind == "bar" else 0
+    letters = max(map(len, map(spec.series_name, series))) if most > MOST_LEVEL else 0  # upright
+    size = (width, (PANEL + style.LETTER * letters) * num_rows + 0.5)
+    figure, axes = style.panels(num_rows, columns, size)
     colour = style.colours([spec.series_name(name) for name in series])
     styles = {
         name: (colour[spec.series_name(name)], style.marker(i)) for i, name in enumerate(series)
