@@ -23,7 +23,13 @@ NOTEBOOKS = REPOSITORY / "notebooks"
 LARGEST = 4_000_000  # bytes
 SERVING = [name for name, figure in FIGURES.items() if figure.is_in_rounds]
 LATER = [name for name in SERVING if group_of(name) == AFTER]
-SERVED = {"compare_runs": 2, "your_policy": 2, "playground": 1, "walkthrough": 10}
+SERVED = {
+    "compare_runs": 2,
+    "your_policy": 2,
+    "your_server": 2,
+    "playground": 1,
+    "walkthrough": 10,
+}
 RECORDED = {
     AFTER: len(LATER),
     "figures": len(PAPERS) + len(SERVING) - len(LATER) + 5,  # policies on five devices
@@ -36,6 +42,8 @@ SMALL = {  # times are not looked at
     '"orca", "sarathi", "sarathi_serve", "vllm_v1"]': '"orca"]',
     '"executor.kernels": "torch", ': "",
     '    device="cpu",\n': '    executor="simulated",\n',
+    'policy=["vllm_v1", "sarathi_serve"], chunk=[512, 4096]': 'policy="sarathi_serve", chunk=512',
+    '"host.graphs.largest": [8, 256]': '"host.graphs.largest": [8]',
     "range(8, 521, 8)": "range(8, 521, 64)",
     "workload.num_requests=32": "workload.num_requests=4",
     "(8, 16, 32, 64, 128), requests": "(8, 32), requests",
@@ -129,6 +137,8 @@ def test_notebooks_print_what_they_promise(executed):
     assert "gentle_chunks: no rule is broken in" in policy
     assert "a made-up workload: Results(4 runs and 0 baselines" in policy
     assert "policy._target_=my_policy.GentleChunks" in policy
+    for name in ("real", "as_run", "sarathi_serve"):
+        assert f">{name}</td>" in text["your_server"]
     assert re.search(r"^results +\d{4}-", policy, re.MULTILINE)
 
 

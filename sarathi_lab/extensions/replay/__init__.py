@@ -108,6 +108,7 @@ def _labels(replay: Replay, policy: str, *, is_baseline: bool) -> dict[str, Any]
         "is_baseline": is_baseline,
         "workload": Path(replay.run.source).name,
         "workload.arrivals": "recorded",
+        **dict.fromkeys(("pd_ratio", "seq_len")),
         "model": replay.spec.name,
         "device": replay.backend.device_name,
         "executor": "simulated",
@@ -154,7 +155,7 @@ def _loads(cases: Sequence[Case], cfg: DictConfig, context: RunContext, where: s
         share = shared(run.log.iterations, schedule)
         notes += [_schedule_display(tables["schedule"])]
         notes += [f"  {share:.0%} of the logged iterations have the tokens of a simulated one"]
-    title = f"{where}: {server_of(run)} {run.version}, real and simulated"
+    title = f"{where}: {server_of(run)} {run.version}".rstrip() + ", real and simulated"
     errors = {f"error/{name}": error for name, error in mean_errors(table).items()}
     return Result(
         tables=tables,

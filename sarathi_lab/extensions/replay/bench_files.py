@@ -34,7 +34,7 @@ from sarathi_lab.results.metrics import throughput
 from sarathi_lab.results.serving_metrics import latency
 
 CLIENTS = "vllm bench serve (with --save-detailed), GuideLLM, AIPerf (profile_export.jsonl)"
-FIX = f"name a file of {CLIENTS} or SGLang's bench_serving (with --output-details)"
+FIX = f"name a file of {CLIENTS}, SGLang's bench_serving (with --output-details) or ppas-vllm"
 LEAST = {"prompt_len": 1, "output_len": 1, "sent": 0, "ttft": 0, "latency": 0}
 VLLM_LISTS = {
     "input_lens": "prompt_len",
@@ -181,7 +181,7 @@ def _from_sglang(content: Mapping[str, Any], path: Path) -> Benchmark:
     server |= {"policy": "sglang", "version": info.get("version")}
     labels = {"policy": "sglang", "model": server["model"], "workload.rate": rate, "batch": most}
     caution = "the file has no times at which requests were sent: here "
-    caution += "all at once" if rate in (np.inf, "inf") else f"drawn anew at {rate}/s"
+    caution += "all at once" if rate in (np.inf, "inf") else f"drawn at random at {rate}/s"
     caution += f", at most {most} at a time" * bool(most)
     num_failed = len(table) - len(finished)
     return _benchmark(labels, finished, num_failed, path, server=server, caution=caution)

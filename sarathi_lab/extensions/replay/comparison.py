@@ -185,7 +185,7 @@ def picture(
         _draw_use(axes[3:], over_time(loads[0].run, loads[0].iterations))
     else:
         _draw_parts(axes[3:], parts, list(tables))
-    axes[0].legend(fontsize="small")
+    axes[3 if len(loads) > 1 else 0].legend(fontsize="small")
     return finished(figure, where)
 
 
@@ -203,5 +203,7 @@ def _draw_parts(axes: Sequence[Axes], parts: pd.DataFrame, shown: Sequence[str])
     place = range(1, 1 + len(parts)) if is_by_load else parts.since
     for ax, (name, (factor, label)) in zip(axes, SHOWN.items(), strict=True):
         for whose in shown:
-            ax.plot(place, factor * parts[f"{name} {whose}"], marker=".", **STYLES[whose])
+            ax.plot(
+                place, factor * parts[f"{name} {whose}"], marker=".", label=whose, **STYLES[whose]
+            )
         ax.set(xlabel="load" if is_by_load else "sent [s]", ylabel=label, ylim=(0, None))
