@@ -1,10 +1,10 @@
 """Iterations of two policies side by side: what each gave to prompts and decodes, and when.
 
     python experiments/lab/leaderboard/schedules.py SWEEP POLICY OTHER [--workload azure_code]
-        [--model mistral-7b] [--seed 0] [--rows 12]
+        [--model mistral-7b] [--seed 0] [--rows 12] [--at SECONDS]
 
 SWEEP is the folder of a leaderboard. Shown are the iterations from the last that both have alike,
-and below them the requests whose waits differ most.
+or those from SECONDS on, and below them the requests whose waits differ most.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from sarathi_lab.results.load import find_runs, load_iterations, load_requests, read_object
+from sarathi_lab.config.paths import read_object
+from sarathi_lab.results.load import find_runs, load_iterations, load_requests
 
 MS = 1e3
 SHOWN = {"prefills": "num_prefills", "prompt tokens": "num_prefill_tokens"}
@@ -55,15 +56,18 @@ def main() -> None:
     parser.add_argument("--model", default="mistral-7b")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", type=int, default=12)
+    parser.add_argument("--at", type=float)
     given = parser.parse_args()
     place = {"workload": given.workload, "model": given.model, "seed": given.seed}
     runs = {name: run_of(given.sweep, place | {"policy": name}) for name in given.policies}
     one, other = (iterations(run) for run in runs.values())
     both = min(len(one), len(other))
     is_same = (one[[*SHOWN]][:both] == other[[*SHOWN]][:both]).all(axis="columns")
-    first = max(0, int((~is_same).argmax()) - 1)
-    part = slice(first, first + given.rows)
-    side = {name: table[part] for name, table in zip(runs, (one, other), strict=True)}
+    start = one.start[max(0, int((~is_same).argmax()) - 1)] if given.at is None else MS * given.at
+    side = {
+        name: table[table.start >= start][: given.rows].reset_index(drop=True)
+        for name, table in zip(runs, (one, other), strict=True)
+    }
     print(pd.concat(side, axis="columns").round(1).to_string(), "\n")
     both_waits = pd.concat({name: waits(run) for name, run in runs.items()}, axis="columns")
     a, b = (both_waits[name] for name in runs)
