@@ -18,7 +18,7 @@ COMMANDS = {
     "claims": ("sarathi_lab.tasks.claims", "which claims of the paper hold on which device"),
     "plot": (
         "sarathi_lab.tasks.plot",
-        "draw a run, or a sweep by other axes: plot FOLDER x=chunk y=tbt_p99",
+        "draw a run, or a sweep by other axes: plot FOLDER x=chunk",
     ),
     "report": (
         "sarathi_lab.extensions.report",
@@ -26,7 +26,7 @@ COMMANDS = {
     ),
     "leaderboard": (
         "sarathi_lab.extensions.leaderboard",
-        "all policies ranked, yours among them: leaderboard policy._target_=my_module.MyPolicy",
+        "all policies and yours ranked: policy._target_=my_module.MyPolicy",
     ),
     "figures": ("sarathi_lab.tasks.figures", "the paper's figures from recorded results"),
     "dashboard": (

@@ -94,18 +94,23 @@ CAMPAIGN = ("campaign", "campaign_dry")  # needs a GPU: see test_campaign
 EXPERIMENTS = sorted({path.stem for path in (CONF / "experiment").glob("*.yaml")} - {*CAMPAIGN})
 # What only the user can choose; and two policies for all, as each is planned above.
 TRACE = ["workload.path=tests/data/trace.csv", "model=7b", "batch=8"]
-NEEDED = {"policies": [*TRACE, "policy=sarathi,orca"]}
+ONE_RANKING = ["experiment/leaderboard/workload=azure_code", "experiment/leaderboard/server=a100"]
+NEEDED = {
+    "policies": [*TRACE, "policy=sarathi,orca"],
+    "leaderboard": [*ONE_RANKING, "policy=sarathi,orca", "seed=0"],
+}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_composes_all_its_jobs(experiment):
-    has_own_task = "override /task" in (CONF / "experiment" / f"{experiment}.yaml").read_text()
+    text = (CONF / "experiment" / f"{experiment}.yaml").read_text()
+    has_own_task, is_sweep = "override /task" in text, "mode: MULTIRUN" in text
     figure = FIGURES.get(experiment)
     is_simulated = not has_own_task or (figure is not None and figure.is_simulated)
     device = ["executor=simulated"] if is_simulated else []
     command_line = compose([f"experiment={experiment}", *device, *NEEDED.get(experiment, [])])
-    assert command_line.is_sweep != has_own_task
-    assert (len(command_line.jobs) > 1) != has_own_task
+    assert command_line.is_sweep == is_sweep
+    assert (len(command_line.jobs) > 1) == is_sweep
     command_line.check()
 
 
