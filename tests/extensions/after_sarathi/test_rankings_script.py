@@ -1,4 +1,4 @@
-"""The score of simulated rankings and the client of the logs, by hand, and the page's numbers."""
+"""The score of simulated rankings and the client of the logs, by hand, and the numbers of pages."""
 
 from __future__ import annotations
 
@@ -68,3 +68,15 @@ def test_the_page_states_the_recorded_scores(script):
             rf"\| \**{row.right:,.0f} of {row.pairs:,.0f}\** \| {row.best:.0f} of {row.traces:.0f}"
         )
         assert re.search(rf"{counts} \|.*{found} %", page), row
+
+
+def test_the_page_of_published_servers_states_the_recorded_orders_first():
+    folder = EXPERIMENTS / "lab" / "silicon_points"
+    first = (folder / "README.md").read_text().partition("**Question.**")[0]
+    orders = pd.read_csv(folder / "results" / "orders.csv").query("gpu == 'b200'")
+    right = orders.pivot(index="cost_model", columns="metric", values="right")
+    formula, tables = right.loc["analytic"], right.loc["vLLM's by tables"]
+    assert f"**{formula.tpot} of 57** points" in first
+    assert f"at {formula.e2e} of 57" in first
+    assert f"at {formula.ttft} of 57" in first
+    assert f"**{tables.tpot}, {tables.e2e} and {tables.ttft} of 57**" in first
