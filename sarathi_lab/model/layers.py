@@ -193,9 +193,6 @@ class Layers:
         named = " and ".join(name for name, of in kinds if of)
         return f"{named} attention" if named else "layers that are not alike"
 
-    def state_linears(self, hidden: int) -> list[Linear]:
-        return self.linear.linears(hidden) if self.linear else []
-
     def complaint(self, spec: Any) -> str | None:
         """Describe a contradiction with the other fields of `spec`, a `ModelSpec`."""
         for name in ("attention", "ffn", "dense"):

@@ -188,7 +188,8 @@ class ModelSpec:
     def layer_linears(self) -> tuple[Linear, ...]:
         """The matrix products over all tokens of a batch, summed over layers (`count`)."""
         hidden, layers = self.hidden_size, self.layers
-        attention = (*self._attention_linears(), *layers.state_linears(hidden))
+        states = layers.linear.linears(hidden) if layers.linear else ()
+        attention = (*self._attention_linears(), *states)
         if not self.num_experts:
             ffn = self._ffn("ffn", self.ffn_size, self.num_ffn_layers, self.ffn_bias)
             return (*attention, *ffn)

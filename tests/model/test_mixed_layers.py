@@ -126,7 +126,7 @@ def test_experts_in_some_layers_take_their_share_of_the_mean_layer():
     every = replace(NANO, layers=replace(NANO.layers, ffn=None))
     few, many = (Experts(spec, H200, 2) for spec in (NANO, every))
     assert few.seconds(64) == pytest.approx(23 / 52 * many.seconds(64))
-    few, many = (SharedExperts(one, Lockstep(2)) for one in (few, many))
+    few, many = (SharedExperts(one, Lockstep(num=2)) for one in (few, many))
     for tokens in ((0, 0), (64, 1)):
         assert few.of_all(tokens) == pytest.approx(23 / 52 * many.of_all(tokens))
 

@@ -130,8 +130,7 @@ class MixedOperations(AnalyticOperations):
         parts = ["a layer's time is the mean of layers that are not alike"]
         if self._latent:
             fit = "by figures fitted to" if self.hardware.latent else "without a fit to"
-            parts.append(f"latent attention {fit} measured prompts and decodes; context of a chunk")
-            parts[-1] += " is expanded by formula"
+            parts.append(f"latent attention {fit} measured calls, none of which had a context")
         if self._linear:
             fit = "fitted to measured calls" if self._linear.is_fitted else "a roofline, no fit"
             parts.append(f"linear attention of {self._linear.linear.rule}: {fit}")
