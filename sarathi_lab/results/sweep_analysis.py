@@ -103,11 +103,11 @@ def in_order(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_short_devices(runs: pd.DataFrame) -> pd.DataFrame:
-    """Leave out what is in brackets in the names of devices, where they differ without it."""
+    """Leave out what is in brackets in the names of several devices that differ without it."""
     if "device" not in runs:
         return runs
     short = runs.device.astype(str).str.partition(" (")[0]
-    is_clear = short.nunique() == runs.device.nunique(dropna=False)
+    is_clear = short.nunique() == runs.device.nunique(dropna=False) > 1
     return runs.assign(device=short) if is_clear else runs
 
 

@@ -85,8 +85,7 @@ def draw_sweep(
     """
     runs = runs.reset_index(drop=True)  # rows of concatenated tables may share a label
     runs.attrs.clear()  # which each step would copy
-    if runs.get("device", pd.Series(dtype=str)).nunique() > 1:  # the title has room for one
-        runs = analysis.with_short_devices(runs)
+    runs = analysis.with_short_devices(runs)
     base = analysis.reference(runs)
     named = [y] if isinstance(y, str) else list(y or [])
     for ratio in (f"throughput_vs_{base}", *named):
