@@ -83,11 +83,6 @@ class Benchmark:
         return {**rates, **latency(self.requests), "num_failed": self.num_failed}
 
 
-def is_benchmark_file(path: Path) -> bool:
-    """Return whether `path` is a file of JSON or JSON lines."""
-    return path.is_file() and path.suffix in (".json", ".jsonl")
-
-
 def read_benchmarks(path: Path) -> list[Benchmark]:
     """Read all benchmarks in a client's file. Raises UserError for what is none."""
     first: dict[str, Any] = {"benchmarks": []}

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -171,7 +171,8 @@ def read_runs(
         raise UserError(f"task.run={place} is not a folder or a file; {FIX}")
     recorded = _recorded(folder, is_needed=path.is_dir())
     known = {name: value for name, value in (given or {}).items() if value is not None}
-    return [_real_run(one, path, recorded, logged, known) for one in benchmarks]
+    runs = [_real_run(one, path, recorded, logged, known) for one in benchmarks]
+    return [replace(run, name=f"{i}: {run.name}") for i, run in enumerate(runs, 1)]
 
 
 def _recorded(folder: Path, *, is_needed: bool) -> dict[str, Any]:
@@ -209,7 +210,10 @@ def _real_run(
         raise UserError(
             f"{path} does not state the server's {', '.join(what)}; add {' '.join(flags)}"
         )
-    names = {one.name for one in fields(ServerSettings)}
+    names, rate = (
+        {one.name for one in fields(ServerSettings)},
+        benchmark.settings.get("workload.rate"),
+    )
     return RealRun(
         source=str(path),
         version=version,
@@ -218,7 +222,7 @@ def _real_run(
         link=recorded["link"],
         requests=benchmark.requests,
         timeline=recorded["timeline"],
-        name=str(benchmark.settings.get("policy", "")),
+        name=benchmark.settings.get("policy", "") + (f" at {rate}/s" if rate else ""),
         policy=stated.get("policy", "vllm_v1"),
         log=log,
         means=benchmark.means,

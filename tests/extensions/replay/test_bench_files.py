@@ -158,7 +158,7 @@ def test_a_file_is_replayed_with_the_servers_arguments_beside_it(tmp_path):
     assert {"error/ttft", "error/tpot", "error/latency"} < set(errors)
     path.write_text(json.dumps({"benchmarks": 2 * guidellm()["benchmarks"]}))
     both = run(tmp_path, *settings)
-    assert len(both.tables["parts"]) == 2
+    assert both.tables["parts"].load.tolist() == ["1: guidellm at 2.0/s", "2: guidellm at 2.0/s"]
     assert both.summary["num_requests"] == 2
 
 
