@@ -55,9 +55,7 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=OUTPUTS / "figures", help="where they go")
     text = "all that is simulated and measured, not one line a GPU and panels with enough points"
     parser.add_argument("--all", action="store_true", help=text)
-    text = (
-        "instead draw anew, where it lies, each picture in experiments/ that has recorded results"
-    )
+    text = "instead draw again, in its folder, each picture in experiments/ with recorded results"
     parser.add_argument("--recorded", action="store_true", help=text)
     options = parser.parse_args(args)
     work = redraw if options.recorded else partial(_main, options)
