@@ -18,7 +18,6 @@ from sarathi_kernels.attention.support import (
     LOG2_E,
     SMALL_SHARED_MEMORY,
     check_inputs,
-    entries_and_scales,
 )
 from sarathi_kernels.runtime.chip import Chip, chip_of
 from sarathi_kernels.runtime.launch import launch
@@ -219,7 +218,9 @@ def decode_attention(
     `scratch` (made for this query and plan) may be passed in to be reused. Raises ValueError for
     inputs that the kernel does not take (`check_inputs`).
     """
-    check_inputs(query, key_cache, value_cache, plan, scale, sliding_window, out)
+    (keys, key_scales), (values, value_scales) = check_inputs(
+        query, key_cache, value_cache, plan, scale, sliding_window, out
+    )
     if plan.num_decodes == 0:
         return
     _, num_heads, head_size = query.shape
@@ -227,10 +228,6 @@ def decode_attention(
     group = num_heads // num_kv_heads
     config = config or decode_config(chip_of(query.device), head_size, query.dtype, group)
     scratch = scratch or make_scratch(query, plan)
-    (keys, key_scales), (values, value_scales) = (
-        entries_and_scales(key_cache),
-        entries_and_scales(value_cache),
-    )
     launch(
         decode_kernel,
         (num_kv_heads, plan.num_parts),

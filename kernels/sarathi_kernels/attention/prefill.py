@@ -24,7 +24,6 @@ from sarathi_kernels.attention.support import (
     LOG2_E,
     SMALL_SHARED_MEMORY,
     check_inputs,
-    entries_and_scales,
 )
 from sarathi_kernels.runtime.chip import Chip, chip_of
 from sarathi_kernels.runtime.launch import launch
@@ -206,10 +205,8 @@ def prefill_attention(
     """Write softmax(scale q k^T) v of the rows of `plan.tiles` to `out`; other rows stay as they
     are. Raises ValueError for inputs that the kernel does not take (`check_inputs`).
     """
-    check_inputs(query, key_cache, value_cache, plan, scale, sliding_window, out)
-    (keys, key_scales), (values, value_scales) = (
-        entries_and_scales(key_cache),
-        entries_and_scales(value_cache),
+    (keys, key_scales), (values, value_scales) = check_inputs(
+        query, key_cache, value_cache, plan, scale, sliding_window, out
     )
     num_heads, head_size = query.shape[1:]
     block_size, num_kv_heads = key_cache.shape[1:3]

@@ -72,8 +72,10 @@ def check_inputs(
     scale: float,
     sliding_window: int | None,
     out: Tensor,
-) -> None:
-    """Raise ValueError unless shapes, types and strides are what every attention kernel assumes."""
+) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
+    """Return `entries_and_scales` of keys and of values. Raises ValueError unless shapes, types and
+    strides are what every attention kernel assumes.
+    """
     _, num_heads, head_size = query.shape
     check_supported(head_size, query.dtype, key_cache.shape[1])
     (keys, key_scales), (values, value_scales) = (
@@ -117,3 +119,4 @@ def check_inputs(
         raise ValueError(f"tiles of {plan.tile_rows} queries: a power of two from 16 on is needed")
     if plan.block_table.stride(1) != 1:
         raise ValueError("the block table's rows must be contiguous")
+    return (keys, key_scales), (values, value_scales)

@@ -42,16 +42,16 @@ def rotate_and_store(
     """
     num_tokens, all_heads, head_size = qkv.shape
     num_kv_heads, half = key_cache.shape[2], cos.shape[-1]
-    _check(qkv, cos, sin, slots, key_cache, value_cache, num_heads)
+    (keys, key_scales), (values, value_scales) = (
+        entries_and_scales(key_cache, as_bytes=True),
+        entries_and_scales(value_cache, as_bytes=True),
+    )
+    _check(qkv, cos, sin, slots, (keys, key_scales), (values, value_scales), num_heads)
     if num_tokens == 0:
         return qkv[:, :num_heads]
     half_block = triton.next_power_of_2(half)
     heads_block = max(1, min(PAIRS_PER_PROGRAM // half_block, triton.next_power_of_2(all_heads)))
     rest = head_size - 2 * half
-    (keys, key_scales), (values, value_scales) = (
-        entries_and_scales(key_cache, as_bytes=True),
-        entries_and_scales(value_cache, as_bytes=True),
-    )
     launch(
         rotate_and_store_kernel,
         (num_tokens, triton.cdiv(all_heads, heads_block)),
@@ -107,25 +107,22 @@ def _check(
     cos: Tensor,
     sin: Tensor,
     slots: Tensor,
-    key_cache: Cache,
-    value_cache: Cache,
+    key_cache: tuple[Tensor, Tensor | None],  # entries, and scales of those in 8 bits
+    value_cache: tuple[Tensor, Tensor | None],
     num_heads: int,
 ) -> None:
-    (keys, key_scales), (values, value_scales) = (
-        entries_and_scales(key_cache, as_bytes=True),
-        entries_and_scales(value_cache, as_bytes=True),
-    )
+    (keys, key_scales), (values, _) = key_cache, value_cache
     require_dtype("rotate_and_store", *((qkv,) if key_scales is not None else (qkv, keys, values)))
     num_tokens, all_heads, head_size = qkv.shape
-    cache = tuple(key_cache.shape)
+    cache = tuple(keys.shape)
     if (
-        cache != tuple(value_cache.shape)
+        cache != tuple(values.shape)
         or cache[3] != head_size
         or all_heads != num_heads + 2 * cache[2]
     ):
         raise ValueError(
             f"{num_heads} query heads in {tuple(qkv.shape)} do not match caches {cache}, "
-            f"{tuple(value_cache.shape)}"
+            f"{tuple(values.shape)}"
         )
     half = cos.shape[-1]
     if (
@@ -151,7 +148,7 @@ def _check(
         raise ValueError(
             f"heads and tables must be contiguous; the heads' strides are {qkv.stride()[1:]}"
         )
-    for each, scales in ((keys, key_scales), (values, value_scales)):
+    for each, scales in (key_cache, value_cache):
         if (
             scales is not None
             and tuple(head_size * s for s in scales.stride()) != each.stride()[:3]

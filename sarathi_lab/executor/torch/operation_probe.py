@@ -133,9 +133,7 @@ class OperationProbe:
             return self.operation_times(each)["logits"]
         model, rows = self.model, self._random(num_rows, self.model.spec.hidden_size)
         return self._time(
-            "logits",
-            lambda: model.greedy(model.lm_head(model.final_norm(rows))),
-            num_rows,
+            "logits", lambda: model.greedy(model.lm_head(model.final_norm(rows))), num_rows
         )
 
     def iteration(self, batch: Batch) -> float:

@@ -198,9 +198,7 @@ class ShardedTransformer(Transformer):
         return self._group.sum(found.masked_fill_(is_other[:, None], 0.0))
 
     def greedy(self, logits: Tensor) -> Tensor:
-        """Choose of all ranks' shares of the vocabulary, the lowest id of equal ones; none in a
-        stage that has no logits.
-        """
+        """Choose of all ranks' shares, the lowest id of equal ones; nothing in other stages."""
         if not self.part.is_last:
             return torch.empty(0, dtype=torch.int64, device=logits.device)
         if self.part.ranks.tensor == 1:
