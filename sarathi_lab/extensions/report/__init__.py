@@ -67,15 +67,11 @@ def main(args: Sequence[str]) -> int:
         "tables that sort, pictures, claims with verdicts.",
     )
     text = "of a sweep, of a run, of any task or of several of these; or of recorded results, such "
-    text += (
-        "as experiments or outputs/artifact. Without it: all experiments that the lab has recorded"
-    )
+    text += "as experiments or outputs/artifact. Without it: all recorded experiments of the lab"
     parser.add_argument("folder", nargs="?", type=Path, default=EXPERIMENTS, help=text)
     text = f"the page (default: {PAGE} in the folder, {OUTPUTS / PAGE} of the lab's experiments)"
     parser.add_argument("--out", type=Path, help=text)
-    text = (
-        "print sentences and tables instead, to paste into a document (sweep.csv has all columns)"
-    )
+    text = "print sentences and tables instead, to paste (a sweep's sweep.csv has all columns)"
     parser.add_argument("--markdown", action="store_true", help=text)
     options = parser.parse_args(args)
     work = partial(_print if options.markdown else _write, options.folder, options.out)
@@ -105,9 +101,7 @@ def _print(folder: Path, out: Path | None) -> int:
     for section in _sections(folder):
         print(f"## {section.title}\n", *section.sentences, sep="\n")
         for shown in filter(lambda shown: shown.rows, section.tables):
-            print(
-                "", *([shown.title, ""] if shown.title else []), markdown(shown.cells()), sep="\n"
-            )
+            print("", *filter(None, [shown.title]), "", markdown(shown.cells()), sep="\n")
     return 0
 
 
@@ -162,10 +156,10 @@ def _of_sweep(place: Path, runs: pd.DataFrame, folder: Path) -> Section:
 
 def _of_task(place: Path) -> Section:
     """The tables and pictures that a task left, such as `task=crossover` or an experiment."""
-    typed = _typed(place)
-    title = next((one for one in typed if one.startswith(("task=", "experiment="))), place.name)
+    given = _overrides(place)
+    title = next((one for one in given if one.startswith(("task=", "experiment="))), place.name)
     tables = {path.name: pd.read_csv(path) for path in sorted(place.glob("*.csv"))}
-    facts = {"command": as_command(typed)} if typed else {}
+    facts = {"command": as_command(given)} if given else {}
     return Section(
         title,
         facts={**facts, "folder": str(place)},
@@ -182,7 +176,7 @@ def _shown(name: str, table: pd.DataFrame) -> DisplayTable:
     return DisplayTable(rows, left=texts, formats=formats, title=title)
 
 
-def _typed(place: Path) -> list[str]:
+def _overrides(place: Path) -> list[str]:
     path = place / ".hydra" / "overrides.yaml"
     return yaml.safe_load(path.read_text()) if path.is_file() else []
 
@@ -193,8 +187,8 @@ def _facts(place: Path, runs: pd.DataFrame) -> dict[str, str]:
     if (record := SweepRecord.find(place)) is not None:
         facts = {"command": record.command, "host": record.host}
         facts["runs"] = f"{len(runs)} of {record.num_jobs} finished"
-    elif typed := _typed(place):  # a single run
-        facts["command"] = as_command(typed)
+    elif given := _overrides(place):  # a single run
+        facts["command"] = as_command(given)
     facts |= {name: _all_of(runs, name) for name in ("device", "model", "dtype", "executor")}
     started = runs.started_at.dropna().map(datetime.fromisoformat)
     facts["started"] = f"{started.min():%Y-%m-%d %H:%M} UTC" if len(started) else ""
