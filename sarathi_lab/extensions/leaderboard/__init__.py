@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from omegaconf import DictConfig
@@ -64,8 +65,7 @@ class Leaderboard(Serve):
         labels = {"workload": self.workload, "rate": cfg.workload.rate}
         if context.policy is None:  # a class of the user's
             labels["policy"] = str(cfg.policy._target_).rpartition(".")[2]
-        same = json.dumps({name: (result.config or {})[name] for name in SAME}, sort_keys=True)
-        labels["requests"] = hashlib.sha256(same.encode()).hexdigest()[:8]
+        labels["requests"] = fingerprint(result.config or {})
         return replace(result, summary=summary, labels={**result.labels, **labels})
 
     def report_sweep(self, job: Job, record: SweepRecord, *, is_tracked: bool) -> None:
@@ -97,6 +97,20 @@ def _read(file: Path) -> pd.DataFrame:
     if missing := [name for name in ranks.LABELS if name not in table]:
         raise ValueError(f"it has no column {missing[0]}")
     return table
+
+
+def fingerprint(config: Mapping[str, Any]) -> str:
+    """Return a text that is equal for runs which differ in nothing but the policy. What is null or
+    false does not count, as settings that are added later are by default.
+    """
+
+    def set_in(node: Any) -> Any:
+        if not isinstance(node, Mapping):
+            return node
+        return {key: set_in(value) for key, value in node.items() if value not in (None, False)}
+
+    same = json.dumps(set_in({name: config[name] for name in SAME}), sort_keys=True)
+    return hashlib.sha256(same.encode()).hexdigest()[:8]
 
 
 def main(args: Sequence[str], run: Callable[[Sequence[str]], int]) -> int:

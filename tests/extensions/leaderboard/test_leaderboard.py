@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from sarathi_lab.__main__ import main
+from sarathi_lab.extensions.leaderboard import SAME, fingerprint
 from sarathi_lab.extensions.leaderboard.ranks import ranks
 from sarathi_lab.results.load import load_runs
 
@@ -29,6 +30,12 @@ def test_policies_tie_where_the_difference_on_the_same_requests_is_undecided():
     ]
     found = ranks(pd.DataFrame(rows), "goodput_x").to_dict()
     assert found == {"best": 1, "same": 1, "near": 1, "mixed": 1, "worst": 5}
+
+
+def test_runs_stay_comparable_when_a_setting_is_added_unset():
+    config = {name: {"size": 1} for name in SAME}
+    assert fingerprint({**config, "cache": {"size": 1, "new": None}}) == fingerprint(config)
+    assert fingerprint({**config, "cache": {"size": 2}}) != fingerprint(config)
 
 
 @pytest.fixture(scope="module")
