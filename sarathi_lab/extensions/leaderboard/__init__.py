@@ -46,7 +46,7 @@ class Leaderboard(Serve):
         for name in self.objectives:
             require_one_of("task.objectives", name, option_files("slo"))
             slo: Slo = load_option("slo", name)
-            if slo.is_relative and cfg.slo.tbt_factor is None:
+            if slo.is_relative and cfg.slo.get("tbt_factor") is None:
                 fix = f"use slo={name}, for which it is timed"
                 raise UserError(f"{name} refers to a decode iteration that is not timed; {fix}")
         self._recorded()
