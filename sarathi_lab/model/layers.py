@@ -195,11 +195,14 @@ class Layers:
 
     def complaint(self, spec: Any) -> str | None:
         """Describe a contradiction with the other fields of `spec`, a `ModelSpec`."""
-        for name in ("attention", "ffn", "dense"):
+        for name in ("attention", "ffn"):
             if ((count := getattr(self, name)) or 0) > spec.num_layers:
                 return f"layers.{name}={count} exceeds num_layers={spec.num_layers}"
-        if self.linear and self.linear.num_layers > spec.num_layers:
-            return f"layers.linear.num_layers={self.linear.num_layers} exceeds {spec.num_layers}"
+        linear = self.linear.num_layers if self.linear else 0
+        if (attention := spec.num_attention_layers) + linear > spec.num_layers:
+            return f"layers.linear.num_layers={linear} exceeds {spec.num_layers} - {attention}"
+        if self.dense > spec.num_ffn_layers:
+            return f"layers.dense={self.dense} exceeds layers.ffn={spec.num_ffn_layers}"
         if bool(self.dense) != bool(self.dense_ffn_size) or (self.dense and not spec.num_experts):
             return f"layers.dense={self.dense} needs layers.dense_ffn_size and num_experts"
         if self.latent and spec.num_kv_heads != spec.num_heads:

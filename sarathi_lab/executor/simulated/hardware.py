@@ -238,7 +238,9 @@ class Host:
     attention_kernel: str | None = text(None, fix="use a kernel's name, or null")
     graphs: CudaGraphs | None = None
     fused: Sequence[str] | None = listed(
-        None, each=partial(require_one_of, valid=FUSING), complaint="names no kernel; use null"
+        None,
+        each=partial(require_one_of, valid=FUSING),
+        complaint=f"is no list of kernels; use some of [{','.join(FUSING)}], or null for none",
     )
 
     def __post_init__(self) -> None:

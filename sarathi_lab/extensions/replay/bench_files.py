@@ -104,7 +104,7 @@ def read_benchmarks(path: Path) -> list[Benchmark]:
             benchmarks = [_from_vllm(one, path) for one in objects]
         else:
             raise UserError(f"{path} was written by none of the known clients; {FIX}")
-    except (KeyError, TypeError, AttributeError, ValueError, SyntaxError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, SyntaxError, ArithmeticError) as error:
         reason = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
         raise UserError(f"{path} {reason}; {FIX}") from None
     if not benchmarks:
@@ -186,6 +186,8 @@ def _sent(latency: pd.Series, rate: Any, most: int | None) -> list[float]:
     """Draw when requests are sent: a Poisson process of `rate`, each as soon as fewer than `most`
     are unanswered.
     """
+    if not float(rate) > 0:
+        raise ValueError(f"request_rate={rate} is not above 0")
     gaps = np.random.default_rng(0).exponential(1 / float(rate), len(latency))
     running, sent = list[float](), list[float]()
     for time, seconds in zip(np.cumsum(gaps), latency, strict=True):
@@ -269,7 +271,8 @@ def _benchmark(
 ) -> Benchmark:
     """Make a benchmark of `table`: sent, ttft, latency, gaps (seconds), prompt_len, output_len."""
     if table.empty:
-        raise UserError(f"{path}: all {num_failed} requests failed; see the server's log")
+        failed = f"all {num_failed} requests failed" if num_failed else "it has no request"
+        raise UserError(f"{path}: {failed}; see the server's log")
     table = table.sort_values("sent", ignore_index=True)
     numbers = finite_numbers(path, table, LEAST)
     sent = numbers.sent - numbers.sent.min()
