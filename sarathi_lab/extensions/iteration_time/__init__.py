@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -19,7 +19,7 @@ from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.operation_probe import OperationProbe, Timing
+from sarathi_lab.executor.torch.operation_probe import OperationProbe
 from sarathi_lab.executor.torch.profiling import Shape, batch_of, blocks_needed
 from sarathi_lab.extensions.calibration.subjects import (
     BLOCK_SIZE,
@@ -34,6 +34,17 @@ from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import DisplayTable, Result
 from sarathi_lab.tasks.base import Task
 
+COLUMNS = [
+    "kind",
+    "tokens",
+    "context",
+    "seconds",
+    "q20",
+    "q80",
+    "repetitions",
+    "timing",
+    "roofline",
+]
 KINDS = {"prefill": "tokens of one prompt", "decode": "decodes, one a sequence"}
 
 
@@ -76,45 +87,30 @@ class IterationTime(Task):
         backend.peaks()  # again afterwards: the best counts, as a machine may be busy
         sizes = Sizes(self._num_blocks(), BLOCK_SIZE, batch_size=max(self.decodes))
         executor = backend.build(spec, checkpoint, sizes)
-        shapes = list(dict.fromkeys(shape for _, shape in self._shapes()))
-        num_iterations = self.repetitions * len(shapes)
-        with progress_of("measuring", num_iterations, "iterations") as progress:
-            timings = time_iterations(executor, shapes, self.repetitions, progress)
+        timings = self._timings(executor)
         peaks = backend.peaks()
         out.print(f"  medians of {self.repetitions} repetitions in turns; peaks {peaks.describe()}")
         rows = []
         for kind, shape in self._shapes():
             seconds, ways = zip(*timings[shape], strict=True)
-            low, middle, high = np.quantile(seconds, (0.2, 0.5, 0.8))
+            quantiles, way = np.quantile(seconds, (0.5, 0.2, 0.8)), min(ways)  # calls, if any
             batch = batch_of(executor, shape)
             roofline = float(roofline_time(spec, batch, backend.dtype_bytes, peaks))
-            rows.append(
-                {
-                    "kind": kind,
-                    "tokens": shape.total_tokens,
-                    "context": shape.start,
-                    "seconds": middle,
-                    "q20": low,
-                    "q80": high,
-                    "repetitions": self.repetitions,
-                    "timing": min(ways),  # calls, if any
-                    "roofline": roofline,
-                    "time_over_roofline": middle / roofline,
-                }
-            )
-        table = pd.DataFrame(rows)
+            size = (kind, shape.total_tokens, shape.start)
+            rows.append((*size, *quantiles, self.repetitions, way, roofline))
+        table = pd.DataFrame(rows, columns=COLUMNS)
+        table["time_over_roofline"] = table.seconds / table.roofline
+        about = {
+            "model": spec.name,
+            "dtype": backend.dtype_name,
+            "device": backend.device_name,
+            "threads": backend.num_threads,
+            "peak_flops_per_second": peaks.flops_per_second,
+            "peak_bytes_per_second": peaks.bytes_per_second,
+            "git_commit": provenance()["git_commit"],
+        }
         return Result(
-            tables={
-                "iteration_time": table.assign(
-                    model=spec.name,
-                    dtype=backend.dtype_name,
-                    device=backend.device_name,
-                    threads=backend.num_threads,
-                    peak_flops_per_second=peaks.flops_per_second,
-                    peak_bytes_per_second=peaks.bytes_per_second,
-                    git_commit=provenance()["git_commit"],
-                )
-            },
+            tables={"iteration_time": table.assign(**about)},
             figures={"iteration_time": iteration_times(table, where)},
             summary={
                 f"{column}/{row['kind']} {row['tokens']} behind {row['context']}": row[column]
@@ -126,10 +122,24 @@ class IterationTime(Task):
             float_format="%.6g",
         )
 
+    def _timings(self, executor: TorchExecutor) -> dict[Shape, list[tuple[float, str]]]:
+        """Return the seconds of each shape's repetitions, in turn, and how each was timed: behind
+        one of the same shape, as iterations of an engine resemble each other.
+        """
+        probe = OperationProbe(executor)
+        timings: dict[Shape, list[tuple[float, str]]] = {shape: [] for _, shape in self._shapes()}
+        number = self.repetitions * len(timings)
+        with progress_of("measuring", number, "iterations") as advance:
+            for shape, found in self.repetitions * [*timings.items()]:
+                probe.iteration(batch_of(executor, shape))
+                found.append((probe.iteration(batch_of(executor, shape)), probe.timing))
+                advance(1)
+        return timings
+
     def _shapes(self) -> list[tuple[str, Shape]]:
         """List kind and shape of every iteration; one token is both a prompt's and a decode's."""
-        prompts = [("prefill", 1, tokens) for tokens in self.tokens]
-        sizes = [*prompts, *(("decode", count, 1) for count in self.decodes)]
+        sizes = [("prefill", 1, tokens) for tokens in self.tokens]
+        sizes += [("decode", count, 1) for count in self.decodes]
         both = product(sizes, self.contexts)
         return [(kind, Shape(count, tokens, start)) for (kind, count, tokens), start in both]
 
@@ -139,12 +149,12 @@ class IterationTime(Task):
 
 def _shown(table: pd.DataFrame, words: str) -> DisplayTable:
     """Tabulate milliseconds and time/roofline by number of tokens and context."""
-    rows: dict[int, dict[str, Any]] = {}
-    for row in table.to_dict("records"):
-        cell = f"{1e3 * row['seconds']:.2f} ({row['time_over_roofline']:.1f}x)"
-        heading = f"context {row['context']}\n[ms] (/ roofline)"
-        rows.setdefault(row["tokens"], {words: str(row["tokens"])})[heading] = cell
-    return DisplayTable(list(rows.values()))
+    ratio = table.time_over_roofline.map(" ({:.1f}x)".format)
+    cells = table.assign(cell=(1e3 * table.seconds).map("{:.2f}".format) + ratio)
+    by = {"index": "tokens", "columns": "context", "values": "cell"}
+    wide = cells.pivot_table(**by, aggfunc="first", sort=False)
+    wide = wide.rename(columns="context {}\n[ms] (/ roofline)".format)
+    return DisplayTable(wide.reset_index(names=words).to_dict("records"))
 
 
 def iteration_times(table: pd.DataFrame, where: str) -> Figure:
@@ -153,10 +163,13 @@ def iteration_times(table: pd.DataFrame, where: str) -> Figure:
     for ax, (kind, xlabel) in zip(axes, KINDS.items(), strict=True):
         rows = table[table.kind == kind].sort_values("tokens")
         for i, (context, line) in enumerate(rows.groupby("context")):
-            colour, label = f"C{i}", f"context {context}"
-            ax.plot(line.tokens, 1e3 * line.seconds, marker="o", color=colour, label=label)
-            ax.fill_between(line.tokens, 1e3 * line.q20, 1e3 * line.q80, color=colour, alpha=0.2)
-            ax.plot(line.tokens, 1e3 * line.roofline, linestyle=":", color=colour)
+            look: dict[str, Any] = {"color": f"C{i}"}
+            low, middle, high, roofline = (
+                1e3 * line[name] for name in ("q20", "seconds", "q80", "roofline")
+            )
+            ax.plot(line.tokens, middle, marker="o", label=f"context {context}", **look)
+            ax.fill_between(line.tokens, low, high, alpha=0.2, **look)
+            ax.plot(line.tokens, roofline, linestyle=":", **look)
         ax.set(xscale="log", yscale="log", xlabel=xlabel)
         sizes = sorted(rows.tokens.unique())
         ax.set_xticks(sizes, list(map(str, sizes)))
@@ -166,22 +179,3 @@ def iteration_times(table: pd.DataFrame, where: str) -> Figure:
     axes[0].plot([], [], linestyle=":", color="0.4", label="roofline")
     axes[0].legend(fontsize="small")
     return finished(figure, where)
-
-
-def time_iterations(
-    executor: TorchExecutor,
-    shapes: Sequence[Shape],
-    repetitions: int,
-    advance: Callable[[int], None],
-) -> dict[Shape, list[tuple[float, Timing]]]:
-    """Return the seconds of `repetitions` iterations of every shape, in turn, and how each was
-    timed. Each follows one of the same shape, as iterations of an engine resemble each other.
-    """
-    probe = OperationProbe(executor)
-    timings: dict[Shape, list[tuple[float, Timing]]] = {shape: [] for shape in shapes}
-    for _ in range(repetitions):
-        for shape, found in timings.items():
-            probe.iteration(batch_of(executor, shape))
-            found.append((probe.iteration(batch_of(executor, shape)), probe.timing))
-            advance(1)
-    return timings
