@@ -151,8 +151,7 @@ def _shown(table: pd.DataFrame, words: str) -> DisplayTable:
     """Tabulate milliseconds and time/roofline by number of tokens and context."""
     ratio = table.time_over_roofline.map(" ({:.1f}x)".format)
     cells = table.assign(cell=(1e3 * table.seconds).map("{:.2f}".format) + ratio)
-    by = {"index": "tokens", "columns": "context", "values": "cell"}
-    wide = cells.pivot_table(**by, aggfunc="first", sort=False)
+    wide = cells.pivot_table("cell", "tokens", "context", aggfunc="first", sort=False)
     wide = wide.rename(columns="context {}\n[ms] (/ roofline)".format)
     return DisplayTable(wide.reset_index(names=words).to_dict("records"))
 
