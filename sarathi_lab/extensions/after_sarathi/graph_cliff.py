@@ -28,7 +28,6 @@ from sarathi_lab.results.serving_metrics import waits
 
 MODE = "full_and_piecewise"  # vLLM's default
 P99, RATE = "P99 between tokens", "output tokens/s"
-MakeExecutor = Callable[[int], Executor]  # by the largest captured size
 Steps = Mapping[str, Any]
 
 
@@ -53,7 +52,7 @@ def graph_cliff(
     `servers` have `users`, `budgets` and sizes `captured`. Steps of "timed" take the times of
     `steps`, those of "modelled" the cost model's, with the launches of the `host` file.
     """
-    make: dict[str, MakeExecutor] = {
+    make: dict[str, Callable[[int], Executor]] = {  # by the largest captured size
         "timed": partial(of_steps, steps),
         "modelled": partial(_of_cost_model, bench, host),
     }
@@ -66,9 +65,8 @@ def graph_cliff(
             requests, found = bench.requests(dataset, turns * number, seed), {}
             policy = VllmV1(max_num_batched_tokens=budget)
             for size, executor in executors.items():
-                on = replace(bench, executor=executor)
-                table = on.run(ClosedLoop(requests, number), policy).requests()
-                found[f"{size} tokens"] = _quantities(table)
+                ledger = replace(bench, executor=executor).run(ClosedLoop(requests, number), policy)
+                found[f"{size} tokens"] = _quantities(ledger.requests())
             first = {f"captured to {captured[0]}": found[f"{captured[0]} tokens"]}
             where, units = f"{server}, {number} users", {RATE: "tokens/s"}
             yield from compared(where, found, first, units, x=budget)
@@ -80,8 +78,8 @@ def of_steps(steps: Steps, largest: int) -> Executor:
     the host launches one.
     """
     (few, least), (many, most) = steps["device"]
-    launches = {"layer_launch": steps["eager"], "piece_launch": steps["piecewise"]}
-    graphs = CudaGraphs(mode=MODE, largest=largest, **launches)
+    eager, piecewise = steps["eager"], steps["piecewise"]
+    graphs = CudaGraphs(mode=MODE, largest=largest, layer_launch=eager, piece_launch=piecewise)
 
     def seconds(batch: Batch) -> float:
         num_tokens, host = graphs.launched(batch)

@@ -12,7 +12,7 @@ from sarathi_lab.config.console import amount
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.extensions.leaderboard.ranks import FAIRNESS, GOODPUT, PLACE
 from sarathi_lab.extensions.report import Section, png, write_page
-from sarathi_lab.results.result import DisplayTable
+from sarathi_lab.results.result import DisplayTable, markdown
 from sarathi_lab.results.table import factor
 
 if TYPE_CHECKING:
@@ -49,25 +49,23 @@ def score() -> str:
 
 def write(boards: Mapping[str, pd.DataFrame], runs: pd.DataFrame, folder: Path) -> list[Path]:
     """Write runs.csv, a table (Markdown, CSV) and a picture a workload, and the page of all."""
-    runs.drop(columns="is_new").to_csv(folder / "runs.csv", index=False, float_format="%.5g")
+    for name, table in {"runs": runs, **boards}.items():
+        kept = table.drop(columns="is_new")
+        kept.to_csv(folder / f"{name}.csv", index=False, float_format="%.5g")
     sections = []
     for name, table in boards.items():
         group = runs[runs.workload == name]
-        table.drop(columns="is_new").to_csv(
-            folder / f"{name}.csv", index=False, float_format="%.5g"
-        )
         picture = png(draw(table, group))
         (folder / f"{name}.png").write_bytes(picture)
         shown = [display(rows) for _, rows in table.groupby(PLACE, sort=False)]
         facts = _facts(group)
         text = [f"# {name}", score(), *(f"- {key}: {words}" for key, words in facts.items())]
         text += [f"![Goodput by policy]({name}.png)"]
-        text += [part for one in shown for part in (f"## {one.title}", markdown(one))]
+        text += [part for one in shown for part in (f"## {one.title}", markdown(one.cells()))]
         (folder / f"{name}.md").write_text("\n\n".join([*text, *NOTES]) + "\n")
         sections.append(Section(name, facts=facts, pictures={name: picture}, tables=shown))
-    first = Section(
-        "How far to trust it", [score()], {str(i): words for i, words in enumerate(NOTES, 1)}
-    )
+    notes = {str(i): words for i, words in enumerate(NOTES, 1)}
+    first = Section("How far to trust it", [score()], notes)
     write_page("Leaderboard of policies", [first, *sections], page := folder / "leaderboard.html")
     return [page, folder / "runs.csv"]
 
@@ -126,23 +124,14 @@ def _cell(one: Mapping[Any, Any]) -> str:
     return value if low == high else f"{value} ({low} to {high})"
 
 
-def markdown(shown: DisplayTable) -> str:
-    """Return a table in Markdown."""
-    headings, *lines = shown.cells()
-    rows = [headings, ["---"] * len(headings), *lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
 def draw(table: pd.DataFrame, runs: pd.DataFrame) -> Figure:
     """Draw the goodput of each policy with its interval, a panel a place."""
     from sarathi_lab.results.plots import style  # matplotlib takes a second
 
-    style.use_style()
     goodputs = table[table["quantity"].str.startswith(GOODPUT)]
     groups = list(goodputs.groupby(PLACE, sort=False))
     most = max(group.policy.nunique() for _, group in groups)
-    size = (style.WIDTH, 1.5 + 0.17 * most)
-    figure, axes = style.panels(1, len(groups), size)
+    figure, axes = style.panels(1, len(groups), (style.WIDTH, 1.5 + 0.17 * most))
     for ax, (place, group) in zip(axes, groups, strict=True):
         order = list(dict.fromkeys(group.policy))[::-1]
         for i, (name, rows) in enumerate(group.groupby("quantity", sort=False)):
@@ -155,7 +144,6 @@ def draw(table: pd.DataFrame, runs: pd.DataFrame) -> Figure:
         ax.tick_params(axis="y", labelsize=7)
         rate = runs[runs.device == place[2]].rate.iloc[0]
         ax.set_title(f"{place[1]}, {place[2]}, {rate:g} a second", fontsize=9)
-        ax.set_xlim(left=0)
-        ax.set_xlabel("goodput [requests/s]")
+        ax.set(xlim=(0, None), xlabel="goodput [requests/s]")
     style.legend_below(figure, style.keys_of(axes))
     return style.finished(figure, f"{runs.workload.iloc[0]}: requests within the objective")

@@ -69,10 +69,9 @@ def board(runs: pd.DataFrame) -> pd.DataFrame:
         for name in goodputs(runs):
             is_one = is_here & (table["quantity"] == name)
             table.loc[is_one, "rank"] = table[is_one].policy.map(ranks(group, name))
-    first = table[table["quantity"] == names[0]].set_index([*PLACE, "policy"])
-    keys = pd.MultiIndex.from_frame(table[[*PLACE, "policy"]])
-    order = first.assign(better=-first.value)[["rank", "better"]].reindex(keys)
-    table = table.assign(first=order["rank"].to_numpy(), better=order.better.to_numpy())
+    first = table[table["quantity"] == names[0]].assign(first=table["rank"], better=-table.value)
+    one = [*PLACE, "policy"]
+    table = table.merge(first[[*one, "first", "better"]], on=one, how="left")
     table = table.sort_values([*PLACE, "first", "better"], kind="stable", ignore_index=True)
     return table.assign(
         case=table.policy + ", " + table.model,
