@@ -133,12 +133,9 @@ def _loads(cases: Sequence[Case], cfg: DictConfig, context: RunContext, where: s
     _keep(lambda: Result(recorded, summary=measured), REAL, first, cfg, context)
     compared = metrics.compare(summary, measured, REAL)
     compared |= metrics.compare(summary, simulated, AS_RUN) if is_changed or context.swept else {}
-    table, parts = (
-        validation_table(loads, summary if is_changed else None),
-        part_table(loads, others),
-    )
-    shown = others or loads
-    tables = {"validation": table, "parts": parts, **_tables(shown)}
+    table = validation_table(real, simulated, summary if is_changed else None)
+    parts = part_table(loads, others)
+    tables = {"validation": table, "parts": parts, **_tables(others or loads)}
     notes: list[DisplayTable | str] = [
         DisplayTable(table.to_dict("records"), ["metric", "quantile", "unit"], formats=SHOWN)
     ]
@@ -147,10 +144,11 @@ def _loads(cases: Sequence[Case], cfg: DictConfig, context: RunContext, where: s
         formats = dict.fromkeys(columns[1:], ".3g")
         notes.append(DisplayTable(parts[columns].to_dict("records"), ["load"], formats=formats))
     notes.append(worst_part(parts))
+    iterations = loads[0].iterations
     if len(loads) == 1 and len(run.timeline):
-        tables["over_time"] = over_time(run, loads[0].iterations)
+        tables["over_time"] = over_time(run, iterations)
     if len(run.log.iterations) and len(loads) == 1:
-        schedule = loads[0].iterations.assign(seconds=lambda it: it.end - it.start)
+        schedule = iterations.assign(seconds=iterations.end - iterations.start)
         tables["schedule"] = schedule_table(run.log.iterations, schedule)
         share = shared(run.log.iterations, schedule)
         notes += [_schedule_display(tables["schedule"])]
@@ -221,9 +219,8 @@ def _keep(
 
 def _tables(loads: Sequence[Load]) -> dict[str, pd.DataFrame]:
     """Return the ledger's tables of all loads, which are numbered."""
-    tables = ([one.iterations for one in loads], [one.requests for one in loads])
-    whole = (
-        pd.concat([one.assign(load=i) for i, one in enumerate(some)], ignore_index=True)
-        for some in tables
-    )
-    return dict(zip((ITERATIONS, REQUESTS), whole, strict=True))
+    tables = {ITERATIONS: [one.iterations for one in loads], REQUESTS: [x.requests for x in loads]}
+    return {
+        name: pd.concat([one.assign(load=i) for i, one in enumerate(some)], ignore_index=True)
+        for name, some in tables.items()
+    }

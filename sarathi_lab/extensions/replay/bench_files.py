@@ -143,14 +143,20 @@ def refuse_rows(path: Path, column: pd.Series, is_bad: pd.Series, why: str) -> N
         )
 
 
+def _lists(
+    content: Mapping[str, Any], names: Mapping[str, str], path: Path, fix: str
+) -> pd.DataFrame:
+    """Tabulate the lists of a file by `names`, with the latency that they add up to."""
+    if missing := [name for name in names if name not in content]:
+        raise UserError(f"{path} has no {missing[0]}; {fix}")
+    table = pd.DataFrame({column: content[name] for name, column in names.items()})
+    return table.assign(latency=table.ttft + table.gaps.map(sum))
+
+
 def _from_vllm(content: Mapping[str, Any], path: Path) -> Benchmark:
-    if missing := [name for name in VLLM_LISTS if name not in content]:
-        raise UserError(
-            f"{path} has no {missing[0]}; run vllm bench serve again with --save-detailed"
-        )
-    table = pd.DataFrame({column: content[name] for name, column in VLLM_LISTS.items()})
+    table = _lists(content, VLLM_LISTS, path, "run vllm bench serve again with --save-detailed")
     # Files of older versions have no latencies.
-    table["latency"] = content.get("latencies") or table.ttft + table.gaps.map(sum)
+    table["latency"] = content.get("latencies") or table.latency
     finished = table[(table.output_len > 0) & (table.error == "")]
     settings = {
         "policy": content.get("label") or content["backend"],  # `--label`
@@ -164,10 +170,7 @@ def _from_vllm(content: Mapping[str, Any], path: Path) -> Benchmark:
 
 def _from_sglang(content: Mapping[str, Any], path: Path) -> Benchmark:
     names = {name: column for name, column in VLLM_LISTS.items() if name != "start_times"}
-    if missing := [name for name in names if name not in content]:
-        raise UserError(f"{path} has no {missing[0]}; run it again with --output-details")
-    table = pd.DataFrame({column: content[name] for name, column in names.items()})
-    table["latency"] = table.ttft + table.gaps.map(sum)
+    table = _lists(content, names, path, "run it again with --output-details")
     finished = table[table.output_len > 0].copy()
     rate, most = content.get("request_rate"), content.get("max_concurrency")
     finished["sent"] = _sent(finished.latency, rate, most)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,8 @@ class Load:
         if self.run.means:
             return {f"{name}_mean": value for name, value in self.run.means.items()}
         blocks = quantiles("blocks_used", over_time(self.run, self.iterations).real_blocks)
-        found = _quantities(self.run.requests, self.run.duration)
+        requests = self.run.requests
+        found = {**throughput(requests, self.run.duration), **latency(requests)}
         return {**found, **blocks, "num_preemptions": math.nan}
 
     @property
@@ -66,14 +68,11 @@ class Load:
         """The same of the replay."""
         both = over_time(self.run, self.iterations)
         return {
-            **_quantities(self.requests, float(self.iterations.end.max())),
+            **throughput(self.requests, float(self.iterations.end.max())),
+            **latency(self.requests),
             **quantiles("blocks_used", both.simulated_blocks),
             "num_preemptions": float(self.iterations.num_preemptions.sum()),
         }
-
-
-def _quantities(requests: pd.DataFrame, duration: float) -> dict[str, float]:
-    return {**throughput(requests, duration), **latency(requests)}
 
 
 def mean_of(summaries: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -86,14 +85,15 @@ def mean_of(summaries: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def validation_table(
-    loads: Sequence[Load], changed: Mapping[str, float] | None = None
+    real: Mapping[str, float],
+    simulated: Mapping[str, float],
+    changed: Mapping[str, float] | None = None,
 ) -> pd.DataFrame:
-    """Compare loads (their means) with their replays: metric, quantile, unit, real, simulated and
-    their relative error, NaN without a measurement; where settings were changed `what_if`, the
-    quantities `changed`, and its ratio to the replay as it was run. Blocks in use are quantiles
-    over the run's seconds.
+    """Compare `real` quantities with `simulated` ones: metric, quantile, unit, both and their
+    relative error, NaN without a measurement; where settings were changed `what_if`, the quantities
+    `changed`, and its ratio to the replay as it was run. Blocks in use are quantiles over the run's
+    seconds.
     """
-    real, simulated = mean_of([one.real for one in loads]), mean_of([x.simulated for x in loads])
     rows = []
     for metric, unit in UNITS.items():
         for quantile in ("", "mean", "p50", "p90", "p99"):
@@ -145,10 +145,9 @@ def part_table(loads: Sequence[Load], changed: Sequence[Load] = ()) -> pd.DataFr
         seconds = {whose: waits(table) for whose, table in tables.items()}
         for part in np.array_split(np.arange(len(arrival)), number):
             row: dict[str, Any] = {"load": load.run.name, "since": arrival[part[0]]}
-            for wait in WAITS:
-                means = {whose: pd.Series(found[wait][part]) for whose, found in seconds.items()}
-                row |= {f"{wait} {whose}": values.mean() for whose, values in means.items()}
-                row |= {f"{wait} real": load.run.means[wait]} if load.run.means else {}
+            for wait, (whose, found) in product(WAITS, seconds.items()):
+                row[f"{wait} {whose}"] = pd.Series(found[wait][part]).mean()
+            row |= {f"{wait} real": mean for wait, mean in load.run.means.items()}
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -178,7 +177,8 @@ def picture(
     tables |= {"what if": [one.requests for one in changed]} if changed else {}
     for whose, some in tables.items():
         for ax, (name, (factor, label)) in zip(axes[:3], SHOWN.items(), strict=True):
-            for seconds in [np.concatenate([waits(one)[name] for one in some])] if some else []:
+            if some:
+                seconds = np.concatenate([waits(one)[name] for one in some])
                 ax.ecdf(pd.Series(factor * seconds).dropna(), label=whose, **STYLES[whose])
             ax.set(xlabel=label, ylabel="share of requests", ylim=(0, 1))
     if len(loads) == 1 and len(loads[0].run.timeline):

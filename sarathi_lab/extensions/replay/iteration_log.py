@@ -121,11 +121,10 @@ def shared(logged: pd.DataFrame, simulated: pd.DataFrame) -> float:
     a simulated one, each counted once.
     """
     names = ["num_prefill_tokens", "num_decode_tokens"]
-    counts = (
+    first, second = (
         Counter(table[names].astype(int).itertuples(index=False, name=None))
         for table in (logged, simulated)
     )
-    first, second = counts
     return (first & second).total() / max(len(logged), 1)
 
 

@@ -210,10 +210,8 @@ def _real_run(
         raise UserError(
             f"{path} does not state the server's {', '.join(what)}; add {' '.join(flags)}"
         )
-    names, rate = (
-        {one.name for one in fields(ServerSettings)},
-        benchmark.settings.get("workload.rate"),
-    )
+    names = {one.name for one in fields(ServerSettings)}
+    rate = benchmark.settings.get("workload.rate")
     return RealRun(
         source=str(path),
         version=version,
