@@ -37,6 +37,7 @@ MOST_LEVEL = 5  # bars whose names fit beside each other
 UNITS = {"1/s": "requests/s", "times": "ratio"}
 TEXTS = ("panel", "hardware", "model", "method", "dataset", "slo")
 Styles = Mapping[str, tuple[str, str]]  # colour and marker by series
+Looks = Mapping[str, Any]  # line style by device
 
 
 def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
@@ -113,9 +114,7 @@ def _selected(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
 
 
 def _is_sparse(rows: pd.DataFrame, kind: Kind) -> pd.Series:
-    """Mark measured rows of panels with less than half of their values, one of several, or no line
-    of two points.
-    """
+    """Mark measured rows of panels with less than half their values, one of several, or no line."""
     is_known, by = rows.value.notna(), [rows.device, rows.panel]
     panel = is_known.groupby(by)
     num_known = is_known.groupby([*by, rows.key]).transform("sum") if kind == "line" else is_known
@@ -136,9 +135,8 @@ def _without_sparse(rows: pd.DataFrame, kind: Kind) -> pd.DataFrame:
 def _note_on_sparse(rows: pd.DataFrame, spec: PlotSpec) -> str:
     """Name each panel that is left out, and how many of its points were measured."""
     left_out = rows[_is_sparse(rows, spec.kind)].groupby(["device", "panel"], sort=False).value
-    counts = left_out.agg(["count", "size"]).itertuples()
     parts = []
-    for (device, panel), known, all_ in counts:
+    for (device, panel), known, all_ in left_out.agg(["count", "size"]).itertuples():
         name = spec.panel_name(panel)
         where = device if name in device else f"{device}, {name}"
         parts.append(f"{known} of {all_} points on {where}")
@@ -148,8 +146,8 @@ def _note_on_sparse(rows: pd.DataFrame, spec: PlotSpec) -> str:
 def _by_source(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Group rows by title: the paper with its simulated GPUs, then each measured device."""
     titles = ("measured on " + rows.device).where(rows.level == MEASURED, PREDICTED)
-    groups = {str(title): group for title, group in rows.groupby(titles, sort=False)}
-    return dict(sorted(groups.items(), key=lambda group: group[0] != PREDICTED))
+    groups = rows.groupby(titles, sort=False)
+    return {str(title): of for title, of in sorted(groups, key=lambda one: one[0] != PREDICTED)}
 
 
 def _by_device(rows: pd.DataFrame, *, are_together: bool) -> dict[str, pd.DataFrame]:
@@ -187,9 +185,7 @@ def _line_styles(rows: pd.DataFrame, spec: PlotSpec) -> dict[str, Any]:
     return dict(zip(map(str, devices), cycle(SIMULATED), strict=False))
 
 
-def _lines(
-    ax: Axes, rows: pd.DataFrame, spec: PlotSpec, styles: Styles, lines: Mapping[str, Any]
-) -> None:
+def _lines(ax: Axes, rows: pd.DataFrame, spec: PlotSpec, styles: Styles, lines: Looks) -> None:
     has_paper = (rows.level == PAPER).any()
     for (key, device), points in rows.groupby(["key", "device"], sort=False):
         colour, shape = styles[str(key)]
@@ -198,11 +194,9 @@ def _lines(
         if line.level.iloc[0] == PAPER:
             look |= {"linestyle": "", "fillstyle": "none", "zorder": 3}
         elif str(device) in lines:
-            # The paper's markers, which the line runs through, identify it.
-            look |= {
-                "linestyle": lines[str(device)],
-                "marker": "" if has_paper and len(points) > 1 else shape,
-            }
+            look["linestyle"] = lines[str(device)]
+            if has_paper and len(points) > 1:
+                look["marker"] = ""  # the paper's, which the line runs through, identify it
         else:
             look["linestyle"] = "" if spec.kind == "point" else "-"
             ax.vlines(line.x, line.low, line.high, color=colour, linewidth=0.8)
@@ -220,21 +214,16 @@ def _lines(
     ax.set(xlabel=spec.xs.get(panel, spec.x), ylabel=textwrap.fill(label, 24))
 
 
-def _bars(
-    ax: Axes, rows: pd.DataFrame, spec: PlotSpec, styles: Styles, lines: Mapping[str, Any]
-) -> None:
-    """Draw a bar a series with its interval, beside each other for each device, and the paper's
-    value as a hollow mark.
-    """
+def _bars(ax: Axes, rows: pd.DataFrame, spec: PlotSpec, styles: Styles, lines: Looks) -> None:
+    """Draw a bar with its interval for each series and device, and the paper's value hollow."""
     bars = rows[rows.level != PAPER].drop_duplicates(["device", "key"])
     names, devices = list(dict.fromkeys(bars.key)), list(dict.fromkeys(bars.device))
     width = 0.6 if len(devices) == 1 else 0.8 / len(names)
     step = 1.0 if len(devices) == 1 else width
 
     def places_of(table: pd.DataFrame, device: pd.Series) -> pd.Series:
-        return device.map(devices.index) + step * (
-            table.key.map(names.index) - (len(names) - 1) / 2
-        )
+        beside = table.key.map(names.index) - (len(names) - 1) / 2
+        return device.map(devices.index) + step * beside
 
     places = places_of(bars, bars.device)
     ax.bar(places, bars.value, width, color=[styles[name][0] for name in bars.key])
@@ -248,19 +237,15 @@ def _bars(
         chips = [str(one).replace("_", "\n") for one in bars.hardware.unique()]
         ax.set_xticks(range(len(devices)), chips, fontsize=8)
     else:
-        words = [spec.series_name(name).replace("_", " ") for name in names]
-        if len(names) <= MOST_LEVEL:
-            words = [word.replace(" ", "\n") for word in words]
-        rotation = 0 if len(names) <= MOST_LEVEL else 90
+        space, rotation = ("\n", 0) if len(names) <= MOST_LEVEL else (" ", 90)
+        words = [re.sub("[_ ]", space, spec.series_name(name)) for name in names]
         ax.set_xticks(sorted(places), words, fontsize=8, rotation=rotation)
     unit = str(bars.unit.iloc[0])
-    ax.set_ylabel(spec.y or UNITS.get(unit, {"s": "seconds"}.get(unit, unit)))
+    ax.set_ylabel(spec.y or ("seconds" if unit == "s" else UNITS.get(unit, unit)))
     ax.grid(axis="x", visible=False)
 
 
-def _pairs(
-    ax: Axes, rows: pd.DataFrame, spec: PlotSpec, styles: Styles, lines: Mapping[str, Any]
-) -> None:
+def _pairs(ax: Axes, rows: pd.DataFrame, spec: PlotSpec, styles: Styles, lines: Looks) -> None:
     """Draw one quantity by another, in seconds: down and left is better."""
     y, x = spec.quantities
     both = rows.pivot(index=["x", "key"], columns="quantity", values="value").sort_index()
@@ -288,12 +273,11 @@ def _series_keys(spec: PlotSpec, styles: Styles) -> list[Artist]:
     ]
 
 
-def _source_keys(rows: pd.DataFrame, spec: PlotSpec, lines: Mapping[str, Any]) -> list[Artist]:
+def _source_keys(rows: pd.DataFrame, spec: PlotSpec, lines: Looks) -> list[Artist]:
     """Explain the kinds of lines and markers."""
     keys: list[Artist] = []
     if (rows.level == PAPER).any():
-        hollow: dict[str, Any] = {"marker": "o", "fillstyle": "none", "linestyle": ""}
-        keys.append(Line2D([], [], color="black", label="paper", **hollow))
+        keys.append(Line2D([], [], color="k", marker="o", fillstyle="none", ls="", label="paper"))
     keys += [Line2D([], [], color="black", ls=look, label=name) for name, look in lines.items()]
     if not spec.is_by_device and (rows.level == MEASURED).any():
         keys.append(Line2D([], [], color="black", marker="o", label="measured, with its interval"))

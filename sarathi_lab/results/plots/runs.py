@@ -32,9 +32,7 @@ PERCENTILES = (0.5, 0.99)
 
 
 def draw_run(iterations: pd.DataFrame, requests: pd.DataFrame, title: str) -> Figure:
-    """Draw the tokens and requests of a run over time (iterations.parquet), and the distributions
-    of its times to first token and between tokens (requests.parquet).
-    """
+    """Draw a run's tokens and requests over time, and the distributions of its TTFT and TBT."""
     style.use_style()
     figure = style.plt.figure(figsize=(style.WIDTH, 6.4), layout="constrained")
     rows: Any = [*([name, name] for name in STACKED), ["ttft", "tbt"]]

@@ -35,14 +35,8 @@ AXIS_NAMES = {
 SHORT_NAMES = {"pd_ratio": "P:D", "seq_len": "P + D", "num_requests": "requests"}
 # Each policy has the colour of its place here; the first ones are easiest to distinguish.
 FIRST = (
-    "sarathi",
-    "orca",
-    "sarathi_serve",
-    "prefill_first",
-    "vllm_v1",
-    "sglang",
-    "splitfuse",
-    "request_level",
+    *("sarathi", "orca", "sarathi_serve", "prefill_first"),
+    *("vllm_v1", "sglang", "splitfuse", "request_level"),
 )
 POLICIES = tuple(dict.fromkeys([*FIRST, *sorted(path.stem for path in CONF.glob("policy/*.yaml"))]))
 MARKERS = tuple("os^DvPX*<>")  # of series, which are distinct without colour, too
@@ -168,9 +162,7 @@ def scale_x(ax: Axes, places: NDArray[np.float64], *, is_log: bool) -> None:
 
 
 def legend_below(figure: Figure, keys: Iterable[Artist], title: str = "") -> None:
-    """Add one legend of all panels below them, in as many columns as fit the width; the figure
-    grows by its lines.
-    """
+    """Add one legend below all panels, as wide as they are; the figure grows by its lines."""
     if keys := list(keys):
         labels = [str(key.get_label()).split("\n") for key in keys]
         letters = max(len(line) for lines in labels for line in lines)

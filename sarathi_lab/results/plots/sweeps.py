@@ -147,9 +147,8 @@ def _rows(
     rows.loc[(rows["quantity"] == "decode_time_marginal") & (rows["value"] <= 0), VALUES] = math.nan
     colour = style.colours(values_of(runs, hue))
     is_in_series = axes.hue or listed
-    series = [
-        _label(row, [hue, *axes.others] if is_in_series else []) for _, row in rows.iterrows()
-    ]
+    named = [hue, *axes.others] if is_in_series else []
+    series = [_label(row, named) for _, row in rows.iterrows()]
     order = list(dict.fromkeys(series))
     at = rows[axes.x]
     if listed:
@@ -170,13 +169,10 @@ def _arrow(quantity: str) -> str:
 
 
 def _label(row: Any, names: Sequence[str]) -> str:
-    values = {name: text(row[name]) for name in names}
-    parts = (
-        value if name in ("policy", *analysis.IDENTITY) else f"{style.short_name(name)} {value}"
-        for name, value in values.items()
-        if value != "-"
-    )
-    return ", ".join(parts)
+    values = {name: value for name in names if (value := text(row[name])) != "-"}
+    plain = ("policy", *analysis.IDENTITY)
+    words = {name: "" if name in plain else f"{style.short_name(name)} " for name in values}
+    return ", ".join(words[name] + value for name, value in values.items())
 
 
 def _in_rows(runs: pd.DataFrame, axes: SweepAxes, quantity: str) -> list[str]:
@@ -284,20 +280,12 @@ def _mark_clipped(ax: Axes, rows: pd.DataFrame) -> None:
     """Put an arrow at the edge of the axis that an interval crosses."""
     start, end = ax.get_ylim()
     rows = rows[rows["num_samples"] > 1]
-    for edge, shape, is_beyond in (
-        (start, CARETDOWNBASE, rows["low"] < start),
-        (end, CARETUPBASE, rows["high"] > end),
+    for edge, shape, beyond in (
+        (start, CARETDOWNBASE, rows[rows["low"] < start]),
+        (end, CARETUPBASE, rows[rows["high"] > end]),
     ):
-        beyond = rows[is_beyond]
-        places = [edge] * len(beyond)
-        ax.scatter(
-            beyond["at"],
-            places,
-            marker=MarkerStyle(shape),
-            c=beyond["colour"],
-            clip_on=False,
-            zorder=5,
-        )
+        look: dict[str, Any] = {"c": beyond["colour"], "clip_on": False, "zorder": 5}
+        ax.scatter(beyond["at"], [edge] * len(beyond), marker=MarkerStyle(shape), **look)
 
 
 def _title(runs: pd.DataFrame, names: Sequence[str]) -> str:
