@@ -19,7 +19,7 @@ import ast
 import heapq
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,28 +36,21 @@ from sarathi_lab.results.serving_metrics import latency
 CLIENTS = "vllm bench serve (with --save-detailed), GuideLLM, AIPerf (profile_export.jsonl)"
 FIX = f"name a file of {CLIENTS}, SGLang's bench_serving (with --output-details) or ppas-vllm"
 LEAST = {"prompt_len": 1, "output_len": 1, "sent": 0, "ttft": 0, "latency": 0}
-VLLM_LISTS = {
-    "input_lens": "prompt_len",
-    "output_lens": "output_len",
-    "start_times": "sent",
-    "ttfts": "ttft",
-    "itls": "gaps",
-    "errors": "error",
-}
+# The clients' names of these columns, and of `gaps` and `error`.
+GUIDELLM = ["prompt_tokens", "output_tokens", "request_start_time", "time_to_first_token_ms"]
+GUIDELLM += ["request_latency"]
+AIPERF = ["input_sequence_length", "output_sequence_length", "request_start_ns"]
+AIPERF += ["time_to_first_token", "request_latency", "inter_chunk_latency"]
+VLLM = ["input_lens", "output_lens", "start_times", "ttfts", "itls", "errors"]
+OF_VLLM = ["prompt_len", "output_len", "sent", "ttft", "gaps", "error"]
+PPAS_MEANS = {"avg_latency": "latency", "avg_ttft": "ttft", "avg_tpot": "tpot"}
 SGLANG_SERVER = {  # its arguments by vLLM's names
     "model_path": "model",
     "chunked_prefill_size": "max_num_batched_tokens",
     "max_running_requests": "max_num_seqs",
     "context_length": "max_model_len",
     "tp_size": "tensor_parallel_size",
-}
-PPAS_MEANS = {"avg_latency": "latency", "avg_ttft": "ttft", "avg_tpot": "tpot"}
-GUIDELLM = {
-    "prompt_tokens": "prompt_len",
-    "output_tokens": "output_len",
-    "request_start_time": "sent",
-    "time_to_first_token_ms": "ttft",
-    "request_latency": "latency",
+    "version": "version",
 }
 
 
@@ -85,31 +78,26 @@ class Benchmark:
 
 def read_benchmarks(path: Path) -> list[Benchmark]:
     """Read all benchmarks in a client's file. Raises UserError for what is none."""
-    first: dict[str, Any] = {"benchmarks": []}
-    objects: list[dict[str, Any]] = []
-    if lines := _ppas_lines(path):
-        first = {"ppas": lines}
-    elif objects := read_objects(path, FIX):
-        first = objects[0]
     try:
-        if "metadata" in first and "metrics" in first:
-            benchmarks = [_from_aiperf(objects, path)]
-        elif "benchmarks" in first:
-            benchmarks = [_from_guidellm(one, path) for one in first["benchmarks"]]
-        elif "ppas" in first:
-            benchmarks = [_from_ppas(*line) for line in lines]
-        elif "total_output_tokens_retokenized" in first:
-            benchmarks = [_from_sglang(one, path) for one in objects]
-        elif "backend" in first and "completed" in first:
-            benchmarks = [_from_vllm(one, path) for one in objects]
-        else:
-            raise UserError(f"{path} was written by none of the known clients; {FIX}")
+        if not (benchmarks := list(_from_ppas(path))):
+            benchmarks = _from_objects(read_objects(path, FIX), path)
     except (KeyError, TypeError, AttributeError, ValueError, SyntaxError, ArithmeticError) as error:
         reason = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
         raise UserError(f"{path} {reason}; {FIX}") from None
     if not benchmarks:
         raise UserError(f"{path} has no benchmark; {FIX}")
     return benchmarks
+
+
+def _from_objects(objects: Sequence[Mapping[str, Any]], path: Path) -> list[Benchmark]:
+    first = objects[0] if objects else {"benchmarks": []}
+    if "metadata" in first and "metrics" in first:
+        return [_from_aiperf(objects, path)]
+    if "benchmarks" in first:
+        return [_from_guidellm(one, path) for one in first["benchmarks"]]
+    if "completed" in first and "backend" in first:
+        return [_from_lists(one, path) for one in objects]
+    raise UserError(f"{path} was written by none of the known clients; {FIX}")
 
 
 def read_objects(path: Path, fix: str) -> list[dict[str, Any]]:
@@ -143,44 +131,30 @@ def refuse_rows(path: Path, column: pd.Series, is_bad: pd.Series, why: str) -> N
         )
 
 
-def _lists(
-    content: Mapping[str, Any], names: Mapping[str, str], path: Path, fix: str
-) -> pd.DataFrame:
-    """Tabulate the lists of a file by `names`, with the latency that they add up to."""
+def _from_lists(content: Mapping[str, Any], path: Path) -> Benchmark:
+    """Read a result of vLLM's client, or of SGLang's, which was derived from it."""
+    is_sglang = "total_output_tokens_retokenized" in content
+    names = [name for name in VLLM if name != "start_times" or not is_sglang]
     if missing := [name for name in names if name not in content]:
-        raise UserError(f"{path} has no {missing[0]}; {fix}")
-    table = pd.DataFrame({column: content[name] for name, column in names.items()})
-    return table.assign(latency=table.ttft + table.gaps.map(sum))
-
-
-def _from_vllm(content: Mapping[str, Any], path: Path) -> Benchmark:
-    table = _lists(content, VLLM_LISTS, path, "run vllm bench serve again with --save-detailed")
+        fix = "it again with --output-details"
+        fix = fix if is_sglang else "vllm bench serve again with --save-detailed"
+        raise UserError(f"{path} has no {missing[0]}; run {fix}")
+    table = pd.DataFrame({name: content[name] for name in names})
+    table = table.rename(columns=dict(zip(VLLM, OF_VLLM, strict=True)))
     # Files of older versions have no latencies.
-    table["latency"] = content.get("latencies") or table.latency
-    finished = table[(table.output_len > 0) & (table.error == "")]
-    settings = {
-        "policy": content.get("label") or content["backend"],  # `--label`
-        "model": content.get("model_id"),
-        "workload.rate": content.get("request_rate"),
-        "batch": content.get("max_concurrency"),
-    }
-    server = {"model": content.get("model_id")}
-    return _benchmark(settings, finished, len(table) - len(finished), path, server=server)
-
-
-def _from_sglang(content: Mapping[str, Any], path: Path) -> Benchmark:
-    names = {name: column for name, column in VLLM_LISTS.items() if name != "start_times"}
-    table = _lists(content, names, path, "run it again with --output-details")
-    finished = table[table.output_len > 0].copy()
-    rate, most = content.get("request_rate"), content.get("max_concurrency")
-    finished["sent"] = _sent(finished.latency, rate, most)
-    info = content.get("server_info") or {}
-    server: dict[str, Any] = {name: info.get(key) for key, name in SGLANG_SERVER.items()}
-    server |= {"policy": "sglang", "version": info.get("version")}
-    labels = {"policy": "sglang", "model": server["model"], "workload.rate": rate, "batch": most}
-    caution = "the file has no times at which requests were sent: here "
-    caution += "all at once" if rate in (np.inf, "inf") else f"drawn at random at {rate}/s"
-    caution += f", at most {most} at a time" * bool(most)
+    table["latency"] = content.get("latencies") or table.ttft + table.gaps.map(sum)
+    finished = table[(table.output_len > 0) & (table.error == "")].copy()
+    rate, most, caution = content.get("request_rate"), content.get("max_concurrency"), ""
+    policy, server = content.get("label") or content["backend"], {"model": content.get("model_id")}
+    if is_sglang:
+        info = content.get("server_info") or {}
+        server = {name: info.get(key) for key, name in SGLANG_SERVER.items()}
+        policy = server["policy"] = "sglang"
+        finished["sent"] = _sent(finished.latency, rate, most)
+        caution = "the file has no times at which requests were sent: here "
+        caution += "all at once" if rate in (np.inf, "inf") else f"drawn at random at {rate}/s"
+        caution += f", at most {most} at a time" * bool(most)
+    labels = {"policy": policy, "model": server["model"], "workload.rate": rate, "batch": most}
     num_failed = len(table) - len(finished)
     return _benchmark(labels, finished, num_failed, path, server=server, caution=caution)
 
@@ -200,79 +174,72 @@ def _sent(latency: pd.Series, rate: Any, most: int | None) -> list[float]:
     return sent
 
 
-def _ppas_lines(path: Path) -> list[tuple[str, str | None]]:
-    """Return the lines of a log of ppas-vllm that describe a run, with the model of its server."""
+def _from_ppas(path: Path) -> Iterator[Benchmark]:
+    """Read the runs in a log of ppas-vllm; other files have none."""
+    model = None
     with readable(path, FIX):
-        text = path.read_text(encoding="utf-8", errors="replace")
-    found, model = list[tuple[str, str | None]](), None
-    for line in text.splitlines():
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for line in lines:
         if started := re.match(r"START SERVER: vllm serve (\S+)", line):
             model = started[1]
         elif line.startswith("{'trace_id'"):
-            found.append((line, model))
-    return found
+            # Imported here, as that takes seconds.
+            from sarathi_lab.extensions.after_sarathi.adaptive_budgets import phased
 
-
-def _from_ppas(line: str, model: str | None) -> Benchmark:
-    from sarathi_lab.extensions.after_sarathi.adaptive_budgets import phased  # takes seconds
-
-    row = ast.literal_eval(line)
-    phases = [tuple(map(float, one.split(":"))) for one in row["phase_schedule"].split(",")]
-    sent = phased(phases, int(row["seed"]))
-    unknown: list[Any] = [[] for _ in sent]
-    requests = pd.DataFrame({"arrival_time": sent}).assign(
-        request_id=range(len(sent)),
-        prompt_len=int(row["configured_prompt_tokens"]),
-        output_len=int(row["configured_output_tokens"]),
-        token_times=unknown,
-    )
-    sizes = ("max_num_batched_tokens", "max_num_seqs")
-    server = {name: int(row[name]) for name in sizes} | {"model": model}
-    server |= {"policy": "p_pas" if row["config_name"].startswith("ppas") else "vllm_v1"}
-    label = f"{row['config_name']}, {row['phase_schedule']}, seed {row['seed']}"
-    return Benchmark(
-        {"policy": label, "executor": "server", "is_baseline": False},
-        requests.reindex(columns=list(REQUEST_COLUMNS)),
-        int(row["failed"]),
-        server,
-        {wait: float(row[name]) for name, wait in PPAS_MEANS.items()},
-        "the log has means only, of a client that takes time for each prompt token",
-    )
+            row = ast.literal_eval(line)
+            phases = [tuple(map(float, one.split(":"))) for one in row["phase_schedule"].split(",")]
+            requests = pd.DataFrame({"arrival_time": phased(phases, int(row["seed"]))})
+            unknown: list[Any] = [[]] * len(requests)
+            requests = requests.assign(
+                request_id=requests.index,
+                prompt_len=int(row["configured_prompt_tokens"]),
+                output_len=int(row["configured_output_tokens"]),
+                token_times=unknown,
+            )
+            sizes = ("max_num_batched_tokens", "max_num_seqs")
+            policy = "p_pas" if row["config_name"].startswith("ppas") else "vllm_v1"
+            label = f"{row['config_name']}, {row['phase_schedule']}, seed {row['seed']}"
+            yield Benchmark(
+                {"policy": label, "executor": "server", "is_baseline": False},
+                requests.reindex(columns=list(REQUEST_COLUMNS)),
+                int(row["failed"]),
+                {name: int(row[name]) for name in sizes} | {"model": model, "policy": policy},
+                {wait: float(row[name]) for name, wait in PPAS_MEANS.items()},
+                "the log has means only, of a client that takes time for each prompt token",
+            )
 
 
 def _from_guidellm(content: Mapping[str, Any], path: Path) -> Benchmark:
     requests = content["requests"]
-    table = pd.DataFrame(requests["successful"], columns=list(GUIDELLM)).rename(columns=GUIDELLM)
+    table = pd.DataFrame(requests["successful"], columns=GUIDELLM).set_axis([*LEAST], axis=1)
     table["ttft"] *= 1e-3
     table["gaps"] = [[]] * len(table)
     strategy = (content.get("config") or {}).get("strategy") or {}
-    settings = {"policy": "guidellm", "workload.rate": strategy.get("rate")}
+    labels = {"policy": "guidellm", "workload.rate": strategy.get("rate")}
     num_failed = len(requests.get("errored") or []) + len(requests.get("incomplete") or [])
-    return _benchmark(settings, table, num_failed, path)
+    return _benchmark(labels, table, num_failed, path)
 
 
 def _from_aiperf(records: Sequence[Mapping[str, Any]], path: Path) -> Benchmark:
     profiled = [one for one in records if one["metadata"].get("benchmark_phase") == "profiling"]
-    rows = []
-    for one in (one for one in profiled if not one.get("error")):
-        values = {name: metric["value"] for name, metric in one["metrics"].items()}
-        rows.append(
-            {
-                "prompt_len": values["input_sequence_length"],
-                "output_len": values["output_sequence_length"],
-                "sent": one["metadata"]["request_start_ns"] * 1e-9,
-                "ttft": 1e-3 * values["time_to_first_token"],
-                "gaps": [1e-3 * gap for gap in values.get("inter_chunk_latency", [])],
-                "latency": 1e-3 * values["request_latency"],
-            }
-        )
-    return _benchmark({"policy": "aiperf"}, pd.DataFrame(rows), len(profiled) - len(rows), path)
+    rows = [
+        {"inter_chunk_latency": [], **one["metadata"]}
+        | {name: metric["value"] for name, metric in one["metrics"].items()}
+        for one in profiled
+        if not one.get("error")
+    ]
+    table = pd.DataFrame({name: [row[name] for row in rows] for name in AIPERF})
+    table = table.set_axis([*LEAST, "gaps"], axis=1)
+    table[["ttft", "latency"]] *= 1e-3
+    table["sent"] *= 1e-9
+    table["gaps"] = [[1e-3 * gap for gap in gaps] for gaps in table.gaps]
+    return _benchmark({"policy": "aiperf"}, table, len(profiled) - len(rows), path)
 
 
 def _benchmark(
     settings: Mapping[str, Any], table: pd.DataFrame, num_failed: int, path: Path, **more: Any
 ) -> Benchmark:
-    """Make a benchmark of `table`: sent, ttft, latency, gaps (seconds), prompt_len, output_len."""
+    """Make a benchmark of a table of `LEAST` and gaps, in seconds."""
     if table.empty:
         failed = f"all {num_failed} requests failed" if num_failed else "it has no request"
         raise UserError(f"{path}: {failed}; see the server's log")
