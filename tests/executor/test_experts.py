@@ -66,6 +66,8 @@ def test_replicas_that_share_experts_move_the_pairs_of_the_others_too(tokens):
     moved = 2 * pairs * (5 * MIXTURE.ffn_size + 2 * MIXTURE.hidden_size) * 2
     expected = own + sent + moved / LINKED.memory_rate
     assert shared.of_all((tokens, tokens)) == pytest.approx(expected)
+    alone.hardware = replace(LINKED, link_latency=1.0)  # to gather and to scatter
+    assert SharedExperts(alone, Lockstep(num=2)).of_all((tokens, tokens)) == expected + 2
 
 
 @pytest.mark.parametrize("gpu", ["h100", "rtx-pro-6000"])

@@ -119,7 +119,7 @@ class Replicas(Several):
     def describe(self) -> str:
         return f"{self.num} replicas, {self.router}"
 
-    def cluster(self, schedulers: Sequence[Scheduler], instances: Any) -> Cluster:
+    def cluster(self, schedulers: Sequence[Scheduler], instances: Any) -> Schedulers:
         return Cluster(schedulers, instances, ROUTERS[self.router]())
 
 

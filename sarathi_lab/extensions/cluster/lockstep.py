@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from sarathi_lab.config.checked import one_of, whole
+from sarathi_lab.config.checked import whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Backend, Executor, Sizes, StepResult
 from sarathi_lab.engine.request import Batch, Queues, Request, SequenceState
@@ -21,7 +21,7 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import CostModel
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.experts import Experts
-from sarathi_lab.extensions.cluster import INSTANCES, Several
+from sarathi_lab.extensions.cluster import Replicas
 from sarathi_lab.extensions.cluster.cluster import Schedulers
 from sarathi_lab.extensions.cluster.routers import ROUTERS, Router
 from sarathi_lab.model.roofline import Peaks
@@ -94,18 +94,12 @@ class LockstepReplicas(Schedulers):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lockstep(Several):
+class Lockstep(Replicas):
     """`num` engines in lockstep on one executor. If all of them replay a recorded CUDA graph (of at
     most `graph_tokens`), they compute as many tokens as the fullest, in whole steps.
     """
 
-    num: int = whole(2, minimum=1, fix=INSTANCES)
     graph_tokens: int = whole(0, minimum=0, fix="use a number of tokens such as 512, 0 for none")
-    router: str = one_of("least_loaded", valid=tuple(ROUTERS))
-
-    @property
-    def num_instances(self) -> int:
-        return self.num
 
     def describe(self) -> str:
         return f"{self.num} replicas in lockstep, {self.router}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from helpers import requests_of
@@ -107,6 +108,23 @@ def test_replicas_count_the_iterations_between_prompts_together():
     requests = requests_of(*[(8, 8)] * 4, arrivals=(0.0, 1.5, 2.5, 2.5))
     ledger = serve(requests, engine, SimulatedExecutor(lambda batch: 1.0))
     assert ledger.iterations().num_prefill_tokens.tolist()[:5] == [8, 0, 8, 7 + 7, 0]
+
+
+def test_replicas_that_were_all_idle_count_anew():
+    """Both take a prompt at 5 s, iteration 0 again: the last prompt waits for iteration 3, in
+    which a decode leaves it 7 tokens.
+    """
+    policy = VllmV1(max_num_batched_tokens=8, prefill_schedule_interval=3)
+    engine = EngineConfig(policy, cluster=Lockstep(num=2), **SIZES)
+    requests = requests_of((8, 2), *[(8, 8)] * 3, arrivals=(0.0, 5.0, 5.0, 5.5))
+    ledger = serve(requests, engine, SimulatedExecutor(lambda batch: 1.0))
+    assert ledger.iterations().num_prefill_tokens.tolist()[:6] == [8, 0, 8 + 8, 0, 0, 8 - 1]
+
+
+def test_waiting_for_the_slowest_replica_is_idle_time():
+    scheduler = SimpleNamespace(waited=2.0, transfers=[])
+    _, found = Lockstep(num=2).results(scheduler, {"busy_time": 3.0, "duration": 4.0}, 2)
+    assert found["instance_idle_fraction"] == pytest.approx((2 * 1.0 + 2.0) / (2 * 4.0))
 
 
 def test_only_a_mixture_is_shared():
