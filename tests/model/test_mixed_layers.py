@@ -21,6 +21,7 @@ from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.request import Request, SequenceState
+from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.experts import Experts
@@ -120,6 +121,13 @@ def test_layers_that_are_alike_after_all_take_as_long(tensor):
     mixed = make_cost_model("analytic", replace(spec, layers=stated), H200, 2, parallel)
     assert isinstance(mixed.operations, MixedOperations)
     assert mixed.operation_times(batch) == pytest.approx(as_before.operation_times(batch))
+
+
+def test_both_kinds_of_attention_take_their_shares_of_the_mean_layer():
+    mixed = make_cost_model("analytic", QWEN, H200, 2, Parallel()).operations
+    batch, linear = make_batch(num_decodes=3), LinearTimes(QWEN.layers.linear, H200, 2)
+    _, alone = AnalyticOperations.attention_times(mixed, batch)
+    assert mixed.attention_times(batch)[1] == pytest.approx(alone / 4 + linear.decode(3) * 3 / 4)
 
 
 def test_experts_in_some_layers_take_their_share_of_the_mean_layer():

@@ -40,15 +40,15 @@ class Leaderboard(Serve):
     beside: str | None = None
 
     def check(self, cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
-        if not self.objectives:
-            fix = "name options of slo, such as [strict]"
-            raise UserError(f"task.objectives={list(self.objectives)} ranks by nothing; {fix}")
+        if not self.objectives or isinstance(self.objectives, str):
+            fix = "list options of slo, such as [strict]"
+            raise UserError(f"task.objectives={self.objectives} ranks by nothing; {fix}")
         for name in self.objectives:
             require_one_of("task.objectives", name, option_files("slo"))
             slo: Slo = load_option("slo", name)
             if slo.is_relative and cfg.slo.get("tbt_factor") is None:
-                fix = f"use slo={name}, for which it is timed"
-                raise UserError(f"{name} refers to a decode iteration that is not timed; {fix}")
+                why = f"task.objectives={name} refers to a decode iteration that is not timed"
+                raise UserError(f"{why}; add slo={name}, for which it is")
         self._recorded()
         return super().check(cfg)
 

@@ -75,7 +75,8 @@ def test_what_can_not_be_ranked_is_refused_before_anything_runs(recorded, tmp_pa
     for setting, words in (
         ("task.objectives=[]", "ranks by nothing"),
         ("task.objectives=[stric]", "stric is unknown"),
-        ("slo=none", "use slo=strict"),
+        ("task.objectives=strict", "such as [strict]"),
+        ("slo=none", "add slo=strict"),
         ("task.beside=none.csv", "none.csv can't be read"),
     ):
         assert main([*SMALL, "policy=orca", setting, f"hydra.sweep.dir={tmp_path / 's'}"]) == 2

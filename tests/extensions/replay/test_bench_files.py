@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 from composed import checked, config_of, run
 
 import sarathi_lab as lab
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.extensions.replay.bench_files import read_benchmarks
+from sarathi_lab.extensions.replay.comparison import worst_part
+from sarathi_lab.extensions.replay.iteration_log import COUNTS, predicted
 
 # The same two requests as each client records them: sent 0.5 s apart, tokens at 0.2, 0.3, 0.5 s
 # and at 0.1, 0.15 s after; one more failed.
@@ -254,3 +258,14 @@ def test_a_log_of_iterations_is_timed_alone_and_compared_beside_a_clients_file(t
     ):
         with pytest.raises(UserError, match=words):
             checked("task=validate", "hardware=a100", "host=none", *changed)
+
+
+def test_logged_decodes_share_what_is_cached_beside_the_prompts():
+    logged = pd.DataFrame([[1, 10, 4, 4, 410.0]], columns=[*COUNTS, "cached"])
+    executor = SimulatedExecutor(lambda batch: float(batch.decode_kv_tokens))
+    assert predicted(logged, executor).seconds.tolist() == pytest.approx([400], abs=4)
+
+
+def test_the_part_that_differs_most_is_named():
+    parts = pd.DataFrame({"load": ["a", "a"], "since": [0.0, 5.0], "latency real": [1.0, 3.0]})
+    assert "from 5.0 s" in worst_part(parts.assign(**{"latency simulated": [1.1, 1.0]}))

@@ -167,5 +167,12 @@ def test_capture_sizes_are_other_settings_and_need_a_mode(short_run):
     cfg = config_of("task=validate", f"task.run={short_run}", *ANALYTIC, *graphs)
     (case,) = build(cfg.task).check(cfg)
     assert case.as_run.backend.host.graphs.largest == 512
+    path = short_run / "meta.json"
+    meta = json.loads(path.read_text())
+    meta["engine_kwargs"] |= {"cudagraph_capture_sizes": [1, 4], "cudagraph_mode": "piecewise"}
+    path.write_text(json.dumps(meta))
+    (case,) = build(cfg.task).check(cfg)
+    recorded = case.as_run.backend.host.graphs
+    assert (recorded.mode, list(recorded.sizes)) == ("piecewise", [1, 4])
     assert case.what_if.backend.host.graphs.largest == 8
     assert case.what_if.engine == case.as_run.engine
