@@ -164,7 +164,7 @@ class SimulatedBackend:
     def attending(self) -> Hardware:
         """The hardware with the host's attention kernel and fused kernels."""
         hardware, fused = self.hardware.with_kernel(self.host.attention_kernel), self.host.fused
-        return replace(hardware, fused=tuple(fused)) if fused else hardware
+        return replace(hardware, fused=fused) if fused else hardware
 
     def _cost(self, spec: ModelSpec) -> CostModel:
         hardware, spec = self.attending, SimulatedBackend._held(self, spec)

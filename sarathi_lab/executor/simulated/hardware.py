@@ -125,6 +125,7 @@ class Hardware:
 
     def __post_init__(self) -> None:
         check_fields(self, "hardware.")
+        object.__setattr__(self, "fused", tuple(self.fused))  # hashed; files have lists
         if self.dtype_bytes not in (sizes := sorted(set(DTYPE_BYTES.values()))):
             raise UserError(
                 f"hardware.dtype_bytes={self.dtype_bytes} is not an element size; use one of "
