@@ -208,9 +208,9 @@ def _load(place: str | Path) -> Results:
     path = Path(place)
     if path.is_file() and path.suffix in (".json", ".jsonl"):
         benchmarks = import_module(CLIENT_FILES).read_benchmarks(path)
-        runs = pd.DataFrame([{**one.settings, **one.summary} for one in benchmarks])
+        runs = pd.DataFrame([{**one.labels, **one.summary} for one in benchmarks])
         requests = [partial(getattr, one, "requests") for one in benchmarks]
-        return Results(runs, benchmarks[0].settings, {"requests": requests})
+        return Results(runs, benchmarks[0].labels, {"requests": requests})
     if files.find_runs(path):
         runs = files.load_runs(path)
         if runs.empty:

@@ -127,9 +127,7 @@ def _loads(cases: Sequence[Case], cfg: DictConfig, context: RunContext, where: s
     real, simulated = mean_of([x.real for x in loads]), mean_of([x.simulated for x in loads])
     summary = mean_of([x.simulated for x in others]) if is_changed else simulated
     measured = {name: value for name, value in real.items() if value == value}
-    recorded = _tables(
-        [Load(case.run, case.run.log.iterations, case.run.requests) for case in cases]
-    )
+    recorded = _tables([Load(case.run, case.run.logged, case.run.requests) for case in cases])
     _keep(lambda: Result(recorded, summary=measured), REAL, first, cfg, context)
     compared = metrics.compare(summary, measured, REAL)
     compared |= metrics.compare(summary, simulated, AS_RUN) if is_changed or context.swept else {}
@@ -147,10 +145,10 @@ def _loads(cases: Sequence[Case], cfg: DictConfig, context: RunContext, where: s
     iterations = loads[0].iterations
     if len(loads) == 1 and len(run.timeline):
         tables["over_time"] = over_time(run, iterations)
-    if len(run.log.iterations) and len(loads) == 1:
+    if len(run.logged) and len(loads) == 1:
         schedule = iterations.assign(seconds=iterations.end - iterations.start)
-        tables["schedule"] = schedule_table(run.log.iterations, schedule)
-        share = shared(run.log.iterations, schedule)
+        tables["schedule"] = schedule_table(run.logged, schedule)
+        share = shared(run.logged, schedule)
         notes += [_schedule_display(tables["schedule"])]
         notes += [f"  {share:.0%} of the logged iterations have the tokens of a simulated one"]
     title = f"{where}: {server_of(run)} {run.version}".rstrip() + ", real and simulated"
@@ -166,7 +164,7 @@ def _loads(cases: Sequence[Case], cfg: DictConfig, context: RunContext, where: s
 def _schedules(cases: Sequence[Case], cfg: DictConfig, context: RunContext, where: str) -> Result:
     """Compare the logged iterations with simulated ones of the same batches."""
     (case,) = cases
-    logged = case.run.log.iterations
+    logged = case.run.logged
     times = (case.what_if or case.as_run).predicted()
     table = schedule_table(logged, times)
     each = logged.assign(simulated=times.seconds)

@@ -62,7 +62,7 @@ class Benchmark:
     (seconds) where no request is recorded, and `caution` what of the requests is not.
     """
 
-    settings: Mapping[str, Any]
+    labels: Mapping[str, Any]
     requests: pd.DataFrame
     num_failed: int
     server: Mapping[str, Any] = field(default_factory=dict)
@@ -237,7 +237,7 @@ def _from_aiperf(records: Sequence[Mapping[str, Any]], path: Path) -> Benchmark:
 
 
 def _benchmark(
-    settings: Mapping[str, Any], table: pd.DataFrame, num_failed: int, path: Path, **more: Any
+    labels: Mapping[str, Any], table: pd.DataFrame, num_failed: int, path: Path, **more: Any
 ) -> Benchmark:
     """Make a benchmark of a table of `LEAST` and gaps, in seconds."""
     if table.empty:
@@ -258,6 +258,5 @@ def _benchmark(
         finish_time=np.maximum(sent + numbers.latency, first),
         token_times=token_times,
     )
-    labels = {"executor": "server", "is_baseline": False, "path": str(path)}
-    requests = requests.reindex(columns=list(REQUEST_COLUMNS))
-    return Benchmark({**settings, **labels}, requests, num_failed, **more)
+    labels = {**labels, "executor": "server", "is_baseline": False, "path": str(path)}
+    return Benchmark(labels, requests.reindex(columns=list(REQUEST_COLUMNS)), num_failed, **more)

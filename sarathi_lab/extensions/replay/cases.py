@@ -61,7 +61,7 @@ class Replay:
     def predicted(self) -> pd.DataFrame:
         """Time each iteration of the run's log."""
         executor = self.backend.build(self.spec, None, self.engine.sizes())
-        return predicted(self.run.log.iterations, executor)
+        return predicted(self.run.logged, executor)
 
     def describe(self) -> list[str]:
         """List the settings taken from the run."""
@@ -87,7 +87,7 @@ class Replay:
     def _arrivals(self) -> str:
         requests = self.run.requests
         if requests.empty:
-            return f"{len(self.run.log.iterations)} logged iterations; "
+            return f"{len(self.run.logged)} logged iterations; "
         return f"{len(requests)} requests over {requests.arrival_time.max():.1f} s; "
 
 

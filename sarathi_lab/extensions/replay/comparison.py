@@ -60,7 +60,7 @@ class Load:
             return {f"{name}_mean": value for name, value in self.run.means.items()}
         blocks = quantiles("blocks_used", over_time(self.run, self.iterations).real_blocks)
         requests = self.run.requests
-        found = {**throughput(requests, self.run.duration), **latency(requests)}
+        found = {**throughput(requests, float(requests.finish_time.max())), **latency(requests)}
         return {**found, **blocks, "num_preemptions": math.nan}
 
     @property

@@ -11,16 +11,13 @@ import ast
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import readable
 from sarathi_lab.engine.compositions import make_sequence, run_once
 from sarathi_lab.engine.executor import Executor
@@ -36,48 +33,29 @@ VERSION = re.compile(r"(?:version |engine \(v)(\d+\.\d+)")
 CACHE = re.compile(r"KV cache size: ([\d,]+) tokens")
 COUNTS = ["num_prefills", "num_prefill_tokens", "num_decodes", "num_decode_tokens"]
 KINDS = {(True, False): "prompts", (False, True): "decodes", (True, True): "both"}
+NO_LOG = pd.DataFrame(columns=[*COUNTS, "seconds", "cached"], dtype=float)
 
 
-@dataclass(frozen=True)
-class IterationLog:
-    """`iterations` has `COUNTS`, `seconds` and `cached` (tokens, NaN if the log has no size of the
-    cache); `server` has what the log states of the arguments.
+def read_log(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Read a server's log: its iterations (`COUNTS`, `seconds` and `cached`, which are tokens, NaN
+    if the log has no size of the cache), none in another file, and what it states of the server.
     """
-
-    iterations: pd.DataFrame
-    server: Mapping[str, Any]
-    version: str
-
-
-NO_LOG = IterationLog(pd.DataFrame(columns=[*COUNTS, "seconds", "cached"], dtype=float), {}, "")
-
-
-def read_log(path: Path) -> IterationLog | None:
-    """Read a server's log; None for a file without logged iterations. Raises UserError."""
     with readable(path, FIX):
         text = path.read_text(encoding="utf-8", errors="replace")
-    if not (found := ITERATION.findall(text)):
-        return None
-    table = pd.DataFrame(found, columns=[*COUNTS, "seconds", "cached"]).astype(float)
-    table = table[table.num_prefill_tokens + table.num_decode_tokens > 0]
-    size = CACHE.search(text)
-    num_tokens = int(size[1].replace(",", "")) if size else math.nan
+    table = pd.DataFrame(ITERATION.findall(text), columns=list(NO_LOG)).astype(float)
+    table = table[table.num_prefill_tokens + table.num_decode_tokens > 0].reset_index(drop=True)
     server: dict[str, Any] = {}
     if arguments := ARGUMENTS.search(text):
         with suppress(ValueError, SyntaxError):  # of values that are no literals
             server = ast.literal_eval(arguments[1])
-    if size:
+    if version := VERSION.search(text):
+        server["version"] = version[1]
+    num_tokens = math.nan
+    if size := CACHE.search(text):
+        num_tokens = int(size[1].replace(",", ""))
         server["num_gpu_blocks"] = num_tokens // int(server.get("block_size") or 16)
-    version = VERSION.search(text)
-    iterations = table.assign(seconds=1e-3 * table.seconds, cached=num_tokens * table.cached / 100)
-    return IterationLog(iterations.reset_index(drop=True), server, version[1] if version else "")
-
-
-def require_log(path: Path) -> IterationLog:
-    """Read a server's log. Raises UserError for one without logged iterations."""
-    if (log := read_log(path)) is None:
-        raise UserError(f"task.log={path} has no iteration of vLLM; {FIX}")
-    return log
+    cached = num_tokens * table.cached / 100
+    return table.assign(seconds=1e-3 * table.seconds, cached=cached), server
 
 
 def predicted(logged: pd.DataFrame, executor: Executor) -> pd.DataFrame:

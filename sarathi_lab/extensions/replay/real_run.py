@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,8 @@ from sarathi_lab.extensions.replay.bench_files import (
     read_objects,
     refuse_rows,
 )
-from sarathi_lab.extensions.replay.iteration_log import NO_LOG, IterationLog, read_log, require_log
+from sarathi_lab.extensions.replay.iteration_log import FIX as LOG_FIX
+from sarathi_lab.extensions.replay.iteration_log import NO_LOG, read_log
 
 NULL_BLOCKS = 1  # of vLLM's blocks, never allocated
 ENGINE_TIMES = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
@@ -118,16 +119,13 @@ class ServerSettings:
         return max(CudaGraphs(**self.graphs).captured, default=0)
 
 
-@dataclass(frozen=True)
-class RealRun:
-    """Settings of a server and its measurements.
+@dataclass(frozen=True, kw_only=True)
+class RealRun(Benchmark):
+    """A benchmark and the settings of its server, of which `policy` is a name of conf/policy.
 
-    `requests` has the ledger's columns that a run records, with times in seconds since the first
-    arrival. The engine's clock is shifted so that the shortest way from arrival to queue is zero:
-    what all requests take to the engine is in neither these times nor in simulated ones.
-    `timeline` has `SERIES`, in seconds since about then, and may be empty, as may `log` be, and
-    `requests` where it is the log of one. `means` and `caution` are the benchmark's, `policy` is
-    the server's, of conf/policy.
+    The engine's clock is shifted so that the shortest way from arrival to queue is zero: what all
+    requests take to the engine is in neither these times nor in simulated ones. `requests` may be
+    empty, as may `timeline` (`SERIES`, in seconds since about the first arrival) and `logged`.
     """
 
     source: str
@@ -135,18 +133,10 @@ class RealRun:
     settings: ServerSettings
     hardware: str | None
     link: tuple[float, float] | None  # bytes/s and seconds
-    requests: pd.DataFrame
     timeline: pd.DataFrame
-    name: str = ""  # among several loads
-    policy: str = "vllm_v1"
-    log: IterationLog = NO_LOG
-    means: Mapping[str, float] = field(default_factory=dict)
-    caution: str = ""
-
-    @property
-    def duration(self) -> float:
-        """Seconds from the first arrival to the last token."""
-        return float(self.requests.finish_time.max())
+    name: str  # among several loads
+    policy: str
+    logged: pd.DataFrame  # iterations
 
 
 def read_runs(
@@ -156,91 +146,103 @@ def read_runs(
     by the names of `NEEDED` replace recorded ones. Raises UserError that names the file and what is
     wrong in it, or the settings that are stated nowhere.
     """
-    path = Path(place).expanduser()
-    logged = NO_LOG if log is None else require_log(Path(log).expanduser())
+    path, logged, of_log = Path(place).expanduser(), NO_LOG, dict[str, Any]()
+    if log is not None:
+        logged, of_log = read_log(Path(log).expanduser())
+        if logged.empty:
+            raise UserError(
+                f"task.log={Path(log).expanduser()} has no iteration of vLLM; {LOG_FIX}"
+            )
     if path.is_dir():
-        benchmarks, folder = [Benchmark({}, _requests(path / "requests.jsonl"), 0)], path
-    elif path.is_file():
-        folder = path.parent
-        if (alone := read_log(path)) is not None:
-            nothing = pd.DataFrame(columns=[*OF_LEDGER.values(), "token_times"])
-            benchmarks, logged = [Benchmark({"policy": ""}, nothing, 0)], alone
-        else:
-            benchmarks = read_benchmarks(path)
-    else:
+        benchmarks = [Benchmark({}, _requests(path / "requests.jsonl"), 0)]
+    elif not path.is_file():
         raise UserError(f"task.run={place} is not a folder or a file; {FIX}")
-    recorded = _recorded(folder, is_needed=path.is_dir())
-    known = {name: value for name, value in (given or {}).items() if value is not None}
-    runs = [_real_run(one, path, recorded, logged, known) for one in benchmarks]
-    return [replace(run, name=f"{i}: {run.name}") for i, run in enumerate(runs, 1)]
+    elif len((alone := read_log(path))[0]):
+        logged, of_log = alone
+        nothing = pd.DataFrame(columns=[*OF_LEDGER.values(), "token_times"])
+        benchmarks = [Benchmark({}, nothing, 0)]
+    else:
+        benchmarks = read_benchmarks(path)
+    stated, recorded = _recorded(path)
+    named = {name: value for name, value in (given or {}).items() if value is not None}
+    runs = []
+    for i, one in enumerate(benchmarks, 1):
+        versions = (stated[0].get("version"), of_log.get("version"), one.server.get("version"))
+        version = next((str(known) for known in versions if known), "")
+        rate = one.labels.get("workload.rate")
+        label = one.labels.get("policy", "") + (f" at {rate}/s" if rate else "")
+        known = {"host": version, "hardware": recorded["hardware"], **named}
+        run = RealRun(
+            **{**vars(one), **recorded},
+            source=str(path),
+            version=version,
+            settings=_settings(path, [one.server, *stated, of_log, named], known),
+            name=f"{i}: {label}",
+            policy=one.server.get("policy", "vllm_v1"),
+            logged=logged,
+        )
+        runs.append(run)
+    return runs
 
 
-def _recorded(folder: Path, *, is_needed: bool) -> dict[str, Any]:
-    """Read what is recorded of a server beside its requests."""
-    meta_path, config_path = folder / "meta.json", folder / "config.json"
-    has_meta = is_needed or meta_path.is_file()
-    meta = read_object(meta_path, FIX) if has_meta else {}
-    config = read_object(config_path, FIX) if is_needed and config_path.is_file() else {}
-    instance = _first_instance(config)
-    rate, delay = config.get("link_bw"), config.get("link_latency")  # GB/s, nanoseconds
-    return {
-        "server": _stated(meta_path, meta, instance) if has_meta else {},
-        "version": str(meta.get("vllm_version", "")),
-        "hardware": instance.get("hardware") or _part(meta, "hardware").get("device_name"),
-        "link": (rate * 1e9, delay * 1e-9) if rate and delay is not None else None,
-        "timeline": _timeline(folder / "timeseries.csv" if is_needed else Path()),
-    }
-
-
-def _real_run(
-    benchmark: Benchmark,
-    path: Path,
-    recorded: Mapping[str, Any],
-    log: IterationLog,
-    given: Mapping[str, Any],
-) -> RealRun:
-    """Merge what is stated of a server. Raises UserError for what it is not, in one line."""
-    stated: dict[str, Any] = {}
-    for part in (benchmark.server, recorded["server"], log.server, given):
-        stated |= {name: value for name, value in part.items() if value is not None}
-    version = recorded["version"] or log.version or str(benchmark.server.get("version") or "")
-    known = {"hardware": recorded["hardware"], "host": version or None} | stated
-    if missing := [words for name, words in NEEDED.items() if known.get(name) is None]:
+def _settings(
+    path: Path, parts: Sequence[Mapping[str, Any]], known: Mapping[str, Any]
+) -> ServerSettings:
+    """Merge what `parts` state, the last one first. Raises UserError for what is neither stated nor
+    `known` otherwise.
+    """
+    names = [one.name for one in fields(ServerSettings)]
+    stated = {name: one[name] for one in parts for name in names if one.get(name) is not None}
+    has = {name for name, value in {**known, **stated}.items() if value}
+    if missing := [words for name, words in NEEDED.items() if name not in has]:
         what, flags = zip(*missing, strict=True)
         raise UserError(
             f"{path} does not state the server's {', '.join(what)}; add {' '.join(flags)}"
         )
-    names = {one.name for one in fields(ServerSettings)}
-    rate = benchmark.settings.get("workload.rate")
-    return RealRun(
-        source=str(path),
-        version=version,
-        settings=ServerSettings(**{key: stated[key] for key in names & stated.keys()}),
-        hardware=recorded["hardware"],
-        link=recorded["link"],
-        requests=benchmark.requests,
-        timeline=recorded["timeline"],
-        name=benchmark.settings.get("policy", "") + (f" at {rate}/s" if rate else ""),
-        policy=stated.get("policy", "vllm_v1"),
-        log=log,
-        means=benchmark.means,
-        caution=benchmark.caution,
+    return ServerSettings(**stated)
+
+
+def _recorded(path: Path) -> tuple[list[Mapping[str, Any]], dict[str, Any]]:
+    """Read what the files beside requests state of the server, the engine's arguments last, and of
+    its hardware and use.
+    """
+    folder = path if path.is_dir() else path.parent
+    meta_path, config_path, line_path = (
+        folder / name for name in ("meta.json", "config.json", "timeseries.csv")
     )
-
-
-def _stated(path: Path, meta: Mapping[str, Any], instance: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge what the parts of a run's files state, the engine's arguments last."""
-    if not isinstance(meta.get("engine_kwargs"), dict):
-        raise UserError(f"{path} has no engine_kwargs, vLLM's arguments; record the run again")
+    has_meta = path.is_dir() or meta_path.is_file()
+    meta = read_object(meta_path, FIX) if has_meta else {"engine_kwargs": {}}
+    if not isinstance(engine := meta.get("engine_kwargs"), dict):
+        raise UserError(f"{meta_path} has no engine_kwargs, vLLM's arguments; record the run again")
+    config, instance = dict[str, Any](), dict[str, Any]()
+    timeline = pd.DataFrame(columns=list(SERIES), dtype=float)
+    if path.is_dir() and config_path.is_file():
+        config = read_object(config_path, FIX)
+        with suppress(KeyError, IndexError, TypeError, ValueError):  # of LLMServingSim: its first
+            instance = dict(config["nodes"][0]["instances"][0])
+    if path.is_dir() and line_path.is_file():
+        with readable(line_path, "correct it, or delete it"):
+            timeline = pd.read_csv(line_path)
+        timeline = finite_numbers(line_path, timeline, SERIES)
+    rate, delay = config.get("link_bw"), config.get("link_latency")  # GB/s, nanoseconds
     resolved = _part(meta, "resolved_config")
-    stated = {"model": meta.get("model")}
-    stated["gpu_memory_utilization"] = _part(instance, "npu_mem").get("mem_util")
-    stated["max_model_len"] = _part(resolved, "model_config").get("max_model_len")
-    parts = [stated, *(_part(resolved, f"{name}_config") for name in ("scheduler", "compilation"))]
-    engine = meta["engine_kwargs"]
-    parts += [_part(meta, "kv_cache"), _part(engine, "compilation_config"), engine]
-    names = [one.name for one in fields(ServerSettings)]
-    return {name: part[name] for part in parts for name in names if part.get(name) is not None}
+    parts = [
+        {
+            "version": meta.get("vllm_version"),
+            "model": meta.get("model"),
+            "gpu_memory_utilization": _part(instance, "npu_mem").get("mem_util"),
+            "max_model_len": _part(resolved, "model_config").get("max_model_len"),
+        },
+        *(_part(resolved, f"{name}_config") for name in ("scheduler", "compilation")),
+        _part(meta, "kv_cache"),
+        _part(engine, "compilation_config"),
+        engine,
+    ]
+    return parts, {
+        "hardware": instance.get("hardware") or _part(meta, "hardware").get("device_name"),
+        "link": (rate * 1e9, delay * 1e-9) if rate and delay is not None else None,
+        "timeline": timeline,
+    }
 
 
 def _part(of: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -250,14 +252,6 @@ def _part(of: Mapping[str, Any], key: str) -> Mapping[str, Any]:
         with suppress(ValueError):
             value = json.loads(value)
     return value if isinstance(value, dict) else {}
-
-
-def _first_instance(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the first engine of LLMServingSim's configuration."""
-    try:
-        return dict(config["nodes"][0]["instances"][0])
-    except (KeyError, IndexError, TypeError, ValueError):
-        return {}
 
 
 def _requests(path: Path) -> pd.DataFrame:
@@ -272,11 +266,3 @@ def _requests(path: Path) -> pd.DataFrame:
     table = table.sort_values("arrival_time", ignore_index=True)[list(OF_LEDGER)]
     unknown: list[Any] = [[] for _ in rows]
     return table.rename(columns=OF_LEDGER).assign(request_id=table.index, token_times=unknown)
-
-
-def _timeline(path: Path) -> pd.DataFrame:
-    if not path.is_file():
-        return pd.DataFrame(columns=list(SERIES), dtype=float)
-    with readable(path, "correct it, or delete it"):
-        table = pd.read_csv(path)
-    return finite_numbers(path, table, SERIES)
