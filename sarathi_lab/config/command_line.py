@@ -67,9 +67,7 @@ class Arguments:
 
 
 def read_arguments(args: Sequence[str]) -> Arguments:
-    """Read a command line; of `resume=FOLDER` alone that of the sweep there. Raises UserError for
-    unknown options, settings and folders.
-    """
+    """Read a command line; of `resume=FOLDER` alone that of the sweep there. Raises UserError."""
     for arg in args:
         if re.match(r"-[^-].", arg) and arg not in ("-sc", "-cd"):
             raise _unknown(arg)  # argparse would take -chunk for -c hunk
@@ -194,9 +192,7 @@ def _values(override: Override) -> list[str]:
 
 @contextmanager
 def explained(settings: Sequence[str], *kinds: type[Exception]) -> Iterator[None]:
-    """Raise UserError for errors about `settings` in the block: of these kinds, else for any of
-    Hydra and OmegaConf.
-    """
+    """Raise UserError for errors about `settings`: of these `kinds`, else Hydra's, OmegaConf's."""
     kinds = kinds or (HydraException, OmegaConfBaseException, ValueError)
     try:
         yield
@@ -217,8 +213,7 @@ def _explain(error: Exception, settings: Sequence[str]) -> UserError:
         return UserError(f"hydra/launcher={found[1]} needs a package that is missing; {fix}")
     if found := re.search(r"Could not override '([\w.@/]+)'", message + cause):
         return _unknown_key(found[1], settings)
-    lines = [line.strip() for line in f"{message}\n{cause}".splitlines() if line.strip()]
-    first = lines[0] if lines else type(error).__name__
+    first = f"{message}\n{cause}".strip().partition("\n")[0].strip() or type(error).__name__
     return UserError(f"{' '.join(settings)}: {first}; --help shows the settings")
 
 
@@ -228,9 +223,7 @@ def several_values(setting: str) -> UserError:
 
 
 def chosen_options(settings: Sequence[str]) -> dict[str, Path]:
-    """The file of the option of each group that the defaults or `settings` choose, of several the
-    first.
-    """
+    """The file of the (first) option of each group that the defaults or `settings` choose."""
     parsed, folders = OverridesParser.create().parse_overrides(list(settings)), folders_of(settings)
     typed = {one.key_or_group: next(iter(_values(one)), "") for one in parsed}
     overlay = option_files("experiment", folders).get(typed.get("experiment", ""))

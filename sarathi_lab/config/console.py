@@ -21,9 +21,7 @@ _shown: list[str] = []  # what is in progress
 
 
 def console() -> Console:
-    """Standard output, wide enough for the tables where it is a file; in a notebook, too, so that
-    who catches standard output has all of it.
-    """
+    """Standard output, in a notebook, too; wide enough for the tables where it is a file."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
@@ -94,9 +92,7 @@ def progress_of(
 
 @contextmanager
 def repeated(function: Callable[[], None], seconds: float) -> Iterator[None]:
-    """Call `function` every so many seconds from a thread meanwhile: a single step may take
-    minutes.
-    """
+    """Call `function` every so many seconds from a thread: a single step may take minutes."""
     stop = threading.Event()
 
     def repeat() -> None:

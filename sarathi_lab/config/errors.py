@@ -117,9 +117,7 @@ def require_list(
 
 
 def as_user_error(error: BaseException) -> UserError | None:
-    """What the user can mend of an error: a mistake, a missing package, or a file that found no
-    room; else None.
-    """
+    """What the user can mend of an error: a mistake, a missing package, a full disk; else None."""
     if isinstance(error, UserError):
         return error
     if isinstance(error, ModuleNotFoundError):

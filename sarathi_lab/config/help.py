@@ -27,9 +27,7 @@ COLUMNS = 80
 
 
 def help_text(settings: Sequence[str]) -> str:
-    """The groups with their options, then the files of the defaults and of the options that
-    `settings` choose.
-    """
+    """The groups with their options, then the files of the defaults and of `settings`' options."""
     folders, lines = folders_of(settings), [f"usage: {typed('run')} {OPTIONS}"]
     for group in (*CHOICES, "hydra/sweeper"):
         options = option_files(group, folders)

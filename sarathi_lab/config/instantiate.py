@@ -34,7 +34,6 @@ GROUPS = (
     *("task", "policy", "workload", "executor", "model", "hardware", "host", "cluster", "slo"),
     *("speculation", "tracking"),
 )
-
 CHOICES = (*GROUPS, "experiment")  # what has options
 ROUND = "repetition"  # the setting that numbers the rounds of a sweep
 # Names that some option of a group reads and others don't.
@@ -53,8 +52,6 @@ READ_BY_ALL_TASKS = (
 )
 MOST_ROUNDS = 1000
 OF_RUNS = ("repeat", ROUND, "plot")  # read for tasks whose runs a sweep compares
-
-
 IN_FLIGHT = ("batch", "executor.pipeline_parallel", "cluster.num", "cluster.decode")
 
 
@@ -73,9 +70,7 @@ def name_of(setting: str) -> str:
 
 
 def build(node: DictConfig | ListConfig, kind: Any = object) -> Any:
-    """Instantiate a config node, which must make a `kind`; a UserError raised by its constructor
-    comes out as itself.
-    """
+    """Instantiate a config node, which must make a `kind`. Raises UserError as constructors do."""
     try:
         built = instantiate(node, _convert_="all")
     except InstantiationException as error:

@@ -58,9 +58,7 @@ def read_object(path: Path, fix: str) -> dict[str, Any]:
 
 
 def json_object(text: str, where: str, fix: str = "write one object a line") -> dict[str, Any]:
-    """A line of JSONL, or a file of JSON. Raises UserError, naming the place, for what is no
-    object.
-    """
+    """The object in a line of JSONL or a file of JSON. Raises UserError, naming the place."""
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:

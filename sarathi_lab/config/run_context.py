@@ -250,9 +250,7 @@ def fingerprint(configs: Sequence[Mapping[str, Any]], search: object) -> str:
 
 
 class JobStatus(Callback):
-    """Leaves finished.json or failed.json in the folder of each job of a sweep, and in output.txt
-    what jobs in other processes print, as their texts would mix.
-    """
+    """Leaves finished.json or failed.json in each job's folder, output.txt of other processes."""
 
     def on_job_start(
         self, config: DictConfig, *, task_function: TaskFunction, **kwargs: Any

@@ -195,9 +195,7 @@ class LabSweeper(Sweeper):
         return self.is_sweep and self.config.hydra.runtime.choices["hydra/launcher"] != "basic"
 
     def run(self, *, reports: bool = True) -> None:
-        """Run the checked jobs; a sweep then `reports` on all. Raises UserError for runs that
-        stopped.
-        """
+        """Run the checked jobs; a sweep then `reports`. Raises UserError for runs that stopped."""
         cfg, setting = self.jobs[0].cfg, "hydra.sweep.dir" if self.is_sweep else "hydra.run.dir"
         make_folder(Path(str(cfg.output)), "output")
         make_folder(self.record.folder, setting)

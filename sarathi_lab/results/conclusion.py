@@ -33,10 +33,8 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     as all of them need at once. More than `MOST` workloads leave the best and the worst.
     """
     base = analysis.reference(runs)
-    names: tuple[str, ...] = CLOSED
-    if arrive_over_time(runs):
-        names = OVER_TIME
-    names = tuple(name for name in names if name in runs and runs[name].notna().any())
+    wanted = OVER_TIME if arrive_over_time(runs) else CLOSED
+    names = [name for name in wanted if name in runs and runs[name].notna().any()]
     if base is None or not names:
         return []
     runs = runs.reset_index(drop=True)
@@ -63,8 +61,8 @@ def _best(
     """Return the runs of the best settings, and among how many they were chosen."""
     keys = analysis.group_keys(group, settings)
     typical = group.groupby(keys, sort=False)[list(names)].median()
-    by = [name for name in ("slo_attainment", "tbt_p99") if name in names]
-    by = by if "throughput" not in names else ["throughput"]
+    order = ("throughput",) if "throughput" in names else ("slo_attainment", "tbt_p99")
+    by = [name for name in order if name in names]
     is_less = [less_is_better(name) for name in by]
     first = typical.sort_values(by, ascending=is_less, kind="stable").index[0]
     return group[keys == first], len(typical)
@@ -86,8 +84,7 @@ def _sentence(
         ratio = float(samples.median())
         row = {"quantity": f"{name}_vs_{base}", "policy": "", "value": ratio}
         is_decided = analysis.is_decided({**row, **ends._asdict(), "num_samples": number}, noise)
-        is_more = ratio > 1
-        word = "better" if is_more != less_is_better(name) else "worse"
+        word = "better" if (ratio > 1) != less_is_better(name) else "worse"
         word = "equal" if samples.eq(1).all() else word if is_decided else "undecided"
         parts[word].append(_in_words(name, runs[name].median(), ratio, ends[:2], number))
         confidence = min(confidence, max(0.0, 1 - at_once * (1 - ends.confidence)))

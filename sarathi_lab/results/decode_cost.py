@@ -61,9 +61,7 @@ def fullest_hybrid(iterations: pd.DataFrame) -> Sizes | None:
 def measure_decode_cost(
     executor: Executor, sizes: Sizes, *, num_blocks: int, block_size: int, seconds: float = 1.5
 ) -> DecodeCost:
-    """Run the three batches in turn for `seconds` of wall time (3 to 15 times each); on a pipeline
-    a stage's time counts.
-    """
+    """Run the three batches in turn, 3 to 15 times in `seconds`; of a pipeline a stage counts."""
     sizes = _fitted(sizes, num_blocks, block_size)
     whole = make_batch(**sizes, blocks=BlockManager(num_blocks, block_size))
     parts = [(one.sequence, one.num_tokens) for one in whole.chunks]

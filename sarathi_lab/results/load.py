@@ -179,9 +179,7 @@ def new_name(name: str) -> str:
 
 
 def load_paper(figure: str) -> pd.DataFrame:
-    """Load the paper's points of a figure or table, such as "fig09" or "table2": panel, series, x,
-    y and unit.
-    """
+    """Load the paper's points (panel, series, x, y, unit) of a figure or table, such as "fig09"."""
     path = EXPERIMENTS / "sarathi" / "paper" / f"{figure}.csv"
     if not path.is_file():
         known = ", ".join(sorted(option.stem for option in path.parent.glob("*.csv")))

@@ -16,14 +16,8 @@ from sarathi_lab.results.serving_metrics import QUANTILES, latency, quantiles
 WAITS = ("ttft", "tbt", "tpot", "latency", "normalised_latency", "bubble_time")
 # Compared with a baseline: <name>_vs_<baseline> is the run's value divided by the baseline's.
 COMPARED = (
-    "throughput",
-    "output_throughput",
-    "decode_throughput",
-    "decode_time_marginal",
-    "kv_read_bytes",
-    "kv_reread_factor",
-    "duration",
-    "bubble_fraction",
+    *("throughput", "output_throughput", "decode_throughput", "decode_time_marginal"),
+    *("kv_read_bytes", "kv_reread_factor", "duration", "bubble_fraction"),
     *(f"{name}_p{int(q * 100)}" for name in WAITS for q in QUANTILES),
 )
 # Difference in the share of iterations replayed as CUDA graphs above which policies are not
@@ -64,14 +58,13 @@ def summarise(
     decodes.
     """
     busy, roofline = iterations.busy.sum(), iterations.roofline.sum()
+    kv_tokens = iterations.prefill_kv_tokens.sum()
     summary = {
         "num_iterations": len(iterations),
         **throughput(requests, iterations.end.max()),
         **_decode(iterations, decode_cost),
         "kv_read_bytes": iterations.kv_bytes.sum(),
-        "kv_reread_factor": (
-            iterations.prefill_kv_tokens.sum() / iterations.num_prefill_tokens.sum()
-        ),
+        "kv_reread_factor": kv_tokens / iterations.num_prefill_tokens.sum(),
         **latency(requests),
         "busy_time": busy,
         "roofline": roofline,
@@ -97,11 +90,6 @@ def pipeline_metrics(
     idle = (bubbles.end - bubbles.start).sum() / num_stages
     share = float(idle / (idle + iterations.busy.sum()))
     return {"bubble_fraction": share, **quantiles("bubble_time", requests.bubble_time)}
-
-
-def prefix_metrics(requests: pd.DataFrame) -> dict[str, float]:
-    """Return the hit rate of prefix caching."""
-    return {"prefix_hit_rate": float(requests.prefix_hit_tokens.sum() / requests.prompt_len.sum())}
 
 
 def compare(
@@ -206,11 +194,10 @@ def starved_time(iterations: pd.DataFrame) -> pd.Series:
     launches: the time beyond its roofline (all without that column) if it ended with its launches.
     """
     took = iterations.end - iterations.start
-    is_starved = ~iterations.is_replayed.astype(bool) & (
-        iterations.launching_time >= STARVED * took
-    )
+    launching, is_replayed = iterations.launching_time, iterations.is_replayed.astype(bool)
+    is_starved = ~is_replayed & (launching > 0) & (launching >= STARVED * took)
     work = iterations.roofline if "roofline" in iterations else 0.0
-    return (took - work).clip(lower=0.0).where(is_starved & (iterations.launching_time > 0), 0.0)
+    return (took - work).clip(lower=0.0).where(is_starved, 0.0)
 
 
 def _overheads(iterations: pd.DataFrame) -> dict[str, float]:

@@ -90,9 +90,8 @@ def summary_table(
         | {column: cell(name + end, summary.get(name + end)) for column, end in columns.items()}
         for name in shown
     ]
-    left_out = len(names) - len(shown)
-    more = [f"  {left_out} more in summary.json; -v prints them"] if left_out else []
-    return [DisplayTable(rows, left=[""]), *more]
+    more = f"  {len(names) - len(shown)} more in summary.json; -v prints them"
+    return [DisplayTable(rows, left=[""]), *([more] if len(names) > len(shown) else [])]
 
 
 def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None:
@@ -143,9 +142,8 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     """
     runs = sweep_analysis.in_order(runs.reset_index(drop=True)).reset_index(drop=True)
     runs = sweep_analysis.with_short_devices(runs)
-    columns, others = {"throughput": "tokens/s"}, SWEEP_COLUMNS
-    if arrive_over_time(runs):
-        others = OVER_TIME
+    columns = {"throughput": "tokens/s"}
+    others = OVER_TIME if arrive_over_time(runs) else SWEEP_COLUMNS
     if (base := sweep_analysis.reference(runs)) is not None:
         runs = sweep_analysis.relative(runs, "throughput", base)
         columns[f"throughput_vs_{base}"] = f"x {base}"
@@ -162,7 +160,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
         for name in known:
             scale, unit = _unit(name, runs[name])
             heading = f"{columns[name]}{unit}\n{'v' if less_is_better(name) else '^'}"
-            row[heading] = _median(name, found.get(name), scale)
+            row[heading] = _median(name, found[name], scale) if name in found else "-"
         rows.append(row)
     most = table["num_samples"].max()
     signs = {
@@ -188,15 +186,11 @@ def _unit(name: str, values: pd.Series) -> tuple[float, str]:
     return scale, "\n[ms]" if scale == MILLISECONDS else "\n[s]"
 
 
-def _median(name: str, row: Mapping[Any, Any] | None, scale: float) -> str:
-    if row is None:
-        return "-"
+def _median(name: str, row: Mapping[Any, Any], scale: float) -> str:
     if "_vs_" in name:
         return f"{'' if row['is_decided'] else '~'}{row['value']:.2f}"
-    if name == "slo_attainment":
-        return f"{row['value']:.1%}"
-    is_noise = name == MARGINAL and row["value"] <= 0
-    return "noise" if is_noise else amount(row["value"] * scale)
+    is_as_of_run = name == "slo_attainment" or (name == MARGINAL and row["value"] <= 0)
+    return cell(name, row["value"]) if is_as_of_run else amount(row["value"] * scale)
 
 
 def cell(name: str, value: float | None) -> str:
@@ -213,8 +207,7 @@ def cell(name: str, value: float | None) -> str:
 
 def operation_display(table: pd.DataFrame) -> DisplayTable:
     """Display an operation table, longest first."""
-    headings = {"operation": "operation", "seconds": "seconds", "share": "of all"}
-    headings["time_over_roofline"] = "/ roofline"
-    rows = table.sort_values("seconds", ascending=False)[list(headings)].rename(columns=headings)
+    rows = table.sort_values("seconds", ascending=False).drop(columns="roofline")
+    rows = rows.rename(columns={"share": "of all", "time_over_roofline": "/ roofline"})
     formats = {"seconds": ".3f", "of all": ".1%", "/ roofline": ".2f"}
     return DisplayTable(rows.to_dict("records"), left=["operation"], formats=formats)

@@ -126,8 +126,8 @@ def write(result: Result, context: RunContext, tracker: Tracker, *, is_run: bool
 def write_stopped(result: Result, context: RunContext, error: str) -> None:
     """Save the part of a run that stopped, without run.json."""
     _save(result, context.run_dir)
-    labels = {"task": context.task, **result.labels, "error": error}
-    write_json(context.run_dir / "failed.json", labels)
+    why = {"task": context.task, **result.labels, "error": error}
+    write_json(context.run_dir / "failed.json", why)
 
 
 def track(
@@ -157,10 +157,9 @@ def _columns(result: Result, context: RunContext) -> dict[str, Any]:
     if where := columns.get("device"):
         if columns.get("executor") != "simulated":  # two machines may have the same model of CPU
             where = f"{where} ({columns['hostname']})"
-        columns["where"] = where
         named = [columns.get("policy", context.task), columns.get("chunk")]
         policy = " ".join(str(one) for one in named if one is not None)
-        columns["policy_where"] = f"{policy}, {where}"
+        columns |= {"where": where, "policy_where": f"{policy}, {where}"}
     return {**columns, "settings": without_unread(result.config or {})}
 
 

@@ -207,9 +207,8 @@ def is_good(requests: pd.DataFrame, slo: Slo) -> dict[str, NDArray[np.bool_]]:
     values = waits(requests)
     if slo.tbt is not None:
         gaps_of = [np.diff(times) for times in requests.token_times]
-        values["tbt"] = np.array(
-            [np.quantile(one, slo.quantile) if len(one) else np.nan for one in gaps_of]
-        )
+        ends = [np.quantile(one, slo.quantile) if len(one) else np.nan for one in gaps_of]
+        values["tbt"] = np.array(ends)
     met = {name: ~(values[name] > bound) for name, bound in slo.bounds.items()}
     return {**met, "all": np.all([np.ones(len(requests), dtype=bool), *met.values()], axis=0)}
 

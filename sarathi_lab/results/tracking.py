@@ -232,9 +232,7 @@ def require_login(what: str, mend: str) -> None:
 
 
 def fetch_runs(project: str) -> list[tuple[dict[str, Any], dict[str, float]]]:
-    """Return settings and summary of each run of "entity/project" on W&B's server that served
-    requests. Raises UserError if there are none.
-    """
+    """Return settings and summary of each run that served on W&B's server; UserError if none."""
     import wandb
 
     try:

@@ -60,8 +60,7 @@ class Window:
         """Return the part that counts, from the ledger's tables. Raises RunError if it is empty."""
         duration = float(iterations.end.max())
         arrivals = np.sort(requests.arrival_time.to_numpy(dtype=float))
-        start, is_start_share = self._cut("warmup")
-        end, is_end_share = self._cut("cooldown")
+        (start, is_start_share), (end, is_end_share) = map(self._cut, ("warmup", "cooldown"))
         if is_start_share:
             start = arrivals[math.floor(start * len(arrivals) + ROUNDING)]
         num_late = math.floor(end * len(arrivals) + ROUNDING) if is_end_share else 0

@@ -84,8 +84,7 @@ class Task(ABC):
 
     def check_objective(self, objective: str) -> None:
         """Refuse an objective of a search that summary.json can't have."""
-        quantity = objective.partition("_vs_")[0]
-        require_one_of("hydra.sweeper.objective", quantity, HEADINGS)
+        require_one_of("hydra.sweeper.objective", objective.partition("_vs_")[0], HEADINGS)
 
 
 def run_task(cfg: DictConfig, context: RunContext) -> None:

@@ -26,9 +26,7 @@ FIRST += ["real_completion"]  # claims of the front page
 
 
 def readme_table(table: pd.DataFrame) -> str:
-    """Format the verdicts in Markdown: a row per claim, a column per device, one for the simulated
-    devices.
-    """
+    """Format the verdicts in Markdown: a row per claim, a column per device, one for simulated."""
     devices = _measured_devices(table)
     rows = [["claim", "source", "expected", *devices, "simulated"]]
     for _, judged in table[~_is_after(table)].groupby("id", sort=False):
@@ -57,14 +55,10 @@ def count_table(table: pd.DataFrame) -> str:
 
 def names_table(table: pd.DataFrame) -> str:
     """Format SARATHI's claims in Markdown, by verdict and `id`."""
-    found = _ids_by_verdict(_of_paper(table))
+    found = _ids_by_verdict(table[table.source.str.startswith("SARATHI")])
     rows = [["verdict", *found]]
     rows += [[one, *(", ".join(part[one]) for part in found.values())] for one in VERDICTS]
     return markdown(rows)
-
-
-def _of_paper(table: pd.DataFrame) -> pd.DataFrame:
-    return table[table.source.str.startswith("SARATHI")]
 
 
 def _ids_by_verdict(table: pd.DataFrame) -> dict[str, dict[str, list[str]]]:
@@ -105,9 +99,7 @@ def map_table(table: pd.DataFrame, root: str = "") -> str:
 
 
 def errors_of_paper(errors: pd.DataFrame) -> str:
-    """Format the error table (`figures.error_table`) in Markdown: mean and largest error by level,
-    bold where the aim is missed.
-    """
+    """Format mean and largest errors in Markdown by level, bold where the aim is missed."""
     levels, lines = ("profiled", "analytic"), []
     rows = [["", "points", *(cell for level in levels for cell in (level, "aim"))]]
     of_row = errors[errors.verdict != "formula"].groupby(["row", "hardware", "method"], sort=False)
@@ -144,9 +136,7 @@ def _measured_devices(table: pd.DataFrame) -> list[str]:
 
 
 def _cells(rows: pd.DataFrame, devices: Sequence[str]) -> list[str]:
-    """Format the verdicts on one claim: on each of `devices`, and by verdict on the simulated ones,
-    at both levels of the cost model.
-    """
+    """Format the verdicts on one claim: on each of `devices`, and by verdict the simulated ones."""
     known = rows[rows.verdict != NOT_MEASURED].to_dict("records")
     words = {str(row["device"]): (row["verdict"], in_words(row)) for row in known}
     simulated: dict[str, list[str]] = {}

@@ -102,9 +102,7 @@ def _main(options: argparse.Namespace) -> int:
 
 
 def draw(name: str, *, is_all: bool = False) -> Picture:
-    """Draw an experiment from what is recorded of it, beside the paper's points; `is_all` draws
-    every simulated line.
-    """
+    """Draw what is recorded of an experiment; `is_all` draws every simulated line."""
     return plots.draw(FIGURES[name].look, rows_of_points(points_of(name)), is_all=is_all)
 
 

@@ -103,10 +103,8 @@ class Measure(Task):
                     "many devices as there; choose a model, too, such as model=yi-34b"
                 )
         elif backend.parallel.num_devices > 1:
-            raise UserError(
-                f"task=measure simulates one device, not {backend.parallel.description}; leave "
-                "that out"
-            )
+            what = backend.parallel.description
+            raise UserError(f"task=measure simulates one device, not {what}; leave that out")
         for job in self.jobs(cfg, backend):
             figure.check(job.backend, job.spec, job.sizes)
 

@@ -35,9 +35,7 @@ from sarathi_lab.workload.traces import Trace
 
 AUTO = "auto"  # for a chunk: the one that the device's cost model predicts to be best
 FILLS_MEMORY = "auto"  # for cache.num_blocks
-# Room that a policy's default watermark (1 %) keeps free must not cost a sequence of the default
-# cache.
-CACHE_HEADROOM = 0.01
+CACHE_HEADROOM = 0.01  # that a policy's default watermark keeps free, beyond all sequences
 MOST_BLOCKS = 10_000_000  # of a cache; each is a number in a list
 
 
@@ -73,9 +71,7 @@ class Plan:
         return self.engine.sizes(self.load.requests)
 
     def build(self, make: Callable[[], Executor] | None = None) -> tuple[Scheduler, Executor]:
-        """Build the scheduler and the warmed-up executor, that of `make` in place of the
-        backend's.
-        """
+        """Build the scheduler and the warmed-up executor, by `make` in place of the backend."""
         make = make or (lambda: self.backend.build(self.spec, self.checkpoint, self.sizes))
         link = self.engine.cluster.link_between(self.backend, self.spec)
         return self.engine.build(make, link)
@@ -165,17 +161,9 @@ def _parts(cfg: DictConfig) -> Plan:
         speculation=build(cfg.speculation, Speculation),
         **_cache(cfg, backend, spec, batch_size * backend.num_stages, max_model_len),
     )
-    config = resolved(cfg)
-    plan = Plan(
-        config=config,
-        engine=engine,
-        backend=backend,
-        spec=spec,
-        checkpoint=checkpoint,
-        load=load,
-        window=build(cfg.window),
-        targets=Targets(build(cfg.slo), cfg.stall, config["prompt_classes"]),
-    )
+    config, window = resolved(cfg), build(cfg.window)
+    targets = Targets(build(cfg.slo), cfg.stall, config["prompt_classes"])
+    plan = Plan(config, engine, backend, spec, checkpoint, load, window, targets)
     engine.cluster.check(policy, backend, spec, shares_prefixes=engine.shares_prefixes)
     # No executor of these real backends has all layers.
     is_cut = getattr(backend, "tensor_parallel", 1) > 1 and backend.computes_tokens
@@ -224,8 +212,7 @@ def _cache(
         num_blocks = backend.kv_blocks(spec, block_size)
     elif cache.num_blocks is None:
         per_sequence = math.ceil(max_model_len / block_size) + math.ceil(states / block_size)
-        needed = num_sequences * per_sequence
-        num_blocks = math.ceil(needed / (1 - CACHE_HEADROOM))
+        num_blocks = math.ceil(num_sequences * per_sequence / (1 - CACHE_HEADROOM))
     else:
         fix = "use null for a cache that holds all batches in flight, or auto for all memory"
         num_blocks = require_int("cache.num_blocks", cache.num_blocks, 1, fix)
@@ -269,12 +256,9 @@ def _fitted(plan: Plan, chunks: Sequence[int] | None = None) -> Plan:
     if policy.budget == AUTO:
         advice = _advice(plan, chunks)
         settings = {**plan.config["policy"], policy.budget_field: advice.chunk}
-        plan = replace(
-            plan,
-            config={**plan.config, "policy": settings},
-            engine=replace(plan.engine, policy=policy.with_budget(advice.chunk)),
-            advice=advice,
-        )
+        engine = replace(plan.engine, policy=policy.with_budget(advice.chunk))
+        config = {**plan.config, "policy": settings}
+        plan = replace(plan, config=config, engine=engine, advice=advice)
     plan.engine.check(plan.load.requests)
     return plan
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -23,15 +23,13 @@ if TYPE_CHECKING:
 
 AXES = ("x", "hue", "facet", "y")
 KINDS = (".png", ".pdf", ".svg")
-PURPOSE = (
-    "Draws a finished sweep by other axes (y may name several quantities), or one run: its batches "
-    "over time, its times to first token and between tokens."
-)
 
 
 def main(args: Sequence[str]) -> int:
     """Draw what the folder of the arguments holds; returns the exit code."""
-    parser = ArgumentParser(typed("plot"), description=PURPOSE)
+    text = "Draws a finished sweep by other axes (y may name several quantities), or one run: its "
+    text += "batches over time, its times to first token and between tokens."
+    parser = ArgumentParser(typed("plot"), description=text)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a sweep or of one run")
     names = " ".join(f"[{name}=NAME]" for name in AXES)
     parser.add_argument("axes", nargs="*", metavar=names, help="settings, and quantities for y")
@@ -44,21 +42,17 @@ def main(args: Sequence[str]) -> int:
 def _plot(folder: Path, settings: Sequence[str], out: Path | None) -> int:
     for setting in settings:
         if setting.partition("=")[0] not in AXES or not setting.partition("=")[2]:
-            raise UserError(
-                f"{setting} is no axis; write {', '.join(f'{one}=NAME' for one in AXES)}"
-            )
+            fix = ", ".join(f"{one}=NAME" for one in AXES)
+            raise UserError(f"{setting} is no axis; write {fix}")
     if out is not None and (out.suffix not in KINDS or out.exists()):
         why = "exists" if out.suffix in KINDS else f"does not end in {', '.join(KINDS)}"
         raise UserError(f"--out {out} {why}; name another file")
     figure = _draw(folder, dict(setting.split("=", 1) for setting in settings))
-    out = out or next(path for path in _names(folder) if not path.exists())
+    names = (folder / f"plot{f'-{number}' if number > 1 else ''}.png" for number in count(1))
+    out = out or next(path for path in names if not path.exists())
     figure.savefig(out, dpi=150)
     print_place("figure", out)
     return 0
-
-
-def _names(folder: Path) -> Iterator[Path]:
-    return (folder / f"plot{f'-{number}' if number > 1 else ''}.png" for number in count(1))
 
 
 def _draw(folder: Path, axes: dict[str, str]) -> Figure:

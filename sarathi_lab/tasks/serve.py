@@ -78,9 +78,7 @@ class Serve(Task):
 
 
 def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext) -> Path:
-    """The folder of the baseline's run, executed now if no run of the sweep did so before. Raises
-    RunError if it stopped, now or then.
-    """
+    """The folder of the baseline's run, executed at most once a sweep (`run_once`)."""
     run_dir = context.baselines_dir / f"{name}-{fingerprint(plan)}"
     # It is named by what the sweep varies of its work: not another policy's parameters.
     has_chunk = plan.policy.budget is not None
@@ -189,14 +187,12 @@ def _measured(
     profile: dict[str, float] = {}
     if (watched := run_dir / "operations.parquet").is_file():
         times = pd.read_parquet(watched)
-        tables["operations"] = metrics.operation_table(
-            times, iterations, spec, backend.dtype_bytes, peaks
-        )
+        work = (iterations, spec, backend.dtype_bytes, peaks)
+        tables["operations"] = metrics.operation_table(times, *work)
     decode_cost = None
     if (composition := fullest_hybrid(iterations)) is not None:
-        decode_cost = measure_decode_cost(
-            executor, composition, num_blocks=engine.num_blocks, block_size=engine.block_size
-        )
+        of_cache = {"num_blocks": engine.num_blocks, "block_size": engine.block_size}
+        decode_cost = measure_decode_cost(executor, composition, **of_cache)
     if (reference := slo_reference(plan, executor)) is not None:
         profile["slo_decode_time"] = reference
     rates: dict[str, float] = {}
@@ -215,7 +211,8 @@ def _measured(
         summary |= backend.power.metrics(iterations, summary, num_devices, num_instances)
     summary |= engine.speculation.metrics(iterations)
     if engine.shares_prefixes:
-        summary |= metrics.prefix_metrics(requests)
+        num_shared, num_prompt = requests.prefix_hit_tokens.sum(), requests.prompt_len.sum()
+        summary["prefix_hit_rate"] = float(num_shared / num_prompt)
     if ledger.num_stages > 1:
         tables["bubbles.parquet"] = ledger.bubbles()
         summary |= metrics.pipeline_metrics(iterations, requests, bubbles, backend.num_stages)

@@ -42,9 +42,7 @@ DEVICE = ("device_name", "device")
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: `sentences` of conclusions, `facts` of the run by name, `tables`, and
-    `pictures` (PNG) by title.
-    """
+    """A part of the page: conclusions, facts of the run by name, tables, and PNGs by title."""
 
     title: str
     sentences: Sequence[str] = ()
@@ -204,9 +202,7 @@ def _all_of(runs: pd.DataFrame, name: str) -> str:
 
 
 def _failed(place: Path) -> DisplayTable:
-    found = {
-        path.parent.name: read_object(path, load.AGAIN) for path in place.glob("*/failed.json")
-    }
+    found = {one.parent.name: read_object(one, load.AGAIN) for one in place.glob("*/failed.json")}
     rows = [{"run": run, "error": failure.get("error")} for run, failure in sorted(found.items())]
     return DisplayTable(rows, left=["run", "error"], title="Runs that failed")
 
@@ -230,10 +226,9 @@ def _of_experiments(root: Path) -> list[Section]:
 
 
 def _claims(judged: pd.DataFrame) -> DisplayTable:
-    rows = judged.assign(measured=[in_words(row) for row in judged.to_dict("records")])
-    return DisplayTable(
-        rows[CLAIMS].to_dict("records"), left=CLAIMS, title="In brackets the interval"
-    )
+    table = judged.assign(measured=[in_words(row) for row in judged.to_dict("records")])
+    rows = table[CLAIMS].to_dict("records")
+    return DisplayTable(rows, left=CLAIMS, title="In brackets the interval")
 
 
 def _of_experiment(folder: Path, root: Path, judged: pd.DataFrame) -> Section:
@@ -241,9 +236,8 @@ def _of_experiment(folder: Path, root: Path, judged: pd.DataFrame) -> Section:
     name, is_lab = folder.name, root.resolve() == EXPERIMENTS
     recorded = sorted((folder / "results").rglob("*.csv"))
     tables = {path: pd.read_csv(path).copy() for path in recorded}
-    sweeps = {
-        path: table for path, table in tables.items() if {"policy", "is_baseline"} <= {*table}
-    }
+    columns = {"policy", "is_baseline"}
+    sweeps = {path: table for path, table in tables.items() if columns <= {*table}}
     has_settings = (CONF / "experiment" / f"{name}.yaml").is_file()
     named = [table[key] for table in tables.values() for key in DEVICE if key in table]
     facts = {
