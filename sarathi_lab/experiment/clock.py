@@ -101,15 +101,20 @@ class Clock(ABC):
         times, kinds = self.times(work), tuple(kinds)
         if not self.cost.has_operations:
             seconds = sum(times.values()) if kinds in TOTALS else math.nan
-            return Estimate(seconds, max(self.cost.uncertainty.values()))
+            return Estimate(seconds, self._largest_error(self.cost.uncertainty))
         products = self.cost.uncertainty["matmul"]
-        errors = {"attn": self.cost.uncertainty["attention"], "communication": 1.0}
+        attention = [kind for kind in self.cost.uncertainty if "attention" in kind]  # also linear
+        errors = {"attn": self._largest_error(attention), "communication": 1.0}
         by_kind = {kind: sum(times.get(name, 0.0) for name in KINDS[kind]) for kind in kinds}
         total = sum(by_kind.values())
         off = sum(abs(value) * errors.get(kind, products) for kind, value in by_kind.items())
         if "ffn" in by_kind and (experts := times.get(EXPERTS, 0.0)):
             off += abs(experts) * (self.cost.uncertainty.get(EXPERTS, products) - products)
         return Estimate(total, off / abs(total) if total else 0.0)
+
+    def _largest_error(self, kinds: Iterable[str]) -> float:
+        """Return the largest error of some kinds, NaN if one is."""
+        return float(np.max([self.cost.uncertainty[kind] for kind in kinds]))
 
     def saving(self, alone: WorkSum, both: WorkSum, without: WorkSum) -> Estimate:
         """Return the seconds of `alone` over those that `both` takes beyond `without`."""
@@ -156,7 +161,7 @@ class Clock(ABC):
         found, other = self.served(scenario), self.served(versus)
         if found is None or other is None:
             return Estimate(math.nan)
-        error = float(np.max([*self.cost.uncertainty.values()]))  # NaN if one is
+        error = self._largest_error(self.cost.uncertainty)
         ratio = getattr(found, quantity) / getattr(other, quantity)
         return Estimate(ratio, math.hypot(error, error))
 

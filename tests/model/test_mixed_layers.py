@@ -28,6 +28,8 @@ from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.executor.simulated.kv_capacity import kv_capacity
 from sarathi_lab.executor.simulated.mixed_layers import LatentTimes, LinearTimes, MixedOperations
+from sarathi_lab.experiment.clock import CostClock
+from sarathi_lab.experiment.scenario import chunked
 from sarathi_lab.extensions.cluster.lockstep import Lockstep, SharedExperts
 from sarathi_lab.model.layers import ALIKE, Layers
 from sarathi_lab.policy import VllmV1
@@ -128,6 +130,16 @@ def test_both_kinds_of_attention_take_their_shares_of_the_mean_layer():
     batch, linear = make_batch(num_decodes=3), LinearTimes(QWEN.layers.linear, H200, 2)
     _, alone = AnalyticOperations.attention_times(mixed, batch)
     assert mixed.attention_times(batch)[1] == pytest.approx(alone / 4 + linear.decode(3) * 3 / 4)
+
+
+@pytest.mark.parametrize("spec", [QWEN, NANO], ids=lambda spec: spec.name)
+def test_attention_is_as_uncertain_as_its_worse_kind(spec):
+    """Nothing is fitted to Mamba-2's: its error is unknown, and so is that of all attention."""
+    cost = make_cost_model("analytic", spec, H200, 2, Parallel())
+    known = [error for kind, error in cost.uncertainty.items() if "attention" in kind]
+    found = CostClock(cost).seconds(chunked(64, 64), ("attn",))
+    assert found.error == pytest.approx(float(np.max(known)), nan_ok=True)
+    assert np.isnan(found.error) == (spec is NANO)
 
 
 def test_experts_in_some_layers_take_their_share_of_the_mean_layer():
