@@ -29,7 +29,8 @@ def errors(folder: Path, host: Host) -> dict[str, float]:
     cfg = compose(settings).jobs[0].cfg
     (case,) = build(cfg.task).check(cfg)
     replay = replace(case.as_run, backend=replace(case.as_run.backend, host=host))
-    table = validation_table([replay.load()])
+    load = replay.load()
+    table = validation_table(load.real, load.simulated)
     median = table[(table["quantile"] == "p50") & (table.metric == "ttft")].error
     return {**mean_errors(table), "ttft_p50": float(median.iloc[0])}
 

@@ -44,18 +44,13 @@ class Replay:
     engine: EngineConfig
     config: Mapping[str, Any]
 
-    def serve(self, ledger: Ledger) -> None:
-        """Serve the run's requests, and record them in `ledger`."""
-        executor = self.backend.build(self.spec, None, self.engine.sizes())
-        serve(requests_of(self.run), self.engine, executor, ledger)
-
     def load(self) -> Load:
         """Serve the run's requests and return both."""
-        ledger = Ledger()
+        ledger, executor = Ledger(), self.backend.build(self.spec, None, self.engine.sizes())
         total = int((self.run.requests.prompt_len + self.run.requests.output_len - 1).sum())
         with progress_of("replaying", total, "tokens") as advance:
             ledger.on_iteration = advance
-            self.serve(ledger)
+            serve(requests_of(self.run), self.engine, executor, ledger)
         return Load(self.run, ledger.iterations(), ledger.requests())
 
     def predicted(self) -> pd.DataFrame:
@@ -66,12 +61,15 @@ class Replay:
     def describe(self) -> list[str]:
         """List the settings taken from the run."""
         run, settings, host = self.run, self.run.settings, self.backend.host
+        load = f"{len(run.logged)} logged iterations"
+        if not run.requests.empty:
+            load = f"{len(run.requests)} requests over {run.requests.arrival_time.max():.1f} s"
         lines = [
             f"{server_of(run)} {run.version or '(no version)'} with "
             f"{settings.max_num_batched_tokens} tokens and "
             f"{settings.max_num_seqs} sequences an iteration, host={host.name}"
             f"{', scheduled ahead of the device' if host.overlaps else ''}",
-            f"{self._arrivals()}cache {self.engine.num_blocks} x {settings.block_size} tokens"
+            f"{load}; cache {self.engine.num_blocks} x {settings.block_size} tokens"
             f"{'' if settings.num_gpu_blocks else ', as the hardware has room for'}"
             f"{', prefixes shared' if settings.enable_prefix_caching else ''}",
         ]
@@ -83,12 +81,6 @@ class Replay:
                 f"{hardware.link_latency * 1e6:.3g} µs a transfer are taken"
             )
         return lines + [run.caution] * bool(run.caution)
-
-    def _arrivals(self) -> str:
-        requests = self.run.requests
-        if requests.empty:
-            return f"{len(self.run.logged)} logged iterations; "
-        return f"{len(requests)} requests over {requests.arrival_time.max():.1f} s; "
 
 
 @dataclass(frozen=True)
@@ -115,17 +107,19 @@ def server_of(run: RealRun) -> str:
 
 def case_of(cfg: DictConfig, run: RealRun) -> Case:
     """Prepare both replays. Raises UserError for what can't be simulated."""
-    replicas = run.settings.data_parallel_size
-    if replicas > 1 and not run.settings.enable_expert_parallel:
+    settings, configured = run.settings, _configured(cfg, run)
+    if (replicas := settings.data_parallel_size) > 1 and not settings.enable_expert_parallel:
         raise UserError(
             f"{run.source}: data_parallel_size={replicas} is simulated only "
             "where replicas share experts (enable_expert_parallel); take another run"
         )
-    settings, configured = run.settings, _configured(cfg, run)
     recorded = {"chunk": settings.max_num_batched_tokens, "batch": settings.max_num_seqs}
     named = {name: cfg[name] for name in recorded if cfg[name] is not None}
     policy = read_option("policy", option_files("policy")[run.policy])
-    as_run = changed(configured, policy=policy, host=_as_recorded(configured.host, run), **recorded)
+    as_run = changed(configured, policy=policy, **recorded)
+    if as_run.host.get("graphs") is not None:
+        default = {"sizes": None, "largest": CudaGraphs().largest}
+        as_run.host.graphs.update({**default, **settings.graphs})
     what_if = changed(configured, **recorded | named)
     graphs = what_if.host.get("graphs")
     if graphs is None or graphs.mode is None:
@@ -135,9 +129,8 @@ def case_of(cfg: DictConfig, run: RealRun) -> Case:
         what_if = changed(what_if, host=as_run.host)
     if class_of(cfg, "policy") is VllmV1 and "chunk" not in named and run.policy != "vllm_v1":
         what_if = changed(what_if, policy=policy)
-    first, other = (
-        _replay(one, run, is_named=cfg.hardware.name != AUTO) for one in (as_run, what_if)
-    )
+    is_named = cfg.hardware.name != AUTO
+    first, other = (_replay(one, run, is_named=is_named) for one in (as_run, what_if))
     if (first.engine, first.backend) == (other.engine, other.backend):
         return Case(first, None)
     if run.requests.empty and first.engine != other.engine:
@@ -202,18 +195,15 @@ def _configured(cfg: DictConfig, run: RealRun) -> DictConfig:
 def _matching(group: str, name: str | None, run: RealRun) -> DictConfig:
     """Read the option that `name` begins with (letters and digits only). Raises UserError."""
     files = option_files(group)
-    wanted = _plain(name or "").removeprefix("nvidia").removeprefix("geforce")
-    fitting = [option for option in files if wanted.startswith(_plain(option))]
+    plain = {one: re.sub(r"[^a-z0-9]", "", one.lower()) for one in (*files, name or "")}
+    wanted = plain[name or ""].removeprefix("nvidia").removeprefix("geforce")
+    fitting = [option for option in files if wanted.startswith(plain[option])]
     if not fitting:
         raise UserError(
             f"{run.source}: {group} {name or 'is not named and'} has no file in conf/{group}; add "
             f"{group}=NAME, one of {', '.join(option for option in files if option != AUTO)}"
         )
     return read_option(group, files[max(fitting, key=len)])
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _host(run: RealRun) -> DictConfig:
@@ -229,15 +219,6 @@ def _host(run: RealRun) -> DictConfig:
     if run.settings.async_scheduling is not None:
         node.overlaps = run.settings.async_scheduling
     return node
-
-
-def _as_recorded(host: DictConfig, run: RealRun) -> DictConfig:
-    """Return `host` with the run's CUDA graphs, if it has any."""
-    host = host.copy()
-    if host.get("graphs") is not None:
-        default = {"sizes": None, "largest": CudaGraphs().largest}
-        host.graphs.update({**default, **run.settings.graphs})
-    return host
 
 
 def _of_run(backend: SimulatedBackend, run: RealRun, *, is_named: bool) -> SimulatedBackend:

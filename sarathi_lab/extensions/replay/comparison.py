@@ -39,9 +39,9 @@ SHOWN = {
     "latency": (1.0, "end to end [s]"),
 }
 IN_USE = {
-    "running": "requests that run",
-    "waiting": "requests that wait",
-    "blocks": "KV blocks in use",
+    "running": (1.0, "requests that run"),
+    "waiting": (1.0, "requests that wait"),
+    "blocks": (1.0, "KV blocks in use"),
 }
 
 
@@ -58,21 +58,22 @@ class Load:
         """Measured quantities by the names of METRICS.md."""
         if self.run.means:
             return {f"{name}_mean": value for name, value in self.run.means.items()}
-        blocks = quantiles("blocks_used", over_time(self.run, self.iterations).real_blocks)
-        requests = self.run.requests
-        found = {**throughput(requests, float(requests.finish_time.max())), **latency(requests)}
-        return {**found, **blocks, "num_preemptions": math.nan}
+        requests, blocks = self.run.requests, over_time(self.run, self.iterations).real_blocks
+        return _quantities(requests, float(requests.finish_time.max()), blocks, math.nan)
 
     @property
     def simulated(self) -> dict[str, float]:
         """The same of the replay."""
-        both = over_time(self.run, self.iterations)
-        return {
-            **throughput(self.requests, float(self.iterations.end.max())),
-            **latency(self.requests),
-            **quantiles("blocks_used", both.simulated_blocks),
-            "num_preemptions": float(self.iterations.num_preemptions.sum()),
-        }
+        end, preempted = self.iterations.end.max(), self.iterations.num_preemptions.sum()
+        blocks = over_time(self.run, self.iterations).simulated_blocks
+        return _quantities(self.requests, float(end), blocks, float(preempted))
+
+
+def _quantities(
+    requests: pd.DataFrame, duration: float, blocks: pd.Series, num_preemptions: float
+) -> dict[str, float]:
+    found = {**throughput(requests, duration), **latency(requests)}
+    return {**found, **quantiles("blocks_used", blocks), "num_preemptions": num_preemptions}
 
 
 def mean_of(summaries: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -94,16 +95,16 @@ def validation_table(
     `changed`, and its ratio to the replay as it was run. Blocks in use are quantiles over the run's
     seconds.
     """
-    rows = []
-    for metric, unit in UNITS.items():
-        for quantile in ("", "mean", "p50", "p90", "p99"):
-            name = f"{metric}_{quantile}" if quantile else metric
-            if name in real and name in simulated:
-                rows.append((metric, quantile, unit, real[name], simulated[name]))
-    table = pd.DataFrame(rows, columns=["metric", "quantile", "unit", "real", "simulated"])
+    names = {
+        f"{metric}_{quantile}".rstrip("_"): (metric, quantile, unit)
+        for metric, unit in UNITS.items()
+        for quantile in ("", "mean", "p50", "p90", "p99")
+    }
+    names = {name: row for name, row in names.items() if name in real and name in simulated}
+    table = pd.DataFrame([*names.values()], columns=["metric", "quantile", "unit"])
+    table["real"], table["simulated"] = ([one[name] for name in names] for one in (real, simulated))
     table["error"] = table.simulated / table.real - 1
     if changed is not None:
-        names = (table.metric + "_" + table["quantile"]).str.rstrip("_")
         table["what_if"] = [changed.get(name, math.nan) for name in names]
         table["change"] = table.what_if / table.simulated - 1
     return table
@@ -182,28 +183,23 @@ def picture(
                 ax.ecdf(pd.Series(factor * seconds).dropna(), label=whose, **STYLES[whose])
             ax.set(xlabel=label, ylabel="share of requests", ylim=(0, 1))
     if len(loads) == 1 and len(loads[0].run.timeline):
-        _draw_use(axes[3:], over_time(loads[0].run, loads[0].iterations))
+        use = over_time(loads[0].run, loads[0].iterations).set_index("time")
+        use = use.rename(columns=lambda name: " ".join(reversed(name.split("_"))))
+        _draw(axes[3:], use, IN_USE, linewidth=1.2)
+        if not use["blocks real"].any():
+            axes[5].set_title("the run did not record them", fontsize="small")
     else:
-        _draw_parts(axes[3:], parts, list(tables))
+        by = parts.set_index(parts.since if len(loads) == 1 else parts.index + 1)
+        _draw(axes[3:], by.rename_axis("sent" if len(loads) == 1 else "load"), SHOWN, marker=".")
     axes[3 if len(loads) > 1 else 0].legend(fontsize="small")
     return finished(figure, where)
 
 
-def _draw_use(axes: Sequence[Axes], both: pd.DataFrame) -> None:
-    for whose in ("real", "simulated"):
-        for ax, (name, label) in zip(axes, IN_USE.items(), strict=True):
-            ax.plot(both.time, both[f"{whose}_{name}"], linewidth=1.2, **STYLES[whose])
-            ax.set(xlabel="time [s]", ylabel=label, ylim=(0, None))
-    if both.real_blocks.isna().all():
-        axes[2].set_title("the run did not record them", fontsize="small")
-
-
-def _draw_parts(axes: Sequence[Axes], parts: pd.DataFrame, shown: Sequence[str]) -> None:
-    is_by_load = parts.load.nunique() > 1
-    place = range(1, 1 + len(parts)) if is_by_load else parts.since
-    for ax, (name, (factor, label)) in zip(axes, SHOWN.items(), strict=True):
-        for whose in shown:
-            ax.plot(
-                place, factor * parts[f"{name} {whose}"], marker=".", label=whose, **STYLES[whose]
-            )
-        ax.set(xlabel="load" if is_by_load else "sent [s]", ylabel=label, ylim=(0, None))
+def _draw(axes: Sequence[Axes], table: pd.DataFrame, shown: Mapping[str, Any], **look: Any) -> None:
+    """Draw quantities (factor and label) by the index of a table, a panel each."""
+    unit = "" if table.index.name == "load" else " [s]"
+    for ax, (name, (factor, label)) in zip(axes, shown.items(), strict=True):
+        for whose in (one for one in STYLES if f"{name} {one}" in table):
+            values = factor * table[f"{name} {whose}"]
+            ax.plot(table.index, values, label=whose, **STYLES[whose], **look)
+        ax.set(xlabel=f"{table.index.name}{unit}", ylabel=label, ylim=(0, None))
