@@ -74,7 +74,10 @@ class Leaderboard(Serve):
         if runs.empty:
             console().print(f"no finished runs in {record.folder}")
             return
-        runs = ranks.beside(ranks.kept(runs), self._recorded())
+        recorded = self._recorded()
+        if len(recorded) and not runs.requests.isin(recorded.requests).any():
+            show([f"warning: {self.beside} has no run of these requests; ranked without it"])
+        runs = ranks.beside(ranks.kept(runs), recorded)
         groups = runs.groupby("workload", sort=False)
         boards = {str(name): ranks.board(group) for name, group in groups}
         show([pages.places(boards)])

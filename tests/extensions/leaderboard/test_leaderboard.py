@@ -71,6 +71,14 @@ def test_a_class_takes_the_place_of_all_options_among_recorded_runs(recorded, tm
     assert "DecodesThenOneChunk (yours)" in (tmp_path / "azure_code.md").read_text()
 
 
+def test_recorded_runs_are_of_the_requests_of_today(tmp_path, capsys):
+    policy = ["policy=sarathi_serve", f"hydra.sweep.dir={tmp_path / 'a'}"]
+    assert main([*SMALL[:2], SMALL[3], "seed=0", *policy]) == 0
+    assert " of 6 " in capsys.readouterr().out
+    assert main([*SMALL, "policy=sarathi_serve", f"hydra.sweep.dir={tmp_path / 'b'}"]) == 0
+    assert "runs.csv has no run of these requests; ranked without it" in capsys.readouterr().out
+
+
 def test_what_can_not_be_ranked_is_refused_before_anything_runs(recorded, tmp_path, capsys):
     for setting, words in (
         ("task.objectives=[]", "ranks by nothing"),
