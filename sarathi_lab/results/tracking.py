@@ -259,7 +259,7 @@ def fetch_runs(project: str) -> list[tuple[dict[str, Any], dict[str, float]]]:
 
 
 def _log(opened: wandb.Run, run: TrackedRun) -> None:
-    if run.iterations is not None:
+    if run.iterations is not None and "iteration" in run.iterations:  # not those of a server's log
         _log_iterations(opened, run.iterations)
     # Times displayed in milliseconds are there as ms/NAME, too.
     times = [name for name in run.summary if factor(name) == MILLISECONDS]

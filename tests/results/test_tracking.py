@@ -46,6 +46,13 @@ def iterations(num_rows: int) -> pd.DataFrame:
     )
 
 
+def test_iterations_of_a_servers_log_which_have_no_times_cost_nothing(tracker, tmp_path, capsys):
+    logged = iterations(2)[["num_prefill_tokens", "num_decode_tokens"]]
+    tracker.track(replace(RUN, iterations=logged, summary={"throughput": 2.0}))
+    assert "warning" not in capsys.readouterr().out
+    assert summary_of(the_run(tmp_path))["summary"]["throughput"] == 2.0
+
+
 def test_summary_and_a_thinned_history_are_what_was_given(tracker, tmp_path):
     summary = {"throughput": 1234.56789, "roofline": 7.25}
     num_rows = MAX_HISTORY_ROWS * 3
