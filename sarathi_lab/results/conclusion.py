@@ -100,9 +100,9 @@ def _in_words(name: str, value: float, ratio: float, ends: Sequence[float], numb
     scale, heading = display_unit(name, max(value, other))
     words, _, unit = heading.partition(" [")
     if name == "slo_attainment":
-        return f"{words} {value:.1%} for {other:.1%}"
+        return f"{words} {value:.1%} against {other:.1%}"
     unit = unit.rstrip("]")
-    shown = f"{words} {amount(scale * value)} for {amount(scale * other)} {unit}"
+    shown = f"{words} {amount(scale * value)} against {amount(scale * other)} {unit}"
     around = f", {ends[0]:.2f} to {ends[1]:.2f}" if number > 1 else ""
     return f"{shown} ({ratio:.2f} times{around})"
 

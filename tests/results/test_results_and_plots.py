@@ -220,7 +220,7 @@ def test_what_equal_work_differs_by_is_undecided():
     runs["schedule"] = ["x"] * 3 + ["y"] * 3
     assert sweep_analysis.noise(runs) == 1.3
     (sentence,) = conclusion(runs)
-    assert "undecided in throughput 120 for 104 tokens/s (1.15 times, 1.08 to 1.20)" in sentence
+    assert "undecided in throughput 120 against 104 tokens/s (1.15 times, 1.08 to 1.20)" in sentence
     assert "intervals of 75% of 3 samples, no verdict at 95%, which repeat=6 can give" in sentence
     assert sentence.endswith("equal work differed by up to 1.30 times.")
     far = runs.assign(throughput=[100, 101, 102, 200, 202, 204])
@@ -237,11 +237,11 @@ def test_requests_that_arrive_over_time_are_judged_by_their_waits():
     runs = runs.assign(slo_attainment=[0.055, 0.5, 1.0, 1.0], goodput=[0.1, 1.0, 1.0, 2.0])
     first, second = conclusion(runs)
     assert first == (
-        "\nsarathi workload.rate=1 beside orca: better in TBT P99 60 for 300 ms (0.20 times), "
-        "requests within the SLO 100.0% for 5.5%, goodput 1 for 0.1 requests/s (10.00 times); "
-        "worse in TTFT P50 1,500 for 1,000 ms (1.50 times)."
+        "\nsarathi workload.rate=1 beside orca: better in TBT P99 60 against 300 ms (0.20 times), "
+        "requests within the SLO 100.0% against 5.5%, goodput 1 against 0.1 requests/s "
+        "(10.00 times); worse in TTFT P50 1,500 against 1,000 ms (1.50 times)."
     )
-    assert "equal in TTFT P50 2,000 for 2,000 ms" in second
+    assert "equal in TTFT P50 2,000 against 2,000 ms" in second
     headings = " ".join(" ".join(sweep_table(runs, "All").rows[0]).split())
     assert "within SLO ^ good [req/s] ^ TTFT P50 [ms] v TBT P99 [ms] v" in headings
 

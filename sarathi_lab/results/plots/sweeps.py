@@ -22,7 +22,7 @@ from sarathi_lab.results.plots import style
 from sarathi_lab.results.sweep_analysis import is_numeric, text, values_of
 from sarathi_lab.results.table import display_unit, less_is_better
 
-QUANTITIES = ["capacity", "throughput", "throughput_vs_{}", "ttft_p50", "tbt_p99"]
+QUANTITIES = ["capacity", "throughput", "tbt_p99", "throughput_vs_{}", "ttft_p50"]
 QUANTITIES += ["decode_time_alone", "decode_time_marginal", "kv_reread_factor"]
 # Where requests arrive over time; both in the order in which panels are kept.
 OVER_TIME = ["capacity", "slo_attainment", "tbt_p99", "ttft_p50", "goodput", "throughput"]
@@ -262,7 +262,8 @@ def _set_axes(ax: Axes, rows: pd.DataFrame, x: str, listed: Sequence[str]) -> No
     style.scale_x(ax, values, is_log=is_geometric)
     ax.xaxis.set_minor_locator(NullLocator())
     ax.margins(x=0.08)
-    ax.set(xlabel=textwrap.fill(style.AXIS_NAMES.get(x, x), 26), ylabel=textwrap.fill(heading, 26))
+    label = style.AXIS_NAMES.get(x, style.short_name(x))
+    ax.set(xlabel=textwrap.fill(label, 26), ylabel=textwrap.fill(heading, 26))
 
 
 def _set_linear_limits(ax: Axes, axis: str, low: float, high: float) -> None:
