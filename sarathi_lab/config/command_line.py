@@ -172,7 +172,7 @@ def check_names(settings: Sequence[str]) -> None:
         options = option_files(name, folders) if is_choice else PLUGINS.get(name, ())
         if options and isinstance(named := override.value(), list):
             fix = f"sweep over them by {name}={','.join(map(str, named))} -m"
-            raise UserError(f"{override.input_line} is a list and no option; {fix}")
+            raise UserError(f"{override.input_line} is a list, not an option; {fix}")
         for value in _values(override) if options else ():
             if value != "null" or name in GROUPS:
                 require_one_of(name, value, options)

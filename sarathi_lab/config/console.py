@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +35,24 @@ def typed(command: str) -> str:
     if start == "run.py":
         return f"python -m sarathi_lab.{command}"
     return f"{start if start == 'sarathi-lab' else 'python -m sarathi_lab'} {command}"
+
+
+def print_words(words: str, style: str | None = None) -> None:
+    """Print lines wrapped at words on a terminal, indented below their start; whole in a file, and
+    where they are flags of a command, which are copied.
+    """
+    out, lines = console(), words.split("\n")
+    for line in lines:
+        start = line[: len(line) - len(line.lstrip())]
+        if sys.stdout.isatty() and not line.lstrip().startswith("--"):
+            line = textwrap.fill(
+                line,
+                out.width,
+                subsequent_indent=f"{start}  ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        out.print(line, style=style, soft_wrap=True)
 
 
 def print_place(what: str, where: Path | str) -> None:

@@ -47,6 +47,7 @@ READ_BY = {
     "hardware": ("executor",),
     "host": ("executor",),
 }
+OF_SIMULATION = ("hardware", "host")
 READ_BY_ALL_TASKS = (
     *("task", "experiment", "tracking", "output", "resume", "limit", "skip_invalid", "hydra"),
 )
@@ -242,7 +243,9 @@ class Job:
                 reader = self.reader(name)
             else:
                 continue
-            raise UserError(f"{setting} has no effect: {reader} does not read {name}; drop it")
+            is_simulated = read is None and name in OF_SIMULATION
+            fix = "drop it" + ", or simulate it by executor=simulated" * is_simulated
+            raise UserError(f"{setting} has no effect: {reader} does not read {name}; {fix}")
 
 
 def option_files(group: str, folders: Sequence[Path] | None = None) -> dict[str, Path]:

@@ -146,9 +146,9 @@ def _whole_is_better(prediction: Prediction, best: pd.Series) -> str | None:
         is_better = ratio * (1 - AS_GOOD) > 1 or (ratio >= 1 - AS_GOOD and gap <= best.tbt_p99)
         if is_better and baseline.get("slo_met", True):
             return (
-                f"{name}, with whole prompts, serves {ratio:.2f} times the tokens/s of the best "
-                f"chunk, {best.chunk:.0f}, with {1e3 * gap:.0f} ms between tokens at P99 where it "
-                f"has {1e3 * best.tbt_p99:.0f}"
+                f"{name}, which keeps prompts whole, serves {ratio:.2f} times the tokens/s of the "
+                f"best chunk, {best.chunk:.0f} tokens; P99 between tokens is {1e3 * gap:.0f} "
+                f"against {1e3 * best.tbt_p99:.0f} ms"
             )
     if best.chunk >= longest:
         return f"a chunk of {best.chunk:.0f} holds the longest prompt, {longest} tokens, whole"

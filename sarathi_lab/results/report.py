@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from sarathi_lab.config.console import amount, console, print_place
+from sarathi_lab.config.console import amount, console, print_place, print_words
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend
@@ -50,19 +50,18 @@ _cautioned: set[tuple[str, str]] = set()  # by sweep
 
 def print_device(place: RunContext, spec: ModelSpec, backend: Backend, policy: str) -> None:
     """Print the name of a run, its model, device and policy."""
-    out = console()
-    out.print(f"\n{place.name}", style="bold")
+    console().print(f"\n{place.name}", style="bold")
     model = f"{spec.name} ({spec.num_params / 1e6:,.0f}M parameters, {backend.dtype_name})"
-    out.print(f"  {model} on {backend.device_name}, policy {policy}", soft_wrap=True)
+    print_words(f"  {model} on {backend.device_name}, policy {policy}")
     print_cautions(backend.cautions(spec), place)
 
 
 def print_cautions(cautions: Iterable[str], place: RunContext) -> None:
-    """Print a device's cautions once a sweep."""
+    """Print a device's cautions, or its peaks, once a sweep."""
     for caution in cautions:
         if (place.group, caution) not in _cautioned:
             _cautioned.add((place.group, caution))
-            console().print(f"  {caution}", soft_wrap=True)
+            print_words(f"  {caution}")
 
 
 def summary_line(summary: Mapping[str, float]) -> str:

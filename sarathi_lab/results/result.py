@@ -12,7 +12,7 @@ import pandas as pd
 from omegaconf import OmegaConf
 from rich.table import Table
 
-from sarathi_lab.config.console import console, print_place
+from sarathi_lab.config.console import console, print_place, print_words
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.paths import write_json
 from sarathi_lab.config.run_context import RunContext
@@ -167,10 +167,10 @@ def show(shown: Iterable[DisplayTable | str]) -> None:
     out = console()
     for part in shown:
         if isinstance(part, str):
-            out.print(part, soft_wrap=True)
+            print_words(part)
             continue
         if part.title:
-            out.print(f"\n{part.title}", style="bold", soft_wrap=True)
+            print_words(f"\n{part.title}", style="bold")
         out.print(part.table(), markup=part.markup)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
-from sarathi_lab.config.console import console, progress_of
+from sarathi_lab.config.console import console, print_words, progress_of
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.paths import lock, read_object
 from sarathi_lab.config.run_context import RunContext
@@ -31,6 +31,7 @@ from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.report import (
     cell,
     operation_display,
+    print_cautions,
     print_device,
     summary_line,
     summary_table,
@@ -130,7 +131,7 @@ def _executed(
     if plan.backend.computes_tokens and not plan.engine.speculation.tokens:
         predicted["predicted_roofline"] = roofline = plan.roofline(peaks)
         console().print(f"  predicted roofline {roofline:.2f} s")
-    console().print(f"  peaks {peaks.describe()}")
+    print_cautions([f"peaks {peaks.describe()}"], context)
     if plan.advice is not None:
         print_advice(plan.advice)
     ledger = Ledger()
@@ -260,9 +261,9 @@ def print_plan(plan: Plan, context: RunContext) -> None:
     print_device(context, plan.spec, plan.backend, policy)
     engine = plan.engine
     cache = f"cache {engine.num_blocks} x {engine.block_size} tokens"
-    console().print(f"  {plan.load.describe()}, batch {engine.batch_size}, {cache}")
+    print_words(f"  {plan.load.describe()}, batch {engine.batch_size}, {cache}")
     if words := engine.cluster.describe():
-        console().print(f"  {words}; batch and cache are those of each")
+        print_words(f"  {words}; batch and cache are those of each")
     if words := engine.speculation.describe():
         console().print(f"  {words}")
 
@@ -281,6 +282,6 @@ def print_advice(advice: Advice) -> None:
     chunk = "chunk=auto"
     if advice.do_not_chunk:
         show([f"  do not chunk here: {advice.do_not_chunk}"])
-        chunk = "the best of chunks, chunk=auto,"
-    title = f"  {chunk} is {advice.chunk}, for {advice.objective}, by these predictions"
+        chunk = "the best chunk, chunk=auto,"
+    title = f"  {chunk} is {advice.chunk} tokens, predicted to give {advice.objective}"
     show([f"{title} (* within 1 % of the best)", DisplayTable(rows)])

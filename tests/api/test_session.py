@@ -49,6 +49,10 @@ def test_a_run_is_that_of_the_command_line(tmp_path, capsys):
     [
         ({"polcy": "orca"}, "polcy is not a setting (did you mean policy?)"),
         ({"policy": "orca", "chunk": 8}, "chunk=8 has no effect: Orca does not read chunk"),
+        (
+            {"executor": "torch", "hardware": "h100"},
+            "drop it, or simulate it by executor=simulated",
+        ),
         ({"chunk": 2}, "chunk=2 is smaller than the 2 decodes"),
         ({"chunk": "256"}, "chunk=256 is not a whole number"),
         ({"chunk": object}, "is not a value of a setting"),

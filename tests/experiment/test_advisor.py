@@ -169,7 +169,7 @@ def test_where_whole_prompts_serve_more_it_says_not_to_chunk():
     prediction = prediction_of(requests_of(*[(100, 2)] * 8), 4, by_iteration)
     advice = advise(prediction, 16, chunks=[16, 32])
     assert advice.objective == "the most tokens/s"
-    assert advice.do_not_chunk.startswith("request_level, with whole prompts, serves ")
+    assert advice.do_not_chunk.startswith("request_level, which keeps prompts whole, serves ")
     whole = advise(dataclasses.replace(prediction, baselines=()), 16, chunks=[16, 128])
     assert whole.do_not_chunk == "a chunk of 128 holds the longest prompt, 100 tokens, whole"
 

@@ -55,7 +55,7 @@ def test_the_tables_are_the_advice_the_loss_and_the_flags(tmp_path, capsys):
 def test_where_chunks_do_not_pay_it_says_so_first_and_no_flag_cuts_a_prompt(tmp_path, capsys):
     assert main([*SMALL, "hardware=h100", "model=llama3-8b", f"output={tmp_path}"]) == 0
     text = capsys.readouterr().out
-    assert text.index("do not chunk here: ") < text.index("the best of chunks, chunk=auto, is 512")
+    assert text.index("do not chunk here: ") < text.index("the best chunk, chunk=auto, is 512")
     assert "as settings of servers that leave prompts whole, where they have any\n" in text
     assert "--no-enable-chunked-prefill --max-num-batched-tokens 1029 " in text  # 1024 + 5 decodes
     assert not re.search(r"(?<!no)[-_]enable[-_](chunked[-_]prefill|mixed-chunk)", text)
