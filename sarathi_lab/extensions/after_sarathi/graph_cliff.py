@@ -54,7 +54,7 @@ def graph_cliff(
     """
     make: dict[str, Callable[[int], Executor]] = {  # by the largest captured size
         "timed": partial(of_steps, steps),
-        "modelled": partial(_of_cost_model, bench, host),
+        "modelled": partial(of_cost_model, bench, host),
     }
     (dataset,) = sizes["datasets"]
     for server, settings in servers.items():
@@ -89,7 +89,8 @@ def of_steps(steps: Steps, largest: int) -> Executor:
     return SimulatedExecutor(seconds)
 
 
-def _of_cost_model(bench: ServingBench, name: str, largest: int) -> Executor:
+def of_cost_model(bench: ServingBench, name: str, largest: int) -> Executor:
+    """Make the executor of the cost model with the launches of the host file `name`."""
     host, engine = load_option("host", name), bench.engine
     assert bench.backend is not None, "it is only simulated"
     host = replace(host, graphs=replace(host.graphs, mode=MODE, largest=largest))
