@@ -38,7 +38,8 @@ from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.serve import run_once
 
 NUMBERS = ("real", "simulated", "what_if")
-SHOWN = {**dict.fromkeys(NUMBERS, ".4g"), "error": "+.1%", "change": "+.1%", "since": ".1f"}
+SHOWN = {**dict.fromkeys(NUMBERS, ".4g"), "error": "+.1%", "change": "+.1%"}
+SHOWN |= {f"{one} {whose}": ".3g" for one in ("ttft", "latency") for whose in NUMBERS[:2]}
 REAL, AS_RUN = "real", "as_run"  # baselines
 
 
@@ -63,7 +64,7 @@ class Validate(Task):
         batch: int | None = None,
     ) -> None:
         self._place, self._log = run, log
-        self._given = {"max_num_batched_tokens": chunk, "max_num_seqs": batch}
+        self._given: dict[str, Any] = {"max_num_batched_tokens": chunk, "max_num_seqs": batch}
         for name, value in (("task.chunk", chunk), ("task.batch", batch)):
             if value is not None:
                 require_int(name, value, 1, "use the server's, such as 2048 and 256")
@@ -71,9 +72,8 @@ class Validate(Task):
     def check(self, cfg: DictConfig) -> list[Case]:
         if not self._place:
             raise UserError("task=validate needs a run of a real server; add task.run=FILE")
-        given: dict[str, Any] = dict(self._given)
-        for group in ("hardware", "host"):
-            given[group] = None if cfg[group].name == AUTO else cfg[group].name
+        named = {group: cfg[group].name for group in ("hardware", "host")}
+        given = self._given | {key: name for key, name in named.items() if name != AUTO}
         if not ("path" in cfg.model and cfg.model.path is None):
             given["model"] = cfg.model.get("name") or "named"
         return [case_of(cfg, run) for run in read_runs(self._place, self._log, given)]
@@ -91,21 +91,14 @@ class Validate(Task):
         compare = _schedules if first.run.requests.empty else _loads
         result = compare(cases, cfg, context, where)
         this = (cases[0].what_if or first).engine
-        labels = {
-            **_labels(first, this.policy.name, is_baseline=False),
-            "name": context.name,
-            "chunk": this.policy.budget,
-            "batch": this.batch_size,
-        }
-        return replace(
-            result, labels=labels, tags=["validate", first.spec.name, first.backend.device_name]
-        )
+        labels = _labels(first, policy=this.policy.name, is_baseline=False, name=context.name)
+        labels |= {"chunk": this.policy.budget, "batch": this.batch_size}
+        tags = ["validate", first.spec.name, first.backend.device_name]
+        return replace(result, labels=labels, tags=tags)
 
 
-def _labels(replay: Replay, policy: str, *, is_baseline: bool) -> dict[str, Any]:
+def _labels(replay: Replay, **more: Any) -> dict[str, Any]:
     return {
-        "policy": policy,
-        "is_baseline": is_baseline,
         "workload": Path(replay.run.source).name,
         "workload.arrivals": "recorded",
         **dict.fromkeys(("pd_ratio", "seq_len")),
@@ -113,34 +106,29 @@ def _labels(replay: Replay, policy: str, *, is_baseline: bool) -> dict[str, Any]
         "device": replay.backend.device_name,
         "executor": "simulated",
         **provenance(),
+        **more,
     }
 
 
 def _loads(cases: Sequence[Case], cfg: DictConfig, context: RunContext, where: str) -> Result:
     """Compare the requests of all loads with their replays."""
-    first, run = cases[0].as_run, cases[0].run
-    if is_changed := any(case.what_if for case in cases):
-        loads = _kept_as_run(cases, cfg, context)
-        others = [(case.what_if or case.as_run).load() for case in cases]
-    else:
-        loads, others = [case.as_run.load() for case in cases], []
+    first, run, is_changed = cases[0].as_run, cases[0].run, any(case.what_if for case in cases)
+    loads = _kept_as_run(cases, cfg, context) if is_changed else [x.as_run.load() for x in cases]
+    others = [(x.what_if or x.as_run).load() for x in cases] if is_changed else []
     real, simulated = mean_of([x.real for x in loads]), mean_of([x.simulated for x in loads])
     summary = mean_of([x.simulated for x in others]) if is_changed else simulated
     measured = {name: value for name, value in real.items() if value == value}
-    recorded = _tables([Load(case.run, case.run.logged, case.run.requests) for case in cases])
-    _keep(lambda: Result(recorded, summary=measured), REAL, first, cfg, context)
+    recorded = [Load(case.run, case.run.logged, case.run.requests) for case in cases]
+    _keep(lambda: Result(_tables(recorded), summary=measured), REAL, first, cfg, context)
     compared = metrics.compare(summary, measured, REAL)
     compared |= metrics.compare(summary, simulated, AS_RUN) if is_changed or context.swept else {}
     table = validation_table(real, simulated, summary if is_changed else None)
     parts = part_table(loads, others)
     tables = {"validation": table, "parts": parts, **_tables(others or loads)}
-    notes: list[DisplayTable | str] = [
-        DisplayTable(table.to_dict("records"), ["metric", "quantile", "unit"], formats=SHOWN)
-    ]
+    notes: list[DisplayTable | str] = [_display(table, "metric", "quantile", "unit")]
     if len(loads) > 1:
-        columns = ["load", *(f"{one} {x}" for one in ("ttft", "latency") for x in NUMBERS[:2])]
-        formats = dict.fromkeys(columns[1:], ".3g")
-        notes.append(DisplayTable(parts[columns].to_dict("records"), ["load"], formats=formats))
+        shown = parts[["load", *(name for name in parts if name in SHOWN)]]
+        notes.append(_display(shown, "load"))
     notes.append(worst_part(parts))
     iterations = loads[0].iterations
     if len(loads) == 1 and len(run.timeline):
@@ -149,8 +137,8 @@ def _loads(cases: Sequence[Case], cfg: DictConfig, context: RunContext, where: s
         schedule = iterations.assign(seconds=iterations.end - iterations.start)
         tables["schedule"] = schedule_table(run.logged, schedule)
         share = shared(run.logged, schedule)
-        notes += [_schedule_display(tables["schedule"])]
-        notes += [f"  {share:.0%} of the logged iterations have the tokens of a simulated one"]
+        notes.append(_display(tables["schedule"], "batch", "quantity", "unit"))
+        notes.append(f"  {share:.0%} of the logged iterations have the tokens of a simulated one")
     title = f"{where}: {server_of(run)} {run.version}".rstrip() + ", real and simulated"
     errors = {f"error/{name}": error for name, error in mean_errors(table).items()}
     return Result(
@@ -180,12 +168,12 @@ def _schedules(cases: Sequence[Case], cfg: DictConfig, context: RunContext, wher
             "throughput": num_tokens / simulated,
             "error/iteration_time": simulated / real - 1,
         },
-        shown=[_schedule_display(table)],
+        shown=[_display(table, "batch", "quantity", "unit")],
     )
 
 
-def _schedule_display(table: pd.DataFrame) -> DisplayTable:
-    return DisplayTable(table.to_dict("records"), ["batch", "quantity", "unit"], formats=SHOWN)
+def _display(table: pd.DataFrame, *keys: str) -> DisplayTable:
+    return DisplayTable(table.to_dict("records"), list(keys), formats=SHOWN)
 
 
 def _kept_as_run(cases: Sequence[Case], cfg: DictConfig, context: RunContext) -> list[Load]:
@@ -209,8 +197,8 @@ def _keep(
     """Keep what `work` returns as the baseline `name` of a command's runs; return its folder."""
     key = hashlib.sha256(json.dumps([name, replay.config], sort_keys=True).encode())
     folder = context.baselines_dir / f"{name}-{key.hexdigest()[:8]}"
-    labels = _labels(replay, name, is_baseline=True)
-    labels |= {"executor": "server"} if name == REAL else {}
+    executor = "server" if name == REAL else "simulated"
+    labels = _labels(replay, policy=name, is_baseline=True, executor=executor)
     context = replace(context, run_dir=folder, name=f"baseline {name}", varied={}, policy=name)
     return run_once(lambda: replace(work(), labels=labels, config={}), cfg, context)
 

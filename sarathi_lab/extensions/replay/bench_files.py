@@ -160,9 +160,7 @@ def _from_lists(content: Mapping[str, Any], path: Path) -> Benchmark:
 
 
 def _sent(latency: pd.Series, rate: Any, most: int | None) -> list[float]:
-    """Draw when requests are sent: a Poisson process of `rate`, each as soon as fewer than `most`
-    are unanswered.
-    """
+    """Draw Poisson arrivals of a `rate`, each held until fewer than `most` are unanswered."""
     if not float(rate) > 0:
         raise ValueError(f"request_rate={rate} is not above 0")
     gaps = np.random.default_rng(0).exponential(1 / float(rate), len(latency))

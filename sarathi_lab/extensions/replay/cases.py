@@ -226,13 +226,13 @@ def _of_run(backend: SimulatedBackend, run: RealRun, *, is_named: bool) -> Simul
     hardware, settings = backend.hardware, run.settings
     if run.link is not None and not is_named:
         rate, latency = run.link
-        hardware = replace(
-            hardware, link_bytes_per_second=rate, link_latency=latency, link_efficiency=1.0
-        )
+        hardware = replace(hardware, link_bytes_per_second=rate, link_latency=latency)
+        hardware = replace(hardware, link_efficiency=1.0)
     backend = replace(backend, hardware=hardware, tensor_parallel=settings.tensor_parallel_size)
     if settings.data_parallel_size == 1:
         return backend
-    sharing = Lockstep(num=settings.data_parallel_size, graph_tokens=settings.graph_tokens)
+    captured = max(CudaGraphs(**settings.graphs).captured, default=0)
+    sharing = Lockstep(num=settings.data_parallel_size, graph_tokens=captured)
     backend = replace(backend, host=replace(backend.host, graphs=None))  # `sharing` pads
     return LockstepBackend(**vars(backend), sharing=sharing)
 

@@ -90,10 +90,8 @@ def validation_table(
     simulated: Mapping[str, float],
     changed: Mapping[str, float] | None = None,
 ) -> pd.DataFrame:
-    """Compare `real` quantities with `simulated` ones: metric, quantile, unit, both and their
-    relative error, NaN without a measurement; where settings were changed `what_if`, the quantities
-    `changed`, and its ratio to the replay as it was run. Blocks in use are quantiles over the run's
-    seconds.
+    """Compare quantities: metric, quantile, unit, real, simulated and their relative error, NaN
+    without a measurement; if settings were `changed`, `what_if` and its ratio to the replay as run.
     """
     names = {
         f"{metric}_{quantile}".rstrip("_"): (metric, quantile, unit)
@@ -117,9 +115,7 @@ def mean_errors(table: pd.DataFrame) -> dict[str, float]:
 
 
 def over_time(run: RealRun, iterations: pd.DataFrame) -> pd.DataFrame:
-    """Sample running and waiting requests and blocks in use, real and simulated, at the `time`
-    (seconds) of each row of the run's timeline.
-    """
+    """Sample requests and blocks at the `time` (seconds) of each row of the run's timeline."""
     line, num_blocks = run.timeline, run.settings.num_blocks or math.nan
     is_recorded = line.kv_cache_pct.any()
     samples: dict[str, Any] = {"time": line.t, "real_running": line.running}
@@ -169,9 +165,7 @@ def worst_part(parts: pd.DataFrame) -> str:
 def picture(
     loads: Sequence[Load], parts: pd.DataFrame, changed: Sequence[Load], where: str
 ) -> Figure:
-    """Draw distributions of waits above; below over time running and waiting requests and blocks in
-    use where one run recorded them, else the waits of the `part_table`.
-    """
+    """Draw distributions of waits above; below `over_time` of a recorded run, else `part_table`."""
     figure, axes = panels(2, 3, (12, 6.4))
     known = [one.run.requests for one in loads if not one.run.means]
     tables = {"real": known, "simulated": [one.requests for one in loads]}

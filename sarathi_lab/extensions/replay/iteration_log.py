@@ -59,8 +59,8 @@ def read_log(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def predicted(logged: pd.DataFrame, executor: Executor) -> pd.DataFrame:
-    """Run the logged iterations one by one on `executor`: the same requests and tokens, of which
-    the log has no lengths. Prompts begin there, and decodes share what else is cached.
+    """Run logged iterations one by one on `executor`. As the log has no lengths, prompts begin
+    there, and decodes share what else is cached.
     """
     rows, names = [], ["num_prefills", "num_prefill_tokens", "num_decodes"]
     columns = [*(logged[one].astype(int).tolist() for one in names), logged.cached.tolist()]
@@ -79,9 +79,7 @@ def predicted(logged: pd.DataFrame, executor: Executor) -> pd.DataFrame:
 
 
 def schedule_table(logged: pd.DataFrame, simulated: pd.DataFrame) -> pd.DataFrame:
-    """Compare the logged schedule with the `simulated` one (`COUNTS`' tokens, and seconds) by what
-    is in a batch: number of iterations, their tokens, and seconds (means).
-    """
+    """Compare schedules by what is in a batch: iterations, and their mean tokens and time."""
     rows = []
     both = [table.assign(batch=_kinds(table)) for table in (logged, simulated)]
     for kind in (*KINDS.values(), "all"):
@@ -95,9 +93,7 @@ def schedule_table(logged: pd.DataFrame, simulated: pd.DataFrame) -> pd.DataFram
 
 
 def shared(logged: pd.DataFrame, simulated: pd.DataFrame) -> float:
-    """Return the share of the logged iterations whose tokens of prompts and of decodes are those of
-    a simulated one, each counted once.
-    """
+    """Return the share of logged iterations with the tokens of a simulated one, counted once."""
     names = ["num_prefill_tokens", "num_decode_tokens"]
     first, second = (
         Counter(table[names].astype(int).itertuples(index=False, name=None))

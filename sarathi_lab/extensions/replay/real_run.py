@@ -9,9 +9,8 @@ The folder has what LLMServingSim keeps of a vLLM run (github.com/casys-kaist/LL
 - `config.json`, if there is one: which `hardware`, and how its devices are linked;
 - `timeseries.csv`, if there is one: `t`, `running`, `waiting`, `kv_cache_pct` once in a while.
 
-In place of the folder, a file of a benchmark client (`bench_files`) may be named, whose times are
-the client's, or a log of iterations (`iteration_log`). What they do not state of the server is in
-`meta.json` beside them, in the log, or on the command line.
+A file of a benchmark client (`bench_files`), whose times are the client's, and a log of iterations
+(`iteration_log`) may have `meta.json` beside them for what they do not state of the server.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import read_object, readable
-from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.extensions.replay.bench_files import (
     Benchmark,
     finite_numbers,
@@ -113,11 +111,6 @@ class ServerSettings:
         largest = self.max_cudagraph_capture_size or min(2 * self.max_num_seqs, 512)
         return {"mode": mode, "largest": min(largest, budget)}
 
-    @property
-    def graph_tokens(self) -> int:
-        """Tokens of the largest CUDA graph, 0 without any."""
-        return max(CudaGraphs(**self.graphs).captured, default=0)
-
 
 @dataclass(frozen=True, kw_only=True)
 class RealRun(Benchmark):
@@ -143,16 +136,13 @@ def read_runs(
     place: str | Path, log: str | None = None, given: Mapping[str, Any] | None = None
 ) -> list[RealRun]:
     """Read the run in `place`, a load each, with the iterations in `log`; settings that are `given`
-    by the names of `NEEDED` replace recorded ones. Raises UserError that names the file and what is
-    wrong in it, or the settings that are stated nowhere.
+    by the names of `NEEDED` replace recorded ones. Raises UserError.
     """
     path, logged, of_log = Path(place).expanduser(), NO_LOG, dict[str, Any]()
     if log is not None:
-        logged, of_log = read_log(Path(log).expanduser())
+        logged, of_log = read_log(beside := Path(log).expanduser())
         if logged.empty:
-            raise UserError(
-                f"task.log={Path(log).expanduser()} has no iteration of vLLM; {LOG_FIX}"
-            )
+            raise UserError(f"task.log={beside} has no iteration of vLLM; {LOG_FIX}")
     if path.is_dir():
         benchmarks = [Benchmark({}, _requests(path / "requests.jsonl"), 0)]
     elif not path.is_file():
@@ -207,9 +197,8 @@ def _recorded(path: Path) -> tuple[list[Mapping[str, Any]], dict[str, Any]]:
     its hardware and use.
     """
     folder = path if path.is_dir() else path.parent
-    meta_path, config_path, line_path = (
-        folder / name for name in ("meta.json", "config.json", "timeseries.csv")
-    )
+    files = ("meta.json", "config.json", "timeseries.csv")
+    meta_path, config_path, line_path = (folder / name for name in files)
     has_meta = path.is_dir() or meta_path.is_file()
     meta = read_object(meta_path, FIX) if has_meta else {"engine_kwargs": {}}
     if not isinstance(engine := meta.get("engine_kwargs"), dict):
