@@ -94,9 +94,7 @@ def current_run(prepared: Any = None) -> RunContext:
 
 
 def group_of(root: Path, choices: Mapping[str, Any], swept: Sequence[str], host: str) -> str:
-    """What is swept, where and when: the name that the runs of one command share. `choices` are of
-    one of its runs, `root` is its folder.
-    """
+    """What is swept, where and when (its folder is `root`): the name that its runs share."""
     what = " x ".join(name for name in swept if name != "repetition") or "single run"
     if choices.get("experiment"):
         what = f"{choices['experiment']}: {what}"
@@ -182,9 +180,7 @@ class SweepRecord:
         return (self.job_dir(number) / FINISHED).is_file()
 
     def end(self, number: int) -> dict[str, Any] | None:
-        """How job `number` ended: the `seconds` that it took, or the `error` that stopped it, with
-        the `traceback` of a bug. None if it did not.
-        """
+        """How job `number` ended: its `seconds`, or `error` with a bug's `traceback`, or None."""
         for name in (FINISHED, FAILED):
             with suppress(FileNotFoundError):
                 return dict(json.loads((self.job_dir(number) / name).read_text()))

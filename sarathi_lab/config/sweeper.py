@@ -291,10 +291,9 @@ class LabSweeper(Sweeper):
             launcher.launch(settings, initial_job_idx=0)
         except Exception as error:
             reason = next(iter(str(error).strip().splitlines()), "")
-            raise UserError(
-                f"the launcher gave up ({type(error).__name__}: {reason}); jobs it queued may run "
-                f"on; {self.record.resume_command} runs what is missing"
-            ) from error
+            what = f"the launcher gave up ({type(error).__name__}: {reason})"
+            fix = f"jobs it queued may run on; {self.record.resume_command} runs what is missing"
+            raise UserError(f"{what}; {fix}") from error
 
     @contextmanager
     def _watching(self) -> Iterator[None]:

@@ -39,9 +39,7 @@ def find_runs(*roots: Path) -> list[Path]:
 
 
 def find_sweeps(root: Path | str = OUTPUTS) -> dict[str, list[Path]]:
-    """Return folders of sweeps by start time and what was typed of model, device and what is swept,
-    newest first; then all single runs.
-    """
+    """Return folders of sweeps by start time and what was swept, newest first; then single runs."""
     runs = [run for run in find_runs(Path(root)) if run.parent.name != "baselines"]
     sweeps, single = dict[str, list[Path]](), []
     for folder, number in Counter(map(_sweep_of, runs)).items():

@@ -20,11 +20,9 @@ COMPARED = (
     *("kv_read_bytes", "kv_reread_factor", "duration", "bubble_fraction"),
     *(f"{name}_p{int(q * 100)}" for name in WAITS for q in QUANTILES),
 )
-# Difference in the share of iterations replayed as CUDA graphs above which policies are not
-# compared alone: part of their ratio is launch time on the host.
+# Difference in the share of replayed iterations above which a ratio is in part of launches.
 REPLAY_TOLERANCE = 0.05
-# Share of an iteration's time from which launching on the host leaves the device without work.
-STARVED = 0.9
+STARVED = 0.9  # share of an iteration's time from which launching leaves the device without work
 
 
 def add_costs(
@@ -169,12 +167,9 @@ def replay_caution(
 ) -> list[str]:
     """Return a caution if ratios to a baseline include CUDA graphs (`REPLAY_TOLERANCE`)."""
     share, other = (one.get("replayed_fraction", np.nan) for one in (summary, baseline))
-    if not abs(share - other) > REPLAY_TOLERANCE:  # as with NaN: unknown
-        return []
-    return [
-        f"  replayed as CUDA graphs were {share:.0%} of the iterations, of {name}'s {other:.0%}: "
-        "the ratios are in part of launches"
-    ]
+    words = f"  replayed as CUDA graphs were {share:.0%} of the iterations, of {name}'s {other:.0%}"
+    is_other = abs(share - other) > REPLAY_TOLERANCE  # never with NaN: unknown
+    return [f"{words}: the ratios are in part of launches"] if is_other else []
 
 
 def device_idle_fraction(iterations: pd.DataFrame) -> float:

@@ -154,7 +154,8 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     table = sweep_analysis.medians(once, by, *known)
     for _, group in table.groupby(sweep_analysis.group_keys(table, by), sort=False):
         found, run = group.set_index("quantity").to_dict("index"), group.iloc[0]
-        row = {_heading(name): sweep_analysis.text(run[name]) for name in by[:-1]}
+        headings = {name: name.rpartition(".")[2].replace("_", "\n") for name in by[:-1]}
+        row = {words: sweep_analysis.text(run[name]) for name, words in headings.items()}
         row["policy"] += " *" if run["is_baseline"] else ""
         for name in known:
             scale, unit = _unit(name, runs[name])
@@ -171,10 +172,6 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     }
     notes = ", ".join(sign for sign, is_there in signs.items() if is_there)
     return DisplayTable(rows, left=["policy"], unbroken=["policy"], title=f"{title} ({notes})")
-
-
-def _heading(setting: str) -> str:
-    return setting.rpartition(".")[2].replace("_", "\n")
 
 
 def _unit(name: str, values: pd.Series) -> tuple[float, str]:

@@ -79,9 +79,7 @@ def rows_of_run(quantities: Mapping[str, float], labels: Mapping[str, Any]) -> p
 
 
 def rows_of_points(points: pd.DataFrame) -> pd.DataFrame:
-    """Return recorded points (a `y` per row, see `load.POINT`) as rows; their other columns, such
-    as panel, series and x, follow as settings.
-    """
+    """Return recorded points (`load.POINT`) as rows; other columns, such as x, are settings."""
     keys = [name for name in ("panel", "dataset", "slo", "series", "x") if name in points]
     texts = (points[name].map("{:g}".format if name == "x" else str) for name in keys)
     source = points.get("source", pd.Series("recorded", points.index))

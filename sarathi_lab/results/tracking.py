@@ -99,9 +99,8 @@ class WandbTracker(Tracker):
     def __post_init__(self) -> None:
         check_fields(self, "tracking.")
         if self.mode not in ("offline", "online"):
-            raise UserError(
-                f"tracking.mode={self.mode} is unknown; use offline or online, or tracking=none"
-            )
+            fix = "use offline or online, or tracking=none"
+            raise UserError(f"tracking.mode={self.mode} is unknown; {fix}")
 
     def check(self) -> None:
         """Raise UserError if `dir` cannot be written, or online without a login."""

@@ -51,10 +51,9 @@ class Window:
         start, is_share = self._cut("warmup")
         last = max(request.arrival_time for request in load.requests)
         if not is_share and start > last:
-            raise UserError(
-                f"window.warmup={self.warmup} is longer than the {last:.1f} s in which requests "
-                "arrive; lower it or raise workload.num_requests"
-            )
+            why = f"is longer than the {last:.1f} s in which requests arrive"
+            fix = "lower it or raise workload.num_requests"
+            raise UserError(f"window.warmup={self.warmup} {why}; {fix}")
 
     def of(self, iterations: pd.DataFrame, requests: pd.DataFrame) -> Part:
         """Return the part that counts, from the ledger's tables. Raises RunError if it is empty."""
@@ -67,10 +66,8 @@ class Window:
         last = duration if is_end_share else duration - end
         part = Part(float(start), float(arrivals[-num_late] if num_late else last))
         if part.requests(requests).empty or part.spans(iterations).empty:
-            raise RunError(
-                f"{self._describe()} leave nothing of a run of {duration:.1f} s; lower them or "
-                "raise workload.num_requests"
-            )
+            what, fix = f"a run of {duration:.1f} s", "lower them or raise workload.num_requests"
+            raise RunError(f"{self._describe()} leave nothing of {what}; {fix}")
         return part
 
     def _describe(self) -> str:
@@ -85,9 +82,8 @@ class Window:
             return require_number(f"window.{name}", value, minimum=0, fix=FIX), False
         is_share = re.fullmatch(r"\d+(\.\d+)?\s*%", value)
         if not is_share or (share := float(value.rstrip("% ")) / 100) >= 1:
-            raise UserError(
-                f"window.{name}={value} is neither seconds nor a share below 100%; {FIX}"
-            )
+            why = "is neither seconds nor a share below 100%"
+            raise UserError(f"window.{name}={value} {why}; {FIX}")
         return share, True
 
 

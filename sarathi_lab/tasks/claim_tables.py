@@ -83,9 +83,7 @@ def _ids_by_verdict(table: pd.DataFrame) -> dict[str, dict[str, list[str]]]:
 
 
 def map_table(table: pd.DataFrame, root: str = "") -> str:
-    """Format the claims on what came after SARATHI in Markdown: source, gain claimed, what was
-    measured on which device, and conditions; `root` leads to `experiments/`.
-    """
+    """Format the claims on what came after SARATHI in Markdown; `root` leads to `experiments/`."""
     rows = [["experiment", "claim", "source", "claimed", "found", "conditions"]]
     conditions = {claim.id: claim.caveat for claim in load_claims()}
     for name, judged in table[_is_after(table)].groupby("id", sort=False):

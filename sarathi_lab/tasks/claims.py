@@ -104,10 +104,8 @@ def _main(options: argparse.Namespace, run: Command) -> int:
             fix = "--run (measure)" if needs_run else "--run (measure) or --simulate"
             raise UserError(f"{name} is for runs; add {fix}, or drop it")
     if options.readme and results != RECORDS:
-        raise UserError(
-            f"--readme shows what is recorded, not {os.path.relpath(results)}; add --results "
-            "experiments"
-        )
+        what = f"what is recorded, not {os.path.relpath(results)}"
+        raise UserError(f"--readme shows {what}; add --results experiments")
     failed = _run_all(options, results, run) if does_run else []
     table = verdicts(results)
     print_verdicts(_selected(table, options), is_long=options.long)

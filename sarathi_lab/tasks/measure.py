@@ -79,10 +79,8 @@ class Measure(Task):
             return
         figure = self.figure
         if figure.is_measured_only:
-            raise UserError(
-                f"{figure.name} is of real stages, and has the simulated ones beside; use "
-                "executor=torch, or experiment=fig12"
-            )
+            why = "is of real stages, and has the simulated ones beside"
+            raise UserError(f"{figure.name} {why}; use executor=torch, or experiment=fig12")
         for name in ("seconds", "max_spread"):
             self._refuse(name, "is for measuring, and executor=simulated computes")
         if figure.has_paper:
@@ -98,10 +96,9 @@ class Measure(Task):
         if figure.is_in_rounds:
             self._refuse("setup", "is for measuring: what is simulated has the paper's sizes")
             if is_usual_model(cfg) and (degree := backend.tensor_parallel) > 1:
-                raise UserError(
-                    f"executor.tensor_parallel={degree} has no effect: the paper's models have as "
-                    "many devices as there; choose a model, too, such as model=yi-34b"
-                )
+                why = "has no effect: the paper's models have as many devices as there"
+                fix = "choose a model, too, such as model=yi-34b"
+                raise UserError(f"executor.tensor_parallel={degree} {why}; {fix}")
         elif backend.parallel.num_devices > 1:
             what = backend.parallel.description
             raise UserError(f"task=measure simulates one device, not {what}; leave that out")
@@ -114,10 +111,8 @@ class Measure(Task):
             raise UserError(f"{figure.name} is simulated only; add executor=simulated")
         require_one_device(backend, "task=measure")
         if backend.name != "torch" and (figure.is_measured_only or figure.is_partly_simulated):
-            raise UserError(
-                f"{figure.name} needs stages or times of operations, which executor={backend.name} "
-                "does not report; use executor=torch"
-            )
+            why = f"which executor={backend.name} does not report; use executor=torch"
+            raise UserError(f"{figure.name} needs stages or times of operations, {why}")
         self._refuse("every", "is for the recomputed figures of executor=simulated")
         self._refuse("processes", "is for executor=simulated, and a measurement is alone")
         if figure.is_measured_only:

@@ -191,19 +191,15 @@ def _load(
     load: LoadedRequests = workload.generate(vocab_size, text_encoder(checkpoint))
     longest = max(request.total_len for request in load.requests)
     if checkpoint is not None and longest > spec.max_position:
-        raise UserError(
-            f"the longest request has {longest} tokens, but {spec.name} was made for "
-            f"{spec.max_position}; shorten it"
-        )
+        most = f"{spec.name} was made for {spec.max_position}"
+        raise UserError(f"the longest request has {longest} tokens, but {most}; shorten it")
     return load
 
 
 def _cache(
     cfg: DictConfig, backend: Backend, spec: ModelSpec, num_sequences: int, max_model_len: int
 ) -> dict[str, Any]:
-    """Return the fields of the cache, with room for `num_sequences` if no size is named. Raises
-    UserError for one that the device can't hold.
-    """
+    """Return the fields of the cache, for `num_sequences` without a size. Raises UserError."""
     cache, num_host_blocks, swaps = cfg.cache, cfg.cache.num_host_blocks, cfg.preemption == "swap"
     fix = "use a number of tokens such as 16"
     block_size = require_int("cache.block_size", cache.block_size, 1, fix)
@@ -217,9 +213,8 @@ def _cache(
         fix = "use null for a cache that holds all batches in flight, or auto for all memory"
         num_blocks = require_int("cache.num_blocks", cache.num_blocks, 1, fix)
     if num_host_blocks is not None and not swaps:
-        raise UserError(
-            f"cache.num_host_blocks={num_host_blocks} has no effect without preemption=swap; add it"
-        )
+        why = "has no effect without preemption=swap; add it"
+        raise UserError(f"cache.num_host_blocks={num_host_blocks} {why}")
     if num_host_blocks is None:
         num_host_blocks = num_blocks if swaps else 0
     require_int("cache.num_host_blocks", num_host_blocks, 0, "use null for num_blocks")
@@ -231,10 +226,8 @@ def _cache(
     fix = "use true to share the cache of equal prefixes, else false"
     shares_prefixes = require_bool("cache.prefix", cache.prefix, fix)
     if shares_prefixes and states:
-        raise UserError(
-            f"cache.prefix=true: model {spec.name} has states, of which no copies at the ends of "
-            "blocks are simulated; use cache.prefix=false"
-        )
+        why = "has states, of which no copies at the ends of blocks are simulated"
+        raise UserError(f"cache.prefix=true: model {spec.name} {why}; use cache.prefix=false")
     fix = "use true for chunks that end where blocks of the cache do, else false"
     return {
         "aligns_chunks": require_bool("cache.align_chunks", cache.align_chunks, fix),
@@ -267,15 +260,13 @@ def _advice(plan: Plan, chunks: Sequence[int] | None) -> Advice:
     """Return the chunk that the device's cost model predicts to be best. Raises UserError."""
     engine, load, num_stages = plan.engine, plan.load, plan.backend.num_stages
     answers = f"workload={load.name}" if load.sessions else "workload.arrivals=users"
+    answers += " leaves to the answers"
     drafts, where = engine.speculation.describe(), plan.backend.device_name
     predictor = plan.backend.predictor(plan.spec)
     reasons = (
         (num_stages > 1, f"is for one batch at a time, not for the {num_stages} of a pipeline"),
         (not engine.cluster.is_single, f"is for one engine, not for {engine.cluster.describe()}"),
-        (
-            load.waits_for_answers,
-            f"is chosen by when requests arrive, which {answers} leaves to the answers",
-        ),
+        (load.waits_for_answers, f"is chosen by when requests arrive, which {answers}"),
         (drafts, f"is chosen without drafts, not for {drafts}"),
         (predictor is None, f"needs a cost model, as executor=simulated has; {where} has none"),
     )

@@ -95,9 +95,7 @@ def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext
 
 
 def run_once(work: Callable[[], Result], cfg: DictConfig, context: RunContext) -> Path:
-    """Do `work` unless its folder has it, of this job or another; return the folder. Raises
-    RunError if it stopped, now or then.
-    """
+    """Do `work` unless its folder has it; return the folder. Raises RunError if it ever stopped."""
     run_dir = context.run_dir
     # Of jobs beside each other, one runs it; run.json, which is written last, marks its end.
     with lock(run_dir.parents[1] / ".locks" / run_dir.name, waits=True) or nullcontext():
