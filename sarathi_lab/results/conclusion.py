@@ -86,7 +86,8 @@ def _sentence(
         is_decided = analysis.is_decided({**row, **ends._asdict(), "num_samples": number}, noise)
         word = "better" if (ratio > 1) != less_is_better(name) else "worse"
         word = "equal" if samples.eq(1).all() else word if is_decided else "undecided"
-        parts[word].append(_in_words(name, runs[name].median(), ratio, ends[:2], number))
+        value, other = runs[name].median(), (runs[name] / samples).median()
+        parts[word].append(_in_words(name, value, other, ratio, ends[:2] if number > 1 else ()))
         confidence = min(confidence, max(0.0, 1 - at_once * (1 - ends.confidence)))
     named = [f"{name}={analysis.text(runs[name].iloc[0])}" for name in settings[1:]]
     who = " ".join([runs.policy.iloc[0], *(one for one in named if not one.endswith("=-"))])
@@ -94,17 +95,17 @@ def _sentence(
     return f"{who} beside {base}: {found}.{_on_samples(number, at_once, confidence, noise)}"
 
 
-def _in_words(name: str, value: float, ratio: float, ends: Sequence[float], number: int) -> str:
-    """Format a quantity, the reference's, their ratio, and its interval where there are samples."""
-    other = value / ratio if ratio else math.nan
+def _in_words(name: str, value: float, other: float, ratio: float, ends: Sequence[float]) -> str:
+    """Format a quantity, the reference's, their ratio; of samples that of pairs, with its ends."""
     scale, heading = display_unit(name, max(value, other))
     words, _, unit = heading.partition(" [")
     if name == "slo_attainment":
         return f"{words} {value:.1%} against {other:.1%}"
     unit = unit.rstrip("]")
     shown = f"{words} {amount(scale * value)} against {amount(scale * other)} {unit}"
-    around = f", {ends[0]:.2f} to {ends[1]:.2f}" if number > 1 else ""
-    return f"{shown} ({ratio:.2f} times{around})"
+    if ends:
+        return f"{shown} (in pairs {ratio:.2f} times, {ends[0]:.2f} to {ends[1]:.2f})"
+    return f"{shown} ({ratio:.2f} times)"
 
 
 def _on_samples(number: int, at_once: int, confidence: float, noise: float) -> str:
@@ -112,9 +113,9 @@ def _on_samples(number: int, at_once: int, confidence: float, noise: float) -> s
     if number == 1:
         return " One run each has no measure of noise." if math.isnan(noise) else ""
     words = f" These are intervals of {confidence:.0%} of {number} samples"
-    words += f", as the best of {at_once}" if at_once > 1 else ""
+    words += f" of the best of {at_once} settings" if at_once > 1 else ""
     if confidence < LEVEL:
         needed = math.ceil(math.log2(2 * at_once / (1 - LEVEL)))
-        words += f", no verdict at {LEVEL:.0%}, which repeat={needed} can give"
+        words += f"; repeat={needed} can decide at {LEVEL:.0%}"
     words += f"; equal work differed by up to {noise:.2f} times" if noise > 1 else ""
     return f"{words}."

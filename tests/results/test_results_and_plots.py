@@ -220,8 +220,8 @@ def test_what_equal_work_differs_by_is_undecided():
     runs["schedule"] = ["x"] * 3 + ["y"] * 3
     assert sweep_analysis.noise(runs) == 1.3
     (sentence,) = conclusion(runs)
-    assert "undecided in throughput 120 against 104 tokens/s (1.15 times, 1.08 to 1.20)" in sentence
-    assert "intervals of 75% of 3 samples, no verdict at 95%, which repeat=6 can give" in sentence
+    assert "undecided in throughput 120 against 100 tokens/s (in pairs 1.15 times, " in sentence
+    assert "intervals of 75% of 3 samples; repeat=6 can decide at 95%" in sentence
     assert sentence.endswith("equal work differed by up to 1.30 times.")
     far = runs.assign(throughput=[100, 101, 102, 200, 202, 204])
     assert "beside orca: better in throughput" in conclusion(far)[0]
@@ -252,8 +252,8 @@ def test_the_best_of_several_needs_an_interval_for_all_of_them():
     runs = runs.assign(throughput=speed, executor="torch", schedule=runs.policy)
     (sentence,) = conclusion(runs)
     assert "better in throughput" in sentence
-    assert "intervals of 91% of 6 samples, as the best of 3" in sentence
-    assert "repeat=7 can give" in sentence
+    assert "intervals of 91% of 6 samples of the best of 3 settings" in sentence
+    assert "repeat=7 can decide at 95%" in sentence
 
 
 @pytest.mark.parametrize("measured", [100.0, 103.0])
