@@ -123,6 +123,9 @@ def _main(options: argparse.Namespace, run: Command) -> int:
 def _selected(table: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
     """Return the rows of the experiments and devices that were asked for. Raises UserError."""
     chosen = table[table.experiment.isin(options.only)] if options.only else table
+    if chosen.empty and not (options.run or options.simulate):
+        known = ", ".join(table.experiment.unique())
+        raise UserError(f"--only {' '.join(options.only)} has no claim; use one of {known}")
     if options.device:
         chosen = chosen[chosen.device.str.contains(options.device, regex=False)]
         if chosen.empty:

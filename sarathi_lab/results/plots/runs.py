@@ -78,7 +78,7 @@ def _distribution(ax: Axes, seconds: np.ndarray[Any, np.dtype[np.float64]], name
     if known.min() > 0 and known.max() > 3 * known.min():
         ax.set_xscale("log")
         style.tick_in_steps(ax.xaxis)
-    ax.legend(loc="lower right", frameon=True)
+    ax.legend(loc="best", frameon=True)
 
 
 def curves(runs: Mapping[str, pd.DataFrame], x: str) -> Figure:
