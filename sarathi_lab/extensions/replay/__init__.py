@@ -28,7 +28,7 @@ from sarathi_lab.extensions.replay.comparison import (
     validation_table,
     worst_part,
 )
-from sarathi_lab.extensions.replay.iteration_log import schedule_table, shared
+from sarathi_lab.extensions.replay.iteration_log import predicted, schedule_table, shared
 from sarathi_lab.extensions.replay.real_run import read_runs
 from sarathi_lab.results import metrics
 from sarathi_lab.results.provenance import provenance
@@ -153,16 +153,15 @@ def _schedules(cases: Sequence[Case], cfg: DictConfig, context: RunContext, wher
     """Compare the logged iterations with simulated ones of the same batches."""
     (case,) = cases
     logged = case.run.logged
-    times = (case.what_if or case.as_run).predicted()
+    times = predicted(logged, (case.what_if or case.as_run).executor())
     table = schedule_table(logged, times)
-    each = logged.assign(simulated=times.seconds)
     num_tokens = logged.num_prefill_tokens.sum() + logged.num_decode_tokens.sum()
     real, simulated = logged.seconds.sum(), times.seconds.sum()
     measured = {"duration": real, "throughput": num_tokens / real}
-    recorded = {ITERATIONS: logged, REQUESTS: case.run.requests}
-    _keep(lambda: Result(recorded, summary=measured), REAL, case.as_run, cfg, context)
+    tables = {ITERATIONS: logged, REQUESTS: case.run.requests}
+    _keep(lambda: Result(tables, summary=measured), REAL, case.as_run, cfg, context)
     return Result(
-        tables={"schedule": table, ITERATIONS: each, REQUESTS: case.run.requests},
+        tables={**tables, "schedule": table, ITERATIONS: logged.assign(simulated=times.seconds)},
         summary={
             "duration": simulated,
             "throughput": num_tokens / simulated,

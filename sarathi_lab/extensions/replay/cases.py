@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.instantiate import build, class_of, option_files, read_option, resolved
 from sarathi_lab.engine.config import SINGLE, EngineConfig
+from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
@@ -23,7 +23,6 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.extensions.cluster.lockstep import Lockstep, LockstepBackend
 from sarathi_lab.extensions.replay.comparison import Load
-from sarathi_lab.extensions.replay.iteration_log import predicted
 from sarathi_lab.extensions.replay.real_run import NULL_BLOCKS, RealRun, ServerSettings
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
@@ -44,19 +43,17 @@ class Replay:
     engine: EngineConfig
     config: Mapping[str, Any]
 
+    def executor(self) -> Executor:
+        return self.backend.build(self.spec, None, self.engine.sizes())
+
     def load(self) -> Load:
         """Serve the run's requests and return both."""
-        ledger, executor = Ledger(), self.backend.build(self.spec, None, self.engine.sizes())
+        ledger = Ledger()
         total = int((self.run.requests.prompt_len + self.run.requests.output_len - 1).sum())
         with progress_of("replaying", total, "tokens") as advance:
             ledger.on_iteration = advance
-            serve(requests_of(self.run), self.engine, executor, ledger)
+            serve(requests_of(self.run), self.engine, self.executor(), ledger)
         return Load(self.run, ledger.iterations(), ledger.requests())
-
-    def predicted(self) -> pd.DataFrame:
-        """Time each iteration of the run's log."""
-        executor = self.backend.build(self.spec, None, self.engine.sizes())
-        return predicted(self.run.logged, executor)
 
     def describe(self) -> list[str]:
         """List the settings taken from the run."""

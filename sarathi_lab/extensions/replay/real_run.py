@@ -52,13 +52,8 @@ OF_LEDGER = {
     "output_toks": "output_len",
 }
 # vLLM's numbers of its modes of CUDA graphs.
-GRAPH_MODES: Mapping[Any, str] = {
-    0: "none",
-    1: "piecewise",
-    2: "full",
-    (2, 0): "full_decode_only",
-    (2, 1): "full_and_piecewise",
-}
+GRAPH_MODES: dict[Any, str] = {0: "none", 1: "piecewise", 2: "full"}
+GRAPH_MODES |= {(2, 0): "full_decode_only", (2, 1): "full_and_piecewise"}
 FIX = "name the folder of a run, with meta.json and requests.jsonl, or a benchmark client's file"
 # What a replay needs to be stated: as it is called, and as it is typed.
 NEEDED = {
@@ -114,11 +109,8 @@ class ServerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RealRun(Benchmark):
-    """A benchmark and the settings of its server, of which `policy` is a name of conf/policy.
-
-    The engine's clock is shifted so that the shortest way from arrival to queue is zero: what all
-    requests take to the engine is in neither these times nor in simulated ones. `requests` may be
-    empty, as may `timeline` (`SERIES`, in seconds since about the first arrival) and `logged`.
+    """A benchmark and its server's settings; `policy` is a name of conf/policy. `requests` may be
+    empty, as may `timeline` (`SERIES`, from about the first arrival on) and `logged`.
     """
 
     source: str
@@ -163,7 +155,8 @@ def read_runs(
         label = one.labels.get("policy", "") + (f" at {rate}/s" if rate else "")
         known = {"host": version, "hardware": recorded["hardware"], **named}
         run = RealRun(
-            **{**vars(one), **recorded},
+            **vars(one),
+            **recorded,
             source=str(path),
             version=version,
             settings=_settings(path, [one.server, *stated, of_log, named], known),
@@ -251,6 +244,7 @@ def _requests(path: Path) -> pd.DataFrame:
     for before, after in pairwise(ENGINE_TIMES):
         refuse_rows(path, table[after], table[after] < table[before], f"is before {before}")
     table["arrival_time"] -= table.arrival_time.min()
+    # The shortest way to the queue counts as zero: what all take is in no simulated time either.
     table[[*ENGINE_TIMES]] -= (table.queued_ts - table.arrival_time).min()
     table = table.sort_values("arrival_time", ignore_index=True)[list(OF_LEDGER)]
     unknown: list[Any] = [[] for _ in rows]
