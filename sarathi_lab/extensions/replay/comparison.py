@@ -157,8 +157,8 @@ def worst_part(parts: pd.DataFrame) -> str:
     if parts.load.nunique() > 1:
         where = f"of {worst.load}"
     return (
-        f"  they differ most for requests {where}: {worst['latency real']:.3g} s end to end, "
-        f"simulated {worst['latency simulated']:.3g} s"
+        f"  largest difference end to end, for requests {where}: real "
+        f"{worst['latency real']:.3g} s, simulated {worst['latency simulated']:.3g} s"
     )
 
 
