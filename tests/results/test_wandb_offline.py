@@ -133,7 +133,7 @@ def test_settings_are_columns_as_they_are_typed(local, output):
     assert own["baselines.orca"].notna().all()
     assert runs[runs.is_baseline].chunk.isna().all()
     (name,) = lab.find_sweeps(output)
-    assert name.endswith(", 2 runs: chunk=128,256")
+    assert name.endswith(", 2 runs: executor=simulated chunk=128,256")
 
 
 def test_a_project_on_the_server_is_read_as_folders_are(local, monkeypatch):
