@@ -295,7 +295,7 @@ def _log_folder(opened: wandb.Run, folder: Path, name: str) -> None:
     opened.log_artifact(artifact)
     tables = {path.stem: pd.read_csv(path) for path in sorted(folder.glob("*.csv"))}
     if (requests := folder / "requests.parquet").is_file():
-        tables["requests"] = pd.read_parquet(requests).drop(columns=LISTS)
+        tables["requests"] = pd.read_parquet(requests).drop(columns=LISTS, errors="ignore")
     shown: dict[str, Any] = {name: wandb.Table(dataframe=table) for name, table in tables.items()}
     for path in sorted(folder.glob("*.png")):
         shown[f"picture/{path.stem}"] = wandb.Image(str(path))

@@ -48,7 +48,9 @@ def iterations(num_rows: int) -> pd.DataFrame:
 
 def test_iterations_of_a_servers_log_which_have_no_times_cost_nothing(tracker, tmp_path, capsys):
     logged = iterations(2)[["num_prefill_tokens", "num_decode_tokens"]]
-    tracker.track(replace(RUN, iterations=logged, summary={"throughput": 2.0}))
+    (tables := tmp_path / "tables").mkdir()
+    pd.DataFrame({"request_id": [0, 1]}).to_parquet(tables / "requests.parquet")  # no token's time
+    tracker.track(replace(RUN, iterations=logged, summary={"throughput": 2.0}, folder=tables))
     assert "warning" not in capsys.readouterr().out
     assert summary_of(the_run(tmp_path))["summary"]["throughput"] == 2.0
 
