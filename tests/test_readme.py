@@ -18,6 +18,7 @@ DOCUMENTS = [
     *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "conf/README.md")),
     *(REPOSITORY / name for name in ("sarathi_lab/README.md", "kernels/README.md")),
     *sorted((REPOSITORY / "experiments").rglob("README.md")),
+    REPOSITORY / "experiments" / "ANSWERS.md",
 ]
 # Up to its end, or what the shell makes of the rest.
 COMMAND = re.compile(r"python -m sarathi_lab\.run ((?:[^`\n#;>']|'[^'`\n]*')+)")
@@ -79,10 +80,10 @@ def test_the_page_of_settings_names_every_model():
 
 def test_every_make_target_exists():
     targets = set(
-        re.findall(r"^([a-z]+):", (REPOSITORY / "Makefile").read_text(), flags=re.MULTILINE)
+        re.findall(r"^([a-z_-]+):", (REPOSITORY / "Makefile").read_text(), flags=re.MULTILINE)
     )
     for path in DOCUMENTS:
-        named = set(re.findall(r"(?:^|`)make ([a-z]+)", path.read_text(), flags=re.MULTILINE))
+        named = set(re.findall(r"(?:^|`)make ([a-z_-]+)", path.read_text(), flags=re.MULTILINE))
         assert named <= targets
 
 
