@@ -29,7 +29,7 @@ COMMANDS = sorted(
 
 def test_the_readme_starts_with_its_two_commands_and_the_documents_have_commands():
     text = (REPOSITORY / "README.md").read_text()
-    assert 0 < text.index("make run") < text.index("make test") < 2500
+    assert 0 < text.index("make setup") < text.index("make run") < text.index("make test") < 3000
     assert len(COMMANDS) > 12
 
 
@@ -70,7 +70,7 @@ def test_the_readme_s_example_against_chunking_gives_its_number(tmp_path):
 def test_the_readme_is_short():
     text = (REPOSITORY / "README.md").read_text()
     assert len(text.splitlines()) <= 120
-    assert len(text.encode()) <= 8000
+    assert len(text.encode()) <= 8800
 
 
 def test_the_page_of_settings_names_every_model():

@@ -21,8 +21,8 @@ PAPER = EXPERIMENTS / "sarathi" / "paper" / "README.md"
 BEGIN, END = "<!-- {}: python -m sarathi_lab claims --readme -->", "<!-- end of {} -->"
 AFTER = "after_sarathi"  # the folder of experiments on what came after SARATHI
 PROFILED = "-profiled"
-FIRST = ["decode_tenfold", "end_to_end_13b", "sarathi_over_orca", "bubbles", "real_bubbles"]
-FIRST += ["real_completion"]  # claims of the front page
+# The claims of the front page.
+FIRST = ["decode_tenfold", "sarathi_over_orca", "bubbles", "real_bubbles", "real_completion"]
 
 
 def readme_table(table: pd.DataFrame) -> str:

@@ -16,7 +16,7 @@ SETTINGS = ["executor=simulated", "tracking=none", "batch=4", "seq_len=256", "pd
 
 def test_the_policy_of_the_readme_serves_decodes_and_one_chunk(tmp_path, monkeypatch):
     text = (REPOSITORY / "README.md").read_text()
-    (code,) = re.findall(r"```python\n(# my_policy\.py.*?)```", text, flags=re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     (tmp_path / "my_policy.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
