@@ -72,6 +72,8 @@ def test_every_option_instantiates_and_makes_a_plan_in_simulation(chosen):
         room = ["hardware=a100", "model=mistral-7b"]
     elif "hardware" in groups:
         room = ["model=7b"]  # which the smallest GPU holds
+    elif groups.get("host") == "trtllm_1_0":
+        room = ["hardware=h100"]  # which has its attention kernel
     else:
         room = ["model=tiny"] if groups.get("executor") == "torch" or computes else []
     of_cluster = {"taichi": ["cluster.ttft=1", "cluster.tpot=0.05"], "lockstep": ["model=30m-moe"]}
