@@ -23,6 +23,12 @@ EXPERIMENTS = REPOSITORY / "experiments"
 OUTPUTS = Path("outputs")  # of the current folder
 
 
+def of_lab(path: Path) -> Path:
+    """The file, or if it is not in the current folder the one that the lab has there."""
+    recorded = REPOSITORY / path
+    return recorded if recorded.is_file() and not path.is_file() else path
+
+
 def make_folder(folder: Path, setting: str) -> Path:
     """Make `folder`, which `setting` names. Raises UserError if it can't be written to."""
     reason = "it is read-only, or another user's"

@@ -127,7 +127,11 @@ class LabSweeper(Sweeper):
     def make_jobs(self) -> tuple[list[Job], int]:
         """Compose the jobs, round after round, as a machine's speed drifts; and count its runs."""
         combinations = self.without_unread(command_line.combine(self.settings))
-        jobs = [self.compose_job(one) for one in combinations]
+        jobs = []
+        with progress_of("composing", len(combinations), "runs") as advance:
+            for one in combinations:
+                jobs.append(self.compose_job(one))
+                advance(1)
         rounds = [job.num_rounds(self.swept) for job in jobs] if self.is_sweep else [1]
         if self.is_sweep and jobs[0].cfg.repeat not in ("auto", 1) and min(rounds) == 1:
             self.notes.append("simulated runs repeat themselves: run in one round")
@@ -148,9 +152,7 @@ class LabSweeper(Sweeper):
         return job
 
     def without_unread(self, jobs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        """Leave out of each job what its options do not read where those of other jobs do, so that
-        those which would be equal are one, with a note.
-        """
+        """Drop from each job what only other jobs' options read, with a note; merge equal jobs."""
         groups = {name.partition(".")[0] for name in self.swept}.intersection(CHOICES)
         chooses = groups | {f"{group}._target_" for group in groups}
         names = {name_of(setting) for job in jobs for setting in job}
@@ -255,7 +257,8 @@ class LabSweeper(Sweeper):
         with open_dict(hydra):  # other processes compose their jobs by it
             hydra.overrides.hydra.append(f"hydra.sweep.dir={command_line.quoted(folder)}")
             hydra.sweep.dir = folder
-        console().print(*self.notes, sep="\n", end="\n" * bool(self.notes), soft_wrap=True)
+        for note in self.notes:
+            console().print(note, soft_wrap=True)
         if self._is_resumed:
             record.clear_unfinished()
             how_far = f"{len(record.begun())} of {record.num_jobs} runs finished"

@@ -58,6 +58,8 @@ def main(args: Sequence[str]) -> int:
     text = "instead draw again, in its folder, each picture in experiments/ with recorded results"
     parser.add_argument("--recorded", action="store_true", help=text)
     options = parser.parse_args(args)
+    if options.recorded and options != parser.parse_args(["--recorded"]):
+        parser.error("--recorded draws all into their folders: leave out --only, --out and --all")
     work = redraw if options.recorded else partial(_main, options)
     return exit_code(work, "the figures that were written are kept")
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sarathi_lab.config.errors import UserError, require_int, require_number
-from sarathi_lab.config.paths import REPOSITORY, json_object, readable
+from sarathi_lab.config.paths import json_object, of_lab, readable
 from sarathi_lab.engine.request import Request
 from sarathi_lab.workload.base import Encode, LoadedRequests
 
@@ -27,9 +27,7 @@ def named_file(path: str | None, option: str) -> Path:
     """Return the file of workload=`option`. Raises UserError without one."""
     if path is None:
         raise UserError(f"workload={option} needs a file; add workload.path=FILE{EXAMPLES[option]}")
-    given = Path(str(path)).expanduser()
-    recorded = REPOSITORY / given  # the lab's, from any folder
-    return recorded if recorded.is_file() and not given.is_file() else given
+    return of_lab(Path(str(path)).expanduser())
 
 
 def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:

@@ -167,6 +167,11 @@ class Trace(Arriving):
     max_len: int | None = whole(None, minimum=2, fix="use null for what the model takes")
     part: int = whole(0, minimum=0, fix="use 0 for the first max_requests rows")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_requests is None:
+            refuse_unread(self, ("part",), " without max_requests; add it", "workload.")
+
     def check_arrivals(self, kind: str | None) -> None:
         if kind is not None:
             super().check_arrivals(kind)
@@ -196,7 +201,7 @@ class Trace(Arriving):
         short = filled
         if self.max_len is not None:
             short = filled[filled.prompt_len <= self.max_len - filled.output_len]
-        first = self.part * (self.max_requests or len(table))
+        first = self.part * (self.max_requests or 0)
         used = short[first:][: self.max_requests]
         others = f"outside part={self.part}" if self.part else "after max_requests"
         dropped = {

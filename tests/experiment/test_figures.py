@@ -41,6 +41,8 @@ def test_recorded_pictures_are_drawn_anew_where_they_lie(tmp_path):
     for name in ("chunk_size.png", "other.png"):
         (place / name).write_bytes(b"old")
     assert figures.redraw(tmp_path) == 0
+    with pytest.raises(SystemExit, match="2"):
+        figures.main(["--recorded", "--out", str(tmp_path)])
     assert (place / "chunk_size.png").stat().st_size > 10_000
     assert (place / "other.png").read_bytes() == b"old"
 

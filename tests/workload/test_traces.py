@@ -63,6 +63,8 @@ def test_parts_are_successive_rows_each_from_its_first_time(load):
     parts = [rows_of(load(AZURE + rows, max_requests=2, part=i)) for i in range(3)]
     assert [shape for part in parts for _, *shape in part] == [[i + 1, i + 2] for i in range(5)]
     assert [[time for time, *_ in part] for part in parts] == [[0, 1], [0, 1], [0]]
+    with pytest.raises(UserError, match=r"workload\.part=1 has no effect without max_requests"):
+        load(AZURE + rows, part=1)
     with pytest.raises(UserError, match="5 outside part=3"):
         load(AZURE + rows, max_requests=2, part=3)
 

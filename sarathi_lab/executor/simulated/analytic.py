@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sarathi_lab.engine.request import Batch
@@ -41,6 +41,7 @@ class AnalyticOperations:
     hardware: Hardware
     dtype_bytes: int
     parallel: Parallel = ONE_DEVICE
+    fused: Collection[str] = ()  # `Host.fused`
 
     def __post_init__(self) -> None:
         spec, hardware, tensor = self.spec, self.hardware, self.parallel.tensor
@@ -50,8 +51,8 @@ class AnalyticOperations:
         self.uncertainty = {**hardware.held_out_errors}
         self.heads = Heads(spec.num_heads // tensor, spec.num_kv_heads // tensor, spec.head_size)
         self.attention = AttentionTimes(hardware, *self.heads, spec.kv_head_bytes(self.dtype_bytes))
-        self._has_norms = tensor == 1 or "all_reduce" not in hardware.fused
-        self._converting = {*hardware.fused} | (set() if self._has_norms else {"norm"})
+        self._has_norms = tensor == 1 or "all_reduce" not in self.fused
+        self._converting = {*self.fused} | (set() if self._has_norms else {"norm"})
         self._fp8_hardware: Hardware | None = None  # with the peak of 8-bit products
         if spec.weight_dtype == "fp8":
             peak, efficiency = hardware.fp8_peak, hardware.fp8_efficiency

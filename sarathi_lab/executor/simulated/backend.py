@@ -162,16 +162,16 @@ class SimulatedBackend:
 
     @property
     def attending(self) -> Hardware:
-        """The hardware with the host's attention kernel and fused kernels."""
-        hardware, fused = self.hardware.with_kernel(self.host.attention_kernel), self.host.fused
-        return replace(hardware, fused=fused) if fused else hardware
+        """The hardware with the host's attention kernel."""
+        return self.hardware.with_kernel(self.host.attention_kernel)
 
     def _cost(self, spec: ModelSpec) -> CostModel:
         hardware, spec = self.attending, SimulatedBackend._held(self, spec)
         if self.host.is_stated:
             hardware = replace(hardware, iteration_overhead=0.0)
         device = (hardware, self.dtype_bytes, self.parallel)
-        return make_cost_model(self.cost_model, spec, *device, self.host.graphs)
+        of_host = (self.host.graphs, self.host.fused or ())
+        return make_cost_model(self.cost_model, spec, *device, *of_host)
 
     def _held(self, spec: ModelSpec) -> ModelSpec:
         """Return the part of `spec` that one replica holds, with this backend's weights. Raises

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from typing import ClassVar, Literal, get_args
 
@@ -245,8 +245,10 @@ def make_cost_model(
     dtype_bytes: int,
     parallel: Parallel = ONE_DEVICE,
     graphs: CudaGraphs | None = None,
+    fused: Collection[str] = (),
 ) -> CostModel:
-    """Make the cost model of one device, or of those that `parallel` spreads the model over.
+    """Make the cost model of one device, or of those that `parallel` spreads the model over;
+    `graphs` and `fused` are a host's.
 
     Raises UserError for an unknown level, or one without a table for the model, its cache or
     `parallel`.
@@ -254,7 +256,7 @@ def make_cost_model(
     require_one_of("executor.cost_model", level, get_args(Level))
     parallel.check(spec)
     kind = AnalyticOperations if spec.layers == ALIKE else MixedOperations
-    formula = kind(spec, hardware, dtype_bytes, parallel)
+    formula = kind(spec, hardware, dtype_bytes, parallel, fused)
     operations = experts = None
     if level == "profiled":
         tables = tables_for(formula)

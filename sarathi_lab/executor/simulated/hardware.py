@@ -114,7 +114,6 @@ class Hardware:
     # tile. None: only if operation tables have such calls.
     hybrid_call: bool | None = flag(None, fix=FIX)
     kernel: str | None = text(None, fix=FIX)  # of attention, if it is not that of the `tables`
-    fused: Sequence[str] = ()  # of FUSING, by `Host.fused`
     # Attention kernels that `Host.attention_kernel` selects: figures in place of those above.
     kernels: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
     # Of latent attention: figures in place of those above. Of linear attention, by the gated delta
@@ -125,7 +124,6 @@ class Hardware:
 
     def __post_init__(self) -> None:
         check_fields(self, "hardware.")
-        object.__setattr__(self, "fused", tuple(self.fused))  # hashed; files have lists
         if self.dtype_bytes not in (sizes := sorted(set(DTYPE_BYTES.values()))):
             raise UserError(
                 f"hardware.dtype_bytes={self.dtype_bytes} is not an element size; use one of "

@@ -8,9 +8,6 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-import numpy as np
-import pandas as pd
-
 from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.arrivals import ClosedLoop
@@ -21,10 +18,9 @@ from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import Platform
-from sarathi_lab.extensions.under_load import ServingBench, compared, only_simulated
+from sarathi_lab.extensions.under_load import ServingBench, compared, only_simulated, waited
 from sarathi_lab.policy import VllmV1
 from sarathi_lab.results.plots.spec import by_device
-from sarathi_lab.results.serving_metrics import waits
 
 MODE = "full_and_piecewise"  # vLLM's default
 P99, RATE = "P99 between tokens", "output tokens/s"
@@ -66,7 +62,10 @@ def graph_cliff(
             policy = VllmV1(max_num_batched_tokens=budget)
             for size, executor in executors.items():
                 ledger = replace(bench, executor=executor).run(ClosedLoop(requests, number), policy)
-                found[f"{size} tokens"] = _quantities(ledger.requests())
+                table = ledger.requests()
+                found[f"{size} tokens"] = waited(table, P99, "mean TTFT", "mean TPOT")
+                rate = table.output_len.sum() / table.finish_time.max()
+                found[f"{size} tokens"][RATE] = float(rate)
             first = {f"captured to {captured[0]}": found[f"{captured[0]} tokens"]}
             where, units = f"{server}, {number} users", {RATE: "tokens/s"}
             yield from compared(where, found, first, units, x=budget)
@@ -96,14 +95,3 @@ def of_cost_model(bench: ServingBench, name: str, largest: int) -> Executor:
     host = replace(host, graphs=replace(host.graphs, mode=MODE, largest=largest))
     sizes = BuildSizes(engine.num_blocks, engine.block_size, engine.batch_size)
     return replace(bench.backend, host=host).build(load_option("model", bench.model), None, sizes)
-
-
-def _quantities(table: pd.DataFrame) -> dict[str, float]:
-    """Seconds, and tokens of all answers by second."""
-    waited = waits(table)
-    return {
-        P99: float(np.quantile(waited["tbt"], 0.99)),
-        "mean TTFT": float(waited["ttft"].mean()),
-        "mean TPOT": float(waited["tpot"].mean()),
-        RATE: float(table.output_len.sum() / table.finish_time.max()),
-    }

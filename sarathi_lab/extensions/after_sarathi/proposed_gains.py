@@ -8,7 +8,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.cases import Point
@@ -16,10 +15,17 @@ from sarathi_lab.experiment.registry import PROFILED, Platform
 from sarathi_lab.extensions.after_sarathi.adaptive_budgets import phased
 from sarathi_lab.extensions.after_sarathi.long_prompts import policies_of
 from sarathi_lab.extensions.capacity.search import at_rate
-from sarathi_lab.extensions.under_load import ServingBench, compared, under_load
+from sarathi_lab.extensions.under_load import ServingBench, compared, under_load, waited
 from sarathi_lab.results.plots.spec import by_device
-from sarathi_lab.results.serving_metrics import waits
 
+QUANTITIES = (
+    "mean latency",
+    "mean TTFT",
+    "P50 TTFT",
+    "P99 TTFT",
+    "mean TPOT",
+    "P50 between tokens",
+)
 Phases = Mapping[str, Sequence[Sequence[float]]]
 Grids = Mapping[str, Mapping[str, Sequence[int]]]
 
@@ -49,7 +55,7 @@ def proposed_gains(
     for dataset, variants in proposals.items():
         requests = arriving(bench, dataset, seed, phases, grids)
         found = {
-            name: quantities(bench.run(requests, policy, shares_prefixes=True).requests())
+            name: waited(bench.run(requests, policy, shares_prefixes=True).requests(), *QUANTITIES)
             for name, policy in policies_of(bench, (), variants, sizes["budget"]).items()
         }
         first = next(iter(found))
@@ -75,16 +81,3 @@ def arriving(
         replace(one, prompt_len=shapes[place][0], output_len=shapes[place][1])
         for one, place in zip(requests, chosen.tolist(), strict=True)
     ]
-
-
-def quantities(table: pd.DataFrame) -> dict[str, float]:
-    """What requests waited, in seconds."""
-    waited = waits(table)
-    return {
-        "mean latency": float(waited["latency"].mean()),
-        "mean TTFT": float(waited["ttft"].mean()),
-        "P50 TTFT": float(np.median(waited["ttft"])),
-        "P99 TTFT": float(np.quantile(waited["ttft"], 0.99)),
-        "mean TPOT": float(np.nanmean(waited["tpot"])),
-        "P50 between tokens": float(np.median(waited["tbt"])),
-    }

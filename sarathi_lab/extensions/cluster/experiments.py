@@ -31,10 +31,11 @@ from sarathi_lab.extensions.under_load import (
     only_simulated,
     point,
     ratios,
+    waited,
 )
 from sarathi_lab.policy import VllmV1
 from sarathi_lab.results.plots.spec import by_device
-from sarathi_lab.results.serving_metrics import Slo, gaps, is_good, waits
+from sarathi_lab.results.serving_metrics import Slo, gaps, is_good
 from sarathi_lab.workload.synthetic import Agentic
 
 KINDS: Mapping[str, Callable[..., Several]] = {
@@ -45,11 +46,7 @@ KINDS: Mapping[str, Callable[..., Several]] = {
 GOODPUT = "goodput per GPU"
 HITS = "hit share, later turns"
 EVERY = "every iteration"
-CADENCES: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
-    "mean TPOT": lambda waited: float(np.nanmean(waited["tpot"])),
-    "P50 between tokens": lambda waited: float(np.median(waited["tbt"])),
-    "mean TTFT": lambda waited: float(np.mean(waited["ttft"])),
-}
+CADENCES = ("mean TPOT", "P50 between tokens", "mean TTFT")
 
 
 @only_simulated(
@@ -248,7 +245,7 @@ def prefill_cadence(
         found = {}
         for interval in intervals:
             policy = VllmV1(max_num_batched_tokens=budget, prefill_schedule_interval=interval)
-            waited = waits(bench.run(requests, policy, cluster=cluster).requests())
-            found[interval] = {name: take(waited) for name, take in CADENCES.items()}
+            served = bench.run(requests, policy, cluster=cluster).requests()
+            found[interval] = waited(served, *CADENCES)
             series = {f"{number} rank{'s' if number > 1 else ''}": found[interval]}
             yield from compared(dataset, series, {EVERY: found[1]}, x=interval)

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from sarathi_lab.config.console import console, print_place
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import Job, load_option, option_files
-from sarathi_lab.config.paths import REPOSITORY, readable
+from sarathi_lab.config.paths import of_lab, readable
 from sarathi_lab.config.run_context import RunContext, SweepRecord
 from sarathi_lab.extensions.leaderboard import pages, ranks
 from sarathi_lab.results.load import load_runs
@@ -88,10 +88,9 @@ class Leaderboard(Serve):
         """Read the runs of an earlier leaderboard. Raises UserError."""
         if self.beside is None:
             return pd.DataFrame(columns=ranks.LABELS)
-        given, fix = Path(self.beside), "name the runs.csv of a leaderboard, or use null for none"
-        file = next((one for one in (given, REPOSITORY / given) if one.is_file()), given)
+        fix = "name the runs.csv of a leaderboard, or use null for none"
         with readable(f"task.beside={self.beside}", fix):
-            return _read(file)
+            return _read(of_lab(Path(self.beside)))
 
 
 @cache  # for all jobs that are checked

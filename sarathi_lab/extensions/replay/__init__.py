@@ -38,8 +38,8 @@ from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.serve import run_once
 
 NUMBERS = ("real", "simulated", "what_if")
-SHOWN = {**dict.fromkeys(NUMBERS, ".4g"), "error": "+.1%", "change": "+.1%"}
-SHOWN |= {f"{one} {whose}": ".3g" for one in ("ttft", "latency") for whose in NUMBERS[:2]}
+FORMATS = {**dict.fromkeys(NUMBERS, ".4g"), "error": "+.1%", "change": "+.1%"}
+FORMATS |= {f"{one} {whose}": ".3g" for one in ("ttft", "latency") for whose in NUMBERS[:2]}
 REAL, AS_RUN = "real", "as_run"  # baselines
 
 
@@ -127,7 +127,7 @@ def _loads(cases: Sequence[Case], cfg: DictConfig, context: RunContext, where: s
     tables = {"validation": table, "parts": parts, **_tables(others or loads)}
     notes: list[DisplayTable | str] = [_display(table, "metric", "quantile", "unit")]
     if len(loads) > 1:
-        shown = parts[["load", *(name for name in parts if name in SHOWN)]]
+        shown = parts[["load", *(name for name in parts if name in FORMATS)]]
         notes.append(_display(shown, "load"))
     notes.append(worst_part(parts))
     iterations = loads[0].iterations
@@ -172,7 +172,7 @@ def _schedules(cases: Sequence[Case], cfg: DictConfig, context: RunContext, wher
 
 
 def _display(table: pd.DataFrame, *keys: str) -> DisplayTable:
-    return DisplayTable(table.to_dict("records"), list(keys), formats=SHOWN)
+    return DisplayTable(table.to_dict("records"), list(keys), formats=FORMATS)
 
 
 def _kept_as_run(cases: Sequence[Case], cfg: DictConfig, context: RunContext) -> list[Load]:

@@ -14,6 +14,7 @@ from functools import cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import pandas as pd
 
 from sarathi_lab.config.errors import UserError
@@ -38,7 +39,7 @@ from sarathi_lab.results import load
 from sarathi_lab.results.decode_cost import decode_iteration
 from sarathi_lab.results.intervals import FEWEST_PAIRS, summary
 from sarathi_lab.results.plots.spec import PlotSpec
-from sarathi_lab.results.serving_metrics import Slo
+from sarathi_lab.results.serving_metrics import Slo, waits
 from sarathi_lab.workload.synthetic import Lognormal
 
 if TYPE_CHECKING:
@@ -52,6 +53,16 @@ ANY = "any"  # model, in `rates`
 # By name and token budget; None where there is no such policy.
 MakePolicy = Callable[[str, int], Policy | None]
 Values = Mapping[str, float]  # by quantity
+# Quantities of what requests waited (`serving_metrics.waits`), in seconds.
+WAITED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "mean latency": lambda waited: np.mean(waited["latency"]),
+    "mean TTFT": lambda waited: np.mean(waited["ttft"]),
+    "P50 TTFT": lambda waited: np.median(waited["ttft"]),
+    "P99 TTFT": lambda waited: np.quantile(waited["ttft"], 0.99),
+    "mean TPOT": lambda waited: np.nanmean(waited["tpot"]),
+    "P50 between tokens": lambda waited: np.median(waited["tbt"]),
+    "P99 between tokens": lambda waited: np.quantile(waited["tbt"], 0.99),
+}
 Register = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -250,6 +261,12 @@ def _option(name: str) -> Lognormal:
 
 def longest(sizes: Mapping[str, Any]) -> int:
     return max(dataset.max_len for dataset in datasets(sizes).values())
+
+
+def waited(requests: pd.DataFrame, *names: str) -> dict[str, float]:
+    """Return the quantities of `WAITED` that are named."""
+    seconds = waits(requests)
+    return {name: float(WAITED[name](seconds)) for name in names}
 
 
 def compared(
