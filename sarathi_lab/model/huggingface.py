@@ -8,13 +8,16 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import yaml
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import read_object
 from sarathi_lab.model.spec import ModelSpec, RopeKind, RopeScaling
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Config = Mapping[str, Any]
 
@@ -47,22 +50,35 @@ def read_config(directory: Path) -> Config:
             "save_pretrained"
         )
     config = read_object(path, AGAIN)
-    family = _supported(f"{path}: model_type", config.get("model_type"), FAMILIES)
-    return {**_known("defaults"), **_known("own_defaults").get(family, {}), **config}
+    _supported(f"{path}: model_type", config.get("model_type"), FAMILIES)
+    return with_defaults(config)
+
+
+def with_defaults(config: Config) -> Config:
+    """`config` of a supported `model_type`, what it leaves out as transformers takes it."""
+    of_family = _known("own_defaults").get(config["model_type"], {})
+    return {**_known("defaults"), **of_family, **config}
 
 
 def read_spec(directory: Path) -> ModelSpec:
     """The checkpoint's spec. Raises UserError, naming the setting, for what is not supported."""
     config = read_config(directory)
     try:
-        if config.get("quantization_config"):
-            raise UserError("quantized weights are not supported; take the unquantized model")
-        fields = {**_shared(config), **FAMILIES[config["model_type"]](config)}
-        return ModelSpec(name=directory.resolve().name, **fields)
+        return spec_of(config, directory.resolve().name)
     except KeyError as error:
         raise UserError(f"{directory}/config.json lacks {error}; {AGAIN}") from None
     except UserError as error:
         raise UserError(f"{directory}/config.json: {error}") from None
+
+
+def spec_of(config: Config, name: str) -> ModelSpec:
+    """The spec that a config.json `with_defaults` describes. Raises KeyError for a setting that is
+    missing, and UserError, naming the setting, for what is not supported.
+    """
+    if config.get("quantization_config"):
+        raise UserError("quantized weights are not supported; take the unquantized model")
+    fields = {**_shared(config), **FAMILIES[config["model_type"]](config)}
+    return ModelSpec(name=name, **fields)
 
 
 def _supported(name: str, value: Any, valid: Iterable[str]) -> str:
@@ -208,6 +224,20 @@ class Source:
     shape: tuple[int, ...]
     interleaved: bool = False
     tied: str = ""
+
+    def as_stored(self, rows: Tensor, num_heads: int) -> Tensor:
+        """Return the decoder's `rows` in the order in which the checkpoint stores them."""
+        if not self.interleaved:
+            return rows
+        by_kind = rows.view(3, num_heads, -1, *rows.shape[1:])
+        return by_kind.transpose(0, 1).reshape(rows.shape)
+
+    def as_computed(self, tensor: Tensor, num_heads: int) -> Tensor:
+        """Return a stored `tensor` in the order of the decoder's rows: all q, all k, all v."""
+        if not self.interleaved:
+            return tensor
+        by_head = tensor.view(num_heads, 3, -1, *tensor.shape[1:])
+        return by_head.transpose(0, 1).reshape(tensor.shape)
 
 
 # All experts in one tensor, as transformers holds them and may save them, in any family.

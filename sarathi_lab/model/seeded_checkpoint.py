@@ -15,17 +15,19 @@ from torch import Tensor
 from sarathi_kernels.cpu.build import cache_folder
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import write_json
-from sarathi_lab.model.huggingface import parameter_sources, read_spec
+from sarathi_lab.model.huggingface import parameter_sources, spec_of, with_defaults
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.weights import load_model
 
 CLASSES = {
     "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM",
 }
 
 
@@ -34,6 +36,7 @@ def seeded_checkpoint(spec: ModelSpec, device: torch.device, dtype: torch.dtype,
     unless an earlier call did. Raises UserError for a shape without an architecture in
     transformers.
     """
+    require_architecture(spec)
     folder = path_of(spec, device, dtype, seed)
     if folder.is_dir():
         return folder
@@ -42,17 +45,24 @@ def seeded_checkpoint(spec: ModelSpec, device: torch.device, dtype: torch.dtype,
         part = Path(name) / spec.name
         part.mkdir()
         write_json(part / "config.json", config_of(spec, str(dtype).removeprefix("torch.")))
-        if read_spec(part) != replace(spec, kv_dtype="auto", weight_dtype="auto"):
-            raise UserError(
-                f"model {spec.name} has no architecture in transformers, which checkpoints need; "
-                "take a Llama, Qwen or Mixtral, or executor=torch"
-            )
         save_file(
             _tensors(part, spec, device, dtype, seed), part / "model.safetensors", {"format": "pt"}
         )
         if not folder.is_dir():  # another process may have been faster
             part.rename(folder)
     return folder
+
+
+def require_architecture(spec: ModelSpec) -> None:
+    """Raise UserError for a shape that no architecture in transformers has: read back, its
+    config.json would be another model.
+    """
+    plain = replace(spec, kv_dtype="auto", weight_dtype="auto")
+    if spec_of(with_defaults(config_of(spec, "float32")), spec.name) != plain:
+        raise UserError(
+            f"model {spec.name} has no architecture in transformers, which checkpoints need; take "
+            "a Llama, Mistral, Mixtral or Qwen, the paper's 7b, 13b or 33b, or executor=torch"
+        )
 
 
 def path_of(spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int) -> Path:
@@ -64,6 +74,42 @@ def path_of(spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int
 
 def config_of(spec: ModelSpec, dtype: str) -> dict[str, Any]:
     """Return the config.json of the architecture that has the fields of `spec`."""
+    kind = _architecture(spec)
+    if kind == "gpt_neox":
+        of_kind = _neox_settings(spec)
+    elif spec.num_experts:
+        of_kind = _llama_settings(spec) | _mixture_settings(spec, kind)
+    else:
+        of_kind = _llama_settings(spec)
+    return {
+        "architectures": [CLASSES[kind]],
+        "model_type": kind,
+        "num_hidden_layers": spec.num_layers,
+        "hidden_size": spec.hidden_size,
+        "num_attention_heads": spec.num_heads,
+        "intermediate_size": spec.ffn_size,
+        "vocab_size": spec.vocab_size,
+        "max_position_embeddings": spec.max_position,
+        "hidden_act": spec.activation,
+        "tie_word_embeddings": spec.tie_embeddings,
+        "dtype": dtype,
+        **of_kind,
+    }
+
+
+def _architecture(spec: ModelSpec) -> str:
+    if spec.norm == "layer":
+        return "gpt_neox"
+    if spec.num_experts and not spec.qk_norm and not spec.qkv_bias:
+        return "mixtral"
+    if spec.num_experts or spec.qk_norm:
+        return f"qwen{3 if spec.qk_norm else 2}{'_moe' * bool(spec.num_experts)}"
+    if spec.sliding_window is not None:
+        return "mistral"
+    return "qwen2" if spec.qkv_bias and not spec.out_bias else "llama"
+
+
+def _llama_settings(spec: ModelSpec) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_theta}
     if (scaling := spec.rope_scaling) is not None:
         rope |= {"rope_type": scaling.kind, "factor": scaling.factor}
@@ -71,30 +117,19 @@ def config_of(spec: ModelSpec, dtype: str) -> dict[str, Any]:
             rope["low_freq_factor"] = scaling.low_freq_factor
             rope["high_freq_factor"] = scaling.high_freq_factor
             rope["original_max_position_embeddings"] = scaling.original_max_position
-    kind = _architecture(spec)
-    config = {
-        "architectures": [CLASSES[kind]],
-        "model_type": kind,
-        "num_hidden_layers": spec.num_layers,
-        "hidden_size": spec.hidden_size,
-        "num_attention_heads": spec.num_heads,
+    return {
         "num_key_value_heads": spec.num_kv_heads,
         "head_dim": spec.head_size,
-        "intermediate_size": spec.ffn_size,
-        "vocab_size": spec.vocab_size,
-        "max_position_embeddings": spec.max_position,
         "rms_norm_eps": spec.norm_eps,
-        "hidden_act": spec.activation,
-        "tie_word_embeddings": spec.tie_embeddings,
         "attention_bias": spec.out_bias,
         "mlp_bias": spec.ffn_bias,
         "sliding_window": spec.sliding_window,
         "rope_parameters": rope,
-        "dtype": dtype,
     }
-    if not spec.num_experts:
-        return config
-    return config | {
+
+
+def _mixture_settings(spec: ModelSpec, kind: str) -> dict[str, Any]:
+    return {
         "num_local_experts" if kind == "mixtral" else "num_experts": spec.num_experts,
         "num_experts_per_tok": spec.experts_per_token,
         "moe_intermediate_size": spec.ffn_size,
@@ -103,12 +138,21 @@ def config_of(spec: ModelSpec, dtype: str) -> dict[str, Any]:
     }
 
 
-def _architecture(spec: ModelSpec) -> str:
-    if spec.num_experts and not spec.qk_norm and not spec.qkv_bias:
-        return "mixtral"
-    if spec.num_experts or spec.qk_norm:
-        return f"qwen{3 if spec.qk_norm else 2}{'_moe' * bool(spec.num_experts)}"
-    return "qwen2" if spec.qkv_bias and not spec.out_bias else "llama"
+def _neox_settings(spec: ModelSpec) -> dict[str, Any]:
+    """The paper's plain block, attention and FFN one after the other (`use_parallel_residual`)."""
+    return {
+        "layer_norm_eps": spec.norm_eps,
+        "attention_bias": spec.qkv_bias,
+        "use_parallel_residual": False,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": spec.rope_theta,
+            "partial_rotary_factor": spec.rotary_fraction,
+        },
+        # transformers 4, whose vLLM releases are still in use, reads these two names.
+        "rotary_pct": spec.rotary_fraction,
+        "rotary_emb_base": spec.rope_theta,
+    }
 
 
 def _tensors(
@@ -122,6 +166,10 @@ def _tensors(
         if sources[0].tied:
             continue
         parameter = parameters[name].detach().cpu()
-        rows = parameter.view(-1, *sources[0].shape[1:]).split([one.shape[0] for one in sources])
-        tensors |= {one.tensor: part.contiguous() for one, part in zip(sources, rows, strict=True)}
+        rows = parameter.view(-1, *sources[0].shape[1:]).split(
+            [source.shape[0] for source in sources]
+        )
+        for source, part in zip(sources, rows, strict=True):
+            stored = source.as_stored(part, spec.num_heads)
+            tensors[source.tensor] = stored.contiguous()
     return tensors

@@ -186,8 +186,4 @@ def _copy(
     """
     rows = parameter.view(-1, *sources[0].shape[1:]).split([one.shape[0] for one in sources])
     for source, target in zip(sources, rows, strict=True):
-        tensor = read(source.tensor)
-        if source.interleaved:  # rows of (q, k, v) of each head, as all q, all k, all v
-            by_head = tensor.view(num_heads, 3, -1, *tensor.shape[1:])
-            tensor = by_head.transpose(0, 1).reshape(tensor.shape)
-        target.copy_(tensor)
+        target.copy_(source.as_computed(read(source.tensor), num_heads))

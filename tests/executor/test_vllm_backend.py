@@ -15,6 +15,7 @@ from bookkeeper import Bookkeeper
 from vllm_engine import SIZES, TINY
 
 from sarathi_lab.config.errors import RunError, UserError
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.sweeper import compose
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.loop import serve
@@ -27,7 +28,11 @@ from sarathi_lab.executor.vllm import workers as vllm
 from sarathi_lab.executor.vllm.backend import SharedEngine, VllmBackend
 from sarathi_lab.model.checkpoint import check_checkpoint
 from sarathi_lab.model.huggingface import read_spec
-from sarathi_lab.model.seeded_checkpoint import config_of, seeded_checkpoint
+from sarathi_lab.model.seeded_checkpoint import (
+    config_of,
+    require_architecture,
+    seeded_checkpoint,
+)
 from sarathi_lab.model.spec import ModelSpec, RopeScaling
 from sarathi_lab.model.weights import load_model
 from sarathi_lab.policy import Orca
@@ -195,12 +200,23 @@ def test_errors_of_vllm_are_one_line():
         executors.VllmExecutor(lost).start()
 
 
+PAPERS_BLOCK = {
+    "norm": "layer",
+    "num_kv_heads": 2,
+    "gated_ffn": False,
+    "activation": "gelu",
+    "qkv_bias": True,
+    "out_bias": True,
+    "ffn_bias": True,
+}
 SHAPES = {
     "llama": {"rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 64), "tie_embeddings": True},
+    "mistral": {"sliding_window": 48},
     "qwen2": {"qkv_bias": True},
     "qwen3": {"qk_norm": True, "sliding_window": None},
     "mixtral": {"num_experts": 3, "experts_per_token": 2},
     "qwen3_moe": {"qk_norm": True, "num_experts": 3, "experts_per_token": 2},
+    "gpt_neox": PAPERS_BLOCK,
 }
 
 
@@ -218,6 +234,18 @@ def test_seeded_weights_are_saved_as_a_checkpoint(kind, tmp_path, monkeypatch):
         assert torch.equal(one, other)
     assert seeded_checkpoint(spec, cpu, dtype, seed=3) == folder
     assert seeded_checkpoint(spec, cpu, dtype, seed=4) != folder
+
+
+@pytest.mark.parametrize("name", ["13b", "33b", "7b", "mistral-7b", "llama3-8b", "30m-moe"])
+def test_models_of_the_lab_can_be_given_to_vllm(name):
+    """Among them the defaults of GPUs."""
+    require_architecture(load_option("model", name))
+
+
+def test_a_model_that_vllm_can_not_have_is_refused_before_anything_runs(stub, refused):
+    small = ("seq_len=64", "pd_ratio=7", "workload.num_requests=2", "batch=1", "chunk=16")
+    message = refused("executor=vllm", "model=tiny", "+model.gated_ffn=false", *small)
+    assert "no architecture in transformers" in message
 
 
 def test_a_shape_without_an_architecture_is_refused(tmp_path, monkeypatch):

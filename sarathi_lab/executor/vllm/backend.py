@@ -22,7 +22,7 @@ from sarathi_lab.executor.timeline import HostTimeline, timeline_of
 from sarathi_lab.executor.vllm import workers as vllm
 from sarathi_lab.executor.vllm.executor import VllmExecutor, explained
 from sarathi_lab.model.roofline import Peaks
-from sarathi_lab.model.seeded_checkpoint import path_of, seeded_checkpoint
+from sarathi_lab.model.seeded_checkpoint import path_of, require_architecture, seeded_checkpoint
 from sarathi_lab.model.spec import ModelSpec
 
 AUTO = "auto"
@@ -112,6 +112,8 @@ class VllmBackend(MeasuredBackend):
 
     def expect(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> None:
         """Have an engine made with room for `sizes`. Raises UserError for what vLLM refuses."""
+        if checkpoint is None:
+            require_architecture(spec)
         kind, multiple = self.torch_device.type, self.block_multiple
         if sizes.block_size % multiple:
             raise UserError(
