@@ -17,6 +17,7 @@ from sarathi_lab.config.checked import check_fields
 from sarathi_lab.config.errors import UserError, require_int, require_number, require_one_of
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.engine.request import Batch, Request
+from sarathi_lab.engine.served_system import ServedSystem
 
 Reserve = Literal["max_model_len", "total", "prompt", "chunk"]
 
@@ -34,6 +35,7 @@ class Policy(ABC):
     `keeps_order` running sequences stay in the order of admission where requests have priorities.
     With `shares_at_once` equal prefixes of a batch are computed once: blocks can be shared as soon
     as they are scheduled, since a layer's keys and values are written before its attention.
+    `system` is the served system whose rule it is, with that one's defaults; None for a paper's.
     """
 
     name: ClassVar[str]
@@ -44,6 +46,7 @@ class Policy(ABC):
     keeps_order: ClassVar[bool] = False
     shares_at_once: ClassVar[bool] = False
     batch_type: ClassVar[type[Batch]] = Batch
+    system: ClassVar[ServedSystem | None] = None
     reserve: Reserve = "max_model_len"
     watermark: float = 0.0
 

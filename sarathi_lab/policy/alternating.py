@@ -9,6 +9,7 @@ from sarathi_lab.config.checked import flag, number, require_order, whole
 from sarathi_lab.engine.policy import Policy, check_budget
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.policy import systems
 from sarathi_lab.policy.vllm import at_most
 
 
@@ -34,6 +35,7 @@ class TGI(Policy):
     """
 
     name = "tgi"
+    system = systems.TGI
     budget_field = "max_batch_prefill_tokens"
     max_batch_prefill_tokens: int = 256
     chunking: bool = flag(True)
@@ -101,6 +103,7 @@ class LightLLM(Policy):
     """
 
     name = "lightllm"
+    system = systems.LIGHTLLM
     budget_field = "batch_max_tokens"
     batch_max_tokens: int = 256
     chunked_prefill_size: int | None = whole(None, minimum=1, fix=_HALF)
@@ -181,6 +184,7 @@ class LMDeploy(Policy):
     """
 
     name = "lmdeploy"
+    system = systems.LMDEPLOY
     budget_field = "max_prefill_token_num"
     decodes_on_top = True
     max_prefill_token_num: int = whole(256, minimum=1, fix="use a number of tokens such as 256")
@@ -215,6 +219,7 @@ class LMDeployPytorch(Policy):
     """
 
     name = "lmdeploy_pytorch"
+    system = systems.LMDEPLOY_PYTORCH
     budget_field = "max_prefill_token_num"
     max_prefill_token_num: int = 256
     prefill_interval: int = whole(16, minimum=0, fix="use a number of decode steps such as 16")

@@ -21,6 +21,7 @@ from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.queues import Test
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.policy import systems
 from sarathi_lab.policy.vllm import (
     VllmV1,
     at_most,
@@ -49,6 +50,7 @@ class AscendV09(Policy):
     """
 
     name = "ascend_v0_9"
+    system = systems.VLLM_ASCEND
     budget_field = "max_num_batched_tokens"
     keeps_order = shares_at_once = True
     max_num_batched_tokens: int | None = whole_budget()
@@ -152,6 +154,7 @@ class AscendDynamic(Policy):
     """
 
     name = "ascend_dynamic"
+    system = systems.VLLM_ASCEND
     budget_field = "max_num_batched_tokens"
     max_num_batched_tokens: int = 2048
     slo_limits_for_dynamic_batch: float = number(

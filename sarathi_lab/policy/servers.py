@@ -9,6 +9,7 @@ from sarathi_lab.config.checked import one_of, require_order, whole
 from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.policy import systems
 from sarathi_lab.policy.vllm import (
     fits_whole,
     partial_prefills,
@@ -32,6 +33,7 @@ class SplitFuse(Policy):
     """
 
     name = "splitfuse"
+    system = systems.DEEPSPEED
     budget_field = "max_ragged_batch_size"
     max_ragged_batch_size: int = 768
     reserve = "chunk"
@@ -72,6 +74,7 @@ class FastDeploy(Policy):
     """
 
     name = "fastdeploy"
+    system = systems.FASTDEPLOY
     budget_field = "max_num_batched_tokens"
     max_num_batched_tokens: int = 8192
     max_num_partial_prefills: int = partial_prefills()
@@ -129,6 +132,7 @@ class OpenVINO(Policy):
     """
 
     name = "openvino"
+    system = systems.OPENVINO
     budget_field = "max_num_batched_tokens"
     max_num_batched_tokens: int = 256
     reserve = "chunk"
@@ -163,6 +167,7 @@ class LlamaCpp(Policy):
     """
 
     name = "llama_cpp"
+    system = systems.LLAMA_CPP
     budget_field = "n_ubatch"
     n_ubatch: int = 512
     n_batch: int = whole(2048, minimum=1, fix="use a number of tokens such as 2048")
@@ -210,6 +215,7 @@ class TensorRTLLM(Policy):
     """
 
     name = "trtllm"
+    system = systems.TENSORRT_LLM
     budget_field = "max_num_tokens"
     max_num_tokens: int = 256
     context_chunking_policy: ContextChunking = one_of(

@@ -9,6 +9,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.policy import systems
 
 
 @dataclass
@@ -38,6 +39,7 @@ class SGLang(Policy):
     """
 
     name = "sglang"
+    system = systems.SGLANG
     budget_field = "chunked_prefill_size"
     chunked_prefill_size: int = 256
     max_prefill_tokens: int = whole(16384, minimum=1, fix="use a number of tokens such as 16384")

@@ -9,6 +9,7 @@ from sarathi_lab.config.checked import share
 from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.policy import systems
 
 _MARGIN = "use a share of the cache from 0 to 1"
 _Starved = tuple[SequenceState, int]  # and the blocks that it lacked for what it was to take
@@ -31,6 +32,7 @@ class _Transformers(Policy):
     """
 
     budget_field = "max_batch_tokens"
+    system = systems.TRANSFORMERS
     has_prompts_first: ClassVar[bool] = False  # of running sequences
     max_batch_tokens: int = 256
     safety_margin: float = share(0.0, fix=_MARGIN)

@@ -12,6 +12,7 @@ from sarathi_lab.engine.policy import Policy, Reserve
 from sarathi_lab.engine.queues import LOOKAHEAD, Test, by_priority
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler, Size
+from sarathi_lab.policy import systems
 
 # Fields of several systems.
 partial_prefills = partial(whole, 1, minimum=1, fix="use 1 for one prompt at a time")
@@ -30,6 +31,7 @@ class PrefillFirst(Policy):
     """
 
     name = "prefill_first"
+    system = systems.VLLM_V0
     max_num_batched_tokens: int | None = whole_budget()
     delay_factor: float = number(0.0, minimum=0, fix="use 0 to never delay prompts")
     watermark: float = 0.01
@@ -70,6 +72,7 @@ class VllmV0Chunked(Policy):
     """
 
     name = "vllm_v0_chunked"
+    system = systems.VLLM_V0
     budget_field = "max_num_batched_tokens"
     max_num_batched_tokens: int = 2048
     max_num_partial_prefills: int = partial_prefills()
@@ -135,6 +138,7 @@ class VllmV1(Policy):
     """
 
     name = "vllm_v1"
+    system = systems.VLLM
     budget_field = "max_num_batched_tokens"
     keeps_order = True
     shares_at_once = True
@@ -281,6 +285,7 @@ class NanoVllm(Policy):
     """
 
     name = "nano_vllm"
+    system = systems.NANO_VLLM
     budget_field = "max_num_batched_tokens"
     max_num_batched_tokens: int = 16384
     reserve = "prompt"
