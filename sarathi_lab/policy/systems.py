@@ -52,8 +52,8 @@ VLLM_V0 = ServedSystem(
 
 VLLM_ASCEND = ServedSystem(
     name="vLLM-Ascend 0.18",
-    # vLLM's function on NPUs, which have 64 GiB and so the small defaults. A stand-in for an NPU
-    # that is simulated here has them, too, whatever its memory.
+    # vLLM's function on NPUs, which have 64 GiB and so the small defaults. So has a GPU
+    # of any memory on which their rule is simulated here.
     token_budget=always(2048),
     num_sequences=always(256),
     source="vllm/engine/arg_utils.py, EngineArgs.get_batch_defaults, on a device below 70 GiB",
