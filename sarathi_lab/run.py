@@ -20,9 +20,10 @@ try:
     from omegaconf import DictConfig
 
     from sarathi_lab.config.command_line import explained, read_arguments
-    from sarathi_lab.config.instantiate import build, fit_targets
+    from sarathi_lab.config.instantiate import build
     from sarathi_lab.config.paths import CONF
     from sarathi_lab.config.run_context import current_run
+    from sarathi_lab.config.stated import complete
     from sarathi_lab.extensions.ranks.follow import run_or_follow
 except ModuleNotFoundError as missing:  # on a bare image
     if __name__ != "__main__":
@@ -38,7 +39,7 @@ def run(cfg: DictConfig, prepared: Any = None) -> None:
     from sarathi_lab.config.processes import run_with_timeout
     from sarathi_lab.tasks.base import run_task
 
-    fit_targets(cfg, HydraConfig.get().overrides.task)
+    complete(cfg, HydraConfig.get().overrides.task)
     if cfg.limit is None:
         run_task(cfg, current_run(prepared or build(cfg.task).check(cfg)))
     else:  # another process makes its plan itself

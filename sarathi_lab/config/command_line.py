@@ -213,6 +213,8 @@ def _explain(error: Exception, settings: Sequence[str]) -> UserError:
         return UserError(f"hydra/launcher={found[1]} needs a package that is missing; {fix}")
     if found := re.search(r"Could not override '([\w.@/]+)'", message + cause):
         return _unknown_key(found[1], settings)
+    if found := re.search(r"An item is already at '([\w.]+)'", message + cause):
+        return UserError(f"+{found[1]} is listed already; write {found[1]}=VALUE without the +")
     first = f"{message}\n{cause}".strip().partition("\n")[0].strip() or type(error).__name__
     return UserError(f"{' '.join(settings)}: {first}; --help shows the settings")
 

@@ -21,7 +21,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
-from sarathi_lab.config import command_line, instantiate, run_context
+from sarathi_lab.config import command_line, instantiate, run_context, stated
 from sarathi_lab.config.checks import check_jobs
 from sarathi_lab.config.console import console, duration, print_place, progress_of, repeated
 from sarathi_lab.config.errors import EXIT_FAILED, UserError, require_bool
@@ -147,7 +147,7 @@ class LabSweeper(Sweeper):
         with command_line.explained(settings):
             job = Job(tuple(settings), loader.load_sweep_config(self.config, list(settings)))
             instantiate.check_structure(job.composed)
-            instantiate.fit_targets(job.composed, settings)
+            stated.complete(job.composed, settings)
             assert job.cfg  # a broken ${...} shows here
         return job
 

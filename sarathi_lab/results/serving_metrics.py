@@ -15,13 +15,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sarathi_lab.config.checked import check_fields, number, whole
+from sarathi_lab.config.checked import check_fields, number, refuse_unread, whole
 from sarathi_lab.config.errors import UserError, require_int
 
 QUANTILES = (0.5, 0.9, 0.99)
 CLASS_QUANTILES = (0.5, 0.99)
 CLASSES = ("short", "medium", "long")
 BOUNDS = ("ttft", "tbt", "tpot", "scheduling_delay")
+QUANTILE_BOUNDS = {"ttft", "tbt", "tpot"}  # of the scheduling delay the median is bounded
+DECODE_BATCH, DECODE_CONTEXT = 32, 4096  # of the decode iteration that a relative bound refers to
 SECONDS = "use seconds, or null for no bound"
 SHARE = "use a share of the tokens or requests, such as 0.99"
 Floats = NDArray[np.float64]
@@ -44,8 +46,10 @@ class Slo:
     scheduling_delay: float | None = number(None, above=0, fix=SECONDS)
     quantile: float = number(0.99, above=0, fix=SHARE)
     tbt_factor: float | None = number(None, above=0, fix="use decode iterations such as 5")
-    decode_batch: int = whole(32, minimum=1, fix="use a number of sequences such as 32")
-    decode_context: int = whole(4096, minimum=2, fix="use a number of tokens such as 4096")
+    decode_batch: int = whole(DECODE_BATCH, minimum=1, fix="use a number of sequences such as 32")
+    decode_context: int = whole(
+        DECODE_CONTEXT, minimum=2, fix="use a number of tokens such as 4096"
+    )
 
     def __post_init__(self) -> None:
         check_fields(self, "slo.")
@@ -53,6 +57,12 @@ class Slo:
             raise UserError(f"slo.quantile={self.quantile} exceeds 1; {SHARE}")
         if self.tbt_factor is not None and self.tbt is not None:
             raise UserError(f"slo.tbt={self.tbt} and slo.tbt_factor={self.tbt_factor}: drop one")
+        if self.tbt_factor is None:
+            why = " without slo.tbt_factor; add slo.tbt_factor=5, or drop it"
+            refuse_unread(self, ("decode_batch", "decode_context"), why, "slo.")
+        if not self.is_relative and not self.bounds.keys() & QUANTILE_BOUNDS:
+            why = " without a bound of a quantile; add slo.ttft=2 or slo.tbt=0.05, or drop it"
+            refuse_unread(self, ("quantile",), why, "slo.")
 
     @property
     def bounds(self) -> Mapping[str, float]:
@@ -68,7 +78,13 @@ class Slo:
         """Return the objective with its relative bound in seconds, if that is known."""
         if self.tbt_factor is None or decode_seconds is None:
             return self
-        return replace(self, tbt=self.tbt_factor * decode_seconds, tbt_factor=None)
+        return replace(
+            self,
+            tbt=self.tbt_factor * decode_seconds,
+            tbt_factor=None,
+            decode_batch=DECODE_BATCH,
+            decode_context=DECODE_CONTEXT,
+        )
 
     def describe(self) -> str:
         """Describe it, such as "P99 TBT 100 ms, P50 scheduling delay 2000 ms"."""

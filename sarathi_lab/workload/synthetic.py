@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sarathi_lab.config.checked import number, refuse_unread, require_order, whole
+from sarathi_lab.config.checked import check_fields, number, refuse_unread, require_order, whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.arrivals import Turn
 from sarathi_lab.engine.request import Request
@@ -129,10 +129,42 @@ class _Split(Generated):
 
 @dataclass(frozen=True, kw_only=True)
 class PaperGrid(_Split):
-    """The paper's workload (section 5): every request has the same P and D with P + D = seq_len."""
+    """The paper's workload (section 5): every request has the same P and D with P + D = seq_len.
+
+    `prompt_len` and `output_len` state P and D themselves; seq_len and pd_ratio, which the
+    configuration lets follow from them, must agree. Raises UserError.
+    """
 
     name, longest = "paper_grid", "seq_len"
     seq_len: int = whole(minimum=2, fix=f"{_TOKENS}, such as 1024", name="seq_len")
+    prompt_len: int | None = whole(
+        None, minimum=1, maximum=MOST_TOKENS, fix="use the tokens of every prompt, such as 6000"
+    )
+    output_len: int | None = whole(
+        None, minimum=1, maximum=MOST_TOKENS, fix="use the tokens of every answer, such as 300"
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self, "workload.")  # lengths first, as the ratio follows from them
+        if self.prompt_len is not None and self.output_len is None:
+            raise UserError(
+                f"workload.prompt_len={self.prompt_len} needs workload.output_len, the tokens of "
+                "every answer, such as 300"
+            )
+        if self.output_len is not None and self.prompt_len is None:
+            raise UserError(
+                f"workload.output_len={self.output_len} needs workload.prompt_len, the tokens of "
+                "every prompt, such as 6000"
+            )
+        super().__post_init__()
+        stated = (self.prompt_len, self.output_len)
+        by_ratio = split_length(self.seq_len, self.pd_ratio)
+        if self.prompt_len is not None and stated != by_ratio:
+            raise UserError(
+                f"workload.prompt_len={self.prompt_len} workload.output_len={self.output_len} "
+                f"contradict seq_len={self.seq_len} pd_ratio={self.pd_ratio:g}, which are "
+                f"{by_ratio[0]} + {by_ratio[1]} tokens; drop one pair"
+            )
 
     def total_lens(self) -> Sequence[int]:
         return [self.seq_len] * self.num_requests

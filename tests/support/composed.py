@@ -15,6 +15,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.config.stated import follow_stated
 from sarathi_lab.results.result import Result
 from sarathi_lab.tasks.base import run_task
 
@@ -33,6 +34,7 @@ def config_of(*settings: str) -> DictConfig:
     for key, value in pairs:
         if not (CONF / key).is_dir():
             OmegaConf.update(cfg, key, yaml.safe_load(value), force_add=True)
+    follow_stated(cfg, settings)
     return cfg
 
 

@@ -24,6 +24,8 @@ AXIS_NAMES = {
     "chunk": "chunk size [tokens]",
     "pd_ratio": "P:D, prompt tokens per output token",
     "seq_len": "sequence length P + D [tokens]",
+    "workload.prompt_len": "prompt [tokens]",
+    "workload.output_len": "output [tokens]",
     "batch": "batch size",
     "threads": "threads of the CPU",
     "workload.rate": "request rate [1/s]",

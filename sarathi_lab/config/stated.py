@@ -1,0 +1,62 @@
+"""What settings that a user states mean for others, which follow: the lengths of requests by prompt
+and output, and bounds of an objective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from omegaconf import DictConfig, OmegaConf, read_write
+
+from sarathi_lab.config.instantiate import fit_targets, name_of
+
+LENGTHS = ("prompt_len", "output_len")
+NO_OBJECTIVE = "none"  # the option of `slo` without bounds
+
+
+def complete(cfg: DictConfig, settings: Sequence[str]) -> None:
+    """Fit a composed `cfg` to the classes that it names and to the `settings` that were typed for
+    it. Raises UserError for what its classes do not take.
+    """
+    fit_targets(cfg, settings)
+    follow_stated(cfg, settings)
+
+
+def follow_stated(cfg: DictConfig, settings: Sequence[str]) -> None:
+    """Set in `cfg` what follows from `settings`."""
+    stated = {name_of(setting): setting.partition("=")[2] or "null" for setting in settings}
+    with read_write(cfg):
+        _follow_lengths(cfg, stated)
+        _follow_objective(cfg, stated)
+
+
+def _follow_lengths(cfg: DictConfig, stated: Mapping[str, str]) -> None:
+    """Let seq_len and pd_ratio be those of prompts and outputs of stated lengths, so that all that
+    reads one pair has the other. The workload refuses pairs that contradict each other.
+    """
+    lengths = [cfg.workload.get(name) for name in LENGTHS]
+    if not all(isinstance(length, int) and length > 0 for length in lengths):
+        return  # there are none, or the workload refuses them
+    prompt_len, output_len = lengths
+    if "seq_len" not in stated:
+        cfg.seq_len = prompt_len + output_len
+    if "pd_ratio" not in stated:
+        is_whole = prompt_len % output_len == 0
+        cfg.pd_ratio = prompt_len // output_len if is_whole else prompt_len / output_len
+
+
+def _follow_objective(cfg: DictConfig, stated: Mapping[str, str]) -> None:
+    """Let a stated bound between tokens replace the option's of the other kind, and name the
+    objective by what is stated: "tbt=0.05", "strict,tbt=0.05".
+    """
+    typed = {
+        name.removeprefix("slo."): value for name, value in stated.items() if name[:4] == "slo."
+    }
+    if not typed or "_target_" in typed:
+        return
+    for bound, other in (("tbt", "tbt_factor"), ("tbt_factor", "tbt")):
+        if bound in typed and other not in typed:
+            OmegaConf.update(cfg.slo, other, None)
+    if "name" not in typed:
+        base = [] if cfg.slo.name == NO_OBJECTIVE else [cfg.slo.name]
+        cfg.slo.name = ",".join([*base, *(f"{name}={value}" for name, value in typed.items())])
