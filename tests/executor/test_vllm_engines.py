@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
 import subprocess
 import sys
+import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from checkpoints import greedy_tokens, make_checkpoint
 from vllm_engine import (
     SIZES,
@@ -22,6 +26,8 @@ from vllm_engine import (
 )
 
 from sarathi_lab.config.errors import RunError
+from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.vllm.executor import VllmExecutor
 from sarathi_lab.executor.vllm.workers import Workers, make_config
 from sarathi_lab.model.checkpoint import AutoModel
@@ -30,6 +36,15 @@ from sarathi_lab.policy import Orca, Sarathi, SarathiServe, VllmV1
 pytestmark = pytest.mark.vllm
 
 REQUESTS = requests_of_tokens()
+SMALL = {  # sizes of TINY
+    "num_layers": 2,
+    "hidden_size": 64,
+    "num_heads": 2,
+    "num_kv_heads": 2,
+    "head_size": 32,
+    "ffn_size": 128,
+    "vocab_size": 211,
+}
 POLICIES = (
     (Sarathi(chunk=48), 48),
     (VllmV1(max_num_batched_tokens=64), 9),
@@ -85,6 +100,37 @@ def test_runner_v2(tmp_path, expected):
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
     subprocess.run([sys.executable, script, tmp_path / "tokens.json"], env=environment, check=True)
     assert json.loads((tmp_path / "tokens.json").read_text()) == [expected] * 2
+
+
+def test_a_compiled_engine_frees_its_weights(expected):
+    """Else a second engine in a process has no room on a GPU."""
+    backend = backend_of(eager=False)
+    config = make_config(backend.arguments(TINY, tiny_checkpoint(), SIZES), "auto")
+    executor = VllmExecutor(workers := Workers(config))
+    check_tokens(executor, expected, POLICIES[:1])
+    weights: list[weakref.ref[torch.Tensor]] = []
+
+    def note_weights(worker):
+        weights.extend(map(weakref.ref, worker.model_runner.model.parameters()))
+
+    workers.core.model_executor.collective_rpc(note_weights)
+    workers.close()
+    del executor, workers
+    gc.collect()
+    assert weights
+    assert not [weight for weight in weights if weight() is not None]
+
+
+def test_the_paper_s_plain_block():
+    """The shape of 13b, as a sequential GPT-NeoX: torch's tokens."""
+    spec = replace(load_option("model", "13b"), **SMALL)
+    requests = requests_of_tokens(4)
+    torch_backend = TorchBackend(device="cpu", dtype="float32", kernels="torch")
+    ours = served(torch_backend.build(spec, None, SIZES), Sarathi(chunk=48), requests, 48)
+    executor = backend_of().build(spec, None, SIZES)
+    theirs = served(executor, SarathiServe(chunk=48, reserve="chunk"), requests, 9)
+    assert tokens_of(theirs) == tokens_of(ours)
+    executor.close()
 
 
 def test_a_checkpoint_of_another_family(tmp_path):

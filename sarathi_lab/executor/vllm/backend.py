@@ -149,9 +149,9 @@ class VllmBackend(MeasuredBackend):
         return executor
 
     def _start(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> vllm.Workers:
+        devices.prepare_memory(self.torch_device)  # weights are drawn on the device
         if checkpoint is None:
             seeded_checkpoint(spec, self.torch_device, self.torch_dtype, self.seed)
-        devices.prepare_memory(self.torch_device)
         arguments = self.arguments(spec, checkpoint, sizes)
         config = vllm.make_config(arguments, self.runner, self._cores)
         if self.async_scheduling is True and not config.scheduler_config.async_scheduling:

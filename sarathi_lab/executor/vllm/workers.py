@@ -226,6 +226,8 @@ class Workers:
 
     def close(self) -> None:
         """End the workers and free their memory."""
+        if self.in_process:  # that of other processes goes with them
+            self._executor.collective_rpc(release_compiled_model)
         self.core.shutdown()
 
     def _output(self, step: Step) -> Any:
@@ -270,6 +272,19 @@ def facts_of(worker: Any) -> dict[str, Any]:
     groups = getattr(worker.model_runner, "attn_groups", [])
     names = {group.backend.get_name() for of_cache in groups for group in of_cache}
     return {"attention": ", ".join(sorted(names)), "threads": torch.get_num_threads()}
+
+
+def release_compiled_model(worker: Any) -> None:
+    """Remove the hooks by which torch's compiler holds a model. vLLM's own `LLMEngine` does so at
+    its end; without it a closed engine keeps its weights, and the next one finds no room.
+    """
+    try:
+        from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
+    except ImportError:  # an older vLLM, without such hooks
+        return
+    for module in worker.model_runner.model.modules():
+        if isinstance(module, TorchCompileWithNoGuardsWrapper):
+            module.cleanup()
 
 
 def _shifted(blocks: Sequence[int]) -> list[int]:
