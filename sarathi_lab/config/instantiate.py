@@ -56,13 +56,26 @@ OF_RUNS = ("repeat", ROUND, "plot")  # read for tasks whose runs a sweep compare
 IN_FLIGHT = ("batch", "executor.pipeline_parallel", "cluster.num", "cluster.decode")
 
 
-def _four_batches(*, _root_: DictConfig) -> int:
-    """Four times what all stages and engines serve at once; less is mostly start and end."""
+def _batches(num_measured: int, num_simulated: int, *, _root_: DictConfig) -> int:
+    """Return so many times what all stages and engines serve at once: in simulation more, if all
+    requests wait from the start, as more batches there take hardly any time.
+    """
+    is_closed = OmegaConf.select(_root_, "workload.arrivals") == "closed"
+    number = num_simulated if is_closed and not is_measured(_root_) else num_measured
     factors = [OmegaConf.select(_root_, name) for name in IN_FLIGHT]
-    return math.prod([4, *(one for one in factors if isinstance(one, int))])
+    return math.prod([number, *(factor for factor in factors if isinstance(factor, int))])
 
 
-OmegaConf.register_new_resolver("four_batches", _four_batches, replace=True)
+OmegaConf.register_new_resolver("batches", _batches, replace=True)
+
+
+def is_measured(cfg: DictConfig) -> bool:
+    """Return whether the executor's times are a real device's; True for a class that is none."""
+    try:
+        executor = class_of(cfg, "executor")
+    except UserError:
+        return True  # it is refused where it is built
+    return bool(getattr(executor, "computes_tokens", True))
 
 
 def name_of(setting: str) -> str:
@@ -212,15 +225,15 @@ class Job:
     def num_rounds(self, swept: Collection[str], *, is_search: bool = False) -> int:
         """How many rounds of its sweep it is part of (`repeat`). Raises UserError."""
         repeat, is_sampled = self.cfg.repeat, is_search or ROUND in swept
-        is_measured = getattr(class_of(self.cfg, "executor"), "computes_tokens", True)
+        takes_time = is_measured(self.cfg)
         if repeat == "auto":
             rounds = getattr(class_of(self.cfg, "task"), "num_rounds", 1)
-            return 1 if is_sampled or "seed" in swept or not is_measured else rounds
+            return 1 if is_sampled or "seed" in swept or not takes_time else rounds
         require_int("repeat", repeat, 1, "use a number of rounds such as 6, or auto", MOST_ROUNDS)
         if repeat > 1 and is_sampled:
             by = "a search has no rounds" if is_search else f"{ROUND} numbers them"
             raise UserError(f"repeat={repeat} has no effect: {by}; drop it")
-        return int(repeat) if is_measured else 1
+        return int(repeat) if takes_time else 1
 
     def in_round(self, number: int) -> Self:
         """A copy for a round of the sweep, as composing takes longer."""

@@ -96,6 +96,11 @@ class EngineConfig:
     state_tokens: int = 0
     aligns_chunks: bool = False
 
+    @property
+    def num_slots(self) -> int:
+        """The most sequences in flight, of all stages and instances."""
+        return self.batch_size * self.num_micro_batches * self.cluster.num_instances
+
     def sizes(self, requests: Sequence[Request] = ()) -> Sizes:
         """Return what an executor that serves `requests` must have room for."""
         return Sizes(

@@ -16,7 +16,9 @@ from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.policy import Orca, Policy, RequestLevel, Sarathi
+from sarathi_lab.results import metrics
 from sarathi_lab.results.serving_metrics import Slo, is_met, latency
+from sarathi_lab.results.steady import steady_part
 
 BASELINES: Mapping[str, Policy] = {"request_level": RequestLevel(), "orca": Orca()}
 AS_GOOD = 0.01  # a throughput that is less than this share below the best is as good
@@ -46,6 +48,11 @@ class Prediction:
     baselines: Sequence[str] = tuple(BASELINES)
     slo: Slo | None = None
 
+    @property
+    def all_wait(self) -> bool:
+        """Whether all requests are there from the start."""
+        return not any(request.arrival_time for request in self.requests)
+
     def serve(self, policy: Policy) -> Ledger:
         num_layers = getattr(self.iteration_time, "num_layers", None)
         executor = SimulatedExecutor(self.iteration_time, num_layers=num_layers)
@@ -53,14 +60,20 @@ class Prediction:
 
     def row(self, policy: Policy) -> dict[str, float]:
         """Predict throughput (tokens/s), kv_reread_factor, tbt_p50 and tbt_p99 (seconds; NaN if no
-        request has two tokens) and, with an objective, slo_met.
+        request has two tokens) and, with an objective, slo_met: of the steady part, where there is
+        one, as of a run.
         """
         ledger = self.serve(policy)
         iterations, requests = ledger.iterations(), ledger.requests()
-        waits, num_tokens = latency(requests), sum(one.total_len for one in self.requests)
+        rates = metrics.throughput(requests, float(iterations.end.max()))
+        part = steady_part(requests, self.engine.num_slots) if self.all_wait else None
+        if part is not None:
+            rates = part.throughput(requests)
+            iterations, requests = part.spans(iterations), part.requests(requests)
+        waits = latency(requests)
         read, computed = iterations.prefill_kv_tokens, iterations.num_prefill_tokens
         return {
-            "throughput": num_tokens / float(iterations.end.max()),
+            "throughput": rates["throughput"],
             "kv_reread_factor": read.sum() / computed.sum(),
             **{name: waits.get(name, math.nan) for name in ("tbt_p50", "tbt_p99")},
             **({} if self.slo is None else {"slo_met": is_met(requests, self.slo)}),

@@ -33,13 +33,17 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     as all of them need at once. More than `MOST` workloads leave the best and the worst.
     """
     base = analysis.reference(runs)
-    wanted = OVER_TIME if arrive_over_time(runs) else CLOSED
+    is_over_time = arrive_over_time(runs)
+    wanted = OVER_TIME if is_over_time else CLOSED
     names = [name for name in wanted if name in runs and runs[name].notna().any()]
     if base is None or not names:
         return []
     runs = runs.reset_index(drop=True)
     for name in names:
         runs = analysis.relative(runs, name, base)
+    further = [] if is_over_time else analysis.references(runs)[1:]
+    for name in further:
+        runs = analysis.relative(runs, "throughput", name)
     swept, noise = analysis.without_baselines(runs), analysis.noise(runs)
     others, level = swept[swept.policy != base], f"{names[0]}_vs_{base}"
     cases = [name for name in analysis.same_work(runs) if name not in analysis.SAMPLES]
@@ -49,7 +53,10 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     if len(best) > MOST:
         ordered = sorted(best, key=lambda found: found[0][level].median())
         best = [ordered[0], ordered[-1]]
-    sentences = [_sentence(found, settings, names, base, num, noise) for found, num in best]
+    sentences = [
+        _sentence(found, settings, names, base, num, noise) + _gains(found, further, noise)
+        for found, num in best
+    ]
     if len(best) < len(groups):
         sentences.append(f"The other {len(groups) - 2} of {len(groups)} workloads lie between.")
     return ["\n" + sentences[0], *sentences[1:]] if sentences else []
@@ -93,6 +100,18 @@ def _sentence(
     who = " ".join([runs.policy.iloc[0], *(one for one in named if not one.endswith("=-"))])
     found = "; ".join(f"{word} in {', '.join(each)}" for word, each in parts.items() if each)
     return f"{who} beside {base}: {found}.{_on_samples(number, at_once, confidence, noise)}"
+
+
+def _gains(runs: pd.DataFrame, further: Sequence[str], noise: float) -> str:
+    """State the throughput over that of further policies, such as the paper's baseline."""
+    sentences = ""
+    for policy in further:
+        quantity = f"throughput_vs_{policy}"
+        row = analysis.medians(runs, ["policy"], quantity, level=noise).iloc[0]
+        if runs.policy.iloc[0] != policy:
+            of_noise = "" if row["is_decided"] else ", which is within the noise"
+            sentences += f" Beside {policy}: {row['value']:.2f} times the tokens/s{of_noise}."
+    return sentences
 
 
 def _in_words(name: str, value: float, other: float, ratio: float, ends: Sequence[float]) -> str:

@@ -6,6 +6,7 @@ batch, its decodes, and both together run back to back, so that drift of the mac
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from statistics import median
@@ -18,6 +19,7 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch, run_once
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.model.roofline import TILE
 
 REPETITIONS = 5
 MIN_REPETITIONS, MAX_REPETITIONS = 3, 15
@@ -27,7 +29,7 @@ Sizes = dict[str, Any]  # arguments of `make_batch`
 @dataclass(frozen=True)
 class DecodeCost:
     """Seconds per decode token: `alone` in a decode-only batch, `marginal` in the hybrid batch with
-    `num_decodes`.
+    `num_decodes` beside a chunk of `num_chunk_tokens`.
 
     `marginal` is (hybrid - same chunk alone) / num_decodes, the median over paired repetitions; a
     negative value is below the noise.
@@ -36,6 +38,7 @@ class DecodeCost:
     alone: float
     marginal: float
     num_decodes: int
+    num_chunk_tokens: int
 
 
 def fullest_hybrid(iterations: pd.DataFrame) -> Sizes | None:
@@ -83,7 +86,14 @@ def measure_decode_cost(
         chunk, hybrid = busy(num_decodes, len(parts)), busy(0, len(parts))
         alone.append(busy(0, num_decodes) / num_decodes)
         marginal.append((hybrid - chunk) / num_decodes)
-    return DecodeCost(median(alone), median(marginal), num_decodes)
+    return DecodeCost(median(alone), median(marginal), num_decodes, sizes["prefill_tokens"])
+
+
+def added_tiles(num_chunk_tokens: float, num_decodes: float) -> int:
+    """Return how many tiles more the matrix products of a chunk take with decodes beside it. Where
+    that is one and not zero, the decodes pay for a tile that they hardly fill.
+    """
+    return math.ceil((num_chunk_tokens + num_decodes) / TILE) - math.ceil(num_chunk_tokens / TILE)
 
 
 def decode_iteration(

@@ -20,6 +20,7 @@ COMPARED = (
     *("kv_read_bytes", "kv_reread_factor", "duration", "bubble_fraction"),
     *(f"{name}_p{int(q * 100)}" for name in WAITS for q in QUANTILES),
 )
+SUMS = ("kv_read_bytes", "duration")  # of those
 # Difference in the share of replayed iterations above which a ratio is in part of launches.
 REPLAY_TOLERANCE = 0.05
 STARVED = 0.9  # share of an iteration's time from which launching leaves the device without work
@@ -93,12 +94,20 @@ def pipeline_metrics(
 def compare(
     summary: Mapping[str, float], baseline: Mapping[str, float], name: str
 ) -> dict[str, float]:
-    """Return the ratios of `summary` to `baseline` of the compared quantities that both have."""
-    return {
+    """Return the ratios of `summary` to `baseline` of the compared quantities that both have; of
+    parts of runs sums are by request, as a policy that holds fewer at once counts more of them.
+    """
+    ratios = {
         f"{quantity}_vs_{name}": summary[quantity] / baseline[quantity]
         for quantity in COMPARED
         if quantity in summary and baseline.get(quantity, 0) > 0
     }
+    if "window_start" in summary and "window_start" in baseline:
+        by_request = baseline["num_requests"] / summary["num_requests"]
+        for ratio in (f"{quantity}_vs_{name}" for quantity in SUMS):
+            if ratio in ratios:
+                ratios[ratio] *= by_request
+    return ratios
 
 
 def throughput(requests: pd.DataFrame, duration: float) -> dict[str, float]:
@@ -133,6 +142,7 @@ def _decode(iterations: pd.DataFrame, cost: DecodeCost | None) -> dict[str, floa
     if cost is not None:
         summary |= {
             "num_piggybacked_decodes": cost.num_decodes,
+            "num_chunk_tokens": cost.num_chunk_tokens,
             "decode_time_alone": cost.alone,
             "decode_time_marginal": cost.marginal,
         }

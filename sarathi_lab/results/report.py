@@ -14,9 +14,11 @@ from sarathi_lab.config.console import amount, console, print_place, print_words
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend
+from sarathi_lab.model.roofline import TILE
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results import sweep_analysis
 from sarathi_lab.results.conclusion import arrive_over_time, conclusion
+from sarathi_lab.results.decode_cost import added_tiles
 from sarathi_lab.results.load import load_runs
 from sarathi_lab.results.result import DisplayTable, show
 from sarathi_lab.results.table import HEADINGS, MILLISECONDS, display_unit, factor, less_is_better
@@ -29,7 +31,7 @@ SWEEP_COLUMNS = {  # where all requests wait from the start
     "decode_time_alone": "decode\nalone",
     MARGINAL: "decode\nadds",
     "kv_reread_factor": "KV\nread",
-    **WAITS,
+    "tbt_p99": WAITS["tbt_p99"],  # not TTFT: it states how long the queue is
 }
 OVER_TIME = {
     "capacity": "capacity\n[req/s]",
@@ -44,6 +46,7 @@ MAIN = (  # of a run; -v prints the others
     *("longest_gap", "acceptance_rate", "tokens_per_decode"),
     *("slo_attainment", "goodput", "capacity", "bubble_fraction", "time_over_roofline"),
 )
+MOST_NAMED = 3  # runs in a sentence
 NOT_IN_CSV = ("sweep", "status", "swept")
 _cautioned: set[tuple[str, str]] = set()  # by sweep
 
@@ -58,10 +61,15 @@ def print_device(place: RunContext, spec: ModelSpec, backend: Backend, policy: s
 
 def print_cautions(cautions: Iterable[str], place: RunContext) -> None:
     """Print a device's cautions, or its peaks, once a sweep."""
-    for caution in cautions:
-        if (place.group, caution) not in _cautioned:
-            _cautioned.add((place.group, caution))
-            print_words(f"  {caution}")
+    for caution in first_of_sweep(cautions, place):
+        print_words(f"  {caution}")
+
+
+def first_of_sweep(cautions: Iterable[str], place: RunContext) -> list[str]:
+    """Return the cautions that no run of this sweep has shown, which count as shown from now on."""
+    new = [caution for caution in cautions if (place.group, caution) not in _cautioned]
+    _cautioned.update((place.group, caution) for caution in new)
+    return new
 
 
 def summary_line(summary: Mapping[str, float]) -> str:
@@ -102,7 +110,7 @@ def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None
     which = f"All {len(runs)} runs"
     if num_missing := num_jobs - int((~runs.is_baseline).sum()):
         which = f"The {len(runs)} finished runs, {num_missing} missing,"
-    show([sweep_table(runs, f"{which} of this sweep"), *conclusion(runs)])
+    show([sweep_table(runs, f"{which} of this sweep"), *tile_note(runs), *conclusion(runs)])
     print_place("table", _save_table(sweep_dir, runs))
     try:
         picture = save_picture(sweep_dir, runs, **axes)
@@ -142,12 +150,14 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     runs = sweep_analysis.in_order(runs.reset_index(drop=True)).reset_index(drop=True)
     runs = sweep_analysis.with_short_devices(runs)
     columns = {"throughput": "tokens/s"}
-    others = OVER_TIME if arrive_over_time(runs) else SWEEP_COLUMNS
-    if (base := sweep_analysis.reference(runs)) is not None:
-        runs = sweep_analysis.relative(runs, "throughput", base)
-        columns[f"throughput_vs_{base}"] = f"x {base}"
-    by = list(dict.fromkeys(["policy", *sweep_analysis.varied(runs), "is_baseline"]))
-    left_out = DECODES if len(by) > 3 else ()  # settings need the room
+    is_over_time = arrive_over_time(runs)
+    others = OVER_TIME if is_over_time else SWEEP_COLUMNS
+    references = sweep_analysis.references(runs)
+    for name in references[:1] if is_over_time else references:
+        runs = sweep_analysis.relative(runs, "throughput", name)
+        columns[f"throughput_vs_{name}"] = f"x {name}".replace("_", "\n")
+    by = _row_keys(runs)
+    left_out = () if _has_room_for_decodes(by) else DECODES
     columns |= {name: words for name, words in others.items() if name not in left_out}
     known = [name for name in columns if name in runs]
     once, rows = sweep_analysis.without_repeated(runs, known), []
@@ -168,10 +178,55 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
         "*: baseline": once.is_baseline.any(),
         "equal runs once": len(once) < len(runs),
         "^ more, v less is better": True,
-        f"~: ratio to {base} within the noise": "~" in str(rows),
+        "~: ratio within the noise": "~" in str(rows),
+        "with filling and draining": not is_over_time and _lacks_steady_part(runs),
     }
     notes = ", ".join(sign for sign, is_there in signs.items() if is_there)
     return DisplayTable(rows, left=["policy"], unbroken=["policy"], title=f"{title} ({notes})")
+
+
+def _row_keys(runs: pd.DataFrame) -> list[str]:
+    """Return what the rows of a sweep's table differ in."""
+    return list(dict.fromkeys(["policy", *sweep_analysis.varied(runs), "is_baseline"]))
+
+
+def _has_room_for_decodes(row_keys: Collection[str]) -> bool:
+    """Return whether settings leave room for the times of decodes."""
+    return len(row_keys) <= 3
+
+
+def tile_note(runs: pd.DataFrame) -> list[str]:
+    """Name the runs on GPUs, real or simulated, in whose `decode adds` the products have a tile
+    more than those of the chunk alone.
+    """
+    sizes = ["num_chunk_tokens", "num_piggybacked_decodes"]
+    is_shown = _has_room_for_decodes(_row_keys(runs)) and not arrive_over_time(runs)
+    if not is_shown or not {*sizes}.issubset(runs):
+        return []
+    measured = runs.dropna(subset=sizes)
+    if "threads" in measured:
+        measured = measured[measured.threads.isna()]  # products of a CPU have small tiles
+    settings = sweep_analysis.varied(runs)
+    names: dict[str, None] = {}
+    for _, run in measured.iterrows():
+        num_chunk, num_decodes = run[sizes]
+        if added_tiles(num_chunk, num_decodes):
+            values = [
+                f"{name}={sweep_analysis.text(run[name])}" for name in settings if name != "policy"
+            ]
+            stated = [value for value in values if not value.endswith("=-")]
+            name = " ".join([run.policy, *stated])
+            names[f"{name} ({num_chunk:.0f} + {num_decodes:.0f} tokens)"] = None
+    if not names:
+        return []
+    listed = ", ".join(list(names)[:MOST_NAMED])
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return [f"decode adds includes a whole further tile of {TILE} tokens for {listed}{more}."]
+
+
+def _lacks_steady_part(runs: pd.DataFrame) -> bool:
+    """Return whether a run, of those that record their part that counts, counts all of it."""
+    return "window_start" in runs and bool(runs.window_start.isna().any())
 
 
 def _unit(name: str, values: pd.Series) -> tuple[float, str]:

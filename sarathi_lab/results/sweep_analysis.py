@@ -157,20 +157,31 @@ def group_keys(runs: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
     return pd.Series(list(zip(*parts, strict=True)) if parts else "", index=runs.index)
 
 
-def reference(runs: pd.DataFrame) -> str | None:
-    """Return the policy to compare with: the first of `REFERENCES`, else another baseline."""
+def references(runs: pd.DataFrame) -> list[str]:
+    """Return the policies to compare with: those of `REFERENCES`, else another baseline."""
+    if runs.policy.nunique() < 2:
+        return []
+    policies = set(runs.policy)
     marks = runs.is_baseline.astype(bool) if "is_baseline" in runs else runs.policy.isna()
-    present = [*(one for one in REFERENCES if (runs.policy == one).any()), *runs.policy[marks]]
-    return next(iter(present), None) if runs.policy.nunique() > 1 else None
+    return [name for name in REFERENCES if name in policies] or list(runs.policy[marks])[:1]
 
 
-def medians(runs: pd.DataFrame, by: Sequence[str], *names: str) -> pd.DataFrame:
+def reference(runs: pd.DataFrame) -> str | None:
+    """Return the policy to compare with: the first of `references`."""
+    return next(iter(references(runs)), None)
+
+
+def medians(
+    runs: pd.DataFrame, by: Sequence[str], *names: str, level: float | None = None
+) -> pd.DataFrame:
     """Return the long table of a sweep: for each of the quantities `names` a row per combination of
     `by`, in the order of the runs, with those settings, the `quantity`, the median over seeds and
     repetitions as `value`, `low`, `high` and `confidence` of its interval, `num_samples`, and
-    whether it `is_decided` that a ratio differs from 1.
+    whether it `is_decided` that a ratio differs from 1, by the `level` of noise (None: that of
+    these runs).
     """
-    rows, level = list[dict[Any, Any]](), noise(runs)
+    rows = list[dict[Any, Any]]()
+    level = noise(runs) if level is None else level
     for name in names:
         known = runs.dropna(subset=[name])
         for _, group in known.groupby(group_keys(known, by), sort=False):

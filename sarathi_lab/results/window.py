@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from sarathi_lab.config.errors import RunError, UserError, require_number
 from sarathi_lab.results.metrics import rates
@@ -18,6 +19,9 @@ ROUNDING = 1e-9  # 29 % of 100 are 29, not 28.999999999999996
 FIX = "use seconds such as 30, a share of the requests such as 10%, or null"
 NUM_BATCHES = 10  # of requests, whose mean delays are tested for a trend
 LEAST_SLOPE = 0.01  # seconds of delay a second: a load of 1 % above capacity
+# Columns by which a request is in a part of a run, or before it.
+ARRIVAL = "arrival_time"
+ADMISSION = "first_scheduled_time"  # where all wait from the start
 
 
 @dataclass(frozen=True)
@@ -41,13 +45,8 @@ class Window:
 
     def check(self, load: LoadedRequests) -> None:
         """Raise UserError if no request arrives after the warm-up."""
-        if self.is_whole or load.waits_for_answers:
+        if self.is_whole or not load.has_times:
             return
-        if not load.has_times:
-            raise UserError(
-                f"{self._describe()}: all requests arrive at once, so there is no steady part; "
-                "drop them, or add workload.arrivals=poisson and workload.rate"
-            )
         start, is_share = self._cut("warmup")
         last = max(request.arrival_time for request in load.requests)
         if not is_share and start > last:
@@ -55,16 +54,18 @@ class Window:
             fix = "lower it or raise workload.num_requests"
             raise UserError(f"window.warmup={self.warmup} {why}; {fix}")
 
-    def of(self, iterations: pd.DataFrame, requests: pd.DataFrame) -> Part:
-        """Return the part that counts, from the ledger's tables. Raises RunError if it is empty."""
+    def of(self, iterations: pd.DataFrame, requests: pd.DataFrame, column: str = ARRIVAL) -> Part:
+        """Return the part that counts, from the ledger's tables; `column` is `ARRIVAL` or
+        `ADMISSION`. Raises RunError if it is empty.
+        """
         duration = float(iterations.end.max())
-        arrivals = np.sort(requests.arrival_time.to_numpy(dtype=float))
+        arrivals = np.sort(requests[column].to_numpy(dtype=float))
         (start, is_start_share), (end, is_end_share) = map(self._cut, ("warmup", "cooldown"))
         if is_start_share:
             start = arrivals[math.floor(start * len(arrivals) + ROUNDING)]
         num_late = math.floor(end * len(arrivals) + ROUNDING) if is_end_share else 0
         last = duration if is_end_share else duration - end
-        part = Part(float(start), float(arrivals[-num_late] if num_late else last))
+        part = Part(float(start), float(arrivals[-num_late] if num_late else last), column)
         if part.requests(requests).empty or part.spans(iterations).empty:
             what, fix = f"a run of {duration:.1f} s", "lower them or raise workload.num_requests"
             raise RunError(f"{self._describe()} leave nothing of {what}; {fix}")
@@ -88,32 +89,42 @@ class Window:
 
 
 class Part(NamedTuple):
-    """A part of a run, in seconds."""
+    """A part of a run, in seconds, and the time of a request that decides whether it is in it."""
 
     start: float
     end: float
+    column: str = ARRIVAL
 
     def requests(self, requests: pd.DataFrame) -> pd.DataFrame:
-        """Return the requests that arrived in it."""
-        return requests[requests.arrival_time.between(self.start, self.end, inclusive="left")]
+        """Return the requests that arrived, or were admitted, in it."""
+        return requests[requests[self.column].between(self.start, self.end, inclusive="left")]
 
     def spans(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return the iterations, or bubbles of a pipeline, that began and ended in it."""
+        """Return the iterations, or bubbles of a pipeline, that began and ended in it; of a steady
+        state those that began in it, as many as ended.
+        """
+        if self.column == ADMISSION:
+            return table[table.start.between(self.start, self.end, inclusive="left")]
         return table[(table.start >= self.start) & (table.end <= self.end)]
 
     def throughput(self, requests: pd.DataFrame) -> dict[str, float]:
         """Return counts and rates (METRICS.md) of tokens emitted in this part by all `requests`."""
-        tokens = requests.token_times.explode().between(self.start, self.end)
-        is_first = requests.first_token_time.between(self.start, self.end)
-        is_finished = requests.finish_time.between(self.start, self.end)
-        num_prompt_tokens = float(requests.prompt_len[is_first].sum())
+        token_times = np.concatenate([np.empty(0), *requests.token_times])
+        is_first = self._came_in(requests.first_token_time.to_numpy(dtype=float))
+        is_finished = self._came_in(requests.finish_time.to_numpy(dtype=float))
+        num_prompt_tokens = float(requests.prompt_len.to_numpy()[is_first].sum())
         found = rates(
             num_prompt_tokens,
-            num_output_tokens=float(tokens.sum()),
+            num_output_tokens=float(self._came_in(token_times).sum()),
             num_requests=float(is_finished.sum()),
             duration=self.end - self.start,
         )
         return {"window_start": self.start, "window_end": self.end, **found}
+
+    def _came_in(self, times: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return which tokens came in it: one at its start is of the iteration before it."""
+        in_part: NDArray[np.bool_] = (times > self.start) & (times <= self.end)
+        return in_part
 
 
 class Trend(NamedTuple):

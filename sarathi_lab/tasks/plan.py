@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
+import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.console import progress_of
@@ -29,7 +30,8 @@ from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.decode_cost import decode_iteration
 from sarathi_lab.results.serving_metrics import Targets
-from sarathi_lab.results.window import Window
+from sarathi_lab.results.steady import steady_part
+from sarathi_lab.results.window import ADMISSION, ARRIVAL, Part, Window
 from sarathi_lab.workload import LoadedRequests, Workload
 from sarathi_lab.workload.traces import Trace
 
@@ -98,7 +100,23 @@ class Plan:
         with progress_of("predicting the roofline", self.num_tokens, "tokens") as advance:
             ledger.on_iteration = advance
             run_engine(self.load.arrivals(), scheduler, executor, ledger)
-        return float(ledger.iterations().end.max())
+        part = self.steady_part(ledger.requests())
+        return float(ledger.iterations().end.max()) if part is None else part.end - part.start
+
+    def counted_part(self, iterations: pd.DataFrame, requests: pd.DataFrame) -> Part | None:
+        """Return the part of a run that its metrics count; None for all of it. Raises RunError."""
+        if self.window.is_whole:
+            return self.steady_part(requests)
+        column = ADMISSION if self.load.all_wait else ARRIVAL
+        return self.window.of(iterations, requests, column)
+
+    def steady_part(self, requests: pd.DataFrame) -> Part | None:
+        """Return the part between filling and draining, where all `requests` wait from the start
+        and no window is stated.
+        """
+        if not (self.load.all_wait and self.window.is_whole):
+            return None
+        return steady_part(requests, self.engine.num_slots)
 
 
 def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
-from sarathi_lab.config.console import console, print_words, progress_of
+from sarathi_lab.config.console import amount, console, print_words, progress_of
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.paths import lock, read_object
 from sarathi_lab.config.run_context import RunContext
@@ -30,6 +30,7 @@ from sarathi_lab.results.load import AGAIN, load_summary
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.report import (
     cell,
+    first_of_sweep,
     operation_display,
     print_cautions,
     print_device,
@@ -38,8 +39,9 @@ from sarathi_lab.results.report import (
 )
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, DisplayTable, Result, Stopped, show
 from sarathi_lab.results.serving_metrics import Slo, serving_summary
+from sarathi_lab.results.steady import LEAST_DRIFT, drift, requests_for_steady_part
 from sarathi_lab.results.table import heading
-from sarathi_lab.results.window import delay_trend
+from sarathi_lab.results.window import Part, delay_trend
 from sarathi_lab.tasks.base import Task, conclude
 from sarathi_lab.tasks.plan import Plan, make_plans, slo_reference
 
@@ -147,11 +149,13 @@ def _executed(
     if context.is_verbose or not is_baseline:
         name = context.policy or plan.policy.name
         shown = summary_table(name, summary, summaries, is_whole=context.is_verbose)
+        shown += _counted_of(plan, tables, summary)
     if "operations" in tables:
         shown.append(operation_display(tables["operations"]))
     labels["schedule"] = schedule_of(tables[ITERATIONS])
     labels |= {"engine": facts} if (facts := getattr(plan.backend, "facts", None)) else {}
-    return replace(result, tables=tables, summary=summary, shown=[*shown, *cautions])
+    shown += first_of_sweep(cautions, context)
+    return replace(result, tables=tables, summary=summary, shown=shown)
 
 
 def schedule_of(iterations: pd.DataFrame) -> str:
@@ -188,18 +192,21 @@ def _measured(
         times = pd.read_parquet(watched)
         work = (iterations, spec, backend.dtype_bytes, peaks)
         tables["operations"] = metrics.operation_table(times, *work)
+    rates: dict[str, float] = {}
+    cautions: list[str] = []
+    part = plan.counted_part(iterations, requests)
+    if plan.load.all_wait and plan.window.is_whole:
+        cautions += steady_cautions(plan, requests, part)
+    if part is not None:
+        rates = part.throughput(requests)
+        iterations, requests = part.spans(iterations), part.requests(requests)
+        bubbles = part.spans(bubbles)
     decode_cost = None
     if (composition := fullest_hybrid(iterations)) is not None:
         of_cache = {"num_blocks": engine.num_blocks, "block_size": engine.block_size}
         decode_cost = measure_decode_cost(executor, composition, **of_cache)
     if (reference := slo_reference(plan, executor)) is not None:
         profile["slo_decode_time"] = reference
-    rates: dict[str, float] = {}
-    if not plan.window.is_whole:
-        part = plan.window.of(iterations, requests)
-        rates = part.throughput(requests)
-        iterations, requests = part.spans(iterations), part.requests(requests)
-        bubbles = part.spans(bubbles)
     summary = metrics.summarise(iterations, requests, peaks, decode_cost) | rates
     slo = plan.targets.slo.resolved(reference)
     summary |= serving_summary_of(plan, requests, summary["duration"], peaks, slo)
@@ -215,11 +222,43 @@ def _measured(
     if ledger.num_stages > 1:
         tables["bubbles.parquet"] = ledger.bubbles()
         summary |= metrics.pipeline_metrics(iterations, requests, bubbles, backend.num_stages)
-    cautions = []
     if (trend := delay_trend(requests)) is not None:
         summary |= {"is_steady": float(not trend.is_growing), "scheduling_delay_slope": trend.slope}
         cautions += [f"  {trend.caution()}"] if trend.is_growing else []
     return tables, summary | profile, cautions
+
+
+def _counted_of(plan: Plan, tables: Tables, summary: Mapping[str, float]) -> list[str]:
+    """State which part of a run, whose requests all waited from the start, its metrics count."""
+    if "window_start" not in summary or not (plan.load.all_wait and plan.window.is_whole):
+        return []
+    duration = tables[ITERATIONS].end.max()
+    seconds = f"{amount(summary['window_start'])} to {amount(summary['window_end'])} s"
+    return [
+        f"  between filling and draining: {summary['num_requests']:.0f} of "
+        f"{len(tables[REQUESTS])} requests, {seconds} of {amount(duration)} s"
+    ]
+
+
+def steady_cautions(plan: Plan, requests: pd.DataFrame, part: Part | None) -> list[str]:
+    """State what keeps a run, whose `requests` all waited from the start, from a steady state."""
+    workload = plan.config["workload"]
+    setting = "workload.max_requests" if "max_requests" in workload else "workload.num_requests"
+    number, num_slots = len(requests), plan.engine.num_slots
+    if part is None:
+        needed = requests_for_steady_part(requests, num_slots)
+        return [
+            f"  not steady: filling and draining count, too, as {number} requests are less than "
+            f"three times the {needed // 3} in flight; {setting}={needed} shows the steady state"
+        ]
+    change = drift(requests, part, num_slots)
+    # On a real device noise would look the same.
+    if plan.backend.computes_tokens or abs(change) <= LEAST_DRIFT:
+        return []
+    return [
+        f"  not steady: later batches of requests took {change:+.1%} of the earlier ones' time; "
+        f"{setting}={4 * number} comes nearer to the steady state"
+    ]
 
 
 def serving_summary_of(

@@ -80,6 +80,11 @@ class LoadedRequests:
         return self.num_users is not None or bool(self.sessions)
 
     @property
+    def all_wait(self) -> bool:
+        """Whether all requests are there from the start (a closed queue)."""
+        return not (self.has_times or self.waits_for_answers)
+
+    @property
     def has_times(self) -> bool:
         """Whether requests arrive over time independently of answers (an open loop)."""
         has_gaps = any(request.arrival_time > 0 for request in self.requests)

@@ -73,7 +73,7 @@ SWEEPS = {
         "model=llama3-8b",
         "hardware=h100",
     ),
-    "advice": ("chunk=auto", *SMALL[:3]),
+    "advice": ("chunk=auto", *SMALL[:3], "workload.num_requests=16"),
     "profiled": ("executor.cost_model=profiled", "model=13b", "hardware=a6000", *SMALL),
     "ranked": (
         "policy=highest_response_ratio,shortest_remaining,lars,preflow,short_request_first,"

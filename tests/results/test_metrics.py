@@ -97,7 +97,7 @@ def test_summary_counts_hybrid_decodes_at_their_marginal_time():
     iterations, requests = run(policy, requests_of((4, 3), (4, 1)), batch_size=2)
     assert iterations.num_prefill_tokens.tolist() == [4, 3, 1]
     assert iterations.num_decode_tokens.tolist() == [0, 1, 1]
-    cost = DecodeCost(alone=0.8, marginal=0.2, num_decodes=1)
+    cost = DecodeCost(alone=0.8, marginal=0.2, num_decodes=1, num_chunk_tokens=3)
     summary = summarise(iterations, requests, PEAKS, cost)
     assert summary["decode_throughput"] == pytest.approx(2 / (2 * 0.2))
     assert summary["decode_speedup"] == pytest.approx(4.0)
@@ -127,6 +127,16 @@ def test_compare_divides_what_both_have():
     own = {"throughput": 6.0, "ttft_p50": 1.0, "decode_time_marginal": 1.0}
     ratios = compare(own, {"throughput": 3.0, "ttft_p50": 4.0}, "orca")
     assert ratios == {"throughput_vs_orca": 2.0, "ttft_p50_vs_orca": 0.25}
+
+
+def test_sums_of_parts_of_runs_are_compared_by_request():
+    own = {"duration": 6.0, "kv_read_bytes": 8.0, "throughput": 3.0, "num_requests": 4.0}
+    other = {"duration": 4.0, "kv_read_bytes": 4.0, "throughput": 3.0, "num_requests": 2.0}
+    whole = {"duration_vs_orca": 1.5, "kv_read_bytes_vs_orca": 2.0, "throughput_vs_orca": 1.0}
+    assert compare(own, other, "orca") == whole
+    own, other = ({**each, "window_start": 1.0} for each in (own, other))
+    by_request = {"duration_vs_orca": 0.75, "kv_read_bytes_vs_orca": 1.0, "throughput_vs_orca": 1.0}
+    assert compare(own, other, "orca") == by_request
 
 
 def test_arrivals_count_from_their_own_time():
