@@ -7,7 +7,7 @@ import pandas as pd
 
 from sarathi_lab.results.window import ADMISSION, Part
 
-LEAST_DRIFT = 0.01  # share of the time of a batch from which batches differ by more than the edges of the part
+LEAST_DRIFT = 0.01  # share of a batch's time; edges of the part differ by less
 
 
 def steady_part(requests: pd.DataFrame, num_slots: int) -> Part | None:
