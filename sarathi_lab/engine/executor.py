@@ -224,6 +224,9 @@ class Backend(Protocol):
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
         """Blocks that fit beside the weights; an estimate before the weights are loaded."""
 
+    def state_tokens(self, spec: ModelSpec) -> int:
+        """Tokens whose cache is as large here as the states of one sequence."""
+
     def expect(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> None:
         """Take note of a run to come, where several share what `build` makes first."""
 

@@ -127,6 +127,9 @@ class MeasuredBackend(ABC):
         self._free_memory()
         return self.memory(spec).kv_blocks(block_size)
 
+    def state_tokens(self, spec: ModelSpec) -> int:
+        return spec.state_tokens(self.dtype_bytes)
+
     def of_all_devices(self, peaks: Peaks) -> Peaks:
         """Return the peaks of all GPUs by those of one; on a CPU all share them."""
         if not self.uses_gpus or (count := self.num_devices) == 1:

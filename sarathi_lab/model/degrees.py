@@ -34,6 +34,31 @@ class Degrees:
         return f"{self.tensor} x {self.pipeline} devices"
 
 
+def kv_heads_of_device(num_kv_heads: int, tensor: int) -> int:
+    """Return the KV heads of one of `tensor` devices: its share, or one where there are fewer heads
+    than devices, so that several devices hold the same one.
+    """
+    return max(1, num_kv_heads // tensor)
+
+
+def refuse_kv_heads(
+    tensor: int, num_heads: int, num_kv_heads: int, of_model: str
+) -> UserError | None:
+    """Return the error of a degree by which KV heads are neither shared nor copied evenly."""
+
+    def is_even(degree: int) -> bool:
+        return num_kv_heads % degree == 0 or degree % num_kv_heads == 0
+
+    if is_even(tensor):
+        return None
+    degrees = range(1, num_heads + 1)
+    valid = [str(degree) for degree in degrees if num_heads % degree == 0 and is_even(degree)]
+    return UserError(
+        f"executor.tensor_parallel={tensor} neither divides the {num_kv_heads} KV heads {of_model} "
+        f"nor is a multiple of them; use one of {', '.join(valid)}"
+    )
+
+
 def uneven(kind: str, degree: int, number: int, what: str, most: int = 64) -> UserError:
     """Make the error of a degree that does not divide `number`; valid ones are named to `most`."""
     valid = ", ".join(str(n) for n in range(1, min(number, most) + 1) if number % n == 0)

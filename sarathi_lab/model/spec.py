@@ -294,9 +294,9 @@ class ModelSpec:
         linear = self.layers.linear
         return linear.num_layers * linear.sequence_bytes(dtype_bytes) if linear else 0
 
-    def state_tokens(self, dtype_bytes: int) -> int:
-        """Tokens whose cache is as large as the states of one sequence."""
-        return -(-self.state_bytes(dtype_bytes) // self.kv_bytes_per_token(dtype_bytes))
+    def state_tokens(self, dtype_bytes: int, copies: int = 1) -> int:
+        """Tokens whose cache, in `copies`, is as large as the states of one sequence."""
+        return -(-self.state_bytes(dtype_bytes) // (copies * self.kv_bytes_per_token(dtype_bytes)))
 
     def kv_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """KV bytes that attention must read once, re-reads of a prompt's earlier chunks included

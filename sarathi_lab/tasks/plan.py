@@ -221,7 +221,7 @@ def _cache(
     cache, num_host_blocks, swaps = cfg.cache, cfg.cache.num_host_blocks, cfg.preemption == "swap"
     fix = "use a number of tokens such as 16"
     block_size = require_int("cache.block_size", cache.block_size, 1, fix)
-    states = spec.state_tokens(backend.dtype_bytes)
+    states = backend.state_tokens(spec)
     if cache.num_blocks == FILLS_MEMORY:
         num_blocks = backend.kv_blocks(spec, block_size)
     elif cache.num_blocks is None:

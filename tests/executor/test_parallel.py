@@ -17,6 +17,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.hardware import Parallel
@@ -153,13 +154,13 @@ def test_memory_is_that_of_all_devices_and_the_message_names_settings_that_fit()
     kv_tokens = 8 * 27 * 4096
     kv_capacity(spec, gpu, 2, Parallel(8, 8), kv_tokens)
     with pytest.raises(
-        UserError, match=r"needs 350\.4 GB for weights and .* 16 x a100 is 1280 GB \((\d+) would"
+        UserError, match=r"needs 350\.4 GB for weights and .* 16 x a100 is 1362 GB \((\d+) would"
     ) as e:
         kv_capacity(spec, gpu, 2, Parallel(2, 8), kv_tokens)
     named = re.search(r"tensor_parallel=(\d+) executor\.pipeline_parallel=(\d+)", str(e.value))
     assert named is not None
     fitting = Parallel(*map(int, named.groups()))
-    # 350 GB and 522 for each stage's micro-batch in n x 80: a stage needs 8 devices for its cache.
+    # 350 GB and 522 for each stage's micro-batch in n x 85: a stage needs 8 devices for its cache.
     assert fitting == Parallel(8, 3)
     # a cache for each stage's micro-batch
     kv_capacity(spec, gpu, 2, fitting, kv_tokens * fitting.pipeline // 8)
@@ -212,3 +213,46 @@ def test_the_names_of_a_pipeline_are_defined_in_the_metrics_page(pipeline_run):
     }
     names |= set(pd.read_parquet(pipeline_run / "bubbles.parquet"))
     assert [name for name in sorted(names) if f"`{name}`" not in page] == []
+
+
+def test_degrees_above_the_kv_heads_copy_them():
+    """With one KV head and two devices each has all of it: its projection, cache and reading."""
+    one_head = dataclasses.replace(SPLIT, num_kv_heads=1)
+    pair = Parallel(2)
+    assert (pair.kv_heads(one_head), pair.cache_copies(one_head)) == (1, 2)
+    operations = AnalyticOperations(one_head, LINKED, 2, pair)
+    (qkv,) = (one for one in one_head.layer_linears if one.name == "qkv_proj")
+    assert operations.shard_shape(qkv) == (2, 2 + 2 * 2)  # a head's queries; keys, values
+    real = Ranks(2).part(0).spec(one_head)
+    assert real.num_kv_heads == 1
+    assert real.layer_linears[0].out_features == 6
+    device = AttentionTimes(LINKED, 1, 1, head_size=2, kv_head_bytes=4)
+    assert operations.attention_times(BATCH)[1] == device.decode(1, 5)
+    alone = AnalyticOperations(one_head, LINKED, 2)
+    written = operations.times("layer", 3)["kv_write"]
+    assert written == pytest.approx(alone.times("layer", 3)["kv_write"])
+    # Two devices have twice the memory and hold the cache twice.
+    gpu = dataclasses.replace(LINKED, memory_bytes=1e6)
+    single, both = (kv_capacity(one_head, gpu, 2, layout) for layout in (Parallel(), pair))
+    assert both == pytest.approx(single, rel=0.01)
+
+
+def test_a_hybrid_has_room_for_states_beside_copied_heads():
+    qwen = load_option("model", "qwen3-next-80b-a3b")  # two KV heads
+    backend = SimulatedBackend(load_option("hardware", "h100"), tensor_parallel=4)
+    backend.check(qwen, 100_000)
+    assert backend.parallel.cache_copies(qwen) == 2
+    assert backend.state_tokens(qwen) == qwen.state_tokens(2) // 2
+    assert backend.predictor(qwen)(batch_of(decodes=8, context=1000)) > 0
+
+
+@pytest.mark.parametrize(
+    ("tensor", "valid"), [(6, "1, 2, 4, 8, 12, 24"), (3, "1, 2, 4, 8, 12, 16")]
+)
+def test_odd_degrees_are_refused(tensor, valid):
+    heads = 24 if tensor == 6 else 48
+    spec = dataclasses.replace(SPEC, num_heads=heads, num_kv_heads=4)
+    with pytest.raises(UserError, match=rf"={tensor} neither divides the 4 KV heads .*of {valid}"):
+        Parallel(tensor).check(spec)
+    with pytest.raises(UserError, match=rf"={tensor} neither divides the 4 KV heads"):
+        Ranks(tensor).check(dataclasses.replace(spec, ffn_size=48))

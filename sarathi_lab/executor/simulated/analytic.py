@@ -49,7 +49,8 @@ class AnalyticOperations:
             _ = hardware.link_rate  # raises if unknown
         self.iteration_overhead = hardware.iteration_overhead
         self.uncertainty = {**hardware.held_out_errors}
-        self.heads = Heads(spec.num_heads // tensor, spec.num_kv_heads // tensor, spec.head_size)
+        kv_heads = self.parallel.kv_heads(spec)
+        self.heads = Heads(spec.num_heads // tensor, kv_heads, spec.head_size)
         self.attention = AttentionTimes(hardware, *self.heads, spec.kv_head_bytes(self.dtype_bytes))
         self._has_norms = tensor == 1 or "all_reduce" not in self.fused
         self._converting = {*self.fused} | (set() if self._has_norms else {"norm"})
@@ -100,12 +101,12 @@ class AnalyticOperations:
                 for width, count in widths
             )
         # New keys and values are read as computed, and written in the cache's format.
-        computed = 2 * spec.kv_size * dtype_bytes
-        cached = 2 * spec.num_kv_heads * spec.kv_head_bytes(dtype_bytes)
-        if latent := spec.layers.latent:  # on every device
-            computed = tensor * latent.cached_size * dtype_bytes
-            cached = tensor * spec.kv_bytes_per_token(dtype_bytes) // spec.num_attention_layers
-        written = self._streaming_time(num_tokens * (computed + cached) // tensor)
+        latent = spec.layers.latent
+        width = latent.cached_size if latent else 2 * spec.kv_size
+        computed = width * dtype_bytes
+        cached = spec.kv_bytes_per_token(dtype_bytes) // spec.num_attention_layers
+        on_all = self.parallel.cache_copies(spec) * (computed + cached)
+        written = self._streaming_time(num_tokens * on_all // tensor)
         times["kv_write"] = spec.num_attention_layers / num_layers * written
         if tensor > 1:
             num_bytes = num_tokens * spec.hidden_size * dtype_bytes
@@ -137,6 +138,9 @@ class AnalyticOperations:
             return rows, columns
         if linear.name in CUT_BY_ROWS:
             return math.ceil(rows / self.parallel.tensor), columns
+        if linear.name == "qkv_proj":
+            copies = self.parallel.cache_copies(self.spec)
+            columns += 2 * self.spec.kv_size * (copies - 1)
         return rows, math.ceil(columns / self.parallel.tensor)
 
     def product_time(self, num_tokens: int, rows: int, columns: int) -> float:

@@ -150,6 +150,9 @@ class SimulatedBackend:
         held, size = self._held(spec), self.dtype_bytes
         return kv_capacity(held, self.hardware, size, self.parallel, kv_tokens)
 
+    def state_tokens(self, spec: ModelSpec) -> int:
+        return spec.state_tokens(self.dtype_bytes, self.parallel.cache_copies(spec))
+
     def expect(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> None:
         """Do nothing: every run has an executor of its size."""
 

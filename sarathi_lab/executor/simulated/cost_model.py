@@ -76,8 +76,9 @@ class CostModel:
             self._token_bytes = self.spec.hidden_size * formula.dtype_bytes
             self._network_rate = self.hardware.network_rate
             self._link_rate = self.hardware.link_rate if self.parallel.tensor > 1 else math.inf
-        # Each device copies its share of a block over its link.
-        swapped_bytes = self.spec.kv_bytes_per_token(formula.dtype_bytes)
+        # Each device copies what it holds of a block over its link.
+        copies = self.parallel.cache_copies(self.spec)
+        swapped_bytes = copies * self.spec.kv_bytes_per_token(formula.dtype_bytes)
         self._swapped_token_bytes = swapped_bytes / self.parallel.num_devices
         # Cached by number of tokens: a run has few different ones.
         self._times = cache(self.operations.times)

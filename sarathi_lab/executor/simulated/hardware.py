@@ -19,7 +19,7 @@ from sarathi_lab.config.instantiate import build
 from sarathi_lab.engine.executor import Power
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
-from sarathi_lab.model.degrees import Degrees, uneven
+from sarathi_lab.model.degrees import Degrees, kv_heads_of_device, refuse_kv_heads, uneven
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 
@@ -292,15 +292,44 @@ class Parallel(Degrees):
     def layers_per_stage(self, spec: ModelSpec) -> int:
         return spec.num_layers // self.pipeline
 
-    def check(self, spec: ModelSpec) -> None:
-        """Raise UserError unless `spec` splits into equal stages and equal shares of heads."""
+    def kv_heads(self, spec: ModelSpec) -> int:
+        """Return the KV heads on one device."""
+        return kv_heads_of_device(spec.num_kv_heads, self.tensor)
+
+    def cache_copies(self, spec: ModelSpec) -> int:
+        """Return how many of the devices that share a layer hold the same part of its cache: all of
+        them latents, which all heads share; several a KV head where there are fewer than devices.
+        """
+        if spec.layers.latent:
+            return self.tensor
+        return max(1, self.tensor // spec.num_kv_heads)
+
+    def device_weight_bytes(self, spec: ModelSpec, dtype_bytes: int) -> float:
+        """Return the bytes of one device's weights, of the mean stage, with copied KV heads."""
+        copied_heads = 2 * spec.num_kv_heads * (self.cache_copies(spec) - 1)
+        if spec.layers.latent:
+            copied_heads = 0  # the products to and from latents are counted once
+        copied_params = copied_heads * spec.head_size * spec.hidden_size
+        copied = spec.num_attention_layers * copied_params * spec.linear_bytes(dtype_bytes)
+        return (spec.weight_bytes(dtype_bytes) + copied) / self.num_devices
+
+    def complaint(self, spec: ModelSpec) -> UserError | None:
+        """Return the error of a model without equal stages or equal shares of heads; None: it
+        splits.
+        """
+        of_model = f"of model {spec.name}"
         for kind, degree, part, size in (
             ("pipeline", self.pipeline, "layers", spec.num_layers),
             ("tensor", self.tensor, "heads", spec.num_heads),
-            ("tensor", self.tensor, "KV heads", spec.num_kv_heads),
         ):
             if size % degree:
-                raise uneven(kind, degree, size, f"{part} of model {spec.name}", most=size)
+                return uneven(kind, degree, size, f"{part} {of_model}", most=size)
+        return refuse_kv_heads(self.tensor, spec.num_heads, spec.num_kv_heads, of_model)
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raise UserError unless `spec` splits into equal stages and equal shares of heads."""
+        if (complaint := self.complaint(spec)) is not None:
+            raise complaint
 
 
 ONE_DEVICE = Parallel()

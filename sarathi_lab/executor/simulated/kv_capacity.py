@@ -21,7 +21,7 @@ def kv_capacity(
     """Compute the tokens of KV cache that fit beside the weights, all spread evenly. Raises
     UserError if `kv_tokens` do not; it names the smallest sufficient number of devices.
     """
-    weights, copies = spec.weight_bytes(dtype_bytes), _copies(spec, parallel.tensor)
+    weights, copies = spec.weight_bytes(dtype_bytes), parallel.cache_copies(spec)
     token_bytes = copies * spec.kv_bytes_per_token(dtype_bytes)
     memory, cache = parallel.num_devices * hardware.memory_bytes, kv_tokens * token_bytes
     if weights + cache > memory:
@@ -35,26 +35,22 @@ def kv_capacity(
     return int((memory - weights) // token_bytes)
 
 
-def _copies(spec: ModelSpec, tensor: int) -> int:
-    """Copies of the cache: latents, which all heads share, are on each device."""
-    return tensor if spec.layers.latent else 1
-
-
 def _sufficient(spec: ModelSpec, hardware: Hardware, weights: float, stage_cache: float) -> str:
     """Name the fewest devices that hold the model; each stage adds a micro-batch with its cache."""
     tensors = range(1, MAX_TENSOR + 1 if hardware.link_bytes_per_second else 2)
     pipelines = range(1, spec.num_layers + 1 if hardware.network_bytes_per_second else 2)
-    fitting = [
-        (tensor * pipeline, pipeline, tensor)
-        for tensor, pipeline in product(tensors, pipelines)
-        if not (spec.num_layers % pipeline or spec.num_heads % tensor or spec.num_kv_heads % tensor)
-        and weights + _copies(spec, tensor) * pipeline * stage_cache
-        <= tensor * pipeline * hardware.memory_bytes
-    ]
+    fitting = []
+    for tensor, pipeline in product(tensors, pipelines):
+        layout = Parallel(tensor, pipeline)
+        if layout.complaint(spec) is not None:
+            continue
+        caches = layout.cache_copies(spec) * pipeline * stage_cache
+        if weights + caches <= layout.num_devices * hardware.memory_bytes:
+            fitting.append(layout)
     if not fitting:
         return ""
-    number, pipeline, tensor = min(fitting)
+    least = min(fitting, key=lambda layout: (layout.num_devices, layout.pipeline))
     return (
-        f" ({number} would do: executor.tensor_parallel={tensor} "
-        f"executor.pipeline_parallel={pipeline})"
+        f" ({least.num_devices} would do: executor.tensor_parallel={least.tensor} "
+        f"executor.pipeline_parallel={least.pipeline})"
     )

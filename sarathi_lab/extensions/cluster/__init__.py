@@ -175,7 +175,9 @@ class Linked(Several):
         device, hardware = self.simulated(backend), self.simulated(backend).hardware
         stated = hardware.required(LINKS[self.link], f"cluster.link={self.link}", "cluster=single")
         rate = device.num_devices * hardware.link_efficiency * stated
-        sizes = (spec.kv_bytes_per_token(device.dtype_bytes), spec.state_bytes(device.dtype_bytes))
+        copies = device.parallel.cache_copies(spec)  # each is sent to its device
+        token_bytes = copies * spec.kv_bytes_per_token(device.dtype_bytes)
+        sizes = (token_bytes, spec.state_bytes(device.dtype_bytes))
         return Link(rate, hardware.link_latency, *sizes)
 
 

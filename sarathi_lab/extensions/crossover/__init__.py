@@ -59,7 +59,7 @@ class Crossover(Task):
         backend, spec, _ = cost_of(cfg)
         size = (backend.dtype_bytes, backend.parallel)
         kv_tokens = int(kv_capacity(spec, backend.hardware, *size))
-        states = spec.state_tokens(backend.dtype_bytes)
+        states = backend.state_tokens(spec)
         loads = loads_that_fit(self.pd_ratios, self.seq_lens, self.batches, kv_tokens, states)
         if not loads:
             raise UserError(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sarathi_lab.extensions.ranks.group import Group
-from sarathi_lab.model.degrees import Degrees, uneven
+from sarathi_lab.model.degrees import Degrees, kv_heads_of_device, refuse_kv_heads, uneven
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import KVCache, Transformer
@@ -43,8 +43,9 @@ class Ranks(Degrees):
         for what, number in shares.items():
             if number % self.tensor:
                 raise uneven("tensor", self.tensor, number, f"{what} {name}")
-        if self.tensor > 1 and self.tensor % spec.num_kv_heads and spec.num_kv_heads % self.tensor:
-            raise uneven("tensor", self.tensor, spec.num_kv_heads, f"KV heads {name}")
+        refused = refuse_kv_heads(self.tensor, spec.num_heads, spec.num_kv_heads, name)
+        if refused is not None:
+            raise refused
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Part:
             spec,
             num_layers=spec.num_layers // self.ranks.pipeline,
             num_heads=spec.num_heads // share,
-            num_kv_heads=max(1, spec.num_kv_heads // share),
+            num_kv_heads=kv_heads_of_device(spec.num_kv_heads, share),
             ffn_size=spec.ffn_size // share,
             shared_expert_size=spec.shared_expert_size // share,
             vocab_size=end - first,

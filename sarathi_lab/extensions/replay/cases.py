@@ -158,7 +158,7 @@ def _replay(cfg: DictConfig, run: RealRun, *, is_named: bool) -> Replay:
         block_size=settings.block_size,
         max_model_len=longest,
         shares_prefixes=settings.enable_prefix_caching,
-        state_tokens=spec.state_tokens(backend.dtype_bytes),
+        state_tokens=backend.state_tokens(spec),
         cluster=getattr(backend, "sharing", SINGLE),
     )
     engine.check(requests)

@@ -112,7 +112,7 @@ class LoadFigure(Figure):
         spec, backend, batch, most = job.spec, job.backend, job.sizes["batch"], longest(job.sizes)
         cache_sizes = (backend.kv_blocks(spec, BLOCK_SIZE), BLOCK_SIZE)
         predictor = cache(partial(backend.predictor, spec))
-        states = spec.state_tokens(backend.dtype_bytes)
+        states = backend.state_tokens(spec)
         places = (batch, *cache_sizes, most, backend.num_stages)
         engine = EngineConfig(Orca(), *places, state_tokens=states)
 
