@@ -249,9 +249,10 @@ class Job:
         read: Collection[str] | None = getattr(task, "reads", None)
         of_all = (*READ_BY_ALL_TASKS, *(OF_RUNS if getattr(task, "has_runs", False) else ()))
         for setting in self.settings:
-            name = re.split(r"[./]", name_of(setting))[0]
-            if read is not None and name not in (*read, *of_all):
-                reader = task.__name__
+            typed = name_of(setting)
+            name = re.split(r"[./]", typed)[0]
+            if read is not None and not {name, typed} & {*read, *of_all}:
+                name, reader = typed, task.__name__
             elif name in READ_BY and not self.reads(name):
                 reader = self.reader(name)
             else:

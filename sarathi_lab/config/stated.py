@@ -23,11 +23,15 @@ def complete(cfg: DictConfig, settings: Sequence[str]) -> None:
 
 
 def follow_stated(cfg: DictConfig, settings: Sequence[str]) -> None:
-    """Set in `cfg` what follows from `settings`."""
+    """Set in `cfg` what follows from `settings`, and tell them to a task that asks (`task.stated`):
+    what is typed means something there even where it is the default.
+    """
     stated = {name_of(setting): setting.partition("=")[2] or "null" for setting in settings}
     with read_write(cfg):
         _follow_lengths(cfg, stated)
         _follow_objective(cfg, stated)
+        if "stated" in cfg.task:
+            cfg.task.stated = list(settings)
 
 
 def _follow_lengths(cfg: DictConfig, stated: Mapping[str, str]) -> None:

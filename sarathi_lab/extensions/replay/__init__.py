@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from sarathi_lab.config.console import console
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.extensions.replay.cases import AUTO, Case, Replay, case_of, server_of
+from sarathi_lab.extensions.replay.cases import Case, Replay, case_of
 from sarathi_lab.extensions.replay.comparison import (
     Load,
     mean_errors,
@@ -30,6 +30,8 @@ from sarathi_lab.extensions.replay.comparison import (
 )
 from sarathi_lab.extensions.replay.iteration_log import predicted, schedule_table, shared
 from sarathi_lab.extensions.replay.real_run import read_runs
+from sarathi_lab.extensions.replay.run_config import AUTO, server_of
+from sarathi_lab.extensions.replay.settings import OF_WORKLOAD, SETTINGS
 from sarathi_lab.results import metrics
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.report import print_cautions
@@ -48,13 +50,18 @@ class Validate(Task):
     as it was run and, if they are named, with other settings.
 
     Model, GPU, host, policy, sizes and arrivals are those of the run's files and of the server's
-    `log`; hardware, host, model and dtype can be named instead, and the server's token budget and
-    sequences as `chunk` and `batch`. What else is named (policy, chunk, batch, host.graphs) is the
-    setting of a further replay.
+    `log`. What no file states is taken from the user, else it is the server's default; what the
+    user states otherwise than a file is the setting of a further replay. Only hardware, host, model
+    and dtype are then those of both. `chunk` and `batch` are the server's, in any case; `stated`
+    has the settings of the command line (see `settings`).
     """
 
     has_runs = True
-    reads = ("executor", "hardware", "host", "model", "dtype", "policy", "chunk", "batch")
+    reads = (
+        *("executor", "hardware", "host", "model", "dtype", "policy"),
+        *SETTINGS,
+        *OF_WORKLOAD,
+    )
 
     def __init__(
         self,
@@ -62,9 +69,10 @@ class Validate(Task):
         log: str | None = None,
         chunk: int | None = None,
         batch: int | None = None,
+        stated: Sequence[str] = (),
     ) -> None:
         self._place, self._log = run, log
-        self._given: dict[str, Any] = {"max_num_batched_tokens": chunk, "max_num_seqs": batch}
+        self._given: dict[str, Any] = {"chunk": chunk, "batch": batch}
         for name, value in (("task.chunk", chunk), ("task.batch", batch)):
             if value is not None:
                 require_int(name, value, 1, "use the server's, such as 2048 and 256")
@@ -86,6 +94,8 @@ class Validate(Task):
         print_cautions(first.backend.cautions(first.spec), context)
         for line in first.describe():
             console().print(f"  {line}", soft_wrap=True)
+        if changed := cases[0].changed:
+            console().print(f"  what if, as you state: {', '.join(changed)}", soft_wrap=True)
         if len(cases) > 1:
             console().print(f"  and {len(cases) - 1} more loads, each with its settings")
         compare = _schedules if first.run.requests.empty else _loads

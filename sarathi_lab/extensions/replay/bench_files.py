@@ -30,6 +30,12 @@ import pandas as pd
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import json_object, readable
 from sarathi_lab.engine.ledger import REQUEST_COLUMNS
+from sarathi_lab.extensions.replay.server_arguments import (
+    Statement,
+    as_object,
+    read_arguments,
+    selected,
+)
 from sarathi_lab.results.metrics import throughput
 from sarathi_lab.results.serving_metrics import latency
 
@@ -43,29 +49,24 @@ AIPERF = ["input_sequence_length", "output_sequence_length", "request_start_ns"]
 AIPERF += ["time_to_first_token", "request_latency", "inter_chunk_latency"]
 VLLM = ["input_lens", "output_lens", "start_times", "ttfts", "itls", "errors"]
 OF_VLLM = ["prompt_len", "output_len", "sent", "ttft", "gaps", "error"]
+# What SGLang's scheduler states of itself.
+MADE_BY_SGLANG = ("effective_max_running_requests_per_dp", "token_capacity", "max_total_num_tokens")
 PPAS_MEANS = {"avg_latency": "latency", "avg_ttft": "ttft", "avg_tpot": "tpot"}
-SGLANG_SERVER = {  # its arguments by vLLM's names
-    "model_path": "model",
-    "chunked_prefill_size": "max_num_batched_tokens",
-    "max_running_requests": "max_num_seqs",
-    "context_length": "max_model_len",
-    "tp_size": "tensor_parallel_size",
-    "version": "version",
-}
 
 
 @dataclass(frozen=True)
 class Benchmark:
     """One load on a server. `requests` has the finished ones in the ledger's columns: times in
     seconds since the first was sent, NaN where only the server has the value. `server` has what is
-    recorded of its arguments, by vLLM's names, `policy` as in conf/policy, `means` the mean waits
+    recorded of its arguments, `policy` is a name of conf/policy, `means` has the mean waits
     (seconds) where no request is recorded, and `caution` what of the requests is not.
     """
 
     labels: Mapping[str, Any]
     requests: pd.DataFrame
     num_failed: int
-    server: Mapping[str, Any] = field(default_factory=dict)
+    server: Sequence[Statement] = ()
+    policy: str = "vllm_v1"
     means: Mapping[str, float] = field(default_factory=dict)
     caution: str = ""
 
@@ -145,18 +146,36 @@ def _from_lists(content: Mapping[str, Any], path: Path) -> Benchmark:
     table["latency"] = content.get("latencies") or table.ttft + table.gaps.map(sum)
     finished = table[(table.output_len > 0) & (table.error == "")].copy()
     rate, most, caution = content.get("request_rate"), content.get("max_concurrency"), ""
-    policy, server = content.get("label") or content["backend"], {"model": content.get("model_id")}
+    server = _server_of(content, path, is_sglang=is_sglang)
+    model = content.get("model_id") or server.settings.get("model")
+    label = "sglang" if is_sglang else content.get("label") or content["backend"]
     if is_sglang:
-        info = content.get("server_info") or {}
-        server = {name: info.get(key) for key, name in SGLANG_SERVER.items()}
-        policy = server["policy"] = "sglang"
         finished["sent"] = _sent(finished.latency, rate, most)
         caution = "the file has no times at which requests were sent: here "
         caution += "all at once" if rate in (np.inf, "inf") else f"drawn at random at {rate}/s"
         caution += f", at most {most} at a time" * bool(most)
-    labels = {"policy": policy, "model": server["model"], "workload.rate": rate, "batch": most}
+    labels = {"policy": label, "model": model, "workload.rate": rate, "batch": most}
+    of_server = {"server": [server], "policy": "sglang" if is_sglang else "vllm_v1"}
     num_failed = len(table) - len(finished)
-    return _benchmark(labels, finished, num_failed, path, server=server, caution=caution)
+    return _benchmark(labels, finished, num_failed, path, caution=caution, **of_server)
+
+
+def _server_of(content: Mapping[str, Any], path: Path, *, is_sglang: bool) -> Statement:
+    """Read what a result states of the server: SGLang's description of itself, or vLLM's model and
+    what `--metadata` added.
+    """
+    if not is_sglang:
+        metadata = selected("vllm", content, is_typed=True)
+        return read_arguments("vllm", {"model": content.get("model_id"), **metadata}, str(path))
+    info = as_object(content.get("server_info"))
+    states = info.get("internal_states")
+    state = as_object(states[0]) if isinstance(states, list) and states else {}
+    memory = as_object(state.get("memory_usage"))
+    # What the server made of arguments that were left to it comes first: those were stated.
+    made = {name: part.get(name) for part in (state, memory) for name in MADE_BY_SGLANG}
+    arguments = {name: value for name, value in made.items() if value is not None}
+    arguments |= {name: value for name, value in info.items() if value is not None}
+    return read_arguments("sglang", arguments, str(path), is_dump=True, is_complete=bool(info))
 
 
 def _sent(latency: pd.Series, rate: Any, most: int | None) -> list[float]:
@@ -194,14 +213,15 @@ def _from_ppas(path: Path) -> Iterator[Benchmark]:
                 output_len=int(row["configured_output_tokens"]),
                 token_times=unknown,
             )
-            sizes = ("max_num_batched_tokens", "max_num_seqs")
+            arguments = {name: row[name] for name in ("max_num_batched_tokens", "max_num_seqs")}
             policy = "p_pas" if row["config_name"].startswith("ppas") else "vllm_v1"
             label = f"{row['config_name']}, {row['phase_schedule']}, seed {row['seed']}"
             yield Benchmark(
                 {"policy": label, "executor": "server", "is_baseline": False},
                 requests.reindex(columns=list(REQUEST_COLUMNS)),
                 int(row["failed"]),
-                {name: int(row[name]) for name in sizes} | {"model": model, "policy": policy},
+                [read_arguments("vllm", {"model": model, **arguments}, str(path))],
+                policy,
                 {wait: float(row[name]) for name, wait in PPAS_MEANS.items()},
                 "the log has means only, of a client that takes time for each prompt token",
             )
@@ -212,10 +232,14 @@ def _from_guidellm(content: Mapping[str, Any], path: Path) -> Benchmark:
     table = pd.DataFrame(requests["successful"], columns=GUIDELLM).set_axis([*LEAST], axis=1)
     table["ttft"] *= 1e-3
     table["gaps"] = [[]] * len(table)
-    strategy = (content.get("config") or {}).get("strategy") or {}
+    stated = as_object(content.get("config")) or as_object(content.get("args"))
+    strategy = as_object(stated.get("strategy"))
     labels = {"policy": "guidellm", "workload.rate": strategy.get("rate")}
+    backend = as_object(stated.get("backend")) or as_object(content.get("worker"))
+    model = backend.get("model") or backend.get("backend_model")
+    server = [read_arguments("vllm", {"model": model}, str(path))]
     num_failed = len(requests.get("errored") or []) + len(requests.get("incomplete") or [])
-    return _benchmark(labels, table, num_failed, path)
+    return _benchmark(labels, table, num_failed, path, server=server)
 
 
 def _from_aiperf(records: Sequence[Mapping[str, Any]], path: Path) -> Benchmark:

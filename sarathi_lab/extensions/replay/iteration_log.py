@@ -2,7 +2,7 @@
 
 A line has the requests and tokens of prompts ("context") and of decodes ("generation"), the
 milliseconds of the iteration and the share of the cache in use after it. The same log has the
-server's arguments and the size of its cache.
+server's arguments, its version and the size of its cache; one without iterations has these alone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ from sarathi_lab.config.paths import readable
 from sarathi_lab.engine.compositions import make_sequence, run_once
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.extensions.replay.server_arguments import (
+    Statement,
+    merged,
+    read_arguments,
+    selected,
+)
 
 FIX = "name the output of a vLLM server started with --enable-logging-iteration-details"
 ITERATION = re.compile(
@@ -30,13 +36,17 @@ ITERATION = re.compile(
 )
 ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
 VERSION = re.compile(r"(?:version |engine \(v)(\d+\.\d+)")
+ENGINE = re.compile(r"engine \(v[^)]*\) with config: (.*)")
+BUDGET = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)")
 CACHE = re.compile(r"KV cache size: ([\d,]+) tokens")
+OPENING, CLOSING, QUOTES = "([{<", ")]}>", "'\""
+DEFAULT_BLOCK = 16  # tokens of a block of vLLM's
 COUNTS = ["num_prefills", "num_prefill_tokens", "num_decodes", "num_decode_tokens"]
 KINDS = {(True, False): "prompts", (False, True): "decodes", (True, True): "both"}
 NO_LOG = pd.DataFrame(columns=[*COUNTS, "seconds", "cached"], dtype=float)
 
 
-def read_log(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+def read_log(path: Path) -> tuple[pd.DataFrame, Statement]:
     """Read a server's log: its iterations (`COUNTS`, `seconds` and `cached`, which are tokens, NaN
     if the log has no size of the cache), none in another file, and what it states of the server.
     """
@@ -44,18 +54,66 @@ def read_log(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         text = path.read_text(encoding="utf-8", errors="replace")
     table = pd.DataFrame(ITERATION.findall(text), columns=list(NO_LOG)).astype(float)
     table = table[table.num_prefill_tokens + table.num_decode_tokens > 0].reset_index(drop=True)
-    server: dict[str, Any] = {}
-    if arguments := ARGUMENTS.search(text):
-        with suppress(ValueError, SyntaxError):  # of values that are no literals
-            server = ast.literal_eval(arguments[1])
-    if version := VERSION.search(text):
-        server["version"] = version[1]
     num_tokens = math.nan
     if size := CACHE.search(text):
         num_tokens = int(size[1].replace(",", ""))
-        server["num_gpu_blocks"] = num_tokens // int(server.get("block_size") or 16)
     cached = num_tokens * table.cached / 100
-    return table.assign(seconds=1e-3 * table.seconds, cached=cached), server
+    table = table.assign(seconds=1e-3 * table.seconds, cached=cached)
+    return table, _statement(path, text, num_tokens)
+
+
+def _statement(path: Path, text: str, num_tokens: float) -> Statement:
+    """Read what a log states of its server, whose cache has `num_tokens` (NaN: not logged)."""
+    resolved: dict[str, Any] = {}  # with defaults
+    if engine := ENGINE.search(text):
+        resolved |= selected("vllm", named_values(engine[1]))
+    if budget := BUDGET.search(text):
+        resolved["max_num_batched_tokens"] = int(budget[1])
+    if version := VERSION.search(text):
+        resolved["version"] = version[1]
+    typed: dict[str, Any] = {}
+    if arguments := ARGUMENTS.search(text):
+        typed |= named_values(arguments[1][1:-1])
+    if not math.isnan(num_tokens):
+        block_size = int(typed.get("block_size") or DEFAULT_BLOCK)
+        resolved["num_gpu_blocks"] = int(num_tokens) // block_size
+        typed.pop("num_gpu_blocks_override", None)  # which that size follows from
+    return merged(
+        read_arguments("vllm", resolved, str(path), is_dump=True),
+        read_arguments("vllm", typed, str(path), is_complete=arguments is not None),
+    )
+
+
+def named_values(text: str) -> dict[str, Any]:
+    """Read "a=1, b='x'" or "'a': 1, 'b': 'x'"; a value that is no literal of Python stays text."""
+    values = {}
+    for part in _split(text):
+        separated = re.match(r"\s*['\"]?([\w-]+)['\"]?\s*[:=]\s*(.*?)\s*$", part, re.DOTALL)
+        if separated is None:
+            continue
+        name, value = separated.groups()
+        values[name] = value
+        with suppress(ValueError, SyntaxError):
+            values[name] = ast.literal_eval(value)
+    return values
+
+
+def _split(text: str) -> list[str]:
+    """Cut `text` at the commas outside brackets and quotes."""
+    parts, depth, quote, start = list[str](), 0, "", 0
+    for place, character in enumerate(text):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in QUOTES:
+            quote = character
+        elif character in OPENING:
+            depth += 1
+        elif character in CLOSING:
+            depth -= 1
+        elif character == "," and depth == 0:
+            parts.append(text[start:place])
+            start = place + 1
+    return [*parts, text[start:]]
 
 
 def predicted(logged: pd.DataFrame, executor: Executor) -> pd.DataFrame:

@@ -10,16 +10,16 @@ The folder has what LLMServingSim keeps of a vLLM run (github.com/casys-kaist/LL
 - `timeseries.csv`, if there is one: `t`, `running`, `waiting`, `kv_cache_pct` once in a while.
 
 A file of a benchmark client (`bench_files`), whose times are the client's, and a log of iterations
-(`iteration_log`) may have `meta.json` beside them for what they do not state of the server.
+(`iteration_log`) may have `meta.json` beside them for what they do not state of the server. What of
+a server's arguments the simulator has is one table for all of them (`server_arguments`).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import chain, combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,15 @@ from sarathi_lab.extensions.replay.bench_files import (
 )
 from sarathi_lab.extensions.replay.iteration_log import FIX as LOG_FIX
 from sarathi_lab.extensions.replay.iteration_log import NO_LOG, read_log
+from sarathi_lab.extensions.replay.server_arguments import (
+    Statement,
+    as_object,
+    merged,
+    read_arguments,
+    selected,
+)
 
-NULL_BLOCKS = 1  # of vLLM's blocks, never allocated
+BLOCK_SIZE = 16  # tokens, where no file states them
 ENGINE_TIMES = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 # Columns of a run with their least value.
 REQUEST = {"input_toks": 1, "output_toks": 1, "arrival_time": 0, **dict.fromkeys(ENGINE_TIMES, 0)}
@@ -51,66 +58,70 @@ OF_LEDGER = {
     "input_toks": "prompt_len",
     "output_toks": "output_len",
 }
-# vLLM's numbers of its modes of CUDA graphs.
-GRAPH_MODES: dict[Any, str] = {0: "none", 1: "piecewise", 2: "full"}
-GRAPH_MODES |= {(2, 0): "full_decode_only", (2, 1): "full_and_piecewise"}
 FIX = "name the folder of a run, with meta.json and requests.jsonl, or a benchmark client's file"
 # What a replay needs to be stated: as it is called, and as it is typed.
-NEEDED = {
-    "model": ("model", "model=NAME"),
-    "hardware": ("GPU", "hardware=NAME"),
-    "max_num_batched_tokens": ("token budget", "task.chunk=TOKENS"),
-    "max_num_seqs": ("sequences", "task.batch=SEQUENCES"),
-    "host": ("host", "host=NAME such as vllm_0_19"),
-}
+NEEDED = {"model": ("model", "model=NAME"), "hardware": ("GPU", "hardware=NAME")}
+TYPED = "task.chunk and task.batch"  # the source of what the command line states of the run
+# Keys of meta.json that are no arguments of the server.
+OF_META = (
+    *("engine_kwargs", "kv_cache", "resolved_config", "hardware", "schema_version"),
+    *("dataset_path", "dataset_hash", "num_requests", "started_at", "finished_at"),
+    "tick_seconds",
+)
+# Sections of vLLM's resolved configuration, with its names that are others on its command line.
+SECTIONS = ("model", "cache", "scheduler", "parallel", "compilation")
+OTHER_NAMES = {"cache_dtype": "kv_cache_dtype", "policy": "scheduling_policy"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ServerSettings:
-    """Settings of vLLM by their names there, with its defaults; None: not recorded."""
+    """What the sources state of a server, the last one first: settings by the lab's names."""
 
-    model: str
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int | None = None
-    dtype: str = "auto"
-    block_size: int = 16
-    num_gpu_blocks: int | None = None
-    gpu_memory_utilization: float = 0.9
-    enable_prefix_caching: bool = True
-    async_scheduling: bool | None = None
-    tensor_parallel_size: int = 1
-    data_parallel_size: int = 1
-    enable_expert_parallel: bool = False
-    enforce_eager: bool = False
-    cudagraph_mode: str | int | Sequence[int] = "full_and_piecewise"
-    cudagraph_capture_sizes: Sequence[int] | None = None
-    max_cudagraph_capture_size: int | None = None
+    statements: Sequence[Statement]
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """Settings by the lab's names, and `server_arguments.OF_FILES`."""
+        settings: dict[str, Any] = {}
+        for statement in self.statements:
+            settings |= statement.settings
+        return settings
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a source has all arguments that are not the server's defaults."""
+        return any(statement.is_complete for statement in self.statements)
 
     @property
     def num_blocks(self) -> int | None:
         """Blocks that requests can have."""
-        return None if self.num_gpu_blocks is None else self.num_gpu_blocks - NULL_BLOCKS
+        stated = self.stated
+        if "cache.num_blocks" in stated or "cache.tokens" not in stated:
+            return stated.get("cache.num_blocks")
+        return int(stated["cache.tokens"] // stated.get("cache.block_size", BLOCK_SIZE))
 
-    @property
-    def graphs(self) -> dict[str, Any]:
-        """Settings of `CudaGraphs`: the mode by its name or vLLM's number (a pair for decodes and
-        others), and sizes up to by default twice the sequences, but at most the token budget.
-        """
-        stated = self.cudagraph_mode
-        key = stated if isinstance(stated, (str, int)) else tuple(stated)
-        mode = "none" if self.enforce_eager else GRAPH_MODES.get(key, str(key).lower())
-        budget = self.max_num_batched_tokens
-        if sizes := [one for one in self.cudagraph_capture_sizes or () if one <= budget]:
-            return {"mode": mode, "sizes": sizes}
-        largest = self.max_cudagraph_capture_size or min(2 * self.max_num_seqs, 512)
-        return {"mode": mode, "largest": min(largest, budget)}
+    def notes(self) -> list[str]:
+        """Name what of the server's arguments the simulator has not, and where sources differ."""
+        notes = []
+        for kind, words in (("not_simulated", "not simulated"), ("without_effect", "no effect")):
+            names = dict.fromkeys(chain(*(getattr(one, kind) for one in self.statements)))
+            if names:
+                notes.append(f"{words}: {', '.join(names)}")
+        for before, after in combinations(self.statements, 2):
+            for name, value in after.settings.items():
+                other = before.settings.get(name, value)
+                if other != value and name not in ("version", "model", "hardware"):
+                    notes.append(
+                        f"{after.source} states {name}={value}, {before.source} {other}: "
+                        f"{value} is taken"
+                    )
+        return notes
 
 
 @dataclass(frozen=True, kw_only=True)
 class RealRun(Benchmark):
-    """A benchmark and its server's settings; `policy` is a name of conf/policy. `requests` may be
-    empty, as may `timeline` (`SERIES`, from about the first arrival on) and `logged`.
+    """A benchmark and its server's settings. `requests` may be empty, as may `timeline` (`SERIES`,
+    from about the first arrival on) and `logged`.
     """
 
     source: str
@@ -120,82 +131,84 @@ class RealRun(Benchmark):
     link: tuple[float, float] | None  # bytes/s and seconds
     timeline: pd.DataFrame
     name: str  # among several loads
-    policy: str
     logged: pd.DataFrame  # iterations
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request; 1 without any."""
+        total = self.requests.prompt_len + self.requests.output_len
+        return int(total.max()) if len(total) else 1
 
 
 def read_runs(
     place: str | Path, log: str | None = None, given: Mapping[str, Any] | None = None
 ) -> list[RealRun]:
     """Read the run in `place`, a load each, with the iterations in `log`; settings that are `given`
-    by the names of `NEEDED` replace recorded ones. Raises UserError.
+    by the lab's names need not be recorded. Raises UserError.
     """
-    path, logged, of_log = Path(place).expanduser(), NO_LOG, dict[str, Any]()
+    path, logged, of_log = Path(place).expanduser(), NO_LOG, list[Statement]()
     if log is not None:
-        logged, of_log = read_log(beside := Path(log).expanduser())
-        if logged.empty:
-            raise UserError(f"task.log={beside} has no iteration of vLLM; {LOG_FIX}")
+        logged, in_log = read_log(beside := Path(log).expanduser())
+        if logged.empty and not in_log.settings:
+            raise UserError(f"task.log={beside} states nothing of a vLLM server; {LOG_FIX}")
+        of_log = [in_log]
     if path.is_dir():
         benchmarks = [Benchmark({}, _requests(path / "requests.jsonl"), 0)]
     elif not path.is_file():
         raise UserError(f"task.run={place} is not a folder or a file; {FIX}")
     elif len((alone := read_log(path))[0]):
-        logged, of_log = alone
+        logged, in_log = alone
+        of_log.append(in_log)
         nothing = pd.DataFrame(columns=[*OF_LEDGER.values(), "token_times"])
         benchmarks = [Benchmark({}, nothing, 0)]
     else:
         benchmarks = read_benchmarks(path)
-    stated, recorded = _recorded(path)
+    of_folder, recorded = _recorded(path)
     named = {name: value for name, value in (given or {}).items() if value is not None}
+    typed: dict[str, Any] = {name: named[name] for name in ("chunk", "batch") if name in named}
     runs = []
     for i, one in enumerate(benchmarks, 1):
-        versions = (stated[0].get("version"), of_log.get("version"), one.server.get("version"))
-        version = next((str(known) for known in versions if known), "")
+        statements = [*one.server, *of_folder, *of_log]
+        if typed:
+            statements.append(Statement(TYPED, typed))
+        settings = ServerSettings(statements)
+        stated = settings.stated
+        hardware = recorded["hardware"] or stated.get("hardware")
         rate = one.labels.get("workload.rate")
         label = one.labels.get("policy", "") + (f" at {rate}/s" if rate else "")
-        known = {"host": version, "hardware": recorded["hardware"], **named}
+        _check_needed(path, {"hardware": hardware, **stated, **named})
         run = RealRun(
             **vars(one),
-            **recorded,
+            **recorded | {"hardware": hardware},
             source=str(path),
-            version=version,
-            settings=_settings(path, [one.server, *stated, of_log, named], known),
+            version=str(stated.get("version", "")),
+            settings=settings,
             name=f"{i}: {label}",
-            policy=one.server.get("policy", "vllm_v1"),
             logged=logged,
         )
         runs.append(run)
     return runs
 
 
-def _settings(
-    path: Path, parts: Sequence[Mapping[str, Any]], known: Mapping[str, Any]
-) -> ServerSettings:
-    """Merge what `parts` state, the last one first. Raises UserError for what is neither stated nor
-    `known` otherwise.
-    """
-    names = [one.name for one in fields(ServerSettings)]
-    stated = {name: one[name] for one in parts for name in names if one.get(name) is not None}
-    has = {name for name, value in {**known, **stated}.items() if value}
-    if missing := [words for name, words in NEEDED.items() if name not in has]:
+def _check_needed(path: Path, known: Mapping[str, Any]) -> None:
+    """Raise UserError for what nothing states, and no server has by default."""
+    missing = [words for name, words in NEEDED.items() if not known.get(name)]
+    if missing:
         what, flags = zip(*missing, strict=True)
         raise UserError(
             f"{path} does not state the server's {', '.join(what)}; add {' '.join(flags)}"
         )
-    return ServerSettings(**stated)
 
 
-def _recorded(path: Path) -> tuple[list[Mapping[str, Any]], dict[str, Any]]:
-    """Read what the files beside requests state of the server, the engine's arguments last, and of
-    its hardware and use.
-    """
+def _recorded(path: Path) -> tuple[list[Statement], dict[str, Any]]:
+    """Read what the files beside requests state of the server, and of its hardware and use."""
     folder = path if path.is_dir() else path.parent
     files = ("meta.json", "config.json", "timeseries.csv")
     meta_path, config_path, line_path = (folder / name for name in files)
-    has_meta = path.is_dir() or meta_path.is_file()
-    meta = read_object(meta_path, FIX) if has_meta else {"engine_kwargs": {}}
-    if not isinstance(engine := meta.get("engine_kwargs"), dict):
-        raise UserError(f"{meta_path} has no engine_kwargs, vLLM's arguments; record the run again")
+    statements, meta = list[Statement](), dict[str, Any]()
+    if path.is_dir() or meta_path.is_file():
+        meta = read_object(meta_path, FIX)
+        statements.append(_of_meta(meta_path, meta))
     config, instance = dict[str, Any](), dict[str, Any]()
     timeline = pd.DataFrame(columns=list(SERIES), dtype=float)
     if path.is_dir() and config_path.is_file():
@@ -207,33 +220,39 @@ def _recorded(path: Path) -> tuple[list[Mapping[str, Any]], dict[str, Any]]:
             timeline = pd.read_csv(line_path)
         timeline = finite_numbers(line_path, timeline, SERIES)
     rate, delay = config.get("link_bw"), config.get("link_latency")  # GB/s, nanoseconds
-    resolved = _part(meta, "resolved_config")
-    parts = [
-        {
-            "version": meta.get("vllm_version"),
-            "model": meta.get("model"),
-            "gpu_memory_utilization": _part(instance, "npu_mem").get("mem_util"),
-            "max_model_len": _part(resolved, "model_config").get("max_model_len"),
-        },
-        *(_part(resolved, f"{name}_config") for name in ("scheduler", "compilation")),
-        _part(meta, "kv_cache"),
-        _part(engine, "compilation_config"),
-        engine,
-    ]
-    return parts, {
-        "hardware": instance.get("hardware") or _part(meta, "hardware").get("device_name"),
+    share = as_object(instance.get("npu_mem")).get("mem_util")
+    # That of LLMServingSim, where the server does not state its share.
+    if share and not any("cache.memory_share" in one.settings for one in statements):
+        memory = {"gpu_memory_utilization": share}
+        statements.append(read_arguments("vllm", memory, str(config_path)))
+    return statements, {
+        "hardware": instance.get("hardware") or as_object(meta.get("hardware")).get("device_name"),
         "link": (rate * 1e9, delay * 1e-9) if rate and delay is not None else None,
         "timeline": timeline,
     }
 
 
-def _part(of: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return an object in `of`, which may be text, as after --compilation-config; else none."""
-    value = of.get(key)
-    if isinstance(value, str):
-        with suppress(ValueError):
-            value = json.loads(value)
-    return value if isinstance(value, dict) else {}
+def _of_meta(path: Path, meta: Mapping[str, Any]) -> Statement:
+    """Read `meta.json`: vLLM's arguments, and what it made of them. Raises UserError."""
+    engine = meta.get("engine_kwargs")
+    if not isinstance(engine, dict):
+        raise UserError(f"{path} has no engine_kwargs, vLLM's arguments; record the run again")
+    resolved = as_object(meta.get("resolved_config"))
+    dumps = [as_object(resolved.get(f"{name}_config")) for name in SECTIONS]
+    dumps += [{"speculative_config": resolved.get("speculative_config")}]
+    dumps += [as_object(meta.get("kv_cache"))]
+    made = {
+        OTHER_NAMES.get(name, name): value
+        for dump in dumps
+        for name, value in dump.items()
+        if value is not None
+    }
+    others = {name: value for name, value in meta.items() if name not in OF_META}
+    return merged(
+        read_arguments("vllm", selected("vllm", made), str(path), is_dump=True),
+        read_arguments("vllm", selected("vllm", others, is_typed=True), str(path), is_typed=True),
+        read_arguments("vllm", engine, str(path), is_typed=True, is_complete=True),
+    )
 
 
 def _requests(path: Path) -> pd.DataFrame:

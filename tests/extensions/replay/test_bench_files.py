@@ -151,10 +151,10 @@ def test_appended_results_are_a_run_each(tmp_path):
 def test_a_file_is_replayed_with_the_servers_arguments_beside_it(tmp_path):
     path = tmp_path / "result.json"
     path.write_text(json.dumps(VLLM))
-    settings = ["task=validate", f"task.run={path}", "hardware=a100", "model=llama3.1-8b"]
-    words = "state the server's token budget, sequences, host; add task.chunk=TOKENS task.batch="
+    words = "does not state the server's GPU; add hardware=NAME"
     with pytest.raises(UserError, match=words):
-        checked(*settings)
+        checked("task=validate", f"task.run={path}")
+    settings = ["task=validate", f"task.run={path}", "hardware=a100", "model=llama3.1-8b"]
     settings.append("host=none")
     engine = {"model": "x", "max_num_seqs": 8, "max_num_batched_tokens": 512}
     (tmp_path / "meta.json").write_text(json.dumps({"engine_kwargs": engine}))
@@ -254,7 +254,7 @@ def test_a_log_of_iterations_is_timed_alone_and_compared_beside_a_clients_file(t
     assert "67% of the logged iterations" in str(result.shown[-1])
     for changed, words in (
         ([f"task.run={log}", "chunk=32"], "has no arrivals"),
-        ([f"task.run={path}", f"task.log={path}"], "has no iteration of vLLM"),
+        ([f"task.run={path}", f"task.log={path}"], "states nothing of a vLLM server"),
     ):
         with pytest.raises(UserError, match=words):
             checked("task=validate", "hardware=a100", "host=none", *changed)

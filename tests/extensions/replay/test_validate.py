@@ -14,7 +14,6 @@ import sarathi_lab as lab
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import REPOSITORY
-from sarathi_lab.extensions.replay.real_run import read_runs
 
 RUNS = REPOSITORY / "experiments" / "lab" / "real_servers"
 DENSE, MIXTURE = RUNS / "rtx-4090-llama-3.1-8b", RUNS / "rtx-pro-6000-qwen3-30b-a3b"
@@ -64,7 +63,7 @@ def test_settings_are_the_runs_unless_named(short_run):
     replay = build(cfg.task).check(cfg)[0].as_run
     assert (replay.spec.name, replay.backend.dtype_name) == ("llama3.1-8b", "bfloat16")
     assert replay.backend.host.overlaps
-    assert replay.run.settings.enable_prefix_caching
+    assert replay.engine.shares_prefixes
     cfg = config_of(
         "task=validate", f"task.run={short_run}", "hardware=a100", "model=7b", "host=none"
     )
@@ -77,7 +76,7 @@ def test_settings_are_the_runs_unless_named(short_run):
     [
         ({}, {"mode": "full_and_piecewise", "largest": 16}),
         ({"max_num_seqs": 400}, {"mode": "full_and_piecewise", "largest": 512}),
-        ({"max_num_seqs": 400, "max_num_batched_tokens": 256}, {"largest": 256}),
+        ({"max_num_seqs": 200, "max_num_batched_tokens": 256}, {"largest": 256}),
         ({"max_cudagraph_capture_size": 2048}, {"largest": 1024}),
         ({"enforce_eager": True}, {"mode": "none"}),
         ({"compilation_config": {"cudagraph_mode": [2, 0]}}, {"mode": "full_decode_only"}),
@@ -90,7 +89,10 @@ def test_graphs_are_those_of_the_servers_flags(stated, graphs, short_run):
     path = short_run / "meta.json"
     sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 1024}
     path.write_text(json.dumps({**SERVER, "engine_kwargs": {**sizes, **stated}}))
-    assert graphs.items() <= read_runs(short_run)[0].settings.graphs.items()
+    cfg = config_of("task=validate", f"task.run={short_run}", *ANALYTIC)
+    (case,) = build(cfg.task).check(cfg)
+    replayed = case.as_run.backend.host.graphs
+    assert graphs == {name: getattr(replayed, name) for name in graphs}
 
 
 def edited(folder, **values):

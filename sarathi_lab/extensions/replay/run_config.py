@@ -1,0 +1,251 @@
+"""Configuration of a run as it was: devices, host, model and cache from what its files state."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import build, class_of, option_files, read_option
+from sarathi_lab.engine.served_system import CacheRoom, ServingDevice
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
+from sarathi_lab.executor.simulated.hardware import NO_HOST
+from sarathi_lab.extensions.cluster.lockstep import Lockstep, LockstepBackend
+from sarathi_lab.extensions.replay.real_run import RealRun
+from sarathi_lab.extensions.replay.server_arguments import NULL_BLOCKS
+from sarathi_lab.extensions.replay.settings import typed_settings, with_settings
+from sarathi_lab.model.checkpoint import resolve_model
+from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
+from sarathi_lab.tasks.plan import changed
+
+AUTO = "auto"  # of hardware, host, model and dtype: as recorded in the run
+MEMORY_SHARE = 0.9  # that a server takes, vLLM's default
+
+
+def server_of(run: RealRun) -> str:
+    """Name the serving system, as the files of conf/host begin."""
+    return "sglang" if run.policy == "sglang" else "vllm"
+
+
+def configured(cfg: DictConfig, run: RealRun) -> tuple[DictConfig, list[str], list[str]]:
+    """Return `cfg` with the run's devices, host, model and type in place of `AUTO`, what was
+    assumed of them, and what is named otherwise than recorded.
+    """
+    settings: dict[str, object] = {}
+    assumed, notes = list[str](), list[str]()
+    typed = typed_settings(cfg)
+    stated = run.settings.stated
+    if cfg.hardware.name == AUTO:
+        given = {
+            str(key): value
+            for key, value in cfg.hardware.items()
+            if key not in ("name", "_target_") and value is not None
+        }
+        settings["hardware"] = OmegaConf.merge(_matching("hardware", run.hardware, run), given)
+    has_tables = cfg.hardware.name == AUTO and cfg.hardware.tables is not None
+    if (has_tables or "hardware.tables" in typed) and "executor.cost_model" not in typed:
+        settings["executor"] = OmegaConf.merge(cfg.executor, {"cost_model": "profiled"})
+    if run.hardware and not _fits(cfg.hardware.name, run.hardware):
+        notes.append(f"hardware={cfg.hardware.name} as you state; the file states {run.hardware}")
+    if cfg.host.name == AUTO:
+        host = _host(run)
+        settings["host"] = host
+        if not run.version:
+            assumed.append(f"host={host.name}")
+    overlaps = stated.get("host.overlaps")
+    is_real = cfg.host.name not in (AUTO, NO_HOST.name)
+    if overlaps is not None and is_real and cfg.host.overlaps != overlaps:
+        notes.append(
+            f"host={cfg.host.name} as you state; the file states async_scheduling={overlaps}"
+        )
+    if "path" in cfg.model and cfg.model.path is None:
+        settings["model"] = _matching("model", stated["model"].rpartition("/")[2], run)
+    elif (name := cfg.model.get("name")) and not _fits(name, stated.get("model", name)):
+        notes.append(f"model={name} as you state; the file states {stated['model']}")
+    dtype = stated.get("dtype", AUTO)
+    if cfg.dtype == AUTO and dtype != AUTO:
+        if dtype not in DTYPE_BYTES:
+            raise UserError(f"{run.source}: dtype={dtype} can't be simulated; add dtype=bfloat16")
+        settings["dtype"] = dtype
+    elif dtype not in (AUTO, cfg.dtype):
+        notes.append(f"dtype={cfg.dtype} as you state; the file states {dtype}")
+    return changed(cfg, **settings), assumed, notes
+
+
+def _matching(group: str, name: str | None, run: RealRun) -> DictConfig:
+    """Read the option that `name` begins with (letters and digits only). Raises UserError."""
+    files = option_files(group)
+    fitting = [option for option in files if _plain(name or "").startswith(_plain(option))]
+    if not fitting:
+        raise UserError(
+            f"{run.source}: {group} {name or 'is not named and'} has no file in conf/{group}; add "
+            f"{group}=NAME, one of {', '.join(option for option in files if option != AUTO)}"
+        )
+    return read_option(group, files[max(fitting, key=len)])
+
+
+def _host(run: RealRun) -> DictConfig:
+    """Choose the host of the server's version or the nearest one, with the run's `overlaps`."""
+
+    def distance(name: str) -> list[int]:
+        versions = (re.findall(r"\d+", one)[:2] for one in (name, run.version))
+        return [abs(int(a) - int(b)) for a, b in zip(*versions, strict=False)]
+
+    files = option_files("host")
+    names = [name for name in files if name.startswith(f"{server_of(run)}_")]
+    # The newest, where the version is not known.
+    nearest = min(names, key=distance) if run.version else max(names)
+    node = read_option("host", files[nearest])
+    node.overlaps = run.settings.stated.get("host.overlaps", node.overlaps)
+    return node
+
+
+def _fits(option: str, name: str) -> bool:
+    """Return whether an option's file may stand for what a file names."""
+    return option == AUTO or _plain(name.rpartition("/")[2]).startswith(_plain(option)[:4])
+
+
+def _plain(name: str) -> str:
+    """Return the letters and digits of a name, without the maker's."""
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    return plain.removeprefix("nvidia").removeprefix("geforce")
+
+
+def devices(cfg: DictConfig, run: RealRun, *, is_named: bool) -> tuple[SimulatedBackend, ModelSpec]:
+    """Make the run's devices and its model's shapes."""
+    backend: SimulatedBackend = build(cfg.executor, SimulatedBackend)
+    backend = _of_run(backend, cfg, run, is_named=is_named)
+    spec, _ = resolve_model(cfg, backend)
+    return backend, spec
+
+
+def _of_run(
+    backend: SimulatedBackend, cfg: DictConfig, run: RealRun, *, is_named: bool
+) -> SimulatedBackend:
+    """Return `backend` with the run's link unless the hardware is named, and its replicas."""
+    hardware, stated = backend.hardware, run.settings.stated
+    if run.link is not None and not is_named:
+        rate, latency = run.link
+        hardware = replace(hardware, link_bytes_per_second=rate, link_latency=latency)
+        hardware = replace(hardware, link_efficiency=1.0)
+        backend = replace(backend, hardware=hardware)
+    num_replicas = stated.get("cluster.num", 1)
+    if num_replicas == 1:
+        return backend
+    captured = max(CudaGraphs(**_graphs_of_run(cfg, run)).captured, default=0)
+    sharing = Lockstep(num=num_replicas, graph_tokens=captured)
+    backend = replace(backend, host=replace(backend.host, graphs=None))  # `sharing` pads
+    return LockstepBackend(**vars(backend), sharing=sharing)
+
+
+def num_blocks(cfg: DictConfig, run: RealRun, backend: SimulatedBackend, spec: ModelSpec) -> int:
+    """Return the stated number, else that of the server's share of memory beside the weights."""
+    if isinstance(cfg.cache.num_blocks, int):
+        return int(cfg.cache.num_blocks)
+    share = run.settings.stated.get("cache.memory_share", MEMORY_SHARE)
+    usable = share * backend.hardware.memory_bytes
+    backend = replace(backend, hardware=replace(backend.hardware, memory_bytes=usable))
+    return backend.kv_blocks(spec, cfg.cache.block_size) - NULL_BLOCKS
+
+
+def with_host_of_stages(cfg: DictConfig, typed: DictConfig) -> DictConfig:
+    """Return `cfg` without a host where a pipeline has none, unless the user names one."""
+    if cfg.executor.pipeline_parallel == 1 or typed.host.name != AUTO:
+        return cfg
+    return with_settings(cfg, {"host": read_option("host", option_files("host")[NO_HOST.name])})
+
+
+def without_unknown_weights(
+    cfg: DictConfig, run: RealRun, *, is_named: bool
+) -> tuple[DictConfig, list[str]]:
+    """Return `cfg` with weights of the dtype where the cost model has none of the stated type, and
+    a note of that.
+    """
+    if "executor.weights" not in run.settings.stated:
+        return cfg, []
+    try:
+        backend, spec = devices(cfg, run, is_named=is_named)
+        backend.check(spec, 0)
+    except UserError as error:
+        reason = f"not simulated: executor.weights={cfg.executor.weights} ({error})"
+        return with_settings(cfg, {"executor.weights": "auto"}), [reason]
+    return cfg, []
+
+
+def without_idle_threshold(cfg: DictConfig, run: RealRun) -> DictConfig:
+    """Return `cfg` without a limit of long prompts that none of the run reaches."""
+    name = "long_prefill_token_threshold"
+    longest = cfg.max_model_len or run.longest
+    if name not in cfg.policy or cfg.policy[name] < longest:
+        return cfg
+    return with_settings(cfg, {f"policy.{name}": 0})
+
+
+def with_server_defaults(
+    cfg: DictConfig, run: RealRun, *, is_named: bool
+) -> tuple[DictConfig, list[str]]:
+    """Return `cfg` with the server's default budget and sequences where nothing states them, and
+    what was assumed.
+    """
+    if cfg.chunk is not None and cfg.batch is not None:
+        return cfg, []
+    policy_class: Any = class_of(cfg, "policy")
+    system = policy_class.system
+    if system is None:
+        raise UserError(
+            f"{run.source} does not state the server's token budget and sequences; add "
+            "task.chunk=TOKENS task.batch=SEQUENCES"
+        )
+    backend, spec = devices(cfg, run, is_named=is_named)
+    device = ServingDevice(backend.hardware.name, int(backend.hardware.memory_bytes))
+    assumed = []
+    if cfg.chunk is None:
+        cfg = with_settings(cfg, {"chunk": system.token_budget(device)})
+        assumed.append(f"chunk={cfg.chunk}")
+    if cfg.batch is None:
+        cache_tokens = num_blocks(cfg, run, backend, spec) * cfg.cache.block_size
+        room = CacheRoom(cache_tokens, cfg.max_model_len or spec.max_position)
+        # A batch has a token for each sequence, in servers as here.
+        number = min(system.num_sequences(device, room), cfg.chunk)
+        cfg = with_settings(cfg, {"batch": number})
+        assumed.append(f"batch={cfg.batch}")
+    return cfg, [f"{' and '.join(assumed)} by default of {system.name}"]
+
+
+def with_graphs(cfg: DictConfig, run: RealRun) -> DictConfig:
+    """Return `cfg` with the CUDA graphs of the run's server, where its host has any."""
+    if cfg.host.get("graphs") is None:
+        return cfg
+    graphs = _graphs_of_run(cfg, run)
+    return with_settings(cfg, {f"host.graphs.{name}": value for name, value in graphs.items()})
+
+
+def with_graphs_of_user(cfg: DictConfig, configured: DictConfig) -> DictConfig:
+    """Return `cfg` with the CUDA graphs that the user names, if any. Raises UserError."""
+    graphs = configured.host.get("graphs")
+    if graphs is None:
+        return cfg
+    if graphs.mode is not None:
+        return with_settings(cfg, {"host": configured.host})
+    if graphs.sizes or graphs.largest != CudaGraphs().largest:
+        fix = "add host.graphs.mode=full_and_piecewise"
+        raise UserError(f"host.graphs has sizes, but no mode, so that none is captured; {fix}")
+    return cfg
+
+
+def _graphs_of_run(cfg: DictConfig, run: RealRun) -> dict[str, Any]:
+    """Return the settings of `CudaGraphs` of the run's server: sizes up to by default twice the
+    sequences, but at most the token budget.
+    """
+    stated = run.settings.stated
+    mode = stated.get("host.graphs.mode", "full_and_piecewise")
+    sizes = [size for size in stated.get("host.graphs.sizes", ()) if size <= cfg.chunk]
+    if sizes:
+        return {"mode": mode, "sizes": sizes, "largest": CudaGraphs().largest}
+    default = min(2 * cfg.batch, CudaGraphs().largest)
+    largest = min(stated.get("host.graphs.largest", default), cfg.chunk)
+    return {"mode": mode, "sizes": None, "largest": largest}

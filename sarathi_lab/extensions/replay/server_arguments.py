@@ -1,0 +1,328 @@
+"""Arguments of serving systems as the lab has them: one table for every file that states some.
+
+`server_arguments.csv` has a row for each argument of vLLM's and SGLang's servers:
+
+- `kind`: how its value is read where it is text (`inverse`: a flag that switches the setting off);
+- `setting`: what it is here, as typed on the lab's command line, or one of `OF_FILES`; several are
+  separated by a space; "-": it has no effect on a simulation; empty: it is not simulated;
+- `neutral`: values (separated by "|") by which an argument that is not simulated does nothing;
+- `reason`: why it is not simulated, where that needs words.
+
+A `*` in a name stands for any text; plain names go first.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import fnmatch
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sarathi_lab.config.errors import UserError
+
+# What the lab's command line has no name for: the cache in tokens, the share of memory that a
+# server takes, whether its replicas share experts, its version.
+OF_FILES = ("cache.tokens", "cache.memory_share", "cluster.shares_experts", "version")
+NO_EFFECT = "-"
+NULL_BLOCKS = 1  # of vLLM's blocks, never allocated
+# How alike two names are where one is taken for a misspelling of the other.
+MISSPELT = 0.85
+SHOWN_VALUE = 24  # characters of a value in a message
+SHOWN_NAMES = 8  # unknown names of a server's dump in a message
+TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+NOTHING = ("", "none", "null")
+# vLLM's numbers of its modes of CUDA graphs, and pairs of them: of decodes, of other batches.
+GRAPH_MODES: dict[Any, str] = {0: "none", 1: "piecewise", 2: "full"}
+GRAPH_MODES |= {(2, 0): "full_decode_only", (2, 1): "full_and_piecewise"}
+DTYPES = {"half": "float16", "float": "float32"}
+
+
+class Argument(NamedTuple):
+    """A row of the table."""
+
+    system: str
+    argument: str
+    kind: str
+    setting: str
+    neutral: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What one source states of a server.
+
+    Attributes:
+        source: The file, as messages name it.
+        settings: Values by the names of the table's `setting`.
+        not_simulated: Arguments that would change the times, with their values and maybe a reason.
+        without_effect: Arguments that change nothing here.
+        is_complete: Whether what it does not state is the server's default.
+    """
+
+    source: str
+    settings: Mapping[str, Any]
+    not_simulated: Sequence[str] = ()
+    without_effect: Sequence[str] = ()
+    is_complete: bool = False
+
+
+class NotSimulated(Exception):
+    """A value that the simulator has no equal of."""
+
+
+@cache
+def table(system: str) -> dict[str, Argument]:
+    """Return the arguments of a system by name; those with a `*` last."""
+    with Path(__file__).with_name("server_arguments.csv").open(newline="") as file:
+        rows = [Argument(**row) for row in csv.DictReader(file)]
+    rows.sort(key=lambda row: "*" in row.argument)
+    return {row.argument: row for row in rows if row.system == system}
+
+
+def find(system: str, name: str) -> Argument | None:
+    """Return the row of an argument; None if the table has none."""
+    rows = table(system)
+    if name in rows:
+        return rows[name]
+    fitting = (row for row in rows.values() if fnmatch.fnmatchcase(name, row.argument))
+    return next(fitting, None)
+
+
+def misspelt(system: str, name: str) -> str | None:
+    """Return the argument that `name` is a misspelling of; None if it is like none."""
+    names = [one for one in table(system) if "*" not in one]
+    close = difflib.get_close_matches(name, names, n=1, cutoff=MISSPELT)
+    return close[0] if close else None
+
+
+def read_arguments(
+    system: str,
+    arguments: Mapping[str, Any],
+    source: str,
+    *,
+    is_typed: bool = False,
+    is_dump: bool = False,
+    is_complete: bool = False,
+) -> Statement:
+    """Read what `arguments` state of a server.
+
+    Args:
+        system: "vllm" or "sglang".
+        arguments: Values by the server's names; those of None, "" and empty ones state nothing.
+        source: The file, as messages name it.
+        is_typed: Whether a person wrote the names, so that a misspelt one is refused.
+        is_dump: Whether all arguments are listed, defaults included: names without effect are then
+            left out.
+        is_complete: Whether what is not listed has the server's default.
+
+    Raises:
+        UserError: For a misspelt name, and a value of another kind.
+    """
+    settings: dict[str, Any] = {}
+    not_simulated, without_effect, unknown = list[str](), list[str](), list[str]()
+    for name, value in _flattened(system, arguments).items():
+        if _says_nothing(value):
+            continue
+        row = find(system, name)
+        if row is None:
+            _check_name(system, name, source, is_typed=is_typed)
+            if not _is_idle(value, ""):
+                meant = misspelt(system, name)
+                unknown.append(name if meant is None else f"{name}, maybe {meant}")
+        elif row.setting == NO_EFFECT:
+            without_effect.append(name)
+        elif not row.setting:
+            if not _is_idle(value, row.neutral):
+                not_simulated.append(_with_reason(name, value, row.reason))
+        else:
+            try:
+                settings |= _converted(row, value, source)
+            except NotSimulated as reason:
+                not_simulated.append(_with_reason(name, value, str(reason)))
+    if unknown:
+        not_simulated.append(f"{_some(unknown)} (unknown here)")
+    if is_dump:
+        without_effect.clear()
+    return Statement(source, settings, not_simulated, without_effect, is_complete)
+
+
+def as_object(value: Any) -> Mapping[str, Any]:
+    """Return an object, which may be text, as after --compilation-config; else an empty one."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = json.loads(value)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _flattened(system: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments by their plain names, with those of compilation_config among them."""
+    plain = {name.lstrip("-").replace("-", "_"): value for name, value in arguments.items()}
+    for name, value in as_object(plain.get("compilation_config")).items():
+        plain.pop("compilation_config", None)
+        is_argument = name in table(system) or misspelt(system, name) is not None
+        plain[name if is_argument else f"compilation_config.{name}"] = value
+    # Last, as it overrules the mode of graphs.
+    return dict(sorted(plain.items(), key=lambda item: item[0] == "enforce_eager"))
+
+
+def merged(first: Statement, *others: Statement) -> Statement:
+    """Merge what one source states in several places, the last place first."""
+    settings: dict[str, Any] = {}
+    not_simulated, without_effect = dict[str, None](), dict[str, None]()
+    places = (first, *others)
+    for place in places:
+        settings |= place.settings
+        not_simulated |= dict.fromkeys(place.not_simulated)
+        without_effect |= dict.fromkeys(place.without_effect)
+    is_complete = any(place.is_complete for place in places)
+    return Statement(first.source, settings, [*not_simulated], [*without_effect], is_complete)
+
+
+def selected(system: str, content: Mapping[str, Any], *, is_typed: bool = False) -> dict[str, Any]:
+    """Select the server's arguments among other keys, and what looks like a misspelling of one if a
+    person has typed them.
+    """
+    return {
+        key: value
+        for key, value in content.items()
+        if key in table(system) or (is_typed and misspelt(system, key) is not None)
+    }
+
+
+def _check_name(system: str, name: str, source: str, *, is_typed: bool) -> None:
+    """Raise UserError for a name that a person has misspelt."""
+    meant = misspelt(system, name)
+    if is_typed and meant is not None:
+        raise UserError(
+            f"{source}: {name} is not an argument of {system} (did you mean {meant}?); correct or "
+            "remove it"
+        )
+
+
+def _says_nothing(value: Any) -> bool:
+    is_text = isinstance(value, str)
+    return value is None or value in ([], {}) or (is_text and value.lower() in NOTHING)
+
+
+def _is_idle(value: Any, neutral: str) -> bool:
+    """Return whether an argument with this value does nothing."""
+    valid = neutral.split("|")
+    return "*" in valid or value is False or str(value) in (*valid, "False", "auto")
+
+
+def _with_reason(name: str, value: Any, reason: str) -> str:
+    shown = str(value)
+    if len(shown) > SHOWN_VALUE or isinstance(value, dict | list):
+        stated = name
+    else:
+        stated = f"{name}={shown}"
+    return f"{stated} ({reason})" if reason else stated
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - SHOWN_NAMES
+    return ", ".join(names[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _converted(row: Argument, value: Any, source: str) -> dict[str, Any]:
+    """Return the settings that an argument is. Raises UserError and NotSimulated."""
+    read = _parsed(row, value, source)
+    names = row.setting.split()
+    convert = CONVERSIONS.get(names[0])
+    if convert is not None:
+        read = convert(row, read)
+    # Such as of enforce_eager=False, which leaves the mode to others.
+    return {} if read is None else dict.fromkeys(names, read)
+
+
+def _parsed(row: Argument, value: Any, source: str) -> Any:
+    """Read a value, which is text in some files, as one of the row's kind. Raises UserError."""
+    text = str(value).strip()
+    number: float | None = None
+    if row.kind in ("int", "number"):
+        try:
+            number = float(text)
+        except ValueError:
+            number = None
+        if number is None or isinstance(value, bool) or (row.kind == "int" and number % 1):
+            raise UserError(f"{source}: {row.argument}={text} is not a number; correct it")
+        return int(number) if row.kind == "int" else number
+    if row.kind in ("flag", "inverse"):
+        if text.lower() not in (*TRUE, *FALSE):
+            raise UserError(
+                f"{source}: {row.argument}={text} is neither true nor false; correct it"
+            )
+        return (text.lower() in TRUE) != (row.kind == "inverse")
+    return text if row.kind == "text" else value
+
+
+def _dtype(row: Argument, value: str) -> str:
+    name = value.removeprefix("torch.")
+    return DTYPES.get(name, name)
+
+
+def _weights(row: Argument, value: str) -> str:
+    if "fp8" not in value:
+        raise NotSimulated("weights are of the dtype here")
+    return "fp8"
+
+
+def _cache_dtype(row: Argument, value: str) -> str:
+    name = value.removeprefix("torch.")
+    for kind in ("fp8", "int8"):
+        if name.startswith(kind):
+            return kind
+    if name not in ("auto", "bfloat16", "float16", "bf16", "fp16"):
+        raise NotSimulated("the cache is of the dtype here")
+    return "auto"
+
+
+def _queue_order(row: Argument, value: str) -> str:
+    if value != "fcfs":
+        raise NotSimulated("the recorded requests have no priorities")
+    return value
+
+
+def _graph_mode(row: Argument, value: Any) -> str | None:
+    if row.argument == "enforce_eager":
+        return "none" if value else None
+    number = int(value) if str(value).isdigit() else value
+    key = tuple(number) if isinstance(number, list | tuple) else number
+    return GRAPH_MODES.get(key, str(key).rpartition(".")[2].lower())
+
+
+def _graph_sizes(row: Argument, value: Any) -> list[int]:
+    if not isinstance(value, list | tuple):
+        raise NotSimulated("it is no list of sizes")
+    if row.argument == "cuda_graph_sizes" and len(value) == 1:
+        raise NotSimulated("state max_cudagraph_capture_size")
+    return [int(size) for size in value]
+
+
+def _num_blocks(row: Argument, value: int) -> int:
+    return value - NULL_BLOCKS
+
+
+def _chunk(row: Argument, value: int) -> int:
+    if value <= 0:
+        raise NotSimulated("prompts are cut here: name a chunk of the longest, task.chunk=TOKENS")
+    return value
+
+
+CONVERSIONS: dict[str, Callable[[Argument, Any], Any]] = {
+    "dtype": _dtype,
+    "executor.weights": _weights,
+    "cache.dtype": _cache_dtype,
+    "queue_order": _queue_order,
+    "host.graphs.mode": _graph_mode,
+    "host.graphs.sizes": _graph_sizes,
+    "chunk": _chunk,
+    "cache.num_blocks": _num_blocks,
+}

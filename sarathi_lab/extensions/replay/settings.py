@@ -1,0 +1,215 @@
+"""Settings of a replay: what the files state of the server, what the user states, what is assumed.
+
+One rule for all of them: a file's statement holds for the run as it was; where no file states a
+setting, the user's does, and else the server's default. What the user states otherwise than a file
+is the setting of a further replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from sarathi_lab.config.instantiate import (
+    class_of,
+    name_of,
+    option_files,
+    read_option,
+    resolved,
+    top_level,
+)
+from sarathi_lab.extensions.replay.real_run import BLOCK_SIZE, RealRun
+from sarathi_lab.policy import VllmV1
+
+# What the command line can state of a server, beside `policy.*`.
+SETTINGS = (
+    *("chunk", "batch", "max_model_len", "queue_order"),
+    *("executor.tensor_parallel", "executor.pipeline_parallel", "executor.weights"),
+    *("cache.block_size", "cache.num_blocks", "cache.prefix", "cache.dtype", "cache.align_chunks"),
+)
+OF_WORKLOAD = ("workload.arrivals", "workload.users", "workload.think_time")
+# A server's defaults, of what depends neither on its device nor on its model.
+SERVER_DEFAULTS: dict[str, Any] = {
+    "executor.tensor_parallel": 1,
+    "executor.pipeline_parallel": 1,
+    "executor.weights": "auto",
+    "cache.block_size": BLOCK_SIZE,
+    "cache.num_blocks": None,
+    "cache.prefix": True,
+    "cache.dtype": "auto",
+    "cache.align_chunks": False,
+    "max_model_len": None,
+    "queue_order": "fcfs",
+}
+# Of these, what a reader asks for where it is assumed.
+NAMED_WHERE_ASSUMED = ("executor.tensor_parallel", "cache.block_size", "cache.prefix")
+# On which the number of blocks depends.
+SIZING = (
+    *("executor.tensor_parallel", "executor.pipeline_parallel", "executor.weights"),
+    *("cache.block_size", "cache.dtype"),
+)
+COMPARED = ("chunk", "batch", "policy", "executor", "cache", "max_model_len", "queue_order")
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """Settings by the lab's names, of the run as it was and of what the user asks besides.
+
+    Attributes:
+        policy: The run's policy, as its file in conf/policy has it.
+        as_run: Settings of the run, chunk and batch missing where nothing states them.
+        by_user: Those that the user states.
+        of_other_policy: Whether the user names another policy, whose chunk `by_user` has.
+        assumed: What nothing states, such as "cache.prefix=true".
+        notes: What is taken from the user, and what is stated and not read.
+    """
+
+    policy: DictConfig
+    as_run: Mapping[str, Any]
+    by_user: Mapping[str, Any]
+    of_other_policy: bool
+    assumed: Sequence[str]
+    notes: Sequence[str]
+
+    def config_as_run(self, cfg: DictConfig) -> DictConfig:
+        """Return `cfg` with the run's settings."""
+        return with_settings(cfg, {"policy": self.policy, **self.as_run})
+
+    def config_what_if(self, cfg: DictConfig, as_run: DictConfig) -> DictConfig:
+        """Return `as_run` with the user's settings, those of another policy from `cfg`."""
+        node = cfg.policy if self.of_other_policy else as_run.policy
+        settings = {"policy": node, **self.by_user}
+        if "cache.num_blocks" not in settings and self._needs_other_cache(as_run):
+            settings["cache.num_blocks"] = None
+        return with_settings(as_run, settings)
+
+    def _needs_other_cache(self, as_run: DictConfig) -> bool:
+        """Return whether the run's number of blocks is not that of the user's settings."""
+        return any(
+            self.by_user.get(name, OmegaConf.select(as_run, name)) != OmegaConf.select(as_run, name)
+            for name in SIZING
+        )
+
+
+def replay_settings(cfg: DictConfig, run: RealRun) -> ReplaySettings:
+    """Find the settings of a run's replays. Raises UserError for a setting that nothing reads."""
+    typed = typed_settings(cfg)
+    policy = read_option("policy", option_files("policy")[run.policy])
+    of_other_policy = _names_other_policy(cfg, policy, run, typed)
+    by_user = _stated_by_user(cfg, typed)
+    if not of_other_policy:
+        by_user |= _policy_fields(cfg, policy, run, typed)
+    facts = run.settings.stated
+    notes, as_run = [], dict(SERVER_DEFAULTS)
+    for name, value in by_user.items():
+        if name not in facts and not (of_other_policy and name == "chunk"):
+            as_run[name] = value
+            notes.append(f"as you state: {name}={_shown(value)}")
+    for name, value in facts.items():
+        if name.startswith("policy.") and name.partition(".")[2] not in policy:
+            notes.append(f"not simulated: {name}={_shown(value)}, which {run.policy} has not")
+        elif name in SETTINGS or name.startswith("policy."):
+            as_run[name] = value
+    if run.settings.num_blocks is not None:
+        as_run["cache.num_blocks"] = run.settings.num_blocks
+    assumed = [
+        f"{name}={_shown(as_run[name])}"
+        for name in NAMED_WHERE_ASSUMED
+        if not (run.settings.is_complete or name in facts or name in by_user)
+    ]
+    return ReplaySettings(policy, as_run, by_user, of_other_policy, assumed, notes)
+
+
+def typed_settings(cfg: DictConfig) -> dict[str, str]:
+    """Return the settings of the command line, by name."""
+    return {name_of(setting): setting.partition("=")[2] for setting in cfg.task.stated or ()}
+
+
+def with_settings(cfg: DictConfig, settings: Mapping[str, Any]) -> DictConfig:
+    """Return a copy of `cfg` with other values of settings, by their dotted names."""
+    cfg = cfg.copy()
+    for name, value in settings.items():
+        OmegaConf.update(cfg, name, value, merge=False)
+    return cfg
+
+
+def differences(first: DictConfig, second: DictConfig) -> list[str]:
+    """Describe what `second` has otherwise, such as "batch=8 (256)"."""
+    before, after = (_compared(cfg) for cfg in (first, second))
+    changed = []
+    if before["policy._target_"] != after["policy._target_"]:
+        name, other = (flat["policy._target_"].rpartition(".")[2] for flat in (after, before))
+        changed.append(f"policy {name} ({other})")
+        after = {name: value for name, value in after.items() if not name.startswith("policy.")}
+    for name, value in after.items():
+        is_chunk = name.startswith("policy.") and value == after["chunk"]  # its other name
+        if before.get(name) != value and not is_chunk:
+            changed.append(f"{name}={_shown(value)} ({_shown(before.get(name))})")
+    return changed
+
+
+def _compared(cfg: DictConfig) -> dict[str, Any]:
+    config = resolved(cfg)
+    return _flat({key: config[key] for key in COMPARED})
+
+
+def _stated_by_user(cfg: DictConfig, typed: Mapping[str, str]) -> dict[str, Any]:
+    """Return what is typed, or otherwise than the lab's files have it; null states nothing."""
+    executor = read_option("executor", option_files("executor")["simulated"])
+    defaults = OmegaConf.create({**top_level(), "chunk": None, "batch": None})
+    stated = {}
+    for name in SETTINGS:
+        group, _, key = name.partition(".")
+        default = executor[key] if group == "executor" else OmegaConf.select(defaults, name)
+        value = OmegaConf.select(cfg, name)
+        if value is not None and (name in typed or value != default):
+            stated[name] = value
+    return stated
+
+
+def _names_other_policy(
+    cfg: DictConfig, policy: DictConfig, run: RealRun, typed: Mapping[str, str]
+) -> bool:
+    """Return whether the user names another policy than the run's."""
+    chosen, of_run = class_of(cfg, "policy"), class_of({"policy": policy}, "policy")
+    is_named = any(name.partition(".")[0] == "policy" for name in typed)
+    return chosen is not of_run and (is_named or chosen is not VllmV1)
+
+
+def _policy_fields(
+    cfg: DictConfig, policy: DictConfig, run: RealRun, typed: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the fields of the run's policy that the user states; its budget is the chunk."""
+    if class_of(cfg, "policy") is not class_of({"policy": policy}, "policy"):
+        return {}  # the default of the command line, which names none
+    # An option that the user has made, as of an object in Python, states all fields.
+    states_all = typed.get("policy", run.policy) != run.policy
+    fields: Any = OmegaConf.to_container(cfg.policy, resolve=False)
+    of_run: Any = OmegaConf.to_container(policy, resolve=False)
+    stated = {}
+    for key, value in fields.items():
+        name = f"policy.{key}"
+        is_other = key not in of_run or value != of_run[key]
+        if key != "_target_" and (states_all or is_other or name in typed):
+            stated[name] = value
+    return stated
+
+
+def _flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values by their dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

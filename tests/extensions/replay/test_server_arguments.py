@@ -1,0 +1,424 @@
+"""What files and users state of a server: each argument has its effect, or is named as unused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from composed import checked, config_of, refusal_of, run
+from omegaconf import OmegaConf
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.config.sweeper import compose
+from sarathi_lab.extensions.replay.iteration_log import named_values, read_log
+from sarathi_lab.extensions.replay.server_arguments import (
+    NO_EFFECT,
+    OF_FILES,
+    misspelt,
+    read_arguments,
+    table,
+)
+from sarathi_lab.extensions.replay.settings import SETTINGS
+
+# Two requests as vLLM's client records them.
+CLIENT = {
+    "date": "20260818-021333",
+    "endpoint_type": "openai",
+    "backend": "openai",
+    "label": None,
+    "model_id": "meta-llama/Llama-3.1-8B",
+    "tokenizer_id": "meta-llama/Llama-3.1-8B",
+    "num_prompts": 2,
+    "request_rate": 2.0,
+    "burstiness": 1.0,
+    "max_concurrency": None,
+    "completed": 2,
+    "failed": 0,
+    "duration": 1.0,
+    "total_input_tokens": 150,
+    "total_output_tokens": 5,
+    "max_output_tokens_per_s": 5.0,
+    "max_concurrent_requests": 1,
+    "request_throughput": 2.0,
+    "output_throughput": 5.0,
+    "median_ttft_ms": 150.0,
+    "input_lens": [100, 50],
+    "output_lens": [3, 2],
+    "start_times": [1000.0, 1000.5],
+    "ttfts": [0.2, 0.1],
+    "itls": [[0.1, 0.2], [0.05]],
+    "errors": ["", ""],
+}
+SGLANG = {name: value for name, value in CLIENT.items() if name not in ("start_times", "model_id")}
+SGLANG |= {"total_output_tokens_retokenized": 5}
+SIZES = {"max_num_batched_tokens": 512, "max_num_seqs": 8}
+DUMP = {"model_path": "meta-llama/Llama-3.1-8B", "chunked_prefill_size": 512, "version": "0.5.10"}
+OTHER_SETTINGS = ("model", "hardware", "dtype", "version", "host.overlaps", "cluster.num")
+OTHER_SETTINGS += ("host.graphs.mode", "host.graphs.sizes", "host.graphs.largest")
+
+
+@pytest.fixture
+def result(tmp_path) -> Path:
+    """The file of a client that states nothing of its server but the model."""
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(CLIENT))
+    return path
+
+
+def replayed(path: Path, *settings: str):
+    """Compose the replays of a run on an H100."""
+    cfg = config_of("task=validate", f"task.run={path}", "hardware=h100", *settings)
+    (case,) = build(cfg.task).check(cfg)
+    return case
+
+
+def as_vllm(path: Path, **arguments):
+    """The replay of `path` as it was, with vLLM's `arguments` stated in meta.json."""
+    meta = {"vllm_version": "0.12.0", "engine_kwargs": {**SIZES, **arguments}}
+    path.with_name("meta.json").write_text(json.dumps(meta))
+    return replayed(path).as_run
+
+
+def as_sglang(path: Path, **arguments):
+    """The replay as it was of a result of SGLang's client with its description of the server."""
+    path.write_text(json.dumps({**SGLANG, "server_info": {**DUMP, **arguments}}))
+    return replayed(path).as_run
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Replays of both systems without further arguments."""
+    path = tmp_path_factory.mktemp("plain") / "result.json"
+    path.write_text(json.dumps(CLIENT))
+    of_vllm = as_vllm(path)
+    path.with_name("meta.json").unlink()
+    return {"vllm": of_vllm, "sglang": as_sglang(path)}
+
+
+# By argument: a value, what of the replay shows it, and what that is then.
+VLLM_EFFECTS = {
+    "model": ("Qwen/Qwen3-8B", lambda it: it.spec.name, "qwen3-8b"),
+    "dtype": ("torch.bfloat16", lambda it: it.backend.dtype_name, "bfloat16"),
+    "max_num_batched_tokens": (256, lambda it: it.engine.policy.budget, 256),
+    "max_num_seqs": (4, lambda it: it.engine.batch_size, 4),
+    "max_model_len": (256, lambda it: it.engine.max_model_len, 256),
+    "tensor_parallel_size": (2, lambda it: it.backend.tensor_parallel, 2),
+    "quantization": ("fp8", lambda it: it.backend.weights, "fp8"),
+    "kv_cache_dtype": ("fp8_e4m3", lambda it: it.spec.kv_dtype, "fp8"),
+    "block_size": (32, lambda it: it.engine.block_size, 32),
+    "num_gpu_blocks_override": (400, lambda it: it.engine.num_blocks, 399),
+    "enable_prefix_caching": (False, lambda it: it.engine.shares_prefixes, False),
+    "no_enable_prefix_caching": (True, lambda it: it.engine.shares_prefixes, False),
+    "async_scheduling": (True, lambda it: it.backend.host.overlaps, True),
+    "no_async_scheduling": (False, lambda it: it.backend.host.overlaps, True),
+    "cudagraph_mode": ("FULL", lambda it: it.backend.host.graphs.mode, "full"),
+    "enforce_eager": (True, lambda it: it.backend.host.graphs.mode, "none"),
+    "cudagraph_capture_sizes": (
+        [1, 4],
+        lambda it: list(it.backend.host.graphs.sizes or ()),
+        [1, 4],
+    ),
+    "max_cudagraph_capture_size": (4, lambda it: it.backend.host.graphs.largest, 4),
+    "scheduler_reserve_full_isl": (
+        False,
+        lambda it: it.engine.policy.scheduler_reserve_full_isl,
+        False,
+    ),
+    "long_prefill_token_threshold": (
+        64,
+        lambda it: it.engine.policy.long_prefill_token_threshold,
+        64,
+    ),
+    "no_enable_chunked_prefill": (
+        True,
+        lambda it: it.engine.policy.enable_chunked_prefill,
+        False,
+    ),
+    "max_num_active_seqs": (4, lambda it: it.engine.policy.max_num_active_seqs, 4),
+    "prefill_schedule_interval": (2, lambda it: it.engine.policy.prefill_schedule_interval, 2),
+    "watermark": (0.1, lambda it: it.engine.policy.watermark, 0.1),
+}
+SGLANG_EFFECTS = {
+    "model_path": ("Qwen/Qwen3-8B", lambda it: it.spec.name, "qwen3-8b"),
+    "chunked_prefill_size": (256, lambda it: it.engine.policy.budget, 256),
+    "max_running_requests": (4, lambda it: it.engine.batch_size, 4),
+    "effective_max_running_requests_per_dp": (4, lambda it: it.engine.batch_size, 4),
+    "context_length": (256, lambda it: it.engine.max_model_len, 256),
+    "tp_size": (2, lambda it: it.backend.tensor_parallel, 2),
+    "quantization": ("fp8", lambda it: it.backend.weights, "fp8"),
+    "kv_cache_dtype": ("fp8_e5m2", lambda it: it.spec.kv_dtype, "fp8"),
+    "page_size": (64, lambda it: (it.engine.block_size, it.engine.policy.page_size), (64, 64)),
+    "token_capacity": (6400, lambda it: it.engine.num_blocks, 100),  # of 64
+    "max_total_num_tokens": (6400, lambda it: it.engine.num_blocks, 400),  # of 16
+    "disable_radix_cache": (True, lambda it: it.engine.shares_prefixes, False),
+    "max_prefill_tokens": (64, lambda it: it.engine.policy.max_prefill_tokens, 64),
+    "enable_mixed_chunk": (True, lambda it: it.engine.policy.enable_mixed_chunk, True),
+    "schedule_conservativeness": (
+        0.3,
+        lambda it: it.engine.policy.schedule_conservativeness,
+        0.3,
+    ),
+}
+
+
+# Other ways to state the same.
+SAME_AS_OTHERS = ("enforce_eager", "max_cudagraph_capture_size")
+SAME_AS_OTHERS += ("effective_max_running_requests_per_dp", "max_total_num_tokens")
+
+
+@pytest.mark.parametrize("is_same", [False, True], ids=["first", "others"])
+@pytest.mark.parametrize("system", ["vllm", "sglang"])
+def test_each_argument_of_a_server_is_honoured(system, is_same, result, plain):
+    effects = VLLM_EFFECTS if system == "vllm" else SGLANG_EFFECTS
+    make = as_vllm if system == "vllm" else as_sglang
+    chosen = {
+        name: effect
+        for name, effect in effects.items()
+        if (name in SAME_AS_OTHERS or name.startswith("no_")) == is_same
+    }
+    replay = make(result, **{name: value for name, (value, _, _) in chosen.items()})
+    for name, (_, shown, expected) in chosen.items():
+        assert shown(plain[system]) != expected, name
+        assert shown(replay) == expected, name
+
+
+def test_a_smaller_share_of_the_memory_leaves_a_smaller_cache(result, plain):
+    of_vllm = as_vllm(result, gpu_memory_utilization=0.5)
+    assert of_vllm.engine.num_blocks < plain["vllm"].engine.num_blocks
+    result.with_name("meta.json").unlink()
+    of_sglang = as_sglang(result, mem_fraction_static=0.5)
+    assert of_sglang.engine.num_blocks < plain["sglang"].engine.num_blocks
+
+
+@pytest.mark.parametrize("system", ["vllm", "sglang"])
+def test_every_argument_of_the_table_is_honoured_or_named(system):
+    valid = {*SETTINGS, *OF_FILES, *OTHER_SETTINGS}
+    policies = [OmegaConf.load(path) for path in (CONF / "policy").glob("*.yaml")]
+    valid |= {f"policy.{field}" for policy in policies for field in policy}
+    samples = {"int": 7, "number": 0.5, "flag": True, "inverse": True, "text": "fp8", "any": "x"}
+    samples["text"] = "fcfs"
+    for row in table(system).values():
+        name, value = row.argument.replace("*", "x"), samples[row.kind]
+        if row.setting in ("executor.weights", "cache.dtype"):
+            value = "fp8"
+        if row.setting == "host.graphs.sizes":
+            value = [1, 2]
+        stated = read_arguments(system, {name: value}, "a file")
+        if row.setting == NO_EFFECT:
+            assert stated.without_effect == [name]
+        elif row.setting:
+            assert {*stated.settings} == {*row.setting.split()} <= valid, name
+        elif row.neutral != "*":
+            assert name in stated.not_simulated[0]
+            assert row.reason in stated.not_simulated[0]
+
+
+def test_what_is_not_simulated_is_named_in_one_line(result, capsys, tmp_path):
+    arguments = {
+        "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
+        "scheduling_policy": "priority",
+        "quantization": "awq",
+        "kv_cache_dtype": "auto",
+        "enable_lora": False,
+        "seed": 42,
+        "an_argument_of_next_year": 1,
+    }
+    as_vllm(result, **arguments)
+    run(tmp_path, "task=validate", f"task.run={result}", "hardware=h100")
+    said = capsys.readouterr().out
+    (line,) = [line for line in said.splitlines() if "not simulated: " in line]
+    for words in (
+        "speculative_config (how many drafts were accepted",
+        "scheduling_policy=priority (the recorded requests have no priorities)",
+        "quantization=awq",
+        "an_argument_of_next_year (unknown here)",
+    ):
+        assert words in line
+    assert "kv_cache_dtype" not in said
+    assert "enable_lora" not in said
+    assert "no effect: seed" in said
+
+
+def test_misspelt_arguments_are_refused_with_a_suggestion(result):
+    for name, value, meant in (
+        ("enable_chunked_prefil", True, "enable_chunked_prefill"),
+        ("tensor-paralel-size", 2, "tensor_parallel_size"),
+        ("compilation_config", {"cudagraph_mod": "full"}, "cudagraph_mode"),
+    ):
+        with pytest.raises(UserError, match=f"did you mean {meant}") as error:
+            as_vllm(result, **{name: value})
+        assert "meta.json" in str(error.value)
+    with pytest.raises(UserError, match="max_num_seqs=many is not a number"):
+        as_vllm(result, max_num_seqs="many")
+    with pytest.raises(UserError, match="enforce_eager=maybe is neither true nor false"):
+        as_vllm(result, enforce_eager="maybe")
+    meta = {"engine_kwargs": SIZES, "tensor_paralel_size": 2}
+    result.with_name("meta.json").write_text(json.dumps(meta))
+    with pytest.raises(UserError, match="did you mean tensor_parallel_size"):
+        replayed(result)
+
+
+def test_metadata_of_the_client_are_the_servers_settings(result):
+    metadata = {"tensor_parallel_size": "2", "version": "0.25.1", "gpu": "H100"}
+    metadata |= {
+        "max_num_batched_tokens": "2048",
+        "max_num_seqs": "64",
+        "max_num_batch_tokens": "1",
+    }
+    result.write_text(json.dumps({**CLIENT, **metadata}))
+    cfg = config_of("task=validate", f"task.run={result}")
+    (case,) = build(cfg.task).check(cfg)
+    replay = case.as_run
+    assert (replay.backend.hardware.name, replay.backend.tensor_parallel) == ("h100", 2)
+    assert (replay.engine.policy.budget, replay.engine.batch_size) == (2048, 64)
+    assert "max_num_batch_tokens, maybe max_num_batched_tokens" in " ".join(replay.describe())
+    assert not [name for name in CLIENT if name in table("vllm") or misspelt("vllm", name)]
+
+
+LOG = (
+    "INFO [api_utils.py:273] non-default args: {'model': 'meta-llama/Llama-3.1-8B', "
+    "'max_num_seqs': 64, 'compilation_config': CompilationConfig(level=3, sizes=[1, 2]), "
+    "'tensor_parallel_size': 2, 'speculative_config': {'method': 'ngram'}}\n"
+    "INFO [core.py:114] Initializing a V1 LLM engine (v0.19.0) with config: "
+    "model='meta-llama/Llama-3.1-8B', speculative_config=None, dtype=torch.float16, "
+    "max_seq_len=8192, pipeline_parallel_size=1, kv_cache_dtype=fp8, seed=0, "
+    "enable_prefix_caching=False\n"
+    "INFO Chunked prefill is enabled with max_num_batched_tokens=4096.\n"
+    "INFO GPU KV cache size: 16,000 tokens\n"
+)
+
+
+def test_a_log_without_iterations_states_its_server(result, tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text(LOG)
+    replay = replayed(result, f"task.log={log}").as_run
+    engine, backend = replay.engine, replay.backend
+    assert (engine.policy.budget, engine.batch_size, engine.num_blocks) == (4096, 64, 999)
+    assert (engine.max_model_len, engine.shares_prefixes) == (8192, False)
+    assert (backend.tensor_parallel, backend.dtype_name) == (2, "float16")
+    assert replay.spec.kv_dtype == "fp8"
+    compiled, drafts = read_log(log)[1].not_simulated
+    assert (compiled, drafts.partition(" ")[0]) == ("compilation_config", "speculative_config")
+    assert named_values("a=1, b='x, y', c={'d': [1, 2]}, e=F(g=1, h=2)") == {
+        "a": 1,
+        "b": "x, y",
+        "c": {"d": [1, 2]},
+        "e": "F(g=1, h=2)",
+    }
+
+
+def test_sources_that_differ_are_named(result, tmp_path):
+    as_vllm(result, max_model_len=4096)
+    log = tmp_path / "server.log"
+    log.write_text(LOG)
+    said = " ".join(replayed(result, f"task.log={log}").as_run.describe())
+    assert "server.log states batch=64" in said
+    assert "meta.json 8: 64 is taken" in said
+
+
+def test_what_no_file_states_is_the_users_and_else_the_servers_default(result):
+    case = replayed(result, "executor.tensor_parallel=4", "cache.prefix=false")
+    assert case.what_if is None
+    assert case.as_run.backend.tensor_parallel == 4
+    assert not case.as_run.engine.shares_prefixes
+    said = " ".join(case.as_run.describe())
+    assert "as you state: executor.tensor_parallel=4" in said
+    # vLLM's on a card of 80 GB.
+    assert "assumed, as nothing states them: host=vllm_0_19, cache.block_size=16" in said
+    assert "chunk=8192 and batch=1024 by default of vLLM" in said
+    case = replayed(result, "chunk=1024", "batch=16", "policy.long_prefill_token_threshold=100")
+    assert case.what_if is None
+    assert (case.as_run.engine.policy.budget, case.as_run.engine.batch_size) == (1024, 16)
+    assert case.as_run.engine.policy.long_prefill_token_threshold == 100
+
+
+STATED_OTHERWISE = {
+    "executor.tensor_parallel=1": lambda it: it.backend.tensor_parallel,
+    "executor.pipeline_parallel=2": lambda it: it.backend.pipeline_parallel,
+    "executor.weights=auto": lambda it: it.backend.weights,
+    "cache.dtype=auto": lambda it: it.spec.kv_dtype,
+    "cache.block_size=16": lambda it: it.engine.block_size,
+    "cache.num_blocks=500": lambda it: it.engine.num_blocks,
+    "cache.prefix=true": lambda it: it.engine.shares_prefixes,
+    "chunk=256": lambda it: it.engine.policy.budget,
+    "batch=16": lambda it: it.engine.batch_size,
+    "max_model_len=8192": lambda it: it.engine.max_model_len,
+    "policy.long_prefill_token_threshold=0": lambda it: (
+        it.engine.policy.long_prefill_token_threshold
+    ),
+    "policy.scheduler_reserve_full_isl=true": lambda it: (
+        it.engine.policy.scheduler_reserve_full_isl
+    ),
+}
+STATED = {
+    "tensor_parallel_size": 2,
+    "pipeline_parallel_size": 1,
+    "quantization": "fp8",
+    "kv_cache_dtype": "fp8",
+    "block_size": 32,
+    "num_gpu_blocks_override": 400,
+    "enable_prefix_caching": False,
+    "max_model_len": 512,
+    "long_prefill_token_threshold": 64,
+    "scheduler_reserve_full_isl": False,
+}
+
+
+def test_what_the_user_states_otherwise_than_a_file_is_a_further_replay(result):
+    """Also where it is the default of the lab's file."""
+    as_vllm(result, **STATED)
+    case = replayed(result, *STATED_OTHERWISE)
+    assert case.what_if is not None
+    for setting, shown in STATED_OTHERWISE.items():
+        value = setting.partition("=")[2]
+        assert str(shown(case.what_if)).lower() == value != str(shown(case.as_run)).lower()
+        assert any(setting in change for change in case.changed)
+
+
+def test_a_replay_with_other_devices_has_their_cache(result):
+    as_vllm(result, num_gpu_blocks_override=400, tensor_parallel_size=1)
+    case = replayed(result, "executor.tensor_parallel=2")
+    assert case.as_run.engine.num_blocks == 399
+    assert case.what_if.engine.num_blocks > 10_000
+
+
+def test_a_chunk_is_that_of_the_runs_own_policy(result):
+    as_sglang(result, enable_mixed_chunk=True, page_size=16)
+    case = replayed(result, "chunk=256")
+    policy = case.what_if.engine.policy
+    assert (policy.name, policy.budget, policy.enable_mixed_chunk) == ("sglang", 256, True)
+    case = replayed(result, "policy=sglang", "policy.enable_mixed_chunk=false")
+    policy = case.what_if.engine.policy
+    assert (policy.enable_mixed_chunk, policy.page_size) == (False, 16)
+    case = replayed(result, "policy=sarathi_serve", "chunk=4096")
+    assert case.as_run.engine.policy.name == "sglang"
+    assert case.what_if.engine.policy.budget == 4096
+
+
+def test_weights_that_have_no_cost_model_are_named(result):
+    replay = as_vllm(result, model="Qwen/Qwen3-30B-A3B", quantization="fp8")
+    assert replay.backend.weights == "auto"
+    assert "not simulated: executor.weights=fp8" in " ".join(replay.describe())
+
+
+def test_settings_that_a_replay_does_not_read_are_refused(result):
+    for setting in ("workload.seq_len=4", "cache.num_host_blocks=3", "preemption=swap"):
+        with pytest.raises(UserError, match="Validate does not read"):
+            compose(["task=validate", f"task.run={result}", setting])
+    (job,) = compose(["task=validate", f"task.run={result}", "hardware=h100", "chunk=64"]).jobs
+    assert "chunk=64" in job.cfg.task.stated
+    assert "replays in simulation" in refusal_of(
+        "task=validate", f"task.run={result}", "hardware=h100", "executor=torch"
+    )
+
+
+def test_a_pipeline_serves_the_sequences_of_all_its_stages(result):
+    engine = as_vllm(result, pipeline_parallel_size=2).engine
+    assert (engine.batch_size, engine.policy.max_num_active_seqs) == (8, 8)
+    assert engine.num_micro_batches == 2
+    checked("task=validate", f"task.run={result}", "hardware=h100", "host=none")
+    engine = as_sglang(result, pp_size=2, max_running_requests=8).engine
+    assert (engine.num_micro_batches, engine.batch_size) == (2, 4)
