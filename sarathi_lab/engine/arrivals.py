@@ -47,22 +47,32 @@ class ClosedLoop(Arrivals):
     last one has finished.
 
     So at most `num_users` requests are unfinished at any time. All users start at time 0; arrival
-    times of the requests are ignored.
+    times of the requests are ignored, unless users wait for them too (`keeps_times`), as clients do
+    that limit both the rate and the requests in flight.
     """
 
     def __init__(
-        self, requests: Iterable[Request], num_users: int, think_time: float = 0.0
+        self,
+        requests: Iterable[Request],
+        num_users: int,
+        think_time: float = 0.0,
+        *,
+        keeps_times: bool = False,
     ) -> None:
         super().__init__(())
         self.requests = list(requests)
-        self._think_time = think_time
+        self._think_time, self._keeps_times = think_time, keeps_times
         self._left = iter(self.requests)
         for request in islice(self._left, num_users):
-            self._send(request, 0.0)
+            self._send_at(request, 0.0)
 
     def finished(self, sequences: Sequence[SequenceState]) -> None:
         for sequence, request in zip(sequences, self._left, strict=False):
-            self._send(request, sequence.finish_time + self._think_time)
+            self._send_at(request, sequence.finish_time + self._think_time)
+
+    def _send_at(self, request: Request, time: float) -> None:
+        due = request.arrival_time if self._keeps_times else 0.0
+        self._send(request, max(time, due))
 
 
 class Turn(NamedTuple):

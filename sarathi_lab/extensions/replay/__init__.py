@@ -101,7 +101,9 @@ class Validate(Task):
         compare = _schedules if first.run.requests.empty else _loads
         result = compare(cases, cfg, context, where)
         this = (cases[0].what_if or first).engine
-        labels = _labels(first, policy=this.policy.name, is_baseline=False, name=context.name)
+        labels = _labels(
+            cases[0].what_if or first, policy=this.policy.name, is_baseline=False, name=context.name
+        )
         labels |= {"chunk": this.policy.budget, "batch": this.batch_size}
         tags = ["validate", first.spec.name, first.backend.device_name]
         return replace(result, labels=labels, tags=tags)
@@ -110,7 +112,7 @@ class Validate(Task):
 def _labels(replay: Replay, **more: Any) -> dict[str, Any]:
     return {
         "workload": Path(replay.run.source).name,
-        "workload.arrivals": "recorded",
+        "workload.arrivals": "recorded" if replay.loop is None else "users",
         **dict.fromkeys(("pd_ratio", "seq_len")),
         "model": replay.spec.name,
         "device": replay.backend.device_name,

@@ -20,16 +20,25 @@ import heapq
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.paths import json_object, readable
+from sarathi_lab.config.paths import json_object, read_object, readable
 from sarathi_lab.engine.ledger import REQUEST_COLUMNS
+from sarathi_lab.extensions.replay.clients import (
+    CLOCK,
+    Client,
+    client_of_rate,
+    client_of_strategy,
+    inferred,
+    is_number,
+)
 from sarathi_lab.extensions.replay.server_arguments import (
     Statement,
     as_object,
@@ -59,7 +68,8 @@ class Benchmark:
     """One load on a server. `requests` has the finished ones in the ledger's columns: times in
     seconds since the first was sent, NaN where only the server has the value. `server` has what is
     recorded of its arguments, `policy` is a name of conf/policy, `means` has the mean waits
-    (seconds) where no request is recorded, and `caution` what of the requests is not.
+    (seconds) where no request is recorded, `client` how they were sent, and `caution` what of the
+    requests is not known.
     """
 
     labels: Mapping[str, Any]
@@ -69,6 +79,7 @@ class Benchmark:
     policy: str = "vllm_v1"
     means: Mapping[str, float] = field(default_factory=dict)
     caution: str = ""
+    client: Client = CLOCK
 
     @property
     def summary(self) -> dict[str, float]:
@@ -149,15 +160,20 @@ def _from_lists(content: Mapping[str, Any], path: Path) -> Benchmark:
     server = _server_of(content, path, is_sglang=is_sglang)
     model = content.get("model_id") or server.settings.get("model")
     label = "sglang" if is_sglang else content.get("label") or content["backend"]
+    client = client_of_rate(rate, most)
     if is_sglang:
-        finished["sent"] = _sent(finished.latency, rate, most)
+        due = _due(len(finished), client.rate)
+        finished["sent"] = _sent(finished.latency, due, most)
+        client = replace(client, due=tuple(due - due[0]))
         caution = "the file has no times at which requests were sent: here "
-        caution += "all at once" if rate in (np.inf, "inf") else f"drawn at random at {rate}/s"
+        caution += "all at once" if client.rate == np.inf else f"drawn at random at {rate}/s"
+        caution += "" if is_number(rate) else f", as its rate is {rate}"
         caution += f", at most {most} at a time" * bool(most)
     labels = {"policy": label, "model": model, "workload.rate": rate, "batch": most}
     of_server = {"server": [server], "policy": "sglang" if is_sglang else "vllm_v1"}
     num_failed = len(table) - len(finished)
-    return _benchmark(labels, finished, num_failed, path, caution=caution, **of_server)
+    of_client = {"caution": caution, "client": client}
+    return _benchmark(labels, finished, num_failed, path, **of_client, **of_server)
 
 
 def _server_of(content: Mapping[str, Any], path: Path, *, is_sglang: bool) -> Statement:
@@ -178,13 +194,15 @@ def _server_of(content: Mapping[str, Any], path: Path, *, is_sglang: bool) -> St
     return read_arguments("sglang", arguments, str(path), is_dump=True, is_complete=bool(info))
 
 
-def _sent(latency: pd.Series, rate: Any, most: int | None) -> list[float]:
-    """Draw Poisson arrivals of a `rate`, each held until fewer than `most` are unanswered."""
-    if not float(rate) > 0:
-        raise ValueError(f"request_rate={rate} is not above 0")
-    gaps = np.random.default_rng(0).exponential(1 / float(rate), len(latency))
+def _due(number: int, rate: float) -> NDArray[np.float64]:
+    """Draw Poisson arrivals of a `rate` (seconds)."""
+    return np.cumsum(np.random.default_rng(0).exponential(1 / rate, number))
+
+
+def _sent(latency: pd.Series, due: NDArray[np.float64], most: int | None) -> list[float]:
+    """Hold each request that is `due` until fewer than `most` are unanswered."""
     running, sent = list[float](), list[float]()
-    for time, seconds in zip(np.cumsum(gaps), latency, strict=True):
+    for time, seconds in zip(due, latency, strict=True):
         is_full = most is not None and len(running) >= most
         sent.append(max(float(time), heapq.heappop(running)) if is_full else float(time))
         heapq.heappush(running, sent[-1] + seconds)
@@ -239,7 +257,8 @@ def _from_guidellm(content: Mapping[str, Any], path: Path) -> Benchmark:
     model = backend.get("model") or backend.get("backend_model")
     server = [read_arguments("vllm", {"model": model}, str(path))]
     num_failed = len(requests.get("errored") or []) + len(requests.get("incomplete") or [])
-    return _benchmark(labels, table, num_failed, path, server=server)
+    client = client_of_strategy(strategy)
+    return _benchmark(labels, table, num_failed, path, server=server, client=client)
 
 
 def _from_aiperf(records: Sequence[Mapping[str, Any]], path: Path) -> Benchmark:
@@ -255,7 +274,20 @@ def _from_aiperf(records: Sequence[Mapping[str, Any]], path: Path) -> Benchmark:
     table[["ttft", "latency"]] *= 1e-3
     table["sent"] *= 1e-9
     table["gaps"] = [[1e-3 * gap for gap in gaps] for gaps in table.gaps]
-    return _benchmark({"policy": "aiperf"}, table, len(profiled) - len(rows), path)
+    num_failed = len(profiled) - len(rows)
+    return _benchmark({"policy": "aiperf"}, table, num_failed, path, client=_client_of_aiperf(path))
+
+
+def _client_of_aiperf(path: Path) -> Client:
+    """Read how AIPerf sent its requests from its summary beside them, if that is there."""
+    summary = path.with_name("profile_export_aiperf.json")
+    if not summary.is_file():
+        return CLOCK
+    config = as_object(read_object(summary, FIX).get("input_config"))
+    load = as_object(config.get("loadgen"))
+    if not (load.get("concurrency") or load.get("request_rate")):
+        return CLOCK
+    return client_of_rate(load.get("request_rate"), load.get("concurrency"))
 
 
 def _benchmark(
@@ -281,4 +313,8 @@ def _benchmark(
         token_times=token_times,
     )
     labels = {**labels, "executor": "server", "is_baseline": False, "path": str(path)}
+    client: Client = more.pop("client", CLOCK)
+    if not client.source:
+        client = inferred(requests)
+    more["client"] = client.limited_to(len(requests))
     return Benchmark(labels, requests.reindex(columns=list(REQUEST_COLUMNS)), num_failed, **more)

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.instantiate import build, class_of, resolved
+from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop
 from sarathi_lab.engine.config import SINGLE, EngineConfig
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
@@ -20,6 +21,15 @@ from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.extensions.cluster.lockstep import LockstepBackend
+from sarathi_lab.extensions.replay.clients import (
+    Client,
+    Loop,
+    asked_client,
+    cautions,
+    describe,
+    loop_of,
+    measured_thought,
+)
 from sarathi_lab.extensions.replay.comparison import Load
 from sarathi_lab.extensions.replay.real_run import RealRun
 from sarathi_lab.extensions.replay.run_config import (
@@ -35,7 +45,12 @@ from sarathi_lab.extensions.replay.run_config import (
     without_idle_threshold,
     without_unknown_weights,
 )
-from sarathi_lab.extensions.replay.settings import differences, replay_settings, with_settings
+from sarathi_lab.extensions.replay.settings import (
+    differences,
+    replay_settings,
+    typed_settings,
+    with_settings,
+)
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy, VllmV1
 
@@ -51,11 +66,18 @@ class Replay:
     spec: ModelSpec
     engine: EngineConfig
     config: Mapping[str, Any]
+    client: Client
+    loop: Loop | None
     notes: Sequence[str] = ()
 
     @property
     def is_cache_stated(self) -> bool:
         return isinstance(self.config["cache"]["num_blocks"], int)
+
+    def does_the_same_as(self, other: Replay) -> bool:
+        return (self.engine, self.backend, self.spec, self.loop) == (
+            *(other.engine, other.backend, other.spec, other.loop),
+        )
 
     def executor(self) -> Executor:
         return self.backend.build(self.spec, None, self.engine.sizes())
@@ -66,7 +88,7 @@ class Replay:
         total = int((self.run.requests.prompt_len + self.run.requests.output_len - 1).sum())
         with progress_of("replaying", total, "tokens") as advance:
             ledger.on_iteration = advance
-            serve(requests_of(self.run), self.engine, self.executor(), ledger)
+            serve(arrivals_of(self.run, self.loop), self.engine, self.executor(), ledger)
         return Load(self.run, ledger.iterations(), ledger.requests())
 
     def describe(self) -> list[str]:
@@ -75,6 +97,8 @@ class Replay:
         load = f"{len(run.logged)} logged iterations"
         if not run.requests.empty:
             load = f"{len(run.requests)} requests over {run.requests.arrival_time.max():.1f} s"
+            if self.loop is not None:
+                load += f", {describe(self.loop, self.client)}"
         lines = [
             f"{server_of(run)} {run.version or '(no version)'} with {engine.policy.budget} tokens "
             f"and {self.config['batch']} sequences an iteration, host={host.name}"
@@ -90,7 +114,7 @@ class Replay:
                 f"exchange: {hardware.link_rate / 1e9:.3g} GB/s and "
                 f"{hardware.link_latency * 1e6:.3g} µs a transfer are taken"
             )
-        lines += [*self.notes, *run.settings.notes()]
+        lines += [*self.notes, *run.settings.notes(), *cautions(run.requests, self.client)]
         return lines + [run.caution] * bool(run.caution)
 
 
@@ -107,6 +131,18 @@ class Case:
     @property
     def run(self) -> RealRun:
         return self.as_run.run
+
+
+def arrivals_of(run: RealRun, loop: Loop | None) -> Arrivals:
+    """Return a run's requests at their recorded times, or sent again in a closed loop."""
+    requests = requests_of(run)
+    if loop is None:
+        return Arrivals(requests)
+    due = [
+        replace(request, arrival_time=time)
+        for request, time in zip(requests, loop.due, strict=True)
+    ]
+    return ClosedLoop(due, loop.users, loop.think_time, keeps_times=True)
 
 
 def requests_of(run: RealRun) -> list[Request]:
@@ -145,19 +181,52 @@ def case_of(cfg: DictConfig, run: RealRun) -> Case:
     if is_batch_assumed and isinstance(what_if.chunk, int):
         # As assumed: the server's default, but no more than its budget.
         what_if = with_settings(what_if, {"batch": min(what_if.batch, what_if.chunk)})
-    first = _replay(as_run, run, [*notes, *refused], is_named=is_named)
-    other = _replay(what_if, run, (), is_named=is_named)
-    if (first.engine, first.backend, first.spec) == (other.engine, other.backend, other.spec):
+    clients = _clients(cfg, run)
+    if clients[0] is not run.client:
+        notes.append(f"as you state: {_named(clients[0])}")
+    think_time = cfg.workload.get("think_time")
+    if think_time is None:
+        think_time = measured_thought(run.requests, clients[0])
+    first, other = (
+        _replay(config, run, client, loop_of(run.requests, client, think_time), is_named=is_named)
+        for config, client in ((as_run, clients[0]), (what_if, clients[1]))
+    )
+    first = replace(first, notes=[*notes, *refused])
+    if first.does_the_same_as(other):
         return Case(first, None)
     if run.requests.empty and first.engine != other.engine:
         raise UserError(
             f"{run.source} has no arrivals, so that only its schedule is simulated; drop policy, "
             f"chunk and batch, or name a client's file with task.log={run.source}"
         )
-    return Case(first, other, differences(as_run, what_if))
+    changed = differences(as_run, what_if)
+    if first.loop != other.loop:
+        changed.append(f"{_named(clients[1])} ({_named(clients[0])})")
+    return Case(first, other, changed)
 
 
-def _replay(cfg: DictConfig, run: RealRun, notes: Sequence[str], *, is_named: bool) -> Replay:
+def _clients(cfg: DictConfig, run: RealRun) -> tuple[Client, Client]:
+    """Return how requests were sent, and how they are sent with the user's settings: another
+    closed loop than a file states is that of a further replay.
+    """
+    typed = typed_settings(cfg)
+    asked = asked_client(cfg.workload, typed, run.client)
+    if asked is None:
+        return run.client, run.client
+    # The recorded times are no other load: they are asked for where a loop was recognised wrongly.
+    is_of_run = run.client.source != "stated" or asked.users is None
+    return (asked if is_of_run else run.client), asked
+
+
+def _named(client: Client) -> str:
+    if client.users is None:
+        return "the recorded times of sending"
+    return f"workload.users={client.users}"
+
+
+def _replay(
+    cfg: DictConfig, run: RealRun, client: Client, loop: Loop | None, *, is_named: bool
+) -> Replay:
     """Make a replay with the settings of `cfg`. Raises UserError."""
     backend, spec = devices(cfg, run, is_named=is_named)
     backend.check(spec, 0)
@@ -183,8 +252,9 @@ def _replay(cfg: DictConfig, run: RealRun, notes: Sequence[str], *, is_named: bo
         cluster=getattr(backend, "sharing", SINGLE),
     )
     engine.check(requests)
-    config = resolved(cfg)
-    return Replay(run, backend, spec, engine, {key: config[key] for key in KEYS}, notes)
+    config = {key: value for key, value in resolved(cfg).items() if key in KEYS}
+    config["users"] = None if loop is None else [loop.users, loop.think_time]
+    return Replay(run, backend, spec, engine, config, client, loop)
 
 
 def _of_all_stages(policy: Policy, sequences: int, num_stages: int) -> tuple[Policy, int]:

@@ -34,6 +34,7 @@ from sarathi_lab.extensions.replay.bench_files import (
     read_objects,
     refuse_rows,
 )
+from sarathi_lab.extensions.replay.clients import inferred
 from sarathi_lab.extensions.replay.iteration_log import FIX as LOG_FIX
 from sarathi_lab.extensions.replay.iteration_log import NO_LOG, read_log
 from sarathi_lab.extensions.replay.server_arguments import (
@@ -153,7 +154,8 @@ def read_runs(
             raise UserError(f"task.log={beside} states nothing of a vLLM server; {LOG_FIX}")
         of_log = [in_log]
     if path.is_dir():
-        benchmarks = [Benchmark({}, _requests(path / "requests.jsonl"), 0)]
+        requests = _requests(path / "requests.jsonl")
+        benchmarks = [Benchmark({}, requests, 0, client=inferred(requests))]
     elif not path.is_file():
         raise UserError(f"task.run={place} is not a folder or a file; {FIX}")
     elif len((alone := read_log(path))[0]):

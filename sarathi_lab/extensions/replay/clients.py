@@ -1,0 +1,237 @@
+"""How a benchmark client sent its requests: by a clock, or in a closed loop of users, each of whom
+sends the next request when an answer is complete.
+
+A replay of a closed loop with the recorded times of sending would let a faster server wait for the
+requests of a slower one. So these are sent again, in their order, by as many users. With a rate as
+well (`--request-rate 4 --max-concurrency 16`) a request waits for its time and for a user.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sarathi_lab.config.errors import UserError, require_int, require_number
+
+# Where it is known from: a file, or the times of its requests. "": a clock is taken for it.
+Source = Literal["stated", "inferred", ""]
+# Of the time of an answer: within this share of it a request follows that answer.
+FOLLOWS_WITHIN = 0.05
+LEAST_ROUNDS = 3  # of all users, below which nothing is inferred from times
+# Seconds after an answer by which a request that was held is sent.
+SOON = 0.05
+# GuideLLM's strategies of one and of several users; others have a clock.
+ONE_USER, SEVERAL_USERS = "synchronous", ("concurrent", "throughput")
+
+
+@dataclass(frozen=True)
+class Client:
+    """How requests were sent.
+
+    Attributes:
+        users: Most unanswered requests at a time; None: no limit, the recorded times count.
+        rate: Requests due per second; infinity: all at once.
+        source: Where `users` is known from.
+        due: Seconds at which each request was due, where the client drew them here; else empty.
+    """
+
+    users: int | None = None
+    rate: float = math.inf
+    source: Source = ""
+    due: Sequence[float] = ()
+
+    def limited_to(self, num_requests: int) -> Client:
+        """Leave out a limit that so many requests can't reach, where a rate sends them."""
+        if self.users is None or self.rate == math.inf or self.users < num_requests:
+            return self
+        return Client(None, self.rate, self.source, self.due)
+
+
+CLOCK = Client()
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A closed loop to replay: users, seconds of thought after an answer, and when each request is
+    due at the earliest.
+    """
+
+    users: int
+    think_time: float
+    due: tuple[float, ...]
+
+
+def client_of_rate(rate: Any, users: Any) -> Client:
+    """Make the client of a file with a request rate (maybe "inf", or a word such as "trace") and
+    the most requests at a time. Raises ValueError for a rate of nothing.
+    """
+    number = float(rate) if is_number(rate) else math.inf
+    if not number > 0:
+        raise ValueError(f"request_rate={rate} is not above 0")
+    return Client(int(users) if users else None, number, "stated")
+
+
+def client_of_strategy(strategy: Mapping[str, Any]) -> Client:
+    """Make the client of one of GuideLLM's strategies."""
+    kind = str(strategy.get("type_") or strategy.get("type") or "")
+    limit = strategy.get("streams") or strategy.get("max_concurrency")
+    if kind == ONE_USER:
+        return Client(1, source="stated")
+    if kind in SEVERAL_USERS:
+        return Client(int(limit) if limit else None, source="stated")
+    if kind:
+        return client_of_rate(strategy.get("rate"), strategy.get("max_concurrency"))
+    return CLOCK
+
+
+def concurrency(requests: pd.DataFrame) -> int:
+    """Return the most requests that were unanswered at once; an answer goes before a request of the
+    same time.
+    """
+    changes = [(time, -1) for time in requests.finish_time]
+    changes += [(time, 1) for time in requests.arrival_time]
+    return int(np.cumsum([change for _, change in sorted(changes)]).max(initial=0))
+
+
+def inferred(requests: pd.DataFrame) -> Client:
+    """Recognise a closed loop by its times: never more than so many unanswered at once, and each
+    request but the first ones follows an answer.
+    """
+    users = concurrency(requests)
+    if users == 0 or len(requests) < LEAST_ROUNDS * users:
+        return CLOCK
+    waits = _seconds_after_answers(requests, users)
+    answer = float((requests.finish_time - requests.arrival_time).median())
+    if float(np.quantile(waits, 0.9)) > FOLLOWS_WITHIN * answer:
+        return CLOCK
+    return Client(users, source="inferred")
+
+
+def loop_of(requests: pd.DataFrame, client: Client, think_time: float) -> Loop | None:
+    """Return the closed loop that sends `requests` again as `client` does, with seconds of thought
+    between an answer and the next request; None: by their times.
+    """
+    if client.users is None:
+        return None
+    due: Sequence[float] = (0.0,) * len(requests)
+    if client.due:
+        due = client.due
+    elif client.rate < math.inf:
+        due = _due(requests, client.users, client.rate).tolist()
+    return Loop(client.users, think_time, tuple(due))
+
+
+def measured_thought(requests: pd.DataFrame, client: Client) -> float:
+    """Return the median seconds that a client with recorded times took between an answer and the
+    next request; 0 where it was not at its limit, or sends by a rate as well.
+    """
+    has_times = client.rate == math.inf and not client.due
+    if not has_times or client.users != concurrency(requests) or len(requests) <= client.users:
+        return 0.0
+    return float(np.median(_seconds_after_answers(requests, client.users)))
+
+
+def asked_client(
+    workload: Mapping[str, Any], typed: Mapping[str, str], client: Client
+) -> Client | None:
+    """Return the client that the user states by `workload.*`; None if it is not stated. Raises
+    UserError for arrivals that are neither recorded nor those of users.
+    """
+    users, kind = workload.get("users"), workload.get("arrivals")
+    if users is not None:
+        require_int("workload.users", users, 1, "use the number of users, such as 8")
+    if (think_time := workload.get("think_time")) is not None:
+        require_number("workload.think_time", think_time, minimum=0, fix="use seconds, such as 1.0")
+    is_typed = "workload.arrivals" in typed
+    if is_typed and kind not in (None, "users"):
+        raise UserError(
+            f"workload.arrivals={kind} has no effect: task=validate sends the requests of "
+            "task.run; use null for their recorded times, or users with workload.users=16"
+        )
+    if is_typed and kind is None:
+        if users is not None:
+            raise UserError(
+                f"workload.users={users} has no effect on the recorded times "
+                "(workload.arrivals=null); drop one of them"
+            )
+        return Client(None, client.rate, "stated")
+    if users is None:
+        if is_typed and client.users is None:
+            raise UserError(
+                "workload.arrivals=users needs workload.users, the number of users who wait for "
+                "their answers, such as 8"
+            )
+        return None
+    return Client(users, client.rate if client.users else math.inf, "stated", client.due)
+
+
+def describe(loop: Loop, client: Client) -> str:
+    """Describe a closed loop, such as "a closed loop of 16 users"."""
+    users = f"{loop.users} user{'s' * (loop.users != 1)}"
+    words = f"a closed loop of {users}"
+    if loop.think_time >= 5e-4:
+        words += f", {1e3 * loop.think_time:.3g} ms between an answer and the next request"
+    if client.rate < math.inf:
+        words += f", whose requests are due at {client.rate:g}/s"
+    return words
+
+
+def cautions(requests: pd.DataFrame, client: Client) -> list[str]:
+    """List what of a closed loop is not known for certain, or contradicts the recorded times."""
+    if client.users is None:
+        return []
+    observed = concurrency(requests)
+    found = []
+    if client.source == "inferred":
+        found.append(
+            f"a closed loop by its times: never more than {observed} requests are unanswered, and "
+            "each follows an answer; workload.arrivals=null replays the recorded times"
+        )
+    if observed > client.users:
+        found.append(
+            f"up to {observed} requests were unanswered at once, so that {client.users} users did "
+            "not send them; state workload.users"
+        )
+    if client.rate < math.inf and not client.due:
+        found.append("requests that were held for a user are taken as due a mean gap after others")
+    return found
+
+
+def is_number(rate: Any) -> bool:
+    """Return whether a client's rate is one, as "inf" is, and not a word such as "trace"."""
+    try:
+        float(rate)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _seconds_after_answers(requests: pd.DataFrame, users: int) -> NDArray[np.float64]:
+    """Return the seconds by which each request but the first of each user follows the answer that
+    let it come; 0 where it came before.
+    """
+    sent = np.sort(requests.arrival_time.to_numpy(dtype=float))[users:]
+    answers = np.sort(requests.finish_time.to_numpy(dtype=float))[: len(sent)]
+    return np.maximum(sent - answers, 0.0)
+
+
+def _due(requests: pd.DataFrame, users: int, rate: float) -> NDArray[np.float64]:
+    """Estimate when requests were due that came at a `rate` and waited for one of the `users`: when
+    they were sent, or a mean gap after the one before where an answer let them come.
+    """
+    due = requests.arrival_time.to_numpy(dtype=float).copy()
+    answers = np.sort(requests.finish_time.to_numpy(dtype=float))
+    for place in range(1, len(due)):
+        sent = due[place]
+        num_answered = int(np.searchsorted(answers, sent, side="right"))
+        is_full = place + 1 - num_answered >= users
+        is_soon = num_answered > 0 and sent - answers[num_answered - 1] <= SOON
+        if is_full and is_soon:
+            due[place] = min(sent, due[place - 1] + 1 / rate)
+    return due
