@@ -24,6 +24,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Else every worker, and every process that a test starts, compiles all that it imports anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Tests read sentences whole, as in a file; a worker of pytest-xdist has COLUMNS=80.
+os.environ.pop("COLUMNS", None)
 # A check of IRIs that jsonschema, and so nbformat, takes if it is there: 7 s of grammars.
 sys.modules.setdefault("rfc3987_syntax", None)
 

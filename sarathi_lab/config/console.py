@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
 import threading
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-WIDTH_WITHOUT_TERMINAL = 132
+WIDTH_WITHOUT_TERMINAL = 80
+NARROWEST = 20  # columns: below, no table can be read
 BAR_SECONDS = 0.2  # between two pictures of a bar
 LINE_SECONDS = 9.0  # between two lines
 
@@ -22,11 +24,23 @@ _shown: list[str] = []  # what is in progress
 
 
 def console() -> Console:
-    """Standard output, in a notebook, too; wide enough for the tables where it is a file."""
+    """Standard output, in a notebook, too: as wide as the environment's COLUMNS, else as the
+    terminal, else `WIDTH_WITHOUT_TERMINAL`.
+    """
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
+    width = _stated_width()
+    if width is None and not sys.stdout.isatty():
+        width = WIDTH_WITHOUT_TERMINAL
     return Console(width=width, highlight=False, markup=False, force_jupyter=False)
+
+
+def _stated_width() -> int | None:
+    """Return the width that the user exports as COLUMNS, as for `ls` and `git`; None without."""
+    stated = os.environ.get("COLUMNS", "")
+    if not stated.isdecimal() or int(stated) == 0:
+        return None
+    return max(NARROWEST, int(stated))
 
 
 def typed(command: str) -> str:
@@ -38,13 +52,14 @@ def typed(command: str) -> str:
 
 
 def print_words(words: str, style: str | None = None) -> None:
-    """Print lines wrapped at words on a terminal, indented below their start; whole in a file, and
-    where they are flags of a command, which are copied.
+    """Print lines wrapped at words on a terminal and where COLUMNS is stated, indented below their
+    start; whole in a file, and where they are flags of a command, which are copied.
     """
     out, lines = console(), words.split("\n")
+    has_width = sys.stdout.isatty() or _stated_width() is not None
     for line in lines:
         start = line[: len(line) - len(line.lstrip())]
-        if sys.stdout.isatty() and not line.lstrip().startswith("--"):
+        if has_width and not line.lstrip().startswith("--"):
             line = textwrap.fill(
                 line,
                 out.width,

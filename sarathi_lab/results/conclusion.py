@@ -9,7 +9,7 @@ import pandas as pd
 
 from sarathi_lab.config.console import amount
 from sarathi_lab.results import sweep_analysis as analysis
-from sarathi_lab.results.intervals import LEVEL, ends_of_median
+from sarathi_lab.results.intervals import LEVEL, ends_of_median, level_of, samples_for
 from sarathi_lab.results.table import display_unit, less_is_better
 
 # What is judged where all requests wait from the start, and where they arrive over time.
@@ -84,7 +84,7 @@ def _sentence(
     noise: float,
 ) -> str:
     parts: dict[str, list[str]] = {"better": [], "worse": [], "equal": [], "undecided": []}
-    confidence, number = 1.0, len(runs)
+    number = len(runs)
     for name in names:
         samples = runs[f"{name}_vs_{base}"].fillna(1.0)  # of two zeros
         ends = ends_of_median(list(samples), level=1 - (1 - LEVEL) / at_once, is_series=False)
@@ -95,11 +95,10 @@ def _sentence(
         word = "equal" if samples.eq(1).all() else word if is_decided else "undecided"
         value, other = runs[name].median(), (runs[name] / samples).median()
         parts[word].append(_in_words(name, value, other, ratio, ends[:2] if number > 1 else ()))
-        confidence = min(confidence, max(0.0, 1 - at_once * (1 - ends.confidence)))
     named = [f"{name}={analysis.text(runs[name].iloc[0])}" for name in settings[1:]]
     who = " ".join([runs.policy.iloc[0], *(one for one in named if not one.endswith("=-"))])
     found = "; ".join(f"{word} in {', '.join(each)}" for word, each in parts.items() if each)
-    return f"{who} beside {base}: {found}.{_on_samples(number, at_once, confidence, noise)}"
+    return f"{who} beside {base}: {found}.{_on_samples(runs, at_once, noise)}"
 
 
 def _gains(runs: pd.DataFrame, further: Sequence[str], noise: float) -> str:
@@ -110,7 +109,9 @@ def _gains(runs: pd.DataFrame, further: Sequence[str], noise: float) -> str:
         row = analysis.medians(runs, ["policy"], quantity, level=noise).iloc[0]
         if runs.policy.iloc[0] != policy:
             of_noise = "" if row["is_decided"] else ", which is within the noise"
-            sentences += f" Beside {policy}: {row['value']:.2f} times the tokens/s{of_noise}."
+            in_pairs = " in pairs" if row["num_samples"] > 1 else ""
+            sentences += f" Beside {policy}: {row['value']:.2f} times the tokens/s{in_pairs}"
+            sentences += f"{of_noise}."
     return sentences
 
 
@@ -127,14 +128,26 @@ def _in_words(name: str, value: float, other: float, ratio: float, ends: Sequenc
     return f"{shown} ({ratio:.2f} times)"
 
 
-def _on_samples(number: int, at_once: int, confidence: float, noise: float) -> str:
-    """State what the verdicts rest on, and how many rounds would decide."""
+def _on_samples(runs: pd.DataFrame, at_once: int, noise: float) -> str:
+    """State the level that the page's intervals have, and what more rounds or seeds would decide.
+
+    Each interval has that level by itself. The best of several settings was chosen by the same
+    samples, which its interval covers from `samples_for` on.
+    """
+    number = len(runs)
     if number == 1:
         return " One run each has no measure of noise." if math.isnan(noise) else ""
-    words = f" These are intervals of {confidence:.0%} of {number} samples"
-    words += f" of the best of {at_once} settings" if at_once > 1 else ""
-    if confidence < LEVEL:
-        needed = math.ceil(math.log2(2 * at_once / (1 - LEVEL)))
-        words += f"; repeat={needed} can decide at {LEVEL:.0%}"
-    words += f"; equal work differed by up to {noise:.2f} times" if noise > 1 else ""
+    needed = samples_for(at_once)
+    has_seeds = "seed" in runs and runs.seed.nunique() > 1
+    more = f"seed=range({needed})" if has_seeds else f"repeat={needed}"
+    of_best = f" for the best of {at_once} settings" if at_once > 1 else ""
+    words = f" These are {level_of(number):.0%} intervals of {number} samples"
+    if number >= needed:
+        words += of_best
+    elif of_best:
+        words += f", each by itself; {more} has {LEVEL:.0%}{of_best}"
+    else:
+        words += f"; {more} has {LEVEL:.0%}"
+    if round(noise, 2) > 1:
+        words += f"; equal work differed by up to {noise:.2f} times"
     return f"{words}."

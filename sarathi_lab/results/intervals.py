@@ -46,6 +46,18 @@ class Interval:
     reason: str | None = None
 
 
+def level_of(number: int) -> float:
+    """Return the one confidence that a page states of intervals from `number` samples: `LEVEL`, or
+    what fewer than `FEWEST_PAIRS` allow, 75 % of 3.
+    """
+    return min(LEVEL, max(0.0, 1 - 2 / 2**number))
+
+
+def samples_for(at_once: int) -> int:
+    """Return how many samples give `at_once` intervals that together hold with `LEVEL`."""
+    return math.ceil(math.log2(2 * at_once / (1 - LEVEL)))
+
+
 def ends_of_median(
     samples: Sequence[float], *, level: float = LEVEL, is_series: bool = True
 ) -> Ends:

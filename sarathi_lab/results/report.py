@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from sarathi_lab.config.console import amount, console, print_place, print_words
+from sarathi_lab.config.console import amount, print_place, print_words
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend
@@ -39,6 +39,7 @@ OVER_TIME = {
     "goodput": "good\n[req/s]",
     **WAITS,
 }
+IN_PAIRS = "in pairs: the median of each round's or seed's ratio, not the ratio of two medians"
 LINE = ("throughput", "ttft_p50", "tbt_p99")  # of a baseline
 MAIN = (  # of a run; -v prints the others
     *("duration", "num_failed", "throughput", "decode_throughput", "decode_speedup"),
@@ -53,7 +54,7 @@ _cautioned: set[tuple[str, str]] = set()  # by sweep
 
 def print_device(place: RunContext, spec: ModelSpec, backend: Backend, policy: str) -> None:
     """Print the name of a run, its model, device and policy."""
-    console().print(f"\n{place.name}", style="bold")
+    print_words(f"\n{place.name}", style="bold")
     model = f"{spec.name} ({spec.num_params / 1e6:,.0f}M parameters, {backend.dtype_name})"
     print_words(f"  {model} on {backend.device_name}, policy {policy}")
     print_cautions(backend.cautions(spec), place)
@@ -105,7 +106,7 @@ def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None
     """Print and save a sweep's table, conclusion and picture (`axes` of `draw_sweep`)."""
     runs = load_runs(sweep_dir)
     if runs.empty:
-        console().print(f"no finished runs in {sweep_dir}")
+        print_words(f"no finished runs in {sweep_dir}")
         return
     which = f"All {len(runs)} runs"
     if num_missing := num_jobs - int((~runs.is_baseline).sum()):
@@ -115,7 +116,7 @@ def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None
     try:
         picture = save_picture(sweep_dir, runs, **axes)
     except UserError as error:  # a name that the finished runs lack
-        console().print(f"  plot: {error}; drawn as without", soft_wrap=True)
+        print_words(f"  plot: {error}; drawn as without")
         picture = save_picture(sweep_dir, runs)
     print_place("figure", picture)
     print_place("results", sweep_dir)
@@ -162,27 +163,37 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     known = [name for name in columns if name in runs]
     once, rows = sweep_analysis.without_repeated(runs, known), []
     table = sweep_analysis.medians(once, by, *known)
+    num_samples = table["num_samples"].max()
+    settings = {name: name.rpartition(".")[2].replace("_", "\n") for name in by[:-1]}
     for _, group in table.groupby(sweep_analysis.group_keys(table, by), sort=False):
         found, run = group.set_index("quantity").to_dict("index"), group.iloc[0]
-        headings = {name: name.rpartition(".")[2].replace("_", "\n") for name in by[:-1]}
-        row = {words: sweep_analysis.text(run[name]) for name, words in headings.items()}
+        row = {words: sweep_analysis.text(run[name]) for name, words in settings.items()}
         row["policy"] += " *" if run["is_baseline"] else ""
         for name in known:
             scale, unit = _unit(name, runs[name])
-            heading = f"{columns[name]}{unit}\n{'v' if less_is_better(name) else '^'}"
+            words = columns[name]
+            if "_vs_" in name and num_samples > 1:
+                words += "\nin pairs"
+            heading = f"{words}{unit}\n{'v' if less_is_better(name) else '^'}"
             row[heading] = _median(name, found[name], scale) if name in found else "-"
         rows.append(row)
-    most = table["num_samples"].max()
     signs = {
-        f"medians of {most}": most > 1,
+        f"medians of {num_samples}": num_samples > 1,
+        IN_PAIRS: num_samples > 1 and bool(references),
         "*: baseline": once.is_baseline.any(),
         "equal runs once": len(once) < len(runs),
         "^ more, v less is better": True,
         "~: ratio within the noise": "~" in str(rows),
         "with filling and draining": not is_over_time and _lacks_steady_part(runs),
     }
-    notes = ", ".join(sign for sign, is_there in signs.items() if is_there)
-    return DisplayTable(rows, left=["policy"], unbroken=["policy"], title=f"{title} ({notes})")
+    notes = "; ".join(sign for sign, is_there in signs.items() if is_there)
+    return DisplayTable(
+        rows,
+        left=["policy"],
+        unbroken=["policy"],
+        title=f"{title} ({notes})",
+        keys=[*settings.values()],
+    )
 
 
 def _row_keys(runs: pd.DataFrame) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from omegaconf import OmegaConf
 from rich.table import Table
+from rich.text import Text
 
 from sarathi_lab.config.console import console, print_place, print_words
 from sarathi_lab.config.errors import RunError
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TYPED = ("policy", "workload")  # settings of a sweep whose labels are as typed
+PADDING = 1  # columns of text on both sides of a table's column
+HEADING_WIDTHS = (99, 24, 16, 12, 8, 1)  # letters of a line, tried in this order
+NARROWEST_PROSE = 12  # columns of text that prose is wrapped into
 ITERATIONS, REQUESTS = "iterations.parquet", "requests.parquet"
 
 
@@ -31,6 +36,9 @@ ITERATIONS, REQUESTS = "iterations.parquet", "requests.parquet"
 class DisplayTable:
     """A table for display under a bold `title`: `rows` by heading, right-aligned except those in
     `left`, `unbroken` ones never wrapped, numbers in `formats` by heading; NaN is "-".
+
+    Numbers are never cut or wrapped. Columns without room follow in further tables, each with the
+    `keys`, the columns that name a row (default: those in `left`).
     """
 
     rows: Iterable[Mapping[Any, object]]
@@ -39,6 +47,7 @@ class DisplayTable:
     formats: Mapping[str, str] = field(default_factory=dict)
     title: str = ""
     markup: bool = False  # whether cells hold rich's styles, such as [green]
+    keys: Collection[str] = ()
 
     def cells(self) -> list[list[str]]:
         """Return the headings and the rows below them as text."""
@@ -47,15 +56,87 @@ class DisplayTable:
         lines = [[self._cell(name, row[name]) for name in headings] for row in rows]
         return [[*map(str, headings)], *lines]
 
-    def table(self) -> Table:
-        headings, *lines = self.cells()
-        table = Table(box=None, padding=(0, 1), pad_edge=True)
-        for name in headings:
+    def tables(self, width: int) -> list[Table]:
+        """Return tables of at most `width` columns of text that together have all columns."""
+        columns = list(zip(*self.cells(), strict=True))
+        least = [self._least_width(column) for column in columns]
+        keys = self._keys_within(columns, least, width // 2)
+        blocks = [keys]
+        for place, needed in enumerate(least):
+            if place in keys:
+                continue
+            taken = sum(least[i] for i in blocks[-1])
+            if taken + needed <= width or blocks[-1] == keys:
+                blocks[-1] = [*blocks[-1], place]
+            else:
+                blocks.append([*keys, place])
+        return [self._table([columns[i] for i in sorted(block)], width) for block in blocks]
+
+    def _keys_within(
+        self, columns: Sequence[Sequence[str]], least: Sequence[int], width: int
+    ) -> list[int]:
+        """Return the places of the columns that name a row; of wider ones the first."""
+        names = self.keys or self.left
+        places = [i for i, column in enumerate(columns) if column[0] in names]
+        if places and sum(least[i] for i in places) <= width:
+            return places
+        return list(range(len(columns)))[:1]
+
+    def _least_width(self, column: Sequence[str]) -> int:
+        """Return the columns of text that a column needs: headings and prose wrap at words."""
+        heading, *cells = column
+        needed = max(map(len, heading.split()), default=0)
+        if self._is_prose(heading):
+            whole = self._width(cells)
+            words = [word for cell in cells for word in self._plain(cell).split()]
+            longest = max(map(len, words), default=0)
+            needed = max(needed, longest, min(whole, NARROWEST_PROSE))
+        else:
+            needed = max(needed, self._width(cells))
+        return 2 * PADDING + needed
+
+    def _width(self, cells: Iterable[str]) -> int:
+        lines = [line for cell in cells for line in self._plain(cell).split("\n")]
+        return max(map(len, lines), default=0)
+
+    def _plain(self, cell: str) -> str:
+        return Text.from_markup(cell).plain if self.markup else cell
+
+    def _is_prose(self, heading: str) -> bool:
+        return heading in self.left and heading not in self.unbroken
+
+    def _table(self, columns: Sequence[Sequence[str]], width: int) -> Table:
+        """Return a table of `columns` whose headings are wrapped if they have no room."""
+        least = [self._least_width(column) for column in columns]
+        # Without room even for one column beside the keys, lines are folded: nothing is cut.
+        has_room = sum(least) <= width
+        wrapped = self._wrapped_headings(columns, width)
+        table = Table(box=None, padding=(0, PADDING), pad_edge=True)
+        for (name, *_), heading in zip(columns, wrapped, strict=True):
             justify: Any = "left" if name in self.left else "right"
-            table.add_column(name, justify=justify, no_wrap=name in self.unbroken)
-        for line in lines:
-            table.add_row(*line)
+            is_whole = has_room and not self._is_prose(name)
+            table.add_column(heading, justify=justify, no_wrap=is_whole, overflow="fold")
+        for row in zip(*(column[1:] for column in columns), strict=True):
+            table.add_row(*row)
         return table
+
+    def _wrapped_headings(self, columns: Sequence[Sequence[str]], width: int) -> list[str]:
+        """Wrap the headings of numbers as little as lets the columns fit into `width`."""
+        for letters in HEADING_WIDTHS:
+            headings, total = list[str](), 0
+            for heading, *cells in columns:
+                least = self._least_width([heading, *cells])
+                if self._is_prose(heading):
+                    headings.append(heading)
+                    total += least
+                    continue
+                room = max(letters, least - 2 * PADDING)
+                lines = [textwrap.fill(line, room) for line in heading.split("\n")]
+                headings.append("\n".join(lines))
+                total += max(least, 2 * PADDING + self._width(headings[-1:]))
+            if total <= width:
+                break
+        return headings
 
     def _cell(self, name: str, value: Any) -> str:
         if isinstance(value, str):
@@ -171,7 +252,10 @@ def show(shown: Iterable[DisplayTable | str]) -> None:
             continue
         if part.title:
             print_words(f"\n{part.title}", style="bold")
-        out.print(part.table(), markup=part.markup)
+        for i, table in enumerate(part.tables(out.width)):
+            if i > 0:
+                out.print()
+            out.print(table, markup=part.markup)
 
 
 def _save(result: Result, folder: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
-from sarathi_lab.config.console import amount, console, print_words, progress_of
+from sarathi_lab.config.console import amount, print_words, progress_of
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.paths import lock, read_object
 from sarathi_lab.config.run_context import RunContext
@@ -130,7 +130,7 @@ def _executed(
     # A simulated run takes no longer than its prediction; which drafts will be right is not known.
     if plan.backend.computes_tokens and not plan.engine.speculation.tokens:
         predicted["predicted_roofline"] = roofline = plan.roofline(peaks)
-        console().print(f"  predicted roofline {roofline:.2f} s")
+        print_words(f"  predicted roofline {roofline:.2f} s")
     print_cautions([f"peaks {peaks.describe()}"], context)
     if plan.advice is not None:
         print_advice(plan.advice)
@@ -302,7 +302,7 @@ def print_plan(plan: Plan, context: RunContext) -> None:
     if words := engine.cluster.describe():
         print_words(f"  {words}; batch and cache are those of each")
     if words := engine.speculation.describe():
-        console().print(f"  {words}")
+        print_words(f"  {words}")
 
 
 def print_advice(advice: Advice) -> None:

@@ -318,7 +318,8 @@ def test_a_page_is_rewritten_between_its_marks(tmp_path):
         claim_tables.write_page(path, "claims", "")
 
 
-def test_claims_are_printed_by_device(tmp_path, capsys):
+def test_claims_are_printed_by_device(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "132")  # room for a claim in a line
     named = table(1.4).assign(device_name="cpu (a processor, 2 threads)")
     load.save(named, "fig08", "cpu", tmp_path)
     assert main(["claims", "--results", str(tmp_path), "--only", "fig08", "--device", "cpu"]) == 0

@@ -221,7 +221,7 @@ def test_what_equal_work_differs_by_is_undecided():
     assert sweep_analysis.noise(runs) == 1.3
     (sentence,) = conclusion(runs)
     assert "undecided in throughput 120 against 100 tokens/s (in pairs 1.15 times, " in sentence
-    assert "intervals of 75% of 3 samples; repeat=6 can decide at 95%" in sentence
+    assert "These are 75% intervals of 3 samples; repeat=6 has 95%" in sentence
     assert sentence.endswith("equal work differed by up to 1.30 times.")
     far = runs.assign(throughput=[100, 101, 102, 200, 202, 204])
     assert "beside orca: better in throughput" in conclusion(far)[0]
@@ -252,8 +252,10 @@ def test_the_best_of_several_needs_an_interval_for_all_of_them():
     runs = runs.assign(throughput=speed, executor="torch", schedule=runs.policy)
     (sentence,) = conclusion(runs)
     assert "better in throughput" in sentence
-    assert "intervals of 91% of 6 samples of the best of 3 settings" in sentence
-    assert "repeat=7 can decide at 95%" in sentence
+    of_each = "These are 95% intervals of 6 samples, each by itself; "
+    assert f"{of_each}repeat=7 has 95% for the best of 3 settings." in sentence
+    seeded = runs.assign(seed=runs.repetition).drop(columns="repetition")
+    assert "seed=range(7) has 95% for the best of 3 settings." in conclusion(seeded)[0]
 
 
 @pytest.mark.parametrize("measured", [100.0, 103.0])
@@ -298,6 +300,44 @@ def test_a_sweeps_table_fits_80_columns(monkeypatch, capsys):
     assert {"269", "2.5"} <= set(row.split())
     assert "x orca" in table[2]
     assert "level" in table[2]
+
+
+@pytest.mark.parametrize(
+    ("columns", "width", "is_split"),
+    [("120", 120, False), ("", 80, False), ("wide", 80, False), ("36", 36, True)],
+)
+def test_a_table_in_a_file_is_as_wide_as_columns_says_and_cuts_no_number(
+    columns, width, is_split, monkeypatch, capsys
+):
+    """Columns without room follow below, beside the settings that name their row."""
+    monkeypatch.setenv("COLUMNS", columns)
+    runs = runs_of(policy=["vllm_v1", "orca"], chunk=[256, 512], repetition=[0, 1, 2])
+    runs = runs.assign(executor="torch", schedule=runs.policy, ttft_p50=15.092, tbt_p99=0.269)
+    runs = runs.assign(decode_time_alone=0.0213, kv_reread_factor=2.5)
+    table = sweep_table(runs, "All")
+    show([table])
+    title, text = table.title.split()[-1], capsys.readouterr().out
+    lines = text.partition(title)[2].splitlines()
+    assert max(map(len, lines)) <= width
+    words = [line.split() for line in lines]
+    num_tables = sum(line[:2] == ["policy", "chunk"] for line in words)
+    assert (num_tables > 1) == is_split
+    cells = {cell for row in table.cells()[1:] for cell in row}
+    assert cells <= {word for line in words for word in line}
+
+
+def test_a_ratio_in_pairs_says_that_it_is_no_ratio_of_the_medians_beside_it():
+    """Medians of 1,728 and 1,178 tokens/s stand beside 1.11 where a phase of a machine was slow."""
+    runs = runs_of(policy=["orca", "sarathi"], repetition=[0, 1, 2])
+    runs = runs.assign(executor="torch", schedule=runs.policy)
+    runs = runs.assign(throughput=[1178.0, 1060.0, 1600.0, 1178.0 * 1.11, 1728.0, 1750.0])
+    shown = sweep_table(runs, "All")
+    assert [row["x orca\nin pairs\n^"] for row in shown.rows] == ["1.00", "~1.11"]
+    assert [row["tokens/s\n^"] for row in shown.rows] == ["1,178", "1,728"]
+    assert "in pairs: the median of each round's or seed's ratio, not the ratio of" in shown.title
+    assert "1,728 against 1,178 tokens/s (in pairs 1.11 times, " in conclusion(runs)[0]
+    once = sweep_table(runs[runs.repetition == 0], "All")
+    assert "in pairs" not in once.title + str(once.rows[0])
 
 
 def test_headings_carry_units_and_factors():

@@ -14,7 +14,7 @@ import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.checked import flag, number, one_of
-from sarathi_lab.config.console import console, progress_of
+from sarathi_lab.config.console import print_words, progress_of
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.paths import CONF, IS_CHECKOUT, make_folder
 from sarathi_lab.config.run_context import RunContext
@@ -131,7 +131,7 @@ class Calibrate(Task):
         backend, spec, _ = subject
         dtype, device = backend.dtype_name, backend.device_name
         where = f"{device} with model {spec.name} in {dtype}"
-        console().print(f"\ncalibrating {where}", style="bold")
+        print_words(f"\ncalibrating {where}", style="bold")
         print_cautions(backend.cautions(spec), context)
         folder = make_folder(context.run_dir, "the run's folder")
         by = self._by_operations if self._has_operations(backend) else self._by_iterations
@@ -231,7 +231,7 @@ class Calibrate(Task):
             )
             if self.install:
                 raise UserError(f"task.install=true: {why}")
-            console().print(f"  {why}", style="yellow")
+            print_words(f"  {why}", style="yellow")
 
     def _has_operations(self, backend: Any) -> bool:
         """Whether operations are measured, by the lab's model: else whole iterations."""

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import listed, whole
-from sarathi_lab.config.console import console, progress_of
+from sarathi_lab.config.console import print_words, progress_of
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Sizes
@@ -81,15 +81,16 @@ class IterationTime(Task):
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         subject: Subject = context.prepared or self.check(cfg)
         backend, spec, checkpoint = subject
-        where, out = where_of(backend, spec), console()
-        out.print(f"\niterations of {where}", style="bold")
+        where = where_of(backend, spec)
+        print_words(f"\niterations of {where}", style="bold")
         print_cautions(backend.cautions(spec), context)
         backend.peaks()  # again afterwards: the best counts, as a machine may be busy
         sizes = Sizes(self._num_blocks(), BLOCK_SIZE, batch_size=max(self.decodes))
         executor = backend.build(spec, checkpoint, sizes)
         timings = self._timings(executor)
         peaks = backend.peaks()
-        out.print(f"  medians of {self.repetitions} repetitions in turns; peaks {peaks.describe()}")
+        turns = f"medians of {self.repetitions} repetitions in turns"
+        print_words(f"  {turns}; peaks {peaks.describe()}")
         rows = []
         for kind, shape in self._shapes():
             seconds, ways = zip(*timings[shape], strict=True)

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
-from sarathi_lab.config.console import console, print_place
+from sarathi_lab.config.console import print_place, print_words
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import Job, load_option, option_files
 from sarathi_lab.config.paths import of_lab, readable
@@ -72,7 +72,7 @@ class Leaderboard(Serve):
         """Rank what has finished, among what is recorded, and write tables, pictures and page."""
         runs = load_runs(record.folder)
         if runs.empty:
-            console().print(f"no finished runs in {record.folder}")
+            print_words(f"no finished runs in {record.folder}")
             return
         recorded = self._recorded()
         if len(recorded) and not runs.requests.isin(recorded.requests).any():

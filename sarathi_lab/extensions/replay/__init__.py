@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
-from sarathi_lab.config.console import console
+from sarathi_lab.config.console import print_words
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.extensions.replay.cases import Case, Replay, case_of
@@ -90,14 +90,14 @@ class Validate(Task):
         cases: list[Case] = context.prepared or self.check(cfg)
         first = cases[0].as_run
         where = f"{first.spec.name} on {first.backend.device_name}"
-        console().print(f"\nreplaying {first.run.source}: {where}", style="bold", soft_wrap=True)
+        print_words(f"\nreplaying {first.run.source}: {where}", style="bold")
         print_cautions(first.backend.cautions(first.spec), context)
         for line in first.describe():
-            console().print(f"  {line}", soft_wrap=True)
+            print_words(f"  {line}")
         if changed := cases[0].changed:
-            console().print(f"  what if, as you state: {', '.join(changed)}", soft_wrap=True)
+            print_words(f"  what if, as you state: {', '.join(changed)}")
         if len(cases) > 1:
-            console().print(f"  and {len(cases) - 1} more loads, each with its settings")
+            print_words(f"  and {len(cases) - 1} more loads, each with its settings")
         compare = _schedules if first.run.requests.empty else _loads
         result = compare(cases, cfg, context, where)
         this = (cases[0].what_if or first).engine

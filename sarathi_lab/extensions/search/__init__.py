@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep
 
-from sarathi_lab.config.console import console
+from sarathi_lab.config.console import print_words
 from sarathi_lab.config.errors import UserError, require_int, require_one_of
 from sarathi_lab.config.instantiate import Job, build
 from sarathi_lab.config.paths import write_json
@@ -129,7 +129,7 @@ class OptunaSearch(LabSweeper):
         best = study.best_trial
         values = " ".join(f"{key}={value}" for key, value in best.params.items())
         text = f"\nbest of {len(finished)} trials: {values}, {self.objective} {best.value:.6g}"
-        console().print(text, style="bold")
+        print_words(text, style="bold")
         if len(finished) >= self.n_trials:
             content = {"params": best.params, "objective": self.objective, "value": best.value}
             write_json(self.record.folder / BEST, {**content, "trials": len(finished)})

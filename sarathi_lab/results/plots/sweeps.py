@@ -18,6 +18,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from sarathi_lab.results import sweep_analysis as analysis
 from sarathi_lab.results.conclusion import arrive_over_time
+from sarathi_lab.results.intervals import level_of
 from sarathi_lab.results.plots import style
 from sarathi_lab.results.sweep_analysis import is_numeric, text, values_of
 from sarathi_lab.results.table import display_unit, less_is_better
@@ -305,9 +306,9 @@ def _title(runs: pd.DataFrame, names: Sequence[str]) -> str:
     over = [name for name in analysis.SAMPLES if name in swept and swept[name].nunique() > 1]
     if over:
         table = analysis.medians(swept, ["policy", *analysis.varied(swept)], "throughput")
-        number, confidence = int(table["num_samples"].min()), table["confidence"].min()
+        number = int(table["num_samples"].min())
         samples = " and ".join(f"{name}s" for name in over)
-        title += f"\nmedians of {number} {samples} with their {confidence:.0%} interval"
+        title += f"\nmedians of {number} {samples} with their {level_of(number):.0%} interval"
     level = analysis.noise(runs)
     if any("_vs_" in name for name in names) and level > 1:
         title += "; hollow: difference from 1 within the noise "
