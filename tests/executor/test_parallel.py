@@ -176,7 +176,7 @@ SPREAD = ["executor.tensor_parallel=8", "executor.pipeline_parallel=8"]
 @pytest.fixture(scope="module")
 def pipeline_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pipeline")
-    assert main([*LARGE, *SPREAD, f"output={folder}", "baselines=[orca]"]) == 0
+    assert main([*LARGE, *SPREAD, f"output={folder}", "window.warmup=0", "baselines=[orca]"]) == 0
     (run,) = (path.parent for path in folder.rglob("run.json") if "baselines" not in path.parts)
     return run
 
