@@ -251,9 +251,11 @@ def steady_cautions(plan: Plan, requests: pd.DataFrame, part: Part | None) -> li
             f"  not steady: filling and draining count, too, as {number} requests are less than "
             f"three times the {needed // 3} in flight; {setting}={needed} shows the steady state"
         ]
+    engine = plan.engine
     change = drift(requests, part, num_slots)
-    # On a real device noise would look the same.
-    if plan.backend.computes_tokens or abs(change) <= LEAST_DRIFT:
+    # Noise, drafts that are right at random and drawn prefixes would look the same.
+    is_random = plan.backend.computes_tokens or engine.speculation.tokens or engine.shares_prefixes
+    if is_random or abs(change) <= LEAST_DRIFT:
         return []
     return [
         f"  not steady: later batches of requests took {change:+.1%} of the earlier ones' time; "
