@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import pandas as pd
 
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.engine.served_system import ServerSetup
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import ModelSpec
 
@@ -221,8 +222,13 @@ class Backend(Protocol):
     def predictor(self, spec: ModelSpec) -> Predictor | None:
         """The cost model for `spec`, by which `chunk=auto` is chosen; None if measured."""
 
-    def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
-        """Blocks that fit beside the weights; an estimate before the weights are loaded."""
+    def kv_blocks(self, spec: ModelSpec, block_size: int, setup: ServerSetup) -> int:
+        """Blocks that a server started by `setup` has; on a real device, an estimate of those that
+        fit beside the weights, before they are loaded.
+        """
+
+    def describe_cache(self, spec: ModelSpec, setup: ServerSetup) -> str:
+        """How `kv_blocks` is calculated, such as "0.92 of 85.1 GB, less ..."."""
 
     def state_tokens(self, spec: ModelSpec) -> int:
         """Tokens whose cache is as large here as the states of one sequence."""

@@ -27,6 +27,92 @@ class CacheRoom:
 
 
 @dataclass(frozen=True)
+class DeviceMemory:
+    """The memory of one device of a server, and what lies there beside the cache, in bytes.
+
+    `libraries` is of the driver's context and of communication, `iteration` the peak of a profiled
+    iteration of `token_budget` tokens, `graphs` that of CUDA graphs. The server has `num_devices`.
+    """
+
+    total: float
+    weights: float
+    libraries: float
+    iteration: float
+    graphs: float
+    token_budget: int
+    num_devices: int
+
+
+@dataclass(frozen=True)
+class MemoryRule:
+    """What a server leaves to the cache of a device's memory.
+
+    Attributes:
+        setting: The share of memory by its name there.
+        share: The share where its operator states none, by device.
+        is_of_free: Whether it is a share of what is free beside all else; else all that is
+            subtracted must fit into that share of the whole.
+        has_iteration: Whether the peak of an iteration is subtracted.
+        has_graphs: Whether the memory of CUDA graphs is subtracted.
+        source: Where it was read.
+    """
+
+    setting: str
+    share: Callable[[DeviceMemory], float]
+    source: str
+    is_of_free: bool = False
+    has_iteration: bool = True
+    has_graphs: bool = False
+
+    def cache_bytes(self, device: DeviceMemory, share: float | None = None) -> float:
+        """Compute the bytes of cache on `device`; below 0 if they lack. None: the default share."""
+        if share is None:
+            share = self.share(device)
+        taken = sum(size for _, size in self._subtracted(device))
+        if self.is_of_free:
+            return share * (device.total - taken)
+        return share * device.total - taken
+
+    def describe(self, device: DeviceMemory, share: float | None = None) -> str:
+        """Describe the calculation, such as "0.92 of 85.1 GB, less 65.5 of weights"."""
+        if share is None:
+            share = self.share(device)
+        parts = [f"{size / 1e9:.1f} of {name}" for name, size in self._subtracted(device)]
+        rest = f"{device.total / 1e9:.1f} GB less {', '.join(parts)}"
+        if self.is_of_free:
+            return f"{self.setting}={share:.3g} of {rest}"
+        return f"{self.setting}={share:.3g} of {rest.replace(' less', ', less', 1)}"
+
+    def _subtracted(self, device: DeviceMemory) -> list[tuple[str, float]]:
+        parts = [("weights", device.weights), ("libraries", device.libraries)]
+        if self.has_iteration:
+            parts.append(("an iteration's peak", device.iteration))
+        if self.has_graphs:
+            parts.append(("CUDA graphs", device.graphs))
+        return parts
+
+
+@dataclass(frozen=True)
+class ServerSetup:
+    """How a server is started, as far as its cache depends on it: by its rule, with that `share` of
+    the memory (None: the rule's), for so many tokens of an iteration and sequences.
+    """
+
+    rule: MemoryRule
+    token_budget: int
+    num_sequences: int
+    share: float | None = None
+
+    def cache_bytes(self, device: DeviceMemory) -> float:
+        """Compute the bytes of cache on `device`; below 0 if they lack."""
+        return self.rule.cache_bytes(device, self.share)
+
+    def describe(self, device: DeviceMemory) -> str:
+        """Describe how the cache of `device` is calculated."""
+        return self.rule.describe(device, self.share)
+
+
+@dataclass(frozen=True)
 class ServedSystem:
     """A serving system with its defaults.
 
@@ -36,9 +122,11 @@ class ServedSystem:
             never cut prompts do not read it.
         num_sequences: The most sequences that are served at a time, by device and cache.
         source: Where both were read.
+        memory: What it leaves to the cache.
     """
 
     name: str
     token_budget: Callable[[ServingDevice], int]
     num_sequences: Callable[[ServingDevice, CacheRoom], int]
     source: str
+    memory: MemoryRule

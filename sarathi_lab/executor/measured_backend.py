@@ -14,6 +14,7 @@ import torch
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.engine.served_system import ServerSetup
 from sarathi_lab.executor import device as devices
 from sarathi_lab.executor.memory import Memory
 from sarathi_lab.model.degrees import Degrees
@@ -123,9 +124,17 @@ class MeasuredBackend(ABC):
             self._free_memory()
             self.memory(spec).check(kv_tokens, host_kv_tokens)
 
-    def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
+    def kv_blocks(self, spec: ModelSpec, block_size: int, setup: ServerSetup) -> int:
+        if setup.share is not None:
+            raise UserError(
+                f"cache.memory_share={setup.share} is of simulated servers; drop it, as "
+                f"executor={self.name} takes what is free, or size the cache by cache.num_blocks"
+            )
         self._free_memory()
         return self.memory(spec).kv_blocks(block_size)
+
+    def describe_cache(self, spec: ModelSpec, setup: ServerSetup) -> str:
+        return "what the device has free beside the weights"
 
     def state_tokens(self, spec: ModelSpec) -> int:
         return spec.state_tokens(self.dtype_bytes)

@@ -268,10 +268,13 @@ class ModelSpec:
 
     def weight_bytes(self, dtype_bytes: int) -> int:
         """Bytes of all matrices and scales; a head in int8 is stored even if tied."""
-        layers = self.num_linear_params * self.linear_bytes(dtype_bytes) + self._scale_bytes
         has_head = self.weight_dtype == "int8" or not self.tie_embeddings
         heads = dtype_bytes + has_head * self.head_bytes(dtype_bytes)
-        return layers + self.lm_head.num_params * heads
+        return self.layer_weight_bytes(dtype_bytes) + self.lm_head.num_params * heads
+
+    def layer_weight_bytes(self, dtype_bytes: int) -> int:
+        """Bytes of the layers' matrices, and of all scales."""
+        return self.num_linear_params * self.linear_bytes(dtype_bytes) + self._scale_bytes
 
     def kv_head_bytes(self, dtype_bytes: int) -> int:
         """Bytes of one token's keys in one head: d_head entries, or d_head bytes and a scale."""
@@ -299,9 +302,7 @@ class ModelSpec:
         return -(-self.state_bytes(dtype_bytes) // (copies * self.kv_bytes_per_token(dtype_bytes)))
 
     def kv_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
-        """KV bytes that attention must read once, re-reads of a prompt's earlier chunks included
-        (SARATHI, section 4.3.2).
-        """
+        """KV bytes that attention reads, earlier chunks of a prompt included (section 4.3.2)."""
         num_tokens = work.prefill_kv_tokens + work.decode_kv_tokens
         return num_tokens * self.kv_bytes_per_token(dtype_bytes)
 

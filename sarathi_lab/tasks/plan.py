@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +11,11 @@ import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.console import progress_of
-from sarathi_lab.config.errors import UserError, require_bool, require_int, require_one_of
+from sarathi_lab.config.errors import (
+    UserError,
+    require_int,
+    require_one_of,
+)
 from sarathi_lab.config.instantiate import build, option_files, read_option, resolved
 from sarathi_lab.engine.config import EngineConfig, Topology
 from sarathi_lab.engine.executor import Backend, Executor, Sizes
@@ -32,13 +35,11 @@ from sarathi_lab.results.decode_cost import decode_iteration
 from sarathi_lab.results.serving_metrics import Targets
 from sarathi_lab.results.steady import steady_part
 from sarathi_lab.results.window import ADMISSION, ARRIVAL, Part, Window
+from sarathi_lab.tasks.run_cache import cache_fields, explained_cache
 from sarathi_lab.workload import LoadedRequests, Workload
 from sarathi_lab.workload.traces import Trace
 
 AUTO = "auto"  # for a chunk: the one that the device's cost model predicts to be best
-FILLS_MEMORY = "auto"  # for cache.num_blocks
-CACHE_HEADROOM = 0.01  # that a policy's default watermark keeps free, beyond all sequences
-MOST_BLOCKS = 10_000_000  # of a cache; each is a number in a list
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ def _parts(cfg: DictConfig) -> Plan:
         preemption=cfg.preemption,
         cluster=cluster,
         speculation=build(cfg.speculation, Speculation),
-        **_cache(cfg, backend, spec, batch_size * backend.num_stages, max_model_len),
+        **cache_fields(cfg, backend, spec, policy, max_model_len),
     )
     config, window = resolved(cfg), build(cfg.window)
     targets = Targets(build(cfg.slo), cfg.stall, config["prompt_classes"])
@@ -214,50 +215,6 @@ def _load(
     return load
 
 
-def _cache(
-    cfg: DictConfig, backend: Backend, spec: ModelSpec, num_sequences: int, max_model_len: int
-) -> dict[str, Any]:
-    """Return the fields of the cache, for `num_sequences` without a size. Raises UserError."""
-    cache, num_host_blocks, swaps = cfg.cache, cfg.cache.num_host_blocks, cfg.preemption == "swap"
-    fix = "use a number of tokens such as 16"
-    block_size = require_int("cache.block_size", cache.block_size, 1, fix)
-    states = backend.state_tokens(spec)
-    if cache.num_blocks == FILLS_MEMORY:
-        num_blocks = backend.kv_blocks(spec, block_size)
-    elif cache.num_blocks is None:
-        per_sequence = math.ceil(max_model_len / block_size) + math.ceil(states / block_size)
-        num_blocks = math.ceil(num_sequences * per_sequence / (1 - CACHE_HEADROOM))
-    else:
-        fix = "use null for a cache that holds all batches in flight, or auto for all memory"
-        num_blocks = require_int("cache.num_blocks", cache.num_blocks, 1, fix)
-    if num_host_blocks is not None and not swaps:
-        why = "has no effect without preemption=swap; add it"
-        raise UserError(f"cache.num_host_blocks={num_host_blocks} {why}")
-    if num_host_blocks is None:
-        num_host_blocks = num_blocks if swaps else 0
-    require_int("cache.num_host_blocks", num_host_blocks, 0, "use null for num_blocks")
-    # Before a cache of that many blocks is made.
-    backend.check(spec, num_blocks * block_size, num_host_blocks * block_size)
-    for name, number in (("num_blocks", num_blocks), ("num_host_blocks", num_host_blocks)):
-        fix = "use fewer, or a larger cache.block_size"
-        require_int(f"cache.{name}", number, 0, fix, maximum=MOST_BLOCKS)
-    fix = "use true to share the cache of equal prefixes, else false"
-    shares_prefixes = require_bool("cache.prefix", cache.prefix, fix)
-    if shares_prefixes and states:
-        why = "has states, of which no copies at the ends of blocks are simulated"
-        raise UserError(f"cache.prefix=true: model {spec.name} {why}; use cache.prefix=false")
-    fix = "use true for chunks that end where blocks of the cache do, else false"
-    return {
-        "aligns_chunks": require_bool("cache.align_chunks", cache.align_chunks, fix),
-        "block_size": block_size,
-        "num_blocks": num_blocks,
-        "fills_memory": cache.num_blocks == FILLS_MEMORY,
-        "num_host_blocks": num_host_blocks,
-        "state_tokens": states,
-        "shares_prefixes": shares_prefixes,
-    }
-
-
 def _fitted(plan: Plan, chunks: Sequence[int] | None = None) -> Plan:
     """Return `plan` with its policy fitted to the device and the workload. Raises UserError."""
     policy = plan.policy.on_device(
@@ -270,7 +227,10 @@ def _fitted(plan: Plan, chunks: Sequence[int] | None = None) -> Plan:
         engine = replace(plan.engine, policy=policy.with_budget(advice.chunk))
         config = {**plan.config, "policy": settings}
         plan = replace(plan, config=config, engine=engine, advice=advice)
-    plan.engine.check(plan.load.requests)
+    with explained_cache(
+        plan.engine, plan.backend, plan.spec, plan.config["cache"]["memory_share"]
+    ):
+        plan.engine.check(plan.load.requests)
     return plan
 
 

@@ -22,7 +22,7 @@ from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, all_reduce_time, matmul_time
-from sarathi_lab.executor.simulated.kv_capacity import kv_capacity
+from sarathi_lab.executor.simulated.kv_capacity import check_room
 from sarathi_lab.extensions.ranks.sharded import Ranks
 from sarathi_lab.run import main
 
@@ -152,18 +152,18 @@ def test_unknown_links_are_refused_only_where_they_are_needed():
 def test_memory_is_that_of_all_devices_and_the_message_names_settings_that_fit():
     spec, gpu = load_option("model", "gpt3-175b"), load_option("hardware", "a100")
     kv_tokens = 8 * 27 * 4096
-    kv_capacity(spec, gpu, 2, Parallel(8, 8), kv_tokens)
+    check_room(spec, gpu, 2, Parallel(8, 8), kv_tokens)
     with pytest.raises(
         UserError, match=r"needs 350\.4 GB for weights and .* 16 x a100 is 1362 GB \((\d+) would"
     ) as e:
-        kv_capacity(spec, gpu, 2, Parallel(2, 8), kv_tokens)
+        check_room(spec, gpu, 2, Parallel(2, 8), kv_tokens)
     named = re.search(r"tensor_parallel=(\d+) executor\.pipeline_parallel=(\d+)", str(e.value))
     assert named is not None
     fitting = Parallel(*map(int, named.groups()))
     # 350 GB and 522 for each stage's micro-batch in n x 85: a stage needs 8 devices for its cache.
     assert fitting == Parallel(8, 3)
     # a cache for each stage's micro-batch
-    kv_capacity(spec, gpu, 2, fitting, kv_tokens * fitting.pipeline // 8)
+    check_room(spec, gpu, 2, fitting, kv_tokens * fitting.pipeline // 8)
 
 
 # -- through the runner ----------------------------------------------------------------------------
@@ -232,9 +232,11 @@ def test_degrees_above_the_kv_heads_copy_them():
     written = operations.times("layer", 3)["kv_write"]
     assert written == pytest.approx(alone.times("layer", 3)["kv_write"])
     # Two devices have twice the memory and hold the cache twice.
-    gpu = dataclasses.replace(LINKED, memory_bytes=1e6)
-    single, both = (kv_capacity(one_head, gpu, 2, layout) for layout in (Parallel(), pair))
-    assert both == pytest.approx(single, rel=0.01)
+    weights, token_bytes = one_head.weight_bytes(2), one_head.kv_bytes_per_token(2)
+    gpu = dataclasses.replace(LINKED, memory_bytes=weights / 2 + 10 * token_bytes)
+    check_room(one_head, gpu, 2, pair, 10)
+    with pytest.raises(UserError, match="memory of 2 x toy"):
+        check_room(one_head, gpu, 2, pair, 11)
 
 
 def test_a_hybrid_has_room_for_states_beside_copied_heads():

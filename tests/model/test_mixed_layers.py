@@ -26,7 +26,7 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.hardware import Parallel
-from sarathi_lab.executor.simulated.kv_capacity import kv_capacity
+from sarathi_lab.executor.simulated.kv_capacity import check_room
 from sarathi_lab.executor.simulated.mixed_layers import LatentTimes, LinearTimes, MixedOperations
 from sarathi_lab.experiment.clock import CostClock
 from sarathi_lab.experiment.scenario import chunked
@@ -85,9 +85,12 @@ def test_bytes_of_caches_and_states():
     assert QWEN.state_tokens(2) == 1608  # 39.5 MB at 24,576 bytes a token
     assert NEMOTRON.state_bytes(2) == 54 * (4 * 256 * 64 * 256 + 2 * 3 * (16384 + 2 * 8 * 256))
     # Latents are on each device, keys and values spread over the devices.
-    one, two = (kv_capacity(DEEPSEEK, B200X16, 2, Parallel(tensor=n)) for n in (1, 2))
-    assert two == pytest.approx((2 * B200X16.memory_bytes - 1342e9) / (2 * 70272), rel=1e-3)
-    assert one == pytest.approx((B200X16.memory_bytes - 1342e9) / 70272, rel=1e-3)
+    for devices in (1, 2):
+        rest = devices * B200X16.memory_bytes - DEEPSEEK.weight_bytes(2)
+        tokens = int(rest / (devices * 70272))
+        check_room(DEEPSEEK, B200X16, 2, Parallel(tensor=devices), tokens)
+        with pytest.raises(UserError, match="for weights and"):
+            check_room(DEEPSEEK, B200X16, 2, Parallel(tensor=devices), tokens + 1)
 
 
 B200X16 = replace(H200, memory_bytes=16 * 180e9)

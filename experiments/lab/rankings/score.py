@@ -34,6 +34,7 @@ from sarathi_lab.extensions.after_sarathi.adaptive_budgets import phased
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy, VllmV1
+from sarathi_lab.policy.systems import setup_of
 from sarathi_lab.results.provenance import last_commit
 
 HERE = Path(__file__).parent
@@ -54,7 +55,7 @@ HARDWARE = {
     "RTX5090": [
         "host.attention_kernel=flash_attention_2",
         *("hardware=rtx-pro-6000", "hardware.name=rtx-5090", "hardware.num_sms=170"),
-        *("hardware.flops_per_second=209.5e12", "hardware.memory_bytes=32.0e9"),
+        *("hardware.flops_per_second=209.5e12", "hardware.memory_bytes=33.683e9"),
         *("hardware.attention_efficiency=0.95", "hardware.causal_efficiency=0.95"),
     ],
 }
@@ -66,7 +67,7 @@ MODELS = {
 }
 # The logs' is vLLM 0.22.1, scheduled ahead, too, with its default graphs.
 SERVER = ["executor=simulated", "host=vllm_0_19", "host.graphs.mode=full_and_piecewise"]
-MEMORY_SHARE, BLOCK_SIZE, MAX_NUM_SEQS = 0.9, 16, 256
+BLOCK_SIZE, MAX_NUM_SEQS = 16, 256
 
 
 def read_logs(folder: Path) -> pd.DataFrame:
@@ -143,11 +144,8 @@ def predict(
     for run in runs.itertuples():
         key = run.gpu, run.model
         if key not in servers:
-            backend, spec = server(*key, settings)
-            memory = MEMORY_SHARE * backend.hardware.memory_bytes
-            held = replace(backend, hardware=replace(backend.hardware, memory_bytes=memory))
-            servers[key] = backend, spec, held.kv_blocks(spec, BLOCK_SIZE)
-        backend, spec, num_blocks = servers[key]
+            servers[key] = server(*key, settings)
+        backend, spec = servers[key]
         phases = [tuple(map(float, phase.split(":"))) for phase in run.phases.split(",")]
         times = phased(phases, run.seed)
         assert len(times) == run.num_requests, run
@@ -156,6 +154,8 @@ def predict(
         ]
         client = Client(per_token)
         policy = policy_of(run.policy, run.budget)
+        setup = setup_of(policy, MAX_NUM_SEQS, spec.max_position)
+        num_blocks = backend.kv_blocks(spec, BLOCK_SIZE, setup)
         engine = EngineConfig(
             policy, MAX_NUM_SEQS, num_blocks, BLOCK_SIZE, max_model_len=spec.max_position
         )

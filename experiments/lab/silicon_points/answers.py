@@ -29,17 +29,18 @@ MEAN_SHARE = (1 + SHORTEST) / 2  # of the nominal length, where lengths are draw
 
 
 @cache
-def device(alike: Point) -> tuple[Predictor, int]:
-    """What predicts an iteration's seconds, and the tokens that the cache holds."""
+def predictor_of(alike: Point) -> Predictor:
+    """What predicts an iteration's seconds."""
     backend, spec = alike.device, alike.spec
     predictor = backend.predictor(spec)
     assert predictor is not None, "a simulated device has one"
-    return predictor, backend.kv_blocks(spec, BLOCK_SIZE) * BLOCK_SIZE
+    return predictor
 
 
 def answer(point: Point) -> dict[str, object]:
     """A decode iteration, a prompt and an answer, in ms; and the relative error of the last."""
-    predict, room = device(replace(point, **ANY, id=point.id[: len(INFERENCE_MAX)]))
+    predict = predictor_of(replace(point, **ANY, id=point.id[: len(INFERENCE_MAX)]))
+    room = point.device.kv_blocks(point.spec, BLOCK_SIZE, point.setup) * BLOCK_SIZE
     share = MEAN_SHARE if point.is_inference_max else 1.0
     prompt, output, users = int(share * point.isl), int(share * point.osl), point.concurrency
     step = predict(make_batch(num_decodes=users, context=prompt + output // 2))

@@ -56,7 +56,9 @@ def simulate(row: dict[str, str]) -> dict[str, object]:
     executors, schedulers, spec = [], [], point.spec
     for kind in ("prefill", "decode"):
         backend = replace(point.device, tensor_parallel=number[f"{kind}_tp_size"])
-        blocks, batch = backend.kv_blocks(spec, BLOCK_SIZE), number[f"{kind}_batch_size"]
+        batch = number[f"{kind}_batch_size"]
+        setup = replace(point.setup, num_sequences=batch)
+        blocks = backend.kv_blocks(spec, BLOCK_SIZE, setup)
         for _ in range(number[f"{kind}_num_workers"]):
             executors.append(backend.build(spec, None, Sizes(blocks, BLOCK_SIZE, batch)))
             cache, longest = BlockManager(blocks, BLOCK_SIZE), sum(lengths)

@@ -32,10 +32,12 @@ from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import SequenceState
+from sarathi_lab.engine.served_system import ServerSetup
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.hardware import Host
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import SGLang, TensorRTLLM, VllmV1
+from sarathi_lab.policy.systems import setup_of, vllm_memory
 
 COLUMNS = (
     *("id", "gpu", "model", "backend", "version", "weights", "tp", "isl", "osl", "concurrency"),
@@ -67,7 +69,6 @@ COUNTED = 2  # simulated of them: the first, of users who all come at once, and 
 USERS = "silicon_concurrency="  # where a row says that its batch_size is that
 BLOCK_SIZE = 16
 EVERY = 50  # points between two lines of progress
-MEMORY_SHARE = 0.9  # of a device's memory, for weights and cache
 BUDGET = 8192  # tokens of an iteration
 # InferenceMAX's own settings (70b_fp8_*.sh of October 2025), by how its rows' ids begin.
 INFERENCE_MAX = "2026_04_06"
@@ -134,7 +135,6 @@ class Point:
     @property
     def device(self) -> SimulatedBackend:
         hardware = load_option("hardware", self.gpu)
-        hardware = replace(hardware, memory_bytes=MEMORY_SHARE * hardware.memory_bytes)
         return SimulatedBackend(
             hardware,
             tensor_parallel=self.tp,
@@ -142,6 +142,13 @@ class Point:
             host=self.host,
             cost_model=self.cost_model,
         )
+
+    @property
+    def setup(self) -> ServerSetup:
+        setup = setup_of(self.policy, self.concurrency, self.isl + self.osl)
+        if self.backend == "vllm":
+            setup = replace(setup, rule=vllm_memory(self.version))
+        return setup
 
     @property
     def spec(self) -> ModelSpec:
@@ -258,7 +265,7 @@ def served(
     each user do.
     """
     waits, spec = Waits(counted * point.concurrency), point.spec
-    num_blocks = backend.kv_blocks(spec, BLOCK_SIZE)
+    num_blocks = backend.kv_blocks(spec, BLOCK_SIZE, point.setup)
     engine = EngineConfig(
         point.policy, point.concurrency, num_blocks, BLOCK_SIZE, max_model_len=point.isl + point.osl
     )

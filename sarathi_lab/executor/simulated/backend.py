@@ -12,10 +12,15 @@ from sarathi_lab.config.checked import check_fields, one_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Executor, Power, Predictor, Sizes
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.engine.served_system import ServerSetup
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import NO_HOST, WEIGHTS, Hardware, Host, Parallel
-from sarathi_lab.executor.simulated.kv_capacity import kv_capacity
+from sarathi_lab.executor.simulated.kv_capacity import (
+    check_room,
+    device_memory,
+    served_tokens,
+)
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, WEIGHT_DTYPES, ModelSpec, WeightDtype
 
@@ -98,7 +103,7 @@ class SimulatedBackend:
         self._cost(spec)
         if host_kv_tokens:
             _ = self.hardware.host_rate  # raises if unknown
-        self._kv_capacity(spec, kv_tokens)
+        check_room(self._held(spec), self.hardware, self.dtype_bytes, self.parallel, kv_tokens)
 
     def peaks(self) -> Peaks:
         """Return the hardware file's peaks, of all devices together."""
@@ -142,13 +147,17 @@ class SimulatedBackend:
 
         return Predictor(operation_times, cost.num_layers)
 
-    def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
-        """Compute the blocks that fit beside the weights."""
-        return self._kv_capacity(spec) // block_size
+    def kv_blocks(self, spec: ModelSpec, block_size: int, setup: ServerSetup) -> int:
+        """Compute the blocks that a server has by its rule. Raises UserError for none."""
+        self.parallel.check(spec)
+        size = self.dtype_bytes
+        num_tokens = served_tokens(self._held(spec), self.hardware, size, setup, self.parallel)
+        return max(1, num_tokens // block_size)
 
-    def _kv_capacity(self, spec: ModelSpec, kv_tokens: int = 0) -> int:
-        held, size = self._held(spec), self.dtype_bytes
-        return kv_capacity(held, self.hardware, size, self.parallel, kv_tokens)
+    def describe_cache(self, spec: ModelSpec, setup: ServerSetup) -> str:
+        """Describe how `kv_blocks` is calculated for one device."""
+        size = (self.dtype_bytes, self.parallel)
+        return setup.describe(device_memory(self._held(spec), self.hardware, *size, setup))
 
     def state_tokens(self, spec: ModelSpec) -> int:
         return spec.state_tokens(self.dtype_bytes, self.parallel.cache_copies(spec))

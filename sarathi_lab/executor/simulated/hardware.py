@@ -305,13 +305,18 @@ class Parallel(Degrees):
         return max(1, self.tensor // spec.num_kv_heads)
 
     def device_weight_bytes(self, spec: ModelSpec, dtype_bytes: int) -> float:
-        """Return the bytes of one device's weights, of the mean stage, with copied KV heads."""
-        copied_heads = 2 * spec.num_kv_heads * (self.cache_copies(spec) - 1)
-        if spec.layers.latent:
-            copied_heads = 0  # the products to and from latents are counted once
-        copied_params = copied_heads * spec.head_size * spec.hidden_size
-        copied = spec.num_attention_layers * copied_params * spec.linear_bytes(dtype_bytes)
-        return (spec.weight_bytes(dtype_bytes) + copied) / self.num_devices
+        """Return the bytes of weights on a device of the largest stage: an equal share of the
+        layers, copied KV heads, and the embedding or the output head, which only the first and the
+        last of several stages have.
+        """
+        layers = spec.layer_weight_bytes(dtype_bytes)
+        heads = spec.weight_bytes(dtype_bytes) - layers
+        if self.pipeline > 1:
+            heads = spec.lm_head.num_params * dtype_bytes
+        further_copies = 0 if spec.layers.latent else self.cache_copies(spec) - 1
+        params = further_copies * 2 * spec.kv_size * spec.hidden_size
+        copied = spec.num_attention_layers * params * spec.linear_bytes(dtype_bytes)
+        return ((layers + copied) / self.pipeline + heads) / self.tensor
 
     def complaint(self, spec: ModelSpec) -> UserError | None:
         """Return the error of a model without equal stages or equal shares of heads; None: it

@@ -5,21 +5,82 @@ from __future__ import annotations
 from itertools import product
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.served_system import DeviceMemory, ServerSetup
 from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel
+from sarathi_lab.model.activations import iteration_bytes
 from sarathi_lab.model.spec import ModelSpec
 
 MAX_TENSOR = 8  # devices of a node, the largest tensor-parallel degree to suggest
+GIB = 2**30
+# Of the driver's context on one device, and with the buffers of communication on several that share
+# a layer, over fast links or not: vLLM's "non-torch memory" (experiments/lab/cache_sizes).
+LIBRARIES = 0.25 * GIB
+SHARING_LIBRARIES = 0.55 * GIB
+FAST_LINK_LIBRARIES = 2.1 * GIB
+FAST_LINK = 100e9  # bytes/s: NVLink with a switch, not its bridges and not PCIe
+GRAPH_BYTES = 7.5 * 2**20  # of vLLM's CUDA graphs of all sizes, by layer: 0.23 GiB for 32 layers
 
 
-def kv_capacity(
+def device_memory(
+    spec: ModelSpec, hardware: Hardware, dtype_bytes: int, parallel: Parallel, setup: ServerSetup
+) -> DeviceMemory:
+    """Return the memory of a device of the stage with the most beside its cache: the last, which
+    samples.
+    """
+    libraries = LIBRARIES
+    if parallel.tensor > 1:
+        is_fast = (hardware.link_bytes_per_second or 0.0) >= FAST_LINK
+        libraries = FAST_LINK_LIBRARIES if is_fast else SHARING_LIBRARIES
+    tokens, sequences = setup.token_budget, setup.num_sequences
+    return DeviceMemory(
+        total=hardware.memory_bytes,
+        weights=parallel.device_weight_bytes(spec, dtype_bytes),
+        libraries=libraries,
+        iteration=iteration_bytes(spec, tokens, sequences, dtype_bytes, parallel.tensor),
+        graphs=GRAPH_BYTES * parallel.layers_per_stage(spec),
+        token_budget=tokens,
+        num_devices=parallel.num_devices,
+    )
+
+
+def served_tokens(
+    spec: ModelSpec,
+    hardware: Hardware,
+    dtype_bytes: int,
+    setup: ServerSetup,
+    parallel: Parallel = ONE_DEVICE,
+) -> int:
+    """Compute the tokens of cache that a server has there by its rule. Raises UserError for none.
+    The device with the least room decides for all.
+    """
+    device = device_memory(spec, hardware, dtype_bytes, parallel, setup)
+    num_bytes = setup.cache_bytes(device)
+    num_tokens = int(num_bytes // _device_token_bytes(spec, dtype_bytes, parallel))
+    if num_tokens < 1:
+        more = "" if setup.share is None else "raise cache.memory_share, "
+        raise UserError(
+            f"model {spec.name} leaves no room for KV on each of {parallel.num_devices} x "
+            f"{hardware.name}: {setup.describe(device)}; {more}take more devices, a smaller model "
+            "or another hardware"
+        )
+    return num_tokens
+
+
+def _device_token_bytes(spec: ModelSpec, dtype_bytes: int, parallel: Parallel) -> float:
+    """Return the bytes of a token's cache on one device."""
+    held = parallel.cache_copies(spec) * spec.kv_bytes_per_token(dtype_bytes)
+    return held / parallel.num_devices
+
+
+def check_room(
     spec: ModelSpec,
     hardware: Hardware,
     dtype_bytes: int,
     parallel: Parallel = ONE_DEVICE,
     kv_tokens: int = 0,
-) -> int:
-    """Compute the tokens of KV cache that fit beside the weights, all spread evenly. Raises
-    UserError if `kv_tokens` do not; it names the smallest sufficient number of devices.
+) -> None:
+    """Raise UserError unless `kv_tokens` of stated cache fit beside the weights, all spread evenly,
+    with nothing kept for a server's iterations. It names the smallest sufficient number of devices.
     """
     weights, copies = spec.weight_bytes(dtype_bytes), parallel.cache_copies(spec)
     token_bytes = copies * spec.kv_bytes_per_token(dtype_bytes)
@@ -32,7 +93,6 @@ def kv_capacity(
             f"for KV, memory of {parallel.num_devices} x {hardware.name} is {memory / 1e9:.0f} GB"
             f"{alternative}; {fix * (weights < memory)}take a smaller model or another hardware"
         )
-    return int((memory - weights) // token_bytes)
 
 
 def _sufficient(spec: ModelSpec, hardware: Hardware, weights: float, stage_cache: float) -> str:

@@ -37,6 +37,7 @@ from sarathi_lab.extensions.calibration.iterations import (
 )
 from sarathi_lab.extensions.calibration.subjects import BLOCK_SIZE, Subject, measured_subject
 from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.policy.systems import setup_of
 from sarathi_lab.results.provenance import slug_of
 from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import DisplayTable, Result
@@ -256,7 +257,9 @@ def _sizes(cfg: DictConfig, subject: Subject) -> Sizes:
     """Sizes for whole iterations, with as much cache as there is, up to a full batch."""
     backend, spec, _ = subject
     sizes = _limits(cfg).sizes
-    room = backend.kv_blocks(spec, sizes.block_size)
+    limits = _limits(cfg)
+    setup = setup_of(None, limits.batch_size, limits.longest)
+    room = backend.kv_blocks(spec, sizes.block_size, setup)
     if sizes.num_blocks <= room:
         return sizes
     return replace(sizes, num_blocks=room, fills_memory=True)

@@ -17,11 +17,11 @@ from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError, require_int, require_number
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.executor.simulated.kv_capacity import kv_capacity
 from sarathi_lab.experiment.advisor import BASELINES, PolicyOfChunk
 from sarathi_lab.experiment.scenario import Scenario, lengths, request_times
 from sarathi_lab.extensions.advice import cost_of, policy_of_chunk
 from sarathi_lab.policy import Sarathi
+from sarathi_lab.policy.systems import setup_of
 from sarathi_lab.results.report import print_device
 from sarathi_lab.results.result import Result
 from sarathi_lab.tasks.base import Task
@@ -57,8 +57,10 @@ class Crossover(Task):
     def check(self, cfg: DictConfig) -> tuple[Loads, int]:
         """Return the loads whose batch of whole sequences fits the cache, and its tokens."""
         backend, spec, _ = cost_of(cfg)
-        size = (backend.dtype_bytes, backend.parallel)
-        kv_tokens = int(kv_capacity(spec, backend.hardware, *size))
+        setup = setup_of(
+            policy_of_chunk(cfg)(max(self.chunks)), max(self.batches), max(self.seq_lens)
+        )
+        kv_tokens = backend.kv_blocks(spec, 1, setup)
         states = backend.state_tokens(spec)
         loads = loads_that_fit(self.pd_ratios, self.seq_lens, self.batches, kv_tokens, states)
         if not loads:

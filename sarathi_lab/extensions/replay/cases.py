@@ -241,7 +241,7 @@ def _replay(
     engine = EngineConfig(
         policy.on_device(lambda: backend.predictor(spec), batch_size, longest),
         batch_size=batch_size,
-        num_blocks=num_blocks(cfg, run, backend, spec),
+        num_blocks=num_blocks(cfg, run, backend, spec, cfg.batch),
         block_size=cfg.cache.block_size,
         max_model_len=longest,
         num_micro_batches=backend.num_stages,

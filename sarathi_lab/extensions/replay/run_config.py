@@ -20,10 +20,12 @@ from sarathi_lab.extensions.replay.server_arguments import NULL_BLOCKS
 from sarathi_lab.extensions.replay.settings import typed_settings, with_settings
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
+from sarathi_lab.policy import Policy
+from sarathi_lab.policy.systems import setup_of, vllm_memory
 from sarathi_lab.tasks.plan import changed
+from sarathi_lab.tasks.run_cache import memory_share
 
 AUTO = "auto"  # of hardware, host, model and dtype: as recorded in the run
-MEMORY_SHARE = 0.9  # that a server takes, vLLM's default
 
 
 def server_of(run: RealRun) -> str:
@@ -142,14 +144,18 @@ def _of_run(
     return LockstepBackend(**vars(backend), sharing=sharing)
 
 
-def num_blocks(cfg: DictConfig, run: RealRun, backend: SimulatedBackend, spec: ModelSpec) -> int:
-    """Return the stated number, else that of the server's share of memory beside the weights."""
+def num_blocks(
+    cfg: DictConfig, run: RealRun, backend: SimulatedBackend, spec: ModelSpec, num_sequences: int
+) -> int:
+    """Return the stated number, else what a server of the run's version leaves to a cache."""
     if isinstance(cfg.cache.num_blocks, int):
         return int(cfg.cache.num_blocks)
-    share = run.settings.stated.get("cache.memory_share", MEMORY_SHARE)
-    usable = share * backend.hardware.memory_bytes
-    backend = replace(backend, hardware=replace(backend.hardware, memory_bytes=usable))
-    return backend.kv_blocks(spec, cfg.cache.block_size) - NULL_BLOCKS
+    policy: Policy = build(cfg.policy, Policy)
+    longest = cfg.max_model_len or spec.max_position
+    setup = setup_of(policy, num_sequences, longest, memory_share(cfg))
+    if server_of(run) == "vllm":
+        setup = replace(setup, rule=vllm_memory(run.version))
+    return backend.kv_blocks(spec, cfg.cache.block_size, setup) - NULL_BLOCKS
 
 
 def with_host_of_stages(cfg: DictConfig, typed: DictConfig) -> DictConfig:
@@ -207,8 +213,11 @@ def with_server_defaults(
         cfg = with_settings(cfg, {"chunk": system.token_budget(device)})
         assumed.append(f"chunk={cfg.chunk}")
     if cfg.batch is None:
-        cache_tokens = num_blocks(cfg, run, backend, spec) * cfg.cache.block_size
-        room = CacheRoom(cache_tokens, cfg.max_model_len or spec.max_position)
+        longest = cfg.max_model_len or spec.max_position
+        # Where the number depends on the cache, the cache does not depend on the number.
+        most = system.num_sequences(device, CacheRoom(0, longest))
+        blocks = num_blocks(cfg, run, backend, spec, most)
+        room = CacheRoom(blocks * cfg.cache.block_size, longest)
         # A batch has a token for each sequence, in servers as here.
         number = min(system.num_sequences(device, room), cfg.chunk)
         cfg = with_settings(cfg, {"batch": number})

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 
 from sarathi_lab.config.errors import UserError
 
-# What the lab's command line has no name for: the cache in tokens, the share of memory that a
-# server takes, whether its replicas share experts, its version.
-OF_FILES = ("cache.tokens", "cache.memory_share", "cluster.shares_experts", "version")
+# What the lab's command line has no name for: the cache in tokens, whether replicas share experts,
+# the server's version.
+OF_FILES = ("cache.tokens", "cluster.shares_experts", "version")
 NO_EFFECT = "-"
 NULL_BLOCKS = 1  # of vLLM's blocks, never allocated
 # How alike two names are where one is taken for a misspelling of the other.

@@ -29,6 +29,7 @@ SETTINGS = (
     *("chunk", "batch", "max_model_len", "queue_order"),
     *("executor.tensor_parallel", "executor.pipeline_parallel", "executor.weights"),
     *("cache.block_size", "cache.num_blocks", "cache.prefix", "cache.dtype", "cache.align_chunks"),
+    "cache.memory_share",
 )
 OF_WORKLOAD = ("workload.arrivals", "workload.users", "workload.think_time")
 # A server's defaults, of what depends neither on its device nor on its model.
@@ -38,6 +39,7 @@ SERVER_DEFAULTS: dict[str, Any] = {
     "executor.weights": "auto",
     "cache.block_size": BLOCK_SIZE,
     "cache.num_blocks": None,
+    "cache.memory_share": None,
     "cache.prefix": True,
     "cache.dtype": "auto",
     "cache.align_chunks": False,
@@ -49,7 +51,7 @@ NAMED_WHERE_ASSUMED = ("executor.tensor_parallel", "cache.block_size", "cache.pr
 # On which the number of blocks depends.
 SIZING = (
     *("executor.tensor_parallel", "executor.pipeline_parallel", "executor.weights"),
-    *("cache.block_size", "cache.dtype"),
+    *("cache.block_size", "cache.dtype", "cache.memory_share"),
 )
 COMPARED = ("chunk", "batch", "policy", "executor", "cache", "max_model_len", "queue_order")
 

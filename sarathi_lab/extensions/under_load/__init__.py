@@ -35,6 +35,7 @@ from sarathi_lab.experiment.scenario import BLOCK_SIZE, Room
 from sarathi_lab.extensions.capacity.search import at_rate
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Policy
+from sarathi_lab.policy.systems import setup_of
 from sarathi_lab.results import load
 from sarathi_lab.results.decode_cost import decode_iteration
 from sarathi_lab.results.intervals import FEWEST_PAIRS, summary
@@ -91,8 +92,9 @@ class LoadFigure(Figure):
         from sarathi_lab.experiment.measure import measure  # torch takes seconds
 
         spec, sizes, seed = session.spec, session.sizes, session.seed
-        held = BLOCK_SIZE * session.backend.kv_blocks(spec, BLOCK_SIZE)
         room = self.room(spec, sizes)
+        setup = setup_of(None, room.batch_size, room.longest)
+        held = BLOCK_SIZE * session.backend.kv_blocks(spec, BLOCK_SIZE, setup)
         room = room._replace(kv_tokens=min(room.kv_tokens, held))
         with session.loaded(self.name, room) as (executor, advance):
             cache = (executor.num_blocks, executor.block_size, room.longest)
@@ -110,7 +112,8 @@ class LoadFigure(Figure):
 
     def bench(self, job: Job) -> ServingBench:
         spec, backend, batch, most = job.spec, job.backend, job.sizes["batch"], longest(job.sizes)
-        cache_sizes = (backend.kv_blocks(spec, BLOCK_SIZE), BLOCK_SIZE)
+        setup = setup_of(None, batch, most)
+        cache_sizes = (backend.kv_blocks(spec, BLOCK_SIZE, setup), BLOCK_SIZE)
         predictor = cache(partial(backend.predictor, spec))
         states = backend.state_tokens(spec)
         places = (batch, *cache_sizes, most, backend.num_stages)

@@ -133,7 +133,7 @@ def test_hardware_model_policy_cost_model_and_picture_are_read(tmp_path):
         (["executor=torch", "model=tiny"], ["executor=torch has no cost model"]),
         (["executor.pipeline_parallel=2"], ["pipeline_parallel=2 is not predicted", "use 1"]),
         (["task.chunks=[2]"], ["task.chunks=[2] are all below the batches", "[4, 16]"]),
-        (["task.batches=[5000]"], ["exceed the cache of 30784 tokens"]),
+        (["task.batches=[5000]"], ["exceed the cache of 23740 tokens"]),
         (["policy.min_decodes=9"], ["min_decodes=9 exceeds"]),
         (["executor.cost_model=profiled", "model=7b"], ["no tables of model 7b (available: 13b)"]),
     ],

@@ -1,0 +1,100 @@
+"""The KV cache of a run: its fields from the settings, and errors that name its size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from omegaconf import DictConfig
+
+from sarathi_lab.config.errors import UserError, require_bool, require_int, require_number
+from sarathi_lab.engine.config import EngineConfig
+from sarathi_lab.engine.executor import Backend
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.policy import Policy
+from sarathi_lab.policy.systems import setup_of
+
+FILLS_MEMORY = "auto"  # for cache.num_blocks
+CACHE_HEADROOM = 0.01  # that a policy's default watermark keeps free, beyond all sequences
+MOST_BLOCKS = 10_000_000  # of a cache; each is a number in a list
+
+
+def cache_fields(
+    cfg: DictConfig, backend: Backend, spec: ModelSpec, policy: Policy, max_model_len: int
+) -> dict[str, Any]:
+    """Return the fields of `EngineConfig` that the settings `cache` stand for. Without a size it
+    holds all batches in flight. Raises UserError.
+    """
+    cache, num_host_blocks, swaps = cfg.cache, cfg.cache.num_host_blocks, cfg.preemption == "swap"
+    fix = "use a number of tokens such as 16"
+    block_size = require_int("cache.block_size", cache.block_size, 1, fix)
+    states = backend.state_tokens(spec)
+    if cache.num_blocks == FILLS_MEMORY:
+        setup = setup_of(policy, cfg.batch, max_model_len, memory_share(cfg))
+        # A small model on a large device would have more than any run needs.
+        num_blocks = min(backend.kv_blocks(spec, block_size, setup), MOST_BLOCKS)
+    elif cache.num_blocks is None:
+        per_sequence = math.ceil(max_model_len / block_size) + math.ceil(states / block_size)
+        num_sequences = cfg.batch * backend.num_stages
+        num_blocks = math.ceil(num_sequences * per_sequence / (1 - CACHE_HEADROOM))
+    else:
+        fix = "use null for a cache that holds all batches in flight, or auto for all memory"
+        num_blocks = require_int("cache.num_blocks", cache.num_blocks, 1, fix)
+    if cache.memory_share is not None and cache.num_blocks != FILLS_MEMORY:
+        why = "has no effect on a cache of a stated size; add cache.num_blocks=auto"
+        raise UserError(f"cache.memory_share={cache.memory_share} {why}")
+    if num_host_blocks is not None and not swaps:
+        why = "has no effect without preemption=swap; add it"
+        raise UserError(f"cache.num_host_blocks={num_host_blocks} {why}")
+    if num_host_blocks is None:
+        num_host_blocks = num_blocks if swaps else 0
+    require_int("cache.num_host_blocks", num_host_blocks, 0, "use null for num_blocks")
+    # Before a cache of that many blocks is made.
+    backend.check(spec, num_blocks * block_size, num_host_blocks * block_size)
+    for name, number in (("num_blocks", num_blocks), ("num_host_blocks", num_host_blocks)):
+        fix = "use fewer, or a larger cache.block_size"
+        require_int(f"cache.{name}", number, 0, fix, maximum=MOST_BLOCKS)
+    fix = "use true to share the cache of equal prefixes, else false"
+    shares_prefixes = require_bool("cache.prefix", cache.prefix, fix)
+    if shares_prefixes and states:
+        why = "has states, of which no copies at the ends of blocks are simulated"
+        raise UserError(f"cache.prefix=true: model {spec.name} {why}; use cache.prefix=false")
+    fix = "use true for chunks that end where blocks of the cache do, else false"
+    return {
+        "aligns_chunks": require_bool("cache.align_chunks", cache.align_chunks, fix),
+        "block_size": block_size,
+        "num_blocks": num_blocks,
+        "fills_memory": cache.num_blocks == FILLS_MEMORY,
+        "num_host_blocks": num_host_blocks,
+        "state_tokens": states,
+        "shares_prefixes": shares_prefixes,
+    }
+
+
+def memory_share(cfg: DictConfig) -> float | None:
+    """Return the stated share of a device's memory. Raises UserError for one that is none."""
+    share = cfg.cache.memory_share
+    if share is None:
+        return None
+    fix = "use a share above 0 up to 1 such as 0.9, or null for the served system's"
+    if require_number("cache.memory_share", share, above=0, fix=fix) > 1:
+        raise UserError(f"cache.memory_share={share} exceeds 1; {fix}")
+    return float(share)
+
+
+@contextmanager
+def explained_cache(
+    engine: EngineConfig, backend: Backend, spec: ModelSpec, share: float | None
+) -> Iterator[None]:
+    """Add to a UserError of what does not fit a cache that fills the memory how that is sized."""
+    try:
+        yield
+    except UserError as error:
+        if not engine.fills_memory:
+            raise
+        longest = engine.max_model_len or spec.max_position
+        setup = setup_of(engine.policy, engine.batch_size, longest, share)
+        size = backend.describe_cache(spec, setup)
+        raise UserError(f"{error} (the cache of a device: {size})") from None
