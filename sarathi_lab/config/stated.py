@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from omegaconf import DictConfig, OmegaConf, read_write
 
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import fit_targets, name_of
 
 LENGTHS = ("prompt_len", "output_len")
@@ -32,6 +33,20 @@ def follow_stated(cfg: DictConfig, settings: Sequence[str]) -> None:
         _follow_objective(cfg, stated)
         if "stated" in cfg.task:
             cfg.task.stated = list(settings)
+        else:
+            _check_tables(cfg, stated)
+
+
+def _check_tables(cfg: DictConfig, stated: Mapping[str, str]) -> None:
+    """Raise UserError for tables that the cost model does not read; hardware=auto reads its file
+    beside them.
+    """
+    model = cfg.executor.get("cost_model")
+    if "hardware.tables" in stated and model == "analytic" and cfg.hardware.get("name") != "auto":
+        raise UserError(
+            f"hardware.tables={stated['hardware.tables']} has no effect with "
+            "executor.cost_model=analytic; add executor.cost_model=profiled, or drop it"
+        )
 
 
 def _follow_lengths(cfg: DictConfig, stated: Mapping[str, str]) -> None:

@@ -137,3 +137,13 @@ def test_help_lists_the_plain_words():
     text = help_text([])
     for name in ("prompt_len", "output_len", "ttft", "scheduling_delay", "quantile"):
         assert f"\n  {name}: " in text
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def test_tables_that_the_cost_model_does_not_read_are_refused():
+    tables = "hardware.tables=experiments/lab/cost_model/tables/h100"
+    with pytest.raises(UserError, match=r"add executor\.cost_model=profiled, or drop it"):
+        plan_of(tables)
+    assert plan_of(tables, "executor.cost_model=profiled").backend.cost_model == "profiled"

@@ -34,6 +34,7 @@ from sarathi_lab.extensions.replay.comparison import Load
 from sarathi_lab.extensions.replay.real_run import RealRun
 from sarathi_lab.extensions.replay.run_config import (
     AUTO,
+    Found,
     configured,
     devices,
     num_blocks,
@@ -46,6 +47,7 @@ from sarathi_lab.extensions.replay.run_config import (
     without_unknown_weights,
 )
 from sarathi_lab.extensions.replay.settings import (
+    ReplaySettings,
     differences,
     replay_settings,
     typed_settings,
@@ -162,36 +164,17 @@ def case_of(cfg: DictConfig, run: RealRun) -> Case:
     if not issubclass(class_of(cfg, "executor"), SimulatedBackend):
         name = getattr(class_of(cfg, "executor"), "name", "this")
         raise UserError(f"task=validate replays in simulation, executor={name} is none")
-    is_named = cfg.hardware.name != AUTO
     settings = replay_settings(cfg, run)
-    named, assumed, notes = configured(cfg, run)
-    notes += settings.notes
-    as_run = with_host_of_stages(settings.config_as_run(named), cfg)
-    if as_run.host.name != named.host.name:
-        notes.append(f"not simulated for a pipeline: host={named.host.name}")
-    as_run, refused = without_unknown_weights(as_run, run, is_named=is_named)
-    as_run, defaults = with_server_defaults(as_run, run, is_named=is_named)
-    as_run = without_idle_threshold(with_graphs(as_run, run), run)
-    assumed += [*settings.assumed, *defaults]
-    if assumed:
-        notes.insert(0, f"assumed, as nothing states them: {', '.join(assumed)}")
-    what_if = settings.config_what_if(named, as_run)
-    what_if = with_host_of_stages(with_graphs_of_user(what_if, named), cfg)
-    is_batch_assumed = "batch" not in {**stated, **settings.by_user}
-    if is_batch_assumed and isinstance(what_if.chunk, int):
-        # As assumed: the server's default, but no more than its budget.
-        what_if = with_settings(what_if, {"batch": min(what_if.batch, what_if.chunk)})
-    clients = _clients(cfg, run)
-    if clients[0] is not run.client:
-        notes.append(f"as you state: {_named(clients[0])}")
-    think_time = cfg.workload.get("think_time")
-    if think_time is None:
-        think_time = measured_thought(run.requests, clients[0])
-    first, other = (
-        _replay(config, run, client, loop_of(run.requests, client, think_time), is_named=is_named)
-        for config, client in ((as_run, clients[0]), (what_if, clients[1]))
-    )
-    first = replace(first, notes=[*notes, *refused])
+    named, found = configured(cfg, run)
+    as_run, notes = _config_as_run(cfg, run, settings, named, found)
+    what_if = _config_what_if(cfg, run, settings, named, as_run)
+    client, client_of_user = _clients(cfg, run)
+    if client is not run.client:
+        notes.append(f"as you state: {_named(client)}")
+    first = _replay(as_run, cfg, run, client)
+    first = replace(first, notes=notes)
+    think_time = 0.0 if first.loop is None else first.loop.think_time
+    other = _replay(what_if, cfg, run, client_of_user, think_time)
     if first.does_the_same_as(other):
         return Case(first, None)
     if run.requests.empty and first.engine != other.engine:
@@ -201,8 +184,43 @@ def case_of(cfg: DictConfig, run: RealRun) -> Case:
         )
     changed = differences(as_run, what_if)
     if first.loop != other.loop:
-        changed.append(f"{_named(clients[1])} ({_named(clients[0])})")
+        changed.append(f"{_named(client_of_user)} ({_named(client)})")
     return Case(first, other, changed)
+
+
+def _config_as_run(
+    cfg: DictConfig, run: RealRun, settings: ReplaySettings, named: DictConfig, found: Found
+) -> tuple[DictConfig, list[str]]:
+    """Return the configuration of the run as it was, and notes on where its settings are from."""
+    is_named = cfg.hardware.name != AUTO
+    notes = [*found.notes, *settings.notes]
+    as_run = with_host_of_stages(settings.config_as_run(named), cfg)
+    if as_run.host.name != named.host.name:
+        notes.append(f"not simulated for a pipeline: host={named.host.name}")
+    as_run, refused = without_unknown_weights(as_run, run, is_named=is_named)
+    as_run, defaults = with_server_defaults(as_run, run, is_named=is_named)
+    if "batch" not in settings.by_user and as_run.batch > as_run.chunk:
+        # A batch has a token for each sequence here.
+        refused.append(f"not simulated: batch={as_run.batch} above chunk={as_run.chunk}")
+        as_run = with_settings(as_run, {"batch": as_run.chunk})
+    as_run = without_idle_threshold(with_graphs(as_run, run), run)
+    assumed = [*found.assumed, *settings.assumed, *defaults]
+    if assumed:
+        notes.insert(0, f"assumed, as nothing states them: {', '.join(assumed)}")
+    return as_run, [*notes, *refused]
+
+
+def _config_what_if(
+    cfg: DictConfig, run: RealRun, settings: ReplaySettings, named: DictConfig, as_run: DictConfig
+) -> DictConfig:
+    """Return the configuration with the user's settings."""
+    what_if = settings.config_what_if(named, as_run)
+    what_if = with_host_of_stages(with_graphs_of_user(what_if, named), cfg)
+    is_batch_assumed = "batch" not in {**run.settings.stated, **settings.by_user}
+    if is_batch_assumed and isinstance(what_if.chunk, int):
+        # As assumed: the server's default, but no more than its budget.
+        what_if = with_settings(what_if, {"batch": min(what_if.batch, what_if.chunk)})
+    return what_if
 
 
 def _clients(cfg: DictConfig, run: RealRun) -> tuple[Client, Client]:
@@ -225,10 +243,16 @@ def _named(client: Client) -> str:
 
 
 def _replay(
-    cfg: DictConfig, run: RealRun, client: Client, loop: Loop | None, *, is_named: bool
+    cfg: DictConfig,
+    typed: DictConfig,
+    run: RealRun,
+    client: Client,
+    think_time: float | None = None,
 ) -> Replay:
-    """Make a replay with the settings of `cfg`. Raises UserError."""
-    backend, spec = devices(cfg, run, is_named=is_named)
+    """Make a replay with the settings of `cfg`, which follow from those that are `typed`, and users
+    who think for `think_time` seconds (None: as recorded), unless that is typed. Raises UserError.
+    """
+    backend, spec = devices(cfg, run, is_named=typed.hardware.name != AUTO)
     backend.check(spec, 0)
     policy: Policy = build(cfg.policy, Policy)
     if policy.budget == AUTO:
@@ -253,6 +277,11 @@ def _replay(
     )
     engine.check(requests)
     config = {key: value for key, value in resolved(cfg).items() if key in KEYS}
+    if (typed_time := typed.workload.get("think_time")) is not None:
+        think_time = float(typed_time)
+    elif think_time is None:
+        think_time = measured_thought(run.requests, client)
+    loop = loop_of(run.requests, client, think_time)
     config["users"] = None if loop is None else [loop.users, loop.think_time]
     return Replay(run, backend, spec, engine, config, client, loop)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -33,49 +33,90 @@ def server_of(run: RealRun) -> str:
     return "sglang" if run.policy == "sglang" else "vllm"
 
 
-def configured(cfg: DictConfig, run: RealRun) -> tuple[DictConfig, list[str], list[str]]:
-    """Return `cfg` with the run's devices, host, model and type in place of `AUTO`, what was
-    assumed of them, and what is named otherwise than recorded.
+@dataclass
+class Found:
+    """What the run's files name in place of `AUTO`.
+
+    Attributes:
+        settings: Nodes and values of the configuration.
+        assumed: What nothing states.
+        notes: What the user names otherwise than a file.
     """
-    settings: dict[str, object] = {}
-    assumed, notes = list[str](), list[str]()
+
+    settings: dict[str, object] = field(default_factory=dict)
+    assumed: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note_named(self, name: str, value: Any, stated: Any) -> None:
+        self.notes.append(f"{name}={value} as you state; the file states {stated}")
+
+
+def configured(cfg: DictConfig, run: RealRun) -> tuple[DictConfig, Found]:
+    """Return `cfg` with the run's devices, host, model and type in place of `AUTO`, and what was
+    found. Raises UserError for what no file of conf/ stands for.
+    """
+    found = Found()
+    _find_hardware(cfg, run, found)
+    _find_host(cfg, run, found)
+    _find_model(cfg, run, found)
+    _find_dtype(cfg, run, found)
+    return changed(cfg, **found.settings), found
+
+
+def _find_hardware(cfg: DictConfig, run: RealRun, found: Found) -> None:
     typed = typed_settings(cfg)
-    stated = run.settings.stated
-    if cfg.hardware.name == AUTO:
+    name = cfg.hardware.name
+    if name == AUTO:
+        # Such as the folder of tables.
         given = {
             str(key): value
             for key, value in cfg.hardware.items()
             if key not in ("name", "_target_") and value is not None
         }
-        settings["hardware"] = OmegaConf.merge(_matching("hardware", run.hardware, run), given)
-    has_tables = cfg.hardware.name == AUTO and cfg.hardware.tables is not None
-    if (has_tables or "hardware.tables" in typed) and "executor.cost_model" not in typed:
-        settings["executor"] = OmegaConf.merge(cfg.executor, {"cost_model": "profiled"})
-    if run.hardware and not _fits(cfg.hardware.name, run.hardware):
-        notes.append(f"hardware={cfg.hardware.name} as you state; the file states {run.hardware}")
-    if cfg.host.name == AUTO:
+        option = _matching("hardware", run.hardware, run)
+        found.settings["hardware"] = OmegaConf.merge(option, given)
+    elif run.hardware and not _fits(name, run.hardware):
+        found.note_named("hardware", name, run.hardware)
+    has_tables = name == AUTO and cfg.hardware.tables is not None
+    names_tables = has_tables or "hardware.tables" in typed
+    if names_tables and "executor.cost_model" not in typed:
+        profiled = {"cost_model": "profiled"}
+        found.settings["executor"] = OmegaConf.merge(cfg.executor, profiled)
+
+
+def _find_host(cfg: DictConfig, run: RealRun, found: Found) -> None:
+    name = cfg.host.name
+    if name == AUTO:
         host = _host(run)
-        settings["host"] = host
+        found.settings["host"] = host
         if not run.version:
-            assumed.append(f"host={host.name}")
-    overlaps = stated.get("host.overlaps")
-    is_real = cfg.host.name not in (AUTO, NO_HOST.name)
-    if overlaps is not None and is_real and cfg.host.overlaps != overlaps:
-        notes.append(
-            f"host={cfg.host.name} as you state; the file states async_scheduling={overlaps}"
-        )
-    if "path" in cfg.model and cfg.model.path is None:
-        settings["model"] = _matching("model", stated["model"].rpartition("/")[2], run)
-    elif (name := cfg.model.get("name")) and not _fits(name, stated.get("model", name)):
-        notes.append(f"model={name} as you state; the file states {stated['model']}")
-    dtype = stated.get("dtype", AUTO)
-    if cfg.dtype == AUTO and dtype != AUTO:
-        if dtype not in DTYPE_BYTES:
-            raise UserError(f"{run.source}: dtype={dtype} can't be simulated; add dtype=bfloat16")
-        settings["dtype"] = dtype
-    elif dtype not in (AUTO, cfg.dtype):
-        notes.append(f"dtype={cfg.dtype} as you state; the file states {dtype}")
-    return changed(cfg, **settings), assumed, notes
+            found.assumed.append(f"host={host.name}")
+        return
+    overlaps = run.settings.stated.get("host.overlaps")
+    differs = overlaps is not None and cfg.host.overlaps != overlaps
+    if differs and name != NO_HOST.name:
+        found.note_named("host", name, f"async_scheduling={overlaps}")
+
+
+def _find_model(cfg: DictConfig, run: RealRun, found: Found) -> None:
+    stated = run.settings.stated.get("model")
+    is_auto = "path" in cfg.model and cfg.model.path is None
+    if is_auto:
+        found.settings["model"] = _matching("model", str(stated).rpartition("/")[2], run)
+        return
+    name = cfg.model.get("name")
+    if name and stated and not _fits(name, stated):
+        found.note_named("model", name, stated)
+
+
+def _find_dtype(cfg: DictConfig, run: RealRun, found: Found) -> None:
+    stated = run.settings.stated.get("dtype", AUTO)
+    if cfg.dtype == AUTO and stated != AUTO:
+        if stated not in DTYPE_BYTES:
+            raise UserError(f"{run.source}: dtype={stated} can't be simulated; add dtype=bfloat16")
+        found.settings["dtype"] = stated
+    elif stated not in (AUTO, cfg.dtype):
+        found.note_named("dtype", cfg.dtype, stated)
 
 
 def _matching(group: str, name: str | None, run: RealRun) -> DictConfig:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from omegaconf import DictConfig, OmegaConf
 
+from sarathi_lab.config.errors import UserError, require_bool, require_int, require_one_of
 from sarathi_lab.config.instantiate import (
     class_of,
     name_of,
@@ -21,9 +22,11 @@ from sarathi_lab.config.instantiate import (
     resolved,
     top_level,
 )
+from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.extensions.replay.real_run import BLOCK_SIZE, RealRun
 from sarathi_lab.policy import VllmV1
 
+AUTO = "auto"  # of a chunk: as advised; of blocks: all memory
 # What the command line can state of a server, beside `policy.*`.
 SETTINGS = (
     *("chunk", "batch", "max_model_len", "queue_order"),
@@ -96,8 +99,23 @@ class ReplaySettings:
         )
 
 
+def check_values(cfg: DictConfig) -> None:
+    """Raise UserError for a value that a setting can't have; null is as it was run."""
+    if cfg.chunk == AUTO:
+        raise UserError("chunk=auto is chosen for a workload, not for a run; name tokens")
+    for name in ("chunk", "batch", "max_model_len", "cache.block_size", "cache.num_blocks"):
+        value = OmegaConf.select(cfg, name)
+        is_all_memory = name == "cache.num_blocks" and value == AUTO
+        if value is not None and not is_all_memory:
+            require_int(name, value, 1, "use a whole number, or null for the run's")
+    for name in ("cache.prefix", "cache.align_chunks"):
+        require_bool(name, OmegaConf.select(cfg, name))
+    require_one_of("queue_order", cfg.queue_order, get_args(QueueOrder))
+
+
 def replay_settings(cfg: DictConfig, run: RealRun) -> ReplaySettings:
-    """Find the settings of a run's replays. Raises UserError for a setting that nothing reads."""
+    """Find the settings of a run's replays. Raises UserError for a value that one can't have."""
+    check_values(cfg)
     typed = typed_settings(cfg)
     policy = read_option("policy", option_files("policy")[run.policy])
     of_other_policy = _names_other_policy(cfg, policy, run, typed)

@@ -398,6 +398,12 @@ def test_a_chunk_is_that_of_the_runs_own_policy(result):
     assert case.what_if.engine.policy.budget == 4096
 
 
+def test_more_sequences_than_a_budget_has_tokens_are_named(result):
+    replay = as_sglang(result, max_running_requests=2048)
+    assert replay.engine.batch_size == 512
+    assert "not simulated: batch=2048 above chunk=512" in " ".join(replay.describe())
+
+
 def test_weights_that_have_no_cost_model_are_named(result):
     replay = as_vllm(result, model="Qwen/Qwen3-30B-A3B", quantization="fp8")
     assert replay.backend.weights == "auto"
@@ -413,6 +419,17 @@ def test_settings_that_a_replay_does_not_read_are_refused(result):
     assert "replays in simulation" in refusal_of(
         "task=validate", f"task.run={result}", "hardware=h100", "executor=torch"
     )
+
+
+BAD_VALUES = ["chunk=0.5", "chunk=auto", "batch=many", "cache.block_size=0", "cache.prefix=2"]
+BAD_VALUES += ["cache.num_blocks=some", "executor.tensor_parallel=x", "executor.weights=int4"]
+
+
+@pytest.mark.parametrize("setting", BAD_VALUES)
+def test_values_that_a_setting_can_not_have_are_refused(setting, result):
+    name = setting.partition("=")[0]
+    refusal = refusal_of("task=validate", f"task.run={result}", "hardware=h100", setting)
+    assert name in refusal or name.partition(".")[2] in refusal
 
 
 def test_a_pipeline_serves_the_sequences_of_all_its_stages(result):
