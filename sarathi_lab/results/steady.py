@@ -22,24 +22,29 @@ def steady_part(requests: pd.DataFrame, num_slots: int) -> Part | None:
         num_slots: The most sequences that the engines hold at a time.
     """
     size = batch_in_flight(requests, num_slots)
-    admitted = _admissions(requests)
-    num_batches = len(admitted) // size - 2
-    if num_batches < 1:
+    num_batches = len(requests) // size
+    num_counted = num_batches - 2  # one fills, one drains
+    if num_counted < 1:
         return None
-    start, end = admitted[size], admitted[size * (num_batches + 1)]
-    return Part(float(start), float(end), ADMISSION) if start < end else None
+    admitted = _ascending(requests, ADMISSION)
+    start = admitted[size]
+    end = admitted[size + size * num_counted]
+    if end <= start:  # all were admitted at once
+        return None
+    return Part(float(start), float(end), ADMISSION)
 
 
 def batch_in_flight(requests: pd.DataFrame, num_slots: int) -> int:
     """Return how many requests were in flight at once at the most: `num_slots`, or fewer where the
     cache or the policy holds fewer.
     """
-    admitted = _admissions(requests)
-    finished = np.sort(requests.finish_time.to_numpy(dtype=float))
+    admitted = _ascending(requests, ADMISSION)
+    finished = _ascending(requests, "finish_time")
+    num_admitted = np.arange(1, len(admitted) + 1)
     num_finished = np.searchsorted(finished, admitted, side="right")
-    in_flight = int((np.arange(1, len(admitted) + 1) - num_finished).max())
+    in_flight = num_admitted - num_finished
     # A device that is scheduled ahead admits the next request while its predecessor ends.
-    return min(in_flight, num_slots)
+    return min(int(in_flight.max()), num_slots)
 
 
 def requests_for_steady_part(requests: pd.DataFrame, num_slots: int) -> int:
@@ -47,8 +52,9 @@ def requests_for_steady_part(requests: pd.DataFrame, num_slots: int) -> int:
     to drain.
     """
     size = batch_in_flight(requests, num_slots)
-    had_no_successor = size == len(requests)
-    return 3 * (num_slots if had_no_successor else size)
+    if size == len(requests):  # all of them: there may be more places
+        size = num_slots
+    return 3 * size
 
 
 def drift(requests: pd.DataFrame, part: Part, num_slots: int) -> float:
@@ -56,18 +62,23 @@ def drift(requests: pd.DataFrame, part: Part, num_slots: int) -> float:
 
     0 for requests that differ in length, whose batches differ anyway, and for a single batch.
     """
-    lengths = requests[["prompt_len", "output_len"]].drop_duplicates()
-    admitted = _admissions(requests)
+    lengths = requests[["prompt_len", "output_len"]]
+    if len(lengths.drop_duplicates()) > 1:
+        return 0.0
+    admitted = _ascending(requests, ADMISSION)
     size = batch_in_flight(requests, num_slots)
     is_counted = (admitted >= part.start) & (admitted <= part.end)
     starts_of_batches = admitted[is_counted][::size]
     seconds = np.diff(starts_of_batches)
     half = len(seconds) // 2
-    if len(lengths) > 1 or not seconds[:half].any():
+    earlier = float(seconds[:half].sum())
+    if not earlier:
         return 0.0
-    return float(seconds[-half:].sum() / seconds[:half].sum() - 1)
+    later = float(seconds[-half:].sum())
+    return later / earlier - 1
 
 
-def _admissions(requests: pd.DataFrame) -> np.ndarray:
-    """Return when each request was first put into a batch, ascending [R]."""
-    return np.sort(requests.first_scheduled_time.to_numpy(dtype=float))
+def _ascending(requests: pd.DataFrame, column: str) -> np.ndarray:
+    """Return a time of each request, ascending [R]."""
+    times = requests[column].to_numpy(dtype=float)
+    return np.sort(times)
