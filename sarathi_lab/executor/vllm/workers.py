@@ -275,7 +275,7 @@ def facts_of(worker: Any) -> dict[str, Any]:
 
 
 def release_compiled_model(worker: Any) -> None:
-    """Remove the hooks by which torch's compiler holds a model. vLLM's own `LLMEngine` does so at
+    """Remove the hooks by which torch's compiler holds a model. vLLM's `LLMEngine` does so at
     its end; without it a closed engine keeps its weights, and the next one finds no room.
     """
     try:
