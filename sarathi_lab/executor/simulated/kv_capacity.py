@@ -13,11 +13,11 @@ from sarathi_lab.model.spec import ModelSpec
 MAX_TENSOR = 8  # devices of a node, the largest tensor-parallel degree to suggest
 GIB = 2**30
 # Of the driver's context on one device, and with the buffers of communication on several that share
-# a layer, over fast links or not: vLLM's "non-torch memory" (experiments/lab/cache_sizes).
+# a layer, larger over fast links: vLLM's "non-torch memory" (experiments/lab/cache_sizes).
 LIBRARIES = 0.25 * GIB
 SHARING_LIBRARIES = 0.55 * GIB
 FAST_LINK_LIBRARIES = 2.1 * GIB
-FAST_LINK = 100e9  # bytes/s: NVLink with a switch, not its bridges and not PCIe
+FAST_LINK = 400e9  # bytes/s: NVLink of Hopper and later, which have further kernels of all-reduces
 GRAPH_BYTES = 7.5 * 2**20  # of vLLM's CUDA graphs of all sizes, by layer: 0.23 GiB for 32 layers
 
 
