@@ -53,17 +53,39 @@ READ_BY_ALL_TASKS = (
 )
 MOST_ROUNDS = 1000
 OF_RUNS = ("repeat", ROUND, "plot")  # read for tasks whose runs a sweep compares
-IN_FLIGHT = ("batch", "executor.pipeline_parallel", "cluster.num", "cluster.decode")
+ENGINES = ("executor.pipeline_parallel", "cluster.num", "cluster.decode")  # numbers of them
+IMPLYING = ("rate", "cv", "users", "think_time")  # settings that imply arrivals over time
+PAPER_BATCH = 8  # sequences of a batch where nothing else is stated
 
 
 def _batches(num_measured: int, num_simulated: int, *, _root_: DictConfig) -> int:
     """Return so many times what all stages and engines serve at once: in simulation more, if all
     requests wait from the start, as more batches there take hardly any time.
+
+    That is the batch, else the paper's 8, or of requests that arrive over time the users. Where
+    others arrive over time at a simulated device, a server's batch is seldom full, and 128 requests
+    an engine are taken.
     """
-    is_closed = OmegaConf.select(_root_, "workload.arrivals") == "closed"
-    number = num_simulated if is_closed and not is_measured(_root_) else num_measured
-    factors = [OmegaConf.select(_root_, name) for name in IN_FLIGHT]
-    return math.prod([number, *(factor for factor in factors if isinstance(factor, int))])
+    numbers = [OmegaConf.select(_root_, name) for name in ENGINES]
+    num_engines = math.prod(number for number in numbers if isinstance(number, int))
+    batch, users = _root_.batch, OmegaConf.select(_root_, "workload.users")
+    is_simulated = not is_measured(_root_)
+    if not _arrive_over_time(_root_):
+        number = num_simulated if is_simulated else num_measured
+        return number * num_engines * (batch if isinstance(batch, int) else PAPER_BATCH)
+    if isinstance(batch, int):
+        return num_measured * num_engines * batch
+    fewest = num_measured * num_engines * PAPER_BATCH
+    if isinstance(users, int):
+        return max(fewest, num_measured * users)  # users are those of all engines
+    return 128 * num_engines if is_simulated else fewest
+
+
+def _arrive_over_time(cfg: DictConfig) -> bool:
+    """Return whether a generated workload's requests come one after the other, by its settings."""
+    values = [OmegaConf.select(cfg, f"workload.{name}") for name in IMPLYING]
+    kind = OmegaConf.select(cfg, "workload.arrivals")
+    return kind != "closed" if kind is not None else any(one is not None for one in values)
 
 
 OmegaConf.register_new_resolver("batches", _batches, replace=True)

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import pandas as pd
 
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.engine.served_system import ServerSetup
+from sarathi_lab.engine.served_system import ServerSetup, ServingDevice
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import ModelSpec
 
@@ -201,6 +201,10 @@ class Backend(Protocol):
     @property
     def num_devices(self) -> int:
         """Devices of all stages."""
+
+    @property
+    def serving_device(self) -> ServingDevice | None:
+        """One of its devices, by which a server chooses defaults; None where none are taken."""
 
     @property
     def power(self) -> Power | None:

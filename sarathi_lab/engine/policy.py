@@ -59,6 +59,11 @@ class Policy(ABC):
         """Tokens of one iteration; None where prompts are never cut."""
         return None if self.budget_field is None else getattr(self, self.budget_field)
 
+    @property
+    def smallest_budget(self) -> int | None:
+        """Tokens of its smallest iteration, which must hold a full batch; None: no budget."""
+        return self.budget
+
     def with_budget(self, budget: int) -> Self:
         """Copy this policy, which cuts prompts, with another budget."""
         assert self.budget_field is not None, f"{self.name} cuts no prompts"

@@ -143,6 +143,10 @@ class SarathiServeDynamic(Policy):
     watermark: float = 0.01
     reserve: Reserve = "prompt"
 
+    @property
+    def smallest_budget(self) -> int:
+        return self.low_chunk_size
+
     @cached_property
     def chunk_sizes(self) -> list[int]:
         """Tokens of an iteration up to a prompt of each stage, the first stage's first."""

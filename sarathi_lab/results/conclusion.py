@@ -20,7 +20,9 @@ MOST = 4  # sentences
 
 def arrive_over_time(runs: pd.DataFrame) -> bool:
     """Return whether requests arrive over time; False for runs that do not record it."""
-    if "workload.arrivals" not in runs:
+    if "arrives_over_time" in runs and runs["arrives_over_time"].notna().all():
+        return bool(runs["arrives_over_time"].any())
+    if "workload.arrivals" not in runs:  # of an older version
         return False
     return bool(runs["workload.arrivals"].map(analysis.text).ne("closed").any())
 

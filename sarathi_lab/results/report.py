@@ -111,7 +111,8 @@ def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None
     which = f"All {len(runs)} runs"
     if num_missing := num_jobs - int((~runs.is_baseline).sum()):
         which = f"The {len(runs)} finished runs, {num_missing} missing,"
-    show([sweep_table(runs, f"{which} of this sweep"), *tile_note(runs), *conclusion(runs)])
+    table = sweep_table(runs, f"{which} of this sweep")
+    show([table, *tile_note(runs), *assumptions(runs), *conclusion(runs)])
     print_place("table", _save_table(sweep_dir, runs))
     try:
         picture = save_picture(sweep_dir, runs, **axes)
@@ -120,6 +121,13 @@ def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None
         picture = save_picture(sweep_dir, runs)
     print_place("figure", picture)
     print_place("results", sweep_dir)
+
+
+def assumptions(runs: pd.DataFrame) -> list[str]:
+    """List what runs had without its being stated, a line for each server's defaults."""
+    if "assumed" not in runs:
+        return []
+    return [f"assumed: {words}" for words in runs["assumed"].dropna().unique()]
 
 
 def _save_table(folder: Path, runs: pd.DataFrame) -> Path:

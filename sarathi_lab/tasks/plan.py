@@ -36,17 +36,17 @@ from sarathi_lab.results.serving_metrics import Targets
 from sarathi_lab.results.steady import steady_part
 from sarathi_lab.results.window import ADMISSION, ARRIVAL, Part, Window
 from sarathi_lab.tasks.run_cache import cache_fields, explained_cache
+from sarathi_lab.tasks.server_defaults import AUTO, with_defaults
 from sarathi_lab.workload import LoadedRequests, Workload
 from sarathi_lab.workload.traces import Trace
-
-AUTO = "auto"  # for a chunk: the one that the device's cost model predicts to be best
 
 
 @dataclass(frozen=True)
 class Plan:
     """One run, ready to execute. `config` is fully resolved; sizes are in tokens and blocks.
 
-    `targets` is what latencies are held against, `advice` what chunk=auto was resolved by.
+    `targets` is what latencies are held against, `advice` what chunk=auto was resolved by,
+    `assumed` what was not stated and has a server's value, in words.
     """
 
     config: dict[str, Any]
@@ -58,6 +58,7 @@ class Plan:
     window: Window
     targets: Targets = field(default_factory=Targets)
     advice: Advice | None = None
+    assumed: str | None = None
 
     @property
     def policy(self) -> Policy:
@@ -123,7 +124,9 @@ class Plan:
 def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
     """Return the plan of a run, and those of its baselines by name, which differ in the policy."""
     run = _parts(cfg)
-    plan, options, baselines, cfg = _fitted(run), option_files("policy"), {}, cfg.copy()
+    plan, options, baselines = _fitted(run), option_files("policy"), {}
+    # On the same sequences and cache, so that only the policy differs.
+    cfg = changed(cfg, chunk=run.config["chunk"], batch=run.config["batch"])
     for name in cfg.baselines:
         if name not in options:
             raise UserError(f"baselines: {name} is not a policy; use some of {', '.join(options)}")
@@ -132,7 +135,7 @@ def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
         if policy != run.policy:  # a run is no baseline of itself
             config = {**run.config, "policy": OmegaConf.to_container(cfg.policy, resolve=True)}
             engine = replace(run.engine, policy=policy)
-            baselines[name] = _fitted(replace(run, engine=engine, config=config))
+            baselines[name] = _fitted(replace(run, engine=engine, config=config, assumed=None))
     for one in (plan, *baselines.values()):
         one.backend.expect(one.spec, one.checkpoint, one.sizes)
     return plan, baselines
@@ -155,9 +158,6 @@ def changed(cfg: DictConfig, **settings: object) -> DictConfig:
 
 def _parts(cfg: DictConfig) -> Plan:
     """Build all parts of a run, the policy not yet fitted to the others."""
-    fix = "use the number of sequences to serve at a time, such as 8"
-    batch_size = require_int("batch", cfg.batch, 1, fix)
-    policy: Policy = build(cfg.policy, Policy)
     require_one_of("queue_order", cfg.queue_order, get_args(QueueOrder))
     require_one_of("preemption", cfg.preemption, get_args(Preemption))
     backend: Backend = build(cfg.executor)
@@ -168,6 +168,10 @@ def _parts(cfg: DictConfig) -> Plan:
         fix = "use null for the longest request of the workload"
         require_int("max_model_len", cfg.max_model_len, 2, fix)
     load = _load(cfg, backend, spec, checkpoint)
+    cfg, assumed = with_defaults(cfg, backend, spec, load)
+    fix = "use the number of sequences to serve at a time, such as 8"
+    batch_size = require_int("batch", cfg.batch, 1, fix)
+    policy: Policy = build(cfg.policy, Policy)
     max_model_len = cfg.max_model_len or max(request.total_len for request in load.requests)
     engine = EngineConfig(
         policy=policy,
@@ -182,7 +186,7 @@ def _parts(cfg: DictConfig) -> Plan:
     )
     config, window = resolved(cfg), build(cfg.window)
     targets = Targets(build(cfg.slo), cfg.stall, config["prompt_classes"])
-    plan = Plan(config, engine, backend, spec, checkpoint, load, window, targets)
+    plan = Plan(config, engine, backend, spec, checkpoint, load, window, targets, assumed=assumed)
     engine.cluster.check(policy, backend, spec, shares_prefixes=engine.shares_prefixes)
     # No executor of these real backends has all layers.
     is_cut = getattr(backend, "tensor_parallel", 1) > 1 and backend.computes_tokens

@@ -16,7 +16,7 @@ from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
 from sarathi_lab.policy.systems import setup_of
 
-FILLS_MEMORY = "auto"  # for cache.num_blocks
+FILLS_MEMORY, HOLDS_BATCH = "auto", "batch"  # for cache.num_blocks
 CACHE_HEADROOM = 0.01  # that a policy's default watermark keeps free, beyond all sequences
 MOST_BLOCKS = 10_000_000  # of a cache; each is a number in a list
 
@@ -35,12 +35,12 @@ def cache_fields(
         setup = setup_of(policy, cfg.batch, max_model_len, memory_share(cfg))
         # A small model on a large device would have more than any run needs.
         num_blocks = min(backend.kv_blocks(spec, block_size, setup), MOST_BLOCKS)
-    elif cache.num_blocks is None:
+    elif cache.num_blocks in (None, HOLDS_BATCH):
         per_sequence = math.ceil(max_model_len / block_size) + math.ceil(states / block_size)
         num_sequences = cfg.batch * backend.num_stages
         num_blocks = math.ceil(num_sequences * per_sequence / (1 - CACHE_HEADROOM))
     else:
-        fix = "use null for a cache that holds all batches in flight, or auto for all memory"
+        fix = "use batch for a cache that holds all batches in flight, or auto for all memory"
         num_blocks = require_int("cache.num_blocks", cache.num_blocks, 1, fix)
     if cache.memory_share is not None and cache.num_blocks != FILLS_MEMORY:
         why = "has no effect on a cache of a stated size; add cache.num_blocks=auto"

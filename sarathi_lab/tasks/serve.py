@@ -285,6 +285,8 @@ def labels_of(plan: Plan, name: str) -> dict[str, Any]:
         "chunk": plan.policy.budget,
         **{key: workload.get(key) for key in ("pd_ratio", "seq_len")},
         "workload": plan.load.name,
+        "arrives_over_time": not plan.load.all_wait,
+        "assumed": plan.assumed,
         "model": plan.spec.name,
         "executor": plan.backend.name,
         "device": plan.backend.device_name,
@@ -305,6 +307,8 @@ def print_plan(plan: Plan, context: RunContext) -> None:
         print_words(f"  {words}; batch and cache are those of each")
     if words := engine.speculation.describe():
         print_words(f"  {words}")
+    if plan.assumed is not None:
+        print_words(f"  assumed: {plan.assumed}")
 
 
 def print_advice(advice: Advice) -> None:

@@ -58,6 +58,7 @@ class LoadedRequests:
     num_users: int | None = None
     think_time: float = 0.0  # seconds
     sessions: Sequence[Sequence[Turn]] = ()  # where requests wait for answers of others
+    arrival_kind: ArrivalKind | None = None  # None: the file's times
 
     def __post_init__(self) -> None:
         last = max((request.arrival_time for request in self.requests), default=0.0)
@@ -127,13 +128,14 @@ class Arriving:
     - "gamma": gamma gaps of mean 1 / `rate` and coefficient of variation `cv`.
     - "users": `users` users, who send the next request `think_time` seconds after an answer.
 
-    `arrivals` None stands for the times of a file. Times are random numbers of mean 1, scaled: with
-    the same seed, rates share them. `priorities` (lower first with queue_order=priority) are drawn
-    with equal chances, one that is listed twice twice as often. Raises UserError for unknown,
-    missing and unread settings.
+    `arrivals` None stands for the kind that the other settings imply: "users" by `users` or
+    `think_time`, "gamma" by `cv`, "poisson" by `rate`, "closed" by none. Times are random numbers
+    of mean 1, scaled: with the same seed, rates share them. `priorities` (lower first with
+    queue_order=priority) are drawn with equal chances, one that is listed twice twice as often.
+    Raises UserError for unknown, missing and unread settings.
     """
 
-    arrivals: ArrivalKind | None = "closed"
+    arrivals: ArrivalKind | None = None
     rate: float | None = number(None, above=0, fix="use requests per second, such as 2.0")
     cv: float | None = number(None, minimum=CV_RANGE[0], fix=f"use {EXPLAINED['cv']}")
     users: int | None = whole(
@@ -148,8 +150,8 @@ class Arriving:
     seed: int = whole(minimum=0, fix="use a number such as 0", name="seed")
 
     def __post_init__(self) -> None:
-        self.check_arrivals(self.arrivals)
         check_fields(self, "workload.")
+        self.check_arrivals(self.arrival_kind)
         if self.cv is not None and self.cv > CV_RANGE[1]:
             raise UserError(f"workload.cv={self.cv} exceeds {CV_RANGE[1]:g}; use {EXPLAINED['cv']}")
         if self.priorities and len(set(self.priorities)) < 2:
@@ -157,6 +159,26 @@ class Arriving:
                 f"workload.priorities={list(self.priorities)} has no effect: all are equal; "
                 f"{LEVELS}"
             )
+
+    @property
+    def arrival_kind(self) -> ArrivalKind | None:
+        """The kind that is named, else the implied one. Raises UserError for settings of two."""
+        return self.implied_kind() if self.arrivals is None else self.arrivals
+
+    def implied_kind(self) -> ArrivalKind:
+        """Return the kind of arrivals that the other settings are for. Raises UserError."""
+        of_rates = [name for name in READS["gamma"] if getattr(self, name) is not None]
+        of_users = [name for name in READS["users"] if getattr(self, name) is not None]
+        if of_rates and of_users:
+            rate, users = (f"{one[0]}={getattr(self, one[0])}" for one in (of_rates, of_users))
+            raise UserError(
+                f"workload.{rate} and workload.{users} are for different arrivals; drop one"
+            )
+        if of_users:
+            return "users"
+        if self.cv is not None:
+            return "gamma"
+        return "poisson" if self.rate is not None else "closed"
 
     def check_arrivals(self, kind: str | None) -> None:
         """Raise UserError for missing and unread settings of this `kind` of arrivals."""
@@ -203,6 +225,7 @@ class Arriving:
                 zip(times.tolist(), chosen, shapes, strict=False)
             )
         ]
+        of_file = {"arrival_kind": self.arrival_kind, **of_file}
         of_file |= {"num_users": self.users, "think_time": self.think_time or 0.0}
         return LoadedRequests(name, requests, **of_file)
 

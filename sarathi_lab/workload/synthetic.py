@@ -287,10 +287,11 @@ class Agentic(Lognormal):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.users is not None:
+        if self.arrival_kind == "users":
+            named = "arrivals=users" if self.arrivals else f"users={self.users}"
             raise UserError(
-                "workload.arrivals=users has no effect on sessions, whose turns wait for answers "
-                "anyway; use workload.arrivals=closed or poisson"
+                f"workload.{named} has no effect on sessions, whose turns wait for answers anyway; "
+                "use workload.arrivals=closed or poisson"
             )
         if self.shared_prefix_len + self.prompt_p90 + self.output_p90 >= self.max_len:
             raise UserError(

@@ -152,8 +152,9 @@ class Trace(Arriving):
     """Lengths of requests from a file in one of the formats of `read_trace`, with random prompts.
 
     `arrivals` None: the file's times, from its first row, or scaled to a mean of `rate` requests
-    per second; a file without times gives a closed batch. Any other kind of arrivals replaces the
-    times. Where the file has ids of blocks of 512 tokens, equal ids give equal tokens.
+    per second; of a file without times what the other settings imply, a closed batch without any.
+    Any other kind of arrivals replaces the times. Where the file has ids of blocks of 512 tokens,
+    equal ids give equal tokens.
 
     Rows with more than `max_len` tokens in all (None: what the model takes), or without a prompt or
     an output token, and those beside `max_requests` usable ones are dropped and counted: `part` 0
@@ -162,7 +163,6 @@ class Trace(Arriving):
 
     name: ClassVar[str] = "trace"
     path: str | None = None
-    arrivals: ArrivalKind | None = None
     max_requests: int | None = whole(None, minimum=1, fix="use null for the whole trace")
     max_len: int | None = whole(None, minimum=2, fix="use null for what the model takes")
     part: int = whole(0, minimum=0, fix="use 0 for the first max_requests rows")
@@ -172,12 +172,13 @@ class Trace(Arriving):
         if self.max_requests is None:
             refuse_unread(self, ("part",), " without max_requests; add it", "workload.")
 
+    @property
+    def arrival_kind(self) -> ArrivalKind | None:
+        return self.arrivals
+
     def check_arrivals(self, kind: str | None) -> None:
-        if kind is not None:
+        if kind is not None:  # else the file decides what is read
             super().check_arrivals(kind)
-            return
-        why = " on the trace's times; drop it, or exchange them with workload.arrivals"
-        refuse_unread(self, ("cv", "users", "think_time"), why, "workload.")
 
     def within(self, max_len: int) -> Self:
         """Limit the trace to `max_len` tokens of a model, unless it has a limit."""
@@ -192,8 +193,22 @@ class Trace(Arriving):
             (prompt_len, output_len, self._prompt(i, prompt_len, ids, vocab_size))
             for i, (prompt_len, output_len, ids) in enumerate(rows)
         )
+        kind = self._kind_for(table)
         times, name = self._times(file, table, used), f"{self.name} {file.name}"
-        return self.loaded(name, times, shapes, rows_read=len(table), dropped=dropped)
+        of_file = {"rows_read": len(table), "dropped": dropped, "arrival_kind": kind}
+        return self.loaded(name, times, shapes, **of_file)
+
+    def _kind_for(self, table: pd.DataFrame) -> ArrivalKind | None:
+        """Return the kind of arrivals, None for the file's times. Raises UserError for settings
+        that nothing reads.
+        """
+        if self.arrivals is None and "time" in table:
+            why = " on the trace's times; drop it, or exchange them with workload.arrivals"
+            refuse_unread(self, ("cv", "users", "think_time"), why, "workload.")
+            return None
+        kind = self.implied_kind() if self.arrivals is None else self.arrivals
+        self.check_arrivals(kind)
+        return kind
 
     def _usable(self, file: Path, table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int]]:
         """Return the rows that become requests, and how many others there are, by the reason."""
@@ -218,11 +233,8 @@ class Trace(Arriving):
         return used, dropped
 
     def _times(self, file: Path, table: pd.DataFrame, used: pd.DataFrame) -> NDArray[np.float64]:
-        if self.arrivals is not None:
+        if self.arrivals is not None or "time" not in table:
             return self.times(len(used))
-        if "time" not in table:
-            self.check_arrivals("closed")  # a rate needs times
-            return np.zeros(len(used))
         start = used.time.iloc[0] if self.part else table.time[0]
         times = (used.time - start).to_numpy() / 1e9
         if self.rate is None:

@@ -147,7 +147,7 @@ def test_the_default_command_plans_three_runs_on_this_machine():
     assert len(plan.load.requests) == 4 * plan.engine.batch_size  # mostly in a steady state
     for setting in ("executor.pipeline_parallel=2", "cluster=replicas"):
         (job,) = compose(["executor=simulated", setting]).jobs
-        assert job.cfg.workload.num_requests == 2 * 8 * job.cfg.batch
+        assert job.cfg.workload.num_requests == 2 * 8 * plan.engine.batch_size
 
 
 def test_in_a_sweep_what_a_job_does_not_read_collapses():

@@ -58,7 +58,7 @@ def test_rates_share_their_random_numbers_and_so_do_more_requests(settings):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"arrivals": None}, "arrivals=None is unknown"),
+        ({"arrivals": "weekly"}, "arrivals=weekly is unknown"),
         ({"arrivals": "gamma", "rate": 2.0}, "needs workload.cv, the coefficient of variation"),
         ({"arrivals": "gamma", "rate": 2.0, "cv": 200.0}, "cv=200.0 exceeds 100"),
         (
@@ -70,7 +70,13 @@ def test_rates_share_their_random_numbers_and_so_do_more_requests(settings):
             {"arrivals": "users", "users": 2, "rate": 1.0},
             "rate=1.0 has no effect on users arrivals",
         ),
-        ({"users": 2}, "users=2 has no effect on closed arrivals.*arrivals=users"),
+        (
+            {"arrivals": "closed", "users": 2},
+            "users=2 has no effect on closed arrivals.*arrivals=users",
+        ),
+        ({"rate": 1.0, "users": 2}, "rate=1.0 and workload.users=2 are for different arrivals"),
+        ({"cv": 2.0}, "arrivals=gamma needs workload.rate"),
+        ({"think_time": 1.0}, "arrivals=users needs workload.users"),
         ({"priorities": 3}, "priorities=3 is not a list"),
         ({"priorities": [1, 1]}, "all are equal"),
     ],

@@ -32,6 +32,8 @@ TIGHT = (
     "workload.rate=20",
     "pd_ratio=1",
     "workload.num_requests=24",
+    "batch=8",
+    "chunk=256",
     "cache.num_blocks=100",
 )
 TWO_CALLS = ("hardware=a100", "hardware.hybrid_call=false")  # of attention, as recorded
@@ -72,6 +74,9 @@ SWEEPS = {
         "workload.path=tests/data/trace.csv",
         "model=llama3-8b",
         "hardware=h100",
+        "batch=8",
+        "chunk=256",
+        "cache.num_blocks=batch",
     ),
     "advice": ("chunk=auto", *SMALL[:3], "workload.num_requests=16"),
     "profiled": ("executor.cost_model=profiled", "model=13b", "hardware=a6000", *SMALL),

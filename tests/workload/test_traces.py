@@ -117,8 +117,11 @@ def test_lengths_alone_are_a_closed_batch_or_take_arrivals(load):
     assert times[0] == 0 < times[1] < times[2]
     users = load(text, arrivals="users", users=2, think_time=1.5)
     assert (users.num_users, users.think_time) == (2, 1.5)
-    with pytest.raises(UserError, match=r"rate=2\.0 has no effect"):
-        load(text, rate=2.0)
+    implied = load(text, rate=2.0)
+    assert [time for time, _, _ in rows_of(implied)] == times
+    assert implied.arrival_kind == "poisson"
+    with pytest.raises(UserError, match=r"rate=2\.0 has no effect on closed"):
+        load(text, arrivals="closed", rate=2.0)
 
 
 def test_a_files_times_are_scaled_to_a_rate(load):
@@ -130,7 +133,6 @@ def test_a_files_times_are_scaled_to_a_rate(load):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"users": 2}, "users=2 has no effect on the trace's times"),
         ({"arrivals": "weekly"}, "arrivals=weekly is unknown"),
         ({"arrivals": "closed", "rate": 2.0}, "rate=2.0 has no effect on closed"),
     ],
@@ -138,6 +140,11 @@ def test_a_files_times_are_scaled_to_a_rate(load):
 def test_settings_that_contradict_are_refused(settings, words):
     with pytest.raises(UserError, match=words):
         Trace(path="unused", seed=0, **settings)
+
+
+def test_a_files_times_leave_no_effect_to_settings_of_other_arrivals(load):
+    with pytest.raises(UserError, match="users=2 has no effect on the trace's times"):
+        load(BURST + "5,m,10,5,15,x\n" * 3, users=2)
 
 
 def test_one_time_for_all_has_no_rate(load):

@@ -131,7 +131,7 @@ def test_every_field_refuses_wrong_types_and_sizes_by_its_name(load):
         (grid(), {"pd_ratio": 2000}, "pd_ratio=2000 is not possible with seq_len=1024 tokens"),
         (Uniform(**VARIED), {"pd_ratio": 1 / 19}, "use 1/18 to 18, or raise workload.max_len"),
         (grid(), {"arrivals": "poisson"}, "needs workload.rate"),
-        (grid(), {"rate": 2.0}, "rate=2.0 has no effect"),
+        (grid(), {"arrivals": "closed", "rate": 2.0}, "rate=2.0 has no effect"),
         (Uniform(**VARIED), {"min_len": 20}, "min_len=20 exceeds workload.max_len=19"),
         (
             Lognormal(num_requests=9, **LOGNORMAL),

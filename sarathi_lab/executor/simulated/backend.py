@@ -12,7 +12,7 @@ from sarathi_lab.config.checked import check_fields, one_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Executor, Power, Predictor, Sizes
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.engine.served_system import ServerSetup
+from sarathi_lab.engine.served_system import ServerSetup, ServingDevice
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import NO_HOST, WEIGHTS, Hardware, Host, Parallel
@@ -83,6 +83,10 @@ class SimulatedBackend:
     @property
     def num_stages(self) -> int:
         return self.pipeline_parallel
+
+    @property
+    def serving_device(self) -> ServingDevice:
+        return ServingDevice(self.hardware.name, int(self.hardware.memory_bytes))
 
     @property
     def power(self) -> Power | None:

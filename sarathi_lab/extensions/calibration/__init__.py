@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from sarathi_lab.config.checked import flag, number, one_of
 from sarathi_lab.config.console import print_words, progress_of
 from sarathi_lab.config.errors import UserError, require_int
+from sarathi_lab.config.instantiate import PAPER_BATCH
 from sarathi_lab.config.paths import CONF, IS_CHECKOUT, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Sizes
@@ -179,7 +180,11 @@ class Calibrate(Task):
     def _by_operations(self, cfg: DictConfig, subject: Subject, hardware: Hardware) -> Calibrated:
         backend, spec, checkpoint = subject
         shapes = _shapes(cfg)
-        sizes = Sizes(profiling.blocks_needed(shapes, BLOCK_SIZE), BLOCK_SIZE, batch_size=cfg.batch)
+        sizes = Sizes(
+            profiling.blocks_needed(shapes, BLOCK_SIZE),
+            BLOCK_SIZE,
+            batch_size=_limits(cfg).batch_size,
+        )
         measured, errors = self._measured(backend.build(spec, checkpoint, sizes), shapes)
         hardware = hardware_from_profile(measured.table, spec, hardware)
         worst = {kind: max(errors[name] for name in names) for kind, names in KINDS.items()}
@@ -244,7 +249,8 @@ class Calibrate(Task):
 
 def _limits(cfg: DictConfig) -> Limits:
     fix = "use the largest number of decodes to measure, such as 8"
-    batch = require_int("batch", cfg.batch, 1, fix)
+    number = PAPER_BATCH if cfg.batch is None else cfg.batch
+    batch = require_int("batch", number, 1, fix)
     fix = "use the longest context to measure, such as 1024"
     return Limits(batch, require_int("seq_len", cfg.seq_len, 64, fix))
 

@@ -154,7 +154,7 @@ class Capacity(Task):
         if isinstance(config.workload.get("num_requests"), int):
             config.workload.num_requests <<= self.doublings
         kind = config.workload.get("arrivals")
-        if "rate" in config.workload and kind in ("closed", *SCALED):
+        if "rate" in config.workload and (kind in ("closed", *SCALED) or _is_drawn(config)):
             if config.workload.rate is not None:
                 raise UserError(
                     f"workload.rate={config.workload.rate} has no effect: task=capacity "
@@ -164,6 +164,13 @@ class Capacity(Task):
             if kind == "closed":
                 config.workload.arrivals = "poisson"
         return config
+
+
+def _is_drawn(cfg: DictConfig) -> bool:
+    """Return whether times would be drawn at a rate, though no kind of arrivals is named."""
+    workload = cfg.workload
+    of_users = (workload.get("users"), workload.get("think_time"))
+    return workload.arrivals is None and "path" not in workload and of_users == (None, None)
 
 
 def _shown(slo: Slo, found: search.Capacity, summary: Mapping[str, float]) -> list[str]:

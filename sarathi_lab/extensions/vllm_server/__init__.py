@@ -19,6 +19,7 @@ from sarathi_lab.config.errors import UserError, unknown_name
 from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler as LabScheduler
+from sarathi_lab.tasks.server_defaults import PAPER_CHUNK
 
 
 def __getattr__(name: str) -> Any:
@@ -35,7 +36,8 @@ def policy_of(settings: Mapping[str, Any], batch_size: int, max_model_len: int) 
     if name not in options:
         raise unknown_name(name, list(options), 'a policy of "sarathi_lab" (--additional-config)')
     node = instantiate.read_option("policy", options[name])
-    config = OmegaConf.create({**instantiate.top_level(), "policy": node})
+    defaults = {**instantiate.top_level(), "chunk": PAPER_CHUNK}
+    config = OmegaConf.create({**defaults, "policy": node})
     names = instantiate.parameter_names(node, "policy")
     for key in [one for one in settings if one != "policy"]:
         if key not in names:
