@@ -18,10 +18,12 @@ from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.results.intervals import ends_of_median
 from sarathi_lab.results.serving_metrics import Slo, is_met
+from sarathi_lab.results.window import delay_trend
 
 ROUNDING = 1e-9  # of the logarithm, so that rate and step are inverse
 # Limits of a search, in saturation rates. Above, only a short run meets an objective.
 LIMITS = (1 / 64, 2.0)
+WAITS = {"ttft", "scheduling_delay"}  # bounds that a growing queue exceeds
 
 
 def mean_rate(requests: Sequence[Request]) -> float:
@@ -80,6 +82,16 @@ def highest_passing(passes: Callable[[int], bool], start: int, lowest: int, high
             return passing
         step, stride = other, 2 * stride
     return step if is_up else step - 1
+
+
+def is_sustained(requests: pd.DataFrame, slo: Slo) -> bool:
+    """Return whether a run meets `slo`. One that bounds no waits is met by any queue, so that
+    requests must not wait the longer the longer it runs.
+    """
+    if not is_met(requests, slo):
+        return False
+    trend = None if WAITS & slo.bounds.keys() else delay_trend(requests)
+    return trend is None or not trend.is_growing
 
 
 def run_lengths(num_requests: int, doublings: int) -> list[int]:
@@ -231,7 +243,7 @@ class Trials:
             for seed in self.loads:
 
                 def passes(step: int, seed: int = seed, number: int = number) -> bool:
-                    return is_met(self.at(seed, number, step).requests, slo)
+                    return is_sustained(self.at(seed, number, step).requests, slo)
 
                 steps[seed] = step = highest_passing(passes, step, lowest, highest)
             medians[number] = float(np.median(_rates(self.grid, lowest, steps)))

@@ -19,7 +19,7 @@ from sarathi_lab.extensions.capacity import search
 from sarathi_lab.results.metrics import add_costs, summarise, throughput
 from sarathi_lab.results.plots.style import WIDTH, finished, panels, tick_in_steps
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result
-from sarathi_lab.results.serving_metrics import Slo, is_met, latency
+from sarathi_lab.results.serving_metrics import Slo, latency
 from sarathi_lab.tasks import serve
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.plan import AUTO, Plan, changed, make_plan, slo_reference
@@ -47,7 +47,8 @@ class Capacity(Task):
 
     reads = (
         *("policy", "workload", "executor", "model", "hardware", "slo", "device", "dtype", "seed"),
-        *("chunk", "batch", "pd_ratio", "seq_len", "max_model_len", "cache", "stall"),
+        *("chunk", "batch", "pd_ratio", "seq_len", "max_model_len", "cache", "stall", "host"),
+        *("queue_order", "preemption"),
         "prompt_classes",
         *("cluster", "speculation"),
     )
@@ -86,6 +87,11 @@ class Capacity(Task):
             return plans
         return [make_plan(changed(config, max_model_len=longest)) for config in configs]
 
+    def highest_rate(self, cfg: DictConfig) -> search.Capacity:
+        """Search the capacity, as `run` does. Raises UserError for what makes no search."""
+        plans = self.check(cfg)
+        return self._search(plans, self._lengths(plans[0]))[-1]
+
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         plans: list[Plan] = context.prepared or self.check(cfg)
         plan = plans[0]
@@ -93,7 +99,7 @@ class Capacity(Task):
         trials, slo, saturation, found = self._search(plans, self._lengths(plan))
         rows = [
             {"seed": trial.seed, "num_requests": trial.num_requests, "rate": trial.rate}
-            | {"slo_met": is_met(trial.requests, slo), **latency(trial.requests)}
+            | {"slo_met": search.is_sustained(trial.requests, slo), **latency(trial.requests)}
             | throughput(trial.requests, float(trial.iterations.end.max()))
             for _, trial in sorted(trials.known.items())
         ]
