@@ -28,7 +28,6 @@ from sarathi_lab.config.errors import EXIT_FAILED, UserError, require_bool
 from sarathi_lab.config.instantiate import CHOICES, READ_BY, ROUND, Job, build, name_of, resolved
 from sarathi_lab.config.paths import make_folder
 from sarathi_lab.config.processes import interrupts_kept_from_children
-from sarathi_lab.config.tracked_jobs import track_ended, tracked
 
 MULTIRUN = "hydra.mode=MULTIRUN"  # for -m
 NOT_RECORDED = ("resume", "hydra.sweeper.dry_run")
@@ -199,14 +198,19 @@ class LabSweeper(Sweeper):
 
     def run(self, *, reports: bool = True) -> None:
         """Run the checked jobs; a sweep then `reports`. Raises UserError for runs that stopped."""
-        setting = "hydra.sweep.dir" if self.is_sweep else "hydra.run.dir"
-        make_folder(Path(str(self.jobs[0].cfg.output)), "output")
+        cfg, setting = self.jobs[0].cfg, "hydra.sweep.dir" if self.is_sweep else "hydra.run.dir"
+        make_folder(Path(str(cfg.output)), "output")
         make_folder(self.record.folder, setting)
-        with tracked(self.jobs, self.record.folder, is_sweep=self.is_sweep, names_hint=reports):
+        for job in self.jobs:
+            build(job.cfg.tracking).check()
+        try:
             if self.is_sweep:
                 self._run_sweep(reports=reports)
             else:
                 self._run_single()
+        finally:
+            if reports and (hint := build(cfg.tracking).hint()):
+                print_place("W&B", hint)
 
     def _run_single(self) -> None:
         try:
@@ -262,7 +266,7 @@ class LabSweeper(Sweeper):
         else:
             record.write()
         self._done_before = self._done = len(record.begun())
-        self._started, self._pending = time.monotonic(), dict[int, Job]()
+        self._started, self._pending = time.monotonic(), dict[int, str]()
         self._launched: list[int] = []
 
     def run_jobs(self) -> None:
@@ -273,7 +277,7 @@ class LabSweeper(Sweeper):
         """Run jobs by their numbers and wait for all; how each ended is in its folder."""
         self._launched += jobs
         for number, job in jobs.items():
-            self._pending[number] = job
+            self._pending[number] = job.named(self.record.swept) or f"run {number}"
         if self._is_remote:
             with self._watching(), interrupts_kept_from_children():
                 self._launch_remotely(jobs)
@@ -316,11 +320,8 @@ class LabSweeper(Sweeper):
             if num_left := self.record.num_jobs - self._done:
                 pace = (time.monotonic() - self._started) / (self._done - self._done_before)
                 outcome += f", about {duration(pace * num_left)} left"
-            job = self._pending.pop(number)
-            place = f"[{self._done}/{self.record.num_jobs}]"
-            name = job.named(self.record.swept) or f"run {number}"
+            place, name = f"[{self._done}/{self.record.num_jobs}]", self._pending.pop(number)
             console().print(f"{place} {name} {outcome}", soft_wrap=True)
-            track_ended(job, self.record.job_dir(number))
         return self._done - before
 
     def failure(self) -> UserError | None:

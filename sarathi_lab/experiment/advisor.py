@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -17,14 +18,17 @@ from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.policy import Orca, Policy, RequestLevel, Sarathi
 from sarathi_lab.results import metrics
-from sarathi_lab.results.serving_metrics import Slo, is_met, latency
+from sarathi_lab.results.objective import outcome
+from sarathi_lab.results.serving_metrics import Slo, latency
 from sarathi_lab.results.steady import steady_part
 
 BASELINES: Mapping[str, Policy] = {"request_level": RequestLevel(), "orca": Orca()}
 AS_GOOD = 0.01  # a throughput that is less than this share below the best is as good
+CLOSE = 0.1  # share of a chunk to which it is found where a bound is crossed
 
 IterationTime = Callable[[Batch], float]  # seconds of one iteration
 PolicyOfChunk = Callable[[int], Policy]
+Row = pd.Series | Mapping[Any, Any]  # of a table of predictions
 
 
 class Advice(NamedTuple):
@@ -36,37 +40,39 @@ class Advice(NamedTuple):
     do_not_chunk: str | None = None  # why whole prompts are better, if so
 
 
+def serve_by(
+    iteration_time: IterationTime, requests: Sequence[Request], engine: EngineConfig
+) -> Ledger:
+    """Serve `requests` on a virtual clock that `iteration_time` advances."""
+    num_layers = getattr(iteration_time, "num_layers", None)
+    return serve(requests, engine, SimulatedExecutor(iteration_time, num_layers=num_layers))
+
+
 @dataclass(frozen=True)
 class Prediction:
-    """Simulation of `requests` on `engine` under any policy; without `slo`, whose bounds are in
-    seconds, only throughput counts.
+    """Simulation of `requests` on `engine` under any policy by `run`; without `slo`, whose bounds
+    are in seconds, only throughput counts.
     """
 
     requests: Sequence[Request]
     engine: EngineConfig
-    iteration_time: IterationTime
+    run: Callable[[EngineConfig], Ledger]
     baselines: Sequence[str] = tuple(BASELINES)
     slo: Slo | None = None
 
-    @property
-    def all_wait(self) -> bool:
-        """Whether all requests are there from the start."""
-        return not any(request.arrival_time for request in self.requests)
-
     def serve(self, policy: Policy) -> Ledger:
-        num_layers = getattr(self.iteration_time, "num_layers", None)
-        executor = SimulatedExecutor(self.iteration_time, num_layers=num_layers)
-        return serve(self.requests, replace(self.engine, policy=policy), executor)
+        return self.run(replace(self.engine, policy=policy))
 
     def row(self, policy: Policy) -> dict[str, float]:
         """Predict throughput (tokens/s), kv_reread_factor, tbt_p50 and tbt_p99 (seconds; NaN if no
-        request has two tokens) and, with an objective, slo_met: of the steady part, where there is
-        one, as of a run.
+        request has two tokens) and, with an objective, what `outcome` returns: of the steady part,
+        where there is one, as of a run.
         """
         ledger = self.serve(policy)
         iterations, requests = ledger.iterations(), ledger.requests()
         rates = metrics.throughput(requests, float(iterations.end.max()))
-        part = steady_part(requests, self.engine.num_slots) if self.all_wait else None
+        all_wait = not requests.arrival_time.any()
+        part = steady_part(requests, self.engine.num_slots) if all_wait else None
         if part is not None:
             rates = part.throughput(requests)
             iterations, requests = part.spans(iterations), part.requests(requests)
@@ -76,7 +82,7 @@ class Prediction:
             "throughput": rates["throughput"],
             "kv_reread_factor": read.sum() / computed.sum(),
             **{name: waits.get(name, math.nan) for name in ("tbt_p50", "tbt_p99")},
-            **({} if self.slo is None else {"slo_met": is_met(requests, self.slo)}),
+            **({} if self.slo is None else outcome(requests, self.slo)),
         }
 
     @cached_property
@@ -100,7 +106,7 @@ class Prediction:
                 for name, baseline in self.baseline_rows.items()
             }
             rows.append({"chunk": chunk, "throughput": throughput, **ratios, **row})
-        return _marked(pd.DataFrame(rows))
+        return marked(pd.DataFrame(rows))
 
 
 def candidates(requests: Sequence[Request], batch_size: int, tile: int) -> list[int]:
@@ -125,28 +131,87 @@ def advise(
     *,
     policy: PolicyOfChunk = Sarathi,
     chunks: Sequence[int] | None = None,
+    unit: int = 1,
 ) -> Advice:
     """Choose the chunk of the highest throughput for `policy`, among those that meet the objective
-    of `prediction` if any does.
+    of `prediction` if any does; else the one that comes nearest to it.
 
-    It is one of `chunks`, if given. Else it is resolved to a `tile`: the gaps beside the best of
-    `candidates` are halved until they are a tile wide. Among the chunks within 1 % of the best, the
-    lowest P99 time between tokens decides, then the smallest chunk.
+    It is one of `chunks`, if given. Else it is a multiple of `unit`, found from `candidates` on:
+    where neighbours differ in a bound that they meet, to a tenth of the chunk; and beside the best
+    to a `tile`. Among the chunks within 1 % of the best, `choose` decides.
     """
-    tables: list[pd.DataFrame] = []
-    untried = list(chunks or candidates(prediction.requests, prediction.engine.batch_size, tile))
-    while untried:
-        tables.append(prediction.table(untried, policy))
-        tried = pd.concat(tables, ignore_index=True)
-        untried = _halfway(tried, tile) if chunks is None else []
-    table = _marked(tried.sort_values("chunk", ignore_index=True))
-    best = table[table.is_as_good].sort_values(["tbt_p99", "chunk"]).iloc[0]
+    if chunks is not None:
+        table = prediction.table(chunks, policy)
+    else:
+        first = candidates(prediction.requests, prediction.engine.batch_size, tile)
+        table = _first_table(prediction, first, policy)
+        while untried := _untried(table, tile, unit, prediction.slo):
+            table = _with_rows(table, prediction.table(untried, policy))
+    table = marked(table)
+    best = choose(table)
     objective = "the most tokens/s"
     if (slo := prediction.slo) is not None:
-        under = f"under slo={slo.name} ({slo.describe()})"
-        missed = "" if _eligible(table).slo_met.all() else ", which no chunk meets"
-        objective = f"{objective} {under}{missed}"
+        missed = "" if best.slo_met else ", which no chunk meets"
+        objective = f"{objective} under {slo.name} ({slo.describe()}){missed}"
     return Advice(int(best.chunk), table, objective, _whole_is_better(prediction, best))
+
+
+def _first_table(
+    prediction: Prediction, chunks: Sequence[int], policy: PolicyOfChunk
+) -> pd.DataFrame:
+    """Predict `chunks` (ascending), but where requests arrive over time under an objective from the
+    middle one on: up to the first that keeps up with the arrivals and misses a bound of times
+    between tokens, which larger ones miss, too; and down to the first that misses none of these but
+    keeps requests waiting, as smaller ones do.
+    """
+    slo = prediction.slo
+    if slo is None or not any(request.arrival_time for request in prediction.requests):
+        return prediction.table(chunks, policy)
+    middle = len(chunks) // 2
+    table = prediction.table(chunks[middle : middle + 1], policy)
+    for chunk in chunks[middle + 1 :]:
+        largest = table.iloc[-1]
+        if largest.is_steady and largest.gap_bounds_missed:
+            break
+        table = _with_rows(table, prediction.table([chunk], policy))
+    for chunk in reversed(chunks[:middle]):
+        smallest = table.iloc[0]
+        if not smallest.gap_bounds_missed and (smallest.bounds_missed or not smallest.is_steady):
+            break
+        table = _with_rows(table, prediction.table([chunk], policy))
+    return table
+
+
+def _with_rows(table: pd.DataFrame, more: pd.DataFrame) -> pd.DataFrame:
+    both = pd.concat([table, more], ignore_index=True)
+    return both.sort_values("chunk", ignore_index=True)
+
+
+def choose(table: pd.DataFrame) -> pd.Series:
+    """Choose among marked rows, of one policy or of several: of those that are as good as the best
+    the one with the least P99 between tokens, under an objective the one whose worst requests are
+    farthest within its bounds, then the smallest chunk. Where none meets the objective, the steady
+    one that misses the fewest bounds, by the least; where none is steady, the one that serves most,
+    if possible within the bounds of times between tokens.
+    """
+    if "slo_met" not in table:
+        return _least(table[table.is_as_good], "tbt_p99")
+    if table.slo_met.any():
+        return _least(table[table.is_as_good], "worst_use")
+    steady = table[table.is_steady.astype(bool)]
+    if steady.empty:
+        served = table.assign(not_served=-table.throughput)
+        return _least(served, "gap_bounds_missed", "not_served").drop("not_served")
+    return _least(steady, "bounds_missed", "bound_use")
+
+
+def _least(table: pd.DataFrame, *columns: str) -> pd.Series:
+    """Return the row that is least in `columns`, then the one that cuts no prompt by its settings
+    (`is_whole`, where there is that column), then the one of the smallest chunk.
+    """
+    is_cut = ~table.is_whole.astype(bool) if "is_whole" in table else False
+    ordered = table.assign(is_cut=is_cut).sort_values([*columns, "is_cut", "chunk"])
+    return ordered.iloc[0].drop("is_cut")
 
 
 def _whole_is_better(prediction: Prediction, best: pd.Series) -> str | None:
@@ -174,16 +239,68 @@ def _eligible(table: pd.DataFrame) -> pd.DataFrame:
     return table if met.empty else met
 
 
+def _untried(table: pd.DataFrame, tile: int, unit: int, slo: Slo | None) -> list[int]:
+    """List the chunks to predict next, between those of `table` (ascending)."""
+    if slo is None:
+        return _halfway(table, tile)
+    between = _crossings(table, unit, slo)
+    if between:
+        return between
+    # Where requests arrive over time, all chunks that keep up serve as much: nothing to look for.
+    met = _eligible(table)
+    is_less = met.throughput < (1 - AS_GOOD) * met.throughput.max()
+    return _halfway(table, tile) if table.slo_met.any() and is_less.any() else []
+
+
+def _crossings(table: pd.DataFrame, unit: int, slo: Slo) -> list[int]:
+    """List the chunks between neighbours where the objective may be met, or a bound of times
+    between tokens is crossed, unless they are `CLOSE`.
+    """
+    rows = table.to_dict("records")
+    between = []
+    for low, high in pairwise(rows):
+        missed = _missed(low, slo), _missed(high, slo)
+        # A bound that both miss is missed between them, too.
+        may_be_met = missed[0] != missed[1] and missed[0].isdisjoint(missed[1])
+        if may_be_met or low["gap_bounds_missed"] != high["gap_bounds_missed"]:
+            between += _between(int(low["chunk"]), int(high["chunk"]), unit)
+    return between
+
+
+def _missed(row: Row, slo: Slo) -> set[str]:
+    """Return the bounds that a run misses, and "steady" where it does not keep up."""
+    missed = {name for name, bound in slo.bounds.items() if row[slo.quantity_of(name)] > bound}
+    return missed if row["is_steady"] else {*missed, "steady"}
+
+
+def _between(low: int, high: int, unit: int) -> list[int]:
+    """Return a chunk near the geometric mean of two, none if they are `CLOSE`: a multiple of
+    `unit`, and of the largest power of two of it that is fine enough, so that it is no odd number.
+    """
+    if high <= (1 + CLOSE) * low:
+        return []
+    step = unit
+    while 2 * step <= CLOSE * low:
+        step *= 2
+    middle = round(math.sqrt(low * high) / step) * step
+    return [middle] if low < middle < high else []
+
+
 def _halfway(table: pd.DataFrame, tile: int) -> list[int]:
     """List multiples of `tile` halfway between the best chunk and its neighbours, if any."""
-    met, tried = _eligible(table), sorted(table.chunk)
-    best = int(met.chunk.iloc[met.throughput.argmax()])
-    place = tried.index(best)
-    neighbours = tried[max(0, place - 1) : place + 2]
-    return [(best + other) // (2 * tile) * tile for other in neighbours if abs(best - other) > tile]
+    eligible = _eligible(table)
+    tried = table.chunk.tolist()
+    best = int(eligible.chunk.iloc[eligible.throughput.argmax()])
+    position = tried.index(best)
+    neighbours = tried[max(0, position - 1) : position + 2]
+    halfway = [(best + other) // (2 * tile) * tile for other in neighbours]
+    return [chunk for chunk in halfway if chunk not in tried]
 
 
-def _marked(table: pd.DataFrame) -> pd.DataFrame:
+def marked(table: pd.DataFrame) -> pd.DataFrame:
+    """Mark the rows that are as good as the best, and the best, in throughput: of those that meet
+    the objective, if any does.
+    """
     throughput = _eligible(table).throughput
     good = throughput[throughput >= (1 - AS_GOOD) * throughput.max()].index
     best = throughput[throughput == throughput.max()].index

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,7 +27,7 @@ from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.engine.scheduler_state import Preemption, Speculation
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
-from sarathi_lab.experiment.advisor import BASELINES, Advice, Prediction, advise
+from sarathi_lab.experiment.advisor import BASELINES, Advice, Prediction, advise, serve_by
 from sarathi_lab.model.checkpoint import resolve_model, text_encoder
 from sarathi_lab.model.roofline import TILE, Peaks, roofline_time
 from sarathi_lab.model.spec import ModelSpec
@@ -260,7 +261,8 @@ def _advice(plan: Plan, chunks: Sequence[int] | None) -> Advice:
     baselines = tuple(name for name in BASELINES if name in plan.config["baselines"])
     slo = plan.targets.slo.resolved(slo_reference(plan, SimulatedExecutor(predictor)))
     slo_of_bounds = slo if slo.bounds else None
-    prediction = Prediction(load.requests, engine, predictor, baselines, slo_of_bounds)
+    run = partial(serve_by, predictor, load.requests)
+    prediction = Prediction(load.requests, engine, run, baselines, slo_of_bounds)
     return advise(prediction, TILE, policy=plan.policy.with_budget, chunks=chunks)
 
 

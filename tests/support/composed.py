@@ -79,4 +79,5 @@ def kept(folder: Path, *settings: str) -> Path:
 def _context(folder: Path, settings: tuple[str, ...]) -> RunContext:
     (task,) = [setting[5:] for setting in settings if setting.startswith("task=")]
     name = " ".join(["sarathi", *settings])
-    return RunContext(folder, folder / "baselines", name, "tests", task=task)
+    where = (folder, folder / "baselines", name, "tests")
+    return RunContext(*where, task=task, settings=settings)

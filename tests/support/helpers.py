@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from sarathi_lab.engine.block_manager import BlockManager
@@ -13,7 +14,7 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch, Chunk, Copy, Request
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.experiment.advisor import Prediction
+from sarathi_lab.experiment.advisor import Prediction, serve_by
 from sarathi_lab.policy import Orca, Policy
 
 ChunkRow = tuple[int, int, int]  # request id, start, number of tokens
@@ -35,7 +36,8 @@ def prediction_of(
     """A prediction with a cache that is never short."""
     longest = max(request.total_len for request in requests)
     engine = EngineConfig(Orca(), batch_size, batch_size * longest, 16, longest)
-    return Prediction(requests, engine, iteration_time, **settings)
+    run = partial(serve_by, iteration_time, requests)
+    return Prediction(requests, engine, run, **settings)
 
 
 def rows(text: str) -> list[list[ChunkRow]]:

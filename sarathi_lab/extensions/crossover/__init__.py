@@ -17,10 +17,13 @@ from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError, require_int, require_number
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.engine.executor import Predictor
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment.advisor import BASELINES, PolicyOfChunk
 from sarathi_lab.experiment.scenario import Scenario, lengths, request_times
-from sarathi_lab.extensions.advice import cost_of, policy_of_chunk
-from sarathi_lab.policy import Sarathi
+from sarathi_lab.model.checkpoint import resolve_model
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.policy import Policy, Sarathi
 from sarathi_lab.policy.systems import setup_of
 from sarathi_lab.results.report import print_device
 from sarathi_lab.results.result import Result
@@ -39,6 +42,39 @@ def _axis(example: int, minimum: int | None = 1) -> Any:
     each = number if minimum is None else partial(require_int, minimum=minimum, fix=fix)
     twice = f"names a value twice; {fix}"
     return listed(each=each, complaint=f"names nothing to map; {fix}", twice=twice)
+
+
+def cost_of(cfg: DictConfig) -> tuple[SimulatedBackend, ModelSpec, Predictor]:
+    """The device, the model, and the device's cost model of it. Raises UserError without one."""
+    backend = build(cfg.executor)
+    if not isinstance(backend, SimulatedBackend):
+        raise UserError(
+            f"executor={backend.name} has no cost model to predict with; use executor=simulated"
+        )
+    if backend.num_stages > 1:
+        raise UserError(
+            f"executor.pipeline_parallel={backend.num_stages} is not predicted: this is for one "
+            "batch at a time; use 1"
+        )
+    spec, _ = resolve_model(cfg, backend)
+    return backend, spec, backend.predictor(spec)
+
+
+def policy_of_chunk(cfg: DictConfig) -> PolicyOfChunk:
+    """The policy by its chunk. Raises UserError for one that cuts no prompts, or names a chunk."""
+    policy: Policy = build(cfg.policy)
+    field = policy.budget_field
+    if field is None:
+        raise UserError(
+            f"policy={policy.name} has no chunk to choose; use policy=sarathi or "
+            "policy=sarathi_serve"
+        )
+    if policy.budget != cfg.chunk:  # `chunk` itself is refused, as the tasks don't read it
+        raise UserError(
+            f"policy.{field}={policy.budget} has no effect; drop it, and name chunks by "
+            "task.chunks=[256,512]"
+        )
+    return policy.with_budget
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,257 @@
+"""What would meet an objective that nothing meets: a lower rate, more replicas, a looser bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pandas as pd
+from omegaconf import DictConfig
+
+from sarathi_lab.config.console import amount
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import option_files, read_option
+from sarathi_lab.config.run_context import RunContext, as_command
+from sarathi_lab.engine.loop import serve
+from sarathi_lab.experiment.advisor import Row, choose
+from sarathi_lab.extensions.advice.compared import Compared
+from sarathi_lab.extensions.capacity.search import mean_rate
+from sarathi_lab.extensions.capacity.task import Capacity
+from sarathi_lab.results.objective import outcome
+from sarathi_lab.results.serving_metrics import Slo
+from sarathi_lab.tasks.plan import make_plan
+
+WORDS = {"ttft": "TTFT", "tbt": "TBT", "tpot": "TPOT", "scheduling_delay": "scheduling delay"}
+MOST_REPLICAS = 16
+TRIED_REPLICAS = 3  # numbers of them, from the one that the highest rate suggests
+DIGITS = 3  # of a looser bound
+NOT_REPEATED = ("task", "output", "tracking", "baselines", "resume", "hydra")  # in commands
+
+
+class Remedy(NamedTuple):
+    """What would meet the objective, and the command that shows it."""
+
+    words: str
+    command: str
+
+
+class Nearest(NamedTuple):
+    """A row of a policy's table for which remedies are looked for, and the highest rate at which it
+    meets the objective (requests/s).
+    """
+
+    compared: Compared
+    row: pd.Series
+    rate: float = 0.0
+    is_settled: bool = True  # whether longer runs give the same rate
+
+    @property
+    def chunk(self) -> int:
+        return int(self.row["chunk"])
+
+    @property
+    def words(self) -> str:
+        option = self.compared.option
+        return f"{option.label} with {option.typed_chunk(self.chunk)}"
+
+    @property
+    def cfg(self) -> DictConfig:
+        """The configuration of a run as in the row."""
+        return self.compared.option.with_chunk(self.chunk)
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Commands like the typed one, whose `settings` are repeated; `policy` is the option of it."""
+
+    settings: Sequence[str]
+    policy: str | None
+
+    @classmethod
+    def of_run(cls, context: RunContext) -> Commands:
+        return cls(context.settings, context.policy)
+
+    def of(self, nearest: Nearest, *added: str, without: Sequence[str] = ()) -> str:
+        """Return the command of a policy with its chunk and the settings `added`, which replace
+        typed ones of their names.
+        """
+        option = nearest.compared.option
+        is_advice = "task=advise" in added  # which names its chunks itself
+        chunk = () if is_advice else (option.typed_chunk(nearest.chunk),)
+        settings = (*self._policy(option.typed), *chunk, *added)
+        names = {setting.partition("=")[0] for setting in settings} | {*without}
+        kept = []
+        for setting in self.settings:
+            name = setting.lstrip("+~").partition("=")[0]
+            is_policy = name.partition(".")[0] == "policy" and option.typed is not None
+            is_dropped = name.partition(".")[0] in NOT_REPEATED or is_policy
+            if name not in names and not is_dropped:
+                kept.append(setting)
+        tasks = [setting for setting in settings if setting.startswith("task")]
+        others = [setting for setting in settings if not setting.startswith("task")]
+        is_simulated = any(setting.startswith("executor=") for setting in kept)
+        executor = [] if is_simulated else ["executor=simulated"]
+        return as_command([*tasks, *executor, *kept, *others])
+
+    def _policy(self, typed: Sequence[str] | None) -> Sequence[str]:
+        if typed is not None:
+            return typed
+        is_typed = any(setting.startswith("policy") for setting in self.settings)
+        return () if is_typed or self.policy is None else (f"policy={self.policy}",)
+
+
+def remedies(
+    nearest_of: Compared, compared: Sequence[Compared], slo: Slo, commands: Commands
+) -> list[Remedy]:
+    """Return what would meet an objective that no run of `compared` meets, as far as anything does:
+    a rate and replicas of the policy `nearest_of`, which comes nearest, a bound of any.
+    """
+    nearest = _with_rate(nearest_of)
+    found = [
+        _lower_rate(nearest, commands),
+        _more_replicas(nearest, slo, commands),
+        _looser_bound(compared, slo, commands),
+    ]
+    return [remedy for remedy in found if remedy is not None]
+
+
+def _with_rate(compared: Compared) -> Nearest:
+    """Search the highest rate of the largest chunk whose times between tokens are within the
+    objective, else of the one that comes nearest to it.
+    """
+    table = compared.table[~compared.table.is_whole.astype(bool)]
+    within = table[table.gap_bounds_missed == 0]
+    row = choose(table) if within.empty else within.sort_values("chunk").iloc[-1]
+    nearest = Nearest(compared, row)
+    if compared.plan.load.waits_for_answers:
+        return nearest
+    try:
+        found = Capacity(seeds=1).highest_rate(_of_capacity(nearest.cfg))
+    except UserError:  # of requests that have no rate
+        return nearest
+    return nearest._replace(rate=found.median, is_settled=found.is_settled)
+
+
+def _of_capacity(cfg: DictConfig) -> DictConfig:
+    """Return the configuration of a search that begins with half of the requests."""
+    if "rate" in cfg.workload:
+        cfg.workload.rate = None
+    if isinstance(cfg.workload.get("num_requests"), int):
+        cfg.workload.num_requests = _half(cfg)
+    return cfg
+
+
+def _half(cfg: DictConfig) -> int:
+    return max(2, cfg.workload.num_requests // 2)
+
+
+def _lower_rate(nearest: Nearest, commands: Commands) -> Remedy | None:
+    stated = mean_rate(nearest.compared.plan.load.requests)
+    is_stated = math.isfinite(stated) and nearest.compared.plan.load.has_times
+    if not nearest.rate or (is_stated and nearest.rate >= stated):
+        return None
+    beside = f", of {amount(stated)} here" if is_stated else ""
+    about = "" if nearest.is_settled else "about "
+    cfg = nearest.cfg
+    number = []
+    if isinstance(cfg.workload.get("num_requests"), int):
+        number = [f"workload.num_requests={_half(cfg)}"]
+    return Remedy(
+        f"a lower rate: {nearest.words} meets it up to {about}{amount(nearest.rate)} "
+        f"requests/s{beside}",
+        commands.of(nearest, "task=capacity", "task.seeds=1", *number, without=["workload.rate"]),
+    )
+
+
+def _more_replicas(nearest: Nearest, slo: Slo, commands: Commands) -> Remedy | None:
+    """Look for the fewest replicas that meet the objective at the stated rate, or of users."""
+    plan = nearest.compared.plan
+    arrives = plan.load.has_times or plan.load.waits_for_answers
+    if not arrives or plan.backend.num_stages > 1:
+        return None
+    present = plan.engine.cluster.num_instances
+    first = present + 1
+    if nearest.rate:
+        first = max(first, math.ceil(present * mean_rate(plan.load.requests) / nearest.rate))
+    for number in range(first, min(first + TRIED_REPLICAS, MOST_REPLICAS + 1)):
+        cfg = _with_replicas(nearest.cfg, number, present)
+        measured = _outcome(cfg, slo)
+        if measured["slo_met"]:
+            more = [f"cluster.num={number}"]
+            if isinstance(cfg.workload.get("num_requests"), int):
+                more.append(f"workload.num_requests={cfg.workload.num_requests}")
+            devices = number * plan.backend.num_devices
+            return Remedy(
+                f"more replicas: {number} ({devices} devices) of {nearest.words} meet it "
+                f"({_values(measured, slo)})",
+                commands.of(nearest, "cluster=replicas", *more, "baselines=[]"),
+            )
+    return None
+
+
+def _with_replicas(cfg: DictConfig, number: int, present: int) -> DictConfig:
+    """Return `cfg` with so many engines, and as many requests for each as now."""
+    if present == 1:
+        cfg.cluster = read_option("cluster", option_files("cluster")["replicas"])
+    cfg.cluster.num = number
+    if isinstance(cfg.workload.get("num_requests"), int):
+        cfg.workload.num_requests = cfg.workload.num_requests * number // present
+    return cfg
+
+
+def _outcome(cfg: DictConfig, slo: Slo) -> dict[str, float]:
+    plan = make_plan(cfg)
+    executor = plan.build()[1]
+    engine = plan.engine.with_cache_of(executor)
+    return outcome(serve(plan.load.arrivals(), engine, executor).requests(), slo)
+
+
+def _looser_bound(compared: Sequence[Compared], slo: Slo, commands: Commands) -> Remedy | None:
+    """Find the policy and chunk that miss the fewest bounds, by the least, while they keep up."""
+    candidates = []
+    for each in compared:
+        steady = each.table[each.table.is_steady.astype(bool) & ~each.table.is_whole.astype(bool)]
+        for _, row in steady.iterrows():
+            missed = _missed(row, slo)
+            if missed:
+                candidates.append((len(missed), row["bound_use"], Nearest(each, row)))
+    if not candidates:
+        return None
+    _, _, nearest = min(candidates, key=lambda candidate: candidate[:2])
+    option = nearest.compared.option
+    settings = []
+    stated = []
+    for name in _missed(nearest.row, slo):
+        value = nearest.row[slo.quantity_of(name)]
+        setting, bound = f"slo.{name}", slo.bounds[name]
+        if name == "tbt" and (factor := option.cfg.slo.tbt_factor) is not None:
+            setting, value, bound = "slo.tbt_factor", factor * value / bound, factor
+        settings.append(f"{setting}={_rounded_up(value):g}")
+        stated.append(f"{bound:g}")
+    words = " ".join(settings)
+    task = ["task=advise", f"task.chunks=[{nearest.chunk}]", "task.policies=[]"]
+    return Remedy(
+        f"a looser bound: {words} in place of {' and '.join(stated)}, with {nearest.words}",
+        commands.of(nearest, *task, *settings),
+    )
+
+
+def _missed(row: Row, slo: Slo) -> list[str]:
+    return [name for name, bound in slo.bounds.items() if row[slo.quantity_of(name)] > bound]
+
+
+def _rounded_up(value: float) -> float:
+    scale = 10.0 ** (math.floor(math.log10(value)) - DIGITS + 1)
+    return math.ceil(value / scale) * scale
+
+
+def _values(row: Row, slo: Slo) -> str:
+    """Return the bounded quantities, such as "TTFT P99 734 ms, TBT P99 48.2 ms"."""
+    shown = []
+    for name in slo.bounds:
+        quantity = slo.quantity_of(name)
+        quantile = quantity.rpartition("_p")[2]
+        shown.append(f"{WORDS[name]} P{quantile} {amount(1e3 * row[quantity])} ms")
+    return ", ".join(shown)

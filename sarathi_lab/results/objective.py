@@ -1,0 +1,58 @@
+"""A run held against an objective: what it misses, and by how much, to rank runs by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+
+from sarathi_lab.results.serving_metrics import Slo, bounded
+from sarathi_lab.results.window import delay_trend
+
+OF_GAPS = ("tbt", "tpot")  # bounds of times between tokens, which the chunk decides, not the rate
+
+
+def outcome(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
+    """Hold a run against an objective.
+
+    Returns:
+        The quantities that it bounds (seconds, by METRICS.md's names), `bounds_missed` (how many
+        exceed their bounds), `gap_bounds_missed` (of them those of times between tokens),
+        `request_gap_p99` (the longest gap between tokens of a request, of 99 % of them: a P99 over
+        all gaps hides a stall a request), `bound_use` (the largest quantity over its bound),
+        `worst_use` (the same, with that gap against the bound between tokens), `is_steady` and
+        `slo_met`. A run whose waits grow is not within an objective, as a longer one would exceed
+        any bound.
+    """
+    values = bounded(requests, slo)
+    uses = [values[name] / bound for name, bound in slo.bounds.items()]
+    trend = delay_trend(requests)
+    is_steady = trend is None or not trend.is_growing
+    bounds_missed = sum(use > 1 for use in uses)
+    longest_gap = longest_gap_p99(requests)
+    worst_uses = [*uses, longest_gap / slo.tbt if slo.tbt is not None else math.nan]
+    gaps = [values[name] > slo.bounds[name] for name in OF_GAPS if name in values]
+    return {
+        **{slo.quantity_of(name): value for name, value in values.items()},
+        "bounds_missed": bounds_missed,
+        "gap_bounds_missed": sum(gaps),
+        "request_gap_p99": longest_gap,
+        "bound_use": _largest(uses),
+        "worst_use": _largest(worst_uses),
+        "is_steady": is_steady,
+        "slo_met": is_steady and not bounds_missed,
+    }
+
+
+def longest_gap_p99(requests: pd.DataFrame) -> float:
+    """Return the longest gap between tokens of a request, of 99 % of them (seconds); NaN if none
+    has two tokens.
+    """
+    longest = [np.diff(times).max() for times in requests.token_times if len(times) > 1]
+    return float(np.quantile(longest, 0.99)) if longest else math.nan
+
+
+def _largest(values: Iterable[float]) -> float:
+    return max((value for value in values if not math.isnan(value)), default=0.0)
