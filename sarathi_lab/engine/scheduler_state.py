@@ -62,7 +62,8 @@ class Speculation:
 
 
 NO_SPECULATION = Speculation()
-
+# What helps a request that does not fit the cache.
+LARGER_CACHE = "raise cache.num_blocks, or use auto for what the served system leaves to it"
 
 Preemption = Literal["recompute", "swap"]
 State = TypeVar("State")
@@ -173,8 +174,8 @@ class SchedulerState:
             states = f" ({blocks.state_blocks} for its states)" if blocks.state_blocks else ""
             raise UserError(
                 f"{what} can never fit the KV cache: policy {policy.name} needs {needed} blocks of "
-                f"{blocks.block_size} tokens{states}, num_blocks={blocks.num_blocks}; raise "
-                "cache.num_blocks, or use auto for all memory"
+                f"{blocks.block_size} tokens{states}, num_blocks={blocks.num_blocks}; "
+                f"{LARGER_CACHE}"
             )
 
     def advance(self, batch: Batch) -> None:

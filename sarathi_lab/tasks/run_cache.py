@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from sarathi_lab.config.errors import UserError, require_bool, require_int, require_number
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Backend
+from sarathi_lab.engine.scheduler_state import LARGER_CACHE
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
 from sarathi_lab.policy.systems import setup_of
@@ -40,7 +41,7 @@ def cache_fields(
         num_sequences = cfg.batch * backend.num_stages
         num_blocks = math.ceil(num_sequences * per_sequence / (1 - CACHE_HEADROOM))
     else:
-        fix = "use batch for a cache that holds all batches in flight, or auto for all memory"
+        fix = "use batch for a cache that holds all batches in flight, auto for a server's"
         num_blocks = require_int("cache.num_blocks", cache.num_blocks, 1, fix)
     if cache.memory_share is not None and cache.num_blocks != FILLS_MEMORY:
         why = "has no effect on a cache of a stated size; add cache.num_blocks=auto"
@@ -88,13 +89,17 @@ def memory_share(cfg: DictConfig) -> float | None:
 def explained_cache(
     engine: EngineConfig, backend: Backend, spec: ModelSpec, share: float | None
 ) -> Iterator[None]:
-    """Add to a UserError of what does not fit a cache that fills the memory how that is sized."""
+    """Say in a UserError of what does not fit a cache that fills the memory how that is sized."""
     try:
         yield
     except UserError as error:
-        if not engine.fills_memory:
+        if not engine.fills_memory or LARGER_CACHE not in str(error):
             raise
         longest = engine.max_model_len or spec.max_position
         setup = setup_of(engine.policy, engine.batch_size, longest, share)
         size = backend.describe_cache(spec, setup)
-        raise UserError(f"{error} (the cache of a device: {size})") from None
+        helps = (
+            f"the cache of a device is {size}; raise cache.memory_share, shorten the requests, or "
+            "take more devices"
+        )
+        raise UserError(str(error).replace(LARGER_CACHE, helps)) from None

@@ -24,6 +24,7 @@ from sarathi_lab.executor.simulated.kv_capacity import (
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, WEIGHT_DTYPES, ModelSpec, WeightDtype
 
+ROUND_MEMORY = 1e9  # bytes; no device reports a multiple
 # Meaning of dtype=auto, by the hardware file's element size.
 DEFAULT_DTYPES = {2: "float16", 4: "float32"}
 
@@ -133,6 +134,13 @@ class SimulatedBackend:
                 f"attention faster here; compare with hardware.causal_efficiency={before:g}"
             )
         cautions += cost.cautions
+        if self.hardware.memory_bytes % ROUND_MEMORY == 0:
+            gigabytes = self.hardware.memory_bytes / 1e9
+            cautions.append(
+                f"hardware.memory_bytes of {self.hardware.name} is a round {gigabytes:g} GB; a GPU "
+                "sold as such reports about 6 % more, which the cache lacks: state what "
+                "torch.cuda.get_device_properties(0).total_memory is"
+            )
         if spec.kv_dtype != "auto":
             cautions.append(
                 f"the cost model counts the bytes that cache.dtype={spec.kv_dtype} saves, and no "
