@@ -230,8 +230,7 @@ def read_tables(folder: str, *, model: str = "", tensor: int = 1) -> OperationTa
     Subfolders named after `model` and `tpN` take precedence. Raises UserError for a folder without
     tables, and for a file that can't be interpolated.
     """
-    given = Path(folder).expanduser()
-    root = next((place for place in (given, REPOSITORY / given) if place.is_dir()), None)
+    root = _folder_of(folder)
     if root is None:
         raise UserError(
             f"hardware.tables={folder} is not a folder; use the path of one with operation tables, "
@@ -250,6 +249,24 @@ def read_tables(folder: str, *, model: str = "", tensor: int = 1) -> OperationTa
     frames = {path.stem: _read(path) for path in _files(chosen)}
     degree = re.fullmatch(r"tp(\d+)", chosen.name)
     return OperationTables(str(chosen), frames, _read_meta(chosen), int(degree[1]) if degree else 1)
+
+
+def _folder_of(tables: str) -> Path | None:
+    """Return the folder that `tables` names; None without one."""
+    given = Path(tables).expanduser()
+    return next((folder for folder in (given, REPOSITORY / given) if folder.is_dir()), None)
+
+
+def tables_stamp(folder: str | None) -> tuple[tuple[str, int, int], ...]:
+    """Return the files below a folder of tables, as `read_tables` names it, with the time of their
+    last change [ns] and their size [bytes]: equal as long as the tables are the same.
+    """
+    root = _folder_of(folder) if folder is not None else None
+    if root is None:
+        return ()
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    states = [(path, path.stat()) for path in files]
+    return tuple((str(path.absolute()), state.st_mtime_ns, state.st_size) for path, state in states)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from sarathi_lab.config.checked import check_fields, one_of
 from sarathi_lab.config.errors import UserError
@@ -21,12 +22,32 @@ from sarathi_lab.executor.simulated.kv_capacity import (
     device_memory,
     served_tokens,
 )
+from sarathi_lab.executor.tables import tables_stamp
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, WEIGHT_DTYPES, ModelSpec, WeightDtype
 
 ROUND_MEMORY = 1e9  # bytes; no device reports a multiple
 # Meaning of dtype=auto, by the hardware file's element size.
 DEFAULT_DTYPES = {2: "float16", 4: "float32"}
+
+MOST_COST_MODELS = 16  # that a process keeps
+
+
+@lru_cache(maxsize=MOST_COST_MODELS)
+def _cost_model(stamp: object, *arguments: Any) -> CostModel:
+    """Make a cost model, or return the one that was made of equal arguments and of the same files
+    of tables (`stamp`): to read tables takes as long as a run of a hundred requests.
+    """
+    return make_cost_model(*arguments)
+
+
+def _is_hashable(arguments: tuple[object, ...]) -> bool:
+    """Return whether they have no list, such as a configuration's of captured sizes."""
+    try:
+        hash(arguments)
+    except TypeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -194,8 +215,12 @@ class SimulatedBackend:
         if self.host.is_stated:
             hardware = replace(hardware, iteration_overhead=0.0)
         device = (hardware, self.dtype_bytes, self.parallel)
-        of_host = (self.host.graphs, self.host.fused or ())
-        return make_cost_model(self.cost_model, spec, *device, *of_host)
+        of_host = (self.host.graphs, tuple(self.host.fused or ()))
+        stamp = tables_stamp(hardware.tables) if self.cost_model == "profiled" else ()
+        arguments = (self.cost_model, spec, *device, *of_host)
+        if not _is_hashable(arguments):
+            return make_cost_model(*arguments)
+        return _cost_model(stamp, *arguments)
 
     def _held(self, spec: ModelSpec) -> ModelSpec:
         """Return the part of `spec` that one replica holds, with this backend's weights. Raises
