@@ -32,6 +32,7 @@ from sarathi_lab.config.processes import interrupts_kept_from_children
 MULTIRUN = "hydra.mode=MULTIRUN"  # for -m
 NOT_RECORDED = ("resume", "hydra.sweeper.dry_run")
 POLL_SECONDS = 0.5
+MANY_JOBS = 50  # take some ten seconds to compose
 OF_SWEEPS = r"\+*(hydra[/.](launcher|sweeper(?!\.dry_run)|sweep)\b|repeat=|plot\.|skip_invalid="
 OF_SWEEPS += r"|resume=(?!false))"
 
@@ -126,7 +127,10 @@ class LabSweeper(Sweeper):
 
     def make_jobs(self) -> tuple[list[Job], int]:
         """Compose the jobs, round after round, as a machine's speed drifts; and count its runs."""
-        combinations = self.without_unread(command_line.combine(self.settings))
+        typed = command_line.combine(self.settings)
+        if len(typed) >= MANY_JOBS and not self.config.skip_invalid:
+            self._check_early(typed[0])
+        combinations = self.without_unread(typed)
         jobs = []
         with progress_of("composing", len(combinations), "runs") as advance:
             for one in combinations:
@@ -140,6 +144,16 @@ class LabSweeper(Sweeper):
             pairs = list(zip(jobs, rounds, strict=True))
             jobs = [job.in_round(i) for i in range(most) for job, number in pairs if i < number]
         return jobs, len(jobs)
+
+    def _check_early(self, settings: Sequence[str]) -> None:
+        """Refuse what the first of many jobs is refused for, as it is most often the same for all,
+        and to compose them takes minutes.
+        """
+        try:
+            job = self.compose_job(settings)
+        except UserError:
+            return  # it may have settings that only other jobs read, which it is then made without
+        check_jobs([job], {*self.swept}, skips=False, keeps=False)
 
     def compose_job(self, settings: Sequence[str]) -> Job:
         """Compose the job of these settings. Raises UserError."""
