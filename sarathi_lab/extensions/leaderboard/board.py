@@ -1,0 +1,133 @@
+"""From runs to the board: the group of each policy in each contest, by objective, at its default
+budget and at its best; and the runs of a sweep beside recorded ones.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from sarathi_lab.extensions.leaderboard.comparison import standings
+from sarathi_lab.extensions.leaderboard.runs import (
+    BEST,
+    CONTEST,
+    DEFAULT,
+    GOODPUT,
+    LABELS,
+    QUANTITIES,
+    SELECTION,
+    best_budgets,
+)
+from sarathi_lab.results.sweep_analysis import group_keys
+from sarathi_lab.results.table import COLUMNS, SIMULATED
+
+RANKING = [*CONTEST, "objective", "at"]  # `at`: the default or the best budget
+BUDGETS = (DEFAULT, BEST)
+
+
+def objectives(runs: pd.DataFrame) -> list[str]:
+    """Return the objectives that runs are judged by."""
+    return [str(name).removeprefix(GOODPUT) for name in runs if str(name).startswith(GOODPUT)]
+
+
+def kept(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns of runs that a leaderboard reads, with the digits that it records."""
+    judged = [f"{GOODPUT}{objective}" for objective in objectives(runs)]
+    quantities = [name for name in [*judged, *QUANTITIES] if name in runs]
+    table = runs[[*LABELS, *quantities]].copy()
+    for name in quantities:
+        table[name] = table[name].map(_in_five_digits)
+    return table
+
+
+def _in_five_digits(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def beside(runs: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
+    """Return `runs` and those recorded in the same contests on the same requests, of policies that
+    `runs` lack. Beside others, `runs` are marked as new (`is_new`).
+    """
+    requests = [*CONTEST, "seed", "requests"]
+    has_same_requests = group_keys(recorded, requests).isin(group_keys(runs, requests))
+    contests = group_keys(recorded, CONTEST)
+    is_in_contest = contests.isin(contests[has_same_requests])
+
+    policies = [*CONTEST, "policy"]
+    is_other = ~group_keys(recorded, policies).isin(group_keys(runs, policies))
+    others = recorded[is_in_contest & is_other]
+    if others.empty:
+        return runs.assign(is_new=False)
+    tables = [
+        others.assign(is_new=False),
+        runs.assign(is_new=True),
+    ]
+    return pd.concat(tables, ignore_index=True)
+
+
+def compared(runs: pd.DataFrame, objective: str, at: str) -> pd.DataFrame:
+    """Return the runs by which policies are compared `at` their default or best budget; those of a
+    policy without a budget, or with a stated one, are the same for both.
+    """
+    if at == DEFAULT:
+        return runs[runs.role == DEFAULT]
+    policies = [*CONTEST, "policy"]
+    best = best_budgets(runs, f"{GOODPUT}{objective}").rename("best_budget")
+    evaluated = runs[runs.role != SELECTION].join(best, on=policies)
+    is_best = evaluated.budget == evaluated.best_budget
+    has_no_choice = evaluated.best_budget.isna() & (evaluated.role == DEFAULT)
+    chosen = evaluated[is_best | has_no_choice].drop(columns="best_budget")
+    # A budget may be both the default and the best.
+    return chosen.drop_duplicates([*policies, "seed"])
+
+
+def board(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each policy by contest, objective and kind of budget (`RANKING`): its
+    `budget`, the columns of `standings`, and the medians of `QUANTITIES` over the seeds.
+    """
+    tables = list[pd.DataFrame]()
+    for objective in objectives(runs):
+        judged = runs.dropna(subset=[f"{GOODPUT}{objective}"])
+        for at in BUDGETS:
+            rows = compared(judged, objective, at)
+            for contest, group in rows.groupby(CONTEST, sort=False):
+                table = _ranking(group, f"{GOODPUT}{objective}")
+                for name, value in zip(CONTEST, contest, strict=True):
+                    table[name] = str(value)
+                tables.append(table.assign(objective=objective, at=at))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _ranking(runs: pd.DataFrame, quantity: str) -> pd.DataFrame:
+    """Return the rows of one contest, objective and kind of budget, the best policy first."""
+    goodputs = runs.pivot_table(
+        index="seed",
+        columns="policy",
+        values=quantity,
+        sort=False,
+    )
+    by_policy = runs.groupby("policy", sort=False)
+    labels = by_policy[["budget", "rate", "is_new"]].first()
+    shown = [name for name in QUANTITIES if name in runs]
+    medians = by_policy[shown].median()
+    return standings(goodputs).join(labels).join(medians).reset_index()
+
+
+def long_table(ranked: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `board` as the lab's long table, a goodput each."""
+    commits = sorted(map(str, runs.git_commit.dropna().unique()))
+    table = ranked.rename(columns={"goodput": "value"})
+    table["case"] = table.policy + ", " + table["at"] + " budget, " + table.workload
+    table["quantity"] = GOODPUT + table.objective
+    table["low"] = table["high"] = float("nan")
+    table["unit"] = "requests/s"
+    table["level"] = SIMULATED
+    table["seed"] = table.seeds.astype(str) + " seeds"
+    table["commit"] = " ".join(commits)
+    return table[
+        [
+            *COLUMNS,
+            *("workload", "model", "objective", "at", "policy", "budget", "group", "is_open"),
+            *("best", "best_goodput", "below_best", "resolution"),
+            *("num_better", "num_worse", "num_alike"),
+        ]
+    ]

@@ -1,0 +1,20 @@
+"""`python -m sarathi_lab leaderboard`: a sweep, or the pages of one that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sarathi_lab.config.errors import exit_code
+from sarathi_lab.extensions.leaderboard.task import publish
+
+
+def main(args: Sequence[str], run: Callable[[Sequence[str]], int]) -> int:
+    """Run the sweep by the command `run`, or write the pages of the folder that `args` name.
+
+    Returns:
+        The exit code.
+    """
+    if len(args) == 1 and "=" not in args[0] and Path(args[0]).is_dir():
+        return exit_code(lambda: publish(Path(args[0])), "no page was written")
+    return run(["experiment=leaderboard", *args])

@@ -1,0 +1,225 @@
+"""The task `leaderboard`: one policy in one contest a job, and the board of a sweep of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from joblib import Parallel as Workers
+from joblib import cpu_count, delayed
+from joblib.externals.loky.process_executor import TerminatedWorkerError
+from omegaconf import DictConfig, OmegaConf
+
+from sarathi_lab.config.checked import listed, whole
+from sarathi_lab.config.console import amount, print_place, print_words, progress_of
+from sarathi_lab.config.errors import RunError, UserError, require_int, require_one_of, require_text
+from sarathi_lab.config.instantiate import Job, load_option, option_files, read_option
+from sarathi_lab.config.paths import of_lab, readable
+from sarathi_lab.config.run_context import RunContext, SweepRecord
+from sarathi_lab.extensions.leaderboard import board, pages, verdicts
+from sarathi_lab.extensions.leaderboard.comparison import FEWEST_SEEDS
+from sarathi_lab.extensions.leaderboard.runs import (
+    DEFAULT,
+    GOODPUT,
+    LABELS,
+    SELECTION,
+    Contest,
+    Trial,
+    row_of,
+    run_all,
+)
+from sarathi_lab.results.result import Result, show
+from sarathi_lab.tasks.base import Task
+
+OF_JOB = "runs.csv"  # in the folder of a job
+# Settings of a sweep that make another contest, not another policy.
+OF_CONTESTS = ("experiment", "workload", "model", "hardware", "seed", "repetition")
+
+
+def _numbers(default: Sequence[int], minimum: int, fix: str) -> Any:
+    """A field with different whole numbers from `minimum`, or none."""
+    return listed(
+        default,
+        complaint=f"is no list; use {fix}",
+        each=partial(require_int, minimum=minimum, fix=f"use {fix}"),
+        twice=f"repeats one; use {fix}",
+        may_be_empty=True,
+    )
+
+
+@dataclass(frozen=True)
+class Leaderboard(Task):
+    """Runs a policy in one contest, at its system's default budget and at its best of `budgets`;
+    shows the policies of a sweep in distinguished groups, among those recorded in `beside`.
+
+    A run is judged by all `objectives`. Runs have the seeds from `seed` to `seed + seeds - 1`;
+    those that choose a budget have `selection_seeds`. `processes` run at a time; None: one a core.
+    """
+
+    reads = (
+        *("policy", "workload", "executor", "model", "hardware", "host", "dtype", "seed", "chunk"),
+        *("batch", "pd_ratio", "seq_len", "max_model_len", "cache", "queue_order", "preemption"),
+        *("prompt_classes", "stall", "cluster", "speculation"),
+    )
+    workload: str = "workload"
+    objectives: Sequence[str] = listed(
+        (),
+        complaint="compares by nothing; list options of slo, such as [strict]",
+        each=partial(require_text, fix="name an option of slo"),
+    )
+    seeds: int = whole(8, minimum=1, fix="use a number of sets of requests, such as 8")
+    budgets: Sequence[int] = _numbers(
+        (512, 1024, 2048, 4096, 8192), 1, "tokens, such as [512,2048]"
+    )
+    selection_seeds: Sequence[int] = _numbers((), 0, "seeds, such as [20,21]")
+    rates: Mapping[str, float] = field(default_factory=dict)
+    beside: str | None = None
+    processes: int | None = whole(None, minimum=1, fix="use a number such as 2, or null")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.objectives:
+            require_one_of("task.objectives", name, option_files("slo"))
+        if self.budgets and not self.selection_seeds:
+            raise UserError(
+                "task.selection_seeds=[] leaves no requests to choose a budget by; list some, such "
+                "as [20,21], or use task.budgets=[] for default budgets only"
+            )
+
+    def check(self, cfg: DictConfig) -> Contest:
+        """Return the contest with the policy of `cfg` in it; its default budget is planned."""
+        require_int("seed", cfg.seed, 0, "use the first seed, such as 0")
+        if both := {*self._seeds(cfg)} & {*self.selection_seeds}:
+            raise UserError(
+                f"task.selection_seeds={list(self.selection_seeds)}: seed {min(both)} is one that "
+                "policies are compared on, which would flatter the budgets that it chose; use "
+                "others"
+            )
+        self._recorded()
+        contest = self._contest(cfg, str(cfg.policy._target_).rpartition(".")[2])
+        seeds = [*self._seeds(cfg)]
+        default = contest.default_budget(seeds[0])
+        # A trace may have no rows for the last ones.
+        for seed in {seeds[0], seeds[-1], *self.selection_seeds[-1:]}:
+            contest.plan(seed, default)
+        return contest
+
+    def run(self, cfg: DictConfig, context: RunContext) -> Result:
+        """Run the policy with all seeds and budgets; leaves a row a run."""
+        contest = self._contest(cfg, label_of(cfg, context))
+        choice = (self.selection_seeds, self.budgets)
+        runs = run_all(contest, self._seeds(cfg), *choice, self._run_trials)
+        return Result(tables={OF_JOB: runs}, shown=[_in_short(runs)], places={})
+
+    def _run_trials(self, contest: Contest, trials: Sequence[Trial]) -> list[dict[str, Any]]:
+        """Run `trials`, several at a time, and return the rows of those that are possible."""
+        rows = list[dict[str, Any]]()
+        number = min(self.processes or cpu_count(), len(trials))
+        calls = (delayed(row_of)(contest, trial) for trial in trials)
+        with progress_of(contest.policy, len(trials), "runs") as advance:
+            try:
+                for row in Workers(n_jobs=max(1, number), return_as="generator")(calls):
+                    advance(1)
+                    if row is not None:
+                        rows.append(row)
+            except TerminatedWorkerError:
+                raise RunError(
+                    "a process of the simulation was killed; the system may have been out of "
+                    "memory: use task.processes=1"
+                ) from None
+        return rows
+
+    def _contest(self, cfg: DictConfig, policy: str) -> Contest:
+        objectives = {name: load_option("slo", name) for name in self.objectives}
+        return Contest(cfg, self.workload, policy, objectives)
+
+    def _seeds(self, cfg: DictConfig) -> range:
+        return range(cfg.seed, cfg.seed + self.seeds)
+
+    def report_sweep(self, job: Job, record: SweepRecord, *, is_tracked: bool) -> None:
+        """Show what has finished among what is recorded, and write tables, pictures and page."""
+        files = [record.job_dir(number) / OF_JOB for number in record.begun()]
+        tables = [pd.read_csv(file) for file in files if file.is_file()]
+        if not tables:
+            print_words(f"no finished runs in {record.folder}")
+            return
+        runs = board.kept(pd.concat(tables, ignore_index=True)).drop_duplicates()
+        recorded = self._recorded()
+        beside = board.beside(runs, recorded)
+        if len(recorded) and len(beside) == len(runs):
+            remark = "of the same requests; shown without recorded policies"
+            show([f"warning: {self.beside} has no run {remark}"])
+        _publish(beside, record.folder)
+
+    def _recorded(self) -> pd.DataFrame:
+        """Read the runs of an earlier leaderboard. Raises UserError."""
+        if self.beside is None:
+            return pd.DataFrame(columns=LABELS)
+        fix = "name the runs.csv.gz of a leaderboard, or use null for none"
+        with readable(f"task.beside={self.beside}", fix):
+            return _read(of_lab(Path(self.beside)))
+
+
+@cache  # for all jobs that are checked
+def _read(file: Path) -> pd.DataFrame:
+    table = pd.read_csv(file)
+    if missing := [name for name in LABELS if name not in table]:
+        raise ValueError(f"it has no column {missing[0]}")
+    return table
+
+
+def label_of(cfg: DictConfig, context: RunContext) -> str:
+    """Return the policy's name in tables: its option or class, and settings that differ from the
+    option's, such as "vllm_v1 chunk=1024".
+    """
+    settings = dict[str, object]()
+    if context.policy is None:
+        name = str(cfg.policy._target_).rpartition(".")[2]
+    else:
+        name = context.policy
+        option: Any = OmegaConf.to_container(read_option("policy", option_files("policy")[name]))
+        chosen: Any = OmegaConf.to_container(cfg.policy)
+        settings |= {
+            f"policy.{key}": chosen[key] for key in chosen if chosen[key] != option.get(key)
+        }
+    for setting, value in context.varied.items():
+        group = setting.partition(".")[0].partition("/")[0]
+        if group not in OF_CONTESTS and setting not in ("policy", "policy._target_"):
+            settings[setting] = value
+    if cfg.chunk is not None:
+        settings["chunk"] = cfg.chunk
+    return " ".join([name, *(f"{setting}={value}" for setting, value in settings.items())])
+
+
+def _in_short(runs: pd.DataFrame) -> str:
+    """Describe in a line at which budgets a policy ran, with the goodput by the first objective."""
+    objective = board.objectives(runs)[0]
+    default = runs[runs.role == DEFAULT]
+    goodput = amount(default[f"{GOODPUT}{objective}"].mean())
+    budget = default.budget.iloc[0]
+    at = "" if pd.isna(budget) else f" at its budget of {budget:g} tokens"
+    number = (runs.role == SELECTION).sum()
+    choice = f"; {number} runs chose another budget" if number else ""
+    return f"  goodput, {objective}: {goodput} requests/s{at}{choice}"
+
+
+def _publish(runs: pd.DataFrame, folder: Path) -> None:
+    """Show the board of `runs`, and write it with them into `folder`."""
+    ranked = board.board(runs)
+    show([verdicts.of_sweep(ranked)])
+    if (num_seeds := int(ranked.seeds.min())) < FEWEST_SEEDS:
+        show([f"{num_seeds} of {FEWEST_SEEDS} seeds that decide; use task.seeds=8 for more"])
+    for path in pages.write(ranked, runs, folder):
+        print_place(path.stem, path)
+
+
+def publish(folder: Path) -> int:
+    """Write tables, pictures and page of the runs in `folder`, as a sweep does at its end."""
+    with readable(folder / pages.RUNS, "name the folder of a leaderboard's runs.csv.gz"):
+        runs = _read(folder / pages.RUNS)
+    _publish(runs.assign(is_new=False), folder)
+    return 0
