@@ -151,12 +151,14 @@ def loss(table: pd.DataFrame | None, *, has_experts: bool) -> list[DisplayTable 
     ]
 
 
-def flags(servers: Sequence[ServerFlags], *, is_met: bool) -> list[str]:
+def flags(servers: Sequence[ServerFlags], *, is_met: bool, has_lower_rate: bool) -> list[str]:
     """Show how to start the servers as they were simulated."""
     if not servers:
         return ["  no flags: no server has this policy; task.policies names servers' policies"]
     title = "  servers as they were simulated, each with its best chunk"
-    if not is_met:
+    if not is_met and has_lower_rate:
+        title = "  the server for that rate or those replicas; here it MISSES the objective"
+    elif not is_met:
         title = "  the server that comes nearest, which MISSES the objective"
     lines = [title]
     for server in servers:  # flags on a separate line, so that they can be copied

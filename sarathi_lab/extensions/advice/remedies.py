@@ -78,22 +78,24 @@ class Commands:
         typed ones of their names.
         """
         option = nearest.compared.option
-        is_advice = "task=advise" in added  # which names its chunks itself
-        chunk = () if is_advice else (option.typed_chunk(nearest.chunk),)
-        settings = (*self._policy(option.typed), *chunk, *added)
-        names = {setting.partition("=")[0] for setting in settings} | {*without}
-        kept = []
+        chosen = list(self._policy(option.typed))
+        if "task=advise" not in added:  # which names its chunks itself
+            chosen.append(option.typed_chunk(nearest.chunk))
+        chosen += added
+        names = {_name(setting) for setting in chosen} | {*without}
+        repeated = []
         for setting in self.settings:
-            name = setting.lstrip("+~").partition("=")[0]
-            is_policy = name.partition(".")[0] == "policy" and option.typed is not None
-            is_dropped = name.partition(".")[0] in NOT_REPEATED or is_policy
-            if name not in names and not is_dropped:
-                kept.append(setting)
-        tasks = [setting for setting in settings if setting.startswith("task")]
-        others = [setting for setting in settings if not setting.startswith("task")]
-        is_simulated = any(setting.startswith("executor=") for setting in kept)
-        executor = [] if is_simulated else ["executor=simulated"]
-        return as_command([*tasks, *executor, *kept, *others])
+            group = _name(setting).partition(".")[0]
+            is_other_policy = group == "policy" and option.typed is not None
+            if _name(setting) in names or group in NOT_REPEATED or is_other_policy:
+                continue
+            repeated.append(setting)
+        if "executor" not in map(_name, repeated):  # task=advise implies it
+            repeated.insert(0, "executor=simulated")
+        # The task first, as it is what a reader looks for.
+        tasks = [setting for setting in chosen if setting.startswith("task")]
+        others = [setting for setting in chosen if not setting.startswith("task")]
+        return as_command([*tasks, *repeated, *others])
 
     def _policy(self, typed: Sequence[str] | None) -> Sequence[str]:
         if typed is not None:
@@ -102,19 +104,32 @@ class Commands:
         return () if is_typed or self.policy is None else (f"policy={self.policy}",)
 
 
+def _name(setting: str) -> str:
+    """Return the name that a setting sets."""
+    return setting.lstrip("+~").partition("=")[0]
+
+
+class Remedies(NamedTuple):
+    """What would meet the objective; `nearest` is what a rate and replicas were looked for."""
+
+    found: Sequence[Remedy] = ()
+    nearest: Nearest | None = None
+    has_lower_rate: bool = False
+
+
 def remedies(
     nearest_of: Compared, compared: Sequence[Compared], slo: Slo, commands: Commands
-) -> list[Remedy]:
+) -> Remedies:
     """Return what would meet an objective that no run of `compared` meets, as far as anything does:
     a rate and replicas of the policy `nearest_of`, which comes nearest, a bound of any.
     """
     nearest = _with_rate(nearest_of)
-    found = [
-        _lower_rate(nearest, commands),
-        _more_replicas(nearest, slo, commands),
-        _looser_bound(compared, slo, commands),
-    ]
-    return [remedy for remedy in found if remedy is not None]
+    lower_rate = _lower_rate(nearest, commands)
+    more_replicas = _more_replicas(nearest, slo, commands)
+    looser_bound = _looser_bound(compared, slo, commands)
+    found = [remedy for remedy in (lower_rate, more_replicas, looser_bound) if remedy is not None]
+    has_lower_rate = lower_rate is not None or more_replicas is not None
+    return Remedies(found, nearest, has_lower_rate)
 
 
 def _with_rate(compared: Compared) -> Nearest:
@@ -210,32 +225,49 @@ def _outcome(cfg: DictConfig, slo: Slo) -> dict[str, float]:
 
 def _looser_bound(compared: Sequence[Compared], slo: Slo, commands: Commands) -> Remedy | None:
     """Find the policy and chunk that miss the fewest bounds, by the least, while they keep up."""
-    candidates = []
-    for each in compared:
-        steady = each.table[each.table.is_steady.astype(bool) & ~each.table.is_whole.astype(bool)]
-        for _, row in steady.iterrows():
-            missed = _missed(row, slo)
-            if missed:
-                candidates.append((len(missed), row["bound_use"], Nearest(each, row)))
-    if not candidates:
+    nearest = _nearest_steady(compared)
+    if nearest is None:
         return None
-    _, _, nearest = min(candidates, key=lambda candidate: candidate[:2])
-    option = nearest.compared.option
-    settings = []
+    looser = []
     stated = []
     for name in _missed(nearest.row, slo):
+        setting = f"slo.{name}"
         value = nearest.row[slo.quantity_of(name)]
-        setting, bound = f"slo.{name}", slo.bounds[name]
-        if name == "tbt" and (factor := option.cfg.slo.tbt_factor) is not None:
-            setting, value, bound = "slo.tbt_factor", factor * value / bound, factor
-        settings.append(f"{setting}={_rounded_up(value):g}")
+        bound = slo.bounds[name]
+        factor = nearest.cfg.slo.tbt_factor
+        if name == "tbt" and factor is not None:
+            # Stated in decode iterations, it is loosened in these.
+            setting = "slo.tbt_factor"
+            value *= factor / bound
+            bound = factor
+        looser.append(f"{setting}={_rounded_up(value):g}")
         stated.append(f"{bound:g}")
-    words = " ".join(settings)
+    words = f"{' '.join(looser)} in place of {' and '.join(stated)}"
     task = ["task=advise", f"task.chunks=[{nearest.chunk}]", "task.policies=[]"]
     return Remedy(
-        f"a looser bound: {words} in place of {' and '.join(stated)}, with {nearest.words}",
-        commands.of(nearest, *task, *settings),
+        f"a looser bound: {words}, with {nearest.words}",
+        commands.of(nearest, *task, *looser),
     )
+
+
+def _nearest_steady(compared: Sequence[Compared]) -> Nearest | None:
+    """Return the run that misses the fewest bounds, by the least, of those that keep up with the
+    arrivals; None if none does.
+    """
+    best: Nearest | None = None
+    for each in compared:
+        is_whole = each.table.is_whole.astype(bool)
+        is_steady = each.table.is_steady.astype(bool)
+        # No setting of a command leaves prompts whole for every policy.
+        for _, row in each.table[is_steady & ~is_whole].iterrows():
+            if best is None or _distance(row) < _distance(best.row):
+                best = Nearest(each, row)
+    return best
+
+
+def _distance(row: Row) -> tuple[int, float]:
+    """Return how far a run is from its objective."""
+    return row["bounds_missed"], row["bound_use"]
 
 
 def _missed(row: Row, slo: Slo) -> list[str]:

@@ -20,7 +20,7 @@ from sarathi_lab.experiment.advisor import AS_GOOD, BASELINES, choose, marked
 from sarathi_lab.experiment.clock import LossSplit, times_by
 from sarathi_lab.extensions.advice import display
 from sarathi_lab.extensions.advice.compared import AN_OPTION, Compared, Option, compare, options_of
-from sarathi_lab.extensions.advice.remedies import Commands, Remedy, remedies
+from sarathi_lab.extensions.advice.remedies import Commands, Remedies, remedies
 from sarathi_lab.extensions.advice.server_flags import ServerFlags, Simulated, server_flags
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.result import Result
@@ -147,22 +147,22 @@ class Advise(Task):
         advice: Advice = context.prepared or self.check(cfg)
         compared = advice.of_best
         plan, slo = compared.plan, compared.slo
-        found: list[Remedy] = []
+        found = Remedies()
         if slo is not None and not advice.is_met:
             with progress_of("looking for what would meet the objective"):
                 found = remedies(compared, advice.compared, slo, Commands.of_run(context))
         advised = compared.plan_of(advice.best)
         print_plan(advised, replace(context, policy=None))
-        flags = flags_of(advice)
+        flags = flags_of(advice, found)
         loss = loss_of(compared)
         shown = [
             *display.answer(advice.best, compared, advice.left_out),
             display.policies_table(advice.table, slo),
-            *display.remedies(found),
+            *display.remedies(found.found),
             *graphs_gain(advice),
             display.chunks_table(compared, slo),
             *display.loss(loss, has_experts=plan.spec.num_experts > 0),
-            *display.flags(flags, is_met=advice.is_met),
+            *display.flags(flags, is_met=advice.is_met, has_lower_rate=found.has_lower_rate),
             display.closing(advice.table, plan),
         ]
         numbers = advice.best.drop(["policy", "place", "is_as_good", "is_best"]).to_dict()
@@ -264,17 +264,27 @@ def graphs_gain(advice: Advice) -> list[str]:
     ]
 
 
-def flags_of(advice: Advice) -> list[ServerFlags]:
-    """Return the flags of each policy's server for its best chunk within the objective; where
-    nothing meets it, of the one that comes nearest.
+def flags_of(advice: Advice, found: Remedies) -> list[ServerFlags]:
+    """Return the flags of each policy's server for its best chunk within the objective. Where
+    nothing meets it, those of the one that a lower rate or replicas would let meet it, else of the
+    one that comes nearest.
     """
-    rows = [(each, choose(each.table)) for each in advice.compared]
+    rows: list[tuple[Compared, pd.Series]] = []
     if advice.is_met:
-        rows = [(each, row) for each, row in rows if row.get("slo_met", True)]
+        for compared in advice.compared:
+            row = choose(compared.table)
+            if row.get("slo_met", True):
+                rows.append((compared, row))
+    elif found.nearest is not None and found.has_lower_rate:
+        rows.append((found.nearest.compared, found.nearest.row))
     else:
-        rows = [(advice.of_best, advice.best)]
-    flags = [server_flags(_simulated(each, row)) for each, row in rows]
-    return [each for each in flags if each is not None]
+        rows.append((advice.of_best, advice.best))
+    flags = []
+    for compared, row in rows:
+        of_server = server_flags(_simulated(compared, row))
+        if of_server is not None:
+            flags.append(of_server)
+    return flags
 
 
 def _simulated(compared: Compared, row: pd.Series) -> Simulated:
@@ -292,22 +302,33 @@ def _simulated(compared: Compared, row: pd.Series) -> Simulated:
 def simulated_options(option: Option) -> dict[str, object]:
     """Return what was simulated beside policy and sizes, by the names of servers.yaml."""
     cfg = option.cfg
-    executor, cache = cfg.executor, cfg.cache
-    prefix = "true" if cache.prefix else "false"
-    options: dict[str, object] = {
-        "tensor_parallel": executor.tensor_parallel if executor.tensor_parallel > 1 else None,
-        "pipeline_parallel": executor.pipeline_parallel if executor.pipeline_parallel > 1 else None,
-        f"weights={executor.weights}": True if executor.weights != "auto" else None,
-        "dtype": cfg.dtype if cfg.dtype != "auto" else None,
-        f"cache.dtype={cache.dtype}": True if cache.dtype != "auto" else None,
-        f"cache.prefix={prefix}": True,
-        "cache.num_blocks": cache.num_blocks if isinstance(cache.num_blocks, int) else None,
-        "cache.block_size": cache.block_size if cache.block_size != BLOCK_SIZE else None,
-        "cache.align_chunks": True if cache.align_chunks else None,
-        f"queue_order={cfg.queue_order}": True,
-        "preemption=swap": True if cfg.preemption == "swap" else None,
-        "engines": cfg.cluster.num if "num" in cfg.cluster else None,
-    }
-    if drafts := build(cfg.speculation).tokens:
+    executor = cfg.executor
+    cache = cfg.cache
+    options: dict[str, object] = {}
+    if executor.tensor_parallel > 1:
+        options["tensor_parallel"] = executor.tensor_parallel
+    if executor.pipeline_parallel > 1:
+        options["pipeline_parallel"] = executor.pipeline_parallel
+    if executor.weights != "auto":
+        options[f"weights={executor.weights}"] = True
+    if cfg.dtype != "auto":
+        options["dtype"] = cfg.dtype
+    if cache.dtype != "auto":
+        options[f"cache.dtype={cache.dtype}"] = True
+    # Servers differ in whether they share prefixes by default: it is always stated.
+    options["cache.prefix=true" if cache.prefix else "cache.prefix=false"] = True
+    if isinstance(cache.num_blocks, int):
+        options["cache.num_blocks"] = cache.num_blocks
+    if cache.block_size != BLOCK_SIZE:
+        options["cache.block_size"] = cache.block_size
+    if cache.align_chunks:
+        options["cache.align_chunks"] = True
+    options[f"queue_order={cfg.queue_order}"] = True
+    if cfg.preemption == "swap":
+        options["preemption=swap"] = True
+    if "num" in cfg.cluster:
+        options["engines"] = cfg.cluster.num
+    drafts = build(cfg.speculation).tokens
+    if drafts:
         options["drafts"] = drafts
-    return {name: value for name, value in options.items() if value is not None}
+    return options
