@@ -14,6 +14,7 @@ from sarathi_lab.config.instantiate import PAPER_BATCH, build, class_of
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.served_system import CacheRoom, ServedSystem, ServingDevice
+from sarathi_lab.model.roofline import TILE
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy.systems import VLLM, setup_of
 from sarathi_lab.tasks.run_cache import FILLS_MEMORY, memory_share
@@ -144,10 +145,13 @@ def _cache_room(
 
 def _most_sequences(cfg: DictConfig, number: int) -> int:
     """Return `number`, or as many sequences as the policy's smallest iteration has tokens for, as
-    vLLM lowers its default below a stated budget.
+    vLLM lowers its default below a stated budget; where the chunk is chosen (auto), as the smallest
+    that is tried.
     """
     policy: Policy = build(cfg.policy, Policy)
     smallest = policy.smallest_budget
+    if policy.budget == AUTO:
+        smallest = TILE
     if policy.decodes_on_top or not isinstance(smallest, int):
         return number
     return max(1, min(number, smallest))

@@ -131,6 +131,18 @@ def test_auto_is_chosen_anew_for_another_server():
     assert all(not each.advice.table.equals(plain.advice.table) for each in found)
 
 
+def test_auto_finds_where_a_bound_is_crossed_beside_a_servers_sequences():
+    fast = ["executor=simulated", "hardware=h100", "model=llama3-8b", "chunk=auto", "baselines=[]"]
+    load = ["workload.rate=8", "workload.num_requests=40", "slo.tbt=0.012", "policy=vllm_v1"]
+    advice = plan.make_plan(config_of(*fast, *load)).advice
+    table = advice.table
+    met = table[table.tbt_p99 <= 0.012].chunk
+    missed = table[table.tbt_p99 > 0.012].chunk
+    assert met.max() < missed.min() <= 1.1 * met.max()
+    assert advice.chunk in set(met)
+    assert "which no chunk meets" not in advice.objective
+
+
 # -- the price of cutting --------------------------------------------------------------------------
 
 
