@@ -89,7 +89,7 @@ def memory_share(cfg: DictConfig) -> float | None:
 def explained_cache(
     engine: EngineConfig, backend: Backend, spec: ModelSpec, share: float | None
 ) -> Iterator[None]:
-    """Say in a UserError of what does not fit a cache that fills the memory how that is sized."""
+    """State in errors of what does not fit a cache that fills the memory how that is sized."""
     try:
         yield
     except UserError as error:
