@@ -126,15 +126,16 @@ class Results:
         self,
         x: str | None = None,
         hue: str | None = None,
-        facet: str | None = None,
+        col: str | None = None,
         y: str | Sequence[str] | None = None,
+        kind: str | None = None,
     ) -> Figure:
-        """Draw the quantities `y` by settings on the x axis, as colours and as panels; what is not
-        named is chosen. Raises UserError for unknown names.
+        """Draw the quantities `y` by settings on the x axis, as colours and as panels, by lines or
+        as a heat map; what is not named is chosen. Raises UserError for unknown names.
         """
         from sarathi_lab.results.plots import sweeps  # matplotlib takes a second
 
-        return sweeps.draw_sweep(self.runs, x=x, hue=hue, facet=facet, y=y)
+        return sweeps.draw_sweep(self.runs, x=x, hue=hue, col=col, y=y, kind=kind)
 
     def plot_iterations(self, *names: str, x: str = "end") -> Figure:
         """Draw the iterations of runs (default: the best, and the reference) over time or, with

@@ -22,6 +22,7 @@ from sarathi_lab.results.intervals import FEWEST_PAIRS, ends_of_median
 SAMPLES = ("repetition", "seed")  # further samples of the same case
 REFERENCES = ("orca", "request_level")  # the first one present is what runs are compared with
 IDENTITY = ("model", "device")  # runs of different ones are never one series
+DETERMINISTIC = 1.0  # noise of a simulation
 NOT_WORK = ("baselines", "output", "resume", "limit", "tracking", "repeat", "plot")
 
 
@@ -208,7 +209,8 @@ def medians(
             ends = ends_of_median(list(samples), is_series=False)._asdict()
             row = {**group[list(by)].iloc[0], "quantity": name, "value": samples.median()}
             row |= {**ends, "num_samples": len(samples)}
-            rows.append({**row, "is_decided": is_decided(row, level)})
+            of_group = DETERMINISTIC if _are_simulated(group) else level
+            rows.append({**row, "is_decided": is_decided(row, of_group)})
     columns = ["quantity", "value", "low", "high", "confidence", "num_samples", "is_decided"]
     return pd.DataFrame(rows, columns=[*by, *columns])
 
@@ -220,10 +222,16 @@ def is_decided(row: Mapping[Any, Any], noise: float) -> bool:
     _, is_ratio, base = row["quantity"].partition("_vs_")
     if not is_ratio or row["policy"] == base:
         return True
+    if row["num_samples"] == 1 and noise == DETERMINISTIC:
+        return True
     if row["low"] <= 1 <= row["high"] or (row["num_samples"] == 1 and math.isnan(noise)):
         return False  # one sample does not show the noise
     is_beyond = max(row["value"], 1 / row["value"]) > (1 if math.isnan(noise) else noise)
     return bool(row["num_samples"] >= FEWEST_PAIRS or is_beyond)
+
+
+def _are_simulated(runs: pd.DataFrame) -> bool:
+    return "executor" in runs and bool((runs.executor == "simulated").all())
 
 
 def noise(runs: pd.DataFrame) -> float:
@@ -231,8 +239,8 @@ def noise(runs: pd.DataFrame) -> float:
     (`schedule`): repetitions, or policies that must be equal. NaN where no two runs did the same;
     1 in simulation, which is deterministic.
     """
-    if "executor" in runs and (without_baselines(runs).executor == "simulated").all():
-        return 1.0
+    if _are_simulated(without_baselines(runs)):
+        return DETERMINISTIC
     if not {"schedule", "throughput"}.issubset(runs):
         return math.nan
     known = runs.dropna(subset=["schedule", "throughput"])

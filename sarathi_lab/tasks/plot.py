@@ -1,5 +1,5 @@
-"""`python -m sarathi_lab plot FOLDER [x=SETTING] [hue=SETTING] [facet=SETTING] [y=QUANTITY,...]
-[--out FILE]`: draws a finished run, or a sweep by other axes.
+"""`python -m sarathi_lab plot FOLDER [x=SETTING] [hue=SETTING] [col=SETTING] [y=QUANTITY,...]
+[kind=line|heat] [--out FILE]`: draws a finished run, or a sweep by other axes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sarathi_lab.results.result import ITERATIONS, REQUESTS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-AXES = ("x", "hue", "facet", "y")
+AXES = ("x", "hue", "col", "y", "kind")
 KINDS = (".png", ".pdf", ".svg")
 
 
@@ -32,7 +32,9 @@ def main(args: Sequence[str]) -> int:
     parser = ArgumentParser(typed("plot"), description=text)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a sweep or of one run")
     names = " ".join(f"[{name}=NAME]" for name in AXES)
-    parser.add_argument("axes", nargs="*", metavar=names, help="settings, and quantities for y")
+    parser.add_argument(
+        "axes", nargs="*", metavar=names, help="settings; quantities for y; kind=line or heat"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"ends in {', '.join(KINDS)}")
     options = parser.parse_args(args)
     work = partial(_plot, options.folder, options.axes, options.out)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from sarathi_lab.api.results import Results
 from sarathi_lab.config.errors import UserError
@@ -59,8 +60,12 @@ def sweep(tmp_path) -> Path:
     return tmp_path
 
 
-def lines_of(ax: Axes) -> dict[str, list[float]]:
-    return {str(line.get_label()): list(line.get_ydata()) for line in ax.get_lines()}
+def lines_of(ax: Axes) -> list[list[float]]:
+    return [list(line.get_ydata()) for line in ax.get_lines()]
+
+
+def legend_of(figure: Figure) -> list[str]:
+    return [" ".join(text.get_text().split()) for text in figure.legends[0].get_texts()]
 
 
 def test_finished_runs_and_baselines_are_found_in_their_sweep(sweep):
@@ -126,10 +131,11 @@ def test_two_sweeps_of_different_models_are_never_one_series():
     )
     runs = runs.assign(sweep=runs.model, device=["cpu (AMD)", "cpu (AMD)"] + ["simulated a100"] * 2)
     assert sweep_analysis.varied(runs) == ["model", "device", "chunk"]
-    titles = [ax.get_title() for ax in sweeps.draw_sweep(runs).axes]
-    assert titles == ["device = cpu", "device = simulated a100"]
-    series = sweeps.draw_sweep(runs, facet="policy", y="throughput").axes[0].containers
-    assert [one.get_label() for one in series] == ["tiny, cpu", "30m, simulated a100"]
+    axes = sweeps.choose_axes(runs)
+    assert (axes.kind, axes.x, axes.hue, axes.bound) == ("line", "chunk", "model", ("device",))
+    figure = sweeps.draw_sweep(runs, y="throughput")
+    assert len(figure.axes[0].containers) == 2
+    assert legend_of(figure) == ["tiny, cpu", "30m, simulated a100"]
     names = Results(runs, ["model", "device", "chunk"]).names
     assert names[::2] == ["sarathi, tiny, cpu, chunk 64", "sarathi, 30m, simulated a100, chunk 64"]
     assert list(sweep_table(runs, "").rows[0])[1:4] == ["model", "device", "chunk"]
@@ -166,43 +172,75 @@ def points_of(ax: Axes) -> list[tuple[float, float]]:
 def test_rates_are_at_their_values_with_a_series_a_policy():
     runs = runs_of(policy=["orca", "sarathi"], **{"workload.rate": [1, 2, 4]})
     axes = sweeps.choose_axes(runs)
-    assert (axes.x, axes.hue, axes.facet, axes.others) == ("workload.rate", "policy", None, ())
-    ax = sweeps.draw_sweep(runs, y="throughput").axes[0]
+    assert (axes.x, axes.hue, axes.col, axes.others) == ("workload.rate", "policy", None, ())
+    figure = sweeps.draw_sweep(runs, y="throughput")
+    ax = figure.axes[0]
     assert points_of(ax) == [(1, 100), (2, 101), (4, 102), (1, 103), (2, 104), (4, 105)]
-    assert ax.get_legend_handles_labels()[1] == ["orca", "sarathi"]
-    assert (ax.get_xlabel(), ax.get_xscale()) == ("request rate [1/s]", "log")
+    assert legend_of(figure) == ["orca", "sarathi"]
+    assert "request rate [1/s], log scale" in " ".join(ax.get_xlabel().split())
+    assert ax.get_xscale() == "log"
     assert sweeps.choose_axes(runs, x="rate").x == "workload.rate"
     assert sweeps.choose_axes(runs, x="policy").hue == "workload.rate"
 
 
 def test_two_settings_are_an_axis_and_panels_and_baselines_lines_across(sweep):
-    figure = sweeps.draw_sweep(load_runs(sweep), y="throughput", facet="pd_ratio")
+    figure = sweeps.draw_sweep(load_runs(sweep), y="throughput", col="pd_ratio")
     left, right = figure.axes
     assert "= 8" in left.get_title()
     assert "= 32" in right.get_title()
     assert points_of(left) == [(128, 100), (512, 101)]
-    assert lines_of(left)["orca"] == [75.0, 75.0]
-    assert lines_of(right)["request_level"] == [100.0, 100.0]
+    assert [75.0, 75.0] in lines_of(left)
+    assert [100.0, 100.0] in lines_of(right)
+    assert legend_of(figure) == ["sarathi", "orca (baseline)", "request_level (baseline)"]
     assert left.get_ylim() == right.get_ylim()
 
 
 def test_more_settings_than_axes_are_distinct_and_never_averaged():
     runs = runs_of(chunk=[128, 256, 512], pd_ratio=[8, 32], batch=[4, 8], dtype=["a", "b"])
     figure = sweeps.draw_sweep(runs, y="throughput")
+    shades = [float(shade) for ax in figure.axes[:-1] for shade in shades_of(ax)]
+    assert sorted(shades) == runs.throughput.tolist()
+    figure = sweeps.draw_sweep(runs, y="throughput", kind="line")
     assert sum(len(points_of(ax)) for ax in figure.axes) == len(runs)
+    with pytest.raises(UserError, match="kind=pie is no kind of picture; use one of line, heat"):
+        sweeps.draw_sweep(runs, kind="pie")
+    with pytest.raises(UserError, match="kind=heat needs two settings that vary; use kind=line"):
+        sweeps.draw_sweep(runs_of(chunk=[128, 256]), kind="heat")
+
+
+def shades_of(ax: Axes) -> list[float]:
+    return list(ax.collections[0].get_array().compressed())
 
 
 def test_seeds_are_intervals_and_explained():
     figure = sweeps.draw_sweep(runs_of(chunk=[128, 256], seed=[0, 1, 2]), y="throughput")
     assert points_of(figure.axes[0]) == [(128, 101), (256, 104)]
-    assert "medians of 3 seeds with their 75% interval" in figure.get_suptitle()
+    assert legend_of(figure) == ["bars and bands: 75% intervals of medians of 3 seeds"]
+
+
+def test_equal_series_are_drawn_once_under_their_names_and_a_single_simulated_run_has_no_noise():
+    """In all panels in the legend, in one of them above it; also as rows, and rows of a map."""
+    runs = runs_of(policy=["sarathi", "vllm_v1", "orca"], chunk=[128, 256])
+    speed = [1.0, 2.0, 1.0, 2.0, 1.0, 3.0]
+    runs = runs.assign(throughput=speed, tbt_p99=[1.0, 2.0, 1.0, 2.0, 1.0, 2.0])
+    figure = sweeps.draw_sweep(runs, y=["throughput", "tbt_p99", "throughput_vs_orca"])
+    assert legend_of(figure) == ["sarathi = vllm_v1", "orca"]
+    assert [ax.get_title() for ax in figure.axes] == ["", "sarathi = vllm_v1 = orca", ""]
+    assert [len(ax.containers) for ax in figure.axes] == [2, 1, 2]
+    rows = sweeps.draw_sweep(runs[runs.chunk == 128].assign(chunk=None), y="throughput")
+    assert [label.get_text() for label in rows.axes[0].get_yticklabels()] == [
+        "sarathi = vllm_v1 = orca"
+    ]
+    table = sweep_table(runs, "All")
+    assert "~" not in str(table.rows) + table.title
 
 
 def test_27_policies_have_a_row_each_on_axes_that_fit_them():
     names = [f"policy_{i:02}" for i in range(26)]
     runs = runs_of(policy=["orca", *names]).assign(ttft_p50=1.0, tbt_p99=0.1)
-    ax = sweeps.draw_sweep(runs, y=["throughput", "throughput_vs_orca"]).axes[1]
+    left, ax = sweeps.draw_sweep(runs, y=["throughput", "throughput_vs_orca"]).axes
     assert len(points_of(ax)) == len(ax.get_yticks()) == 27
+    assert left.get_xlim()[0] == 0
     assert all(1 <= x <= 1.26 and ax.get_xlim()[0] < x < ax.get_xlim()[1] for x, _ in points_of(ax))
     assert ax.get_xlim()[0] > 0.9
 

@@ -41,7 +41,7 @@ FIRST = (
     *("vllm_v1", "sglang", "splitfuse", "request_level"),
 )
 POLICIES = tuple(dict.fromkeys([*FIRST, *sorted(path.stem for path in CONF.glob("policy/*.yaml"))]))
-MARKERS = tuple("os^DvPX*<>")  # of series, which are distinct without colour, too
+MARKERS = tuple("os^DvPXp<>")  # of series, which are distinct without colour, too
 LINES: Mapping[str, Any] = {"measured": "-", "simulated": (0, (5, 1.5)), "analytic": (0, (1, 1))}
 COLOURS = (  # seaborn's palette for the colour-blind
     *("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc"),
@@ -54,6 +54,7 @@ PALEST = 0.55  # share of white, or of black, in the last shade of a colour
 NUMBER = re.compile(r"(?:C ?= ?)?([\d.]+)")
 WIDTH = 9.6  # inches of the widest picture; a page shows it at some 830 pixels
 LETTER, KEY, LINE = 0.07, 0.62, 0.19  # inches of a legend's letter, key and line
+LONGEST_KEY = 44  # letters of a line in a legend
 MOST_TICKS = 9  # places along x that are each labelled
 # seaborn's style as matplotlib ships it: every sweep ends in a picture, and importing seaborn takes
 # longer than drawing. Markers keep their edges: the paper's points are hollow.
@@ -88,6 +89,11 @@ def panels(
     for ax in axes.flat:
         ax.spines[:].set_in_layout(False)  # saves placing ticks for the layout
     return figure, list(axes.flat)
+
+
+def inches_wide(ax: Axes) -> float:
+    """Return the width of an axes before it is laid out."""
+    return float(ax.get_window_extent().width / plt.rcParams["figure.dpi"])
 
 
 def short_name(setting: str) -> str:
@@ -155,8 +161,7 @@ def scale_x(ax: Axes, places: NDArray[np.float64], *, is_log: bool) -> None:
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter("{x:g}")
     at, labels = np.log(places) if is_log else places, [f"{x:g}" for x in places]
-    width = ax.get_window_extent().width / plt.rcParams["figure.dpi"]  # inches
-    room = LETTER / width * max(map(len, labels)) * np.ptp(at)
+    room = LETTER / inches_wide(ax) * max(map(len, labels)) * np.ptp(at)
     if len(places) <= MOST_TICKS and (len(places) == 1 or np.diff(at).min() >= room):
         ax.set_xticks(places, labels)
     elif not is_log:
@@ -166,6 +171,8 @@ def scale_x(ax: Axes, places: NDArray[np.float64], *, is_log: bool) -> None:
 def legend_below(figure: Figure, keys: Iterable[Artist], title: str = "") -> None:
     """Add one legend below all panels, as wide as they are; the figure grows by its lines."""
     if keys := list(keys):
+        for key in keys:
+            key.set_label(textwrap.fill(str(key.get_label()), LONGEST_KEY))
         labels = [str(key.get_label()).split("\n") for key in keys]
         letters = max(len(line) for lines in labels for line in lines)
         columns = int(figure.get_figwidth() / (KEY + LETTER * letters))

@@ -1,0 +1,188 @@
+"""What goes where in a sweep's picture: settings along x, as colours and as panels; quantities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pandas as pd
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.results import sweep_analysis as analysis
+from sarathi_lab.results.conclusion import arrive_over_time
+from sarathi_lab.results.sweep_analysis import is_numeric, values_of
+
+Kind = Literal["line", "heat"]
+KINDS: tuple[Kind, ...] = ("line", "heat")
+MARGINAL = "decode_time_marginal"
+# Where all requests wait from the start. TTFT is not there: it states how long the queue is.
+CLOSED = (
+    *("capacity", "throughput", "tbt_p99", "throughput_vs_{}"),
+    *("decode_time_alone", MARGINAL, "kv_reread_factor"),
+)
+# Where requests arrive over time. Both in the order in which panels are kept.
+OVER_TIME = ("capacity", "slo_attainment", "tbt_p99", "ttft_p50", "goodput", "throughput")
+WITHOUT_GAPS = {5: 4, 7: 6}  # panels that fill their rows, of as many quantities
+MOST_PANELS = 6
+MOST_ROWS = 3  # of quantities, where a setting has panels or all is in heat maps
+MANY_NAMES = 8  # in rows, from which all panels stand beside each other
+MOST_BESIDE = 4  # panels, then
+MOST_FACETS = 6
+MOST_COLOURS = 10  # that can be distinguished
+MOST_CELLS = 20  # beside each other
+RATE = "workload.rate"  # is along x wherever it is swept
+
+
+@dataclass(frozen=True)
+class PlotAxes:
+    """Settings of a sweep's picture.
+
+    Attributes:
+        kind: lines (points, where `x` has names) or heat maps.
+        x: setting along x.
+        hue: setting with a colour a value; in a heat map it is upwards.
+        col: setting with a panel a value.
+        others: settings that vary, too; they have markers, in heat maps rows of panels.
+        bound: settings that follow from others, as a device from its hardware.
+    """
+
+    kind: Kind
+    x: str
+    hue: str | None = None
+    col: str | None = None
+    others: tuple[str, ...] = ()
+    bound: tuple[str, ...] = ()
+
+
+def choose_axes(
+    runs: pd.DataFrame,
+    *,
+    x: str | None = None,
+    hue: str | None = None,
+    col: str | None = None,
+    kind: str | None = None,
+) -> PlotAxes:
+    """Choose the settings that are not named, and the kind: lines for up to two swept settings or
+    where colours are named, else heat maps.
+
+    Raises:
+        UserError: for an unknown name, or a heat map of a single setting.
+    """
+    if kind not in (None, *KINDS):
+        raise UserError(f"kind={kind} is no kind of picture; use one of {', '.join(KINDS)}")
+    named = [analysis.find_column(runs, name) if name else None for name in (x, hue, col)]
+    swept = analysis.without_baselines(runs)
+    free = _independent(swept, analysis.varied(runs))
+    if kind == "heat" and len({*free, *named} - {None}) < 2:
+        raise UserError("kind=heat needs two settings that vary; use kind=line")
+    lines = _line_axes(runs, free, *named)
+    num_colours = len(values_of(runs, lines.hue)) if lines.hue else 0
+    has_many_colours = len(free) == 2 and num_colours > MOST_COLOURS
+    is_crowded = len(free) > 2 or has_many_colours
+    if kind == "heat" or (kind is None and hue is None and is_crowded):
+        return _heat_axes(runs, free, *named)
+    return lines
+
+
+def _independent(swept: pd.DataFrame, varied: Sequence[str]) -> list[str]:
+    """Leave out settings that follow from the ones before them."""
+    free: list[str] = []
+    for name in varied:
+        before = analysis.group_keys(swept, free).nunique()
+        if not free or analysis.group_keys(swept, [*free, name]).nunique() > before:
+            free.append(name)
+    return free
+
+
+def _best_x(swept: pd.DataFrame, names: Sequence[str]) -> str:
+    """Return the request rate, else the number with the most values, else such a name."""
+    numbers = [name for name in names if is_numeric(swept, name)]
+    if RATE in numbers:
+        return RATE
+    return max(numbers or names, key=lambda name: swept[name].nunique())
+
+
+def _line_axes(
+    runs: pd.DataFrame, free: Sequence[str], x: str | None, hue: str | None, col: str | None
+) -> PlotAxes:
+    """Choose the axes of lines: policies have colours wherever several were swept."""
+    remaining = [name for name in free if name not in (x, hue, col)]
+    if x is None:
+        x = _best_x(analysis.without_baselines(runs), remaining or ["policy"])
+        remaining = [name for name in remaining if name != x]
+    if hue is None and remaining:
+        hue = "policy" if "policy" in remaining else remaining[0]
+        remaining.remove(hue)
+    has_baselines = runs.policy.nunique() > 1
+    if hue is None and has_baselines and "policy" not in (x, col):
+        hue = "policy"
+    if col is None and remaining and len(values_of(runs, remaining[0])) <= MOST_FACETS:
+        col = remaining.pop(0)
+    shown = (x, hue, col, *remaining)
+    bound = [name for name in analysis.varied(runs) if name not in shown]
+    return PlotAxes("line", x, hue, col, tuple(remaining), tuple(bound))
+
+
+def _heat_axes(
+    runs: pd.DataFrame, free: Sequence[str], x: str | None, upwards: str | None, col: str | None
+) -> PlotAxes:
+    """Choose the axes of heat maps: the rate or the most numbers along x, policies or else the most
+    values upwards, and for panels beside each other the setting with the fewest values.
+    """
+    swept = analysis.without_baselines(runs)
+    sizes = {name: len(values_of(swept, name)) for name in free}
+    remaining = [name for name in free if name not in (x, upwards, col)]
+    if x is None:
+        x = _best_x(swept, [name for name in remaining if name != "policy"] or remaining)
+        remaining = [name for name in remaining if name != x]
+    if upwards is None and not remaining:
+        upwards, col = col, None
+    if upwards is None:
+        upwards = max(remaining, key=lambda name: (name == "policy", sizes[name]))
+        remaining.remove(upwards)
+    if col is None and remaining:
+        fewest = min(remaining, key=lambda name: sizes[name])
+        num_cells = sizes[fewest] * len(values_of(swept, x))
+        col = fewest if num_cells <= MOST_CELLS else None
+    others = [name for name in analysis.varied(runs) if name not in (x, upwards, col)]
+    return PlotAxes("heat", x, upwards, col, tuple(others))
+
+
+def choose_quantities(runs: pd.DataFrame, axes: PlotAxes) -> list[str]:
+    """Return quantities in which the runs differ, as many as fill the picture's rows."""
+    names = _judged(runs, axes)
+    measured = [name for name in names if _is_measured(runs, name)]
+    differing = [name for name in measured if runs[name].max() > runs[name].min()]
+    chosen = differing or measured
+    if axes.kind == "heat":
+        num_rows = analysis.group_keys(runs, axes.others).nunique()
+        most = max(1, (MOST_ROWS + 1) // num_rows) if axes.others else MOST_ROWS
+        return chosen[:most]
+    if axes.col:
+        return chosen[:MOST_ROWS]
+    num_names = 0 if is_numeric(runs, axes.x) else len(values_of(runs, axes.x))
+    if num_names > MANY_NAMES:
+        return chosen[:MOST_BESIDE]
+    chosen = chosen[:MOST_PANELS]
+    return chosen[: WITHOUT_GAPS.get(len(chosen), len(chosen))]
+
+
+def _judged(runs: pd.DataFrame, axes: PlotAxes) -> list[str]:
+    """Return the quantities that such runs are judged by, the first ones first."""
+    if arrive_over_time(runs):
+        return list(OVER_TIME)
+    bases = analysis.references(runs)
+    if not bases:
+        return [name for name in CLOSED if "{}" not in name]
+    if axes.kind == "heat":
+        gains = [f"throughput_vs_{name}" for name in reversed(bases)]
+        return [*gains, "tbt_p99", "throughput"]
+    return [name.format(bases[0]) for name in CLOSED]
+
+
+def _is_measured(runs: pd.DataFrame, name: str) -> bool:
+    if name not in runs or runs[name].isna().all():
+        return False
+    is_below_noise = name == MARGINAL and not (runs[name] > 0).any()
+    return not is_below_noise

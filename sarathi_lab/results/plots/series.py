@@ -1,0 +1,221 @@
+"""The series of a sweep's lines: colour, dash and marker of each, and which of them are equal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from sarathi_lab.results.plots import style
+from sarathi_lab.results.plots.choice import PlotAxes
+from sarathi_lab.results.sweep_analysis import text, values_of
+
+DASHES: Sequence[Any] = ((0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)))
+SQUARES = ("s", "D", "P", "X")  # of baselines in rows
+NAME = 30  # letters of a line of names in rows
+SAME = 9  # digits that equal values share: the last ones are the order of a sum
+IN_ROW = 0.6  # of a row, which the series of a name share
+WITHOUT_NAME = ("policy", "model", "device", "hardware")  # settings whose values need no name
+BASELINE = " (baseline)"
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of one colour, dash and marker: `hue` is "" where runs lack the setting, `other` names
+    further settings.
+    """
+
+    policy: str
+    hue: str
+    other: str
+    is_baseline: bool
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a series is drawn, and its name."""
+
+    name: str
+    colour: str
+    dash: Any
+    marker: str
+
+
+def named(row: Any, settings: Sequence[str]) -> str:
+    """Name the values of settings: policies, models and devices by themselves."""
+    words = []
+    for setting in settings:
+        prefix = "" if setting in WITHOUT_NAME else f"{style.short_name(setting)} "
+        words.append(f"{prefix}{text(row[setting])}")
+    return ", ".join(words)
+
+
+# -- names in rows ---------------------------------------------------------------------------------
+
+
+def names_in_rows(rows: pd.DataFrame, setting: str) -> pd.Series:
+    """Return the values of a setting as names; policies that are baselines are marked."""
+    names = rows[setting].map(text)
+    if setting != "policy":
+        return names
+    is_baseline = rows["is_baseline"].astype(bool)
+    return names.where(~is_baseline, names + BASELINE)
+
+
+def equal_names_once(rows: pd.DataFrame, names: pd.Series, settings: Sequence[str]) -> pd.DataFrame:
+    """Add the `name` of each row, a joint one where all values are equal by `settings` and
+    quantity; rows under the other names are left out.
+    """
+    rows = rows.assign(name=names)
+    equal: dict[Hashable, list[str]] = {}
+    for name, group in rows.groupby("name", sort=False):
+        keys = [group[setting].map(text) for setting in [*settings, "quantity"]]
+        cells = zip(*keys, _digits(group["value"]), strict=True)
+        equal.setdefault(frozenset(cells), []).append(str(name))
+    joint = {}
+    for same in equal.values():
+        joint[same[0]] = textwrap.fill(" = ".join(same), NAME, break_on_hyphens=False)
+    once = rows[rows["name"].isin(joint)]
+    return once.assign(name=once["name"].map(joint))
+
+
+def centres_of(names: Sequence[str]) -> list[float]:
+    """Return where names are, from below, each as high as its lines."""
+    centres: list[float] = []
+    below = -0.5
+    for name in names:
+        height = height_of(name)
+        centres.append(below + height / 2)
+        below += height
+    return centres
+
+
+def height_of(name: str) -> float:
+    """Return the rows that the lines of a name take."""
+    return 1 + 0.7 * name.count("\n")
+
+
+# -- series ----------------------------------------------------------------------------------------
+
+
+def with_series(rows: pd.DataFrame, axes: PlotAxes) -> pd.DataFrame:
+    """Add the `series` of each row."""
+    series = [_series_of(row, axes) for _, row in rows.iterrows()]
+    return rows.assign(series=pd.Series(series, rows.index, dtype=object))
+
+
+def _series_of(row: pd.Series, axes: PlotAxes) -> Series:
+    hue = text(row[axes.hue]) if axes.hue else "-"
+    others = [name for name in axes.others if text(row[name]) != "-"]
+    # In rows by policy a baseline is named there.
+    is_by_policy = axes.x == "policy"
+    return Series(
+        policy="" if is_by_policy and axes.hue else row["policy"],
+        hue="" if hue == "-" else hue,
+        other=named(row, others),
+        is_baseline=bool(row["is_baseline"]) and not is_by_policy,
+    )
+
+
+def with_places(rows: pd.DataFrame, axes: PlotAxes, names: Sequence[str]) -> pd.DataFrame:
+    """Add the place `at` which each row is drawn: a number, or the row of its name in `names`; NaN
+    for runs without the setting.
+    """
+    if not names:
+        return rows.assign(at=rows[axes.x].astype(float))
+    centre_of = dict(zip(names, centres_of(names), strict=True))
+    places = rows["name"].map(centre_of)
+    if has_row_each(axes):
+        return rows.assign(at=places)
+    order = list(dict.fromkeys(rows["series"]))
+    step = IN_ROW / len(order)
+    shift_of = {series: step * (i - (len(order) - 1) / 2) for i, series in enumerate(order)}
+    return rows.assign(at=places - rows["series"].map(shift_of))
+
+
+def has_row_each(axes: PlotAxes) -> bool:
+    """Return whether a series is a row, as where the names are the policies."""
+    return axes.x == "policy" and axes.hue is None
+
+
+def looks_of(rows: pd.DataFrame, axes: PlotAxes, *, is_in_rows: bool) -> dict[Series, Look]:
+    """Choose colour, dash, marker and name of every series."""
+    first_rows = rows.drop_duplicates("series")
+    every: list[Series] = list(first_rows["series"])
+    hues = values_of(rows, axes.hue) if axes.hue else []
+    colour_of = style.colours(hues)
+    baselines = list(dict.fromkeys(one.policy for one in every if one.is_baseline))
+    others = list(dict.fromkeys(one.other for one in every))
+    looks = {}
+    for series, (_, row) in zip(every, first_rows.iterrows(), strict=True):
+        if series.hue:
+            colour = colour_of[series.hue]
+            place = hues.index(series.hue)
+        else:
+            colour = style.colours([series.policy])[series.policy]
+            place = 0
+        if len(others) > 1:
+            place = others.index(series.other)
+        look = Look(_name_of(series, row, axes), colour, "-", style.marker(place))
+        if series.is_baseline:
+            turn = baselines.index(series.policy) % len(DASHES)
+            look = replace(look, dash=DASHES[turn])
+            if is_in_rows:
+                look = replace(look, marker=SQUARES[turn])
+            elif len(others) == 1:
+                look = replace(look, marker="")  # the dash is enough
+        looks[series] = look
+    return looks
+
+
+def _name_of(series: Series, row: pd.Series, axes: PlotAxes) -> str:
+    parts = []
+    if not series.hue or (series.is_baseline and axes.hue != "policy"):
+        parts.append(series.policy)
+    if series.hue:
+        parts.append(named(row, [str(axes.hue), *axes.bound]))
+    return ", ".join(filter(None, [*parts, series.other]))
+
+
+# -- equal series ----------------------------------------------------------------------------------
+
+
+def points_of(rows: pd.DataFrame) -> Hashable:
+    """Return where the points of a series are, equal for series that lie on each other."""
+    places = rows["at"].fillna(-1.0).round(6)
+    return tuple(zip(places, _digits(rows["value"]), strict=True))
+
+
+def _digits(values: pd.Series) -> pd.Series:
+    return values.map(f"{{:.{SAME}g}}".format)
+
+
+def equal_everywhere(
+    panels: Sequence[Mapping[Series, pd.DataFrame]],
+) -> dict[Series, list[Series]]:
+    """Return the series that are drawn, each with all that are equal to it in every panel."""
+    every = dict.fromkeys(series for panel in panels for series in panel)
+    groups: dict[Hashable, list[Series]] = {}
+    for series in sorted(every, key=lambda series: series.is_baseline):
+        points = [points_of(panel[series]) if series in panel else None for panel in panels]
+        groups.setdefault(tuple(points), []).append(series)
+    return {group[0]: group for group in groups.values()}
+
+
+def joint_name(
+    equal: Sequence[Series], series_of: Mapping[Series, pd.DataFrame], looks: Mapping[Series, Look]
+) -> str:
+    """Return the names of series that are equal in a panel; "" for a baseline's alone: where all of
+    them are equal, the policy's name stands for them.
+    """
+    names: dict[str, None] = {}
+    for series in equal:
+        name = looks[series].name
+        if series.is_baseline:
+            same = {one for one in series_of if one.is_baseline and one.policy == series.policy}
+            name = series.policy if same <= {*equal} else name
+        names[name] = None
+    return " = ".join(names) if len(names) > 1 else ""
