@@ -13,7 +13,7 @@ from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.decode_cost import DecodeCost
 from sarathi_lab.results.serving_metrics import QUANTILES, latency, quantiles
 
-WAITS = ("ttft", "tbt", "tpot", "latency", "normalised_latency", "bubble_time")
+WAITS = ("ttft", "tbt", "request_gap", "tpot", "latency", "normalised_latency", "bubble_time")
 # Compared with a baseline: <name>_vs_<baseline> is the run's value divided by the baseline's.
 COMPARED = (
     *("throughput", "output_throughput", "decode_throughput", "decode_time_marginal"),

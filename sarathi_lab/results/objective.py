@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-import numpy as np
 import pandas as pd
 
-from sarathi_lab.results.serving_metrics import Slo, bounded
+from sarathi_lab.results.serving_metrics import Slo, bounded, quantiles, request_gaps
 from sarathi_lab.results.window import delay_trend
 
 OF_GAPS = ("tbt", "tpot")  # bounds of times between tokens, which the chunk decides, not the rate
@@ -31,7 +30,7 @@ def outcome(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
     trend = delay_trend(requests)
     is_steady = trend is None or not trend.is_growing
     bounds_missed = sum(use > 1 for use in uses)
-    longest_gap = longest_gap_p99(requests)
+    longest_gap = quantiles("request_gap", request_gaps(requests)).get("request_gap_p99", math.nan)
     worst_uses = [*uses, longest_gap / slo.tbt if slo.tbt is not None else math.nan]
     gaps = [values[name] > slo.bounds[name] for name in OF_GAPS if name in values]
     return {
@@ -44,14 +43,6 @@ def outcome(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
         "is_steady": is_steady,
         "slo_met": is_steady and not bounds_missed,
     }
-
-
-def longest_gap_p99(requests: pd.DataFrame) -> float:
-    """Return the longest gap between tokens of a request, of 99 % of them (seconds); NaN if none
-    has two tokens.
-    """
-    longest = [np.diff(times).max() for times in requests.token_times if len(times) > 1]
-    return float(np.quantile(longest, 0.99)) if longest else math.nan
 
 
 def _largest(values: Iterable[float]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,12 @@ from sarathi_lab.results.table import HEADINGS, MILLISECONDS, display_unit, fact
 
 MARGINAL = "decode_time_marginal"
 DECODES = ("decode_time_alone", MARGINAL)
-WAITS = {"ttft_p50": "TTFT\nP50", "tbt_p99": "TBT\nP99"}
+WAITS = {
+    "ttft_p50": "TTFT\nP50",
+    "ttft_p99": "TTFT\nP99",
+    "tbt_p99": "TBT\nP99",
+    "request_gap_p99": "worst\ngap\nP99",  # of a request
+}
 SWEEP_COLUMNS = {  # where all requests wait from the start
     "capacity": "capacity\n[req/s]",
     "decode_time_alone": "decode\nalone",
@@ -44,7 +49,7 @@ LINE = ("throughput", "ttft_p50", "tbt_p99")  # of a baseline
 MAIN = (  # of a run; -v prints the others
     *("duration", "num_failed", "throughput", "decode_throughput", "decode_speedup"),
     *("kv_reread_factor", "ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99", "num_stalls"),
-    *("longest_gap", "acceptance_rate", "tokens_per_decode"),
+    *("request_gap_p99", "acceptance_rate", "tokens_per_decode"),
     *("slo_attainment", "goodput", "capacity", "bubble_fraction", "time_over_roofline"),
 )
 MOST_NAMED = 3  # runs in a sentence
@@ -162,7 +167,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     is_over_time = arrive_over_time(runs)
     others = OVER_TIME if is_over_time else SWEEP_COLUMNS
     references = sweep_analysis.references(runs)
-    for name in references[:1] if is_over_time else references:
+    for name in _compared_by_throughput(runs, references):
         runs = sweep_analysis.relative(runs, "throughput", name)
         columns[f"throughput_vs_{name}"] = f"x {name}".replace("_", "\n")
     by = _row_keys(runs)
@@ -202,6 +207,15 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
         title=f"{title} ({notes})",
         keys=[*settings.values()],
     )
+
+
+def _compared_by_throughput(runs: pd.DataFrame, references: Sequence[str]) -> Sequence[str]:
+    """Return the policies that a sweep's table states the throughput over: where requests arrive
+    over time, it follows from their rate, and an objective needs the room.
+    """
+    if not arrive_over_time(runs):
+        return references
+    return [] if "slo_attainment" in runs else references[:1]
 
 
 def _row_keys(runs: pd.DataFrame) -> list[str]:

@@ -145,9 +145,19 @@ def gaps(requests: pd.DataFrame) -> Floats:
     return np.concatenate([np.empty(0), *(np.diff(times) for times in requests.token_times)])
 
 
+def request_gaps(requests: pd.DataFrame) -> Floats:
+    """Return the longest time between tokens of each request [R]; NaN for one token.
+
+    A server that lets decodes wait for prompts has few gaps of many seconds: a quantile over all
+    gaps hides them, as a request has hundreds of tokens, and its user waits once.
+    """
+    longest = [np.diff(times).max() if len(times) > 1 else np.nan for times in requests.token_times]
+    return np.array(longest, dtype=float)
+
+
 def waits(requests: pd.DataFrame) -> dict[str, Floats]:
     """Return latencies by name and request [R], except `tbt`, which are `gaps`. A request of one
-    token has no time per output token (`tpot`: NaN).
+    token has no time per output token (`tpot`) and no gap (`request_gap`): NaN.
     """
     names = ["arrival_time", "first_scheduled_time", "first_token_time", "finish_time"]
     arrival, start, first, finish = requests[names].to_numpy(dtype=float).T
@@ -155,6 +165,7 @@ def waits(requests: pd.DataFrame) -> dict[str, Floats]:
     return {
         "ttft": first - arrival,
         "tbt": gaps(requests),
+        "request_gap": request_gaps(requests),
         "tpot": (finish - first) / np.where(output_len > 1, output_len - 1, np.nan),
         "latency": finish - arrival,
         "normalised_latency": (finish - arrival) / output_len,

@@ -279,9 +279,28 @@ def test_requests_that_arrive_over_time_are_judged_by_their_waits():
         "requests within the SLO 100.0% against 5.5%, goodput 1 against 0.1 requests/s "
         "(10.00 times); worse in TTFT P50 1,500 against 1,000 ms (1.50 times)."
     )
-    assert "equal in TTFT P50 2,000 against 2,000 ms" in second
+    assert "equal in TTFT P50 2,000 ms." in second
     headings = " ".join(" ".join(sweep_table(runs, "All").rows[0]).split())
     assert "within SLO ^ good [req/s] ^ TTFT P50 [ms] v TBT P99 [ms] v" in headings
+
+
+def test_the_shortest_gaps_of_all_do_not_hide_a_pause_of_each_request():
+    """SGLang without mixed chunks: most gaps are short, and each request waits 17 s once."""
+    policies = ["orca", "vllm_v1", "sglang"]
+    runs = runs_of(policy=policies).assign(**{"workload.arrivals": "poisson", "throughput": 100.0})
+    runs = runs.assign(tbt_p99=[0.3, 0.2, 0.042], request_gap_p99=[0.6, 0.21, 17.4])
+    (sentence,) = conclusion(runs)
+    assert sentence.startswith("\nvllm_v1 beside orca: better in TBT P99 200 against 300 ms")
+    assert "longest gap of a request P99 210 against 600 ms" in sentence
+    headings = " ".join(" ".join(sweep_table(runs, "All").rows[0]).split())
+    assert "TBT P99 [ms] v worst gap P99" in headings
+
+
+def test_a_difference_that_no_digit_shows_is_none():
+    runs = runs_of(policy=["orca", "vllm_v1"]).assign(**{"workload.arrivals": "poisson"})
+    runs = runs.assign(throughput=100.0, ttft_p50=[53.6, 53.5], goodput=[0.4621, 0.4622])
+    (sentence,) = conclusion(runs)
+    assert sentence.endswith("beside orca: equal in TTFT P50 53.5 s, goodput 0.462 requests/s.")
 
 
 def test_the_best_of_several_needs_an_interval_for_all_of_them():

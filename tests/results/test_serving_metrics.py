@@ -66,6 +66,7 @@ def test_latencies_by_hand():
         "ttft_p50": 3.0,  # of 2, 3, 3
         "tbt_mean": (1 + 3 + 0.5 + 0.5) / 4,
         "tbt_p50": 0.75,
+        "request_gap_mean": (3 + 0.5) / 2,  # the single token has none
         "tpot_mean": (4 / 2 + 1 / 2) / 2,  # the single token has none
         "latency_p50": 4.0,  # of 6, 4, 3
         "normalised_latency_mean": (6 / 3 + 4 / 3 + 3 / 1) / 3,
