@@ -22,7 +22,10 @@ CLOSED = (
     *("decode_time_alone", MARGINAL, "kv_reread_factor"),
 )
 # Where requests arrive over time. Both in the order in which panels are kept.
-OVER_TIME = ("capacity", "slo_attainment", "tbt_p99", "ttft_p50", "goodput", "throughput")
+OVER_TIME = (
+    *("capacity", "slo_attainment", "request_gap_p99", "ttft_p99", "tbt_p99", "ttft_p50"),
+    *("goodput", "throughput"),
+)
 WITHOUT_GAPS = {5: 4, 7: 6}  # panels that fill their rows, of as many quantities
 MOST_PANELS = 6
 MOST_ROWS = 3  # of quantities, where a setting has panels or all is in heat maps
