@@ -26,7 +26,7 @@ COMMANDS = {
     ),
     "leaderboard": (
         "sarathi_lab.extensions.leaderboard",
-        "all policies and yours ranked: policy._target_=my_module.MyPolicy",
+        "yours among all policies: policy._target_=my_module.MyPolicy",
     ),
     "figures": ("sarathi_lab.tasks.figures", "the paper's figures from recorded results"),
     "dashboard": (

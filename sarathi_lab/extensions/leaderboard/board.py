@@ -45,7 +45,7 @@ def _in_five_digits(value: float) -> float:
 
 def beside(runs: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
     """Return `runs` and those recorded in the same contests on the same requests, of policies that
-    `runs` lack. Beside others, `runs` are marked as new (`is_new`).
+    `runs` lack. In contests with others, `runs` are marked as new (`is_new`).
     """
     requests = [*CONTEST, "seed", "requests"]
     has_same_requests = group_keys(recorded, requests).isin(group_keys(runs, requests))
@@ -57,9 +57,10 @@ def beside(runs: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
     others = recorded[is_in_contest & is_other]
     if others.empty:
         return runs.assign(is_new=False)
+    has_others = group_keys(runs, CONTEST).isin(group_keys(others, CONTEST))
     tables = [
         others.assign(is_new=False),
-        runs.assign(is_new=True),
+        runs.assign(is_new=has_others),
     ]
     return pd.concat(tables, ignore_index=True)
 

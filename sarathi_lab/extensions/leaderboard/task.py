@@ -23,6 +23,7 @@ from sarathi_lab.config.run_context import RunContext, SweepRecord
 from sarathi_lab.extensions.leaderboard import board, pages, verdicts
 from sarathi_lab.extensions.leaderboard.comparison import FEWEST_SEEDS
 from sarathi_lab.extensions.leaderboard.runs import (
+    CONTEST,
     DEFAULT,
     GOODPUT,
     LABELS,
@@ -150,9 +151,8 @@ class Leaderboard(Task):
         runs = board.kept(pd.concat(tables, ignore_index=True)).drop_duplicates()
         recorded = self._recorded()
         beside = board.beside(runs, recorded)
-        if len(recorded) and len(beside) == len(runs):
-            remark = "of the same requests; shown without recorded policies"
-            show([f"warning: {self.beside} has no run {remark}"])
+        if len(recorded):
+            _warn_of_unmatched(beside.iloc[-len(runs) :], str(self.beside))
         _publish(beside, record.folder)
 
     def _recorded(self) -> pd.DataFrame:
@@ -170,6 +170,14 @@ def _read(file: Path) -> pd.DataFrame:
     if missing := [name for name in LABELS if name not in table]:
         raise ValueError(f"it has no column {missing[0]}")
     return table
+
+
+def _warn_of_unmatched(runs: pd.DataFrame, recorded: str) -> None:
+    """Warn of the contests of `runs` in which no run is recorded."""
+    alone = runs[~runs.is_new].drop_duplicates(CONTEST)
+    if len(alone):
+        contests = ", ".join(alone.workload + " on " + alone.device)
+        show([f"warning: {recorded} has no run of the same requests: {contests}"])
 
 
 def label_of(cfg: DictConfig, context: RunContext) -> str:

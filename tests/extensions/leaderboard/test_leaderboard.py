@@ -96,6 +96,10 @@ def test_one_new_run_keeps_all_recorded_seeds_of_its_contest():
     assert both[~both.is_new].policy.to_list() == ["a", "a"]
     other = pd.DataFrame(rows("c", "default", 1, [3.0], 7))
     assert not beside(other, recorded).is_new.any()  # nothing to be new beside
+    elsewhere = pd.DataFrame(rows("b", "default", 1, [3.0])).assign(workload="y")
+    new = pd.concat([pd.DataFrame(rows("b", "default", 1, [3.0])), elsewhere])
+    both = beside(new, recorded)
+    assert both[both.is_new].workload.to_list() == ["x"]
 
 
 def test_runs_stay_comparable_when_a_setting_is_added_unset():
