@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -59,6 +60,8 @@ class RunContext:
     swept: Sequence[str] = ()  # the settings that the sweep varies
     # Those of them that this run reads, with its values.
     varied: Mapping[str, object] = field(default_factory=dict)
+    # The values of all settings of the command that decide its work.
+    stated: Mapping[str, object] = field(default_factory=dict)
     experiment: str | None = None  # the overlay of conf/experiment, if one was asked for
     task: str = "serve"  # the option of conf/task
     policy: str | None = None  # the option of conf/policy; None for a class of the user's
@@ -84,7 +87,8 @@ def current_run(prepared: Any = None) -> RunContext:
         name=run_name(str(choices["policy"]), settings, swept if is_sweep else None),
         group=group_of(root, choices, swept, host),
         swept=swept,
-        varied=_varied(settings, swept),
+        varied=_values([one for one in settings if name_of(one) in swept]),
+        stated=_values([one for one in settings if _decides_work(name_of(one))]),
         experiment=choices.get("experiment"),
         task=str(choices["task"]),
         policy=None if has_class else str(choices["policy"]),
@@ -119,11 +123,14 @@ def run_name(policy: str, settings: Sequence[str], swept: Sequence[str] | None) 
     return " ".join([policy, *parts])
 
 
-def _varied(settings: Sequence[str], swept: Sequence[str]) -> dict[str, object]:
-    """The values of the settings that the sweep varies; of those that are no scalars the text."""
+def _decides_work(name: str) -> bool:
+    return re.split(r"[./]", name.lstrip("+~"))[0] not in (*NOT_OF_WORK, "hydra")
+
+
+def _values(settings: Sequence[str]) -> dict[str, object]:
+    """The values of settings by name; of those that are no scalars the text."""
     values: dict[str, object] = {}
-    varied = [setting for setting in settings if name_of(setting) in swept]
-    for override in OverridesParser.create().parse_overrides(varied):
+    for override in OverridesParser.create().parse_overrides(list(settings)):
         value = override.value()
         is_scalar = isinstance(value, bool | int | float | str)
         values[override.key_or_group] = value if is_scalar else override.get_value_element_as_str()

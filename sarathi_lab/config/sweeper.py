@@ -25,7 +25,16 @@ from sarathi_lab.config import command_line, instantiate, run_context, stated
 from sarathi_lab.config.checks import check_jobs
 from sarathi_lab.config.console import console, duration, print_place, progress_of, repeated
 from sarathi_lab.config.errors import EXIT_FAILED, UserError, require_bool
-from sarathi_lab.config.instantiate import CHOICES, READ_BY, ROUND, Job, build, name_of, resolved
+from sarathi_lab.config.instantiate import (
+    CHOICES,
+    READ_BY,
+    ROUND,
+    Job,
+    build,
+    is_measured,
+    name_of,
+    resolved,
+)
 from sarathi_lab.config.paths import make_folder
 from sarathi_lab.config.processes import interrupts_kept_from_children
 
@@ -217,12 +226,15 @@ class LabSweeper(Sweeper):
         make_folder(self.record.folder, setting)
         for job in self.jobs:
             build(job.cfg.tracking).check()
+        if not any(is_measured(job.cfg) for job in self.jobs):
+            build(cfg.tracking).start(has_tables=self.is_sweep)
         try:
             if self.is_sweep:
                 self._run_sweep(reports=reports)
             else:
                 self._run_single()
         finally:
+            build(cfg.tracking).finish(self.record.folder)
             if reports and (hint := build(cfg.tracking).hint()):
                 print_place("W&B", hint)
 
@@ -280,7 +292,7 @@ class LabSweeper(Sweeper):
         else:
             record.write()
         self._done_before = self._done = len(record.begun())
-        self._started, self._pending = time.monotonic(), dict[int, str]()
+        self._started, self._pending = time.monotonic(), dict[int, Job]()
         self._launched: list[int] = []
 
     def run_jobs(self) -> None:
@@ -291,7 +303,7 @@ class LabSweeper(Sweeper):
         """Run jobs by their numbers and wait for all; how each ended is in its folder."""
         self._launched += jobs
         for number, job in jobs.items():
-            self._pending[number] = job.named(self.record.swept) or f"run {number}"
+            self._pending[number] = job
         if self._is_remote:
             with self._watching(), interrupts_kept_from_children():
                 self._launch_remotely(jobs)
@@ -334,8 +346,12 @@ class LabSweeper(Sweeper):
             if num_left := self.record.num_jobs - self._done:
                 pace = (time.monotonic() - self._started) / (self._done - self._done_before)
                 outcome += f", about {duration(pace * num_left)} left"
-            place, name = f"[{self._done}/{self.record.num_jobs}]", self._pending.pop(number)
+            job = self._pending.pop(number)
+            place = f"[{self._done}/{self.record.num_jobs}]"
+            name = job.named(self.record.swept) or f"run {number}"
             console().print(f"{place} {name} {outcome}", soft_wrap=True)
+            folder = self.record.job_dir(number)
+            build(job.cfg.tracking).keep(folder, waits=is_measured(job.cfg))
         return self._done - before
 
     def failure(self) -> UserError | None:

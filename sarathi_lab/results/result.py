@@ -16,11 +16,11 @@ from rich.text import Text
 
 from sarathi_lab.config.console import console, print_place, print_words
 from sarathi_lab.config.errors import RunError
-from sarathi_lab.config.paths import write_json
+from sarathi_lab.config.paths import read_object, write_json
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.results.load import without_unread
-from sarathi_lab.results.table import RESULTS, rows_of_run
-from sarathi_lab.results.tracking import TrackedRun, Tracker
+from sarathi_lab.results.load import AGAIN, LABELS, without_unread
+from sarathi_lab.results.table import RESULTS, SIMULATED, rows_of_run
+from sarathi_lab.results.tracking import TrackedRun, Tracker, as_tree, summary_columns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -188,7 +188,7 @@ def write(result: Result, context: RunContext, tracker: Tracker, *, is_run: bool
         write_json(folder / "summary.json", result.summary)
         rows = rows_of_run(result.summary, {"name": context.name, **result.labels})
         rows.to_parquet(folder / RESULTS, index=False)
-    track(result, context, tracker)
+    track(result, context, tracker, is_run=is_run)
     if is_run:
         # Some options share a class, whose name the label is.
         typed = {name: context.varied[name] for name in TYPED if name in context.varied}
@@ -212,36 +212,84 @@ def write_stopped(result: Result, context: RunContext, error: str) -> None:
 
 
 def track(
-    result: Result, context: RunContext, tracker: Tracker, *, has_failed: bool = False
+    result: Result,
+    context: RunContext,
+    tracker: Tracker,
+    *,
+    is_run: bool = False,
+    has_failed: bool = False,
 ) -> None:
-    """Track a saved result; of a failed run its labels and summary only."""
-    tracker.track(
+    """Leave a saved result to be tracked.
+
+    Of a run that is simulated or has failed, that are labels, the settings that its command states
+    and its summary, with its baselines' as columns; their runs are not tracked. Of others, that is
+    all, unless the tracker has a setting for it.
+    """
+    is_measured = result.labels.get("executor") != SIMULATED
+    has_tables = not is_run or tracker.keeps_tables(is_measured=is_measured)
+    if is_run and not has_tables and result.labels.get("is_baseline"):
+        return
+    baselines = _baselines(result, context)
+    tracker.leave(
         TrackedRun(
             name=context.name,
             group=context.group,
             job_type=context.experiment or context.task,
+            folder=context.run_dir,
             tags=result.tags or (context.task,),
-            config=_columns(result, context),
-            iterations=None if has_failed else result.tables.get(ITERATIONS),
-            summary=result.summary,
-            folder=None if has_failed else context.run_dir,
+            config=_columns(result, context, baselines, is_light=not has_tables),
+            summary=summary_columns(result.summary, {b: baselines[b].summary for b in baselines}),
+            has_history=has_tables and not has_failed and ITERATIONS in result.tables,
+            has_tables=has_tables and not has_failed,
             artifact=result.artifact,
+            baselines=[baseline.place for baseline in baselines.values()],
             has_failed=has_failed,
         )
     )
 
 
-def _columns(result: Result, context: RunContext) -> dict[str, Any]:
-    """Return a run's columns in a dashboard, and the settings that its executor reads."""
-    columns = {"task": context.task, "hostname": platform.node(), "command": context.command}
-    columns |= result.labels
+@dataclass(frozen=True)
+class _Baseline:
+    """What a run tells of a baseline that it was held against."""
+
+    place: str  # its folder, relative to the run's
+    summary: Mapping[str, float]
+    chunk: int | None
+
+
+def _baselines(result: Result, context: RunContext) -> dict[str, _Baseline]:
+    """Read a run's baselines, by their names."""
+    baselines = {}
+    for name, place in result.labels.get("baselines", {}).items():
+        summary = read_object(context.run_dir / place / "summary.json", AGAIN)
+        labels = read_object(context.run_dir / place / LABELS, AGAIN)
+        baselines[name] = _Baseline(place, summary, labels.get("chunk"))
+    return baselines
+
+
+def _columns(
+    result: Result, context: RunContext, baselines: Mapping[str, _Baseline], *, is_light: bool
+) -> dict[str, Any]:
+    """Return a run's columns in a dashboard, and its settings: those that its command states of a
+    light one, else all that its executor reads.
+    """
+    columns: dict[str, Any] = {"task": context.task, "command": context.command}
+    columns |= {"hostname": platform.node(), "swept": list(context.swept), **result.labels}
     if where := columns.get("device"):
-        if columns.get("executor") != "simulated":  # two machines may have the same model of CPU
+        if columns.get("executor") != SIMULATED:  # two machines may have the same model of CPU
             where = f"{where} ({columns['hostname']})"
         named = [columns.get("policy", context.task), columns.get("chunk")]
         policy = " ".join(str(one) for one in named if one is not None)
         columns |= {"where": where, "policy_where": f"{policy}, {where}"}
-    return {**columns, "settings": without_unread(result.config or {})}
+    chunks = {name: baseline.chunk for name, baseline in baselines.items() if baseline.chunk}
+    if chunks:
+        columns["baseline_chunks"] = chunks
+    if not is_light:
+        return {**columns, "settings": without_unread(result.config or {})}
+    stated = {name: value for name, value in context.stated.items() if name not in columns}
+    columns = {name: value for name, value in columns.items() if value is not None}
+    columns.pop("versions", None)
+    return {**columns, "settings": as_tree(stated)}
 
 
 def show(shown: Iterable[DisplayTable | str]) -> None:

@@ -1,72 +1,80 @@
 """Weights & Biases behind a small interface, and the null tracker.
 
-A run is written offline in one go when it has ended, so that no measurement shares its time with
-W&B, and uploaded afterwards by `wandb sync` in another process.
+A run is left in its folder when it has ended, and `wandb_writer` writes it, offline, in a process
+of its own: while later runs are simulated, but not while one is measured. `wandb sync` uploads it
+afterwards.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import platform
 import re
 import shlex
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import numpy as np
-import pandas as pd
+from typing import Any
 
 from sarathi_lab.config.checked import check_fields, number, text
-from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.paths import make_folder
+from sarathi_lab.config.errors import UserError, require_bool
+from sarathi_lab.config.paths import make_folder, write_json
+from sarathi_lab.results import wandb_writer
 from sarathi_lab.results.load import merge_settings, new_name
 from sarathi_lab.results.table import MILLISECONDS, factor
-
-if TYPE_CHECKING:
-    import wandb
+from sarathi_lab.results.wandb_writer import LOST, PENDING, WANDB, PendingRun
 
 MAX_TAG = 64  # characters
-WANDB = ("python", "-m", "wandb")  # the command alone may not be on the path
-MAX_HISTORY_ROWS = 2000
-LOCAL_TIMEOUT = 60.0  # seconds for opening a run, which usually takes 0.1
-# x axes of the history's columns; by default the iteration's number.
-STEP_OF = {
-    # state of the server, which arrivals change, by time [s]
-    **dict.fromkeys(("num_running", "num_waiting", "num_blocks_used", "num_preemptions"), "time"),
-    # efficiency by progress: policies compute the same tokens in different numbers of iterations
-    **dict.fromkeys(("mfu", "mbu", "time_over_roofline"), "tokens"),
-}
-PREFIX = "iterations/"  # of the history's columns
-LISTS = ["output_token_ids", "token_times"]  # columns that W&B's tables cannot show
-T = TypeVar("T")
-_gave_up: set[Hashable] = set()  # failed once, so not tried again in this process
+MAX_NAME = 48  # characters of a run's name in its id, of which W&B allows 64
+# Instead of characters that W&B refuses in ids or in names of artifacts, and of the hyphen, after
+# which `wandb leet` looks for the id in a folder's name.
+REFUSED = re.compile(r"[^A-Za-z0-9=._+]+")
+FOR_TABLES = ("pandas", "PIL.Image")  # what W&B imports for tables and pictures
+AUTO = "auto"
+OPTION = "option"  # name of a group's option in a tree where the group has settings, too
+Row = tuple[dict[str, Any], dict[str, float]]  # settings and quantities
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run that has ended, as it is tracked.
+    """A run that has ended and left `folder`, as it is tracked.
 
     `group` is the sweep, `job_type` the experiment; `config` has flat names to filter by ("command"
-    becomes the notes) and all settings under "settings". `iterations` is the history. Tables of
-    `folder` (parquet, CSV) become one artifact, pictures (PNG) are displayed. Artifacts of one name
-    are versions of each other; None: one of this run alone.
+    becomes the notes) and settings under "settings". Tables become an artifact: of equal `artifact`
+    versions of one, else one of this run alone.
     """
 
     name: str
     group: str
     job_type: str
+    folder: Path
     tags: Sequence[str] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
-    iterations: pd.DataFrame | None = None
     summary: Mapping[str, float] = field(default_factory=dict)
-    folder: Path | None = None
+    has_history: bool = False  # whether the folder's iterations are the history
+    has_tables: bool = False  # whether the folder's tables and pictures are displayed
     artifact: str | None = None
+    baselines: Sequence[str] = ()  # folders of its baselines, relative to its own
     has_failed: bool = False
+
+    @property
+    def run_id(self) -> str:
+        """Return W&B's id, by which it names the run's folder, too.
+
+        A run that is done again in its folder has it again, and replaces what it left before.
+        """
+        return f"{REFUSED.sub('_', self.name)[:MAX_NAME]}_{self.key}"
+
+    @property
+    def key(self) -> str:
+        """Return what no run of another folder or machine has."""
+        where = f"{platform.node()} {self.folder.absolute()}"
+        return hashlib.sha256(where.encode()).hexdigest()[:8]
 
 
 class Tracker:
@@ -79,8 +87,24 @@ class Tracker:
         """Return the command that shows the tracked runs, "" if there are none."""
         return ""
 
-    def track(self, run: TrackedRun) -> None:
-        """Keep `run`. Never raises for the tracker's failures."""
+    def keeps_tables(self, *, is_measured: bool) -> bool:
+        """Return whether iterations and tables of such runs are tracked, too."""
+        return False
+
+    def start(self, *, has_tables: bool) -> None:
+        """Prepare for runs beside which tracking may work, and for a sweep's table."""
+
+    def leave(self, run: TrackedRun) -> None:
+        """Leave `run` in its folder, in any process; nothing is tracked yet."""
+
+    def keep(self, folder: Path, *, waits: bool = False) -> None:
+        """Track the run that was left in `folder`; if it `waits`, until it is tracked.
+
+        Never raises for the tracker's failures.
+        """
+
+    def finish(self, folder: Path) -> None:
+        """Track what is still left in the sweep or run `folder`, and wait for all."""
 
 
 @dataclass(frozen=True)
@@ -95,90 +119,175 @@ class WandbTracker(Tracker):
     project: str = text(fix="use a project's name such as sarathi-lab")
     dir: str = text(fix="use a folder such as outputs")
     timeout: float = number(60.0, above=0, fix="use a number of seconds such as 60")
+    # Whether runs have histories of iterations, and tables; auto: if their times are measured.
+    iterations: bool | str = AUTO
 
     def __post_init__(self) -> None:
         check_fields(self, "tracking.")
         if self.mode not in ("offline", "online"):
             fix = "use offline or online, or tracking=none"
             raise UserError(f"tracking.mode={self.mode} is unknown; {fix}")
+        if self.iterations != AUTO:
+            require_bool("tracking.iterations", self.iterations, f"use true, false or {AUTO}")
 
     def check(self) -> None:
         """Raise UserError if `dir` cannot be written, or online without a login."""
         make_folder(Path(self.dir), "tracking.dir")
         if self.mode == "online":
-            with environment(self._variables()):
+            with environment({"WANDB_SILENT": "true"}):
                 require_login("tracking.mode=online", "or use tracking.mode=offline")
 
     def hint(self) -> str:
-        return shlex.join([*WANDB, "leet", str(self._folder)])
+        return shlex.join([*WANDB, "leet", str(Path(self.dir) / "wandb")])
 
-    def track(self, run: TrackedRun) -> None:
-        lost = "results are complete without it, and later runs are not tracked"
-        folder = self._try(lost, self._write, run)
-        if folder is not None and self.mode == "online":
-            sync = shlex.join([*WANDB, "sync", str(self._folder)])
-            kept = f"it and later runs stay here, and {sync} sends them"
-            self._try(kept, send, folder, self.timeout)
+    def keeps_tables(self, *, is_measured: bool) -> bool:
+        return is_measured if self.iterations == AUTO else bool(self.iterations)
 
-    def _try(self, consequence: str, work: Callable[..., T], *args: Any) -> T | None:
-        """Do `work`; print a warning if it raises, and do not try again."""
-        if (self, consequence) in _gave_up:
-            return None
+    def start(self, *, has_tables: bool) -> None:
+        _writer_process(*(FOR_TABLES if has_tables else ()))
+
+    def leave(self, run: TrackedRun) -> None:
+        folder = Path(self.dir).absolute()
+        pending = PendingRun(
+            run_id=run.run_id,
+            name=run.name,
+            group=run.group,
+            job_type=run.job_type,
+            notes=run.config.get("command"),
+            tags=list(dict.fromkeys(tag[:MAX_TAG] for tag in run.tags if tag)),
+            config=dict(run.config),
+            summary=dict(run.summary),
+            has_failed=run.has_failed,
+            has_history=run.has_history,
+            has_tables=run.has_tables,
+            artifact=run.artifact or f"tables-{run.key}",
+            baselines=list(run.baselines),
+            project=self.project,
+            mode=self.mode,
+            folder=str(folder),
+            data=os.environ.get("WANDB_DATA_DIR") or str(folder / "wandb" / "data"),
+            timeout=self.timeout,
+        )
+        write_json(run.folder / PENDING, asdict(pending))
+
+    def keep(self, folder: Path, *, waits: bool = False) -> None:
+        if (folder / PENDING).is_file():
+            _writer_process().write(folder)
+            if waits:
+                _writer_process().wait()
+
+    def finish(self, folder: Path) -> None:
+        # Of a job that failed, and of an earlier command that was killed.
+        for pattern in ("", "*/", "baselines/*/"):
+            for pending in sorted(folder.glob(f"{pattern}{PENDING}")):
+                self.keep(pending.parent)
+        _end_writer()
+
+
+class _WriterProcess:
+    """`wandb_writer` in a process beside this one, which ends with this one's pipe."""
+
+    def __init__(self, *modules: str) -> None:
+        # A service of the user's own W&B runs would outlive the writer's.
+        variables = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+        # In a session of its own: Ctrl-C stops the sweep, and what has ended is still written.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", wandb_writer.__file__, *modules],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=variables,
+            start_new_session=True,
+        )
+        self._is_lost = False
+
+    def write(self, folder: Path) -> None:
+        """Let it write the run in `folder`; returns at once."""
+        self._send(str(folder.absolute()))
+
+    def wait(self) -> None:
+        """Wait until all is written, and print what failed."""
+        self._send("")
+        assert self._process.stdout is not None
+        answer = "" if self._is_lost else self._process.stdout.readline()
+        if answer:
+            for warning in json.loads(answer):
+                print(f"warning: W&B: {warning}", file=sys.stderr)
+        else:
+            self._lose()
+
+    def end(self) -> None:
+        self.wait()
+        self._process.terminate()  # all is written, and leaving by itself takes it 0.2 s
+        self._process.communicate()
+
+    def _send(self, line: str) -> None:
+        assert self._process.stdin is not None
         try:
-            return work(*args)
-        except (Exception, SystemExit) as error:  # a measurement must not end for it
-            _gave_up.add((self, consequence))
-            reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            print(f"warning: W&B: {reason}; {consequence}", file=sys.stderr)
-            return None
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
+        except OSError:
+            self._lose()
 
-    def _write(self, run: TrackedRun) -> Path:
-        """Write the run offline; returns its folder. Raises what W&B does."""
-        self._folder.mkdir(parents=True, exist_ok=True)  # else W&B uses a temporary folder
-        with environment(self._variables()):
-            import wandb  # takes half a second
+    def _lose(self) -> None:
+        """Warn, once, that the process has ended."""
+        if not self._is_lost:
+            self._is_lost = True
+            code = self._process.wait()
+            reason = f"the process that writes runs has ended ({code})"
+            print(f"warning: W&B: {reason}; {LOST}", file=sys.stderr)
 
-            opened = wandb.init(
-                name=run.name,
-                group=run.group,
-                job_type=run.job_type,
-                notes=run.config.get("command"),
-                tags=list(dict.fromkeys(tag[:MAX_TAG] for tag in run.tags if tag)),
-                config=dict(run.config),
-                project=self.project,
-                mode="offline",
-                dir=self.dir,
-                reinit="create_new",
-                settings=wandb.Settings(
-                    # No captured output, no sampling thread; versions are in the configuration.
-                    console="off",
-                    silent=True,
-                    x_disable_stats=True,
-                    x_save_requirements=False,
-                    disable_git=True,
-                    disable_code=True,
-                    init_timeout=LOCAL_TIMEOUT,
-                ),
-            )
-            try:
-                _log(opened, run)
-            finally:
-                opened.finish(exit_code=int(run.has_failed))
-        return Path(opened.settings.sync_dir).absolute()
 
-    @property
-    def _folder(self) -> Path:
-        return Path(self.dir) / "wandb"
+_writers: list[_WriterProcess] = []  # none or one, of this process
 
-    def _variables(self) -> dict[str, str]:
-        """Return W&B's settings that only its environment has."""
-        # Artifacts wait beside their runs for `wandb sync`.
-        data = os.environ.get("WANDB_DATA_DIR") or str(self._folder.absolute() / "data")
-        return {
-            "WANDB_SILENT": "true",
-            "WANDB_DATA_DIR": data,
-            "WANDB_ERROR_REPORTING": "false",  # would send telemetry from offline runs, too
-        }
+
+def _writer_process(*modules: str) -> _WriterProcess:
+    """Return the process, begun if there is none; it imports `modules` while it has no work."""
+    if not _writers:
+        _writers.append(_WriterProcess(*modules))
+    return _writers[0]
+
+
+def _end_writer() -> None:
+    while _writers:
+        _writers.pop().end()
+
+
+def summary_columns(
+    summary: Mapping[str, float], baselines: Mapping[str, Mapping[str, float]]
+) -> dict[str, float]:
+    """Return a run's summary with its baselines' quantities as NAME_BASELINE.
+
+    Times that are displayed in milliseconds are there as ms/NAME, too.
+    """
+    columns = _with_milliseconds(summary)
+    for baseline, quantities in baselines.items():
+        of_baseline = _with_milliseconds(quantities)
+        columns |= {f"{name}_{baseline}": value for name, value in of_baseline.items()}
+    return columns
+
+
+def _with_milliseconds(summary: Mapping[str, float]) -> dict[str, float]:
+    times = [name for name in summary if factor(name) == MILLISECONDS]
+    return {**summary, **{f"ms/{name}": summary[name] * MILLISECONDS for name in times}}
+
+
+def as_tree(values: Mapping[str, object]) -> dict[str, Any]:
+    """Return settings by dotted names as a tree: W&B filters and groups by the leaves of one."""
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        *groups, leaf = name.split(".")
+        node = tree
+        for group in groups:
+            inner = node.get(group, {})
+            node[group] = inner if isinstance(inner, dict) else {OPTION: inner}
+            node = node[group]
+        if isinstance(node.get(leaf), dict):
+            node[leaf][OPTION] = value
+        else:
+            node[leaf] = value
+    return tree
 
 
 @contextmanager
@@ -193,26 +302,6 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-
-
-def send(folder: Path, timeout: float) -> None:
-    """Upload the run in `folder` by `wandb sync`, which is ended after `timeout` seconds.
-
-    Raises TimeoutError or ConnectionError if the server did not take all of it.
-    """
-    command = [sys.executable, "-m", "wandb", "sync", str(folder)]
-    env = {**os.environ, "WANDB_SILENT": "false"}
-    with tempfile.TemporaryFile("w+") as output:  # a pipe would block beyond the timeout
-        streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        try:
-            subprocess.run(command, timeout=timeout, env=env, check=False, **streams)
-        except subprocess.TimeoutExpired:
-            raise TimeoutError(f"the server did not take the run within {timeout:g} s") from None
-        output.seek(0)
-        errors = re.findall(r"ERROR\s*(.*\S)", output.read())
-    if not list(folder.glob("*.wandb.synced")):  # the exit code is 0 in any case
-        reason = errors[0] if errors else "no reason given"
-        raise ConnectionError(f"the server did not take the run ({reason})")
 
 
 def require_login(what: str, mend: str) -> None:
@@ -230,8 +319,10 @@ def require_login(what: str, mend: str) -> None:
         raise UserError(f"{what}, but no user is logged in to W&B; {fix}")
 
 
-def fetch_runs(project: str) -> list[tuple[dict[str, Any], dict[str, float]]]:
-    """Return settings and summary of each run that served on W&B's server; UserError if none."""
+def fetch_runs(project: str) -> list[Row]:
+    """Return settings and quantities of each run that served on W&B's server, and of the baselines
+    that they name, once each. Raises UserError if there is none.
+    """
     import wandb
 
     try:
@@ -244,59 +335,56 @@ def fetch_runs(project: str) -> list[tuple[dict[str, Any], dict[str, float]]]:
         ) from None
     if not runs:
         raise UserError(f"{project} holds no run that served requests; name another")
-    found = []
+    # Measured baselines are runs themselves, in the groups of the runs held against them.
+    tracked = {_group(run) for run in runs if run.config.get("is_baseline")}
+    own, baselines = list[Row](), dict[tuple[str, str], Row]()
     for run in runs:
-        labels = {key: value for key, value in run.config.items() if not key.startswith("_")}
-        config = labels.pop("settings", {})
-        summary = {
-            new_name(key): float(value)
-            for key, value in run.summary.items()
-            if isinstance(value, int | float) and not key.startswith("_")
-        }
-        found.append((merge_settings({"name": run.name, **labels}, config), summary))
-    return found
+        settings, quantities = _settings(run), _quantities(run)
+        for name, place in run.config.get("baselines", {}).items():
+            of_baseline = _take_baseline(quantities, name)
+            if of_baseline and _group(run) not in tracked:
+                row = (_settings_of_baseline(settings, run.config, name), of_baseline)
+                baselines.setdefault((_group(run), place), row)
+        own.append((settings, quantities))
+    return [*own, *baselines.values()]
 
 
-def _log(opened: wandb.Run, run: TrackedRun) -> None:
-    if run.iterations is not None and "iteration" in run.iterations:  # not those of a server's log
-        _log_iterations(opened, run.iterations)
-    # Times displayed in milliseconds are there as ms/NAME, too.
-    times = [name for name in run.summary if factor(name) == MILLISECONDS]
-    shown = {f"ms/{name}": run.summary[name] * MILLISECONDS for name in times}
-    opened.summary.update({**run.summary, **shown})
-    if run.folder is not None:
-        _log_folder(opened, run.folder, run.artifact or f"tables-{opened.id}")
+def _group(run: Any) -> str:
+    return getattr(run, "group", None) or ""
 
 
-def _log_iterations(opened: wandb.Run, iterations: pd.DataFrame) -> None:
-    """Log at most 2,000 evenly spaced iterations with `iteration`, `time` [s] and `tokens` as x."""
-    tokens = (iterations.num_prefill_tokens + iterations.num_decode_tokens).cumsum()
-    axes = iterations[["iteration"]].assign(time=iterations.end, tokens=tokens)
-    curves = iterations.drop(columns="iteration")
-    # Their last values must not replace the summary's.
-    for axis in axes:
-        opened.define_metric(axis, summary="none")
-    for column in map(str, curves):
-        step = STEP_OF.get(column, "iteration")
-        opened.define_metric(f"{PREFIX}{column}", step_metric=step, summary="none")
-    num_rows = min(len(iterations), MAX_HISTORY_ROWS)
-    chosen = np.linspace(0, len(iterations) - 1, num_rows, dtype=int)
-    for row in axes.join(curves.add_prefix(PREFIX)).iloc[chosen].to_dict("records"):
-        opened.log(row)
+def _settings(run: Any) -> dict[str, Any]:
+    """Return the settings of a run on the server, as they are typed."""
+    labels = {name: value for name, value in run.config.items() if not name.startswith("_")}
+    stated = labels.pop("settings", {})
+    settings = merge_settings({"name": run.name, **labels}, stated)
+    return {name.removesuffix(f".{OPTION}"): value for name, value in settings.items()}
 
 
-def _log_folder(opened: wandb.Run, folder: Path, name: str) -> None:
-    """Log all tables as one artifact; display pictures, CSV tables and requests, too."""
-    import wandb
+def _quantities(run: Any) -> dict[str, float]:
+    """Return the summary of a run on the server, without what W&B adds and milliseconds."""
+    return {
+        new_name(name): float(value)
+        for name, value in run.summary.items()
+        if isinstance(value, int | float) and not name.startswith(("_", "ms/"))
+    }
 
-    artifact = wandb.Artifact(name, type="tables")
-    for path in sorted([*folder.glob("*.parquet"), *folder.glob("*.csv")]):
-        artifact.add_file(str(path), skip_cache=True)
-    opened.log_artifact(artifact)
-    tables = {path.stem: pd.read_csv(path) for path in sorted(folder.glob("*.csv"))}
-    if (requests := folder / "requests.parquet").is_file():
-        tables["requests"] = pd.read_parquet(requests).drop(columns=LISTS, errors="ignore")
-    shown: dict[str, Any] = {name: wandb.Table(dataframe=table) for name, table in tables.items()}
-    for path in sorted(folder.glob("*.png")):
-        shown[f"picture/{path.stem}"] = wandb.Image(str(path))
-    opened.summary.update(shown)  # in the history their sizes would be curves
+
+def _take_baseline(quantities: dict[str, float], baseline: str) -> dict[str, float]:
+    """Move a baseline's columns out of a run's quantities; return them by its own names."""
+    ending, ratio = f"_{baseline}", f"_vs_{baseline}"
+    columns = [name for name in quantities if name.endswith(ending) and not name.endswith(ratio)]
+    return {name.removesuffix(ending): quantities.pop(name) for name in columns}
+
+
+def _settings_of_baseline(
+    settings: Mapping[str, Any], config: Mapping[str, Any], baseline: str
+) -> dict[str, Any]:
+    """Return those that a baseline shares with the run held against it, and its own."""
+    shared = {
+        name: value
+        for name, value in settings.items()
+        if not name.startswith(("policy.", "baselines.", "baseline_chunks."))
+    }
+    own = {"name": f"baseline {baseline}", "policy": baseline, "is_baseline": True}
+    return {**shared, **own, "chunk": config.get("baseline_chunks", {}).get(baseline)}

@@ -52,14 +52,15 @@ class Task(ABC):
             swept, host, folder = record.swept, record.host, record.folder
             tracker: Tracker = build(job.cfg.tracking)
             config = {"task": "sweep", "swept": list(swept), "hostname": host}
-            tracker.track(
+            tracker.leave(
                 TrackedRun(
                     name=f"sweep of {', '.join(swept)}",
                     group=group_of(folder, job.composed.hydra.runtime.choices, swept, host),
                     job_type="sweep",
+                    folder=folder,
                     tags=["sweep"],
                     config={**config, "command": record.command},
-                    folder=folder,
+                    has_tables=True,
                 )
             )
 
@@ -109,7 +110,7 @@ def conclude(
             if isinstance(error, Stopped):
                 write_stopped(done, context, str(error))
             if is_run:
-                track(done, context, tracker, has_failed=True)
+                track(done, context, tracker, is_run=True, has_failed=True)
             raise
         if result is not None:
             write(_with_settings(result, cfg), context, tracker, is_run=is_run)

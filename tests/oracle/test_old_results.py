@@ -17,7 +17,10 @@ DATA = Path(__file__).parents[1] / "data"
 OLD_SWEEP = DATA / "old_sweep"  # chunk=8,16 -m with Orca as baseline, of commit b4e1d012
 NAMES = DATA / "wandb_names.json"
 TINY = ["model=tiny", "batch=3", "seq_len=64", "pd_ratio=7", "workload.num_requests=4"]
-EXECUTORS = {"torch": ["device=cpu"], "simulated": ["executor=simulated"]}
+EXECUTORS = {
+    "torch": ["device=cpu"],
+    "simulated": ["executor=simulated", "tracking.iterations=true"],  # else runs are light
+}
 
 
 def test_an_old_sweep_loads_with_all_its_tables():

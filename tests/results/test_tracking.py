@@ -20,22 +20,20 @@ import pytest
 from wandb_records import records_of, summary_of
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.results.tracking import MAX_HISTORY_ROWS, TrackedRun, Tracker, WandbTracker
+from sarathi_lab.results import tracking
+from sarathi_lab.results.tracking import TrackedRun, Tracker, WandbTracker, as_tree, summary_columns
+from sarathi_lab.results.wandb_writer import MAX_HISTORY_ROWS, PENDING
 
 RUN = TrackedRun(
-    name="a run", group="a sweep", job_type="run", tags=["sarathi", "tiny"], config={"chunk": 256}
+    name="sarathi chunk=256",
+    group="a sweep",
+    job_type="run",
+    folder=Path("0"),
+    tags=["sarathi", "tiny"],
+    config={"chunk": 256},
 )
-
-
-def the_run(folder: Path) -> Path:
-    (path,) = folder.rglob("run-*.wandb")
-    return path
-
-
-@pytest.fixture
-def tracker(tmp_path, monkeypatch) -> WandbTracker:
-    monkeypatch.delenv("WANDB_DATA_DIR", raising=False)
-    return WandbTracker(project="test", mode="offline", dir=str(tmp_path))
+SUMMARY = {"throughput": 1234.56789, "roofline": 7.25}
+NUM_ITERATIONS = MAX_HISTORY_ROWS * 3
 
 
 def iterations(num_rows: int) -> pd.DataFrame:
@@ -46,49 +44,143 @@ def iterations(num_rows: int) -> pd.DataFrame:
     )
 
 
-def test_iterations_of_a_servers_log_which_have_no_times_cost_nothing(tracker, tmp_path, capsys):
+def left(tracker: WandbTracker, run: TrackedRun, folder: Path) -> None:
+    """Leave `run` in `folder`, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tracker.leave(replace(run, folder=folder))
+
+
+def the_run(folder: Path, name: str = "") -> Path:
+    (path,) = folder.glob(f"wandb/offline-run-*-{name}*/run-*.wandb")
+    return path
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    """A folder in which one process has written runs of all kinds, as it takes a second to start.
+
+    Runs named light, full, failed and log are in folders of their names below sweep/.
+    """
+    output = tmp_path_factory.mktemp("written")
+    sweep = output / "sweep"
+    requests = {"request_id": [0, 1], "output_token_ids": [[1], [2]], "token_times": [[0.1], [0.2]]}
+    for name in ("light", "full", "failed", "log"):
+        (sweep / name).mkdir(parents=True)
+        iterations(NUM_ITERATIONS).to_parquet(sweep / name / "iterations.parquet")
+        pd.DataFrame(requests).to_parquet(sweep / name / "requests.parquet")
     logged = iterations(2)[["num_prefill_tokens", "num_decode_tokens"]]
-    (tables := tmp_path / "tables").mkdir()
-    pd.DataFrame({"request_id": [0, 1]}).to_parquet(tables / "requests.parquet")  # no token's time
-    tracker.track(replace(RUN, iterations=logged, summary={"throughput": 2.0}, folder=tables))
-    assert "warning" not in capsys.readouterr().out
-    assert summary_of(the_run(tmp_path))["summary"]["throughput"] == 2.0
+    logged.to_parquet(sweep / "log" / "iterations.parquet")
+    run = replace(RUN, summary=SUMMARY)
+    full = replace(run, has_tables=True, has_history=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("WANDB_DATA_DIR", raising=False)
+        tracker = WandbTracker(project="test", mode="offline", dir=str(output))
+        other = replace(tracker, dir=str(output / "other"))
+        left(tracker, replace(run, name="light chunk=256"), sweep / "light")
+        left(tracker, replace(full, name="log"), sweep / "log")
+        left(other, replace(full, name="full"), sweep / "full")
+        failed = replace(run, has_failed=True, has_history=True, name="failed")
+        left(tracker, replace(failed, baselines=["../full"]), sweep / "failed")
+        tracker.keep(sweep / "failed")  # the others are found at the end
+        tracker.finish(sweep)
+    return output
 
 
-def test_summary_and_a_thinned_history_are_what_was_given(tracker, tmp_path):
-    summary = {"throughput": 1234.56789, "roofline": 7.25}
-    num_rows = MAX_HISTORY_ROWS * 3
-    tracker.track(replace(RUN, iterations=iterations(num_rows), summary=summary, has_failed=True))
-    shown = summary_of(the_run(tmp_path))
+def test_runs_are_named_in_their_folders_by_what_was_swept(written):
+    folder = the_run(written, "light").parent
+    assert "light_chunk=256_" in folder.name
+    # `wandb leet` takes what is behind the last hyphen for the id.
+    assert (folder / f"run-{folder.name.rpartition('-')[2]}.wandb").is_file()
+    assert not list(written.rglob(PENDING))
+
+
+def test_a_light_run_is_its_summary_in_50_kb(written):
+    shown, records = summary_of(the_run(written, "light")), records_of(the_run(written, "light"))
+    assert (shown["name"], shown["project"]) == ("light chunk=256", "test")
+    assert (shown["tags"], shown["config"]) == (RUN.tags, {"chunk": 256})
+    public = {key: value for key, value in shown["summary"].items() if not key.startswith("_")}
+    assert public == SUMMARY
+    assert not {"history", "artifact"} & records.keys()
+    parts = the_run(written, "light").parent.rglob("*")
+    assert sum(part.lstat().st_blocks * 512 for part in parts) <= 50_000
+
+
+def test_a_thinned_history_leaves_the_summary_as_it_was_given(written):
+    shown = summary_of(the_run(written, "failed"))
     assert (shown["state"], shown["exit_code"]) == ("failed", 1)
-    assert (shown["name"], shown["project"], shown["tags"]) == ("a run", "test", RUN.tags)
-    assert shown["config"] == {"chunk": 256}
     # The history's last row must not stand in for a summary number of the same name.
     public = {key: value for key, value in shown["summary"].items() if not key.startswith("_")}
-    assert public == summary
-    history = [row["item"] for row in records_of(the_run(tmp_path))["history"]]
+    assert public == SUMMARY
+    history = [row["item"] for row in records_of(the_run(written, "failed"))["history"]]
     assert len(history) == MAX_HISTORY_ROWS
-    assert (history[0]["iteration"], history[-1]["iteration"]) == (0, num_rows - 1)
+    assert (history[0]["iteration"], history[-1]["iteration"]) == (0, NUM_ITERATIONS - 1)
 
 
-def test_tables_become_one_artifact_below_the_output_folder_of_their_tracker(tracker, tmp_path):
-    tables = tmp_path / "tables"
-    tables.mkdir()
-    iterations(3).to_parquet(tables / "iterations.parquet")
-    requests = pd.DataFrame(
-        {"request_id": [0, 1], "output_token_ids": [[1], [2]], "token_times": [[0.1], [0.2]]}
-    )
-    requests.to_parquet(tables / "requests.parquet")
-    for each in (tracker, replace(tracker, dir=str(tmp_path / "other"))):
-        each.track(replace(RUN, folder=tables))
-        (path,) = Path(each.dir).glob("wandb/offline-run-*/*.wandb")
-        shown = summary_of(path)["summary"]["requests"]
+def test_iterations_of_a_servers_log_which_have_no_times_cost_nothing(written):
+    assert summary_of(the_run(written, "log"))["summary"]["throughput"] == SUMMARY["throughput"]
+    assert "history" not in records_of(the_run(written, "log"))
+
+
+def test_tables_become_one_artifact_below_the_output_folder_of_their_tracker(written):
+    for output, name in ((written, "log"), (written / "other", "full")):
+        shown = summary_of(the_run(output, name))["summary"]["requests"]
         assert (shown["nrows"], shown["ncols"]) == (2, 1)
         # Copies, for a later `wandb sync`, of both tables; the folder that was there before may
         # have been moved.
-        copies = Path(each.dir, "wandb", "data").rglob("*")
+        copies = (output / "wandb" / "data").rglob("*")
         staged = {path.read_bytes() for path in copies if path.is_file()}
-        assert {path.read_bytes() for path in tables.iterdir()} <= staged
+        assert {path.read_bytes() for path in (written / "sweep" / name).iterdir()} <= staged
+
+
+def test_files_are_complete_when_tracking_returns_and_a_run_done_again_replaces_itself(tmp_path):
+    """W&B's own `finish` returns before a file's last block is written, where the summary is."""
+    tracker = WandbTracker(project="test", mode="offline", dir=str(tmp_path))
+    run = replace(RUN, summary={f"quantity_{i}": i / 7 for i in range(150)})
+    for folder in [*(tmp_path / str(number) for number in range(4)), tmp_path / "0"]:
+        left(tracker, run, folder)
+        tracker.keep(folder, waits=True)
+        for path in tmp_path.rglob("run-*.wandb"):
+            size = path.stat().st_size
+            assert "exit" in records_of.__wrapped__(path)
+            assert path.stat().st_size == size
+    tracker.finish(tmp_path)
+    assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 4
+
+
+def test_baselines_are_columns_and_settings_a_tree():
+    columns = summary_columns({"ttft_p50": 2.0}, {"orca": {"ttft_p50": 3.0, "throughput": 5.0}})
+    own = {"ttft_p50": 2.0, "ms/ttft_p50": 2000.0}
+    baseline = {"ttft_p50_orca": 3.0, "ms/ttft_p50_orca": 3000.0, "throughput_orca": 5.0}
+    assert columns == own | baseline
+    values = {"hardware": "h100", "slo.ttft": 2, "slo": "strict", "slo.tbt": 1, "workload.rate": 3}
+    slo = {"option": "strict", "ttft": 2, "tbt": 1}
+    assert as_tree(values) == {"hardware": "h100", "slo": slo, "workload": {"rate": 3}}
+
+
+@pytest.mark.parametrize(
+    ("iterations", "kept"), [("auto", [True, False]), (True, [True, True]), (False, [False] * 2)]
+)
+def test_iterations_decides_whose_tables_are_tracked(iterations, kept):
+    tracker = WandbTracker("offline", "test", "outputs", iterations=iterations)
+    assert [tracker.keeps_tables(is_measured=is_measured) for is_measured in (True, False)] == kept
+    assert not Tracker().keeps_tables(is_measured=True)
+
+
+def test_a_writer_that_is_killed_costs_one_line(tmp_path, capsys):
+    tracker = WandbTracker(project="test", mode="offline", dir=str(tmp_path))
+    tracker.start(has_tables=False)
+    tracking._writers[0]._process.kill()
+    tracking._writers[0]._process.wait()
+    left(tracker, RUN, tmp_path / "0")
+    for _ in range(2):
+        tracker.keep(tmp_path / "0", waits=True)
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith("warning: W&B: the process that writes runs has ended (-9); results")
+    tracker.finish(tmp_path / "other")
+    left(tracker, RUN, tmp_path / "1")
+    tracker.finish(tmp_path)  # of the next command, which loses none
+    assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 2
+    assert capsys.readouterr().err == ""
 
 
 KEY = "a" * 40
@@ -114,8 +206,12 @@ def test_offline_runs_send_nothing_and_a_login_is_checked_without_the_server(tmp
         (tmp_path / name).write_text(netrc)
     code = f"""
 import os
+from pathlib import Path, PosixPath
 from sarathi_lab.results.tracking import TrackedRun, WandbTracker
-WandbTracker(project='test', mode='offline', dir='.').track({RUN!r})
+tracker = WandbTracker(project='test', mode='offline', dir='.')
+tracker.leave({replace(RUN, folder=tmp_path)!r})
+tracker.finish(Path('.'))
+import wandb  # once for all forks
 tracker = WandbTracker(project="test", mode="online", dir=".")
 for name, (variables, _, _) in {CASES!r}.items():
     if (child := os.fork()) == 0:
@@ -179,18 +275,22 @@ def test_a_server_that_takes_nothing_costs_one_line_and_loses_nothing(
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     with server(answer) as url:
         monkeypatch.setenv("WANDB_BASE_URL", url)
-        for _ in range(2):
-            tracker.track(replace(RUN, name=f"to {answer.__name__}"))
+        for folder in ("0", "1"):
+            left(tracker, RUN, tmp_path / folder)
+        tracker.finish(tmp_path)
     (warning,) = capsys.readouterr().err.splitlines()
     assert warning.startswith("warning: W&B: the server did not take the run")
     assert f"wandb sync {tmp_path}/wandb sends them" in warning
     assert [summary_of(path)["exit_code"] for path in tmp_path.rglob("*.wandb")] == [0, 0]
+    assert not list(tmp_path.rglob(PENDING))
 
 
 def test_a_folder_that_cannot_be_written_costs_one_line(tmp_path, capsys):
     (tmp_path / "wandb").write_text("a file where the folder should be")
-    for _ in range(2):
-        WandbTracker(project="test", mode="offline", dir=str(tmp_path)).track(RUN)
+    tracker = WandbTracker(project="test", mode="offline", dir=str(tmp_path))
+    for folder in ("0", "1"):
+        left(tracker, RUN, tmp_path / folder)
+    tracker.finish(tmp_path)
     (warning,) = capsys.readouterr().err.splitlines()
     assert "File exists" in warning
     assert "results are complete without it" in warning
@@ -199,6 +299,8 @@ def test_a_folder_that_cannot_be_written_costs_one_line(tmp_path, capsys):
 def test_unknown_modes_and_a_missing_package_are_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"tracking\.mode=onlin is unknown"):
         WandbTracker(project="test", mode="onlin", dir=str(tmp_path))
+    with pytest.raises(UserError, match=r"tracking\.iterations=1 is neither true nor false; use "):
+        WandbTracker("offline", "test", str(tmp_path), iterations=1)
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match="wandb is not installed; pip install wandb, or use"):
         WandbTracker("online", "p", str(tmp_path)).check()
@@ -211,5 +313,8 @@ def test_the_hint_is_a_command_and_the_null_tracker_leaves_nothing(tmp_path, mon
     null = Tracker()
     null.check()
     assert null.hint() == ""
-    null.track(replace(RUN, iterations=iterations(2), folder=tmp_path))
+    null.start(has_tables=True)
+    null.leave(replace(RUN, folder=tmp_path))
+    null.keep(tmp_path, waits=True)
+    null.finish(tmp_path)
     assert list(tmp_path.iterdir()) == []

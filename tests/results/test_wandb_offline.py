@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pandas.testing import assert_series_equal
 from wandb_records import records_of, summary_of
 
 import sarathi_lab as lab
@@ -17,11 +19,13 @@ from sarathi_lab.results.result import Result, track
 from sarathi_lab.run import main
 
 SMALL = ["executor=simulated", "workload.num_requests=3", "batch=2"]
+DETAILED = "sarathi workload.num_requests=3 batch=2 chunk=256"
 SUMMARY = {
     *("throughput", "decode_throughput", "decode_time_marginal", "ms/decode_time_marginal"),
     *("decode_speedup", "throughput_vs_orca", "throughput_vs_request_level"),
     *("decode_throughput_vs_orca", "kv_reread_factor"),
     *("mfu", "mbu", "ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99", "ms/ttft_p50", "ms/tbt_p99"),
+    *("throughput_orca", "throughput_request_level", "ms/tbt_p99_orca"),
 }
 
 
@@ -38,15 +42,27 @@ def local(output: Path) -> Results:
     return lab.load(*output.glob("20*"))
 
 
-@pytest.fixture(scope="module")
-def runs(output: Path) -> dict[str, Path]:
-    """The records of the sweep by name."""
+def by_name(output: Path) -> dict[str, Path]:
     return {summary_of(path)["name"]: path for path in output.rglob("run-*.wandb")}
 
 
-def test_every_run_of_a_sweep_is_in_its_group_under_a_name_that_says_what_varies(runs):
-    baselines = {"baseline orca", "baseline request_level"}
-    assert runs.keys() == {*baselines, "sarathi chunk=128", "sarathi chunk=256", "sweep of chunk"}
+@pytest.fixture(scope="module")
+def runs(output: Path) -> dict[str, Path]:
+    """The records of the sweep by name."""
+    return by_name(output)
+
+
+@pytest.fixture(scope="module")
+def detailed(tmp_path_factory) -> dict[str, Path]:
+    """The records of a run with its iterations and those of its baseline, by name."""
+    folder = tmp_path_factory.mktemp("detailed")
+    setup = ["chunk=256", "baselines=[orca]", "tracking.iterations=true"]
+    assert main([*SMALL, *setup, f"output={folder}"]) == 0
+    return by_name(folder)
+
+
+def test_a_sweep_is_a_run_a_point_and_its_own_in_a_group_named_by_what_varies(runs):
+    assert runs.keys() == {"sarathi chunk=128", "sarathi chunk=256", "sweep of chunk"}
     opened = {name: records_of(path)["run"][0] for name, path in runs.items()}
     (group,) = {run["run_group"] for run in opened.values()}
     assert group.startswith("chunk on simulated a6000, ")
@@ -55,26 +71,53 @@ def test_every_run_of_a_sweep_is_in_its_group_under_a_name_that_says_what_varies
     types = {name: run["job_type"] for name, run in opened.items()}
     assert types == {**dict.fromkeys(runs, "serve"), "sweep of chunk": "sweep"}
     assert opened["sarathi chunk=256"]["tags"] == ["sarathi", "13b", "simulated a6000", "simulated"]
-    assert "baseline" in opened["baseline orca"]["tags"]
+    (folder,) = {path.parent.parent for path in runs.values()}
+    named = sorted(path.name.split("-", 3)[3].rpartition("_")[0] for path in folder.glob("off*"))
+    assert named == ["sarathi_chunk=128", "sarathi_chunk=256", "sweep_of_chunk"]
 
 
-def test_configs_are_flat_and_summaries_hold_what_people_compare(runs):
-    shown = summary_of(runs["sarathi chunk=256"])
+def test_a_light_run_has_stated_settings_and_its_baselines_as_columns(runs, output):
+    shown, records = summary_of(runs["sarathi chunk=256"]), records_of(runs["sarathi chunk=256"])
     config = shown["config"]
     flat = {"policy": "sarathi", "model": "13b", "executor": "simulated", "chunk": 256}
     flat |= {"batch": 2, "pd_ratio": 31, "hostname": platform.node(), "where": "simulated a6000"}
-    flat |= {"policy_where": "sarathi 256, simulated a6000"}
+    flat |= {"policy_where": "sarathi 256, simulated a6000", "is_baseline": False}
     assert {name: config[name] for name in flat} == flat
     assert config["baselines"].keys() == {"orca", "request_level"}
-    settings = config["settings"]
-    assert settings["policy"]["chunk"] == 256
-    assert settings["executor"]["hardware"]["name"] == settings["hardware"]["name"] == "a6000"
-    assert shown["summary"].keys() >= SUMMARY
-    assert shown["summary"]["ms/tbt_p99"] == pytest.approx(1000 * shown["summary"]["tbt_p99"])
+    assert config["settings"] == {"workload": {"num_requests": 3}}
+    assert not {"history", "artifact", "files"} & records.keys()
+    (folder,) = output.glob("20*/*")
+    stored = json.loads((folder / "1" / "summary.json").read_text())
+    for path in (folder / "baselines").iterdir():
+        baseline = json.loads((path / "summary.json").read_text())
+        name = path.name.rpartition("-")[0]
+        stored |= {f"{quantity}_{name}": value for quantity, value in baseline.items()}
+    summary = {name: value for name, value in shown["summary"].items() if name[0] != "_"}
+    assert {name: value for name, value in summary.items() if "ms/" not in name} == stored
+    assert summary.keys() >= SUMMARY
+    assert summary["ms/tbt_p99"] == pytest.approx(1000 * summary["tbt_p99"])
+    parts = runs["sarathi chunk=256"].parent.rglob("*")
+    assert sum(part.lstat().st_blocks * 512 for part in parts) <= 50_000
 
 
-def test_the_history_has_its_three_x_axes(runs):
-    found = records_of(runs["sarathi chunk=256"])
+def test_the_sweeps_run_has_its_table_and_picture(runs):
+    shown = summary_of(runs["sweep of chunk"])["summary"]
+    assert shown["sweep"]["nrows"] == 4
+    assert "ncols" not in shown["picture/sweep"]
+    assert "history" not in records_of(runs["sweep of chunk"])  # sizes of tables are no curves
+    folder = runs["sweep of chunk"].parent / "files" / "media"
+    assert len(list(folder.rglob("*.png"))) == 1
+    (table,) = folder.rglob("*.table.json")
+    content = json.loads(table.read_text())
+    rows = [dict(zip(content["columns"], row, strict=True)) for row in content["data"]]
+    assert [row["chunk"] for row in rows if not row["is_baseline"]] == [128, 256]
+    assert {row["policy"] for row in rows} == {"sarathi", "orca", "request_level"}
+
+
+def test_with_iterations_baselines_are_runs_and_histories_have_three_x_axes(detailed):
+    assert detailed.keys() == {"baseline orca", DETAILED}
+    assert "baseline" in records_of(detailed["baseline orca"])["run"][0]["tags"]
+    found = records_of(detailed[DETAILED])
     steps = {metric["name"]: metric.get("step_metric") for metric in found["metric"]}
     columns = ("mfu", "mbu", "num_waiting", "kv_bytes")
     axes = ["tokens", "tokens", "time", "iteration"]
@@ -83,22 +126,19 @@ def test_the_history_has_its_three_x_axes(runs):
     assert [row["iteration"] for row in rows] == list(range(len(rows)))
     assert rows[-1]["tokens"] == 3 * 1024 - 3  # the last token of a request is never computed
     assert all(row["time"] == row["iterations/end"] for row in rows)
+    settings = summary_of(detailed[DETAILED])["config"]["settings"]
+    assert settings["policy"]["chunk"] == 256
+    assert settings["executor"]["hardware"]["name"] == settings["hardware"]["name"] == "a6000"
 
 
-def test_tables_are_versions_of_one_artifact_and_displayed_beside_pictures(runs):
-    found = records_of(runs["sarathi chunk=256"])
+def test_tables_are_versions_of_one_artifact_and_displayed(detailed):
+    found = records_of(detailed[DETAILED])
     (artifact,) = [one for one in found["artifact"] if one["type"] == "tables"]
     assert artifact["name"].startswith("sarathi-")
     contents = {one["path"]: Path(one["local_path"]) for one in artifact["manifest"]["contents"]}
     assert contents.keys() >= {"iterations.parquet", "requests.parquet"}
     assert all(path.is_file() for path in contents.values())  # `wandb sync` reads them from there
-    assert summary_of(runs["sarathi chunk=256"])["summary"]["requests"]["nrows"] == 3
-    shown = summary_of(runs["sweep of chunk"])["summary"]
-    assert shown["sweep"]["nrows"] == 4
-    assert "ncols" not in shown["picture/sweep"]
-    assert "history" not in records_of(runs["sweep of chunk"])  # sizes of tables are no curves
-    folder = runs["sweep of chunk"].parent / "files" / "media"
-    assert len(list(folder.rglob("*.png"))) == len(list(folder.rglob("*.table.json"))) == 1
+    assert summary_of(detailed[DETAILED])["summary"]["requests"]["nrows"] == 3
 
 
 def test_a_measured_run_is_of_its_machine_and_has_no_simulated_hardware(tmp_path):
@@ -107,8 +147,8 @@ def test_a_measured_run_is_of_its_machine_and_has_no_simulated_hardware(tmp_path
     config = {"executor": executor, "hardware": {"name": "a6000"}, "host": {"name": "none"}}
     labels = {"policy": "sarathi", "executor": "torch", "device": "a CPU"}
     tracked = []
-    tracker = SimpleNamespace(track=tracked.append)
-    track(Result(labels=labels, config=config), context, tracker)
+    tracker = SimpleNamespace(leave=tracked.append, keeps_tables=lambda *, is_measured: is_measured)
+    track(Result(labels=labels, config=config), context, tracker, is_run=True)
     found = tracked[0].config
     assert found["settings"] == {"executor": executor}
     assert found["where"] == f"a CPU ({platform.node()})"
@@ -138,11 +178,12 @@ def test_settings_are_columns_as_they_are_typed(local, output):
 
 def test_a_project_on_the_server_is_read_as_folders_are(local, monkeypatch):
     run = SimpleNamespace(
+        group="a sweep",
         name="online",
         config={"chunk": 8, "settings": {"seed": 0, "policy": {"_target_": "x.Orca", "chunk": 8}}},
         summary={"throughput": 2.0, "_runtime": 3, "table": {"path": "x"}},
     )
-    sweep = SimpleNamespace(name="sweep of chunk", config={}, summary={})
+    sweep = SimpleNamespace(group="a sweep", name="sweep of chunk", config={}, summary={})
     api = SimpleNamespace(
         runs=lambda where: {"me/lab": [run, sweep, run], "me/none": [sweep]}[where]
     )
@@ -155,6 +196,40 @@ def test_a_project_on_the_server_is_read_as_folders_are(local, monkeypatch):
         loaded.plot_iterations()
     with pytest.raises(UserError, match="me/none holds no run that served requests"):
         lab.load("me/none")
+
+
+def served(output: Path) -> SimpleNamespace:
+    """W&B's API as it would return the runs below `output`."""
+    runs = []
+    for path in sorted(output.rglob("run-*.wandb")):
+        shown = summary_of(path)
+        group = records_of(path)["run"][0]["run_group"]
+        parts = {name: shown[name] for name in ("name", "config", "summary")}
+        runs.append(SimpleNamespace(group=group, **parts))
+    return SimpleNamespace(runs=lambda where: runs)
+
+
+def test_baselines_are_rows_again_when_a_project_is_read(local, output, monkeypatch):
+    monkeypatch.setattr("wandb.Api", lambda: served(output))
+    loaded = lab.load("me/lab")
+    for column in ("policy", "chunk", "batch", "throughput", "tbt_p99", "workload.num_requests"):
+        tables = [
+            part.runs.sort_values("name")[column].reset_index(drop=True) for part in (loaded, local)
+        ]
+        assert_series_equal(*tables, check_dtype=False)
+    assert loaded.varying == local.varying == ["chunk"]
+    assert str(loaded) == str(local)
+    assert loaded.compare(to="orca").throughput.tolist() == pytest.approx(
+        local.compare(to="orca").throughput.tolist()
+    )
+    assert not [name for name in loaded.runs if name.endswith("_orca") and "_vs_" not in name]
+    assert len(loaded.plot().axes) == len(local.plot().axes)
+
+
+def test_a_run_and_a_sweep_that_keep_baselines_as_runs_count_them_once(detailed, monkeypatch):
+    output = detailed["baseline orca"].parents[2]
+    monkeypatch.setattr("wandb.Api", lambda: served(output))
+    assert sorted(lab.load("me/lab").runs.policy) == ["orca", "sarathi"]
 
 
 def test_a_server_that_gives_nothing_is_one_line(monkeypatch):

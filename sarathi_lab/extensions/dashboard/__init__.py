@@ -23,6 +23,7 @@ from sarathi_lab.results.tracking import environment, require_login
 Chosen = Mapping[str, Sequence[str]]  # values of the columns `WHERE`
 COLUMNS = 3
 TIMEOUT = 60  # seconds
+BASELINES = ("request_level", "orca")  # the default's; their quantities are columns of runs
 RATIOS = ("throughput", "throughput_vs_request_level", "throughput_vs_orca")
 # Columns that runs are grouped by, and may be filtered by, with examples. Not "host", which the
 # package takes for W&B's column in a filter.
@@ -32,6 +33,7 @@ TIMES = ("decode_time_marginal", "ttft_p50", "tbt_p99")
 PINNED = [
     *(f"config:{name}" for name in ("policy", "chunk", "pd_ratio", *WHERE)),
     *(f"summary:{name}" for name in (*RATIOS, *(f"ms/{time}" for time in TIMES))),
+    *(f"summary:throughput_{baseline}" for baseline in BASELINES),
     *(f"summary:{name}" for name in ("kv_reread_factor", "mfu", "mbu")),
 ]
 AXES = {
@@ -45,7 +47,7 @@ AXES = {
 # Of the parallel coordinates of a sweep.
 SETTINGS = ("policy", "chunk", "pd_ratio", "batch", "seq_len")
 # Panels by section: parallel coordinates of SETTINGS and the quantities named, a quantity as bars
-# by policy and chunk, points (x, y), or a line (x, column, title).
+# by policy and chunk, points (x, y), or a line (x, column, title) of runs with histories.
 SECTIONS: Mapping[str, Sequence[tuple[str, ...]]] = {
     "A sweep at a glance": [("throughput", "ttft_p50", "tbt_p99", "kv_reread_factor")],
     "Policies side by side": [
@@ -118,9 +120,12 @@ def _parallel(*quantities: str) -> PanelTypes:
 
 
 def _bars(name: str) -> PanelTypes:
+    """Return a panel with bars of the runs, and of their baselines if it shows no ratio to one."""
+    baselines = () if "_vs_" in name else BASELINES
+    names = [_shown(name), *(f"{_shown(name)}_{baseline}" for baseline in baselines)]
     return wr.BarPlot(
         title=_title(name),
-        metrics=[wr.SummaryMetric(_shown(name))],
+        metrics=[wr.SummaryMetric(column) for column in names],
         groupby=wr.Config("policy_where"),  # no means over several devices or chunks
         groupby_aggfunc="mean",
         orientation="h",

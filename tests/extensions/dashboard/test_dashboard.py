@@ -32,8 +32,13 @@ def test_the_dry_run_prints_sections_of_what_runs_log(monkeypatch, capsys):
     assert {one["groupby"]["name"] for one in panels if "groupby" in one} == {"policy_where"}
     names = {axis["name"] for one in panels for axis in _axes(one)}
     assert {"chunk", "ms/tbt_p99", "throughput_vs_orca", "iterations/kv_bytes"} <= names
+    bars = [[metric["name"] for metric in one["metrics"]] for one in panels if "groupby" in one]
+    assert ["throughput", "throughput_request_level", "throughput_orca"] in bars
+    assert ["throughput_vs_orca"] in bars
     for name in names - {*dashboard.AXES, *dashboard.SETTINGS}:
         quantity = name.removeprefix("ms/").partition("_vs_")[0]
+        for baseline in dashboard.BASELINES:
+            quantity = quantity.removesuffix(f"_{baseline}")
         assert quantity in KNOWN or name.startswith("iterations/"), name
 
 
