@@ -17,7 +17,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import OUTPUTS
 from sarathi_lab.results import load as files
 from sarathi_lab.results import sweep_analysis
-from sarathi_lab.results.tracking import fetch_runs
+from sarathi_lab.results.wandb_project import fetch_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -25,18 +25,10 @@ from sarathi_lab.config import command_line, instantiate, run_context, stated
 from sarathi_lab.config.checks import check_jobs
 from sarathi_lab.config.console import console, duration, print_place, progress_of, repeated
 from sarathi_lab.config.errors import EXIT_FAILED, UserError, require_bool
-from sarathi_lab.config.instantiate import (
-    CHOICES,
-    READ_BY,
-    ROUND,
-    Job,
-    build,
-    is_measured,
-    name_of,
-    resolved,
-)
+from sarathi_lab.config.instantiate import CHOICES, READ_BY, ROUND, Job, build, name_of, resolved
 from sarathi_lab.config.paths import make_folder
 from sarathi_lab.config.processes import interrupts_kept_from_children
+from sarathi_lab.config.tracked_jobs import track_ended, tracked
 
 MULTIRUN = "hydra.mode=MULTIRUN"  # for -m
 NOT_RECORDED = ("resume", "hydra.sweeper.dry_run")
@@ -221,22 +213,14 @@ class LabSweeper(Sweeper):
 
     def run(self, *, reports: bool = True) -> None:
         """Run the checked jobs; a sweep then `reports`. Raises UserError for runs that stopped."""
-        cfg, setting = self.jobs[0].cfg, "hydra.sweep.dir" if self.is_sweep else "hydra.run.dir"
-        make_folder(Path(str(cfg.output)), "output")
+        setting = "hydra.sweep.dir" if self.is_sweep else "hydra.run.dir"
+        make_folder(Path(str(self.jobs[0].cfg.output)), "output")
         make_folder(self.record.folder, setting)
-        for job in self.jobs:
-            build(job.cfg.tracking).check()
-        if not any(is_measured(job.cfg) for job in self.jobs):
-            build(cfg.tracking).start(has_tables=self.is_sweep)
-        try:
+        with tracked(self.jobs, self.record.folder, is_sweep=self.is_sweep, names_hint=reports):
             if self.is_sweep:
                 self._run_sweep(reports=reports)
             else:
                 self._run_single()
-        finally:
-            build(cfg.tracking).finish(self.record.folder)
-            if reports and (hint := build(cfg.tracking).hint()):
-                print_place("W&B", hint)
 
     def _run_single(self) -> None:
         try:
@@ -350,8 +334,7 @@ class LabSweeper(Sweeper):
             place = f"[{self._done}/{self.record.num_jobs}]"
             name = job.named(self.record.swept) or f"run {number}"
             console().print(f"{place} {name} {outcome}", soft_wrap=True)
-            folder = self.record.job_dir(number)
-            build(job.cfg.tracking).keep(folder, waits=is_measured(job.cfg))
+            track_ended(job, self.record.job_dir(number))
         return self._done - before
 
     def failure(self) -> UserError | None:

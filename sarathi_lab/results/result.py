@@ -250,7 +250,7 @@ def track(
 
 @dataclass(frozen=True)
 class _Baseline:
-    """What a run tells of a baseline that it was held against."""
+    """A baseline, as the run that was held against it has it in W&B."""
 
     place: str  # its folder, relative to the run's
     summary: Mapping[str, float]

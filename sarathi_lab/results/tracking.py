@@ -1,7 +1,7 @@
 """Weights & Biases behind a small interface, and the null tracker.
 
-A run is left in its folder when it has ended, and `wandb_writer` writes it, offline, in a process
-of its own: while later runs are simulated, but not while one is measured. `wandb sync` uploads it
+A run is left in its folder when it has ended, and `wandb_writer` writes it, offline, in another
+process: while later runs are simulated, but not while one is measured. `wandb sync` uploads it
 afterwards.
 """
 
@@ -25,7 +25,6 @@ from sarathi_lab.config.checked import check_fields, number, text
 from sarathi_lab.config.errors import UserError, require_bool
 from sarathi_lab.config.paths import make_folder, write_json
 from sarathi_lab.results import wandb_writer
-from sarathi_lab.results.load import merge_settings, new_name
 from sarathi_lab.results.table import MILLISECONDS, factor
 from sarathi_lab.results.wandb_writer import LOST, PENDING, WANDB, PendingRun
 
@@ -37,7 +36,6 @@ REFUSED = re.compile(r"[^A-Za-z0-9=._+]+")
 FOR_TABLES = ("pandas", "PIL.Image")  # what W&B imports for tables and pictures
 AUTO = "auto"
 OPTION = "option"  # name of a group's option in a tree where the group has settings, too
-Row = tuple[dict[str, Any], dict[str, float]]  # settings and quantities
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class TrackedRun:
     has_history: bool = False  # whether the folder's iterations are the history
     has_tables: bool = False  # whether the folder's tables and pictures are displayed
     artifact: str | None = None
-    baselines: Sequence[str] = ()  # folders of its baselines, relative to its own
+    baselines: Sequence[str] = ()  # their folders, relative to this run's
     has_failed: bool = False
 
     @property
@@ -188,9 +186,9 @@ class _WriterProcess:
     """`wandb_writer` in a process beside this one, which ends with this one's pipe."""
 
     def __init__(self, *modules: str) -> None:
-        # A service of the user's own W&B runs would outlive the writer's.
+        # The service of other W&B runs, of a notebook's, would outlive the writer.
         variables = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
-        # In a session of its own: Ctrl-C stops the sweep, and what has ended is still written.
+        # In a new session: Ctrl-C stops the sweep, and what has ended is still written.
         self._process = subprocess.Popen(
             [sys.executable, "-P", wandb_writer.__file__, *modules],
             stdin=subprocess.PIPE,
@@ -317,74 +315,3 @@ def require_login(what: str, mend: str) -> None:
         raise UserError(f"{what}, but the login is unusable ({error}); {fix}") from None
     if not is_known:
         raise UserError(f"{what}, but no user is logged in to W&B; {fix}")
-
-
-def fetch_runs(project: str) -> list[Row]:
-    """Return settings and quantities of each run that served on W&B's server, and of the baselines
-    that they name, once each. Raises UserError if there is none.
-    """
-    import wandb
-
-    try:
-        runs = [run for run in wandb.Api().runs(project) if "throughput" in run.summary]
-    except (wandb.Error, ValueError, OSError) as error:  # ValueError: of a project not there
-        reason = str(error).partition("\n")[0]
-        raise UserError(
-            f"W&B gives no runs of {project} ({reason}); check the name (it is no folder either) "
-            f"and `{shlex.join(WANDB)} login`"
-        ) from None
-    if not runs:
-        raise UserError(f"{project} holds no run that served requests; name another")
-    # Measured baselines are runs themselves, in the groups of the runs held against them.
-    tracked = {_group(run) for run in runs if run.config.get("is_baseline")}
-    own, baselines = list[Row](), dict[tuple[str, str], Row]()
-    for run in runs:
-        settings, quantities = _settings(run), _quantities(run)
-        for name, place in run.config.get("baselines", {}).items():
-            of_baseline = _take_baseline(quantities, name)
-            if of_baseline and _group(run) not in tracked:
-                row = (_settings_of_baseline(settings, run.config, name), of_baseline)
-                baselines.setdefault((_group(run), place), row)
-        own.append((settings, quantities))
-    return [*own, *baselines.values()]
-
-
-def _group(run: Any) -> str:
-    return getattr(run, "group", None) or ""
-
-
-def _settings(run: Any) -> dict[str, Any]:
-    """Return the settings of a run on the server, as they are typed."""
-    labels = {name: value for name, value in run.config.items() if not name.startswith("_")}
-    stated = labels.pop("settings", {})
-    settings = merge_settings({"name": run.name, **labels}, stated)
-    return {name.removesuffix(f".{OPTION}"): value for name, value in settings.items()}
-
-
-def _quantities(run: Any) -> dict[str, float]:
-    """Return the summary of a run on the server, without what W&B adds and milliseconds."""
-    return {
-        new_name(name): float(value)
-        for name, value in run.summary.items()
-        if isinstance(value, int | float) and not name.startswith(("_", "ms/"))
-    }
-
-
-def _take_baseline(quantities: dict[str, float], baseline: str) -> dict[str, float]:
-    """Move a baseline's columns out of a run's quantities; return them by its own names."""
-    ending, ratio = f"_{baseline}", f"_vs_{baseline}"
-    columns = [name for name in quantities if name.endswith(ending) and not name.endswith(ratio)]
-    return {name.removesuffix(ending): quantities.pop(name) for name in columns}
-
-
-def _settings_of_baseline(
-    settings: Mapping[str, Any], config: Mapping[str, Any], baseline: str
-) -> dict[str, Any]:
-    """Return those that a baseline shares with the run held against it, and its own."""
-    shared = {
-        name: value
-        for name, value in settings.items()
-        if not name.startswith(("policy.", "baselines.", "baseline_chunks."))
-    }
-    own = {"name": f"baseline {baseline}", "policy": baseline, "is_baseline": True}
-    return {**shared, **own, "chunk": config.get("baseline_chunks", {}).get(baseline)}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +106,7 @@ class Validate(Task):
             cases[0].what_if or first, policy=this.policy.name, is_baseline=False, name=context.name
         )
         labels |= {"chunk": this.policy.budget, "batch": this.batch_size}
+        labels["baselines"] = _places(first, context)
         tags = ["validate", first.spec.name, first.backend.device_name]
         return replace(result, labels=labels, tags=tags)
 
@@ -206,12 +208,26 @@ def _keep(
     work: Callable[[], Result], name: str, replay: Replay, cfg: DictConfig, context: RunContext
 ) -> Path:
     """Keep what `work` returns as the baseline `name` of a command's runs; return its folder."""
-    key = hashlib.sha256(json.dumps([name, replay.config], sort_keys=True).encode())
-    folder = context.baselines_dir / f"{name}-{key.hexdigest()[:8]}"
+    folder = _folder(name, replay, context)
     executor = "server" if name == REAL else "simulated"
     labels = _labels(replay, policy=name, is_baseline=True, executor=executor)
     context = replace(context, run_dir=folder, name=f"baseline {name}", varied={}, policy=name)
     return run_once(lambda: replace(work(), labels=labels, config={}), cfg, context)
+
+
+def _folder(name: str, replay: Replay, context: RunContext) -> Path:
+    key = hashlib.sha256(json.dumps([name, replay.config], sort_keys=True).encode())
+    return context.baselines_dir / f"{name}-{key.hexdigest()[:8]}"
+
+
+def _places(replay: Replay, context: RunContext) -> dict[str, str]:
+    """Return the folders, relative to the run's, of the baselines that are kept."""
+    folders = {name: _folder(name, replay, context) for name in (REAL, AS_RUN)}
+    return {
+        name: os.path.relpath(folder, context.run_dir)
+        for name, folder in folders.items()
+        if folder.is_dir()
+    }
 
 
 def _tables(loads: Sequence[Load]) -> dict[str, pd.DataFrame]:

@@ -1,0 +1,37 @@
+"""How the trackers of a command's jobs take part in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from sarathi_lab.config.console import print_place
+from sarathi_lab.config.instantiate import Job, build, is_measured
+
+
+@contextmanager
+def tracked(
+    jobs: Sequence[Job], folder: Path, *, is_sweep: bool, names_hint: bool
+) -> Iterator[None]:
+    """Run `jobs` in the block; all that they leave in `folder` is tracked when it ends.
+
+    Prints the command that shows them, if it `names_hint`. Raises UserError, before the block, for
+    what can't be tracked.
+    """
+    for job in jobs:
+        build(job.cfg.tracking).check()
+    tracker = build(jobs[0].cfg.tracking)
+    if not any(is_measured(job.cfg) for job in jobs):
+        tracker.start(has_tables=is_sweep)
+    try:
+        yield
+    finally:
+        tracker.finish(folder)
+        if names_hint and (hint := tracker.hint()):
+            print_place("W&B", hint)
+
+
+def track_ended(job: Job, folder: Path) -> None:
+    """Track the run that `job` has left in `folder`; no measurement begins meanwhile."""
+    build(job.cfg.tracking).keep(folder, waits=is_measured(job.cfg))
