@@ -216,7 +216,7 @@ class LabSweeper(Sweeper):
         setting = "hydra.sweep.dir" if self.is_sweep else "hydra.run.dir"
         make_folder(Path(str(self.jobs[0].cfg.output)), "output")
         make_folder(self.record.folder, setting)
-        with tracked(self.jobs, self.record.folder, is_sweep=self.is_sweep, names_hint=reports):
+        with tracked(self.jobs, self.record.folder, names_hint=reports):
             if self.is_sweep:
                 self._run_sweep(reports=reports)
             else:

@@ -11,9 +11,7 @@ from sarathi_lab.config.instantiate import Job, build, is_measured
 
 
 @contextmanager
-def tracked(
-    jobs: Sequence[Job], folder: Path, *, is_sweep: bool, names_hint: bool
-) -> Iterator[None]:
+def tracked(jobs: Sequence[Job], folder: Path, *, names_hint: bool) -> Iterator[None]:
     """Run `jobs` in the block; all that they leave in `folder` is tracked when it ends.
 
     Prints the command that shows them, if it `names_hint`. Raises UserError, before the block, for
@@ -23,7 +21,7 @@ def tracked(
         build(job.cfg.tracking).check()
     tracker = build(jobs[0].cfg.tracking)
     if not any(is_measured(job.cfg) for job in jobs):
-        tracker.start(has_tables=is_sweep)
+        tracker.start()
     try:
         yield
     finally:

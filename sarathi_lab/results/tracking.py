@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import re
 import shlex
 import subprocess
@@ -33,7 +32,6 @@ MAX_NAME = 48  # characters of a run's name in its id, of which W&B allows 64
 # Instead of characters that W&B refuses in ids or in names of artifacts, and of the hyphen, after
 # which `wandb leet` looks for the id in a folder's name.
 REFUSED = re.compile(r"[^A-Za-z0-9=._+]+")
-FOR_TABLES = ("pandas", "PIL.Image")  # what W&B imports for tables and pictures
 AUTO = "auto"
 OPTION = "option"  # name of a group's option in a tree where the group has settings, too
 
@@ -70,8 +68,8 @@ class TrackedRun:
 
     @property
     def key(self) -> str:
-        """Return what no run of another folder or machine has."""
-        where = f"{platform.node()} {self.folder.absolute()}"
+        """Return what only this folder's run has: in its group, on whichever node it is done."""
+        where = f"{self.group} {self.folder.absolute()}"
         return hashlib.sha256(where.encode()).hexdigest()[:8]
 
 
@@ -89,8 +87,8 @@ class Tracker:
         """Return whether iterations and tables of such runs are tracked, too."""
         return False
 
-    def start(self, *, has_tables: bool) -> None:
-        """Prepare for runs beside which tracking may work, and for a sweep's table."""
+    def start(self) -> None:
+        """Prepare for runs beside which tracking may work."""
 
     def leave(self, run: TrackedRun) -> None:
         """Leave `run` in its folder, in any process; nothing is tracked yet."""
@@ -141,8 +139,8 @@ class WandbTracker(Tracker):
     def keeps_tables(self, *, is_measured: bool) -> bool:
         return is_measured if self.iterations == AUTO else bool(self.iterations)
 
-    def start(self, *, has_tables: bool) -> None:
-        _writer_process(*(FOR_TABLES if has_tables else ()))
+    def start(self) -> None:
+        _writer_process()
 
     def leave(self, run: TrackedRun) -> None:
         folder = Path(self.dir).absolute()
@@ -185,12 +183,12 @@ class WandbTracker(Tracker):
 class _WriterProcess:
     """`wandb_writer` in a process beside this one, which ends with this one's pipe."""
 
-    def __init__(self, *modules: str) -> None:
+    def __init__(self) -> None:
         # The service of other W&B runs, of a notebook's, would outlive the writer.
         variables = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
         # In a new session: Ctrl-C stops the sweep, and what has ended is still written.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", wandb_writer.__file__, *modules],
+            [sys.executable, "-P", wandb_writer.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -240,10 +238,10 @@ class _WriterProcess:
 _writers: list[_WriterProcess] = []  # none or one, of this process
 
 
-def _writer_process(*modules: str) -> _WriterProcess:
-    """Return the process, begun if there is none; it imports `modules` while it has no work."""
+def _writer_process() -> _WriterProcess:
+    """Return the process, begun if there is none."""
     if not _writers:
-        _writers.append(_WriterProcess(*modules))
+        _writers.append(_WriterProcess())
     return _writers[0]
 
 

@@ -18,9 +18,32 @@ def fetch_runs(project: str) -> list[Row]:
     """Return settings and quantities of each run that served on W&B's server, and of the baselines
     that they name, once each. Raises UserError if there is none.
     """
+    runs = _served_runs(project)
+    # Measured baselines are runs themselves, in the groups of the runs held against them.
+    tracked = set()
+    for run in runs:
+        if run.config.get("is_baseline"):
+            tracked.add((_group(run), run.config["policy"]))
+    rows: list[Row] = []
+    baselines: dict[tuple[str, str], Row] = {}
+    for run in runs:
+        settings = _settings(run)
+        quantities = _quantities(run)
+        for name, folder in run.config.get("baselines", {}).items():
+            of_baseline = _take_baseline(quantities, name)
+            is_known = (_group(run), name) in tracked or (_group(run), folder) in baselines
+            if of_baseline and not is_known:
+                row = (_settings_of_baseline(settings, run.config, name), of_baseline)
+                baselines[_group(run), folder] = row
+        rows.append((settings, quantities))
+    return [*rows, *baselines.values()]
+
+
+def _served_runs(project: str) -> list[Any]:
     import wandb
 
     try:
+        # Reading them is what asks the server.
         runs = [run for run in wandb.Api().runs(project) if "throughput" in run.summary]
     except (wandb.Error, ValueError, OSError) as error:  # ValueError: of a project not there
         reason = str(error).partition("\n")[0]
@@ -30,20 +53,7 @@ def fetch_runs(project: str) -> list[Row]:
         ) from None
     if not runs:
         raise UserError(f"{project} holds no run that served requests; name another")
-    # Measured baselines are runs themselves, in the groups of the runs held against them.
-    baseline_runs = [run for run in runs if run.config.get("is_baseline")]
-    tracked = {(_group(run), run.config["policy"]) for run in baseline_runs}
-    rows: list[Row] = []
-    baselines: dict[tuple[str, str], Row] = {}
-    for run in runs:
-        settings, quantities = _settings(run), _quantities(run)
-        for name, place in run.config.get("baselines", {}).items():
-            of_baseline = _take_baseline(quantities, name)
-            if of_baseline and (_group(run), name) not in tracked:
-                row = (_settings_of_baseline(settings, run.config, name), of_baseline)
-                baselines.setdefault((_group(run), place), row)
-        rows.append((settings, quantities))
-    return [*rows, *baselines.values()]
+    return runs
 
 
 def _group(run: Any) -> str:
@@ -52,37 +62,43 @@ def _group(run: Any) -> str:
 
 def _settings(run: Any) -> dict[str, Any]:
     """Return the settings of a run on the server, as they are typed."""
-    labels = {name: value for name, value in run.config.items() if not name.startswith("_")}
+    labels = {"name": run.name}
+    for name, value in run.config.items():
+        if not name.startswith("_"):  # W&B's
+            labels[name] = value
     stated = labels.pop("settings", {})
-    settings = merge_settings({"name": run.name, **labels}, stated)
+    settings = merge_settings(labels, stated)
     return {name.removesuffix(f".{OPTION}"): value for name, value in settings.items()}
 
 
 def _quantities(run: Any) -> dict[str, float]:
     """Return the summary of a run on the server, without what W&B adds and milliseconds."""
-    return {
-        new_name(name): float(value)
-        for name, value in run.summary.items()
-        if isinstance(value, int | float) and not name.startswith(("_", "ms/"))
-    }
+    quantities = {}
+    for name, value in run.summary.items():
+        is_number = isinstance(value, int | float)
+        if is_number and not name.startswith(("_", "ms/")):
+            quantities[new_name(name)] = float(value)
+    return quantities
 
 
 def _take_baseline(quantities: dict[str, float], baseline: str) -> dict[str, float]:
     """Move a baseline's columns out of a run's quantities; return them by their plain names."""
-    ending, ratio = f"_{baseline}", f"_vs_{baseline}"
-    columns = [name for name in quantities if name.endswith(ending) and not name.endswith(ratio)]
-    return {name.removesuffix(ending): quantities.pop(name) for name in columns}
+    of_baseline = {}
+    for name in list(quantities):
+        is_ratio = name.endswith(f"_vs_{baseline}")
+        if name.endswith(f"_{baseline}") and not is_ratio:
+            of_baseline[name.removesuffix(f"_{baseline}")] = quantities.pop(name)
+    return of_baseline
 
 
 def _settings_of_baseline(
     settings: Mapping[str, Any], config: Mapping[str, Any], baseline: str
 ) -> dict[str, Any]:
     """Return the settings of a baseline: mostly those of the run held against it."""
-    shared = {
-        name: value
-        for name, value in settings.items()
-        if not name.startswith(("policy.", "baselines.", "baseline_chunks."))
-    }
+    shared = {}
+    for name, value in settings.items():
+        if not name.startswith(("policy.", "baselines.", "baseline_chunks.")):
+            shared[name] = value
     labels = {"name": f"baseline {baseline}", "policy": baseline, "is_baseline": True}
     labels["chunk"] = config.get("baseline_chunks", {}).get(baseline)
     return shared | labels

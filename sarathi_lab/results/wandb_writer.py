@@ -21,7 +21,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -91,7 +90,9 @@ class Writer:
         if folder in self._named or not pending.is_file():
             return
         self._named.add(folder)
-        run = PendingRun(**json.loads(pending.read_text()))
+        run = self._try(LOST, read_pending, pending)
+        if run is None:
+            return
         for baseline in run.baselines:
             self.write(folder / baseline)
         written = self._try(LOST, write_run, run, folder)
@@ -129,6 +130,11 @@ class Writer:
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             self.warnings.append(f"{reason}; {consequence}")
             return None
+
+
+def read_pending(path: Path) -> PendingRun:
+    """Return the run that was left in a file. Raises what one of another version does."""
+    return PendingRun(**json.loads(path.read_text()))
 
 
 def write_run(run: PendingRun, folder: Path) -> Path:
@@ -203,25 +209,32 @@ def _log(opened: wandb.Run, run: PendingRun, folder: Path) -> None:
 
 def _log_iterations(opened: wandb.Run, path: Path) -> None:
     """Log at most 2,000 evenly spaced iterations with `iteration`, `time` [s] and `tokens` as x."""
-    import numpy as np
-    import pandas as pd
-
-    iterations = pd.read_parquet(path)
-    if "iteration" not in iterations:  # those of a server's log
+    iterations = read_rows(path)
+    if not iterations or "iteration" not in iterations[0]:  # those of a server's log
         return
-    tokens = (iterations.num_prefill_tokens + iterations.num_decode_tokens).cumsum()
-    axes = iterations[["iteration"]].assign(time=iterations.end, tokens=tokens)
-    curves = iterations.drop(columns="iteration")
+    curves = [name for name in iterations[0] if name != "iteration"]
     # Their last values must not replace the summary's.
-    for axis in axes:
+    for axis in ("iteration", "time", "tokens"):
         opened.define_metric(axis, summary="none")
-    for column in map(str, curves):
-        step = STEP_OF.get(column, "iteration")
-        opened.define_metric(f"{PREFIX}{column}", step_metric=step, summary="none")
-    num_rows = min(len(iterations), MAX_HISTORY_ROWS)
-    chosen = np.linspace(0, len(iterations) - 1, num_rows, dtype=int)
-    for row in axes.join(curves.add_prefix(PREFIX)).iloc[chosen].to_dict("records"):
-        opened.log(row)
+    for name in curves:
+        step = STEP_OF.get(name, "iteration")
+        opened.define_metric(f"{PREFIX}{name}", step_metric=step, summary="none")
+    chosen = set(evenly_spaced(len(iterations), MAX_HISTORY_ROWS))
+    tokens = 0
+    for number, row in enumerate(iterations):
+        tokens += row["num_prefill_tokens"] + row["num_decode_tokens"]
+        if number not in chosen:
+            continue
+        axes = {"iteration": row["iteration"], "time": row["end"], "tokens": tokens}
+        values = {f"{PREFIX}{name}": row[name] for name in curves if row[name] is not None}
+        opened.log(axes | values)
+
+
+def evenly_spaced(length: int, most: int) -> list[int]:
+    """Return at most `most` places in a table of `length` rows, with the first and the last."""
+    if length <= most:
+        return list(range(length))
+    return [place * (length - 1) // (most - 1) for place in range(most)]
 
 
 def _log_artifact(opened: wandb.Run, folder: Path, name: str) -> None:
@@ -240,17 +253,26 @@ def _displayed(folder: Path) -> dict[str, Any]:
 
     shown: dict[str, Any] = {path.stem: read_table(path) for path in sorted(folder.glob("*.csv"))}
     if (requests := folder / "requests.parquet").is_file():
-        import pandas as pd
-
-        table = pd.read_parquet(requests).drop(columns=LISTS, errors="ignore")
-        shown["requests"] = wandb.Table(dataframe=table)
+        rows = read_rows(requests, without=LISTS)
+        columns = list(rows[0]) if rows else []
+        shown["requests"] = wandb.Table(columns=columns, data=[list(row.values()) for row in rows])
     for path in sorted(folder.glob("*.png")):
         shown[f"picture/{path.stem}"] = wandb.Image(str(path))
     return shown
 
 
+def read_rows(path: Path, without: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return the rows of a parquet file; None where a value is missing."""
+    import pyarrow.parquet
+
+    file = pyarrow.parquet.ParquetFile(path)
+    names = [name for name in file.schema_arrow.names if name not in without]
+    rows: list[dict[str, Any]] = file.read(columns=names).to_pylist()
+    return rows
+
+
 def read_table(path: Path) -> wandb.Table:
-    """Return a CSV file as W&B's table, without pandas, which takes as long as the runs."""
+    """Return a CSV file as W&B's table."""
     import wandb
 
     with path.open(newline="") as file:
@@ -274,16 +296,16 @@ def _number(text: str) -> float:
 
 
 def main() -> None:
-    """Do what the input asks for; arguments are modules to import before."""
+    """Do what the input asks for."""
     os.environ |= {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
     # Nothing else may be printed where the answers are.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    gc.disable()  # a third of the time that importing takes
-    for module in ("wandb", *sys.argv[1:]):
-        with suppress(Exception):  # raised, and reported, again by the first run
-            import_module(module)
-    gc.enable()
+    gc.set_threshold(100_000)  # importing makes much that stays
+    # W&B imports pandas only to see that a table is none of its frames: half a second.
+    sys.modules["pandas"] = None  # type: ignore[assignment]
+    with suppress(Exception):  # raised, and reported, again by the first run
+        import wandb  # noqa: F401
     writer = Writer()
     for line in sys.stdin:
         if folder := line.rstrip("\n"):

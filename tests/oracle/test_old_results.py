@@ -72,7 +72,9 @@ def wandb_runs(executor: str, output: Path) -> dict[str, dict[str, list[str]]]:
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_wandb_has_the_recorded_names(executor, tmp_path):
     recorded = json.loads(NAMES.read_text())[executor]
-    for run, parts in wandb_runs(executor, tmp_path).items():
+    runs = wandb_runs(executor, tmp_path)
+    assert runs.keys() == recorded.keys()
+    for run, parts in runs.items():
         for part, names in parts.items():
             missing = set(recorded[run][part]) - set(names)
             assert not missing, f"{executor}, {run}, {part}"

@@ -22,7 +22,7 @@ from wandb_records import records_of, summary_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.results import tracking
 from sarathi_lab.results.tracking import TrackedRun, Tracker, WandbTracker, as_tree, summary_columns
-from sarathi_lab.results.wandb_writer import MAX_HISTORY_ROWS, PENDING
+from sarathi_lab.results.wandb_writer import MAX_HISTORY_ROWS, PENDING, Writer
 
 RUN = TrackedRun(
     name="sarathi chunk=256",
@@ -71,13 +71,13 @@ def written(tmp_path_factory) -> Path:
     logged = iterations(2)[["num_prefill_tokens", "num_decode_tokens"]]
     logged.to_parquet(sweep / "log" / "iterations.parquet")
     run = replace(RUN, summary=SUMMARY)
-    full = replace(run, has_tables=True, has_history=True)
+    full = replace(run, has_tables=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("WANDB_DATA_DIR", raising=False)
         tracker = WandbTracker(project="test", mode="offline", dir=str(output))
         other = replace(tracker, dir=str(output / "other"))
         left(tracker, replace(run, name="light chunk=256"), sweep / "light")
-        left(tracker, replace(full, name="log"), sweep / "log")
+        left(tracker, replace(full, name="log", has_history=True), sweep / "log")
         left(other, replace(full, name="full"), sweep / "full")
         failed = replace(run, has_failed=True, has_history=True, name="failed")
         left(tracker, replace(failed, baselines=["../full"]), sweep / "failed")
@@ -132,19 +132,20 @@ def test_tables_become_one_artifact_below_the_output_folder_of_their_tracker(wri
         assert {path.read_bytes() for path in (written / "sweep" / name).iterdir()} <= staged
 
 
-def test_files_are_complete_when_tracking_returns_and_a_run_done_again_replaces_itself(tmp_path):
+def test_files_are_complete_when_they_are_closed_and_a_run_done_again_replaces_itself(tmp_path):
     """W&B's own `finish` returns before a file's last block is written, where the summary is."""
     tracker = WandbTracker(project="test", mode="offline", dir=str(tmp_path))
     run = replace(RUN, summary={f"quantity_{i}": i / 7 for i in range(150)})
-    for folder in [*(tmp_path / str(number) for number in range(4)), tmp_path / "0"]:
+    for folder in (tmp_path / "0", tmp_path / "1", tmp_path / "0"):
         left(tracker, run, folder)
-        tracker.keep(folder, waits=True)
+        writer = Writer()
+        writer.write(folder)
+        writer.close()
         for path in tmp_path.rglob("run-*.wandb"):
             size = path.stat().st_size
             assert "exit" in records_of.__wrapped__(path)
             assert path.stat().st_size == size
-    tracker.finish(tmp_path)
-    assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 4
+    assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 2
 
 
 def test_baselines_are_columns_and_settings_a_tree():
@@ -168,7 +169,7 @@ def test_iterations_decides_whose_tables_are_tracked(iterations, kept):
 
 def test_a_writer_that_is_killed_costs_one_line(tmp_path, capsys):
     tracker = WandbTracker(project="test", mode="offline", dir=str(tmp_path))
-    tracker.start(has_tables=False)
+    tracker.start()
     tracking._writers[0]._process.kill()
     tracking._writers[0]._process.wait()
     left(tracker, RUN, tmp_path / "0")
@@ -269,17 +270,18 @@ def server(answer: Callable[[socket.socket], None]) -> Iterator[str]:
 
 @pytest.mark.parametrize("answer", [hang, refuse])
 def test_a_server_that_takes_nothing_costs_one_line_and_loses_nothing(
-    answer, tmp_path, monkeypatch, capsys
+    answer, tmp_path, monkeypatch
 ):
     tracker = WandbTracker(project="test", mode="online", dir=str(tmp_path), timeout=1)
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     with server(answer) as url:
         monkeypatch.setenv("WANDB_BASE_URL", url)
+        writer = Writer()
         for folder in ("0", "1"):
             left(tracker, RUN, tmp_path / folder)
-        tracker.finish(tmp_path)
-    (warning,) = capsys.readouterr().err.splitlines()
-    assert warning.startswith("warning: W&B: the server did not take the run")
+            writer.write(tmp_path / folder)
+    (warning,) = writer.warnings
+    assert warning.startswith("the server did not take the run")
     assert f"wandb sync {tmp_path}/wandb sends them" in warning
     assert [summary_of(path)["exit_code"] for path in tmp_path.rglob("*.wandb")] == [0, 0]
     assert not list(tmp_path.rglob(PENDING))
@@ -313,7 +315,7 @@ def test_the_hint_is_a_command_and_the_null_tracker_leaves_nothing(tmp_path, mon
     null = Tracker()
     null.check()
     assert null.hint() == ""
-    null.start(has_tables=True)
+    null.start()
     null.leave(replace(RUN, folder=tmp_path))
     null.keep(tmp_path, waits=True)
     null.finish(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,10 +17,11 @@ from sarathi_lab.api.results import Results
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.results.result import Result, track
+from sarathi_lab.results.tracking import TrackedRun, WandbTracker
+from sarathi_lab.results.wandb_writer import Writer
 from sarathi_lab.run import main
 
 SMALL = ["executor=simulated", "workload.num_requests=3", "batch=2"]
-DETAILED = "sarathi workload.num_requests=3 batch=2 chunk=256"
 SUMMARY = {
     *("throughput", "decode_throughput", "decode_time_marginal", "ms/decode_time_marginal"),
     *("decode_speedup", "throughput_vs_orca", "throughput_vs_request_level"),
@@ -53,12 +55,19 @@ def runs(output: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def detailed(tmp_path_factory) -> dict[str, Path]:
-    """The records of a run with its iterations and those of its baseline, by name."""
+def detailed(output: Path, tmp_path_factory) -> Path:
+    """The record of a run of the sweep with its history and tables."""
     folder = tmp_path_factory.mktemp("detailed")
-    setup = ["chunk=256", "baselines=[orca]", "tracking.iterations=true"]
-    assert main([*SMALL, *setup, f"output={folder}"]) == 0
-    return by_name(folder)
+    (point,) = output.glob("20*/*/1")
+    shutil.copytree(point, folder / "1")
+    tables = {"has_history": True, "has_tables": True, "artifact": "sarathi-1"}
+    run = TrackedRun("sarathi", "a group", "serve", folder / "1", **tables)
+    WandbTracker("offline", "test", str(folder)).leave(run)
+    writer = Writer()
+    writer.write(folder / "1")
+    writer.close()
+    assert writer.warnings == []
+    return by_name(folder)["sarathi"]
 
 
 def test_a_sweep_is_a_run_a_point_and_its_own_in_a_group_named_by_what_varies(runs):
@@ -114,31 +123,27 @@ def test_the_sweeps_run_has_its_table_and_picture(runs):
     assert {row["policy"] for row in rows} == {"sarathi", "orca", "request_level"}
 
 
-def test_with_iterations_baselines_are_runs_and_histories_have_three_x_axes(detailed):
-    assert detailed.keys() == {"baseline orca", DETAILED}
-    assert "baseline" in records_of(detailed["baseline orca"])["run"][0]["tags"]
-    found = records_of(detailed[DETAILED])
-    steps = {metric["name"]: metric.get("step_metric") for metric in found["metric"]}
+def test_a_history_has_three_x_axes(detailed):
+    records = records_of(detailed)
+    steps = {metric["name"]: metric.get("step_metric") for metric in records["metric"]}
     columns = ("mfu", "mbu", "num_waiting", "kv_bytes")
     axes = ["tokens", "tokens", "time", "iteration"]
     assert [steps[f"iterations/{column}"] for column in columns] == axes
-    rows = [row["item"] for row in found["history"] if "iteration" in row["item"]]
+    rows = [row["item"] for row in records["history"] if "iteration" in row["item"]]
     assert [row["iteration"] for row in rows] == list(range(len(rows)))
     assert rows[-1]["tokens"] == 3 * 1024 - 3  # the last token of a request is never computed
     assert all(row["time"] == row["iterations/end"] for row in rows)
-    settings = summary_of(detailed[DETAILED])["config"]["settings"]
-    assert settings["policy"]["chunk"] == 256
-    assert settings["executor"]["hardware"]["name"] == settings["hardware"]["name"] == "a6000"
 
 
 def test_tables_are_versions_of_one_artifact_and_displayed(detailed):
-    found = records_of(detailed[DETAILED])
-    (artifact,) = [one for one in found["artifact"] if one["type"] == "tables"]
-    assert artifact["name"].startswith("sarathi-")
-    contents = {one["path"]: Path(one["local_path"]) for one in artifact["manifest"]["contents"]}
+    records = records_of(detailed)
+    (artifact,) = [record for record in records["artifact"] if record["type"] == "tables"]
+    assert artifact["name"] == "sarathi-1"
+    contents = {entry["path"]: entry["local_path"] for entry in artifact["manifest"]["contents"]}
     assert contents.keys() >= {"iterations.parquet", "requests.parquet"}
-    assert all(path.is_file() for path in contents.values())  # `wandb sync` reads them from there
-    assert summary_of(detailed[DETAILED])["summary"]["requests"]["nrows"] == 3
+    # `wandb sync` reads them from there.
+    assert all(Path(path).is_file() for path in contents.values())
+    assert summary_of(detailed)["summary"]["requests"]["nrows"] == 3
 
 
 def test_a_measured_run_is_of_its_machine_and_has_no_simulated_hardware(tmp_path):
@@ -226,10 +231,18 @@ def test_baselines_are_rows_again_when_a_project_is_read(local, output, monkeypa
     assert len(loaded.plot().axes) == len(local.plot().axes)
 
 
-def test_a_run_and_a_sweep_that_keep_baselines_as_runs_count_them_once(detailed, monkeypatch):
-    output = detailed["baseline orca"].parents[2]
-    monkeypatch.setattr("wandb.Api", lambda: served(output))
-    assert sorted(lab.load("me/lab").runs.policy) == ["orca", "sarathi"]
+def test_baselines_that_are_runs_themselves_are_counted_once(output, monkeypatch):
+    api = served(output)
+    baseline = SimpleNamespace(
+        group=api.runs("")[0].group,
+        name="baseline orca",
+        config={"policy": "orca", "is_baseline": True},
+        summary={"throughput": 2.0},
+    )
+    api.runs("").append(baseline)
+    monkeypatch.setattr("wandb.Api", lambda: api)
+    policies = lab.load("me/lab").runs.policy
+    assert sorted(policies) == ["orca", "request_level", "sarathi", "sarathi"]
 
 
 def test_a_server_that_gives_nothing_is_one_line(monkeypatch):
