@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -57,7 +58,7 @@ def the_run(folder: Path, name: str = "") -> Path:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> Path:
-    """A folder in which one process has written runs of all kinds, as it takes a second to start.
+    """A folder with runs of all kinds.
 
     Runs named light, full, failed and log are in folders of their names below sweep/.
     """
@@ -81,8 +82,11 @@ def written(tmp_path_factory) -> Path:
         left(other, replace(full, name="full"), sweep / "full")
         failed = replace(run, has_failed=True, has_history=True, name="failed")
         left(tracker, replace(failed, baselines=["../full"]), sweep / "failed")
-        tracker.keep(sweep / "failed")  # the others are found at the end
-        tracker.finish(sweep)
+        writer = Writer()
+        for name in ("failed", "light", "log"):
+            writer.write(sweep / name)
+        writer.close()
+    assert writer.warnings == []
     return output
 
 
@@ -148,6 +152,20 @@ def test_files_are_complete_when_they_are_closed_and_a_run_done_again_replaces_i
     assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 2
 
 
+def test_what_jobs_and_earlier_commands_left_is_tracked_at_a_sweeps_end(tmp_path, monkeypatch):
+    calls = []
+    process = SimpleNamespace(write=calls.append, end=lambda: calls.append("end"))
+    monkeypatch.setattr(tracking, "_writers", [process])
+    tracker = WandbTracker(project="test", mode="offline", dir=str(tmp_path))
+    folders = [tmp_path, tmp_path / "0", tmp_path / "baselines" / "orca-1"]
+    for folder in folders:
+        left(tracker, RUN, folder)
+    tracker.keep(tmp_path / "1")  # has left none
+    tracker.finish(tmp_path)
+    assert calls == [*folders, "end"]
+    assert tracking._writers == []
+
+
 def test_baselines_are_columns_and_settings_a_tree():
     columns = summary_columns({"ttft_p50": 2.0}, {"orca": {"ttft_p50": 3.0, "throughput": 5.0}})
     own = {"ttft_p50": 2.0, "ms/ttft_p50": 2000.0}
@@ -178,10 +196,8 @@ def test_a_writer_that_is_killed_costs_one_line(tmp_path, capsys):
     (warning,) = capsys.readouterr().err.splitlines()
     assert warning.startswith("warning: W&B: the process that writes runs has ended (-9); results")
     tracker.finish(tmp_path / "other")
-    left(tracker, RUN, tmp_path / "1")
-    tracker.finish(tmp_path)  # of the next command, which loses none
-    assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 2
-    assert capsys.readouterr().err == ""
+    assert not tracking._writers  # of the next command
+    assert (tmp_path / "0" / PENDING).is_file()  # for it
 
 
 KEY = "a" * 40
@@ -209,10 +225,12 @@ def test_offline_runs_send_nothing_and_a_login_is_checked_without_the_server(tmp
 import os
 from pathlib import Path, PosixPath
 from sarathi_lab.results.tracking import TrackedRun, WandbTracker
+from sarathi_lab.results.wandb_writer import Writer
 tracker = WandbTracker(project='test', mode='offline', dir='.')
 tracker.leave({replace(RUN, folder=tmp_path)!r})
-tracker.finish(Path('.'))
-import wandb  # once for all forks
+writer = Writer()
+writer.write(Path('.'))
+writer.close()
 tracker = WandbTracker(project="test", mode="online", dir=".")
 for name, (variables, _, _) in {CASES!r}.items():
     if (child := os.fork()) == 0:
@@ -287,13 +305,14 @@ def test_a_server_that_takes_nothing_costs_one_line_and_loses_nothing(
     assert not list(tmp_path.rglob(PENDING))
 
 
-def test_a_folder_that_cannot_be_written_costs_one_line(tmp_path, capsys):
+def test_a_folder_that_cannot_be_written_costs_one_line(tmp_path):
     (tmp_path / "wandb").write_text("a file where the folder should be")
     tracker = WandbTracker(project="test", mode="offline", dir=str(tmp_path))
+    writer = Writer()
     for folder in ("0", "1"):
         left(tracker, RUN, tmp_path / folder)
-    tracker.finish(tmp_path)
-    (warning,) = capsys.readouterr().err.splitlines()
+        writer.write(tmp_path / folder)
+    (warning,) = writer.warnings
     assert "File exists" in warning
     assert "results are complete without it" in warning
 
