@@ -47,19 +47,12 @@ def without_baselines(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def without_repeated(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame:
-    """Leave out baselines that equal a swept run of their policy in the quantities `names`, and
-    those that did the same as another one, as where neither of two batches was ever full.
-    """
+    """Leave out baselines that equal a swept run of their policy in the quantities `names`."""
     swept = without_baselines(runs)
     settings = [one for one in varied(runs) if one != "chunk"]  # baselines have none
     keys = list(dict.fromkeys(["policy", *settings, *(n for n in names if "_vs_" not in n)]))
     groups, is_swept = group_keys(runs, keys), runs.index.isin(swept.index)
-    runs = runs[is_swept | ~groups.isin(groups[is_swept])]
-    if "schedule" not in runs:
-        return runs
-    samples = [name for name in SAMPLES if name in runs]
-    work = group_keys(runs, list(dict.fromkeys(["policy", *settings, *samples, "schedule"])))
-    return runs[runs.index.isin(swept.index) | ~work.duplicated()]
+    return runs[is_swept | ~groups.isin(groups[is_swept])]
 
 
 def varied(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
@@ -79,24 +72,12 @@ def varied(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
     names = [name for name in known if name in swept and not is_left(name)]
     names = [name for name in names if swept[name].map(text).nunique() > 1]
     if is_one:
-        return [*names, *_assumed(runs, names)]
+        return names
     chosen = [name for name in IDENTITY if name in names]
     for name in sorted(names, key=lambda name: "." in name):
         if group_keys(swept, [*chosen, name]).nunique() > group_keys(swept, chosen).nunique():
             chosen.append(name)
     return chosen
-
-
-def _assumed(runs: pd.DataFrame, names: Sequence[str]) -> list[str]:
-    """Return the batch if baselines of one policy, beside policies of several servers, differ in it
-    and in what they did: it is then no consequence of the settings `names`.
-    """
-    if "batch" in names or not {"batch", "schedule"}.issubset(runs):
-        return []
-    samples = [name for name in SAMPLES if name in runs]
-    work = group_keys(runs, list(dict.fromkeys(["policy", *names, *samples])))
-    numbers = runs[["batch", "schedule"]].groupby(work).nunique()
-    return ["batch"] if (numbers > 1).all(axis="columns").any() else []
 
 
 def is_numeric(runs: pd.DataFrame, name: str) -> bool:

@@ -123,23 +123,34 @@ class Plan:
 
 
 def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
-    """Return the plan of a run, and those of its baselines by name, which differ in the policy."""
+    """Return the plan of a run, and those of its baselines by name, on the same requests.
+
+    They differ in the policy, and in what nobody stated and its server has by default.
+    """
     run = _parts(cfg)
-    plan, options, baselines = _fitted(run), option_files("policy"), {}
-    # On the same sequences and cache, so that only the policy differs.
-    cfg = changed(cfg, chunk=run.config["chunk"], batch=run.config["batch"])
+    plan = _fitted(run)
+    options = option_files("policy")
+    baselines = {}
     for name in cfg.baselines:
         if name not in options:
             raise UserError(f"baselines: {name} is not a policy; use some of {', '.join(options)}")
-        cfg.policy = read_option("policy", options[name])
-        policy = build(cfg.policy)
-        if policy != run.policy:  # a run is no baseline of itself
-            config = {**run.config, "policy": OmegaConf.to_container(cfg.policy, resolve=True)}
-            engine = replace(run.engine, policy=policy)
-            baselines[name] = _fitted(replace(run, engine=engine, config=config, assumed=None))
-    for one in (plan, *baselines.values()):
-        one.backend.expect(one.spec, one.checkpoint, one.sizes)
+        baseline = _with_policy(run, cfg, read_option("policy", options[name]))
+        if baseline.policy != run.policy:  # a run is no baseline of itself
+            baselines[name] = _fitted(baseline)
+    for checked in (plan, *baselines.values()):
+        checked.backend.expect(checked.spec, checked.checkpoint, checked.sizes)
     return plan, baselines
+
+
+def _with_policy(run: Plan, cfg: DictConfig, option: DictConfig) -> Plan:
+    """Return the parts of `run`, which `cfg` describes, with the policy of an option's file."""
+    if run.assumed is not None:
+        # Each policy has its server's defaults, so a baseline is the same beside all runs.
+        return replace(_parts(changed(cfg, policy=option)), assumed=None)
+    cfg = changed(cfg, policy=option, chunk=run.config["chunk"], batch=run.config["batch"])
+    policy = build(cfg.policy)
+    config = {**run.config, "policy": OmegaConf.to_container(cfg.policy, resolve=True)}
+    return replace(run, engine=replace(run.engine, policy=policy), config=config)
 
 
 def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:

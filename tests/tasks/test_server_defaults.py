@@ -8,6 +8,7 @@ from plans import plan_of
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.tasks.plan import Plan, make_plans
+from sarathi_lab.tasks.serve import fingerprint
 
 SERVED = ("executor=simulated", "hardware=a100", "model=llama3-8b", "workload.num_requests=4")
 POISSON = (*SERVED, "workload.rate=2")
@@ -115,14 +116,18 @@ def test_a_measured_device_takes_no_more_than_is_stated() -> None:
     assert "chunk=256 batch=8, the paper's, as a measured device" in str(plan.assumed)
 
 
-def test_baselines_have_the_runs_sequences_and_cache() -> None:
+def test_a_baseline_has_the_defaults_of_its_policy() -> None:
+    """So it is the same beside the runs of all servers; what is stated holds for all."""
     cfg = config_of("policy=sglang", *POISSON, "baselines=[orca,sarathi_serve]")
     run, baselines = make_plans(cfg)
-    for plan in baselines.values():
-        assert plan.engine.batch_size == run.engine.batch_size == 4096
-        assert plan.engine.num_blocks == run.engine.num_blocks
+    assert run.engine.batch_size == 4096
+    for name, plan in baselines.items():
+        assert fingerprint(plan) == fingerprint(plan_of(name, *POISSON))
         assert plan.assumed is None
-    assert baselines["sarathi_serve"].policy.budget == run.policy.budget == 8192
+    assert baselines["sarathi_serve"].policy.budget == 2048
+    stated = config_of("policy=sglang", *POISSON, "batch=64", "chunk=512", "baselines=[orca]")
+    run, baselines = make_plans(stated)
+    assert baselines["orca"].engine.batch_size == run.engine.batch_size == 64
 
 
 @pytest.mark.parametrize(
