@@ -125,7 +125,7 @@ class Plan:
 def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
     """Return the plan of a run, and those of its baselines by name, on the same requests.
 
-    They differ in the policy, and in what nobody stated and its server has by default.
+    They differ in the policy, and in the defaults of its server.
     """
     run = _parts(cfg)
     plan = _fitted(run)
