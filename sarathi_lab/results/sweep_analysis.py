@@ -80,6 +80,17 @@ def varied(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
     return chosen
 
 
+def overloaded(runs: pd.DataFrame) -> pd.Series:
+    """Return 1.0 for runs whose waits grow with their length, and 0.0 where they do not or it was
+    not judged.
+    """
+    if "is_overloaded" in runs:
+        return runs.is_overloaded.fillna(0.0).astype(float)
+    if "is_steady" in runs:
+        return 1.0 - runs.is_steady.fillna(1.0).astype(float)
+    return pd.Series(0.0, runs.index)
+
+
 def is_numeric(runs: pd.DataFrame, name: str) -> bool:
     """Return whether a setting has numbers only."""
     kind = pd.api.types.infer_dtype(runs[name].dropna())

@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from sarathi_lab.results.plots.lines import OF_SEVERAL
+from sarathi_lab.results.plots.lines import OF_SEVERAL, OVERLOADED
+from sarathi_lab.results.plots.maps import CROSS
 from sarathi_lab.results.plots.style import colours
 from sarathi_lab.results.plots.sweeps import draw_sweep
 
@@ -102,7 +103,8 @@ def runs_of(shape: Shape) -> pd.DataFrame:
         kv_reread_factor=1 + 0.2 * (order == 4) * (1 + place),
     )
     if "workload.rate" in table:
-        table = table.assign(**{"workload.arrivals": "poisson"})
+        is_fast = table["workload.rate"] == 8
+        table = table.assign(**{"workload.arrivals": "poisson", "is_steady": 1.0 - is_fast})
     return table
 
 
@@ -114,6 +116,12 @@ def lines_of(ax: Axes) -> list[Line2D]:
 
 def _caps(bars: object) -> tuple[Line2D, ...]:
     return bars[1] if isinstance(bars, ErrorbarContainer) else ()
+
+
+def marks_of(ax: Axes) -> set[str]:
+    """The marks of overloaded runs: crosses, in maps after the number."""
+    crosses = {OVERLOADED for text in ax.texts if text.get_text().endswith(CROSS)}
+    return crosses | {str(line.get_marker()) for line in ax.get_lines()}
 
 
 def legend_of(figure: Figure) -> dict[str, Any]:
@@ -150,6 +158,9 @@ def test_no_shape_of_a_sweep_misleads(name):
             for ax in panels
             for line in ax.get_lines()
         )
+    is_fast = "workload.rate" in shape.swept
+    assert any("overloaded: waits grow" in label for label in legend) == is_fast
+    assert any(OVERLOADED in marks_of(ax) for ax in panels) == is_fast
     if is_heat:
         check_heat(panels, figure)
     else:

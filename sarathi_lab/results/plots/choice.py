@@ -23,8 +23,8 @@ CLOSED = (
 )
 # Where requests arrive over time. Both in the order in which panels are kept.
 OVER_TIME = (
-    *("capacity", "slo_attainment", "request_gap_p99", "ttft_p99", "tbt_p99", "ttft_p50"),
-    *("goodput", "throughput"),
+    *("capacity", "slo_attainment", "goodput", "request_gap_p99", "ttft_p99", "tbt_p99"),
+    *("throughput", "ttft_p50"),
 )
 WITHOUT_GAPS = {5: 4, 7: 6}  # panels that fill their rows, of as many quantities
 MOST_PANELS = 6
@@ -148,8 +148,12 @@ def _heat_axes(
         fewest = min(remaining, key=lambda name: sizes[name])
         num_cells = sizes[fewest] * len(values_of(swept, x))
         col = fewest if num_cells <= MOST_CELLS else None
-    others = [name for name in analysis.varied(runs) if name not in (x, upwards, col)]
-    return PlotAxes("heat", x, upwards, col, tuple(others))
+    others = [name for name in remaining if name != col]
+    shown = (x, upwards, col, *others)
+    bound = [name for name in analysis.varied(runs) if name not in shown]
+    if is_numeric(runs, str(upwards)):  # no names to write them behind
+        return PlotAxes("heat", x, upwards, col, (*others, *bound))
+    return PlotAxes("heat", x, upwards, col, tuple(others), tuple(bound))
 
 
 def choose_quantities(runs: pd.DataFrame, axes: PlotAxes) -> list[str]:

@@ -48,6 +48,8 @@ WIDTHS = {1: 5.2, 2: 8.4}  # inches of one and two columns; more have the page's
 PANEL = 2.6  # inches, height of a panel
 ROW = 0.21  # inches, height of a name
 LABEL = 26  # letters of an axis label's line
+OVERLOADED = "x"
+OVERLOADED_WORDS = "overloaded: waits grow with the length of the run"
 BAND = 0.12  # opacity of the interval of a line across
 
 
@@ -75,7 +77,8 @@ def draw_lines(
     if not is_numeric(rows, axes.x):
         settings = [axes.hue, axes.col, *axes.others, "policy"]
         keys = [key for key in dict.fromkeys(settings) if key not in (None, axes.x)]
-        rows = equal_names_once(rows, names_in_rows(rows, axes.x), list(map(str, keys)))
+        every_name = names_in_rows(rows, axes.x, axes.bound if axes.x == "policy" else ())
+        rows = equal_names_once(rows, every_name, list(map(str, keys)))
         names = _names_from_below(rows, axes, quantities[0])
     rows = with_places(with_series(rows, axes), axes, names)
     looks = looks_of(rows, axes, is_in_rows=bool(names))
@@ -222,8 +225,11 @@ def _joint_look(equal: Sequence[Series], looks: Mapping[Series, Look], panel: Pa
 def _draw_points(ax: Axes, rows: pd.DataFrame, look: Look, *, is_in_rows: bool) -> None:
     """Draw points with their intervals, and what has no place along x as lines across."""
     is_across = rows["at"].isna()
+    crossed: dict[str, Any] = {"color": "black", "marker": OVERLOADED, "ls": "", "zorder": 5}
     for _, row in rows[is_across].iterrows():
         ax.axhline(row["value"], color=look.colour, ls=look.dash)
+        if row["is_overloaded"]:
+            ax.plot([0.97], [row["value"]], transform=ax.get_yaxis_transform(), **crossed)
         if row["num_samples"] > 1:
             ax.axhspan(row["low"], row["high"], color=look.colour, alpha=BAND, lw=0)
     points = rows[~is_across]
@@ -241,6 +247,9 @@ def _draw_points(ax: Axes, rows: pd.DataFrame, look: Look, *, is_in_rows: bool) 
     x, y = (value, at) if is_in_rows else (at, value)
     dash = "" if is_in_rows else look.dash
     ax.errorbar(x, y, color=look.colour, ls=dash, marker=marker, capsize=2, zorder=3, **bars)
+    is_overloaded = points["is_overloaded"].to_numpy(bool)
+    if is_overloaded.any():
+        ax.plot(x[is_overloaded], y[is_overloaded], **crossed)
     is_open = ~points["is_decided"].to_numpy(bool)
     if is_open.any():
         hollow: dict[str, Any] = {"color": look.colour, "markerfacecolor": "w", "zorder": 4}
@@ -281,7 +290,7 @@ def _legend(
             look = replace(look, marker="")  # explained by itself, below
         if series.is_baseline and series.hue and axes.hue != "policy":
             look = replace(look, colour="black")  # it has all colours
-            label = f"{series.policy}{BASELINE}"
+            label = ", ".join(filter(None, [series.policy, series.bound])) + BASELINE
         elif has_others:
             label = _in_legend(series, looks[series].name.removesuffix(f", {series.other}"))
         else:

@@ -19,8 +19,11 @@ from sarathi_lab.results.plots.heat import (
     gain_scale,
     heat_map,
 )
+from sarathi_lab.results.plots.lines import OVERLOADED_WORDS
 from sarathi_lab.results.plots.series import equal_names_once, named, names_in_rows
-from sarathi_lab.results.sweep_analysis import is_numeric, text
+from sarathi_lab.results.sweep_analysis import is_numeric
+
+CROSS = "\N{MULTIPLICATION SIGN}"  # after the number of an overloaded run
 
 
 def draw_maps(
@@ -29,15 +32,16 @@ def draw_maps(
     """Draw medians (`sweeps.long_rows`); `undecided` explains the mark of such ratios."""
     upwards = str(axes.hue)
     settings = [axes.x, upwards, axes.col, *axes.others]
-    if "policy" in settings:
-        rows = rows.assign(policy=names_in_rows(rows, "policy"))
-    else:
+    if "policy" not in settings:
         rows = rows[~rows["is_baseline"].astype(bool)]  # only ratios to them are shown
     for setting in filter(None, settings):
         rows = _at_each_value(rows, setting)
+    if "policy" in settings and upwards != "policy":
+        rows = rows.assign(policy=names_in_rows(rows, "policy"))
     if not is_numeric(rows, upwards):
         keys = [setting for setting in settings if setting not in (None, upwards)]
-        rows = equal_names_once(rows, rows[upwards].map(text), list(map(str, keys)))
+        names = names_in_rows(rows, upwards, axes.bound)
+        rows = equal_names_once(rows, names, list(map(str, keys)))
         rows = rows.assign(**{upwards: rows["name"]})
     others = list(axes.others)
     heat_rows = []
@@ -52,6 +56,8 @@ def draw_maps(
             label = ", ".join(filter(None, [scale.label, named(cells.iloc[0], others)]))
             heat_rows.append(HeatRow(cells, scale, label))
     notes = [] if rows["is_decided"].all() else [f"~: {undecided}"]
+    if rows["is_overloaded"].any():
+        notes.append(f"{CROSS}: {OVERLOADED_WORDS}")
     return heat_map(heat_rows, x=axes.x, y=upwards, col=axes.col, notes=notes)
 
 
@@ -88,7 +94,8 @@ def _shade(row: pd.Series) -> float:
 
 
 def _in_cell(row: pd.Series) -> str:
+    cross = CROSS if row["is_overloaded"] else ""
     if not is_ratio(row["quantity"]):
-        return amount(row["value"])
+        return f"{amount(row['value'])}{cross}"
     mark = "" if row["is_decided"] else "~"
-    return f"{mark}{100 * (row['value'] - 1):+.0f}"
+    return f"{mark}{100 * (row['value'] - 1):+.0f}{cross}"

@@ -25,13 +25,14 @@ BASELINE = " (baseline)"
 @dataclass(frozen=True)
 class Series:
     """Points of one colour, dash and marker: `hue` is "" where runs lack the setting, `other` names
-    further settings.
+    further settings, and `bound` what follows from them, such as the batch of a server.
     """
 
     policy: str
     hue: str
     other: str
     is_baseline: bool
+    bound: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,17 @@ def named(row: Any, settings: Sequence[str]) -> str:
 # -- names in rows ---------------------------------------------------------------------------------
 
 
-def names_in_rows(rows: pd.DataFrame, setting: str) -> pd.Series:
-    """Return the values of a setting as names; policies that are baselines are marked."""
-    names = rows[setting].map(text)
-    if setting != "policy":
-        return names
-    is_baseline = rows["is_baseline"].astype(bool)
-    return names.where(~is_baseline, names + BASELINE)
+def names_in_rows(rows: pd.DataFrame, setting: str, bound: Sequence[str] = ()) -> pd.Series:
+    """Return the values of a setting as names, with the settings that are `bound` to it; policies
+    that are baselines are marked.
+    """
+    names = []
+    for _, row in rows.iterrows():
+        is_baseline = setting == "policy" and row["is_baseline"]
+        name = text(row[setting]) + (BASELINE if is_baseline else "")
+        stated = [other for other in bound if text(row[other]) != "-"]
+        names.append(", ".join(filter(None, [name, named(row, stated)])))
+    return pd.Series(names, rows.index, dtype=object)
 
 
 def equal_names_once(rows: pd.DataFrame, names: pd.Series, settings: Sequence[str]) -> pd.DataFrame:
@@ -110,13 +115,15 @@ def with_series(rows: pd.DataFrame, axes: PlotAxes) -> pd.DataFrame:
 def _series_of(row: pd.Series, axes: PlotAxes) -> Series:
     hue = text(row[axes.hue]) if axes.hue else "-"
     others = [name for name in axes.others if text(row[name]) != "-"]
-    # In rows by policy a baseline is named there.
+    bound = [name for name in axes.bound if text(row[name]) != "-"]
+    # In rows by policy a baseline is named there, and what is bound to it.
     is_by_policy = axes.x == "policy"
     return Series(
         policy="" if is_by_policy and axes.hue else row["policy"],
         hue="" if hue == "-" else hue,
         other=named(row, others),
         is_baseline=bool(row["is_baseline"]) and not is_by_policy,
+        bound="" if is_by_policy else named(row, bound),
     )
 
 
@@ -147,7 +154,7 @@ def looks_of(rows: pd.DataFrame, axes: PlotAxes, *, is_in_rows: bool) -> dict[Se
     every: list[Series] = list(first_rows["series"])
     hues = values_of(rows, axes.hue) if axes.hue else []
     colour_of = style.colours(hues)
-    baselines = list(dict.fromkeys(one.policy for one in every if one.is_baseline))
+    baselines = list(dict.fromkeys((one.policy, one.bound) for one in every if one.is_baseline))
     others = list(dict.fromkeys(one.other for one in every))
     looks = {}
     for series, (_, row) in zip(every, first_rows.iterrows(), strict=True):
@@ -161,7 +168,7 @@ def looks_of(rows: pd.DataFrame, axes: PlotAxes, *, is_in_rows: bool) -> dict[Se
             place = others.index(series.other)
         look = Look(_name_of(series, row, axes), colour, "-", style.marker(place))
         if series.is_baseline:
-            turn = baselines.index(series.policy) % len(DASHES)
+            turn = baselines.index((series.policy, series.bound)) % len(DASHES)
             look = replace(look, dash=DASHES[turn])
             if is_in_rows:
                 look = replace(look, marker=SQUARES[turn])
@@ -176,8 +183,8 @@ def _name_of(series: Series, row: pd.Series, axes: PlotAxes) -> str:
     if not series.hue or (series.is_baseline and axes.hue != "policy"):
         parts.append(series.policy)
     if series.hue:
-        parts.append(named(row, [str(axes.hue), *axes.bound]))
-    return ", ".join(filter(None, [*parts, series.other]))
+        parts.append(named(row, [str(axes.hue)]))
+    return ", ".join(filter(None, [*parts, series.bound, series.other]))
 
 
 # -- equal series ----------------------------------------------------------------------------------
