@@ -56,29 +56,47 @@ OF_RUNS = ("repeat", ROUND, "plot")  # read for tasks whose runs a sweep compare
 ENGINES = ("executor.pipeline_parallel", "cluster.num", "cluster.decode")  # numbers of them
 IMPLYING = ("rate", "cv", "users", "think_time")  # settings that imply arrivals over time
 PAPER_BATCH = 8  # sequences of a batch where nothing else is stated
+TURNS = 4  # of each user
+MINUTE = 60.0  # seconds of arrivals
+FEWEST_ARRIVALS = 128  # requests of an engine
+MOST_ARRIVALS = 8192  # requests
 
 
 def _batches(num_measured: int, num_simulated: int, *, _root_: DictConfig) -> int:
-    """Return so many times what all stages and engines serve at once: in simulation more, if all
-    requests wait from the start, as more batches there take hardly any time.
+    """Return how many requests a workload has that does not state it.
 
-    That is the batch, else the paper's 8, or of requests that arrive over time the users. Where
-    others arrive over time at a simulated device, a server's batch is seldom full, and 128 requests
-    an engine are taken.
+    Where all wait from the start, so many times what all stages and engines serve at once: in
+    simulation more, as more batches there take hardly any time. Where they arrive over time at a
+    simulated device, it is a minute of arrivals, so that a queue that grows has the time to show,
+    and four turns of each user. The batch does not count then: it is no load.
     """
     numbers = [OmegaConf.select(_root_, name) for name in ENGINES]
     num_engines = math.prod(number for number in numbers if isinstance(number, int))
-    batch, users = _root_.batch, OmegaConf.select(_root_, "workload.users")
+    batch = _root_.batch if isinstance(_root_.batch, int) else PAPER_BATCH
     is_simulated = not is_measured(_root_)
     if not _arrive_over_time(_root_):
-        number = num_simulated if is_simulated else num_measured
-        return number * num_engines * (batch if isinstance(batch, int) else PAPER_BATCH)
-    if isinstance(batch, int):
-        return num_measured * num_engines * batch
-    fewest = num_measured * num_engines * PAPER_BATCH
-    if isinstance(users, int):
-        return max(fewest, num_measured * users)  # users are those of all engines
-    return 128 * num_engines if is_simulated else fewest
+        return (num_simulated if is_simulated else num_measured) * num_engines * batch
+    users = OmegaConf.select(_root_, "workload.users")
+    num_turns = TURNS * users if isinstance(users, int) else 0  # users are those of all engines
+    if not is_simulated:  # a measured run takes the minutes of the machine at hand
+        return max(num_measured * num_engines * batch, num_turns)
+    return max(FEWEST_ARRIVALS * num_engines, num_turns, _minute_of_arrivals(_root_))
+
+
+def _drawn(number: int, *, _root_: DictConfig) -> int:
+    """Return `number` requests of a data set's lengths, or as many as come within a minute at a
+    simulated device.
+    """
+    if is_measured(_root_) or not _arrive_over_time(_root_):
+        return number
+    return max(number, _minute_of_arrivals(_root_))
+
+
+def _minute_of_arrivals(cfg: DictConfig) -> int:
+    """Return the requests of a minute, and no more than a minute's simulation serves."""
+    rate = OmegaConf.select(cfg, "workload.rate")
+    num_arrivals = math.ceil(MINUTE * rate) if isinstance(rate, int | float) else 0
+    return min(num_arrivals, MOST_ARRIVALS)
 
 
 def _arrive_over_time(cfg: DictConfig) -> bool:
@@ -89,6 +107,7 @@ def _arrive_over_time(cfg: DictConfig) -> bool:
 
 
 OmegaConf.register_new_resolver("batches", _batches, replace=True)
+OmegaConf.register_new_resolver("drawn", _drawn, replace=True)
 
 
 def is_measured(cfg: DictConfig) -> bool:

@@ -74,7 +74,7 @@ def _follow_objective(cfg: DictConfig, stated: Mapping[str, str]) -> None:
     if not typed or "_target_" in typed:
         return
     for bound, other in (("tbt", "tbt_factor"), ("tbt_factor", "tbt")):
-        if bound in typed and other not in typed:
+        if typed.get(bound, "null") != "null" and other not in typed:
             OmegaConf.update(cfg.slo, other, None)
     if "name" not in typed:
         base = [] if cfg.slo.name == NO_OBJECTIVE else [cfg.slo.name]

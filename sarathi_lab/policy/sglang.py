@@ -62,6 +62,11 @@ class SGLang(Policy):
                 f"{self.page_size}; prompts are cut to whole pages, so change one of them"
             )
 
+    @property
+    def smallest_budget(self) -> int | None:
+        """None without mixed chunks: decodes run by themselves there, and no chunk bounds them."""
+        return self.budget if self.enable_mixed_chunk else None
+
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         if not scheduler.running:
             scheduler.state(_Estimate).new_token_ratio = self._initial_ratio

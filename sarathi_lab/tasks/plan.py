@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pandas as pd
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import (
@@ -122,19 +122,32 @@ class Plan:
         return steady_part(requests, self.engine.num_slots)
 
 
+@dataclass(frozen=True)
+class Setup:
+    """What a run and its baselines share: where they compute, and which requests they serve."""
+
+    backend: Backend
+    spec: ModelSpec
+    checkpoint: Path | None
+    cluster: Topology
+    load: LoadedRequests
+
+
 def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
     """Return the plan of a run, and those of its baselines by name, on the same requests.
 
-    They differ in the policy, and in the defaults of its server.
+    They differ in the policy, and in the defaults of its server, its cache among them: so a
+    baseline is the same beside the runs of all servers.
     """
-    run = _parts(cfg)
+    setup = _setup(cfg)
+    run = _parts(cfg, setup)
     plan = _fitted(run)
     options = option_files("policy")
     baselines = {}
     for name in cfg.baselines:
         if name not in options:
             raise UserError(f"baselines: {name} is not a policy; use some of {', '.join(options)}")
-        baseline = _with_policy(run, cfg, read_option("policy", options[name]))
+        baseline = _parts(changed(cfg, policy=read_option("policy", options[name])), setup)
         if baseline.policy != run.policy:  # a run is no baseline of itself
             baselines[name] = _fitted(baseline)
     for checked in (plan, *baselines.values()):
@@ -142,23 +155,12 @@ def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
     return plan, baselines
 
 
-def _with_policy(run: Plan, cfg: DictConfig, option: DictConfig) -> Plan:
-    """Return the parts of `run`, which `cfg` describes, with the policy of an option's file."""
-    if run.assumed is not None:
-        # Each policy has its server's defaults, so a baseline is the same beside all runs.
-        return replace(_parts(changed(cfg, policy=option)), assumed=None)
-    cfg = changed(cfg, policy=option, chunk=run.config["chunk"], batch=run.config["batch"])
-    policy = build(cfg.policy)
-    config = {**run.config, "policy": OmegaConf.to_container(cfg.policy, resolve=True)}
-    return replace(run, engine=replace(run.engine, policy=policy), config=config)
-
-
 def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
     """Build and check all parts of a run. Raises UserError for anything that the user can mend.
 
     chunk=auto is chosen from `chunks`, or as `advisor.advise` does if they are None.
     """
-    return _fitted(_parts(cfg), chunks)
+    return _fitted(_parts(cfg, _setup(cfg)), chunks)
 
 
 def changed(cfg: DictConfig, **settings: object) -> DictConfig:
@@ -168,10 +170,8 @@ def changed(cfg: DictConfig, **settings: object) -> DictConfig:
     return cfg
 
 
-def _parts(cfg: DictConfig) -> Plan:
-    """Build all parts of a run, the policy not yet fitted to the others."""
-    require_one_of("queue_order", cfg.queue_order, get_args(QueueOrder))
-    require_one_of("preemption", cfg.preemption, get_args(Preemption))
+def _setup(cfg: DictConfig) -> Setup:
+    """Build the device, and generate the requests. Raises UserError."""
     backend: Backend = build(cfg.executor)
     spec, checkpoint = resolve_model(cfg, backend)
     cluster: Topology = build(cfg.cluster)
@@ -179,7 +179,14 @@ def _parts(cfg: DictConfig) -> Plan:
     if cfg.max_model_len is not None:
         fix = "use null for the longest request of the workload"
         require_int("max_model_len", cfg.max_model_len, 2, fix)
-    load = _load(cfg, backend, spec, checkpoint)
+    return Setup(backend, spec, checkpoint, cluster, _load(cfg, backend, spec, checkpoint))
+
+
+def _parts(cfg: DictConfig, setup: Setup) -> Plan:
+    """Build all parts of a run, the policy not yet fitted to the others."""
+    require_one_of("queue_order", cfg.queue_order, get_args(QueueOrder))
+    require_one_of("preemption", cfg.preemption, get_args(Preemption))
+    backend, spec, load, cluster = setup.backend, setup.spec, setup.load, setup.cluster
     cfg, assumed = with_defaults(cfg, backend, spec, load)
     fix = "use the number of sequences to serve at a time, such as 8"
     batch_size = require_int("batch", cfg.batch, 1, fix)
@@ -198,7 +205,9 @@ def _parts(cfg: DictConfig) -> Plan:
     )
     config, window = resolved(cfg), build(cfg.window)
     targets = Targets(build(cfg.slo), cfg.stall, config["prompt_classes"])
-    plan = Plan(config, engine, backend, spec, checkpoint, load, window, targets, assumed=assumed)
+    plan = Plan(
+        config, engine, backend, spec, setup.checkpoint, load, window, targets, assumed=assumed
+    )
     engine.cluster.check(policy, backend, spec, shares_prefixes=engine.shares_prefixes)
     # No executor of these real backends has all layers.
     is_cut = getattr(backend, "tensor_parallel", 1) > 1 and backend.computes_tokens

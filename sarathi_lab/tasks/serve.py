@@ -112,6 +112,8 @@ def run_once(work: Callable[[], Result], cfg: DictConfig, context: RunContext) -
 def fingerprint(plan: Plan) -> str:
     """Equal for plans that do the same work and read the same from it."""
     read = {name: plan.config[name] for name in READ}
+    # "auto" is another number for another server, whose policy need not be this one.
+    read["num_blocks"] = plan.engine.num_blocks
     return hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -113,6 +113,8 @@ def _fill_served(
     if cfg.batch is None:
         number = defaults.num_sequences(device, _cache_room(cfg, backend, spec, load))
         cfg.batch = assumed["batch"] = _most_sequences(cfg, number)
+        if cfg.batch < number:
+            assumed["batch"] = f"{cfg.batch} (of {number}, as many as the budget has tokens for)"
     if fills_cache:
         assumed["cache.num_blocks"] = FILLS_MEMORY
     if not assumed:

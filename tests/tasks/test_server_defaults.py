@@ -123,11 +123,16 @@ def test_a_baseline_has_the_defaults_of_its_policy() -> None:
     assert run.engine.batch_size == 4096
     for name, plan in baselines.items():
         assert fingerprint(plan) == fingerprint(plan_of(name, *POISSON))
-        assert plan.assumed is None
+        assert "vLLM" in str(plan.assumed)
     assert baselines["sarathi_serve"].policy.budget == 2048
     stated = config_of("policy=sglang", *POISSON, "batch=64", "chunk=512", "baselines=[orca]")
     run, baselines = make_plans(stated)
     assert baselines["orca"].engine.batch_size == run.engine.batch_size == 64
+    # The cache that fills the memory is what vLLM leaves, beside the runs of any server.
+    of_vllm = config_of("policy=vllm_v1", *POISSON, "batch=64", "chunk=512", "baselines=[orca]")
+    others = make_plans(of_vllm)[1]
+    assert baselines["orca"].engine.num_blocks == others["orca"].engine.num_blocks
+    assert fingerprint(baselines["orca"]) == fingerprint(others["orca"])
 
 
 @pytest.mark.parametrize(
@@ -135,8 +140,10 @@ def test_a_baseline_has_the_defaults_of_its_policy() -> None:
     [
         (("workload.rate=2",), 128),
         (("workload.rate=2", "cluster=replicas"), 256),
-        (("workload.rate=2", "batch=4"), 16),
-        (("workload.users=20",), 80),
+        (("workload.rate=2", "batch=4"), 128),
+        (("workload.rate=20",), 1200),
+        (("workload.rate=20", "workload=openchat_sharegpt4"), 1200),
+        (("workload.users=64", "batch=8"), 256),
         ((), 64),
     ],
 )
