@@ -1,6 +1,6 @@
 """Memory that one iteration takes on a device beside weights and cache, as servers profile it.
 
-The constants were fitted to the peaks that vLLM 0.19.0 logged for ten models on an H100, with 8,192
+The constants were fitted to the peaks that vLLM 0.19.0 logged for about ten models on an H100, with 8,192
 tokens and 1,024 sequences (experiments/lab/cache_sizes): within 8 % of each, mixtures included.
 """
 
