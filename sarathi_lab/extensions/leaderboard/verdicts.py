@@ -101,11 +101,15 @@ def is_first(ranked: pd.DataFrame) -> pd.Series:
 
 
 def first_groups(ranked: pd.DataFrame) -> DisplayTable:
-    """Return the best of each contest, and how many are not distinguished from it."""
+    """Return the best of each contest, how many are not distinguished from it, and for how many
+    more the seeds do not decide.
+    """
     rows = []
     for ranking in rankings(ranked):
         best = ranking.iloc[0]
         num_first = is_first(ranking).sum()
+        num_open = ((ranking.group == 1) & ranking.is_open.astype(bool)).sum()
+        and_open = f", {num_open} open" if num_open else ""
         rows.append(
             {
                 "workload": best.workload,
@@ -113,7 +117,7 @@ def first_groups(ranked: pd.DataFrame) -> DisplayTable:
                 "objective": best.objective,
                 "budgets": best["at"],
                 "best": f"{best.policy} ({amount(best.goodput)})",
-                "group 1": f"{num_first} of {len(ranking)}",
+                "group 1": f"{num_first} of {len(ranking)}{and_open}",
                 "groups": f"{ranking.group.max():.0f}",
                 "resolution": percent(resolution(ranking)),
                 "seeds": str(best.seeds),
@@ -122,7 +126,7 @@ def first_groups(ranked: pd.DataFrame) -> DisplayTable:
     return DisplayTable(
         rows,
         left=["workload", "GPU", "objective", "budgets", "best"],
-        title="Policies not distinguished from the best by goodput",
+        title="Policies not distinguished from the best by goodput (open: the seeds do not decide)",
     )
 
 

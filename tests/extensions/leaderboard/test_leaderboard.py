@@ -167,7 +167,6 @@ def test_one_seed_of_a_known_policy_with_another_budget_decides_nothing(recorded
     assert "1 of 6 seeds that decide" in shown
 
 
-@pytest.mark.xfail(reason="recorded again when devices and defaults have settled")
 def test_recorded_runs_are_of_the_requests_of_today(tmp_path, capsys):
     settings = ["policy=sarathi_serve", "task.seeds=1", "task.budgets=[]"]
     assert main([*ONE_CONTEST, *settings, f"hydra.sweep.dir={tmp_path}"]) == 0
