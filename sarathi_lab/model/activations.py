@@ -1,7 +1,8 @@
 """Memory that one iteration takes on a device beside weights and cache, as servers profile it.
 
-The constants were fitted to the peaks that vLLM 0.19.0 logged for about ten models on an H100, with 8,192
-tokens and 1,024 sequences (experiments/lab/cache_sizes): within 8 % of each, mixtures included.
+The constants were fitted to the peaks that vLLM 0.19.0 logged for about ten models on an H100, with
+8,192 tokens and 1,024 sequences (experiments/lab/cache_sizes): within 8 % of those that were
+checked, mixtures included.
 """
 
 from __future__ import annotations
