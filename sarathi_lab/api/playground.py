@@ -106,7 +106,8 @@ class PlaygroundRun:
         is_equal = abs(chosen.gain - 1) <= AS_GOOD
         text += f", as many as {other}" if is_equal else f", {chosen.gain:.2f} times {other}'s"
         gaps = [f"{1e3 * one.get('tbt_p99', math.nan):,.0f} ms" for one in (chosen, base)]
-        text += f", with {gaps[0]} between tokens at P99 where {other} has {gaps[1]}: "
+        beside = f"where {other} has {gaps[1]}" if gaps[0] != gaps[1] else f"as {other}"
+        text += f", with {gaps[0]} between tokens at P99 {beside}: "
         rides = f"{chosen.riding:.0%} of its decodes ride along with prompts"
         rides += f", {base.riding:.0%} of {other}'s"
         return f"{text}{rides}."

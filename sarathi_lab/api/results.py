@@ -57,12 +57,14 @@ class Results:
         if not {"policy", "is_baseline", "throughput"} <= set(self.runs):
             return None
         from sarathi_lab.results.conclusion import conclusion
-        from sarathi_lab.results.report import sweep_table
+        from sarathi_lab.results.report import notes_of, sweep_table
 
         shown = sweep_table(self.runs, f"{len(self.runs)} runs")
         rows = pd.DataFrame(list(map(dict, shown.rows)))
         table = rows.to_html(index=False, border=0, max_rows=MOST_ROWS)
-        return "\n".join([f"<b>{shown.title}</b>", table, *conclusion(self.runs)])
+        return "\n".join(
+            [f"<b>{shown.title}</b>", table, *notes_of(self.runs), *conclusion(self.runs)]
+        )
 
     @cached_property
     def requests(self) -> pd.DataFrame:

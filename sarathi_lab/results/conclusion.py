@@ -17,6 +17,8 @@ CLOSED = ("throughput", "tbt_p99")
 BEST_OVER_TIME = ("slo_attainment", "request_gap_p99", "tbt_p99", "ttft_p99")
 WAITS = ("ttft_p50", "ttft_p99", "tbt_p99", "request_gap_p99")
 OVER_TIME = (*WAITS, "slo_attainment", "goodput")
+# What of runs that are not steady is judged: all else depends on their length.
+OF_ANY_LENGTH = ("throughput",)
 MOST = 4  # sentences
 # Ratios so near to 1 are printed as 1.00 and mean nothing to anybody who serves models.
 LEAST_DIFFERENCE = 0.005
@@ -34,10 +36,11 @@ def arrive_over_time(runs: pd.DataFrame) -> bool:
 def conclusion(runs: pd.DataFrame) -> list[str]:
     """Compare the best run of each workload with the reference: what is better, worse, undecided.
 
-    The best has the most tokens/s; of requests that arrive over time, the most within the objective
-    and then the shortest of the requests' longest gaps (P99): a P99 over all gaps would choose a
-    server that stops for seconds, once a request. As it is chosen among several, its intervals are
-    as wide as all of them need at once. More than `MOST` workloads leave the best and the worst.
+    The best has the most tokens/s; of requests that arrive over time it is steady, has the most
+    within the objective and then the shortest of the requests' longest gaps (P99): a P99 over all
+    gaps would choose a server that stops for seconds, once a request. As it is chosen among
+    several, its intervals are as wide as all of them need at once. Where it or the reference is not
+    steady, waits are not compared. More than `MOST` workloads leave the best and the worst.
     """
     base = analysis.reference(runs)
     is_over_time = arrive_over_time(runs)
@@ -46,7 +49,8 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     if base is None or not names:
         return []
     runs = runs.reset_index(drop=True)
-    for name in names:
+    judged = list(dict.fromkeys([*names, *(name for name in OF_ANY_LENGTH if name in runs)]))
+    for name in judged:
         runs = analysis.relative(runs, name, base)
     further = [] if is_over_time else analysis.references(runs)[1:]
     for name in further:
@@ -60,10 +64,14 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     if len(best) > MOST:
         ordered = sorted(best, key=lambda found: found[0][level].median())
         best = [ordered[0], ordered[-1]]
-    sentences = [
-        _sentence(found, settings, names, base, num, noise) + _gains(found, further, noise)
-        for found, num in best
-    ]
+    references = runs[runs.policy == base]
+    sentences = []
+    for found, num_settings in best:
+        is_same = analysis.group_keys(references, cases).isin(analysis.group_keys(found, cases))
+        unsteady = _unsteady_in_words(found, references[is_same], base)
+        quantities = [name for name in OF_ANY_LENGTH if name in runs] if unsteady else names
+        sentence = _sentence(found, settings, quantities, base, num_settings, noise, unsteady)
+        sentences.append(sentence + _gains(found, further, noise))
     if len(best) < len(groups):
         sentences.append(f"The other {len(groups) - 2} of {len(groups)} workloads lie between.")
     return ["\n" + sentences[0], *sentences[1:]] if sentences else []
@@ -78,8 +86,25 @@ def _best(
     order = ("throughput",) if "throughput" in names else BEST_OVER_TIME
     by = [name for name in order if name in names]
     is_less = [less_is_better(name) for name in by]
+    if "throughput" not in names:
+        typical = typical.assign(unsteady=~analysis.are_steady(group, settings))
+        by, is_less = ["unsteady", *by], [True, *is_less]
     first = typical.sort_values(by, ascending=is_less, kind="stable").index[0]
     return group[keys == first], len(typical)
+
+
+def _unsteady_in_words(runs: pd.DataFrame, references: pd.DataFrame, base: str) -> str:
+    """State why the waits of `runs` and `references` are not compared; "" if all are steady."""
+    is_steady, is_base_steady = (
+        bool(analysis.are_steady(table, ["policy"]).all()) for table in (runs, references)
+    )
+    if is_steady and is_base_steady:
+        return ""
+    if not is_steady and not is_base_steady:
+        return "neither is steady, so that their waits are not compared"
+    if is_steady:
+        return f"keeps up with the load and {base} does not, whose waits depend on the run's length"
+    return f"is not steady, so that its waits are not compared with {base}'s"
 
 
 def _sentence(
@@ -89,6 +114,7 @@ def _sentence(
     base: str,
     at_once: int,
     noise: float,
+    unsteady: str = "",
 ) -> str:
     parts: dict[str, list[str]] = {"better": [], "worse": [], "equal": [], "undecided": []}
     number = len(runs)
@@ -107,7 +133,8 @@ def _sentence(
         parts[verdict if is_decided else "undecided"].append(compared)
     named = [f"{name}={analysis.text(runs[name].iloc[0])}" for name in settings[1:]]
     who = " ".join([runs.policy.iloc[0], *(one for one in named if not one.endswith("=-"))])
-    found = "; ".join(f"{word} in {', '.join(each)}" for word, each in parts.items() if each)
+    verdicts = [f"{word} in {', '.join(each)}" for word, each in parts.items() if each]
+    found = "; ".join(filter(None, [unsteady, *verdicts]))
     return f"{who} beside {base}: {found}.{_on_samples(runs, at_once, noise)}"
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import pandas as pd
 
+from sarathi_lab.results.load_trend import load_trend
 from sarathi_lab.results.serving_metrics import Slo, bounded, quantiles, request_gaps
-from sarathi_lab.results.window import delay_trend
 
 OF_GAPS = ("tbt", "tpot")  # bounds of times between tokens, which the chunk decides, not the rate
 
@@ -27,8 +27,8 @@ def outcome(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
     """
     values = bounded(requests, slo)
     uses = [values[name] / bound for name, bound in slo.bounds.items()]
-    trend = delay_trend(requests)
-    is_steady = trend is None or not trend.is_growing
+    trend = load_trend(requests)
+    is_steady = trend is None or not trend.is_overloaded
     bounds_missed = sum(use > 1 for use in uses)
     longest_gap = quantiles("request_gap", request_gaps(requests)).get("request_gap_p99", math.nan)
     worst_uses = [*uses, longest_gap / slo.tbt if slo.tbt is not None else math.nan]

@@ -44,6 +44,7 @@ OVER_TIME = {
     "goodput": "good\n[req/s]",
     **WAITS,
 }
+UNSTEADY = "!"  # in the row of a run that is not steady
 IN_PAIRS = "in pairs: the median of each round's or seed's ratio, not the ratio of two medians"
 LINE = ("throughput", "ttft_p50", "tbt_p99")  # of a baseline
 MAIN = (  # of a run; -v prints the others
@@ -117,7 +118,7 @@ def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None
     if num_missing := num_jobs - int((~runs.is_baseline).sum()):
         which = f"The {len(runs)} finished runs, {num_missing} missing,"
     table = sweep_table(runs, f"{which} of this sweep")
-    show([table, *tile_note(runs), *assumptions(runs), *conclusion(runs)])
+    show([table, *notes_of(runs), *conclusion(runs)])
     print_place("table", _save_table(sweep_dir, runs))
     try:
         picture = save_picture(sweep_dir, runs, **axes)
@@ -126,6 +127,46 @@ def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None
         picture = save_picture(sweep_dir, runs)
     print_place("figure", picture)
     print_place("results", sweep_dir)
+
+
+def notes_of(runs: pd.DataFrame) -> list[str]:
+    """List what a reader of a sweep's table must know beside its numbers."""
+    return [*tile_note(runs), *unsteady_note(runs), *assumptions(runs)]
+
+
+def unsteady_note(runs: pd.DataFrame) -> list[str]:
+    """State how many runs under load are not steady, why, and what to do, a line for each cause."""
+    if not {"is_steady", "is_overloaded"}.issubset(runs):
+        return []
+    swept = sweep_analysis.without_baselines(runs)
+    others = runs.drop(index=swept.index)
+    loads = set(swept["workload.arrivals"]) if "workload.arrivals" in swept else set()
+    load = "workload.users" if loads == {"users"} else "workload.rate"
+    is_overloaded, is_short = (swept["is_overloaded"] == 1, _are_too_short(swept))
+    lines = []
+    if is_overloaded.any():
+        lines.append(
+            f"{_share_of(is_overloaded)} overloaded ({UNSTEADY}): waits grow with the length of "
+            f"the run; lower {load} or use task=capacity"
+        )
+    if is_short.any():
+        lines.append(
+            f"{_share_of(is_short)} too short ({UNSTEADY}): ever more requests are in service "
+            "until the last one comes; raise workload.num_requests"
+        )
+    num_others = int((others["is_steady"] == 0).sum()) if len(others) else 0
+    if num_others:
+        lines.append(f"{num_others} of {len(others)} baselines are not steady ({UNSTEADY})")
+    return lines
+
+
+def _are_too_short(runs: pd.DataFrame) -> pd.Series:
+    return (runs["is_steady"] == 0) & (runs["is_overloaded"] == 0)
+
+
+def _share_of(is_so: pd.Series) -> str:
+    number = int(is_so.sum())
+    return f"{number} of {len(is_so)} runs {'is' if number == 1 else 'are'}"
 
 
 def assumptions(runs: pd.DataFrame) -> list[str]:
@@ -177,11 +218,13 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     once, rows = sweep_analysis.without_repeated(runs, known), []
     table = sweep_analysis.medians(once, by, *known)
     num_samples = table["num_samples"].max()
+    steady = sweep_analysis.are_steady(once, by)
     settings = {name: name.rpartition(".")[2].replace("_", "\n") for name in by[:-1]}
-    for _, group in table.groupby(sweep_analysis.group_keys(table, by), sort=False):
+    for key, group in table.groupby(sweep_analysis.group_keys(table, by), sort=False):
         found, run = group.set_index("quantity").to_dict("index"), group.iloc[0]
         row = {words: sweep_analysis.text(run[name]) for name, words in settings.items()}
         row["policy"] += " *" if run["is_baseline"] else ""
+        row["policy"] += "" if steady[key] else f" {UNSTEADY}"
         for name in known:
             scale, unit = _unit(name, runs[name])
             words = columns[name]
@@ -197,6 +240,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
         "equal runs once": len(once) < len(runs),
         "^ more, v less is better": True,
         "~: ratio within the noise": "~" in str(rows),
+        f"{UNSTEADY}: not steady": not steady.all(),
         "with filling and draining": not is_over_time and _lacks_steady_part(runs),
     }
     notes = "; ".join(sign for sign, is_there in signs.items() if is_there)

@@ -80,15 +80,13 @@ def varied(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
     return chosen
 
 
-def overloaded(runs: pd.DataFrame) -> pd.Series:
-    """Return 1.0 for runs whose waits grow with their length, and 0.0 where they do not or it was
-    not judged.
+def unsteady(runs: pd.DataFrame) -> pd.Series:
+    """Return 1.0 for runs whose waits depend on their length, as they are overloaded or too short,
+    and 0.0 where they do not or it was not judged.
     """
-    if "is_overloaded" in runs:
-        return runs.is_overloaded.fillna(0.0).astype(float)
-    if "is_steady" in runs:
-        return 1.0 - runs.is_steady.fillna(1.0).astype(float)
-    return pd.Series(0.0, runs.index)
+    if "is_steady" not in runs:
+        return pd.Series(0.0, runs.index)
+    return 1.0 - runs.is_steady.fillna(1.0).astype(float)
 
 
 def is_numeric(runs: pd.DataFrame, name: str) -> bool:
@@ -241,6 +239,11 @@ def noise(runs: pd.DataFrame) -> float:
     ends = ends[ends["size"] > 1]
     ratios = (ends["max"] / ends["min"]).where(ends["min"] > 0, math.inf)  # of differences
     return float(ratios.max())
+
+
+def are_steady(runs: pd.DataFrame, by: Sequence[str]) -> pd.Series:
+    """Return whether more than half of the runs of each group by `by` are steady, by the group."""
+    return unsteady(runs).groupby(group_keys(runs, by)).mean() < 0.5
 
 
 def text(value: object) -> str:

@@ -27,6 +27,7 @@ from sarathi_lab.model.roofline import Peaks, request_roofline
 from sarathi_lab.results import metrics
 from sarathi_lab.results.decode_cost import fullest_hybrid, measure_decode_cost
 from sarathi_lab.results.load import AGAIN, load_summary
+from sarathi_lab.results.load_trend import load_trend
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.report import (
     cell,
@@ -41,7 +42,7 @@ from sarathi_lab.results.result import ITERATIONS, REQUESTS, DisplayTable, Resul
 from sarathi_lab.results.serving_metrics import Slo, serving_summary
 from sarathi_lab.results.steady import LEAST_DRIFT, drift, requests_for_steady_part
 from sarathi_lab.results.table import heading
-from sarathi_lab.results.window import Part, delay_trend
+from sarathi_lab.results.window import Part
 from sarathi_lab.tasks.base import Task, conclude
 from sarathi_lab.tasks.plan import Plan, make_plans, slo_reference
 
@@ -224,9 +225,10 @@ def _measured(
     if ledger.num_stages > 1:
         tables["bubbles.parquet"] = ledger.bubbles()
         summary |= metrics.pipeline_metrics(iterations, requests, bubbles, backend.num_stages)
-    if (trend := delay_trend(requests)) is not None:
-        summary |= {"is_steady": float(not trend.is_growing), "scheduling_delay_slope": trend.slope}
-        cautions += [f"  {trend.caution()}"] if trend.is_growing else []
+    if (trend := load_trend(requests)) is not None:
+        summary |= trend.metrics()
+        if (caution := trend.caution()) is not None:
+            cautions.append(f"  {caution}")
     return tables, summary | profile, cautions
 
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from sarathi_lab.results.plots.lines import OF_SEVERAL, OVERLOADED
+from sarathi_lab.results.plots.lines import OF_SEVERAL, UNSTEADY
 from sarathi_lab.results.plots.maps import CROSS
 from sarathi_lab.results.plots.style import colours
 from sarathi_lab.results.plots.sweeps import draw_sweep
@@ -119,8 +119,8 @@ def _caps(bars: object) -> tuple[Line2D, ...]:
 
 
 def marks_of(ax: Axes) -> set[str]:
-    """The marks of overloaded runs: crosses, in maps after the number."""
-    crosses = {OVERLOADED for text in ax.texts if text.get_text().endswith(CROSS)}
+    """The marks of runs that are not steady: crosses, in maps after the number."""
+    crosses = {UNSTEADY for text in ax.texts if text.get_text().endswith(CROSS)}
     return crosses | {str(line.get_marker()) for line in ax.get_lines()}
 
 
@@ -159,8 +159,8 @@ def test_no_shape_of_a_sweep_misleads(name):
             for line in ax.get_lines()
         )
     is_fast = "workload.rate" in shape.swept
-    assert any("overloaded: waits grow" in label for label in legend) == is_fast
-    assert any(OVERLOADED in marks_of(ax) for ax in panels) == is_fast
+    assert any("not steady: waits depend" in label for label in legend) == is_fast
+    assert any(UNSTEADY in marks_of(ax) for ax in panels) == is_fast
     if is_heat:
         check_heat(panels, figure)
     else:

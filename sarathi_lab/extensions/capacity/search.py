@@ -17,8 +17,8 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.results.intervals import ends_of_median
+from sarathi_lab.results.load_trend import load_trend
 from sarathi_lab.results.serving_metrics import Slo, is_met
-from sarathi_lab.results.window import delay_trend
 
 ROUNDING = 1e-9  # of the logarithm, so that rate and step are inverse
 # Limits of a search, in saturation rates. Above, only a short run meets an objective.
@@ -90,8 +90,8 @@ def is_sustained(requests: pd.DataFrame, slo: Slo) -> bool:
     """
     if not is_met(requests, slo):
         return False
-    trend = None if WAITS & slo.bounds.keys() else delay_trend(requests)
-    return trend is None or not trend.is_growing
+    trend = None if WAITS & slo.bounds.keys() else load_trend(requests)
+    return trend is None or not trend.is_overloaded
 
 
 def run_lengths(num_requests: int, doublings: int) -> list[int]:

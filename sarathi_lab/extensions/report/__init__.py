@@ -25,7 +25,7 @@ from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.results import load, sweep_analysis
 from sarathi_lab.results.conclusion import conclusion
 from sarathi_lab.results.provenance import last_commit, provenance
-from sarathi_lab.results.report import sweep_table
+from sarathi_lab.results.report import notes_of, sweep_table
 from sarathi_lab.results.result import DisplayTable, markdown
 from sarathi_lab.tasks.figures import draw
 
@@ -145,7 +145,7 @@ def _of_sweep(place: Path, runs: pd.DataFrame, folder: Path) -> Section:
     failed = _failed(place)
     return Section(
         title,
-        sentences=[words.strip() for words in conclusion(runs)],
+        sentences=[words.strip() for words in (*notes_of(runs), *conclusion(runs))],
         facts={**_facts(place, swept), "folder": str(place)},
         pictures={title: picture},
         tables=[sweep_table(runs, "Runs"), *([failed] if failed.rows else [])],

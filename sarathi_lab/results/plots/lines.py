@@ -48,8 +48,8 @@ WIDTHS = {1: 5.2, 2: 8.4}  # inches of one and two columns; more have the page's
 PANEL = 2.6  # inches, height of a panel
 ROW = 0.21  # inches, height of a name
 LABEL = 26  # letters of an axis label's line
-OVERLOADED = "x"
-OVERLOADED_WORDS = "overloaded: waits grow with the length of the run"
+UNSTEADY = "x"
+UNSTEADY_WORDS = "not steady: waits depend on the length of the run"
 BAND = 0.12  # opacity of the interval of a line across
 
 
@@ -225,10 +225,10 @@ def _joint_look(equal: Sequence[Series], looks: Mapping[Series, Look], panel: Pa
 def _draw_points(ax: Axes, rows: pd.DataFrame, look: Look, *, is_in_rows: bool) -> None:
     """Draw points with their intervals, and what has no place along x as lines across."""
     is_across = rows["at"].isna()
-    crossed: dict[str, Any] = {"color": "black", "marker": OVERLOADED, "ls": "", "zorder": 5}
+    crossed: dict[str, Any] = {"color": "black", "marker": UNSTEADY, "ls": "", "zorder": 5}
     for _, row in rows[is_across].iterrows():
         ax.axhline(row["value"], color=look.colour, ls=look.dash)
-        if row["is_overloaded"]:
+        if row["is_unsteady"]:
             ax.plot([0.97], [row["value"]], transform=ax.get_yaxis_transform(), **crossed)
         if row["num_samples"] > 1:
             ax.axhspan(row["low"], row["high"], color=look.colour, alpha=BAND, lw=0)
@@ -247,9 +247,9 @@ def _draw_points(ax: Axes, rows: pd.DataFrame, look: Look, *, is_in_rows: bool) 
     x, y = (value, at) if is_in_rows else (at, value)
     dash = "" if is_in_rows else look.dash
     ax.errorbar(x, y, color=look.colour, ls=dash, marker=marker, capsize=2, zorder=3, **bars)
-    is_overloaded = points["is_overloaded"].to_numpy(bool)
-    if is_overloaded.any():
-        ax.plot(x[is_overloaded], y[is_overloaded], **crossed)
+    is_unsteady = points["is_unsteady"].to_numpy(bool)
+    if is_unsteady.any():
+        ax.plot(x[is_unsteady], y[is_unsteady], **crossed)
     is_open = ~points["is_decided"].to_numpy(bool)
     if is_open.any():
         hollow: dict[str, Any] = {"color": look.colour, "markerfacecolor": "w", "zorder": 4}

@@ -19,11 +19,11 @@ from sarathi_lab.results.plots.heat import (
     gain_scale,
     heat_map,
 )
-from sarathi_lab.results.plots.lines import OVERLOADED_WORDS
+from sarathi_lab.results.plots.lines import UNSTEADY_WORDS
 from sarathi_lab.results.plots.series import equal_names_once, named, names_in_rows
 from sarathi_lab.results.sweep_analysis import is_numeric
 
-CROSS = "\N{MULTIPLICATION SIGN}"  # after the number of an overloaded run
+CROSS = "\N{MULTIPLICATION SIGN}"  # after the number of a run that is not steady
 
 
 def draw_maps(
@@ -56,8 +56,8 @@ def draw_maps(
             label = ", ".join(filter(None, [scale.label, named(cells.iloc[0], others)]))
             heat_rows.append(HeatRow(cells, scale, label))
     notes = [] if rows["is_decided"].all() else [f"~: {undecided}"]
-    if rows["is_overloaded"].any():
-        notes.append(f"{CROSS}: {OVERLOADED_WORDS}")
+    if rows["is_unsteady"].any():
+        notes.append(f"{CROSS}: {UNSTEADY_WORDS}")
     return heat_map(heat_rows, x=axes.x, y=upwards, col=axes.col, notes=notes)
 
 
@@ -94,7 +94,7 @@ def _shade(row: pd.Series) -> float:
 
 
 def _in_cell(row: pd.Series) -> str:
-    cross = CROSS if row["is_overloaded"] else ""
+    cross = CROSS if row["is_unsteady"] else ""
     if not is_ratio(row["quantity"]):
         return f"{amount(row['value'])}{cross}"
     mark = "" if row["is_decided"] else "~"

@@ -20,13 +20,13 @@ from sarathi_lab.results.intervals import level_of
 from sarathi_lab.results.plots import style
 from sarathi_lab.results.plots.axes import scale_of
 from sarathi_lab.results.plots.choice import MARGINAL, PlotAxes, choose_axes, choose_quantities
-from sarathi_lab.results.plots.lines import OVERLOADED, OVERLOADED_WORDS, draw_lines
+from sarathi_lab.results.plots.lines import UNSTEADY, UNSTEADY_WORDS, draw_lines
 from sarathi_lab.results.plots.maps import draw_maps
 from sarathi_lab.results.sweep_analysis import text, values_of
 from sarathi_lab.results.table import display_unit, less_is_better
 
 VALUES = ["value", "low", "high"]
-MOST_ROUNDS = 0.5  # share of overloaded rounds or seeds from which a median is marked
+MOST_ROUNDS = 0.5  # share of rounds or seeds that are not steady, from which a median is marked
 FIXED = ("batch", "pd_ratio", "seq_len", "chunk", "num_requests")  # sizes that the title names
 
 
@@ -87,7 +87,7 @@ def plot(runs: pd.DataFrame, axes: PlotAxes, quantities: Sequence[str]) -> Figur
 
 def long_rows(runs: pd.DataFrame, axes: PlotAxes, quantities: Sequence[str]) -> pd.DataFrame:
     """Return medians in their displayed units: a row per quantity and combination of settings, with
-    the `heading` of the quantity, whether it `is_less_better` and whether the runs are overloaded.
+    the `heading` of the quantity, whether it `is_less_better` and whether the runs are not steady.
     """
     if "is_baseline" not in runs:
         runs = runs.assign(is_baseline=False)
@@ -104,21 +104,21 @@ def long_rows(runs: pd.DataFrame, axes: PlotAxes, quantities: Sequence[str]) -> 
         factors[name], heading = display_unit(name, float(runs[name].max()))
         headings[name] = f"{heading} ({arrow}\N{NO-BREAK SPACE}better)"
     rows[VALUES] = rows[VALUES].mul(rows["quantity"].map(factors), axis=0)
-    share_overloaded = analysis.overloaded(runs).groupby(analysis.group_keys(runs, by)).mean()
-    share = analysis.group_keys(rows, by).map(share_overloaded)
+    share_unsteady = analysis.unsteady(runs).groupby(analysis.group_keys(runs, by)).mean()
+    share = analysis.group_keys(rows, by).map(share_unsteady)
     return rows.assign(
         heading=rows["quantity"].map(headings),
         is_less_better=rows["quantity"].map(is_less_better),
-        is_overloaded=share >= MOST_ROUNDS,
+        is_unsteady=share >= MOST_ROUNDS,
     )
 
 
 def _mark_keys(runs: pd.DataFrame, rows: pd.DataFrame, axes: PlotAxes) -> list[Artist]:
     """Explain bars and hollow points, where there are any."""
     keys: list[Artist] = []
-    if rows["is_overloaded"].any():
-        look: dict[str, Any] = {"color": "black", "marker": OVERLOADED, "ls": ""}
-        keys.append(Line2D([], [], label=OVERLOADED_WORDS, **look))
+    if rows["is_unsteady"].any():
+        look: dict[str, Any] = {"color": "black", "marker": UNSTEADY, "ls": ""}
+        keys.append(Line2D([], [], label=UNSTEADY_WORDS, **look))
     if (samples := _samples_in_words(runs, rows)) is not None:
         bar = Line2D([], [], color="black", marker="|", markersize=12, ls="", label=samples)
         keys.append(bar)

@@ -1,0 +1,137 @@
+"""Whether a run whose requests arrive over time has come to a steady state, and if not, why."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sarathi_lab.results.window import NUM_BATCHES, Trend, delay_trend
+
+LEVEL = 0.01  # of both tests for a trend, one-sided
+FEWEST_BATCHES = 5  # of the second half of a short run: the fewest that can pass at LEVEL
+LEAST_EXCESS = 1 / 3  # of the requests in service, beyond what the first ones' latency explains
+LEAST_REQUESTS = 5  # of such: fewer are chance
+Floats = NDArray[np.float64]
+
+
+class Crowd(NamedTuple):
+    """Requests in service at arrivals, in the mean of the first and the last batch of them.
+
+    `expected_last` is what would be in service then if requests took as long as the first ones.
+    With `is_growing` the excess over that grows to a third of it. A run `is_short` if it ends
+    before that can be judged, while ever more requests are in service.
+    """
+
+    first: float
+    last: float
+    expected_last: float
+    is_growing: bool
+    is_short: bool
+
+
+class LoadTrend(NamedTuple):
+    """The trend of the scheduling delay, and that of the requests in service."""
+
+    delay: Trend
+    crowd: Crowd
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Return whether more arrives than is served."""
+        return self.delay.is_growing or self.crowd.is_growing
+
+    @property
+    def is_steady(self) -> bool:
+        return not (self.is_overloaded or self.crowd.is_short)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the quantities of METRICS.md."""
+        return {
+            "is_steady": float(self.is_steady),
+            "is_overloaded": float(self.is_overloaded),
+            "scheduling_delay_slope": self.delay.slope,
+            "in_service_first": self.crowd.first,
+            "in_service_last": self.crowd.last,
+        }
+
+    def caution(self) -> str | None:
+        """Explain why the run is not steady; None for one that is."""
+        if self.delay.is_growing:
+            return self.delay.caution()
+        numbers = f"from {self.crowd.first:.0f} to {self.crowd.last:.0f}"
+        if self.crowd.is_growing:
+            return (
+                f"not steady: the requests in service grew {numbers}, where "
+                f"{self.crowd.expected_last:.0f} would be if they took as long as the first ones, "
+                "so waits depend on the length of the run; lower the load, or count later"
+            )
+        if self.crowd.is_short:
+            return (
+                f"not steady: the requests in service grew {numbers} until the last one came, so "
+                "the run is too short for its load; raise workload.num_requests"
+            )
+        return None
+
+
+def load_trend(requests: pd.DataFrame) -> LoadTrend | None:
+    """Return the trends over `requests`; None where `delay_trend` has none.
+
+    The delay shows a queue before the first chunk. A server that takes prompts at once has none,
+    and lets all wait between tokens: there more and more requests are in service. Their number at
+    each arrival is held against the number of arrivals in the time that the first tenth of the
+    requests took (median), so that a burst of arrivals is no overload. Batches, test and level are
+    those of `delay_trend`.
+    """
+    delay = delay_trend(requests)
+    if delay is None:
+        return None
+    ordered = requests.sort_values("arrival_time", kind="stable")
+    arrivals = ordered.arrival_time.to_numpy(dtype=float)
+    ends = ordered.finish_time.to_numpy(dtype=float)
+    return LoadTrend(delay, _crowd(arrivals, ends))
+
+
+def _crowd(arrivals: Floats, ends: Floats) -> Crowd:
+    """Return the requests in service by their `arrivals`, ascending, and `ends` [R]."""
+    num_arrived = np.arange(1.0, len(arrivals) + 1)
+    in_service = num_arrived - np.searchsorted(np.sort(ends), arrivals, side="right")
+    num_first = max(2, len(arrivals) // NUM_BATCHES)
+    first_latency = float(np.median((ends - arrivals)[:num_first]))
+    # Before the first requests are done, their number can only grow.
+    has_filled = arrivals >= arrivals[0] + first_latency
+    if has_filled.sum() < 2 * NUM_BATCHES:
+        second_half = _means(in_service[len(arrivals) // 2 :], FEWEST_BATCHES)
+        return Crowd(
+            first=second_half[0],
+            last=second_half[-1],
+            expected_last=second_half[-1],
+            is_growing=False,
+            is_short=_ascends(second_half),
+        )
+    recent = num_arrived - np.searchsorted(arrivals, arrivals - first_latency, side="right")
+    counts = _means(in_service[has_filled], NUM_BATCHES)
+    expected = _means(recent[has_filled], NUM_BATCHES)
+    excess = [count - usual for count, usual in zip(counts, expected, strict=True)]
+    is_large = excess[-1] >= max(LEAST_EXCESS * expected[-1], LEAST_REQUESTS)
+    return Crowd(
+        first=counts[0],
+        last=counts[-1],
+        expected_last=expected[-1],
+        is_growing=is_large and _ascends(excess),
+        is_short=False,
+    )
+
+
+def _means(values: Floats, num_batches: int) -> list[float]:
+    return [float(batch.mean()) for batch in np.array_split(values, num_batches)]
+
+
+def _ascends(means: list[float]) -> bool:
+    """Return whether batch means have an upward trend, by the test of Mann and Kendall."""
+    from scipy.stats import kendalltau  # takes a second, and most runs do not need it
+
+    test = kendalltau(range(len(means)), means, alternative="greater")
+    return bool(test.pvalue < LEVEL)

@@ -1,0 +1,123 @@
+"""Whether a run under load is steady, overloaded or too short, and what a sweep states of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.artist import Artist
+
+from sarathi_lab.results.conclusion import conclusion
+from sarathi_lab.results.load_trend import load_trend
+from sarathi_lab.results.plots.sweeps import draw_sweep
+from sarathi_lab.results.report import sweep_table, unsteady_note
+
+SECONDS = np.arange(100.0)  # one request a second
+
+
+def requests_of(arrivals: np.ndarray, latencies: np.ndarray, delays: float = 0.0) -> pd.DataFrame:
+    starts = arrivals + delays
+    return pd.DataFrame(
+        {
+            "arrival_time": arrivals,
+            "first_scheduled_time": starts,
+            "finish_time": arrivals + latencies,
+        }
+    )
+
+
+def test_a_server_without_a_queue_is_overloaded_by_what_it_has_in_service() -> None:
+    """Prompts begin at once, and each request takes 0.6 s longer than the one before."""
+    trend = load_trend(requests_of(SECONDS, 5 + 0.6 * SECONDS))
+    assert trend is not None
+    assert not trend.delay.is_growing
+    assert (trend.is_overloaded, trend.is_steady) == (True, False)
+    assert "the requests in service grew from 8 to 39, where 8 would be" in str(trend.caution())
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        requests_of(SECONDS, np.full(100, 5.0)),
+        # A burst: the last ones come ten times as fast, and take as long.
+        requests_of(np.where(SECONDS < 70, SECONDS, 70 + 0.1 * (SECONDS - 70)), np.full(100, 5.0)),
+        requests_of(SECONDS, 5 + 4 * np.sin(SECONDS)),
+    ],
+)
+def test_bursts_and_noise_are_no_overload(requests: pd.DataFrame) -> None:
+    trend = load_trend(requests)
+    assert trend is not None
+    assert trend.is_steady
+    assert trend.caution() is None
+
+
+def test_a_run_that_ends_while_it_fills_is_too_short() -> None:
+    trend = load_trend(requests_of(SECONDS[:40], np.full(40, 100.0)))
+    assert trend is not None
+    assert (trend.is_overloaded, trend.is_steady) == (False, False)
+    assert "too short for its load; raise workload.num_requests" in str(trend.caution())
+    assert load_trend(requests_of(SECONDS[:19], np.full(19, 100.0))) is None
+    assert load_trend(requests_of(np.zeros(40), np.full(40, 9.0))) is None
+
+
+def swept(**columns: object) -> pd.DataFrame:
+    """Orca as the baseline, and two servers, at two rates."""
+    policies = ["orca", "vllm_v1", "sglang"]
+    rows = [(policy, rate) for policy in policies for rate in (2, 8)]
+    runs = pd.DataFrame(rows, columns=["policy", "workload.rate"])
+    return runs.assign(
+        is_baseline=runs.policy == "orca",
+        swept="[policy,workload.rate]",
+        executor="simulated",
+        arrives_over_time=True,
+        is_overloaded=1 - np.array([1, 0, 1, 0, 1, 1]),
+        is_steady=[1, 0, 1, 0, 1, 0],
+        throughput=[100.0, 100, 100.5, 105, 100.5, 110],
+        ttft_p50=[0.2, 7, 0.2, 4, 0.1, 2],
+        ttft_p99=[0.7, 20, 0.8, 8, 0.7, 3],
+        tbt_p99=[0.25, 0.3, 0.15, 0.2, 0.04, 0.04],
+        request_gap_p99=[0.55, 0.56, 0.17, 0.21, 17.0, 17.0],
+        **columns,
+    )
+
+
+def test_a_sweep_states_which_runs_are_not_steady() -> None:
+    table = sweep_table(swept(), "All")
+    assert [row["policy"] for row in table.rows] == [
+        *("orca *", "orca * !", "vllm_v1", "vllm_v1 !", "sglang", "sglang !"),
+    ]
+    assert "!: not steady" in table.title
+    overloaded, short, baselines = unsteady_note(swept())
+    assert overloaded.startswith("1 of 4 runs is overloaded (!): waits grow with the length")
+    assert overloaded.endswith("lower workload.rate or use task=capacity")
+    assert short.startswith("1 of 4 runs is too short (!)")
+    assert baselines == "1 of 2 baselines are not steady (!)"
+    users = swept(**{"workload.arrivals": "users"})
+    assert "lower workload.users" in unsteady_note(users)[0]
+
+
+def test_a_steady_run_with_short_waits_is_best_and_waits_without_a_limit_are_not_judged() -> None:
+    """SGLang has the lowest P99 between tokens, and 17 s without a token once a request."""
+    first, second = conclusion(swept())
+    assert first.startswith("\nvllm_v1 workload.rate=2 beside orca: better in TBT P99 150 against")
+    assert "longest gap of a request P99 170 against 550 ms (0.31 times)" in first
+    assert "worse in TTFT P99 800 against 700 ms" in first
+    assert first.endswith("equal in TTFT P50 200 ms.")
+    words = "vllm_v1 workload.rate=8 beside orca: neither is steady, so that their waits are not"
+    assert second.startswith(words)
+    assert second.endswith("better in throughput 105 against 100 tokens/s (1.05 times).")
+    keeps_up = swept().assign(is_steady=[1, 0, 1, 1, 1, 0])
+    assert "keeps up with the load and orca does not" in conclusion(keeps_up)[1]
+
+
+def test_the_picture_crosses_waits_of_runs_that_are_not_steady() -> None:
+    figure = draw_sweep(swept(), y=["ttft_p99"])
+    labels = [text.get_text() for legend in _legends(figure) for text in legend.get_texts()]
+    words = "not steady: waits depend on the length of the run"
+    assert words in [" ".join(label.split()) for label in labels]
+    crosses = [line for line in figure.axes[0].get_lines() if line.get_marker() == "x"]
+    assert sum(len(line.get_xdata()) for line in crosses) == 3
+
+
+def _legends(figure: Artist) -> list:
+    return [one for one in figure.get_children() if hasattr(one, "get_texts")]
