@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sarathi_lab.config.errors import UserError
@@ -11,6 +11,7 @@ from sarathi_lab.results.load import merge_settings, new_name
 from sarathi_lab.results.tracking import OPTION
 from sarathi_lab.results.wandb_writer import WANDB
 
+RATIO = "_vs_"  # in the names of ratios, which stay the run's
 Row = tuple[dict[str, Any], dict[str, float]]  # settings and quantities
 
 
@@ -29,8 +30,10 @@ def fetch_runs(project: str) -> list[Row]:
     for run in runs:
         settings = _settings(run)
         quantities = _quantities(run)
-        for name, folder in run.config.get("baselines", {}).items():
-            of_baseline = _take_baseline(quantities, name)
+        names_and_folders = run.config.get("baselines", {})
+        columns = _take_baselines(quantities, names_and_folders)
+        for name, folder in names_and_folders.items():
+            of_baseline = columns[name]
             is_known = (_group(run), name) in tracked or (_group(run), folder) in baselines
             if of_baseline and not is_known:
                 row = (_settings_of_baseline(settings, run.config, name), of_baseline)
@@ -81,14 +84,29 @@ def _quantities(run: Any) -> dict[str, float]:
     return quantities
 
 
-def _take_baseline(quantities: dict[str, float], baseline: str) -> dict[str, float]:
-    """Move a baseline's columns out of a run's quantities; return them by their plain names."""
-    of_baseline = {}
+def _take_baselines(
+    quantities: dict[str, float], baselines: Iterable[str]
+) -> dict[str, dict[str, float]]:
+    """Move the columns of baselines out of a run's quantities.
+
+    Args:
+        quantities: A run's, of which columns such as "throughput_orca" are removed.
+        baselines: The names of the baselines.
+
+    Returns:
+        The quantities of each baseline, by their plain names.
+    """
+    # One name may end with another: "throughput_transformers_prefill_first" is not prefill_first's.
+    longest_first = sorted(baselines, key=len, reverse=True)
+    columns: dict[str, dict[str, float]] = {baseline: {} for baseline in longest_first}
     for name in list(quantities):
-        is_ratio = name.endswith(f"_vs_{baseline}")
-        if name.endswith(f"_{baseline}") and not is_ratio:
-            of_baseline[name.removesuffix(f"_{baseline}")] = quantities.pop(name)
-    return of_baseline
+        if RATIO in name:
+            continue
+        for baseline in longest_first:
+            if name.endswith(f"_{baseline}"):
+                columns[baseline][name.removesuffix(f"_{baseline}")] = quantities.pop(name)
+                break
+    return columns
 
 
 def _settings_of_baseline(

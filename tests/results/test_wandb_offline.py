@@ -245,6 +245,27 @@ def test_baselines_that_are_runs_themselves_are_counted_once(output, monkeypatch
     assert sorted(policies) == ["orca", "request_level", "sarathi", "sarathi"]
 
 
+def test_baselines_whose_names_end_alike_keep_their_own_columns(monkeypatch):
+    names = ("prefill_first", "transformers_prefill_first")
+    run = SimpleNamespace(
+        group="a run",
+        name="sarathi",
+        config={"policy": "sarathi", "baselines": {name: f"../{name}" for name in names}},
+        summary={
+            "throughput": 4.0,
+            "throughput_prefill_first": 2.0,
+            "throughput_transformers_prefill_first": 1.0,
+            "throughput_vs_prefill_first": 2.0,
+            "throughput_vs_transformers_prefill_first": 4.0,
+        },
+    )
+    monkeypatch.setattr("wandb.Api", lambda: SimpleNamespace(runs=lambda project: [run]))
+    runs = lab.load("me/lab").runs.set_index("policy")
+    assert runs.throughput.to_dict() == {"sarathi": 4.0, names[0]: 2.0, names[1]: 1.0}
+    ratios = {name for name in runs if name.startswith("throughput_")}
+    assert ratios == {f"throughput_vs_{name}" for name in names}
+
+
 def test_a_server_that_gives_nothing_is_one_line(monkeypatch):
     def refuse() -> None:
         raise ValueError("no such project\nmore")
