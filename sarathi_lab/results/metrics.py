@@ -20,7 +20,7 @@ COMPARED = (
     *("kv_read_bytes", "kv_reread_factor", "duration", "bubble_fraction"),
     *(f"{name}_p{int(q * 100)}" for name in WAITS for q in QUANTILES),
 )
-SUMS = ("kv_read_bytes", "duration")  # of those
+IS_PART = "window_start"  # a quantity of runs of which a part counts
 # Difference in the share of replayed iterations above which a ratio is in part of launches.
 REPLAY_TOLERANCE = 0.05
 STARVED = 0.9  # share of an iteration's time from which launching leaves the device without work
@@ -94,19 +94,23 @@ def pipeline_metrics(
 def compare(
     summary: Mapping[str, float], baseline: Mapping[str, float], name: str
 ) -> dict[str, float]:
-    """Return the ratios of `summary` to `baseline` of the compared quantities that both have; of
-    parts of runs sums are by request, as a policy that holds fewer at once counts more of them.
+    """Return the ratios of `summary` to the `baseline` called `name`.
+
+    They are of the compared quantities that both have. Where a part of either run counts, the
+    parts have different numbers of requests: a policy that holds fewer at once counts more batches.
+    Then their durations are not compared, and the bytes that are read are compared by request.
     """
-    ratios = {
-        f"{quantity}_vs_{name}": summary[quantity] / baseline[quantity]
-        for quantity in COMPARED
-        if quantity in summary and baseline.get(quantity, 0) > 0
-    }
-    if "window_start" in summary and "window_start" in baseline:
-        by_request = baseline["num_requests"] / summary["num_requests"]
-        for ratio in (f"{quantity}_vs_{name}" for quantity in SUMS):
-            if ratio in ratios:
-                ratios[ratio] *= by_request
+    is_part = IS_PART in summary or IS_PART in baseline
+    ratios = {}
+    for quantity in COMPARED:
+        if quantity not in summary or baseline.get(quantity, 0) <= 0:
+            continue
+        if is_part and quantity == "duration":
+            continue
+        ratio = summary[quantity] / baseline[quantity]
+        if is_part and quantity == "kv_read_bytes":
+            ratio *= baseline["num_requests"] / summary["num_requests"]
+        ratios[f"{quantity}_vs_{name}"] = ratio
     return ratios
 
 
