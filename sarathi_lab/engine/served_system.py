@@ -94,8 +94,14 @@ class MemoryRule:
 
 @dataclass(frozen=True)
 class ServerSetup:
-    """How a server is started, as far as its cache depends on it: by its rule, with that `share` of
-    the memory (None: the rule's), for so many tokens of an iteration and sequences.
+    """How a server is started, as far as the size of its cache depends on it.
+
+    Attributes:
+        rule: What the server leaves to the cache.
+        token_budget: The most tokens of one iteration, by which the server profiles its memory.
+        num_sequences: The most sequences that are served at a time.
+        share: The share of each device's memory, from 0 to 1, that the operator states; None: the
+            rule's.
     """
 
     rule: MemoryRule

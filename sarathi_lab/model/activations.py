@@ -21,9 +21,22 @@ SAMPLER_BYTES = 0.18e9  # of sampling, for any number of sequences
 def iteration_bytes(
     spec: ModelSpec, num_tokens: int, num_sequences: int, dtype_bytes: int, tensor: int = 1
 ) -> float:
-    """Compute the peak of an iteration of `num_tokens` tokens and at most `num_sequences` sequences
-    on one of `tensor` devices: that of a layer or of sampling, which do not overlap, and the
-    buffers of experts, which stay.
+    """Compute the peak of an iteration's memory on one device, beside weights and cache.
+
+    It is that of a layer or of sampling, which do not overlap, and the buffers of experts, which
+    stay.
+
+    Args:
+        spec: The model.
+        num_tokens: Tokens of the iteration, of prompts and decodes.
+        num_sequences: The most sequences, each of which samples a token.
+        dtype_bytes: Bytes of an activation (2 in 16 bits), whatever weights and cache have. Logits
+            have a size of their own.
+        tensor: Devices that share each layer. It divides the rows within FFNs and experts; rows as
+            wide as the hidden state and the logits are whole on every device.
+
+    Returns:
+        Bytes.
     """
     sampled = min(num_sequences, num_tokens)
     sampling = SAMPLER_BYTES + sampled * spec.vocab_size * LOGIT_BYTES

@@ -35,8 +35,14 @@ def steady_part(requests: pd.DataFrame, num_slots: int) -> Part | None:
 
 
 def batch_in_flight(requests: pd.DataFrame, num_slots: int) -> int:
-    """Return how many requests were in flight at once at the most: `num_slots`, or fewer where the
-    cache or the policy holds fewer.
+    """Return how many requests were in flight at once at the most.
+
+    Args:
+        requests: The ledger's table, with all requests of the run.
+        num_slots: The most sequences that the engines hold at a time.
+
+    Returns:
+        `num_slots`, or fewer where the cache or the policy holds fewer.
     """
     admitted = _ascending(requests, ADMISSION)
     finished = _ascending(requests, "finish_time")
@@ -50,6 +56,11 @@ def batch_in_flight(requests: pd.DataFrame, num_slots: int) -> int:
 def requests_for_steady_part(requests: pd.DataFrame, num_slots: int) -> int:
     """Return the fewest requests that have a steady part: a batch to fill, one that counts, and one
     to drain.
+
+    Args:
+        requests: The ledger's table of a run that is too short for one.
+        num_slots: The most sequences that the engines hold at a time. A batch is that many, or
+            fewer where the run shows that the cache or the policy holds fewer.
     """
     size = batch_in_flight(requests, num_slots)
     if size == len(requests):  # all of them: there may be more places
@@ -58,9 +69,17 @@ def requests_for_steady_part(requests: pd.DataFrame, num_slots: int) -> int:
 
 
 def drift(requests: pd.DataFrame, part: Part, num_slots: int) -> float:
-    """Return by which share the later batches of a steady part took longer than the earlier ones.
+    """Return the relative change of a batch's time from the earlier to the later half of a part.
 
-    0 for requests that differ in length, whose batches differ anyway, and for a single batch.
+    Args:
+        requests: The ledger's table, with all requests of the run.
+        part: Its steady part.
+        num_slots: The most sequences that the engines hold at a time.
+
+    Returns:
+        Seconds of the later batches / those of the earlier ones - 1: above 0 where the later took
+        longer, below 0 where they took less time. 0 for requests that differ in length, whose
+        batches differ anyway, and for a single batch.
     """
     lengths = requests[["prompt_len", "output_len"]]
     if len(lengths.drop_duplicates()) > 1:
