@@ -140,7 +140,7 @@ def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
     baseline is the same beside the runs of all servers.
     """
     setup = _setup(cfg)
-    run = _parts(cfg, setup)
+    run = _checked(_parts(cfg, setup))
     plan = _fitted(run)
     options = option_files("policy")
     baselines = {}
@@ -160,7 +160,7 @@ def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
 
     chunk=auto is chosen from `chunks`, or as `advisor.advise` does if they are None.
     """
-    return _fitted(_parts(cfg, _setup(cfg)), chunks)
+    return _fitted(_checked(_parts(cfg, _setup(cfg))), chunks)
 
 
 def changed(cfg: DictConfig, **settings: object) -> DictConfig:
@@ -205,9 +205,16 @@ def _parts(cfg: DictConfig, setup: Setup) -> Plan:
     )
     config, window = resolved(cfg), build(cfg.window)
     targets = Targets(build(cfg.slo), cfg.stall, config["prompt_classes"])
-    plan = Plan(
+    return Plan(
         config, engine, backend, spec, setup.checkpoint, load, window, targets, assumed=assumed
     )
+
+
+def _checked(plan: Plan) -> Plan:
+    """Return `plan`. Raises UserError for what its user stated and its parts can't do together; a
+    baseline's policy may read less than is stated for the run.
+    """
+    engine, backend, spec, policy = plan.engine, plan.backend, plan.spec, plan.policy
     engine.cluster.check(policy, backend, spec, shares_prefixes=engine.shares_prefixes)
     # No executor of these real backends has all layers.
     is_cut = getattr(backend, "tensor_parallel", 1) > 1 and backend.computes_tokens
@@ -215,8 +222,8 @@ def _parts(cfg: DictConfig, setup: Setup) -> Plan:
     if policy.in_layers and (is_cut or not engine.cluster.is_single or backend.num_stages > 1):
         raise no_groups(policy.name)
     engine.speculation.check(backend)
-    plan.window.check(load)
-    if engine.queue_order == "priority" and len({one.priority for one in load.requests}) < 2:
+    plan.window.check(plan.load)
+    if engine.queue_order == "priority" and len({one.priority for one in plan.load.requests}) < 2:
         raise UserError(
             "queue_order=priority has no effect: all requests have the same priority; drop it, or "
             "add workload.priorities=[0,1] (for workload=prompts: priority in the file's rows)"
