@@ -173,8 +173,10 @@ def case_of(cfg: DictConfig, run: RealRun) -> Case:
         notes.append(f"as you state: {_named(client)}")
     first = _replay(as_run, cfg, run, client)
     first = replace(first, notes=notes)
-    think_time = 0.0 if first.loop is None else first.loop.think_time
-    other = _replay(what_if, cfg, run, client_of_user, think_time)
+    think_time = cfg.workload.get("think_time")
+    if think_time is None:
+        think_time = 0.0 if first.loop is None else first.loop.think_time
+    other = _replay(what_if, cfg, run, client_of_user, float(think_time))
     if first.does_the_same_as(other):
         return Case(first, None)
     if run.requests.empty and first.engine != other.engine:
@@ -183,8 +185,7 @@ def case_of(cfg: DictConfig, run: RealRun) -> Case:
             f"chunk and batch, or name a client's file with task.log={run.source}"
         )
     changed = differences(as_run, what_if)
-    if first.loop != other.loop:
-        changed.append(f"{_named(client_of_user)} ({_named(client)})")
+    changed += _changes_of_load(first, other)
     return Case(first, other, changed)
 
 
@@ -229,6 +230,13 @@ def _clients(cfg: DictConfig, run: RealRun) -> tuple[Client, Client]:
     """
     typed = typed_settings(cfg)
     asked = asked_client(cfg.workload, typed, run.client)
+    think_time = cfg.workload.get("think_time")
+    if think_time is not None and (asked or run.client).users is None:
+        other_fix = "add workload.users=8" if asked is None else "workload.arrivals=null"
+        raise UserError(
+            f"workload.think_time={think_time} has no effect on {run.source}, whose requests are "
+            f"not sent by users who wait for answers; drop it, or {other_fix}"
+        )
     if asked is None:
         return run.client, run.client
     # The recorded times are no other load: they are asked for where a loop was recognised wrongly.
@@ -242,6 +250,17 @@ def _named(client: Client) -> str:
     return f"workload.users={client.users}"
 
 
+def _changes_of_load(first: Replay, other: Replay) -> list[str]:
+    """Describe how `other` sends requests otherwise, such as "workload.users=8 (4)"."""
+    changed = []
+    if _named(first.client) != _named(other.client):
+        changed.append(f"{_named(other.client)} ({_named(first.client)})")
+    before = 0.0 if first.loop is None else first.loop.think_time
+    if other.loop is not None and other.loop.think_time != before:
+        changed.append(f"workload.think_time={other.loop.think_time:.3g} s ({before:.3g} s)")
+    return changed
+
+
 def _replay(
     cfg: DictConfig,
     typed: DictConfig,
@@ -250,7 +269,7 @@ def _replay(
     think_time: float | None = None,
 ) -> Replay:
     """Make a replay with the settings of `cfg`, which follow from those that are `typed`, and users
-    who think for `think_time` seconds (None: as recorded), unless that is typed. Raises UserError.
+    who think for `think_time` seconds (None: as recorded). Raises UserError.
     """
     backend, spec = devices(cfg, run, is_named=typed.hardware.name != AUTO)
     backend.check(spec, 0)
@@ -277,9 +296,7 @@ def _replay(
     )
     engine.check(requests)
     config = {key: value for key, value in resolved(cfg).items() if key in KEYS}
-    if (typed_time := typed.workload.get("think_time")) is not None:
-        think_time = float(typed_time)
-    elif think_time is None:
+    if think_time is None:
         think_time = measured_thought(run.requests, client)
     loop = loop_of(run.requests, client, think_time)
     config["users"] = None if loop is None else [loop.users, loop.think_time]

@@ -176,7 +176,7 @@ def describe(loop: Loop, client: Client) -> str:
     users = f"{loop.users} user{'s' * (loop.users != 1)}"
     words = f"a closed loop of {users}"
     if loop.think_time >= 5e-4:
-        words += f", {1e3 * loop.think_time:.3g} ms between an answer and the next request"
+        words += f", {loop.think_time:.3g} s between an answer and the next request"
     if client.rate < math.inf:
         words += f", whose requests are due at {client.rate:g}/s"
     return words

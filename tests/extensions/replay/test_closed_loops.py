@@ -85,7 +85,7 @@ def test_a_closed_loop_is_replayed_as_it_was_run(closed):
     case = check(closed)
     loop = case.as_run.loop
     assert (loop.users, loop.think_time) == (USERS, pytest.approx(THINK_TIME, abs=1e-6))
-    assert "a closed loop of 3 users, 4 ms between" in " ".join(case.as_run.describe())
+    assert "a closed loop of 3 users, 0.004 s between" in " ".join(case.as_run.describe())
     load = case.as_run.load()
     for column in ("arrival_time", "first_token_time", "finish_time"):
         expected = case.run.requests[column].to_numpy(dtype=float)
@@ -203,11 +203,29 @@ def test_other_users_than_a_file_states_are_a_further_replay(closed, tmp_path, c
     settings = ["task=validate", f"task.run={closed}", "workload.users=6"]
     result = run(tmp_path, *settings, "workload.think_time=0")
     said = capsys.readouterr().out
-    assert "what if, as you state: workload.users=6 (workload.users=3)" in said
+    what_if = "workload.users=6 (workload.users=3), workload.think_time=0 s (0.004 s)"
+    assert f"what if, as you state: {what_if}" in said
     assert concurrency(result.tables["requests.parquet"]) == 6
     assert result.labels["workload.arrivals"] == "users"
     case = check(closed, "workload.users=3")
     assert case.what_if is None
+
+
+def test_a_think_time_is_that_of_the_further_replay_only(closed, served, tmp_path):
+    as_recorded = check(closed).as_run
+    case = check(closed, "workload.think_time=2")
+    assert case.as_run.loop == as_recorded.loop
+    assert case.what_if.loop.think_time == 2
+    assert case.changed == ["workload.think_time=2 s (0.004 s)"]
+    path = tmp_path / "rate.json"
+    path.write_text(vllm_file(served["rate"], request_rate=RATE, max_concurrency=None))
+    case = check(path, "workload.users=2", "workload.think_time=0.5")
+    assert case.changed[-1].startswith("workload.think_time=0.5 s")
+    typed = ["task=validate", f"task.run={path}", "workload.think_time=2"]
+    refusal = refusal_of(*typed)
+    assert "workload.think_time=2 has no effect" in refusal
+    assert "drop it, or add workload.users=8" in refusal
+    assert "drop it, or workload.arrivals=null" in refusal_of(*typed, "workload.arrivals=null")
 
 
 def test_arrivals_of_another_kind_are_refused(closed):
