@@ -9,12 +9,17 @@ import pandas as pd
 
 from sarathi_lab.config.console import amount
 from sarathi_lab.results import sweep_analysis as analysis
-from sarathi_lab.results.intervals import LEVEL, ends_of_median, level_of, samples_for
+from sarathi_lab.results.intervals import (
+    FEWEST_PAIRS,
+    LEVEL,
+    ends_of_median,
+    level_of,
+    samples_for,
+)
 from sarathi_lab.results.table import display_unit, less_is_better
 
 # What is judged where all requests wait from the start, and where they arrive over time.
 CLOSED = ("throughput", "tbt_p99")
-BEST_OVER_TIME = ("slo_attainment", "request_gap_p99", "tbt_p99", "ttft_p99")
 WAITS = ("ttft_p50", "ttft_p99", "tbt_p99", "request_gap_p99")
 OVER_TIME = (*WAITS, "slo_attainment", "goodput")
 # What of runs that are not steady is judged: all else depends on their length.
@@ -22,6 +27,10 @@ OF_ANY_LENGTH = ("throughput",)
 MOST = 4  # sentences
 # Ratios so near to 1 are printed as 1.00 and mean nothing to anybody who serves models.
 LEAST_DIFFERENCE = 0.005
+ONE_DRAW = (
+    f"These are single draws of arrivals, of which a P99 is one or two requests; "
+    f"seed=range({FEWEST_PAIRS}) shows what they decide."
+)
 
 
 def arrive_over_time(runs: pd.DataFrame) -> bool:
@@ -36,11 +45,10 @@ def arrive_over_time(runs: pd.DataFrame) -> bool:
 def conclusion(runs: pd.DataFrame) -> list[str]:
     """Compare the best run of each workload with the reference: what is better, worse, undecided.
 
-    The best has the most tokens/s; of requests that arrive over time it is steady, has the most
-    within the objective and then the shortest of the requests' longest gaps (P99): a P99 over all
-    gaps would choose a server that stops for seconds, once a request. As it is chosen among
-    several, its intervals are as wide as all of them need at once. Where it or the reference is not
-    steady, waits are not compared. More than `MOST` workloads leave the best and the worst.
+    The best has the most tokens/s; of requests that arrive over time `_order_over_time` states it.
+    As it is chosen among several, its intervals are as wide as all of them need at once. Where it
+    or the reference is not steady, waits are not compared. More than `MOST` workloads leave the
+    best and the worst.
     """
     base = analysis.reference(runs)
     is_over_time = arrive_over_time(runs)
@@ -68,13 +76,20 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     sentences = []
     for found, num_settings in best:
         is_same = analysis.group_keys(references, cases).isin(analysis.group_keys(found, cases))
-        unsteady = _unsteady_in_words(found, references[is_same], base)
+        reference = references[is_same]
+        unsteady = _unsteady_in_words(found, reference, base)
         quantities = [name for name in OF_ANY_LENGTH if name in runs] if unsteady else names
-        sentence = _sentence(found, settings, quantities, base, num_settings, noise, unsteady)
+        sentence = _sentence(
+            found, settings, quantities, base, reference, num_settings, noise, unsteady
+        )
         sentences.append(sentence + _gains(found, further, noise))
     if len(best) < len(groups):
         sentences.append(f"The other {len(groups) - 2} of {len(groups)} workloads lie between.")
-    return ["\n" + sentences[0], *sentences[1:]] if sentences else []
+    if not sentences:
+        return []
+    is_drawn_once = is_over_time and all(len(found) == 1 for found, _ in best)
+    remarks = [ONE_DRAW] if is_drawn_once and noise == analysis.DETERMINISTIC else []
+    return ["\n" + sentences[0], *sentences[1:], *remarks]
 
 
 def _best(
@@ -82,15 +97,39 @@ def _best(
 ) -> tuple[pd.DataFrame, int]:
     """Return the runs of the best settings, and among how many they were chosen."""
     keys = analysis.group_keys(group, settings)
-    typical = group.groupby(keys, sort=False)[list(names)].median()
-    order = ("throughput",) if "throughput" in names else BEST_OVER_TIME
-    by = [name for name in order if name in names]
-    is_less = [less_is_better(name) for name in by]
-    if "throughput" not in names:
-        typical = typical.assign(unsteady=~analysis.are_steady(group, settings))
-        by, is_less = ["unsteady", *by], [True, *is_less]
-    first = typical.sort_values(by, ascending=is_less, kind="stable").index[0]
+    typical = group.groupby(keys, sort=False)[_judged_by(group, names)].median()
+    if "throughput" in names:
+        order = pd.DataFrame({"throughput": -typical["throughput"]})
+    else:
+        order = _order_over_time(typical, analysis.are_steady(group, settings))
+    first = order.sort_values(list(order), kind="stable").index[0]
     return group[keys == first], len(typical)
+
+
+def _judged_by(group: pd.DataFrame, names: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys([*names, *(name for name in OF_ANY_LENGTH if name in group)]))
+
+
+def _order_over_time(typical: pd.DataFrame, is_steady: pd.Series) -> pd.DataFrame:
+    """Return columns by which the best of `typical` (medians by settings) comes first.
+
+    That is a steady run, with the most requests within the objective, and then with the least that
+    nearly all users wait at a stretch: for the first token, and once between tokens. A P99 over all
+    gaps would choose a server that stops for seconds once a request; the gaps alone one that lets
+    requests wait before they begin. Of runs that are not steady it has the most tokens/s.
+    """
+    order = pd.DataFrame(index=typical.index)
+    order["unsteady"] = ~is_steady.reindex(typical.index)
+    if "throughput" in typical:
+        order["unserved"] = -typical["throughput"].where(order["unsteady"], 0.0)
+    if "slo_attainment" in typical:
+        order["within_objective"] = -typical["slo_attainment"]
+    waits = [name for name in ("ttft_p99", "request_gap_p99") if name in typical]
+    order["longest_waits"] = typical[waits].sum(axis="columns")
+    for name in ("tbt_p99", "ttft_p50"):
+        if name in typical:
+            order[name] = typical[name]
+    return order
 
 
 def _unsteady_in_words(runs: pd.DataFrame, references: pd.DataFrame, base: str) -> str:
@@ -112,9 +151,10 @@ def _sentence(
     settings: Sequence[str],
     names: Sequence[str],
     base: str,
+    reference: pd.DataFrame,
     at_once: int,
     noise: float,
-    unsteady: str = "",
+    unsteady: str,
 ) -> str:
     parts: dict[str, list[str]] = {"better": [], "worse": [], "equal": [], "undecided": []}
     number = len(runs)
@@ -124,7 +164,10 @@ def _sentence(
         ratio = float(samples.median())
         row = {"quantity": f"{name}_vs_{base}", "policy": "", "value": ratio}
         is_decided = analysis.is_decided({**row, **ends._asdict(), "num_samples": number}, noise)
-        value, other = runs[name].median(), (runs[name] / samples).median()
+        value = runs[name].median()
+        other = (runs[name] / samples).median()  # of the runs that these are paired with
+        if math.isnan(other):  # none of these has any
+            other = reference[name].median()
         if samples.sub(1).abs().lt(LEAST_DIFFERENCE).all():
             parts["equal"].append(_value_in_words(name, value))
             continue
@@ -171,6 +214,8 @@ def _in_words(name: str, value: float, other: float, ratio: float, ends: Sequenc
         return f"{words} {value:.1%} against {other:.1%}"
     unit = unit.rstrip("]")
     shown = f"{words} {amount(scale * value)} against {amount(scale * other)} {unit}"
+    if not 0 < ratio < math.inf:
+        return shown
     if ends:
         return f"{shown} (in pairs {ratio:.2f} times, {ends[0]:.2f} to {ends[1]:.2f})"
     return f"{shown} ({ratio:.2f} times)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import product
 from pathlib import Path
 
@@ -273,7 +274,8 @@ def test_requests_that_arrive_over_time_are_judged_by_their_waits():
     runs = runs.assign(**{"workload.arrivals": "poisson", "throughput": 100.0})
     runs = runs.assign(ttft_p50=[1, 2, 1.5, 2], tbt_p99=[0.3, 0.3, 0.06, 0.03])
     runs = runs.assign(slo_attainment=[0.055, 0.5, 1.0, 1.0], goodput=[0.1, 1.0, 1.0, 2.0])
-    first, second = conclusion(runs)
+    first, second, remark = conclusion(runs)
+    assert "seed=range(6)" in remark
     assert first == (
         "\nsarathi workload.rate=1 beside orca: better in TBT P99 60 against 300 ms (0.20 times), "
         "requests within the SLO 100.0% against 5.5%, goodput 1 against 0.1 requests/s "
@@ -289,17 +291,33 @@ def test_the_shortest_gaps_of_all_do_not_hide_a_pause_of_each_request():
     policies = ["orca", "vllm_v1", "sglang"]
     runs = runs_of(policy=policies).assign(**{"workload.arrivals": "poisson", "throughput": 100.0})
     runs = runs.assign(tbt_p99=[0.3, 0.2, 0.042], request_gap_p99=[0.6, 0.21, 17.4])
-    (sentence,) = conclusion(runs)
+    sentence, _ = conclusion(runs)
     assert sentence.startswith("\nvllm_v1 beside orca: better in TBT P99 200 against 300 ms")
     assert "longest gap of a request P99 210 against 600 ms" in sentence
     headings = " ".join(" ".join(sweep_table(runs, "All").rows[0]).split())
     assert "TBT P99 [ms] v worst gap P99" in headings
 
 
+def test_of_chunks_whose_requests_all_wait_the_one_with_short_gaps_is_not_the_best():
+    runs = runs_of(policy=["orca", "sarathi"], chunk=[128, 2048])
+    runs = runs.assign(**{"workload.arrivals": "poisson", "throughput": 100.0})
+    runs = runs.assign(ttft_p99=[6, 6, 47, 7], request_gap_p99=[0.6, 0.6, 0.034, 0.18])
+    assert conclusion(runs)[0].startswith("\nsarathi chunk=2048 beside orca")
+
+
+def test_a_ratio_to_nothing_is_left_out():
+    runs = runs_of(policy=["orca", "sarathi"]).assign(**{"workload.arrivals": "poisson"})
+    runs = runs.assign(slo_attainment=[0.5, 0.0], goodput=[0.0, 1.0], throughput=100.0)
+    sentence = conclusion(runs)[0]
+    assert "goodput 1 against 0 requests/s;" in sentence
+    assert "requests within the SLO 0.0% against 50.0%" in sentence
+    assert not re.search("nan|inf", sentence)
+
+
 def test_a_difference_that_no_digit_shows_is_none():
     runs = runs_of(policy=["orca", "vllm_v1"]).assign(**{"workload.arrivals": "poisson"})
     runs = runs.assign(throughput=100.0, ttft_p50=[53.6, 53.5], goodput=[0.4621, 0.4622])
-    (sentence,) = conclusion(runs)
+    sentence, _ = conclusion(runs)
     assert sentence.endswith("beside orca: equal in TTFT P50 53.5 s, goodput 0.462 requests/s.")
 
 
