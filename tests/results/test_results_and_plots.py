@@ -205,6 +205,8 @@ def test_more_settings_than_axes_are_distinct_and_never_averaged():
     assert sum(len(points_of(ax)) for ax in figure.axes) == len(runs)
     with pytest.raises(UserError, match="kind=pie is no kind of picture; use one of line, heat"):
         sweeps.draw_sweep(runs, kind="pie")
+    with pytest.raises(UserError, match="y=mfu has no value in these runs"):
+        sweeps.draw_sweep(runs.assign(mfu=float("nan")), y="mfu")
     with pytest.raises(UserError, match="kind=heat needs two settings that vary; use kind=line"):
         sweeps.draw_sweep(runs_of(chunk=[128, 256]), kind="heat")
 

@@ -6,7 +6,7 @@ percent on; amounts are the darker the better. Grey cells were not run.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,55 @@ def amount_scale(values: pd.Series, label: str, *, is_less_better: bool) -> Heat
     return HeatScale(label, Normalize(low, low + spread), cmap)
 
 
+@dataclass(frozen=True)
+class Layout:
+    """The settings of a map with their values: `along` x, `upwards` y and a panel for each of
+    `columns` ([None] without `col`).
+    """
+
+    x: str
+    y: str
+    col: str | None
+    along: Sequence[Any]
+    upwards: Sequence[Any]
+    columns: Sequence[Any]
+    has_names: bool
+
+    @classmethod
+    def of(cls, cells: pd.DataFrame, x: str, y: str, col: str | None) -> Layout:
+        upwards = _in_order(cells[y])
+        has_names = not _is_number(cells[y])
+        if has_names:
+            upwards.reverse()  # they are read from above
+        columns = _in_order(cells[col]) if col else [None]
+        return cls(x, y, col, _in_order(cells[x]), upwards, columns, has_names)
+
+    @property
+    def panel_width(self) -> float:
+        """Return inches."""
+        return CELL_WIDTH * len(self.along)
+
+    @property
+    def panel_height(self) -> float:
+        """Return inches, with the label above a row of panels."""
+        num_lines = max(_text(value).count("\n") for value in self.upwards)
+        return 0.5 + (CELL_HEIGHT + LINE * num_lines) * len(self.upwards)
+
+    @property
+    def upright(self) -> float:
+        """Return the inches of names along x that are written upright, being wider than a cell."""
+        longest = style.LETTER * max(len(_text(value)) for value in self.along)
+        return longest if longest > CELL_WIDTH else 0.0
+
+    @property
+    def width(self) -> float:
+        """Return the inches of the picture."""
+        lines = [line for value in self.upwards for line in _text(value).split("\n")]
+        names = style.LETTER * max(map(len, lines))
+        width = 1.0 + names + max(1.2, self.panel_width) * len(self.columns)
+        return min(style.WIDTH, max(LEAST_WIDTH, width))
+
+
 def heat_map(
     rows: Sequence[HeatRow],
     *,
@@ -84,47 +133,62 @@ def heat_map(
 
     `not_run` explains grey cells and `notes` what else is in the cells, both in the legend.
     """
-    every = pd.concat([row.cells for row in rows])
-    columns = _in_order(every[col]) if col else [None]
-    along, upwards = _in_order(every[x]), _in_order(every[y])
-    has_names = not _is_number(every[y])
-    if has_names:
-        upwards = upwards[::-1]  # names read from above
-    lines = [_text(value).split("\n") for value in upwards]
-    letters = max(len(line) for name in lines for line in name)
-    cell_height = CELL_HEIGHT + LINE * (max(map(len, lines)) - 1)
-    panel_width = CELL_WIDTH * len(along)
-    width = 1.0 + style.LETTER * letters + max(1.2, panel_width) * len(columns)
-    height = 0.5 + cell_height * len(upwards)
-    size = min(style.WIDTH, max(LEAST_WIDTH, width)), height * len(rows) + 0.8
-    figure, axes = style.panels(len(rows), len(columns), size)
+    layout = Layout.of(pd.concat([row.cells for row in rows]), x, y, col)
+    num_columns = len(layout.columns)
+    height = layout.panel_height * len(rows) + layout.upright + 0.8
+    figure, axes = style.panels(len(rows), num_columns, (layout.width, height))
     has_gaps = False
     for i, row in enumerate(rows):
-        for j, value in enumerate(columns):
-            ax = axes[i * len(columns) + j]
-            cells = row.cells[row.cells[col] == value] if col else row.cells
-            matrix, texts = _matrices(cells, x, y, along, upwards)
-            has_gaps |= bool(np.isnan(matrix).any())
-            _draw_cells(ax, matrix, texts, row.scale)
-            _label_panel(ax, along, upwards, is_left=j == 0, is_low=i == len(rows) - 1)
-            has_title = i == 0 and col is not None
-            title = f"{style.short_name(str(col))} {_text(value)}" if has_title else ""
-            ax.set_title(title, fontsize=9)
-            if j == 0:  # above the titles of the first row's panels
-                blank = "\n" if has_title else ""
-                ax.set_title(f"{row.label}{blank}", loc="left", fontsize=9, linespacing=1.5)
-    room = int(panel_width / style.LETTER)
-    for ax in axes[-len(columns) :]:
-        ax.set_xlabel(_setting(x, room))
-    for ax in axes[:: len(columns)]:
-        ax.set_ylabel("" if has_names else _setting(y, int(height / style.LETTER)))
-    _add_colour_bars(figure, axes, rows, len(columns))
+        beside = axes[i * num_columns : (i + 1) * num_columns]
+        has_gaps |= _draw_row(beside, row, layout)
+        _label_row(beside, row, layout, has_titles=i == 0 and col is not None)
+    for ax in axes[-num_columns:]:
+        _tick_along(ax, layout)
+    _add_colour_bars(figure, axes, rows, num_columns)
     keys = _gain_keys() if any(row.scale.is_gain for row in rows) else []
     if has_gaps:
         keys.append(Patch(facecolor=GREY, edgecolor="0.6", label=not_run))
-    keys += [Patch(facecolor="none", edgecolor="none", label=note) for note in notes]
+    for note in notes:
+        keys.append(Patch(facecolor="none", edgecolor="none", label=note))
     style.legend_below(figure, keys)
     return figure
+
+
+def _draw_row(axes: Sequence[Axes], row: HeatRow, layout: Layout) -> bool:
+    """Draw the panels of a row; returns whether a cell was not run."""
+    has_gaps = False
+    for ax, value in zip(axes, layout.columns, strict=True):
+        cells = row.cells
+        if layout.col:
+            cells = cells[cells[layout.col] == value]
+        matrix, texts = _matrices(cells, layout)
+        has_gaps |= bool(np.isnan(matrix).any())
+        _draw_cells(ax, matrix, texts, row.scale)
+    return has_gaps
+
+
+def _label_row(axes: Sequence[Axes], row: HeatRow, layout: Layout, *, has_titles: bool) -> None:
+    """Write the row's label, the values upwards, and over the first row those of its columns."""
+    for ax, value in zip(axes, layout.columns, strict=True):
+        ax.set_xticks([])
+        ax.set_yticks([])
+        if has_titles:
+            ax.set_title(f"{style.short_name(str(layout.col))} {_text(value)}", fontsize=9)
+    blank = "\n" if has_titles else ""  # the label is above the titles of the columns
+    axes[0].set_title(f"{row.label}{blank}", loc="left", fontsize=9, linespacing=1.5)
+    names = [_text(value) for value in layout.upwards]
+    axes[0].set_yticks(np.arange(len(names)) + 0.5, names)
+    if not layout.has_names:
+        room = int(layout.panel_height / style.LETTER)
+        axes[0].set_ylabel(_setting(layout.y, room))
+
+
+def _tick_along(ax: Axes, layout: Layout) -> None:
+    """Write the values along x."""
+    names = [_text(value) for value in layout.along]
+    rotation = 90 if layout.upright else 0
+    ax.set_xticks(np.arange(len(names)) + 0.5, names, rotation=rotation)
+    ax.set_xlabel(_setting(layout.x, int(layout.panel_width / style.LETTER)))
 
 
 def _setting(name: str, room: int) -> str:
@@ -149,21 +213,25 @@ def _text(value: object) -> str:
 
 
 def _matrices(
-    cells: pd.DataFrame, x: str, y: str, along: Sequence[Hashable], upwards: Sequence[Hashable]
+    cells: pd.DataFrame, layout: Layout
 ) -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, Any]]:
-    """Return the cells' shades (NaN where nothing ran) and texts, a row for each value of `y`."""
-    matrix = np.full((len(upwards), len(along)), np.nan)
-    texts = np.full(matrix.shape, "", dtype=object)
+    """Return the cells' shades (NaN where nothing ran) and texts, a row for each value upwards."""
+    shades = np.full((len(layout.upwards), len(layout.along)), np.nan)
+    texts = np.full(shades.shape, "", dtype=object)
     for _, cell in cells.iterrows():
-        place = upwards.index(cell[y]), along.index(cell[x])
-        matrix[place] = cell["shade"]
-        texts[place] = cell["text"]
-    return matrix, texts
+        row = layout.upwards.index(cell[layout.y])
+        column = layout.along.index(cell[layout.x])
+        shades[row, column] = cell["shade"]
+        texts[row, column] = cell["text"]
+    return shades, texts
 
 
 def _draw_cells(ax: Axes, matrix: Any, texts: Any, scale: HeatScale) -> None:
     ax.grid(False)
     ax.set_facecolor(GREY)
+    ax.tick_params(length=0)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
     cmap = plt.get_cmap(scale.cmap)
     shades = np.ma.masked_invalid(matrix)
     ax.pcolormesh(shades, cmap=cmap, norm=scale.norm, edgecolors="white", linewidth=0.5)
@@ -179,20 +247,6 @@ def _draw_cells(ax: Axes, matrix: Any, texts: Any, scale: HeatScale) -> None:
         look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": font}
         look["color"] = "white" if luminance < DARK else "black"
         ax.text(column + 0.5, row + 0.5, texts[row, column], **look)
-
-
-def _label_panel(
-    ax: Axes, along: Sequence[Any], upwards: Sequence[Any], *, is_left: bool, is_low: bool
-) -> None:
-    """Name the values of both settings at the edge of the picture."""
-    for spine in ax.spines.values():
-        spine.set_visible(False)
-    ax.tick_params(length=0)
-    names = [_text(value) for value in along] if is_low else []
-    is_wide = style.LETTER * max(map(len, names), default=0) > CELL_WIDTH
-    ax.set_xticks(np.arange(len(names)) + 0.5, names, rotation=90 if is_wide else 0)
-    names = [_text(value) for value in upwards] if is_left else []
-    ax.set_yticks(np.arange(len(names)) + 0.5, names)
 
 
 def _add_colour_bars(

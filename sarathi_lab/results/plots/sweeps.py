@@ -15,6 +15,7 @@ from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.results import sweep_analysis as analysis
 from sarathi_lab.results.intervals import level_of
 from sarathi_lab.results.plots import style
@@ -50,7 +51,7 @@ def draw_sweep(
         kind: "line" or "heat".
 
     Raises:
-        UserError: for an unknown name, or a heat map of a single setting.
+        UserError: for an unknown name, a quantity without values, or a map of a single setting.
     """
     runs = runs.reset_index(drop=True)  # rows of concatenated tables may share a label
     runs.attrs.clear()  # which each step would copy
@@ -62,11 +63,21 @@ def draw_sweep(
         if has_base:
             runs = analysis.relative(runs, quantity, base)
     axes = choose_axes(runs, x=x, hue=hue, col=col, kind=kind)
-    quantities = [analysis.find_column(runs, name) for name in wanted]
+    quantities = [_with_values(runs, axes, analysis.find_column(runs, name)) for name in wanted]
     quantities = quantities or choose_quantities(runs, axes)
     runs = analysis.without_repeated(runs, quantities)
     figure = plot(runs, axes, quantities)
     return style.finished(figure, _title(runs))
+
+
+def _with_values(runs: pd.DataFrame, axes: PlotAxes, name: str) -> str:
+    """Return the quantity `name`. Raises UserError if there is nothing to draw of it."""
+    values = runs[name].dropna()
+    if values.empty:
+        raise UserError(f"y={name} has no value in these runs; name another quantity")
+    if axes.kind == "heat" and name == MARGINAL and not (values > 0).any():
+        raise UserError(f"y={name} is below the noise in all runs; name another quantity")
+    return name
 
 
 def policies(runs: pd.DataFrame) -> Figure:
