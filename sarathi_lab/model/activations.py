@@ -30,8 +30,8 @@ def iteration_bytes(
         spec: The model.
         num_tokens: Tokens of the iteration, of prompts and decodes.
         num_sequences: The most sequences, each of which samples a token.
-        dtype_bytes: Bytes of an activation (2 in 16 bits), whatever weights and cache have. Logits
-            have a size of their own.
+        dtype_bytes: Bytes of an activation (2 in 16 bits), also where weights or cache have 8 bits;
+            logits have another size.
         tensor: Devices that share each layer. It divides the rows within FFNs and experts; rows as
             wide as the hidden state and the logits are whole on every device.
 

@@ -102,7 +102,7 @@ def _best(
         order = pd.DataFrame({"throughput": -typical["throughput"]})
     else:
         order = _order_over_time(typical, analysis.are_steady(group, settings))
-    first = order.sort_values(list(order), kind="stable").index[0]
+    first = order.sort_values([*map(str, order)], kind="stable").index[0]
     return group[keys == first], len(typical)
 
 
