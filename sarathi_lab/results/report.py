@@ -44,6 +44,7 @@ OVER_TIME = {
     "goodput": "good\n[req/s]",
     **WAITS,
 }
+OF_ALL = " (of all policies without a server)"  # a remark where a single run is described
 UNSTEADY = "!"  # in the row of a run that is not steady
 IN_PAIRS = "in pairs: the median of each round's or seed's ratio, not the ratio of two medians"
 LINE = ("throughput", "ttft_p50", "tbt_p99")  # of a baseline
@@ -170,10 +171,34 @@ def _share_of(is_so: pd.Series) -> str:
 
 
 def assumptions(runs: pd.DataFrame) -> list[str]:
-    """List what runs had without its being stated, a line for each server's defaults."""
+    """List what runs had without its being stated: kinds of arrivals, and for each server's
+    defaults the policies that have them.
+    """
     if "assumed" not in runs:
         return []
-    return [f"assumed: {words}" for words in runs["assumed"].dropna().unique()]
+    policies: dict[str, dict[str, None]] = {}  # by what was assumed
+    for policy, words in runs[["policy", "assumed"]].dropna().itertuples(index=False):
+        for part in words.replace(OF_ALL, "").split("; "):
+            policies.setdefault(part, {})[policy] = None
+    lines = []
+    for part, named in policies.items():
+        longer = [other for other in policies if other != part and other.endswith(f" {part}")]
+        if longer:  # of policies that read the budget, too
+            policies[longer[0]] |= named
+    for part, named in policies.items():
+        if not any(other != part and other.endswith(f" {part}") for other in policies):
+            lines.append(f"assumed unless stated{_for_policies(list(named), runs)}: {part}")
+    return lines
+
+
+def _for_policies(policies: Sequence[str], runs: pd.DataFrame) -> str:
+    """Name the policies, unless they are all of the sweep's."""
+    if len(policies) == runs["policy"].nunique():
+        return ""
+    if len(policies) <= MOST_NAMED + 1:
+        return f", for {', '.join(policies)}"
+    shown = ", ".join(policies[:MOST_NAMED])
+    return f", for {shown} and {len(policies) - MOST_NAMED} others"
 
 
 def _save_table(folder: Path, runs: pd.DataFrame) -> Path:

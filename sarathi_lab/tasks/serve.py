@@ -312,7 +312,7 @@ def print_plan(plan: Plan, context: RunContext) -> None:
     if words := engine.speculation.describe():
         print_words(f"  {words}")
     if plan.assumed is not None:
-        print_words(f"  assumed: {plan.assumed}")
+        print_words(f"  assumed unless stated: {plan.assumed}")
 
 
 def print_advice(advice: Advice) -> None:

@@ -17,6 +17,7 @@ from sarathi_lab.engine.served_system import CacheRoom, ServedSystem, ServingDev
 from sarathi_lab.model.roofline import TILE
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy.systems import VLLM, setup_of
+from sarathi_lab.results.report import OF_ALL
 from sarathi_lab.tasks.run_cache import FILLS_MEMORY, memory_share
 from sarathi_lab.workload import LoadedRequests
 
@@ -119,7 +120,7 @@ def _fill_served(
         assumed["cache.num_blocks"] = FILLS_MEMORY
     if not assumed:
         return None
-    whose = "" if system else " (of all policies without a server)"
+    whose = "" if system else OF_ALL
     values = " ".join(f"{name}={value}" for name, value in assumed.items())
     remark = " (fills the memory)" if fills_cache else ""
     return f"{values}{remark}, as {defaults.name}'s defaults on {device.name}{whose}"

@@ -10,7 +10,7 @@ from matplotlib.artist import Artist
 from sarathi_lab.results.conclusion import conclusion
 from sarathi_lab.results.load_trend import load_trend
 from sarathi_lab.results.plots.sweeps import draw_sweep
-from sarathi_lab.results.report import sweep_table, unsteady_note
+from sarathi_lab.results.report import OF_ALL, assumptions, sweep_table, unsteady_note
 
 SECONDS = np.arange(100.0)  # one request a second
 
@@ -121,3 +121,22 @@ def test_the_picture_crosses_waits_of_runs_that_are_not_steady() -> None:
 
 def _legends(figure: Artist) -> list:
     return [one for one in figure.get_children() if hasattr(one, "get_texts")]
+
+
+def test_a_sweep_names_the_defaults_of_each_server_once() -> None:
+    """Orca reads no budget, and has else what a paper's policies have."""
+    implied = "workload.arrivals=poisson, as workload.rate is set"
+    vllm = "batch=256, as vLLM 0.32's defaults on a100"
+    sglang = "chunk=8192 batch=4096, as SGLang 0.5's defaults on a100"
+    texts = {
+        "orca": f"{implied}; {vllm}{OF_ALL}",
+        "vllm_v1": f"{implied}; chunk=2048 {vllm}",
+        "sglang": f"{implied}; {sglang}",
+    }
+    runs = swept()
+    assert assumptions(runs.assign(assumed=runs.policy.map(texts))) == [
+        f"assumed unless stated: {implied}",
+        f"assumed unless stated, for vllm_v1, orca: chunk=2048 {vllm}",
+        f"assumed unless stated, for sglang: {sglang}",
+    ]
+    assert assumptions(runs) == []
