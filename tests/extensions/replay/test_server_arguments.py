@@ -216,6 +216,106 @@ def test_every_argument_of_the_table_is_honoured_or_named(system):
             assert row.reason in stated.not_simulated[0]
 
 
+# Arguments by which an iteration takes another time, or another one follows; none of these values
+# is a server's default.
+CHANGES_TIMES = {
+    "vllm": {
+        "attention_backend": "TRITON_ATTN",
+        "compilation_config": {"level": 0},
+        "cpu_offload_gb": 4,
+        "decode_context_parallel_size": 2,
+        "enable_dbo": True,
+        "enable_eplb": True,
+        "enable_lora": True,
+        "hf_overrides": {"num_hidden_layers": 2},
+        "kv_cache_memory_bytes": 10**9,
+        "kv_offloading_size": 8,
+        "kv_transfer_config": {"kv_connector": "LMCacheConnectorV1"},
+        "mamba_cache_dtype": "float32",
+        "max_num_partial_prefills": 4,
+        "max_num_scheduled_tokens": 64,
+        "model_impl": "transformers",
+        "moe_backend": "triton",
+        "nnodes": 2,
+        "num_scheduler_steps": 8,
+        "optimization_level": 0,
+        "quantization": "awq",
+        "scheduler_cls": "my.Scheduler",
+        "scheduling_policy": "priority",
+        "speculative_config": {"method": "ngram"},
+        "stream_interval": 10,
+    },
+    "sglang": {
+        "attention_backend": "triton",
+        "cpu_offload_gb": 4,
+        "cuda_graph_bs": [1, 2],
+        "cuda_graph_max_bs": 4,
+        "decode_attention_backend": "flashmla",
+        "device": "cpu",
+        "disable_cuda_graph": True,
+        "disable_overlap_schedule": True,
+        "disaggregation_mode": "prefill",
+        "enable_dp_attention": True,
+        "enable_flashinfer_allreduce_fusion": True,
+        "enable_hierarchical_cache": True,
+        "enable_lora": True,
+        "enable_torch_compile": True,
+        "enable_two_batch_overlap": True,
+        "ep_size": 2,
+        "fp8_gemm_runner_backend": "cutlass",
+        "json_model_override_args": '{"num_hidden_layers": 2}',
+        "mamba_full_memory_ratio": 0.2,
+        "mamba_ssm_dtype": "bfloat16",
+        "model_impl": "transformers",
+        "moe_a2a_backend": "deepep",
+        "moe_runner_backend": "triton",
+        "nnodes": 2,
+        "num_continuous_decode_steps": 4,
+        "prefill_attention_backend": "fa4",
+        "quantization": "awq",
+        "radix_eviction_policy": "lfu",
+        "sampling_backend": "pytorch",
+        "schedule_policy": "lof",
+        "speculative_algorithm": "EAGLE",
+        "stream_interval": 10,
+        "swa_full_tokens_ratio": 0.3,
+        "torchao_config": "int4wo-128",
+        "triton_attention_num_kv_splits": 16,
+    },
+}
+# What a description of a server with nothing but defaults has.
+DEFAULTS_OF_SGLANG = {
+    "attention_backend": "fa3",
+    "cuda_graph_max_bs": 256,
+    "ep_num_redundant_experts": 0,
+    "flashinfer_mxfp4_moe_precision": "default",
+    "fp8_gemm_runner_backend": "auto",
+    "grammar_backend": "xgrammar",
+    "json_model_override_args": "{}",
+    "mamba_full_memory_ratio": 0.9,
+    "mamba_scheduler_strategy": "auto",
+    "moe_runner_backend": "auto",
+    "nnodes": 1,
+    "sampling_backend": "flashinfer",
+    "swa_full_tokens_ratio": 0.8,
+    "triton_attention_num_kv_splits": 8,
+}
+
+
+@pytest.mark.parametrize("system", CHANGES_TIMES)
+def test_arguments_that_change_times_are_never_silent(system):
+    for name, value in CHANGES_TIMES[system].items():
+        for is_dump in (False, True):
+            stated = read_arguments(system, {name: value}, "a file", is_dump=is_dump)
+            (named,) = stated.not_simulated
+            assert named.startswith(name), name
+
+
+def test_defaults_of_a_server_are_silent():
+    stated = read_arguments("sglang", DEFAULTS_OF_SGLANG, "a file", is_dump=True)
+    assert not stated.not_simulated
+
+
 def test_what_is_not_simulated_is_named_in_one_line(result, capsys, tmp_path):
     arguments = {
         "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
