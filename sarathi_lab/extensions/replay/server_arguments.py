@@ -30,6 +30,7 @@ from sarathi_lab.config.errors import UserError
 # the server's version.
 OF_FILES = ("cache.tokens", "cluster.shares_experts", "version")
 NO_EFFECT = "-"
+UNCUT = -1  # a chunk of SGLang's that cuts no prompt
 NULL_BLOCKS = 1  # of vLLM's blocks, never allocated
 # How alike two names are where one is taken for a misspelling of the other.
 MISSPELT = 0.85
@@ -311,9 +312,11 @@ def _num_blocks(row: Argument, value: int) -> int:
 
 
 def _chunk(row: Argument, value: int) -> int:
-    if value <= 0:
-        raise NotSimulated("prompts are cut here: name a chunk of the longest, task.chunk=TOKENS")
-    return value
+    if value > 0:
+        return value
+    if row.system != "sglang":
+        raise NotSimulated("it is no number of tokens")
+    return UNCUT
 
 
 CONVERSIONS: dict[str, Callable[[Argument, Any], Any]] = {

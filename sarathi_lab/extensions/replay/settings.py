@@ -7,6 +7,7 @@ is the setting of a further replay.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -24,6 +25,7 @@ from sarathi_lab.config.instantiate import (
 )
 from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.extensions.replay.real_run import BLOCK_SIZE, RealRun
+from sarathi_lab.extensions.replay.server_arguments import UNCUT
 from sarathi_lab.policy import VllmV1
 
 AUTO = "auto"  # of a chunk: as advised; of blocks: all memory
@@ -133,6 +135,12 @@ def replay_settings(cfg: DictConfig, run: RealRun) -> ReplaySettings:
             notes.append(f"not simulated: {name}={_shown(value)}, which {run.policy} has not")
         elif name in SETTINGS or name.startswith("policy."):
             as_run[name] = value
+    if as_run.get("chunk") == UNCUT:
+        as_run["chunk"] = _chunk_of_longest_prompt(run, as_run["cache.block_size"])
+        notes.append(
+            f"chunked_prefill_size={UNCUT} cuts no prompt: chunk={as_run['chunk']}, the longest "
+            "prompt's tokens in whole pages, is taken"
+        )
     if run.settings.num_blocks is not None:
         as_run["cache.num_blocks"] = run.settings.num_blocks
     assumed = [
@@ -141,6 +149,11 @@ def replay_settings(cfg: DictConfig, run: RealRun) -> ReplaySettings:
         if not (run.settings.is_complete or name in facts or name in by_user)
     ]
     return ReplaySettings(policy, as_run, by_user, of_other_policy, assumed, notes)
+
+
+def _chunk_of_longest_prompt(run: RealRun, page_size: int) -> int:
+    num_tokens = int(run.requests.prompt_len.max()) if len(run.requests) else 1
+    return math.ceil(num_tokens / page_size) * page_size
 
 
 def typed_settings(cfg: DictConfig) -> dict[str, str]:

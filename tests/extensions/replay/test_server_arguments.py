@@ -485,6 +485,16 @@ def test_a_replay_with_other_devices_has_their_cache(result):
     assert case.what_if.engine.num_blocks > 10_000
 
 
+def test_without_chunks_the_longest_prompt_is_one(result):
+    replay = as_sglang(result, chunked_prefill_size=-1, page_size=16)
+    assert replay.engine.policy.budget == 112  # of 100 tokens, in whole pages
+    said = " ".join(replay.describe())
+    assert "chunked_prefill_size=-1 cuts no prompt: chunk=112, the longest prompt's tokens" in said
+    assert "not simulated" not in said
+    assert "chunk=8192" not in said
+    assert replayed(result, "chunk=64").what_if.engine.policy.budget == 64
+
+
 def test_a_chunk_is_that_of_the_runs_own_policy(result):
     as_sglang(result, enable_mixed_chunk=True, page_size=16)
     case = replayed(result, "chunk=256")
