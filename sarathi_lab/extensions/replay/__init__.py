@@ -99,6 +99,9 @@ class Validate(Task):
             print_words(f"  what if, as you state: {', '.join(changed)}")
         if len(cases) > 1:
             print_words(f"  and {len(cases) - 1} more loads, each with its settings")
+        for case in cases[1:]:
+            for caution in case.run.cautions:
+                print_words(f"  of {case.run.name}: {caution}")
         compare = _schedules if first.run.requests.empty else _loads
         result = compare(cases, cfg, context, where)
         this = (cases[0].what_if or first).engine

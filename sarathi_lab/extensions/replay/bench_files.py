@@ -60,6 +60,8 @@ VLLM = ["input_lens", "output_lens", "start_times", "ttfts", "itls", "errors"]
 OF_VLLM = ["prompt_len", "output_len", "sent", "ttft", "gaps", "error"]
 # What SGLang's scheduler states of itself.
 MADE_BY_SGLANG = ("effective_max_running_requests_per_dp", "token_capacity", "max_total_num_tokens")
+# Share of tokens with a time of their own below which a client has recorded chunks of several.
+TOKENS_TIMED = 0.9
 PPAS_MEANS = {"avg_latency": "latency", "avg_ttft": "ttft", "avg_tpot": "tpot"}
 
 
@@ -68,8 +70,8 @@ class Benchmark:
     """One load on a server. `requests` has the finished ones in the ledger's columns: times in
     seconds since the first was sent, NaN where only the server has the value. `server` has what is
     recorded of its arguments, `policy` is a name of conf/policy, `means` has the mean waits
-    (seconds) where no request is recorded, `client` how they were sent, and `caution` what of the
-    requests is not known.
+    (seconds) where no request is recorded, `client` how they were sent, and `cautions` what of the
+    requests is not known or not replayed.
     """
 
     labels: Mapping[str, Any]
@@ -78,7 +80,7 @@ class Benchmark:
     server: Sequence[Statement] = ()
     policy: str = "vllm_v1"
     means: Mapping[str, float] = field(default_factory=dict)
-    caution: str = ""
+    cautions: Sequence[str] = ()
     client: Client = CLOCK
 
     @property
@@ -106,7 +108,7 @@ def _from_objects(objects: Sequence[Mapping[str, Any]], path: Path) -> list[Benc
     if "metadata" in first and "metrics" in first:
         return [_from_aiperf(objects, path)]
     if "benchmarks" in first:
-        return [_from_guidellm(one, path) for one in first["benchmarks"]]
+        return _loads_of_guidellm(first["benchmarks"], path)
     if "completed" in first and "backend" in first:
         return [_from_lists(one, path) for one in objects]
     raise UserError(f"{path} was written by none of the known clients; {FIX}")
@@ -172,7 +174,7 @@ def _from_lists(content: Mapping[str, Any], path: Path) -> Benchmark:
     labels = {"policy": label, "model": model, "workload.rate": rate, "batch": most}
     of_server = {"server": [server], "policy": "sglang" if is_sglang else "vllm_v1"}
     num_failed = len(table) - len(finished)
-    of_client = {"caution": caution, "client": client}
+    of_client = {"cautions": [caution] if caution else [], "client": client}
     return _benchmark(labels, finished, num_failed, path, **of_client, **of_server)
 
 
@@ -241,8 +243,30 @@ def _from_ppas(path: Path) -> Iterator[Benchmark]:
                 [read_arguments("vllm", {"model": model, **arguments}, str(path))],
                 policy,
                 {wait: float(row[name]) for name, wait in PPAS_MEANS.items()},
-                "the log has means only, of a client that takes time for each prompt token",
+                ["the log has means only, of a client that takes time for each prompt token"],
             )
+
+
+def _loads_of_guidellm(contents: Sequence[Mapping[str, Any]], path: Path) -> list[Benchmark]:
+    """Read all loads of a sweep but those without a finished request; of those alone, none can be
+    left out. Raises UserError.
+    """
+    filled, cautions = [], []
+    for number, content in enumerate(contents, 1):
+        requests = content["requests"]
+        if requests["successful"]:
+            filled.append(content)
+            continue
+        unfinished = [*(requests.get("errored") or []), *(requests.get("incomplete") or [])]
+        cautions.append(
+            f"load {number} of {len(contents)} has no finished request ({len(unfinished)} failed), "
+            "and is left out"
+        )
+    benchmarks = [_from_guidellm(content, path) for content in filled or contents]
+    if filled:
+        first = benchmarks[0]
+        benchmarks[0] = replace(first, cautions=[*first.cautions, *cautions])
+    return benchmarks
 
 
 def _from_guidellm(content: Mapping[str, Any], path: Path) -> Benchmark:
@@ -258,7 +282,15 @@ def _from_guidellm(content: Mapping[str, Any], path: Path) -> Benchmark:
     server = [read_arguments("vllm", {"model": model}, str(path))]
     num_failed = len(requests.get("errored") or []) + len(requests.get("incomplete") or [])
     client = client_of_strategy(strategy)
-    return _benchmark(labels, table, num_failed, path, server=server, client=client)
+    num_cached = sum(_has_cached_tokens(request) for request in requests["successful"])
+    cautions = [f"cached tokens of {num_cached} requests are not replayed"] if num_cached else []
+    of_client = {"cautions": cautions, "client": client}
+    return _benchmark(labels, table, num_failed, path, server=server, **of_client)
+
+
+def _has_cached_tokens(request: Mapping[str, Any]) -> bool:
+    of_prompt = as_object(request.get("input_metrics"))
+    return bool(request.get("cached_tokens") or of_prompt.get("cached_tokens"))
 
 
 def _from_aiperf(records: Sequence[Mapping[str, Any]], path: Path) -> Benchmark:
@@ -275,7 +307,15 @@ def _from_aiperf(records: Sequence[Mapping[str, Any]], path: Path) -> Benchmark:
     table["sent"] *= 1e-9
     table["gaps"] = [[1e-3 * gap for gap in gaps] for gaps in table.gaps]
     num_failed = len(profiled) - len(rows)
-    return _benchmark({"policy": "aiperf"}, table, num_failed, path, client=_client_of_aiperf(path))
+    num_turns = sum((row.get("turn_index") or 0) > 0 for row in rows)
+    cautions = []
+    if num_turns:
+        cautions.append(
+            "later turns of conversations are replayed without their cached history "
+            f"(requests: {num_turns})"
+        )
+    of_client = {"cautions": cautions, "client": _client_of_aiperf(path)}
+    return _benchmark({"policy": "aiperf"}, table, num_failed, path, **of_client)
 
 
 def _client_of_aiperf(path: Path) -> Client:
@@ -312,9 +352,27 @@ def _benchmark(
         finish_time=np.maximum(sent + numbers.latency, first),
         token_times=token_times,
     )
+    cautions = [*more.pop("cautions", ()), *_cautions_of_tokens(table)]
+    if num_failed:
+        num_sent = len(requests) + num_failed
+        cautions.insert(0, f"{len(requests)} of {num_sent} requests replayed; {num_failed} failed")
+    more["cautions"] = cautions
     labels = {**labels, "executor": "server", "is_baseline": False, "path": str(path)}
     client: Client = more.pop("client", CLOCK)
     if not client.source:
         client = inferred(requests)
     more["client"] = client.limited_to(len(requests))
     return Benchmark(labels, requests.reindex(columns=list(REQUEST_COLUMNS)), num_failed, **more)
+
+
+def _cautions_of_tokens(table: pd.DataFrame) -> list[str]:
+    """Say so where clients record times of chunks of several tokens, as drafts give."""
+    timed = table[table.gaps.map(len) > 0]
+    num_tokens = int(timed.output_len.sum())
+    num_chunks = int((1 + timed.gaps.map(len)).sum()) if len(timed) else 0
+    if num_chunks >= TOKENS_TIMED * num_tokens:
+        return []
+    return [
+        f"{num_tokens:,} tokens came in {num_chunks:,} chunks, as of drafts: times between tokens "
+        "(tbt) are those between chunks"
+    ]

@@ -31,6 +31,7 @@ from sarathi_lab.extensions.replay.clients import (
     measured_thought,
 )
 from sarathi_lab.extensions.replay.comparison import Load
+from sarathi_lab.extensions.replay.iteration_log import cautions_of_log
 from sarathi_lab.extensions.replay.real_run import RealRun
 from sarathi_lab.extensions.replay.run_config import (
     AUTO,
@@ -117,7 +118,7 @@ class Replay:
                 f"{hardware.link_latency * 1e6:.3g} µs a transfer are taken"
             )
         lines += [*self.notes, *run.settings.notes(), *cautions(run.requests, self.client)]
-        return lines + [run.caution] * bool(run.caution)
+        return [*lines, *run.cautions, *cautions_of_log(run.logged)]
 
 
 @dataclass(frozen=True)

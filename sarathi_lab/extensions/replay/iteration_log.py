@@ -43,6 +43,7 @@ OPENING, CLOSING, QUOTES = "([{<", ")]}>", "'\""
 DEFAULT_BLOCK = 16  # tokens of a block of vLLM's
 COUNTS = ["num_prefills", "num_prefill_tokens", "num_decodes", "num_decode_tokens"]
 KINDS = {(True, False): "prompts", (False, True): "decodes", (True, True): "both"}
+SHORTEST = 1e-4  # seconds, below which no GPU runs a model's iteration
 NO_LOG = pd.DataFrame(columns=[*COUNTS, "seconds", "cached"], dtype=float)
 
 
@@ -60,6 +61,18 @@ def read_log(path: Path) -> tuple[pd.DataFrame, Statement]:
     cached = num_tokens * table.cached / 100
     table = table.assign(seconds=1e-3 * table.seconds, cached=cached)
     return table, _statement(path, text, num_tokens)
+
+
+def cautions_of_log(logged: pd.DataFrame) -> list[str]:
+    """Say so where times of iterations are not the device's."""
+    num_short = int((logged.seconds < SHORTEST).sum())
+    if num_short == 0:
+        return []
+    return [
+        f"{num_short} of {len(logged)} logged iterations take less than {1e3 * SHORTEST:g} ms, "
+        "which is no time of a device: asynchronous scheduling logs the host's; log again with "
+        "--no-async-scheduling"
+    ]
 
 
 def _statement(path: Path, text: str, num_tokens: float) -> Statement:

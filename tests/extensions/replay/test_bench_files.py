@@ -15,7 +15,7 @@ from sarathi_lab.config.instantiate import build
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.extensions.replay.bench_files import read_benchmarks
 from sarathi_lab.extensions.replay.comparison import worst_part
-from sarathi_lab.extensions.replay.iteration_log import COUNTS, predicted
+from sarathi_lab.extensions.replay.iteration_log import COUNTS, cautions_of_log, predicted
 
 # The same two requests as each client records them: sent 0.5 s apart, tokens at 0.2, 0.3, 0.5 s
 # and at 0.1, 0.15 s after; one more failed.
@@ -269,3 +269,39 @@ def test_logged_decodes_share_what_is_cached_beside_the_prompts():
 def test_the_part_that_differs_most_is_named():
     parts = pd.DataFrame({"load": ["a", "a"], "since": [0.0, 5.0], "latency real": [1.0, 3.0]})
     assert "from 5.0 s" in worst_part(parts.assign(**{"latency simulated": [1.1, 1.0]}))
+
+
+def cautions_of(path, content):
+    path.write_text(content)
+    return [benchmark.cautions for benchmark in read_benchmarks(path)]
+
+
+def test_what_of_a_clients_requests_is_not_replayed_is_said(tmp_path):
+    path = tmp_path / "file.json"
+    failed = "2 of 3 requests replayed; 1 failed"
+    assert cautions_of(path, json.dumps(VLLM)) == [[failed]]
+    ((_, cached),) = cautions_of(path, json.dumps(guidellm(cached_tokens=40)))
+    assert cached == "cached tokens of 2 requests are not replayed"
+    drafted = {**VLLM, "output_lens": [9, 6, 0]}
+    ((_, chunks),) = cautions_of(path, json.dumps(drafted))
+    assert "15 tokens came in 5 chunks" in chunks
+    assert "those between chunks" in chunks
+    turns = [*AIPERF]
+    turns[1] = {**AIPERF[1], "metadata": {**AIPERF[1]["metadata"], "turn_index": 1}}
+    ((_, history),) = cautions_of(path, "\n".join(map(json.dumps, turns)))
+    assert history.startswith("later turns of conversations are replayed without their cached")
+
+
+def test_a_load_without_a_finished_request_does_not_refuse_the_others(tmp_path):
+    path = tmp_path / "benchmarks.json"
+    empty = {"requests": {"successful": [], "errored": [{}, {}], "incomplete": []}}
+    loads = [empty, *guidellm()["benchmarks"]]
+    (cautions,) = cautions_of(path, json.dumps({"benchmarks": loads}))
+    assert cautions[-1] == "load 1 of 2 has no finished request (2 failed), and is left out"
+
+
+def test_times_of_a_log_that_are_not_the_devices_are_named():
+    logged = pd.DataFrame({"seconds": [0.09, 3e-5, 3e-5]})
+    (caution,) = cautions_of_log(logged)
+    assert "2 of 3 logged iterations take less than 0.1 ms" in caution
+    assert not cautions_of_log(logged[:1])
