@@ -60,6 +60,7 @@ VLLM = ["input_lens", "output_lens", "start_times", "ttfts", "itls", "errors"]
 OF_VLLM = ["prompt_len", "output_len", "sent", "ttft", "gaps", "error"]
 # What SGLang's scheduler states of itself.
 MADE_BY_SGLANG = ("effective_max_running_requests_per_dp", "token_capacity", "max_total_num_tokens")
+NOT_STREAMED = "has no times of first tokens, as answers were not streamed; run it again streaming"
 # Share of tokens with a time of their own below which a client has recorded chunks of several.
 TOKENS_TIMED = 0.9
 PPAS_MEANS = {"avg_latency": "latency", "avg_ttft": "ttft", "avg_tpot": "tpot"}
@@ -272,6 +273,8 @@ def _loads_of_guidellm(contents: Sequence[Mapping[str, Any]], path: Path) -> lis
 def _from_guidellm(content: Mapping[str, Any], path: Path) -> Benchmark:
     requests = content["requests"]
     table = pd.DataFrame(requests["successful"], columns=GUIDELLM).set_axis([*LEAST], axis=1)
+    if len(table) and table.ttft.isna().all():
+        raise UserError(f"{path} {NOT_STREAMED}")
     table["ttft"] *= 1e-3
     table["gaps"] = [[]] * len(table)
     stated = as_object(content.get("config")) or as_object(content.get("args"))
@@ -299,8 +302,11 @@ def _from_aiperf(records: Sequence[Mapping[str, Any]], path: Path) -> Benchmark:
         {"inter_chunk_latency": [], **one["metadata"]}
         | {name: metric["value"] for name, metric in one["metrics"].items()}
         for one in profiled
-        if not one.get("error")
+        if not (one.get("error") or one["metadata"].get("was_cancelled"))
     ]
+    answered = [row for row in rows if "request_latency" in row]
+    if answered and not any("time_to_first_token" in row for row in answered):
+        raise UserError(f"{path} {NOT_STREAMED}")
     table = pd.DataFrame({name: [row[name] for row in rows] for name in AIPERF})
     table = table.set_axis([*LEAST, "gaps"], axis=1)
     table[["ttft", "latency"]] *= 1e-3

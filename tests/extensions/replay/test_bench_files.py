@@ -76,6 +76,7 @@ AIPERF = [
         "error": {"code": 499},
     },
 ]
+NOT_STREAMED = {**AIPERF[0], "metrics": {"request_latency": {"value": 500.0}}}
 SGLANG = {name: value for name, value in VLLM.items() if name not in ("start_times", "model_id")}
 SGLANG |= {"total_output_tokens_retokenized": 5, "request_rate": float("inf"), "max_concurrency": 1}
 SGLANG |= {
@@ -176,6 +177,8 @@ def test_a_file_is_replayed_with_the_servers_arguments_beside_it(tmp_path):
         ('{"benchmarks": []}', "has no benchmark"),
         ('{"benchmarks": [{}]}', "lacks 'requests'"),
         (json.dumps(guidellm(request_latency=None)), "latency=None"),
+        (json.dumps(guidellm(time_to_first_token_ms=None)), "were not streamed"),
+        (json.dumps(NOT_STREAMED), "were not streamed"),
         (json.dumps(guidellm(prompt_tokens=0)), "prompt_len=0"),
         (json.dumps({**VLLM, "errors": 3 * ["timeout"]}), "all 3 requests failed"),
         (json.dumps({**VLLM, "ttfts": [0.1]}), "is damaged"),
@@ -286,6 +289,9 @@ def test_what_of_a_clients_requests_is_not_replayed_is_said(tmp_path):
     ((_, chunks),) = cautions_of(path, json.dumps(drafted))
     assert "15 tokens came in 5 chunks" in chunks
     assert "those between chunks" in chunks
+    cancelled = {**AIPERF[2], "error": None}
+    cancelled["metadata"] = {**cancelled["metadata"], "was_cancelled": True}
+    assert cautions_of(path, "\n".join(map(json.dumps, [*AIPERF[:2], cancelled]))) == [[failed]]
     turns = [*AIPERF]
     turns[1] = {**AIPERF[1], "metadata": {**AIPERF[1]["metadata"], "turn_index": 1}}
     ((_, history),) = cautions_of(path, "\n".join(map(json.dumps, turns)))
