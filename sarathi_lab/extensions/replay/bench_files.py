@@ -61,7 +61,7 @@ OF_VLLM = ["prompt_len", "output_len", "sent", "ttft", "gaps", "error"]
 # What SGLang's scheduler states of itself.
 MADE_BY_SGLANG = ("effective_max_running_requests_per_dp", "token_capacity", "max_total_num_tokens")
 NOT_STREAMED = "has no times of first tokens, as answers were not streamed; run it again streaming"
-# Share of tokens with a time of their own below which a client has recorded chunks of several.
+# Share of tokens that have a time each, below which a client has recorded chunks of several.
 TOKENS_TIMED = 0.9
 PPAS_MEANS = {"avg_latency": "latency", "avg_ttft": "ttft", "avg_tpot": "tpot"}
 
@@ -372,7 +372,7 @@ def _benchmark(
 
 
 def _cautions_of_tokens(table: pd.DataFrame) -> list[str]:
-    """Say so where clients record times of chunks of several tokens, as drafts give."""
+    """Warn where clients record times of chunks of several tokens, as drafts give."""
     timed = table[table.gaps.map(len) > 0]
     num_tokens = int(timed.output_len.sum())
     num_chunks = int((1 + timed.gaps.map(len)).sum()) if len(timed) else 0

@@ -64,7 +64,7 @@ def read_log(path: Path) -> tuple[pd.DataFrame, Statement]:
 
 
 def cautions_of_log(logged: pd.DataFrame) -> list[str]:
-    """Say so where times of iterations are not the device's."""
+    """Warn where times of iterations are not the device's."""
     num_short = int((logged.seconds < SHORTEST).sum())
     if num_short == 0:
         return []
