@@ -21,6 +21,7 @@ from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 
+from sarathi_lab.config.arrivals import IMPLIED_BY, implied_arrivals
 from sarathi_lab.config.errors import (
     UserError,
     require_int,
@@ -54,7 +55,6 @@ READ_BY_ALL_TASKS = (
 MOST_ROUNDS = 1000
 OF_RUNS = ("repeat", ROUND, "plot")  # read for tasks whose runs a sweep compares
 ENGINES = ("executor.pipeline_parallel", "cluster.num", "cluster.decode")  # numbers of them
-IMPLYING = ("rate", "cv", "users", "think_time")  # settings that imply arrivals over time
 PAPER_BATCH = 8  # sequences of a batch where nothing else is stated
 TURNS = 4  # of each user
 MINUTE = 60.0  # seconds of arrivals
@@ -101,9 +101,12 @@ def _minute_of_arrivals(cfg: DictConfig) -> int:
 
 def _arrive_over_time(cfg: DictConfig) -> bool:
     """Return whether a generated workload's requests come one after the other, by its settings."""
-    values = [OmegaConf.select(cfg, f"workload.{name}") for name in IMPLYING]
     kind = OmegaConf.select(cfg, "workload.arrivals")
-    return kind != "closed" if kind is not None else any(one is not None for one in values)
+    if kind is None:
+        # Only these: another setting may be the number that is asked for.
+        settings = {name: OmegaConf.select(cfg, f"workload.{name}") for name in IMPLIED_BY}
+        kind, _ = implied_arrivals(settings)
+    return bool(kind != "closed")
 
 
 OmegaConf.register_new_resolver("batches", _batches, replace=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
+from sarathi_lab.config.arrivals import implied_arrivals
 from sarathi_lab.config.errors import require_int
 from sarathi_lab.config.instantiate import PAPER_BATCH, build, class_of
 from sarathi_lab.engine.executor import Backend
@@ -26,8 +27,6 @@ PAPER_CHUNK = 256  # tokens of an iteration (SARATHI, section 5)
 # Rules of papers have no server. With one set for all of them, two differ in their rule only; it
 # is the set of the server that most of the served policies follow.
 OF_PAPERS = VLLM
-# The settings by which a kind of arrivals is implied.
-IMPLIED_BY = {"poisson": ("rate",), "gamma": ("cv",), "users": ("users", "think_time")}
 
 
 def with_defaults(
@@ -64,8 +63,8 @@ def _fill_arrivals(cfg: DictConfig, load: LoadedRequests) -> str | None:
     if kind is None or cfg.workload.get("arrivals", kind) is not None:
         return None
     cfg.workload.arrivals = kind
-    names = [name for name in IMPLIED_BY.get(kind, ()) if cfg.workload[name] is not None]
-    return f"workload.arrivals={kind}, as workload.{names[0]} is set" if names else None
+    _, name = implied_arrivals(cfg.workload)
+    return f"workload.arrivals={kind}, as workload.{name} is set" if name else None
 
 
 def _fill_paper(cfg: DictConfig) -> None:

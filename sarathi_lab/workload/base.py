@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sarathi_lab.config.arrivals import IMPLIED_BY, ArrivalKind, implied_arrivals
 from sarathi_lab.config.checked import check_fields, listed, number, refuse_unread, whole
 from sarathi_lab.config.errors import (
     LAST_SECOND,
@@ -24,7 +25,6 @@ from sarathi_lab.engine.request import Request
 Encode = Callable[[str], list[int]]
 # Prompt and output tokens of a request, and its token ids.
 Shape = tuple[int, int, NDArray[np.int32] | None]
-ArrivalKind = Literal["closed", "poisson", "gamma", "users"]
 
 READS: dict[str, tuple[str, ...]] = {  # by kind of arrivals; all but think_time are needed
     "closed": (),
@@ -174,11 +174,9 @@ class Arriving:
             raise UserError(
                 f"workload.{rate} and workload.{users} are for different arrivals; drop one"
             )
-        if of_users:
-            return "users"
-        if self.cv is not None:
-            return "gamma"
-        return "poisson" if self.rate is not None else "closed"
+        settings = {name: getattr(self, name) for name in IMPLIED_BY}
+        kind, _ = implied_arrivals(settings)
+        return kind
 
     def check_arrivals(self, kind: str | None) -> None:
         """Raise UserError for missing and unread settings of this `kind` of arrivals."""

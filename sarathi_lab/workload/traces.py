@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from sarathi_lab.config.arrivals import ArrivalKind
 from sarathi_lab.config.checked import refuse_unread, whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import json_object, readable
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.workload.base import (
-    ArrivalKind,
     Arriving,
     Encode,
     LoadedRequests,

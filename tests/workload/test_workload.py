@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from sarathi_lab.config.arrivals import implied_arrivals
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.workload.files import Prompts
@@ -36,6 +37,22 @@ LOGNORMAL = {"seed": 0, **dict(zip(NAMES, LENGTHS["lognormal"], strict=True))}
 
 def grid(**settings) -> PaperGrid:
     return PaperGrid(**{"num_requests": 4, "seq_len": 1024, "pd_ratio": 31, "seed": 0, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "name"),
+    [
+        ({}, "closed", None),
+        ({"rate": 2.0}, "poisson", "rate"),
+        ({"rate": 2.0, "cv": 3.0}, "gamma", "cv"),
+        ({"users": 3}, "users", "users"),
+        ({"users": 3, "think_time": 0.0}, "users", "users"),
+    ],
+    ids=str,
+)
+def test_a_workload_has_the_arrivals_that_its_settings_imply(settings, kind, name):
+    assert implied_arrivals({**settings, "num_requests": 4}) == (kind, name)
+    assert grid(**settings).arrival_kind == kind
 
 
 @pytest.mark.parametrize(
