@@ -156,14 +156,29 @@ class PaperGrid(_Split):
                 f"workload.output_len={self.output_len} needs workload.prompt_len, the tokens of "
                 "every prompt, such as 6000"
             )
+        if self.prompt_len is not None and self.output_len is not None:
+            self._check_lengths(self.prompt_len, self.output_len)
         super().__post_init__()
-        stated = (self.prompt_len, self.output_len)
-        by_ratio = split_length(self.seq_len, self.pd_ratio)
-        if self.prompt_len is not None and stated != by_ratio:
+
+    def _check_lengths(self, prompt_len: int, output_len: int) -> None:
+        """Raise UserError if seq_len or pd_ratio contradict stated lengths.
+
+        Where a user has typed one of them the other follows from the lengths, so it agrees and is
+        not named.
+        """
+        total_len = prompt_len + output_len
+        contradicting: dict[str, float] = {}
+        if self.seq_len != total_len:
+            contradicting["seq_len"] = self.seq_len
+        if split_length(total_len, self.pd_ratio) != (prompt_len, output_len):
+            contradicting["pd_ratio"] = self.pd_ratio
+        if contradicting:
+            settings = " ".join(f"{name}={value}" for name, value in contradicting.items())
+            verb = "contradict" if len(contradicting) > 1 else "contradicts"
+            lengths = f"workload.prompt_len={prompt_len} workload.output_len={output_len}"
             raise UserError(
-                f"workload.prompt_len={self.prompt_len} workload.output_len={self.output_len} "
-                f"contradict seq_len={self.seq_len} pd_ratio={self.pd_ratio:g}, which are "
-                f"{by_ratio[0]} + {by_ratio[1]} tokens; drop one pair"
+                f"{settings} {verb} {lengths}, which are {total_len} tokens at a P:D of "
+                f"{prompt_len / output_len:.4g}; drop {' and '.join(contradicting)}"
             )
 
     def total_lens(self) -> Sequence[int]:

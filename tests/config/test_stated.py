@@ -52,8 +52,9 @@ def test_a_sweep_over_prompts_shows_them_and_the_totals(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"seq_len": 1024}, "contradict seq_len=1024 pd_ratio=20, which are 975 + 49 tokens"),
-        ({"pd_ratio": 3}, "contradict seq_len=6300 pd_ratio=3, which are 4725 + 1575 tokens"),
+        ({"seq_len": 1024}, "which are 6300 tokens at a P:D of 20; drop seq_len"),
+        ({"pd_ratio": 3}, "which are 6300 tokens at a P:D of 20; drop pd_ratio"),
+        ({"seq_len": 1024, "pd_ratio": 3}, "seq_len=1024 pd_ratio=3 contradict workload"),
         ({"workload.output_len": None}, "prompt_len=6000 needs workload.output_len"),
         ({"workload.prompt_len": None}, "output_len=300 needs workload.prompt_len"),
         ({"workload.prompt_len": 0}, "workload.prompt_len=0 is below 1"),
@@ -67,6 +68,24 @@ def test_lengths_that_contradict_or_lack_each_other_are_refused_in_a_line(settin
         build(read({**SMALL, **lengths, **settings}).workload)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("output_len", "typed", "not_typed"),
+    [
+        (301, {"seq_len": 1024}, "pd_ratio"),
+        (1, {"seq_len": 1024}, "pd_ratio"),
+        (301, {"pd_ratio": 3}, "seq_len"),
+    ],
+)
+def test_only_what_was_typed_is_named_as_contradicting(output_len, typed, not_typed):
+    lengths = {"workload.prompt_len": 6000, "workload.output_len": output_len}
+    with pytest.raises(UserError) as raised:
+        build(read({**SMALL, **lengths, **typed}).workload)
+    ((name, value),) = typed.items()
+    assert str(raised.value).startswith(f"{name}={value} contradicts workload.prompt_len=6000 ")
+    assert str(raised.value).endswith(f"; drop {name}")
+    assert not_typed not in str(raised.value)
 
 
 def test_the_papers_words_may_stand_beside_lengths_that_they_mean():
