@@ -34,7 +34,7 @@ def cache_fields(
     states = backend.state_tokens(spec)
     if cache.num_blocks == FILLS_MEMORY:
         setup = setup_of(policy, cfg.batch, max_model_len, memory_share(cfg))
-        # A small model on a large device would have more than any run needs.
+        # A small model on a large device would have more than any run needs (`cap_caution`).
         num_blocks = min(backend.kv_blocks(spec, block_size, setup), MOST_BLOCKS)
     elif cache.num_blocks in (None, HOLDS_BATCH):
         per_sequence = math.ceil(max_model_len / block_size) + math.ceil(states / block_size)
@@ -72,6 +72,16 @@ def cache_fields(
         "state_tokens": states,
         "shares_prefixes": shares_prefixes,
     }
+
+
+def cap_caution(engine: EngineConfig) -> list[str]:
+    """Return a caution if a cache that fills the memory was cut to the most blocks."""
+    if not engine.fills_memory or engine.num_blocks < MOST_BLOCKS:
+        return []
+    return [
+        f"cache.num_blocks={FILLS_MEMORY} is cut to {MOST_BLOCKS:,} blocks of {engine.block_size} "
+        "tokens, the most that a cache has; a larger cache.block_size fills more of the memory"
+    ]
 
 
 def memory_share(cfg: DictConfig) -> float | None:

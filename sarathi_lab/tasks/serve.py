@@ -45,6 +45,7 @@ from sarathi_lab.results.table import heading
 from sarathi_lab.results.window import Part
 from sarathi_lab.tasks.base import Task, conclude
 from sarathi_lab.tasks.plan import Plan, make_plans, slo_reference
+from sarathi_lab.tasks.run_cache import cap_caution
 
 Tables = dict[str, pd.DataFrame]
 READ = (  # what decides a run's work, and what is read from it
@@ -134,7 +135,7 @@ def _executed(
     if plan.backend.computes_tokens and not plan.engine.speculation.tokens:
         predicted["predicted_roofline"] = roofline = plan.roofline(peaks)
         print_words(f"  predicted roofline {roofline:.2f} s")
-    print_cautions([f"peaks {peaks.describe()}"], context)
+    print_cautions([f"peaks {peaks.describe()}", *cap_caution(plan.engine)], context)
     if plan.advice is not None:
         print_advice(plan.advice)
     ledger = Ledger()

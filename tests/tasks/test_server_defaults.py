@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from composed import config_of
 from plans import plan_of
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.run import main
+from sarathi_lab.tasks import run_cache
 from sarathi_lab.tasks.plan import Plan, make_plans
 from sarathi_lab.tasks.serve import fingerprint
 
@@ -156,3 +160,20 @@ def test_settings_of_two_kinds_of_arrivals_are_refused() -> None:
         UserError, match=r"workload\.rate=2 and workload\.users=3 are for different"
     ):
         plan_of("orca", *POISSON, "workload.users=3")
+
+
+@pytest.mark.parametrize(("most_blocks", "is_cut"), [(100, True), (10_000_000, False)])
+def test_a_cache_that_is_cut_to_the_most_blocks_says_so(
+    most_blocks: int,
+    is_cut: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(run_cache, "MOST_BLOCKS", most_blocks)
+    small = (*SERVED[:2], "model=tiny", "workload.num_requests=2", "seq_len=64", "batch=2")
+    cache = ("cache.num_blocks=auto", "cache.block_size=4096")
+    assert main([*small, *cache, "baselines=[]", "tracking=none", f"output={tmp_path}"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert ("cache.num_blocks=auto is cut to 100 blocks of 4096 tokens" in out) == is_cut
+    assert ("is cut to" in out) == is_cut
