@@ -145,8 +145,13 @@ def advise(
     else:
         first = candidates(prediction.requests, prediction.engine.batch_size, tile)
         table = _first_table(prediction, first, policy)
-        while untried := _untried(table, tile, unit, prediction.slo):
-            table = _with_rows(table, prediction.table(untried, policy))
+        table = _refined(prediction, table, tile, unit, policy)
+        largest = first[-1]
+        is_missed = "slo_met" in table and not table.slo_met.any()
+        if is_missed and largest > table.chunk.max():
+            # The largest chunk misses bounds between tokens, but maybe no others.
+            table = _with_rows(table, prediction.table([largest], policy))
+            table = _refined(prediction, table, tile, unit, policy)
     table = marked(table)
     best = choose(table)
     objective = "the most tokens/s"
@@ -154,6 +159,15 @@ def advise(
         missed = "" if best.slo_met else ", which no chunk meets"
         objective = f"{objective} under {slo.name} ({slo.describe()}){missed}"
     return Advice(int(best.chunk), table, objective, _whole_is_better(prediction, best))
+
+
+def _refined(
+    prediction: Prediction, table: pd.DataFrame, tile: int, unit: int, policy: PolicyOfChunk
+) -> pd.DataFrame:
+    """Predict chunks between those of `table` until none is left to try."""
+    while untried := _untried(table, tile, unit, prediction.slo):
+        table = _with_rows(table, prediction.table(untried, policy))
+    return table
 
 
 def _first_table(
@@ -191,8 +205,10 @@ def choose(table: pd.DataFrame) -> pd.Series:
     """Choose among marked rows, of one policy or of several: of those that are as good as the best
     the one with the least P99 between tokens, under an objective the one whose worst requests are
     farthest within its bounds, then the smallest chunk. Where none meets the objective, the steady
-    one that misses the fewest bounds, by the least; where none is steady, the one that serves most,
-    if possible within the bounds of times between tokens.
+    one that misses the fewest bounds, by the least; where none is steady, one of the shortest
+    stalls (`outcome`'s classes), as tokens/s alone would crown whoever lets requests wait longest
+    between tokens, then of the fewest such bounds missed and the most tokens/s. Of equal rows the
+    first is chosen.
     """
     if "slo_met" not in table:
         return _least(table[table.is_as_good], "tbt_p99")
@@ -201,7 +217,8 @@ def choose(table: pd.DataFrame) -> pd.Series:
     steady = table[table.is_steady.astype(bool)]
     if steady.empty:
         served = table.assign(not_served=-table.throughput)
-        return _least(served, "gap_bounds_missed", "not_served").drop("not_served")
+        ordered = ("stall_class", "gap_bounds_missed", "not_served")
+        return _least(served, *ordered).drop("not_served")
     return _least(steady, "bounds_missed", "bound_use")
 
 
@@ -210,7 +227,8 @@ def _least(table: pd.DataFrame, *columns: str) -> pd.Series:
     (`is_whole`, where there is that column), then the one of the smallest chunk.
     """
     is_cut = ~table.is_whole.astype(bool) if "is_whole" in table else False
-    ordered = table.assign(is_cut=is_cut).sort_values([*columns, "is_cut", "chunk"])
+    by = [*columns, "is_cut", "chunk"]
+    ordered = table.assign(is_cut=is_cut).sort_values(by, kind="stable")
     return ordered.iloc[0].drop("is_cut")
 
 

@@ -67,6 +67,13 @@ class SGLang(Policy):
         """None without mixed chunks: decodes run by themselves there, and no chunk bounds them."""
         return self.budget if self.enable_mixed_chunk else None
 
+    def check_budget(self, batch_size: int, max_model_len: int) -> None:
+        """Without mixed chunks any budget has room for prompts, as no decode takes of it."""
+        if self.enable_mixed_chunk:
+            super().check_budget(batch_size, max_model_len)
+        else:
+            super().check_budget(1, max_model_len)
+
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         if not scheduler.running:
             scheduler.state(_Estimate).new_token_ratio = self._initial_ratio

@@ -19,6 +19,8 @@ def outcome(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
     Returns:
         The quantities that it bounds (seconds, by METRICS.md's names), `bounds_missed` (how many
         exceed their bounds), `gap_bounds_missed` (of them those of times between tokens),
+        `stall_class` (how often the largest of these quantities, and of the gaps below, is to be
+        halved to be within its bound; 0 within),
         `request_gap_p99` (the longest gap between tokens of a request, of 99 % of them: a P99 over
         all gaps hides a stall a request), `bound_use` (the largest quantity over its bound),
         `worst_use` (the same, with that gap against the bound between tokens), `is_steady` and
@@ -32,11 +34,13 @@ def outcome(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
     bounds_missed = sum(use > 1 for use in uses)
     longest_gap = quantiles("request_gap", request_gaps(requests)).get("request_gap_p99", math.nan)
     worst_uses = [*uses, longest_gap / slo.tbt if slo.tbt is not None else math.nan]
-    gaps = [values[name] > slo.bounds[name] for name in OF_GAPS if name in values]
+    gap_uses = [values[name] / slo.bounds[name] for name in OF_GAPS if name in values]
+    largest_gap_use = _largest([*gap_uses, worst_uses[-1]])
     return {
         **{slo.quantity_of(name): value for name, value in values.items()},
         "bounds_missed": bounds_missed,
-        "gap_bounds_missed": sum(gaps),
+        "gap_bounds_missed": sum(use > 1 for use in gap_uses),
+        "stall_class": math.ceil(math.log2(max(1.0, largest_gap_use))),
         "request_gap_p99": longest_gap,
         "bound_use": _largest(uses),
         "worst_use": _largest(worst_uses),

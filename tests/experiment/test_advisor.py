@@ -9,6 +9,7 @@ import json
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from composed import config_of
 from helpers import prediction_of, requests_of
@@ -19,7 +20,7 @@ from omegaconf import OmegaConf
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.experiment.advisor import advise, candidates
+from sarathi_lab.experiment.advisor import advise, candidates, choose
 from sarathi_lab.experiment.clock import LossSplit, times_by
 from sarathi_lab.policy import RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.results.serving_metrics import Slo
@@ -199,3 +200,13 @@ def test_an_objective_rules_out_chunks_and_whole_prompts_that_miss_it():
     assert advice.do_not_chunk is None
     none = advise(dataclasses.replace(gaps, slo=Slo(name="gaps", tbt=0.1)), 16, chunks=[16, 32])
     assert none.objective.endswith(", which no chunk meets")
+
+
+def test_of_overloaded_runs_stalls_decide_before_tokens_a_second():
+    """A P99 over all gaps is within its bound where each request has a stall of half a minute."""
+    rows = [
+        {"chunk": 256, "throughput": 9.0, "gap_bounds_missed": 0, "stall_class": 10},
+        {"chunk": 512, "throughput": 5.0, "gap_bounds_missed": 1, "stall_class": 2},
+    ]
+    table = pd.DataFrame(rows).assign(slo_met=False, is_steady=False, is_as_good=True)
+    assert choose(table).chunk == 512

@@ -97,15 +97,20 @@ class Compared:
         """Return the plan of the run of a row of the table."""
         return make_plan(self._config_of(row))
 
+    @property
+    def has_longer(self) -> bool:
+        """Whether `longer` has a run: of requests that arrive over time, in any number."""
+        number = self.option.cfg.workload.get("num_requests")
+        return self.slo is not None and isinstance(number, int) and self.plan.load.has_times
+
     def longer(self, row: Row) -> dict[str, float] | None:
         """Hold a run with `LONGER` times the requests against the objective, as waits that grow
         show in a long run only; None where their number is given, or they do not arrive over time.
         """
         cfg = self._config_of(row)
-        number = cfg.workload.get("num_requests")
-        if self.slo is None or not isinstance(number, int) or not self.plan.load.has_times:
+        if self.slo is None or not self.has_longer:
             return None
-        cfg.workload.num_requests = LONGER * number
+        cfg.workload.num_requests = LONGER * cfg.workload.num_requests
         plan = make_plan(cfg)
         ledger = serve(plan.load.arrivals(), plan.engine, plan.build()[1])
         return outcome(ledger.requests(), self.slo)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from sarathi_lab.config.console import amount
-from sarathi_lab.experiment.advisor import Row, choose, marked
+from sarathi_lab.experiment.advisor import AS_GOOD, Row, choose, marked
 from sarathi_lab.extensions.advice.compared import LONGER, Compared
 from sarathi_lab.extensions.advice.remedies import WORDS, Remedy
 from sarathi_lab.extensions.advice.server_flags import ServerFlags
@@ -19,7 +20,7 @@ from sarathi_lab.results.table import heading
 from sarathi_lab.tasks.plan import Plan
 
 LOSS_COLUMNS = {
-    "total": "more than whole [ms]",
+    "total": "more than uncut [ms]",
     "attention": "attention, KV read again [ms]",
     "matmul": "smaller matrix products [ms]",
     "fixed": "fixed per iteration [ms]",
@@ -27,7 +28,9 @@ LOSS_COLUMNS = {
 }
 
 
-def answer(best: pd.Series, compared: Compared, left_out: Sequence[str]) -> list[str]:
+def answer(
+    best: pd.Series, compared: Compared, table: pd.DataFrame, left_out: Sequence[str]
+) -> list[str]:
     """Name the policy and the chunk, and whether they meet the objective."""
     slo = compared.slo
     name = f"{best['policy']} with {chunk_of(best)}"
@@ -38,12 +41,13 @@ def answer(best: pd.Series, compared: Compared, left_out: Sequence[str]) -> list
         lines.append(f"  objective {slo.name}: {slo.describe()}")
         if best["slo_met"]:
             lines.append(f"  best within it: {name}")
+            lines += _not_distinguished(best, table, slo)
         elif best["is_steady"]:
             lines.append(f"  nothing meets it; nearest comes {name}")
         else:
             lines.append(
-                f"  nothing meets it: requests come faster than any of these serves them, and wait "
-                f"the longer the longer it runs; most is served by {name}"
+                "  nothing meets it: requests come faster than any of these serves them, and wait "
+                f"the longer the longer it runs; shown is {name}"
             )
     longest = max(request.prompt_len for request in compared.plan.load.requests)
     if best["is_whole"] or best["chunk"] >= longest:
@@ -56,6 +60,19 @@ def answer(best: pd.Series, compared: Compared, left_out: Sequence[str]) -> list
             "state workload.rate for requests that arrive over time"
         )
     return [*lines, *(f"  {words}" for words in left_out)]
+
+
+def _not_distinguished(best: pd.Series, table: pd.DataFrame, slo: Slo) -> list[str]:
+    """Name the best of other policies whose quantities are those of `best`, within `AS_GOOD`."""
+    quantities = [slo.quantity_of(name) for name in slo.bounds]
+    alike = []
+    for place, rows in table.groupby("place"):
+        other = choose(marked(rows))
+        pairs = [(other[name], best[name]) for name in ("throughput", *quantities)]
+        is_alike = all(math.isclose(*pair, rel_tol=AS_GOOD) for pair in pairs)
+        if place != best["place"] and other["slo_met"] and is_alike:
+            alike.append(f"{other['policy']} with {chunk_of(other)}")
+    return [f"  not distinguished from it (within 1 %): {', '.join(alike)}"] if alike else []
 
 
 def chunk_of(row: Row) -> str:
@@ -144,7 +161,7 @@ def loss(table: pd.DataFrame | None, *, has_experts: bool) -> list[DisplayTable 
     by_cause = pd.concat([table.chunk, by_cause, table.loss], axis="columns")
     formats = dict.fromkeys([LOSS_COLUMNS[name] for name in names], ".1f") | {"loss": "+.1%"}
     prompt_len, seconds = table.prompt_len[0], table.whole[0]
-    uncut = f"a prompt of {prompt_len} tokens takes {1e3 * seconds:.1f} ms whole"
+    uncut = f"a prompt of {prompt_len} tokens takes {1e3 * seconds:.1f} ms uncut"
     return [
         f"  cutting alone: {uncut}; in chunks",
         DisplayTable(by_cause.to_dict("records"), formats=formats),
@@ -173,7 +190,10 @@ def closing(table: pd.DataFrame, plan: Plan) -> str:
     number = len(plan.load.requests)
     longer = ""
     if table.is_confirmed.any():
-        longer = f", where nearest to the objective of {LONGER * number:,}"
+        num_confirmed = int(table.is_confirmed.sum())
+        rows = "row" if num_confirmed == 1 else f"{num_confirmed} rows"
+        were = "was" if num_confirmed == 1 else "were"
+        longer = f"; the {rows} nearest to the objective {were} run again with {LONGER * number:,}"
     runs = f"{len(table)} simulated runs" if len(table) > 1 else "a simulated run"
     return (
         f"  all numbers are of {runs} of {number:,} requests{longer} (seed {plan.config['seed']}); "

@@ -17,14 +17,16 @@ from sarathi_lab.config.run_context import RunContext, as_command
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.experiment.advisor import Row, choose
 from sarathi_lab.extensions.advice.compared import Compared
-from sarathi_lab.extensions.capacity.search import mean_rate
+from sarathi_lab.extensions.capacity.search import WAITS, mean_rate
 from sarathi_lab.extensions.capacity.task import Capacity
 from sarathi_lab.results.objective import outcome
 from sarathi_lab.results.serving_metrics import Slo
-from sarathi_lab.tasks.plan import make_plan
+from sarathi_lab.tasks.plan import Plan, make_plan
 
 WORDS = {"ttft": "TTFT", "tbt": "TBT", "tpot": "TPOT", "scheduling_delay": "scheduling delay"}
 MOST_REPLICAS = 16
+STEP = 1.4  # between the chunks whose rates are searched
+SCREENED_PRECISION = 0.1  # of these rates
 TRIED_REPLICAS = 3  # numbers of them, from the one that the highest rate suggests
 DIGITS = 3  # of a looser bound
 NOT_REPEATED = ("task", "output", "tracking", "baselines", "resume", "hydra")  # in commands
@@ -46,6 +48,7 @@ class Nearest(NamedTuple):
     row: pd.Series
     rate: float = 0.0
     is_settled: bool = True  # whether longer runs give the same rate
+    num_searched: int = 1  # policies and chunks of which it has the highest rate
 
     @property
     def chunk(self) -> int:
@@ -115,38 +118,88 @@ class Remedies(NamedTuple):
     found: Sequence[Remedy] = ()
     nearest: Nearest | None = None
     has_lower_rate: bool = False
+    capacity_plan: Plan | None = None  # of the runs that found the lower rate
 
 
 def remedies(
     nearest_of: Compared, compared: Sequence[Compared], slo: Slo, commands: Commands
 ) -> Remedies:
     """Return what would meet an objective that no run of `compared` meets, as far as anything does:
-    a rate and replicas of the policy `nearest_of`, which comes nearest, a bound of any.
+    a rate and replicas of the policy and chunk of the highest rate, a bound of any. The search
+    begins with the policy `nearest_of`, which comes nearest.
     """
-    nearest = _with_rate(nearest_of)
+    nearest = _with_rate(nearest_of, compared)
     lower_rate = _lower_rate(nearest, commands)
     more_replicas = _more_replicas(nearest, slo, commands)
     looser_bound = _looser_bound(compared, slo, commands)
     found = [remedy for remedy in (lower_rate, more_replicas, looser_bound) if remedy is not None]
     has_lower_rate = lower_rate is not None or more_replicas is not None
-    return Remedies(found, nearest, has_lower_rate)
+    capacity_plan = None
+    if lower_rate is not None:
+        capacity_plan = Capacity(seeds=1).check(_of_capacity(nearest.cfg))[0]
+    return Remedies(found, nearest, has_lower_rate, capacity_plan)
 
 
-def _with_rate(compared: Compared) -> Nearest:
-    """Search the highest rate of the largest chunk whose times between tokens are within the
-    objective, else of the one that comes nearest to it.
+def _with_rate(best: Compared, compared: Sequence[Compared]) -> Nearest:
+    """Search the highest rate at which a policy and a chunk meet the objective. Which chunk that is
+    an overloaded run does not tell, so the largest whose times between tokens are within bounds is
+    searched, then larger ones while the rate rises, and other policies with the chunk of the most;
+    all in short searches, and the one of the highest rate in a full one.
     """
-    table = compared.table[~compared.table.is_whole.astype(bool)]
-    within = table[table.gap_bounds_missed == 0]
-    row = choose(table) if within.empty else within.sort_values("chunk").iloc[-1]
-    nearest = Nearest(compared, row)
-    if compared.plan.load.waits_for_answers:
+    nearest = Nearest(best, _first_row(best))
+    if best.plan.load.waits_for_answers:
         return nearest
     try:
+        nearest = _screened(nearest)
+        number = 1
+        for row in _larger_rows(nearest):
+            number += 1
+            larger = _screened(Nearest(best, row))
+            if larger.rate < nearest.rate:
+                break
+            nearest = larger
+        for other in compared:
+            if other is best:
+                continue
+            number += 1
+            rows = _cut_rows(other)
+            distances = (rows.chunk - nearest.chunk).abs().to_numpy()
+            row = rows.iloc[int(distances.argmin())]
+            screened = _screened(Nearest(other, row))
+            if screened.rate > nearest.rate:
+                nearest = screened
         found = Capacity(seeds=1).highest_rate(_of_capacity(nearest.cfg))
     except UserError:  # of requests that have no rate
-        return nearest
-    return nearest._replace(rate=found.median, is_settled=found.is_settled)
+        return nearest._replace(rate=0.0)
+    return nearest._replace(rate=found.median, is_settled=found.is_settled, num_searched=number)
+
+
+def _screened(nearest: Nearest) -> Nearest:
+    """Return `nearest` with the highest rate of a short, coarse search."""
+    search = Capacity(seeds=1, precision=SCREENED_PRECISION, doublings=1)
+    return nearest._replace(rate=search.highest_rate(_of_capacity(nearest.cfg)).median)
+
+
+def _cut_rows(compared: Compared) -> pd.DataFrame:
+    """Return the rows of chunks: no setting of a command leaves prompts whole for every policy."""
+    return compared.table[~compared.table.is_whole.astype(bool)]
+
+
+def _first_row(compared: Compared) -> pd.Series:
+    table = _cut_rows(compared)
+    within = table[table.gap_bounds_missed == 0]
+    return choose(table) if within.empty else within.sort_values("chunk").iloc[-1]
+
+
+def _larger_rows(nearest: Nearest) -> list[pd.Series]:
+    """Return rows of larger chunks, each by `STEP` at least."""
+    rows = []
+    chunk = nearest.chunk
+    for _, row in _cut_rows(nearest.compared).sort_values("chunk").iterrows():
+        if row.chunk >= STEP * chunk:
+            rows.append(row)
+            chunk = int(row.chunk)
+    return rows
 
 
 def _of_capacity(cfg: DictConfig) -> DictConfig:
@@ -163,11 +216,14 @@ def _half(cfg: DictConfig) -> int:
 
 
 def _lower_rate(nearest: Nearest, commands: Commands) -> Remedy | None:
-    stated = mean_rate(nearest.compared.plan.load.requests)
+    stated = _stated_rate(nearest.compared)
     is_stated = math.isfinite(stated) and nearest.compared.plan.load.has_times
     if not nearest.rate or (is_stated and nearest.rate >= stated):
         return None
     beside = f", of {amount(stated)} here" if is_stated else ""
+    searched = ""
+    if nearest.num_searched > 1:
+        searched = f", the highest of {nearest.num_searched} policies and chunks that were searched"
     about = "" if nearest.is_settled else "about "
     cfg = nearest.cfg
     number = []
@@ -175,9 +231,15 @@ def _lower_rate(nearest: Nearest, commands: Commands) -> Remedy | None:
         number = [f"workload.num_requests={_half(cfg)}"]
     return Remedy(
         f"a lower rate: {nearest.words} meets it up to {about}{amount(nearest.rate)} "
-        f"requests/s{beside}",
+        f"requests/s{searched}{beside}",
         commands.of(nearest, "task=capacity", "task.seeds=1", *number, without=["workload.rate"]),
     )
+
+
+def _stated_rate(compared: Compared) -> float:
+    """Return the rate that was typed (1/s), else the mean of the requests that were drawn."""
+    rate = compared.option.cfg.workload.get("rate")
+    return float(rate) if rate is not None else mean_rate(compared.plan.load.requests)
 
 
 def _more_replicas(nearest: Nearest, slo: Slo, commands: Commands) -> Remedy | None:
@@ -189,7 +251,7 @@ def _more_replicas(nearest: Nearest, slo: Slo, commands: Commands) -> Remedy | N
     present = plan.engine.cluster.num_instances
     first = present + 1
     if nearest.rate:
-        first = max(first, math.ceil(present * mean_rate(plan.load.requests) / nearest.rate))
+        first = max(first, math.ceil(present * _stated_rate(nearest.compared) / nearest.rate))
     for number in range(first, min(first + TRIED_REPLICAS, MOST_REPLICAS + 1)):
         cfg = _with_replicas(nearest.cfg, number, present)
         measured = _outcome(cfg, slo)
@@ -228,6 +290,9 @@ def _looser_bound(compared: Sequence[Compared], slo: Slo, commands: Commands) ->
     nearest = _nearest_steady(compared)
     if nearest is None:
         return None
+    is_queue = nearest.compared.plan.load.all_wait
+    if is_queue and WAITS & {*_missed(nearest.row, slo)}:
+        return None  # a wait of the whole queue says nothing of a server
     looser = []
     stated = []
     for name in _missed(nearest.row, slo):

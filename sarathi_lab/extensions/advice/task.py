@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,14 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment.advisor import AS_GOOD, BASELINES, choose, marked
 from sarathi_lab.experiment.clock import LossSplit, times_by
 from sarathi_lab.extensions.advice import display
-from sarathi_lab.extensions.advice.compared import AN_OPTION, Compared, Option, compare, options_of
+from sarathi_lab.extensions.advice.compared import (
+    AN_OPTION,
+    LONGER,
+    Compared,
+    Option,
+    compare,
+    options_of,
+)
 from sarathi_lab.extensions.advice.remedies import Commands, Remedies, remedies
 from sarathi_lab.extensions.advice.server_flags import ServerFlags, Simulated, server_flags
 from sarathi_lab.policy import Policy
@@ -31,8 +39,7 @@ from sarathi_lab.tasks.serve import print_plan
 CHUNKS = "use a list such as [256,512], or null for those that the device's tile suggests"
 CHUNK = partial(require_int, minimum=1, fix=CHUNKS)
 BLOCK_SIZE = 16  # of servers, and of the lab's cache, by default
-MOST_CONFIRMED = 5  # runs
-ENOUGH_REQUESTS = 128  # where they arrive over time and nothing is stated: for P99 and a trend
+FEWEST_REQUESTS = 128  # of a run that is tried, where they arrive over time and none are stated
 
 
 def check_backend(cfg: DictConfig) -> None:
@@ -156,7 +163,7 @@ class Advise(Task):
         flags = flags_of(advice, found)
         loss = loss_of(compared)
         shown = [
-            *display.answer(advice.best, compared, advice.left_out),
+            *display.answer(advice.best, compared, advice.table, advice.left_out),
             display.policies_table(advice.table, slo),
             *display.remedies(found.found),
             *graphs_gain(advice),
@@ -183,36 +190,52 @@ class Advise(Task):
 
 
 def confirmed(compared: Sequence[Compared]) -> pd.DataFrame:
-    """Return the rows of all policies (by their `place`), of which the best was confirmed by a
-    longer run: what does not keep up there is overloaded, and so are all that serve no more.
+    """Return the rows of all policies (by their `place`). The advised one, and the best of each
+    policy within the objective, were confirmed by longer runs: what does not keep up there is
+    overloaded, and so are the rows of its policy that serve no more.
     """
     rows = [each.table.assign(place=place) for place, each in enumerate(compared)]
     table = marked(pd.concat(rows, ignore_index=True)).assign(is_confirmed=False)
-    for _ in range(MOST_CONFIRMED):
-        best = choose(table)
-        is_open = bool(best.get("is_steady", False)) and not best["is_confirmed"]
-        longer = compared[int(best["place"])].longer(best) if is_open else None
-        if longer is None:
-            break
-        table.loc[best.name, list(longer)] = list(longer.values())
-        table.loc[best.name, "is_confirmed"] = True
+    while (row := _to_confirm(table, compared)) is not None:
+        longer = compared[int(row["place"])].longer(row)
+        assert longer is not None, "only rows that have a longer run are to be confirmed"
+        table.loc[row.name, list(longer)] = list(longer.values())
+        table.loc[row.name, "is_confirmed"] = True
         if not longer["is_steady"]:
-            serves_no_more = table.throughput <= best.throughput
+            is_same_policy = table["place"] == row["place"]
+            serves_no_more = is_same_policy & (table.throughput <= row.throughput)
             table.loc[serves_no_more, ["is_steady", "slo_met"]] = False
         table = marked(table)
     return table
 
 
+def _to_confirm(table: pd.DataFrame, compared: Sequence[Compared]) -> pd.Series | None:
+    """Return a row that would be advised, or get flags, and was not confirmed; None if all were."""
+    chosen = [choose(table)]
+    if chosen[0].get("slo_met", False):
+        for _, rows in table.groupby("place"):
+            best = choose(marked(rows))
+            if best["slo_met"]:
+                chosen.append(best)
+    for row in chosen:
+        is_open = bool(row.get("is_steady", False)) and not row["is_confirmed"]
+        if is_open and compared[int(row["place"])].has_longer:
+            return row
+    return None
+
+
 def _with_requests(cfg: DictConfig) -> DictConfig:
-    """Return `cfg` with as many requests as a P99 needs, where they arrive over time and their
-    number is not stated: the same for all policies, which differ in their batches.
+    """Return `cfg` with its number of requests, the same for all policies and rates that are tried;
+    where they arrive over time and it is not stated a share of a run's, as what is advised is
+    confirmed by a run of `LONGER` times as many.
     """
     workload = cfg.workload
     is_free = "num_requests" in workload and OmegaConf.is_interpolation(workload, "num_requests")
     if not is_free or workload.get("rate") is None:
         return cfg
+    number = max(FEWEST_REQUESTS, math.ceil(workload.num_requests / LONGER))
     cfg = cfg.copy()
-    cfg.workload.num_requests = ENOUGH_REQUESTS
+    cfg.workload.num_requests = number
     return cfg
 
 
@@ -269,6 +292,10 @@ def flags_of(advice: Advice, found: Remedies) -> list[ServerFlags]:
     nothing meets it, those of the one that a lower rate or replicas would let meet it, else of the
     one that comes nearest.
     """
+    if found.nearest is not None and found.capacity_plan is not None:
+        # Its sequences and lengths are those of the runs that found the rate, not of this load.
+        of_capacity = server_flags(_simulated(found.capacity_plan, found.nearest.compared.option))
+        return [] if of_capacity is None else [of_capacity]
     rows: list[tuple[Compared, pd.Series]] = []
     if advice.is_met:
         for compared in advice.compared:
@@ -281,21 +308,20 @@ def flags_of(advice: Advice, found: Remedies) -> list[ServerFlags]:
         rows.append((advice.of_best, advice.best))
     flags = []
     for compared, row in rows:
-        of_server = server_flags(_simulated(compared, row))
+        of_server = server_flags(_simulated(compared.plan_of(row), compared.option))
         if of_server is not None:
             flags.append(of_server)
     return flags
 
 
-def _simulated(compared: Compared, row: pd.Series) -> Simulated:
-    plan = compared.plan_of(row)
+def _simulated(plan: Plan, option: Option) -> Simulated:
     engine = plan.engine
     return Simulated(
         plan.policy,
         engine.batch_size,
         plan.max_model_len,
         engine.num_blocks * engine.block_size,
-        simulated_options(compared.option),
+        simulated_options(option),
     )
 
 

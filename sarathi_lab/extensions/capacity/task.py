@@ -167,8 +167,9 @@ class Capacity(Task):
                     "searches the rate; drop it"
                 )
             config.workload.rate = 1.0
-            if kind == "closed":
-                config.workload.arrivals = "poisson"
+            if kind not in SCALED:
+                is_gamma = kind is None and config.workload.get("cv") is not None
+                config.workload.arrivals = "gamma" if is_gamma else "poisson"
         return config
 
 
@@ -187,13 +188,15 @@ def _shown(slo: Slo, found: search.Capacity, summary: Mapping[str, float]) -> li
         return [f"  {found.remark}; serve more requests: {fix}", runs]
     low, high, confidence = (summary[f"capacity_{end}"] for end in ("low", "high", "confidence"))
     num_seeds = len(found.steps)
+    interval = f"{low:.3g} to {high:.3g} with {confidence:.0%} confidence, {num_seeds} seeds"
+    if num_seeds == 1:  # which has no interval
+        interval = "1 seed"
     at_capacity = [
         f"{words} {1e3 * summary[name]:.0f} ms" for name, words in SHOWN.items() if name in summary
     ]
     return [
         f"  capacity {'at least ' if found.is_lower_bound else ''}{found.median:.3g} requests/s "
-        f"({low:.3g} to {high:.3g} with {confidence:.0%} confidence, {num_seeds} "
-        f"seed{'s' * (num_seeds > 1)}) under {slo.name}: {slo.describe()}",
+        f"({interval}) under {slo.name}: {slo.describe()}",
         *([f"  {found.remark}"] if found.remark else []),
         f"  converged: {found.history}",
         f"{runs}; at the capacity, {', '.join(at_capacity)}" if at_capacity else runs,

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from composed import refusal_of, run
+from composed import config_of, refusal_of, run
 from helpers import prediction_of, requests_of
 from omegaconf import OmegaConf
 
-from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.experiment.advisor import advise
+from sarathi_lab.experiment.advisor import advise, choose
 from sarathi_lab.experiment.clock import LossSplit, times_by
+from sarathi_lab.extensions.advice.task import Advice, Advise
 from sarathi_lab.policy import VllmV1
 from sarathi_lab.results.result import DisplayTable, Result
 from sarathi_lab.run import main
@@ -35,6 +36,12 @@ TABLES = ("advice", "loss", "flags")
 def advised(folder: Path, *args: str) -> dict[str, pd.DataFrame]:
     """The tables of one run with `args`, of few chunks."""
     return dict(run(folder, *ALONE, "task.chunks=[128,512]", *args).tables)
+
+
+def advice_of(*args: str) -> Advice:
+    cfg = config_of(*args)
+    task: Advise = build(cfg.task)
+    return task.check(cfg)
 
 
 def lines_of(result: Result) -> str:
@@ -174,24 +181,87 @@ def test_a_bound_is_found_to_a_tenth_and_every_bound_is_shown(tmp_path):
 
 def test_what_would_meet_an_objective_is_found_by_runs_that_its_commands_repeat(tmp_path, capsys):
     load = [*LOADED, "workload.rate=30", "slo.ttft=0.1", "slo.tbt=0.012", "task.policies=[]"]
+    # So many requests that the search converges.
+    load += ["workload.num_requests=48", "task.chunks=[256,512]"]
     assert main([*load, f"output={tmp_path}"]) == 0
     text = capsys.readouterr().out
     assert "nothing meets it" in text
     assert "MISSES the objective" in text
+    assert " requests/s, the highest of " in text
+    assert ", of 30 here" in text  # the rate that was typed, not that of the requests drawn
     commands = [line.split("sarathi_lab.run ")[1] for line in text.splitlines() if "-m sar" in line]
     rate = re.search(
         r"a lower rate: vllm_v1 with chunk=(\d+) meets it up to (?:about )?([\d.]+)", text
     )
     assert rate is not None
+    assert len(commands) >= 2
+    assert f"--max-num-batched-tokens {rate[1]} " in text
     output = [f"output={tmp_path}", "tracking=none"]
     assert main([*shlex.split(commands[0]), *output]) == 0
-    assert re.search(rf"(capacity |, |\(){rate[2]}( requests)?/s", capsys.readouterr().out)
+    said = capsys.readouterr().out
+    assert re.search(rf"capacity {rate[2]} requests/s \(1 seed\)", said)
+    assert "as workload.rate is set" not in said  # the search sets it
     assert re.search(r"more replicas: \d+ \(\d+ devices\)", text)
     assert main([*shlex.split(commands[1]), *output]) == 0
     assert re.search(r"requests within the SLO +100.0%", capsys.readouterr().out)
     for command in commands[2:]:  # a looser bound, where any run keeps up
         assert main([*shlex.split(command), *output]) == 0
         assert "best within it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rate", [12, 20])
+def test_what_is_advised_or_has_flags_was_confirmed_by_longer_runs(rate, tmp_path):
+    policies = "task.policies=[{sglang: {enable_mixed_chunk: true}},vllm_v1]"
+    bounds = ["slo.ttft=1", "slo.tbt=0.02", f"workload.rate={rate}", "task.chunks=[256,512]"]
+    load = [setting for setting in LOADED if not setting.startswith("workload.num_requests")]
+    advice = advice_of(*load, *bounds, policies)
+    assert advice.is_met
+    assert advice.best["is_confirmed"]
+    for compared in advice.compared:
+        row = choose(compared.table)
+        assert row["is_confirmed"] or not row["slo_met"]
+
+
+def test_equal_schedules_are_not_distinguished_and_the_first_policy_is_taken(tmp_path):
+    """Mixed chunks of SGLang in pages of a token are vLLM's schedule."""
+    policies = "task.policies=[{sglang: {enable_mixed_chunk: true}}]"
+    bounds = ["slo.ttft=2", "slo.tbt=0.1", "workload.rate=8", "task.chunks=[256]"]
+    text = lines_of(run(tmp_path, *LOADED, *bounds, policies))
+    assert "best within it: vllm_v1 with chunk 256" in text
+    assert "not distinguished from it (within 1 %): sglang enable_mixed_chunk=true" in text
+
+
+def test_where_nothing_meets_the_objective_the_nearest_misses_the_fewest_bounds():
+    """The largest chunk is tried, too, which alone serves first tokens in time."""
+    bounds = ["slo.ttft=0.15", "slo.tbt=0.001", "workload.rate=8", "task.policies=[]"]
+    advice = advice_of(*LOADED, *bounds)
+    longest = max(request.prompt_len for request in advice.of_best.plan.load.requests)
+    assert not advice.is_met
+    assert advice.table.chunk.max() >= longest
+    steady = advice.table[advice.table.is_steady.astype(bool)]
+    assert advice.best["bounds_missed"] == steady.bounds_missed.min()
+
+
+def test_flags_for_a_rate_are_those_of_the_search(tmp_path, capsys):
+    """A closed load has the paper's batch of 8, with which no rate was searched."""
+    load = ["task=advise", "tracking=none", *H100, "slo.ttft=0.2", "slo.tbt=0.05"]
+    load += ["workload.num_requests=24", "task.policies=[]", "task.chunks=[256]"]
+    text = lines_of(run(tmp_path, *load))
+    assert "a lower rate: " in text
+    assert "--max-num-seqs 256 " in text
+    assert "a looser bound" not in text  # of waits that are the queue's
+
+
+def test_sglang_without_mixed_chunks_takes_any_chunk_beside_its_sequences():
+    advice = advice_of(
+        *LOADED,
+        "policy=sglang",
+        "workload.rate=4",
+        "batch=512",
+        "task.policies=[]",
+        "task.chunks=[128]",
+    )
+    assert list(advice.table.chunk.unique()) == [128]
 
 
 def test_a_run_whose_waits_grow_is_not_within_an_objective(tmp_path):
@@ -201,6 +271,7 @@ def test_a_run_whose_waits_grow_is_not_within_an_objective(tmp_path):
     assert result.summary["is_steady"] == result.summary["slo_met"] == 0
     assert "overloaded" in cells_of(result)
     assert "requests come faster than any of these serves them" in lines_of(result)
+    assert "most is served" not in lines_of(result)
     assert "a lower rate: " in lines_of(result)
 
 
