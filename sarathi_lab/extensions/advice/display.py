@@ -41,7 +41,7 @@ def answer(
         lines.append(f"  objective {slo.name}: {slo.describe()}")
         if best["slo_met"]:
             lines.append(f"  best within it: {name}")
-            lines += _not_distinguished(best, table, slo)
+            lines += _not_distinguished(best, table)
         elif best["is_steady"]:
             lines.append(f"  nothing meets it; nearest comes {name}")
         else:
@@ -62,13 +62,14 @@ def answer(
     return [*lines, *(f"  {words}" for words in left_out)]
 
 
-def _not_distinguished(best: pd.Series, table: pd.DataFrame, slo: Slo) -> list[str]:
-    """Name the best of other policies whose quantities are those of `best`, within `AS_GOOD`."""
-    quantities = [slo.quantity_of(name) for name in slo.bounds]
+def _not_distinguished(best: pd.Series, table: pd.DataFrame) -> list[str]:
+    """Name the best of other policies that are as far within the objective as `best`, to a share of
+    `AS_GOOD`, with as many tokens/s.
+    """
     alike = []
     for place, rows in table.groupby("place"):
         other = choose(marked(rows))
-        pairs = [(other[name], best[name]) for name in ("throughput", *quantities)]
+        pairs = [(other[name], best[name]) for name in ("throughput", "worst_use")]
         is_alike = all(math.isclose(*pair, rel_tol=AS_GOOD) for pair in pairs)
         if place != best["place"] and other["slo_met"] and is_alike:
             alike.append(f"{other['policy']} with {chunk_of(other)}")
