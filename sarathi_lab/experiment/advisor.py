@@ -206,7 +206,7 @@ def choose(table: pd.DataFrame) -> pd.Series:
     the one with the least P99 between tokens, under an objective the one whose worst requests are
     farthest within its bounds, then the smallest chunk. Where none meets the objective, the steady
     one that misses the fewest bounds, by the least; where none is steady, one of the shortest
-    stalls (`outcome`'s classes), as tokens/s alone would crown whoever lets requests wait longest
+    stalls (`outcome`'s classes), as tokens/s alone would crown what lets requests wait longest
     between tokens, then of the fewest such bounds missed and the most tokens/s. Of equal rows the
     first is chosen.
     """

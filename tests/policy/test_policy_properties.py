@@ -15,6 +15,7 @@ from shadow import Checker
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Request
+from sarathi_lab.policy import SGLang
 
 # Those that let a later request pass an earlier one that has no room, or is long.
 OUT_OF_ORDER = (
@@ -87,7 +88,14 @@ def test_every_field_refuses_wrong_types_and_sizes_by_its_name(policy):
 
 @pytest.mark.parametrize("policy", OF_CLASS.values(), ids=lambda policy: policy.name)
 def test_a_budget_leaves_a_full_batch_of_decodes_a_prompts_token(policy):
-    whole_or_on_top = ("lmdeploy", "layered_prefill", "ascend_v0_9", "ascend")
+    # Without mixed chunks SGLang's prompts have iterations without decodes.
+    whole_or_on_top = ("lmdeploy", "layered_prefill", "ascend_v0_9", "ascend", "sglang")
     if policy.budget_field and policy.name not in whole_or_on_top:
         with pytest.raises(UserError, match=f"{policy.budget_field}=3 is smaller than the 3"):
             policy.with_budget(3).validate(4, MAX_LEN)
+
+
+def test_sglangs_chunk_holds_a_full_batch_of_decodes_where_they_ride_along():
+    SGLang(chunked_prefill_size=3).validate(4, MAX_LEN)
+    with pytest.raises(UserError, match="chunked_prefill_size=3 is smaller than the 3"):
+        SGLang(chunked_prefill_size=3, enable_mixed_chunk=True).validate(4, MAX_LEN)

@@ -292,7 +292,7 @@ def _looser_bound(compared: Sequence[Compared], slo: Slo, commands: Commands) ->
         return None
     is_queue = nearest.compared.plan.load.all_wait
     if is_queue and WAITS & {*_missed(nearest.row, slo)}:
-        return None  # a wait of the whole queue says nothing of a server
+        return None  # a wait of the whole queue is no property of a server
     looser = []
     stated = []
     for name in _missed(nearest.row, slo):
