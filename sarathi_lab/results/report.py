@@ -54,6 +54,7 @@ MAIN = (  # of a run; -v prints the others
     *("request_gap_p99", "acceptance_rate", "tokens_per_decode"),
     *("slo_attainment", "goodput", "capacity", "bubble_fraction", "time_over_roofline"),
 )
+COUNTED_TIME = "counted time [s]"
 MOST_NAMED = 3  # runs in a sentence
 NOT_IN_CSV = ("sweep", "status", "swept")
 _cautioned: set[tuple[str, str]] = set()  # by sweep
@@ -101,12 +102,18 @@ def summary_table(
     shown = [name for name in names if is_whole or name in MAIN]
     columns = {policy: "", **{f"/ {one}": f"_vs_{one}" for one in baselines}}
     rows = [
-        {"": HEADINGS[name][0]}
+        {"": _run_heading(name, summary)}
         | {column: cell(name + end, summary.get(name + end)) for column, end in columns.items()}
         for name in shown
     ]
     more = f"  {len(names) - len(shown)} more in summary.json; -v prints them"
     return [DisplayTable(rows, left=[""]), *([more] if len(names) > len(shown) else [])]
+
+
+def _run_heading(name: str, summary: Mapping[str, float]) -> str:
+    """Return the heading of a run's quantity; the time of a part is not that of the run."""
+    is_part = "window_start" in summary
+    return COUNTED_TIME if name == "duration" and is_part else HEADINGS[name][0]
 
 
 def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None:

@@ -302,8 +302,6 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     gc.set_threshold(100_000)  # importing makes much that stays
-    # W&B imports pandas only to see that a table is none of its frames: half a second.
-    sys.modules["pandas"] = None  # type: ignore[assignment]
     with suppress(Exception):  # raised, and reported, again by the first run
         import wandb  # noqa: F401
     writer = Writer()
