@@ -19,9 +19,9 @@ from sarathi_lab.results.intervals import (
 from sarathi_lab.results.table import display_unit, less_is_better
 
 # What is judged where all requests wait from the start, and where they arrive over time.
-CLOSED = ("throughput", "tbt_p99")
-WAITS = ("ttft_p50", "ttft_p99", "tbt_p99", "request_gap_p99")
-OVER_TIME = (*WAITS, "slo_attainment", "goodput")
+CLOSED_VERDICTS = ("throughput", "tbt_p99")
+WAIT_VERDICTS = ("ttft_p50", "ttft_p99", "tbt_p99", "request_gap_p99")
+LOADED_VERDICTS = (*WAIT_VERDICTS, "slo_attainment", "goodput")
 # What of runs that are not steady is judged: all else depends on their length.
 OF_ANY_LENGTH = ("throughput",)
 MOST = 4  # sentences
@@ -52,7 +52,7 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     """
     base = analysis.reference(runs)
     is_over_time = arrive_over_time(runs)
-    wanted = OVER_TIME if is_over_time else CLOSED
+    wanted = LOADED_VERDICTS if is_over_time else CLOSED_VERDICTS
     names = [name for name in wanted if name in runs and runs[name].notna().any()]
     if base is None or not names:
         return []

@@ -25,24 +25,24 @@ from sarathi_lab.results.table import HEADINGS, MILLISECONDS, display_unit, fact
 
 MARGINAL = "decode_time_marginal"
 DECODES = ("decode_time_alone", MARGINAL)
-WAITS = {
+WAIT_COLUMNS = {
     "ttft_p50": "TTFT\nP50",
     "ttft_p99": "TTFT\nP99",
     "tbt_p99": "TBT\nP99",
     "request_gap_p99": "worst\ngap\nP99",  # of a request
 }
-SWEEP_COLUMNS = {  # where all requests wait from the start
+CLOSED_COLUMNS = {  # where all requests wait from the start
     "capacity": "capacity\n[req/s]",
     "decode_time_alone": "decode\nalone",
     MARGINAL: "decode\nadds",
     "kv_reread_factor": "KV\nread",
-    "tbt_p99": WAITS["tbt_p99"],  # not TTFT: it states how long the queue is
+    "tbt_p99": WAIT_COLUMNS["tbt_p99"],  # not TTFT: it states how long the queue is
 }
-OVER_TIME = {
+LOADED_COLUMNS = {
     "capacity": "capacity\n[req/s]",
     "slo_attainment": "within\nSLO",
     "goodput": "good\n[req/s]",
-    **WAITS,
+    **WAIT_COLUMNS,
 }
 OF_ALL = " (of all policies without a server)"  # a remark where a single run is described
 UNSTEADY = "!"  # in the row of a run that is not steady
@@ -238,7 +238,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     runs = sweep_analysis.with_short_devices(runs)
     columns = {"throughput": "tokens/s"}
     is_over_time = arrive_over_time(runs)
-    others = OVER_TIME if is_over_time else SWEEP_COLUMNS
+    others = LOADED_COLUMNS if is_over_time else CLOSED_COLUMNS
     references = sweep_analysis.references(runs)
     for name in _compared_by_throughput(runs, references):
         runs = sweep_analysis.relative(runs, "throughput", name)

@@ -135,7 +135,7 @@ def _executed(
     if plan.backend.computes_tokens and not plan.engine.speculation.tokens:
         predicted["predicted_roofline"] = roofline = plan.roofline(peaks)
         print_words(f"  predicted roofline {roofline:.2f} s")
-    print_cautions([f"peaks {peaks.describe()}", *cap_caution(plan.engine)], context)
+    print_cautions([f"peaks {peaks.describe()}"], context)
     if plan.advice is not None:
         print_advice(plan.advice)
     ledger = Ledger()
@@ -314,6 +314,7 @@ def print_plan(plan: Plan, context: RunContext) -> None:
         print_words(f"  {words}")
     if plan.assumed is not None:
         print_words(f"  assumed unless stated: {plan.assumed}")
+    print_cautions(cap_caution(plan.engine), context)
 
 
 def print_advice(advice: Advice) -> None:

@@ -19,6 +19,7 @@ from sarathi_lab.results.serving_metrics import Slo
 from sarathi_lab.results.table import heading
 from sarathi_lab.tasks.plan import Plan
 
+CONFIRMED = " +"  # in a row whose quantities are of a longer run than the others
 LOSS_COLUMNS = {
     "total": "more than uncut [ms]",
     "attention": "attention, KV read again [ms]",
@@ -118,7 +119,8 @@ def _cells(row: Row, slo: Slo | None, columns: Sequence[Any] = ()) -> dict[str, 
             value = row[slo.quantity_of(name)]
             cells[bound_heading(slo, name)] = _against(value, bound)
         cells["longest\ngap P99"] = cell("tbt_p99", row["request_gap_p99"])
-        cells["objective"] = verdict(row)
+        mark = CONFIRMED if row["is_confirmed"] else ""
+        cells["objective"] = f"{verdict(row)}{mark}"
     cells |= {heading(str(name)): cell(str(name), row[name]) for name in columns}
     return cells
 
@@ -192,9 +194,9 @@ def closing(table: pd.DataFrame, plan: Plan) -> str:
     longer = ""
     if table.is_confirmed.any():
         num_confirmed = int(table.is_confirmed.sum())
-        rows = "row" if num_confirmed == 1 else f"{num_confirmed} rows"
-        were = "was" if num_confirmed == 1 else "were"
-        longer = f"; the {rows} nearest to the objective {were} run again with {LONGER * number:,}"
+        rows = "the row" if num_confirmed == 1 else f"the {num_confirmed} rows"
+        are = "is" if num_confirmed == 1 else "are"
+        longer = f"; {rows} marked +, nearest to the objective, {are} of {LONGER * number:,}"
     runs = f"{len(table)} simulated runs" if len(table) > 1 else "a simulated run"
     return (
         f"  all numbers are of {runs} of {number:,} requests{longer} (seed {plan.config['seed']}); "

@@ -17,12 +17,12 @@ Kind = Literal["line", "heat"]
 KINDS: tuple[Kind, ...] = ("line", "heat")
 MARGINAL = "decode_time_marginal"
 # Where all requests wait from the start. TTFT is not there: it states how long the queue is.
-CLOSED = (
+CLOSED_PANELS = (
     *("capacity", "throughput", "tbt_p99", "throughput_vs_{}"),
     *("decode_time_alone", MARGINAL, "kv_reread_factor"),
 )
 # Where requests arrive over time. Both in the order in which panels are kept.
-OVER_TIME = (
+LOADED_PANELS = (
     *("capacity", "slo_attainment", "goodput", "request_gap_p99", "ttft_p99", "tbt_p99"),
     *("throughput", "ttft_p50"),
 )
@@ -178,14 +178,14 @@ def choose_quantities(runs: pd.DataFrame, axes: PlotAxes) -> list[str]:
 def _judged(runs: pd.DataFrame, axes: PlotAxes) -> list[str]:
     """Return the quantities that such runs are judged by, the first ones first."""
     if arrive_over_time(runs):
-        return list(OVER_TIME)
+        return list(LOADED_PANELS)
     bases = analysis.references(runs)
     if not bases:
-        return [name for name in CLOSED if "{}" not in name]
+        return [name for name in CLOSED_PANELS if "{}" not in name]
     if axes.kind == "heat":
         gains = [f"throughput_vs_{name}" for name in reversed(bases)]
         return [*gains, "tbt_p99", "throughput"]
-    return [name.format(bases[0]) for name in CLOSED]
+    return [name.format(bases[0]) for name in CLOSED_PANELS]
 
 
 def _is_measured(runs: pd.DataFrame, name: str) -> bool:
