@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
-
-import pandas as pd
+from typing import Literal, NamedTuple, Protocol
 
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.served_system import ServerSetup, ServingDevice
@@ -158,21 +156,6 @@ class Sizes:
     num_drafts: int = 0  # of a decode, at most
 
 
-@runtime_checkable
-class Power(Protocol):
-    """Power model of a device (`extensions.energy`)."""
-
-    def add_energy(self, iterations: pd.DataFrame, num_devices: int) -> pd.DataFrame: ...
-
-    def metrics(
-        self,
-        iterations: pd.DataFrame,
-        summary: Mapping[str, float],
-        num_devices: int,
-        num_instances: int = 1,
-    ) -> dict[str, float]: ...
-
-
 class Backend(Protocol):
     """A device, real or simulated. Its constructor is cheap and checks arguments (UserError)."""
 
@@ -205,10 +188,6 @@ class Backend(Protocol):
     @property
     def serving_device(self) -> ServingDevice | None:
         """One of its devices, by which a server chooses defaults; None where none are taken."""
-
-    @property
-    def power(self) -> Power | None:
-        """Power model of each of its devices; None if unknown."""
 
     @property
     def default_model(self) -> str:

@@ -27,7 +27,6 @@ class MeasuredBackend(ABC):
 
     computes_tokens: ClassVar[bool] = True
     name: ClassVar[str]
-    power: ClassVar[None] = None  # not measured
     serving_device: ClassVar[None] = None  # a server's sizes are for who asks for them
     dtype: str
     tensor_parallel: int

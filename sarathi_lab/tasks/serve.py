@@ -185,8 +185,6 @@ def _measured(
     iterations = metrics.add_costs(ledger.iterations(), spec, backend.dtype_bytes, peaks)
     num_instances = engine.cluster.num_instances
     num_devices = num_instances * backend.num_devices
-    if backend.power is not None:
-        iterations = backend.power.add_energy(iterations, backend.num_devices)
     requests, bubbles = ledger.requests(), ledger.bubbles()
     tables = {ITERATIONS: iterations, REQUESTS: requests}
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -217,8 +215,6 @@ def _measured(
     further, of_cluster = engine.cluster.results(scheduler, summary, num_devices)
     tables |= further
     summary |= of_cluster
-    if backend.power is not None:
-        summary |= backend.power.metrics(iterations, summary, num_devices, num_instances)
     summary |= engine.speculation.metrics(iterations)
     if engine.shares_prefixes:
         num_shared, num_prompt = requests.prefix_hit_tokens.sum(), requests.prompt_len.sum()

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from sarathi_lab.config.checked import check_fields, one_of
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.engine.executor import Executor, Power, Predictor, Sizes
+from sarathi_lab.engine.executor import Executor, Predictor, Sizes
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.served_system import ServerSetup, ServingDevice
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
@@ -109,10 +109,6 @@ class SimulatedBackend:
     @property
     def serving_device(self) -> ServingDevice:
         return ServingDevice(self.hardware.name, int(self.hardware.memory_bytes))
-
-    @property
-    def power(self) -> Power | None:
-        return self.hardware.power
 
     @property
     def dtype_name(self) -> str:

@@ -16,7 +16,6 @@ from omegaconf import OmegaConf
 from sarathi_lab.config.checked import check_fields, checked, flag, listed, number, text, whole
 from sarathi_lab.config.errors import UserError, require_number, require_one_of
 from sarathi_lab.config.instantiate import build
-from sarathi_lab.engine.executor import Power
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.model.degrees import Degrees, kv_heads_of_device, refuse_kv_heads, uneven
@@ -120,7 +119,6 @@ class Hardware:
     # rule: `launch`, `step`, `conv_efficiency` and `decode_launch` (`mixed_layers`).
     latent: Mapping[str, Any] = field(default_factory=dict, compare=False)
     linear: Mapping[str, float] = field(default_factory=dict, compare=False)
-    power: Power | None = field(default=None, compare=False)  # None: unknown
 
     def __post_init__(self) -> None:
         check_fields(self, "hardware.")
@@ -136,8 +134,6 @@ class Hardware:
         for kind in [kind for kind, error in errors.items() if error is not None]:
             share = "use a share from 0, null if nothing was held out"
             require_number(f"hardware.uncertainty.{kind}", errors[kind], minimum=0, fix=share)
-        if self.power is not None and not isinstance(self.power, Power):
-            raise UserError(f"hardware.power={self.power} is not a power model; {FIX}")
 
     @classmethod
     def at_peaks(cls, name: str, peaks: Peaks, dtype_bytes: int, **known: Any) -> Hardware:

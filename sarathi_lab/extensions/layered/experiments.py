@@ -11,7 +11,6 @@ from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import Platform
 from sarathi_lab.extensions.capacity.search import at_rate
-from sarathi_lab.extensions.energy.experiments import PER_TOKEN, energy_of, powered
 from sarathi_lab.extensions.under_load import (
     CHUNKING,
     ServingBench,
@@ -28,7 +27,7 @@ LAYERED = "layered_prefill"
 SAME = "layered, same TBT"
 TTFT, TBT, LATENCY = "TTFT mean", "TBT P99", "latency mean"
 EXPERTS = "expert bytes a token"
-UNITS = {PER_TOKEN: "J", EXPERTS: "MB"}
+UNITS = {EXPERTS: "MB"}
 
 
 @only_simulated(
@@ -55,7 +54,6 @@ def layered_prefill(
     earliest of those with a P99 between tokens that is not above that of the chunks; not a number
     if none is.
     """
-    powered(bench)
     for dataset, shares in loads.items():
         requests = bench.requests(dataset, num_requests, seed)
         for load in shares:
@@ -73,19 +71,18 @@ def layered_prefill(
 
 
 def _served(bench: ServingBench, requests: Sequence[Request], policy: Policy) -> Values:
-    """Seconds; and of a token, of prompts and outputs, joules and megabytes of experts' weights."""
+    """Seconds, and megabytes of experts' weights a token of prompts and outputs."""
     ledger = bench.run(requests, policy)
-    table, (iterations, energy) = ledger.requests(), energy_of(bench, ledger)
+    table = ledger.requests()
     times = waits(table)
     found = {
         TTFT: float(times["ttft"].mean()),
         TBT: latency(table)["tbt_p99"],
         LATENCY: float(times["latency"].mean()),
-        PER_TOKEN: energy["joules_per_token"],
     }
     if (spec := load_option("model", bench.model)).num_experts:
-        backend, _ = powered(bench)
-        num_bytes = spec.expert_read_bytes(iterations, backend.dtype_bytes).sum()
-        num_tokens = energy["num_prompt_tokens"] + energy["num_output_tokens"]
+        assert bench.backend is not None  # the experiment is simulated
+        num_bytes = spec.expert_read_bytes(ledger.iterations(), bench.backend.dtype_bytes).sum()
+        num_tokens = table.prompt_len.sum() + table.output_len.sum()
         found[EXPERTS] = float(num_bytes / num_tokens / 1e6)
     return found

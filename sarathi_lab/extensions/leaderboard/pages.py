@@ -30,11 +30,10 @@ NOTES = (
     "Budget: tokens of an iteration; of the default column the system's on this GPU, of rules of "
     "papers vLLM's; of the best column the one of the grid and the default with the highest "
     "goodput on other seeds than those shown. Policies without a budget have the same in both.",
-    "Goodput: requests a second that are within the objective, the mean over the seeds. Latencies, "
-    "slowdown and J/token: medians over the seeds, at the default budget.",
+    "Goodput: requests a second that are within the objective, the mean over the seeds. Latencies "
+    "and slowdown: medians over the seeds, at the default budget.",
     "Slowdown, long / short: mean latency over that of the request alone, of long prompts by that "
     "of short ones; above 1 long prompts wait more.",
-    "J/token: of prompts and outputs, by the power model in the GPU's file, without the host.",
 )
 
 
@@ -47,10 +46,7 @@ def write(ranked: pd.DataFrame, runs: pd.DataFrame, folder: Path) -> list[Path]:
     Returns:
         The paths of the page and of the summary.
     """
-    recorded = runs.drop(columns="is_new")
-    # Without the time of day, the same runs are the same file.
-    same_file = {"method": "gzip", "mtime": 0}
-    recorded.to_csv(folder / RUNS, index=False, float_format="%.5g", compression=same_file)
+    write_runs(runs.drop(columns="is_new"), folder)
     groups = long_table(ranked, runs)
     groups.to_csv(folder / "groups.csv", index=False, float_format="%.5g")
 
@@ -69,6 +65,13 @@ def write(ranked: pd.DataFrame, runs: pd.DataFrame, folder: Path) -> list[Path]:
     page = folder / "leaderboard.html"
     write_page("Leaderboard of policies", sections, page)
     return [page, summary]
+
+
+def write_runs(runs: pd.DataFrame, folder: Path) -> None:
+    """Write the runs that a board is made of."""
+    # Without the time of day, the same runs are the same file.
+    same_file = {"method": "gzip", "mtime": 0}
+    runs.to_csv(folder / RUNS, index=False, float_format="%.5g", compression=same_file)
 
 
 def _write_workload(

@@ -17,7 +17,7 @@ from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
-from sarathi_lab.results.metrics import add_costs, throughput
+from sarathi_lab.results.metrics import throughput
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.serving_metrics import Slo, is_good, quantiles, waits
 from sarathi_lab.tasks.plan import Plan, changed, make_plan, slo_reference
@@ -25,7 +25,7 @@ from sarathi_lab.tasks.serve import READ, schedule_of, serving_summary_of
 
 GOODPUT = "goodput_"  # and the objective
 FAIRNESS = "slowdown_long_to_short"
-QUANTITIES = ["ttft_p99", "tbt_p99", FAIRNESS, "throughput", "joules_per_token"]
+QUANTITIES = ["ttft_p99", "tbt_p99", FAIRNESS, "throughput"]
 CONTEST = ["workload", "model", "device"]  # within which policies are compared
 LABELS = [*CONTEST, "policy", "role", "budget", "seed", "requests", "rate", "schedule"]
 LABELS += ["git_commit"]
@@ -137,12 +137,6 @@ def _quantities(plan: Plan, iterations: pd.DataFrame, requests: pd.DataFrame) ->
     summary |= serving_summary_of(plan, requests, seconds, peaks, plan.targets.slo)
     if {"slowdown_long_mean", "slowdown_short_mean"} <= summary.keys():
         summary[FAIRNESS] = summary["slowdown_long_mean"] / summary["slowdown_short_mean"]
-    if backend.power is not None:
-        costs = add_costs(iterations, plan.spec, backend.dtype_bytes, peaks)
-        costs = backend.power.add_energy(costs, backend.num_devices)
-        num_engines = plan.engine.cluster.num_instances
-        num_devices = num_engines * backend.num_devices
-        summary |= backend.power.metrics(costs, summary, num_devices, num_engines)
     return {name: summary[name] for name in QUANTITIES if name in summary}
 
 

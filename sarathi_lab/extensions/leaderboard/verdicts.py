@@ -27,7 +27,6 @@ HEADINGS = {
     "tbt_p99": "TBT P99 [ms]",
     FAIRNESS: "slowdown, long / short",
     "throughput": "tokens/s",
-    "joules_per_token": "J/token",
 }
 
 

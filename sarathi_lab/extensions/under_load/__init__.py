@@ -148,7 +148,7 @@ def under_load(question: str, seconds: float, *papers: Platform, **declared: Any
 
 
 def only_simulated(question: str, *papers: Platform, look: PlotSpec) -> Register:
-    """Register one that needs more devices than there are, or a power model."""
+    """Register one that needs more devices than there are."""
     return under_load(question, 0, *papers, look=look, simulated=PROFILED, is_simulated=True)
 
 
