@@ -45,6 +45,10 @@ class HostTimeline:
         """Seconds since `reset`, on the host's clock."""
         return self._clock() - self._zero
 
+    def at(self, reading: float) -> float:
+        """Return the seconds since `reset` of a reading of the host's clock."""
+        return reading - self._zero
+
     def reset(self) -> None:
         """Set zero to this moment, the device being idle."""
         self._zero = self._clock()

@@ -75,6 +75,20 @@ def test_two_batches_in_flight(expected):
     executor.workers.close()
 
 
+def check_stage_times(executor):
+    """Each stage has a micro-batch after the other, and after the stage before; some of the time
+    it has none.
+    """
+    ledger = served(executor, Orca(), REQUESTS[:5], 48, num_micro_batches=2)
+    starts = ledger.stages().pivot(index="iteration", columns="stage", values="start")
+    ends = ledger.stages().pivot(index="iteration", columns="stage", values="end")
+    assert (starts < ends).all(axis=None)
+    assert (starts[1] > ends[0]).all()
+    assert (starts.iloc[1:].to_numpy() > ends.iloc[:-1].to_numpy()).all()
+    assert 0 < starts[0].min() < ends[1].max() < executor.now
+    assert (ledger.requests().bubble_time > 0).any()
+
+
 @pytest.mark.parametrize("parallel", ["tensor_parallel", "pipeline_parallel"])
 def test_parallel(parallel, expected):
     """Of two workers, one of which is then killed: a line, and no process stays."""
@@ -83,6 +97,8 @@ def test_parallel(parallel, expected):
     assert executor.capacity == backend.num_stages
     # The last policy preempts; few requests, as processes that share cores answer slowly.
     check_tokens(executor, expected[:5], POLICIES[2:], num_micro_batches=backend.num_stages)
+    if backend.num_stages > 1:
+        check_stage_times(executor)
     workers = [one for one in multiprocessing.active_children() if "Worker" in one.name]
     assert len(workers) == 2
     workers[0].kill()

@@ -21,6 +21,7 @@ from sarathi_lab.executor.placement import allowed_cores
 from sarathi_lab.executor.timeline import HostTimeline, timeline_of
 from sarathi_lab.executor.vllm import workers as vllm
 from sarathi_lab.executor.vllm.executor import VllmExecutor, explained
+from sarathi_lab.executor.vllm.stages import StagedExecutor
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.seeded_checkpoint import path_of, require_architecture, seeded_checkpoint
 from sarathi_lab.model.spec import ModelSpec
@@ -101,9 +102,14 @@ class VllmBackend(MeasuredBackend):
         return replace(spec, num_layers=-(-spec.num_layers // self.num_devices))
 
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
-        """Return what of a pipeline is not measured."""
-        stages = f"times are of all {self.num_stages} stages: vLLM's workers report none of a stage"
-        return [stages] if self.num_stages > 1 else []
+        """Return what differs from a server's run."""
+        if not self._times_stages_in_graphs:
+            return []
+        return ["CUDA graphs are piecewise: whole ones skip the hooks that time the stages"]
+
+    @property
+    def _times_stages_in_graphs(self) -> bool:
+        return self.num_stages > 1 and self.uses_gpus and not self.eager
 
     def peaks(self) -> Peaks:
         """Measure the peaks of this device, times the number of GPUs."""
@@ -135,7 +141,8 @@ class VllmBackend(MeasuredBackend):
         with explained(f"the start of its engine for {spec.name}"):
             workers = _engine.get(self._key(spec, checkpoint, sizes), start)
         on_stream = workers.in_process and self.uses_gpus
-        executor = VllmExecutor(
+        executor_class = StagedExecutor if self.num_stages > 1 else VllmExecutor
+        executor = executor_class(
             workers,
             num_blocks=None if sizes.fills_memory else sizes.num_blocks,
             timeline=timeline_of(self.torch_device) if on_stream else HostTimeline(),
@@ -196,6 +203,8 @@ class VllmBackend(MeasuredBackend):
             arguments["kv_cache_memory_bytes"] = (sizes.num_blocks + 2) * block
         elif sizes.fills_memory:
             del arguments["num_gpu_blocks_override"]
+        if self._times_stages_in_graphs:
+            arguments["compilation_config"] = {"cudagraph_mode": "PIECEWISE"}
         return arguments | dict(self.options or {})
 
     @property

@@ -50,7 +50,7 @@ class VllmExecutor(WallClock):
 
     A preempted sequence leaves the workers and comes back as a new one with all its tokens. Times
     are those of the current stream of a GPU in this process, else from the submission of a batch,
-    or the end of the one before, to its result. The stages of a pipeline are not timed.
+    or the end of the one before, to its result. Stages of a pipeline: `stages`.
     """
 
     num_layers: int | None = None

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from sarathi_lab.config.errors import UserError, suggestion
+from sarathi_lab.executor.vllm.stage_pipes import StagePipes
 
 OLDEST = (0, 28)  # the first version that these interfaces were run with
 FIRST_BLOCK = 1  # block 0 is vLLM's null block, which padding reads
@@ -21,6 +22,7 @@ ENVIRONMENT = {  # unless the user has set them: few messages, and no statistics
 }
 RUNNER, CORES = "VLLM_USE_V2_MODEL_RUNNER", "VLLM_CPU_OMP_THREADS_BIND"
 RUNNERS = {"auto": None, "v1": "0", "v2": "1"}
+EXTENSION = "sarathi_lab.executor.vllm.worker_extension.WorkerExtension"
 ALWAYS = {  # engine arguments of every run; prefixes are shared by the lab's block ids
     "seed": 0,
     "skip_tokenizer_init": True,
@@ -29,6 +31,7 @@ ALWAYS = {  # engine arguments of every run; prefixes are shared by the lab's bl
     "disable_log_stats": True,
     "cudagraph_metrics": True,
     "use_tqdm_on_load": False,
+    "worker_extension_cls": EXTENSION,
 }
 REFUSED = (  # as the lab schedules; so are those that settings set
     *("scheduler_cls", "scheduling_policy", "speculative_config", "kv_transfer_config"),
@@ -193,6 +196,7 @@ class Workers:
         self.num_stages = int(parallel.pipeline_parallel_size)
         self.in_process = parallel.distributed_executor_backend == "uni"
         self.wants_newest_tokens = self.num_stages > 1 and not self.is_async
+        self._pipes: StagePipes | None = None  # once stages report
 
     def run(self, step: Step) -> Pending:
         """Begin an iteration."""
@@ -203,6 +207,14 @@ class Workers:
     def forget(self, names: set[str]) -> None:
         """Let the workers drop sequences now, not with the next iteration."""
         self._executor.execute_model(self._output(Step(ended=names)))
+
+    def restart_stage_times(self) -> StagePipes:
+        """Have the stages report from now on when they compute; no iteration is on its way."""
+        if self._pipes is None:
+            self._pipes = StagePipes(self.num_stages)
+        self._executor.collective_rpc("report_stage_times", args=(self._pipes.folder,))
+        self._pipes.drop()
+        return self._pipes
 
     def facts(self) -> dict[str, Any]:
         """What runs batches: version, kernels, graphs and buffers."""
@@ -229,6 +241,8 @@ class Workers:
         if self.in_process:  # that of other processes goes with them
             self._executor.collective_rpc(release_compiled_model)
         self.core.shutdown()
+        if self._pipes is not None:
+            self._pipes.close()
 
     def _output(self, step: Step) -> Any:
         new_type, cached_type, output_type = self._types
