@@ -43,7 +43,7 @@ SWITCHES = (
 WITH_VALUE = ("--cfg -c", "--package -p", "--config-dir -cd")
 SHOWING = ("help", "hydra_help", "version", "cfg", "info", "shell_completion")
 LAUNCHERS = ("basic", "joblib", "ray", "submitit_local", "submitit_slurm")
-PLUGINS = {"hydra/launcher": LAUNCHERS, "hydra/sweeper": ("lab", "optuna_search")}
+PLUGINS = {"hydra/launcher": LAUNCHERS, "hydra/sweeper": ("lab",)}
 MOST_JOBS = 10_000  # of a sweep; all of them are checked before the first one runs
 MOST_NAMES = 1000  # of options of a group that are looked at
 
@@ -268,9 +268,9 @@ def combine(settings: Sequence[Override]) -> list[tuple[str, ...]]:
             first = islice(setting.sweep_string_iterator(), MOST_JOBS + 1)
             values[key] = [f"{key}={value}" for value in first]
         elif setting.is_sweep_override():
-            fix = f"name them, as in {key}=1,2, or add hydra/sweeper=optuna_search"
-            raise UserError(f"{line} has no end of values; {fix}")
+            raise UserError(f"{line} has no end of values; name them, as in {key}=1,2")
         if not 0 < math.prod(map(len, values.values())) <= MOST_JOBS:
-            fix = "name other values, or let hydra/sweeper=optuna_search choose"
-            raise UserError(f"{line} makes a sweep of 0, or of more than {MOST_JOBS} runs; {fix}")
+            raise UserError(
+                f"{line} makes a sweep of 0, or of more than {MOST_JOBS} runs; name other values"
+            )
     return list(product(*values.values()))

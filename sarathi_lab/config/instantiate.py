@@ -266,17 +266,16 @@ class Job:
         groups = READ_BY.get(name, (name.partition(".")[0],))
         return " and ".join(class_of(self.cfg, group).__name__ for group in groups)
 
-    def num_rounds(self, swept: Collection[str], *, is_search: bool = False) -> int:
+    def num_rounds(self, swept: Collection[str]) -> int:
         """How many rounds of its sweep it is part of (`repeat`). Raises UserError."""
-        repeat, is_sampled = self.cfg.repeat, is_search or ROUND in swept
+        repeat = self.cfg.repeat
         takes_time = is_measured(self.cfg)
         if repeat == "auto":
             rounds = getattr(class_of(self.cfg, "task"), "num_rounds", 1)
-            return 1 if is_sampled or "seed" in swept or not takes_time else rounds
+            return 1 if {ROUND, "seed"} & {*swept} or not takes_time else rounds
         require_int("repeat", repeat, 1, "use a number of rounds such as 6, or auto", MOST_ROUNDS)
-        if repeat > 1 and is_sampled:
-            by = "a search has no rounds" if is_search else f"{ROUND} numbers them"
-            raise UserError(f"repeat={repeat} has no effect: {by}; drop it")
+        if repeat > 1 and ROUND in swept:
+            raise UserError(f"repeat={repeat} has no effect: {ROUND} numbers them; drop it")
         return int(repeat) if takes_time else 1
 
     def in_round(self, number: int) -> Self:

@@ -36,7 +36,6 @@ RECORD = "sweep.json"
 FINISHED = "finished.json"  # written last by every job that came to its end
 FAILED = "failed.json"  # why it did not
 OUTPUT = "output.txt"  # what a job in another process printed
-BEST = "best.json"  # a search's end
 LOCK = Path(".locks") / "sweep"
 NOT_OF_WORK = ("output", "tracking", "resume", "limit", "repeat", "plot", "skip_invalid")
 MOST_CHARACTERS = 128  # of a group's name in W&B
@@ -145,7 +144,6 @@ class SweepRecord:
     arguments: list[str]
     fingerprint: str  # of the configuration of its jobs
     num_jobs: int
-    is_search: bool  # a search chooses its jobs as it goes
     started_at: str
     host: str = ""  # that it was started on
     swept: Sequence[str] = ()
@@ -196,8 +194,6 @@ class SweepRecord:
         return None
 
     def is_complete(self) -> bool:
-        if self.is_search:
-            return (self.folder / BEST).is_file()
         return all(map(self.is_finished, range(self.num_jobs)))
 
     def begun(self) -> list[int]:
@@ -247,10 +243,10 @@ class SweepRecord:
             yield
 
 
-def fingerprint(configs: Sequence[Mapping[str, Any]], search: object) -> str:
+def fingerprint(configs: Sequence[Mapping[str, Any]]) -> str:
     """Equal for sweeps whose jobs do the same work, wherever they leave the results."""
     jobs = [{key: cfg[key] for key in cfg if key not in NOT_OF_WORK} for cfg in configs]
-    text = json.dumps([jobs, search], sort_keys=True)
+    text = json.dumps(jobs, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

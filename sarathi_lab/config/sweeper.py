@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -44,14 +44,12 @@ class LabSweeper(Sweeper):
     All jobs are checked before the first one runs; equal jobs run once, finished ones not again.
     """
 
-    is_search: ClassVar[bool] = False  # whether it chooses its jobs as it goes
     config: DictConfig
     hydra_context: HydraContext
 
     def __init__(self, params: Mapping[str, str] | None = None, *, dry_run: bool = False) -> None:
         self._params = [f"{name}={value}" for name, value in (params or {}).items()]
         self._is_dry_run = dry_run
-        self.search_settings: Mapping[str, Any] = {}  # what makes a search another one
         self.notes: list[str] = []  # for the user
 
     def setup(
@@ -82,18 +80,15 @@ class LabSweeper(Sweeper):
         self.swept = [one.key_or_group for one in self.settings if one.is_sweep_override()]
         self.is_sweep = MULTIRUN in typed or bool(self._params)
         self._check_settings([*typed, *arguments])
-        self.jobs, self.num_planned = self.make_jobs()
+        self.jobs = self.make_jobs()
         for job in self.jobs:
             job.refuse_unread()
         kept = (one for one in [*typed, *arguments] if name_of(one) not in NOT_RECORDED)
         self.record = run_context.SweepRecord(
             folder=Path(str(hydra.sweep.dir if self.is_sweep else hydra.run.dir)).absolute(),
             arguments=["-m" if one == MULTIRUN else one for one in kept],
-            fingerprint=run_context.fingerprint(
-                [resolved(job.cfg) for job in self.jobs], self.search_settings or None
-            ),
-            num_jobs=self.num_planned,
-            is_search=self.is_search,
+            fingerprint=run_context.fingerprint([resolved(job.cfg) for job in self.jobs]),
+            num_jobs=len(self.jobs),
             started_at=datetime.now(UTC).isoformat(),
             host=platform.node(),
             swept=self.swept,
@@ -109,8 +104,6 @@ class LabSweeper(Sweeper):
         hydra = self.config.hydra
         require_bool("hydra.verbose", hydra.verbose, "use true to log more, else false")
         require_bool("skip_invalid", self.config.skip_invalid)
-        if self.is_search and self.config.skip_invalid:
-            raise UserError("skip_invalid=true is for sweeps, and this is a search; drop it")
         if self.is_sweep and hydra.launcher.get("n_jobs") == 0:
             raise UserError("hydra.launcher.n_jobs=0 runs nothing; use a number such as 2, or -1")
         for one in settings:
@@ -126,8 +119,8 @@ class LabSweeper(Sweeper):
             if name in self.swept and is_whole:
                 raise UserError(f"{line} is of the whole sweep; write one value, or [a,b] for both")
 
-    def make_jobs(self) -> tuple[list[Job], int]:
-        """Compose the jobs, round after round, as a machine's speed drifts; and count its runs."""
+    def make_jobs(self) -> list[Job]:
+        """Compose the jobs, round after round, as a machine's speed drifts."""
         typed = command_line.combine(self.settings)
         if len(typed) >= MANY_JOBS and not self.config.skip_invalid:
             self._check_early(typed[0])
@@ -144,7 +137,7 @@ class LabSweeper(Sweeper):
             self.swept.append(ROUND)
             pairs = list(zip(jobs, rounds, strict=True))
             jobs = [job.in_round(i) for i in range(most) for job, number in pairs if i < number]
-        return jobs, len(jobs)
+        return jobs
 
     def _check_early(self, settings: Sequence[str]) -> None:
         """Refuse what the first of many jobs is refused for, as it is most often the same for all,
@@ -196,15 +189,17 @@ class LabSweeper(Sweeper):
     def check(self) -> None:
         """Let the tasks check and prepare all jobs. Raises UserError (see `check_jobs`)."""
         keeps = not (self._is_remote or self._is_dry_run)  # other processes prepare theirs
-        swept = {*self.swept} - {ROUND} if self.is_sweep and not self.is_search else ()
-        passed, notes = check_jobs(self.jobs, swept, skips=self.config.skip_invalid, keeps=keeps)
+        swept = {*self.swept} - {ROUND} if self.is_sweep else ()
+        skips = self.config.skip_invalid
+        self.jobs, notes = check_jobs(self.jobs, swept, skips=skips, keeps=keeps)
         self.notes += notes
-        self.num_planned -= len(self.jobs) - len(passed)
-        self.jobs = passed
-        if self._is_resumed and self.num_planned != (number := self.record.num_jobs):
-            why = f"began with {number} runs, and {self.num_planned} pass their check now"
-            raise UserError(f"resume={self.record.folder} {why}; start a new sweep")
-        self.record = replace(self.record, num_jobs=self.num_planned)
+        num_jobs = len(self.jobs)
+        if self._is_resumed and num_jobs != self.record.num_jobs:
+            raise UserError(
+                f"resume={self.record.folder} began with {self.record.num_jobs} runs, and "
+                f"{num_jobs} pass their check now; start a new sweep"
+            )
+        self.record = replace(self.record, num_jobs=num_jobs)
 
     @property
     def _is_remote(self) -> bool:

@@ -11,13 +11,11 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import check_fields
 from sarathi_lab.config.console import console, print_place, progress_of
-from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.config.instantiate import Job, build, resolved
 from sarathi_lab.config.run_context import RunContext, SweepRecord, group_of, run_name
 from sarathi_lab.config.sweeper import LabSweeper
 from sarathi_lab.results.report import print_sweep
 from sarathi_lab.results.result import Result, Stopped, track, write, write_stopped
-from sarathi_lab.results.table import HEADINGS
 from sarathi_lab.results.tracking import TrackedRun, Tracker
 
 
@@ -45,9 +43,7 @@ class Task(ABC):
         if not self.has_runs:
             print_place("results", record.folder)
             return
-        # Some trials of a search repeat another's.
-        num_jobs = len(record.begun()) if record.is_search else record.num_jobs
-        print_sweep(record.folder, num_jobs, resolved(job.cfg)["plot"])
+        print_sweep(record.folder, record.num_jobs, resolved(job.cfg)["plot"])
         if is_tracked and (record.folder / "sweep.csv").is_file():
             swept, host, folder = record.swept, record.host, record.folder
             tracker: Tracker = build(job.cfg.tracking)
@@ -68,24 +64,16 @@ class Task(ABC):
         """List the checked jobs that are not finished, as `--dry-run` does."""
         record = sweeper.record
         swept = record.swept if sweeper.is_sweep else None
-        jobs = enumerate(sweeper.jobs)
-        left = [one for one in jobs if record.is_search or not record.is_finished(one[0])]
+        jobs = [(n, job) for n, job in enumerate(sweeper.jobs) if not record.is_finished(n)]
         for note in sweeper.notes:
             console().print(note, soft_wrap=True)
-        for number, job in left:
+        for number, job in jobs:
             policy = str(job.composed.hydra.runtime.choices["policy"])
             console().print(f"{number}  {run_name(policy, job.settings, swept)}", soft_wrap=True)
-        num_finished = len(sweeper.jobs) - len(left)
-        number = sweeper.num_planned - num_finished
-        text = f"{number} run{'s' * (number != 1)}, checked and not started"
+        num_finished = len(sweeper.jobs) - len(jobs)
+        text = f"{len(jobs)} run{'s' * (len(jobs) != 1)}, checked and not started"
         text += f"; {num_finished} finished before" * bool(num_finished)
-        if record.is_search:
-            text = f"a search of {number} trials, of which these are the ends of its space"
         console().print(text, soft_wrap=True)
-
-    def check_objective(self, objective: str) -> None:
-        """Refuse an objective of a search that summary.json can't have."""
-        require_one_of("hydra.sweeper.objective", objective.partition("_vs_")[0], HEADINGS)
 
 
 def run_task(cfg: DictConfig, context: RunContext) -> None:

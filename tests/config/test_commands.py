@@ -18,10 +18,7 @@ from sarathi_lab.config.paths import CONF
 from sarathi_lab.run import main as run
 
 ROOT = Path(sarathi_lab.__file__).parents[1]
-SLOW = (
-    *("torch", "joblib", "pandas", "seaborn", "matplotlib", "wandb", "scipy", "transformers"),
-    "optuna",
-)
+SLOW = (*("torch", "joblib", "pandas", "seaborn", "matplotlib", "wandb", "scipy", "transformers"),)
 QUICK = [
     (["--help"], "paper_grid"),
     (["polcy=orca"], "did you mean policy?"),

@@ -1,6 +1,4 @@
-"""Sweeps that people leave running: continued after an interruption, spread over processes, steered
-by optuna.
-"""
+"""Sweeps that people leave running: continued after an interruption, and spread over processes."""
 
 from __future__ import annotations
 
@@ -10,7 +8,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -162,14 +159,6 @@ def test_a_killed_sweep_over_simulated_runs_continues_with_its_baselines(output,
     assert "All 3 runs of this sweep" in capfd.readouterr().out
 
 
-def test_optuna_missing_is_named_with_its_command(output, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    assert main(["experiment=best_chunk", f"output={output}"]) == 2
-    assert capsys.readouterr().err.endswith(
-        "needs the package optuna, which is missing; pip install optuna\n"
-    )
-
-
 def test_resume_repeats_what_a_killed_process_lost(output):
     (output / "kill-256").touch()
     (output / "meet").touch()
@@ -217,22 +206,3 @@ def test_jobs_beside_each_other_run_each_baseline_once(output, capfd):
     assert sum(text.count("\nbaseline orca") for text in texts) == 1
     summaries = [json.loads((sweep / number / "summary.json").read_text()) for number in "01"]
     assert all("throughput_vs_orca" in summary for summary in summaries)
-
-
-def test_optuna_finds_the_top_and_a_search_goes_on_where_it_stopped(output, capfd):
-    args = [*SCRIPTED, f"output={output}", "hydra/sweeper=optuna_search"]
-    args += ["hydra.sweeper.n_trials=8", "chunk=range(300,701,step=100)"]
-    (output / "stop-500").touch()
-    assert main(args) == 2
-    sweep = sweep_of(output)
-    assert not (sweep / "best.json").exists()
-    first = calls(output)
-    assert len(first) == len(set(first))  # known values are not run again
-    kept = {path.parent.name: contents(path.parent) for path in sweep.rglob("finished.json")}
-    (output / "stop-500").unlink()
-    assert main([*args, "resume=true"]) == 0
-    assert {name: contents(sweep / name) for name in kept} == kept
-    assert calls(output)[len(first)] == "500"
-    best = json.loads((sweep / "best.json").read_text())
-    assert (best["params"], best["value"], best["trials"]) == ({"chunk": 500}, 10000.0, 8)
-    assert "best of 8 trials: chunk=500, throughput 10000" in capfd.readouterr().out
