@@ -8,6 +8,7 @@ from typing import Any, Literal
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import again, make_batch, run_once
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.engine.single_iteration import SingleIteration, single_iteration
 from sarathi_lab.executor.timeline import CudaTimeline
 
 REFERENCE = 64  # tokens
@@ -23,18 +24,27 @@ class IterationProbe:
         self.executor = executor
         self.timing: Timing = "host"
 
-    def iterations(self, batch: Batch) -> Iterator[float]:
-        """Yield the seconds of `batch` again and again, behind one that does not count; decodes go
-        on where their sequences have room (`compositions.again`).
+    def iterations(self, batch: Batch) -> Iterator[SingleIteration]:
+        """Yield the time of `batch` again and again, behind one that does not count.
+
+        Where one batch is in flight at a time, decodes go on where their sequences have room
+        (`compositions.again`): a sequence that is rewound comes to the workers as a new one.
         """
         self.executor.start()  # which lets go of earlier sequences
+        if self.executor.feeds_tokens:
+            while True:
+                yield self._timed(batch)
         batch = again(run_once(self.executor, batch))
         while True:
-            result = run_once(self.executor, batch)
-            if isinstance(getattr(self.executor, "timeline", None), CudaTimeline):
-                self.timing = "graph" if result.is_replayed else "calls"
-            batch = again(result)
-            yield result.busy
+            iteration = self._timed(batch)
+            batch = again(iteration.result)
+            yield iteration
+
+    def _timed(self, batch: Batch) -> SingleIteration:
+        iteration = single_iteration(self.executor, batch)
+        if isinstance(getattr(self.executor, "timeline", None), CudaTimeline):
+            self.timing = "graph" if iteration.result.is_replayed else "calls"
+        return iteration
 
     def reference(self, num_tokens: int) -> float:
         """Return the seconds of a prompt of up to `REFERENCE` tokens, as a measure of the device's
@@ -42,4 +52,5 @@ class IterationProbe:
         """
         blocks = BlockManager(self.executor.num_blocks, self.executor.block_size)
         tokens = min(num_tokens, REFERENCE, blocks.num_free * blocks.block_size)
-        return run_once(self.executor, make_batch(prefill_tokens=tokens, blocks=blocks)).busy
+        batch = make_batch(prefill_tokens=tokens, blocks=blocks)
+        return single_iteration(self.executor, batch).seconds

@@ -147,7 +147,8 @@ MOST_ROUNDS, MOST_OF_GROUP = 15, 40  # rounds of requests, and of a group of cas
 Advance = Callable[..., None]  # called with the seconds that passed, and those expected in all
 
 
-# Tables by the end of their name: of points (""), and of the "compositions" and "serving" below.
+COMPOSITIONS = "compositions"  # the end of the name of their table
+# Tables by the end of their name: of points (""), and of the compositions and "serving" below.
 Measured = dict[str, pd.DataFrame]
 
 
@@ -227,7 +228,7 @@ def measure_cases(name: str, groups: Sequence[Group], session: Session) -> Measu
     table.loc[table.num_pairs == 0, "reason"] = clock.cost.reason or LEFT_OUT
     table.loc[[not values for values in samples.values()], "reason"] = LEFT_OUT
     compositions = clock.cost.rows(session.spec.name, session.backend.dtype_bytes)
-    further = {"compositions": compositions, "serving": clock.serving_rows(session.spec.name)}
+    further = {COMPOSITIONS: compositions, "serving": clock.serving_rows(session.spec.name)}
     return {"": table, **{stem: pd.DataFrame(rows) for stem, rows in further.items() if rows}}
 
 

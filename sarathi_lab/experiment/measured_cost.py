@@ -13,8 +13,9 @@ import torch
 
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.compositions import placed, run_once
+from sarathi_lab.engine.compositions import placed
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.engine.single_iteration import SingleIteration, single_iteration
 from sarathi_lab.executor.iteration_probe import REFERENCE, IterationProbe, Timing
 from sarathi_lab.executor.simulated.cost_model import WHOLE
 from sarathi_lab.executor.steal_corrected_clock import stolen
@@ -64,12 +65,15 @@ def _lower(timings: Sequence[Times]) -> Times:
 
 
 class Measurement(NamedTuple):
-    """Seconds of a composition's iterations, and of its operations alone; how they were timed."""
+    """Seconds of a composition's iterations, and of its operations alone; how they were timed, and
+    the median share of an iteration in which the host was at work on it.
+    """
 
     batch: Batch
     seconds: list[float]
     operations: Times
     timings: Mapping[str, Timing]
+    host_share: float = math.nan  # where operations report themselves
 
 
 class MeasuredCostModel:
@@ -145,21 +149,35 @@ class MeasuredCostModel:
         timings = {**dict.fromkeys(products, timing), name: self.probe.timing}
         operations = products | _lower(attention)
         self.probe.iteration(batch)
-        wholes = self.timed(tokens, lambda: {"": self.probe.iteration(batch)})
+        seconds, host_share = self._timed_wholes(tokens, lambda: self.probe.iteration(batch))
         timings["iteration"] = timings["others"] = self.probe.timing
-        (whole,), parts = _lower(wholes).values(), sum(operations.values())
+        whole = float(np.quantile(seconds, LOWER))
+        parts = sum(operations.values())
         if parts > whole:
             operations = {name: value * whole / parts for name, value in operations.items()}
-        rest = max(0.0, whole - parts)
-        seconds = [found[""] for found in wholes]
-        return Measurement(batch, seconds, {**operations, "others": rest}, timings)
+        operations["others"] = max(0.0, whole - parts)
+        return Measurement(batch, seconds, operations, timings, host_share)
 
     def _measure_whole(self, batch: Batch) -> Measurement:
         """Time iterations alone."""
-        each = self.probe.iterations(batch)
-        wholes = self.timed(batch.num_tokens, lambda: {WHOLE: next(each)})
-        seconds = [times[WHOLE] for times in wholes]
-        return Measurement(batch, seconds, _lower(wholes), {WHOLE: self.probe.timing})
+        iterations = self.probe.iterations(batch)
+        seconds, host_share = self._timed_wholes(batch.num_tokens, lambda: next(iterations))
+        whole = {WHOLE: float(np.quantile(seconds, LOWER))}
+        return Measurement(batch, seconds, whole, {WHOLE: self.probe.timing}, host_share)
+
+    def _timed_wholes(
+        self, tokens: int, iterate: Callable[[], SingleIteration]
+    ) -> tuple[list[float], float]:
+        """Return the seconds of iterations that count (`timed`), and the median `host_share`."""
+        shares: list[float] = []
+
+        def seconds_of_next() -> Times:
+            iteration = iterate()
+            shares.append(iteration.host_share)
+            return {WHOLE: iteration.seconds}
+
+        timings = self.timed(tokens, seconds_of_next)
+        return [times[WHOLE] for times in timings], float(np.median(shares))
 
     def _measure_reported(self, batch: Batch, attention: str) -> Measurement:
         """Take operations and the whole from the same iterations, so that what slows the machine
@@ -230,7 +248,8 @@ class MeasuredCostModel:
             len(turns) < MOST_TURNS and time.perf_counter() - start < ALTERNATED
         ):
             step, lost = (1 if len(turns) % 2 else -1), self.stolen()
-            turns.append([run_once(self.executor, one).busy for one in placed[::step]][::step])
+            seconds = [single_iteration(self.executor, one).seconds for one in placed[::step]]
+            turns.append(seconds[::step])
             # The first warms up; of one that is nothing all of the time was another's.
             if len(turns) > 1 and self.stolen() == lost and all(turns[-1]):
                 whole.append(turns[-1])
@@ -251,7 +270,8 @@ class MeasuredCostModel:
                 "bytes": float(self.spec.min_bytes(batch, dtype_bytes)),
             }
             whole = summary([1e3 * seconds for seconds in found.seconds], "ms")
-            values = {"iteration": {**whole, "value": 1e3 * sum(found.operations.values())}}
+            whole["value"] = 1e3 * sum(found.operations.values())
+            values = {"iteration": {**whole, "host_share": found.host_share}}
             for name, seconds in found.operations.items() if self.has_operations else ():
                 values[name] = {"value": 1e3 * seconds, "unit": "ms"}
             for name, value in values.items():

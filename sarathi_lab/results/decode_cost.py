@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -16,9 +17,10 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.compositions import make_batch, run_once
+from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.engine.single_iteration import SingleIteration, single_iteration
 from sarathi_lab.model.roofline import TILE
 
 REPETITIONS = 5
@@ -32,13 +34,15 @@ class DecodeCost:
     `num_decodes` beside a chunk of `num_chunk_tokens`.
 
     `marginal` is (hybrid - same chunk alone) / num_decodes, the median over paired repetitions; a
-    negative value is below the noise.
+    negative value is below the noise. `host_share` is the largest median of the three batches'
+    (`SingleIteration.host_share`); None where times are simulated.
     """
 
     alone: float
     marginal: float
     num_decodes: int
     num_chunk_tokens: int
+    host_share: float | None = None
 
 
 def fullest_hybrid(iterations: pd.DataFrame) -> Sizes | None:
@@ -72,21 +76,37 @@ def measure_decode_cost(
         sequence.in_flight = False
     num_decodes = len(parts) - 1
 
-    def busy(first: int, last: int) -> float:
+    def timed(first: int, last: int) -> SingleIteration:
         batch = Batch()
         for sequence, num_tokens in parts[first:last]:
             batch.add(sequence, num_tokens)
-        return run_once(executor, batch).busy
+        return single_iteration(executor, batch)
 
-    alone, marginal = [], []
+    chunks: list[SingleIteration] = []
+    hybrids: list[SingleIteration] = []
+    decodes: list[SingleIteration] = []
     deadline = time.monotonic() + seconds
     for repetition in range(MAX_REPETITIONS):
         if repetition >= MIN_REPETITIONS and time.monotonic() >= deadline:
             break
-        chunk, hybrid = busy(num_decodes, len(parts)), busy(0, len(parts))
-        alone.append(busy(0, num_decodes) / num_decodes)
-        marginal.append((hybrid - chunk) / num_decodes)
-    return DecodeCost(median(alone), median(marginal), num_decodes, sizes["prefill_tokens"])
+        chunks.append(timed(num_decodes, len(parts)))
+        hybrids.append(timed(0, len(parts)))
+        decodes.append(timed(0, num_decodes))
+    added = [hybrid.seconds - chunk.seconds for hybrid, chunk in zip(hybrids, chunks, strict=True)]
+    host_share = None
+    if executor.num_blocks is not None:
+        host_share = max(_host_share(timings) for timings in (chunks, hybrids, decodes))
+    return DecodeCost(
+        alone=median(decode.seconds for decode in decodes) / num_decodes,
+        marginal=median(added) / num_decodes,
+        num_decodes=num_decodes,
+        num_chunk_tokens=sizes["prefill_tokens"],
+        host_share=host_share,
+    )
+
+
+def _host_share(timings: Sequence[SingleIteration]) -> float:
+    return median(iteration.host_share for iteration in timings)
 
 
 def added_tiles(num_chunk_tokens: float, num_decodes: float) -> int:
@@ -105,8 +125,13 @@ def decode_iteration(
     context = max(2, min(context, num_blocks // num_decodes * block_size))
     blocks = BlockManager(num_blocks, block_size)
     batch = make_batch(num_decodes=num_decodes, context=context, blocks=blocks)
-    results = [run_once(executor, batch) for _ in range(REPETITIONS + 1)]  # the first warms up
-    return median(result.end - result.start for result in results[1:])
+    seconds = []
+    for _ in range(REPETITIONS + 1):
+        iteration = single_iteration(executor, batch)
+        result = iteration.result
+        # `busy` is of one stage.
+        seconds.append(result.end - result.start if result.stages else iteration.seconds)
+    return median(seconds[1:])  # the first warms up
 
 
 def _fitted(sizes: Sizes, num_blocks: int, block_size: int) -> Sizes:

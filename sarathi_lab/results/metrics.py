@@ -150,6 +150,8 @@ def _decode(iterations: pd.DataFrame, cost: DecodeCost | None) -> dict[str, floa
             "decode_time_alone": cost.alone,
             "decode_time_marginal": cost.marginal,
         }
+        if cost.host_share is not None:
+            summary["decode_host_share"] = cost.host_share
         if cost.marginal > 0:
             summary["decode_speedup"] = cost.alone / cost.marginal
         seconds += hybrid * cost.marginal

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
@@ -18,12 +19,13 @@ from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.engine.single_iteration import host_caution
 from sarathi_lab.executor.device import device_description
 from sarathi_lab.executor.measured_backend import MeasuredBackend
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.torch.checks import require_one_device
 from sarathi_lab.experiment.figures import as_points, by_folder, paper, simulate
-from sarathi_lab.experiment.measure import Session
+from sarathi_lab.experiment.measure import COMPOSITIONS, Session
 from sarathi_lab.experiment.registry import FIGURES, SETUPS, Figure, Job, load_figure, paper_jobs
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
@@ -215,7 +217,10 @@ class Measure(Task):
         return Result(
             tables={POINTS: points, **tables, **others},
             figures=pictures,
-            shown=[lines(device, table) for device, table in tables.items()],
+            shown=[
+                *(lines(device, table) for device, table in tables.items()),
+                *_host_shares(others.get(COMPOSITIONS)),
+            ],
             places={"points": context.run_dir / POINTS},
             tags=[figure.name, *tables],
             float_format="%.6g",
@@ -254,6 +259,19 @@ class Measure(Task):
             Job(figure, spec, on, sizes, make_policy=make_policy, seed=int(cfg.seed))
             for spec, on in zip(models, backends, strict=True)
         ]
+
+
+def _host_shares(compositions: pd.DataFrame | None) -> list[str]:
+    """State how much of the single iterations that were timed is the host's work."""
+    if compositions is None or compositions.host_share.isna().all():
+        return []
+    row = int(np.nanargmax(compositions.host_share))
+    host_share = float(compositions.host_share.iloc[row])
+    return [
+        f"  of an iteration alone, the host's work is at most {host_share:.1%} "
+        f"({compositions.composition.iloc[row]})",
+        *host_caution("some of these points", host_share),
+    ]
 
 
 def is_usual_model(cfg: DictConfig) -> bool:

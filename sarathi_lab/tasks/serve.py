@@ -22,6 +22,7 @@ from sarathi_lab.config.paths import lock, read_object
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.single_iteration import host_caution
 from sarathi_lab.experiment.advisor import Advice
 from sarathi_lab.model.roofline import Peaks, request_roofline
 from sarathi_lab.results import metrics
@@ -207,6 +208,7 @@ def _measured(
     if (composition := fullest_hybrid(iterations)) is not None:
         of_cache = {"num_blocks": engine.num_blocks, "block_size": engine.block_size}
         decode_cost = measure_decode_cost(executor, composition, **of_cache)
+        cautions += host_caution("the times of decodes", decode_cost.host_share or 0.0)
     if (reference := slo_reference(plan, executor)) is not None:
         profile["slo_decode_time"] = reference
     summary = metrics.summarise(iterations, requests, peaks, decode_cost) | rates

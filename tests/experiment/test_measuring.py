@@ -182,9 +182,9 @@ def test_what_decodes_add_is_a_difference_of_neighbours(executor, monkeypatch):
 
     def slower_and_slower(executor, batch):
         ran.append(batch.num_tokens)
-        return SimpleNamespace(busy=seconds[batch.num_tokens] * (1 + (len(ran) - 1) // 3))
+        return SimpleNamespace(seconds=seconds[batch.num_tokens] * (1 + (len(ran) - 1) // 3))
 
-    monkeypatch.setattr(measured_cost, "run_once", slower_and_slower)
+    monkeypatch.setattr(measured_cost, "single_iteration", slower_and_slower)
     monkeypatch.setattr(measured_cost, "ALTERNATED", 0.0)
     clock = DeviceClock(executor)
     monkeypatch.setattr(clock.cost, "stolen", list)

@@ -13,6 +13,7 @@ from sarathi_kernels.attention.plan import AttentionPlan
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch, run_once
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.engine.single_iteration import SingleIteration, single_iteration
 from sarathi_lab.executor.iteration_probe import REFERENCE, Timing
 from sarathi_lab.executor.timeline import durations
 from sarathi_lab.executor.torch.executor import TorchExecutor
@@ -136,16 +137,16 @@ class OperationProbe:
             "logits", lambda: model.greedy(model.lm_head(model.final_norm(rows))), num_rows
         )
 
-    def iteration(self, batch: Batch) -> float:
-        """Return the seconds of an iteration of `batch`, as the engine runs it. A LONG one needs no
-        graph: launches take less time than the device.
+    def iteration(self, batch: Batch) -> SingleIteration:
+        """Time an iteration of `batch`, as the engine runs it. A LONG one needs no graph: launches
+        take less time than the device.
         """
         if batch.num_tokens < LONG:
             self.executor.record(batch)
-        result = run_once(self.executor, batch)
+        iteration = single_iteration(self.executor, batch)
         if self._is_gpu:
-            self.timing = "graph" if result.is_replayed else "calls"
-        return result.busy
+            self.timing = "graph" if iteration.result.is_replayed else "calls"
+        return iteration
 
     def operation_times(self, batch: Batch) -> dict[str, float]:
         """Return the seconds by operation of one iteration of `batch` in C++, "others" of the rest;

@@ -148,7 +148,7 @@ def _measure(probe: OperationProbe, shape: Shape) -> dict[str, tuple[float, Timi
         products = probe.products(batch)
         times |= {name: (seconds, probe.timing) for name, seconds in products.items()}
         parts = sum(seconds for seconds, _ in times.values()) + probe.logits(batch.num_emits)
-        times["others"] = (probe.iteration(batch) - parts, probe.timing)
+        times["others"] = (probe.iteration(batch).seconds - parts, probe.timing)
     if shape.total_tokens <= MAX_EMITS:
         times["logits"] = (probe.logits(shape.total_tokens), probe.timing)
     return times

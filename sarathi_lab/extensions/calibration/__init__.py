@@ -20,6 +20,7 @@ from sarathi_lab.config.instantiate import PAPER_BATCH
 from sarathi_lab.config.paths import CONF, IS_CHECKOUT, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.engine.single_iteration import host_caution
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.steal_corrected_clock import exclude_stolen_time
 from sarathi_lab.executor.tables import write_tables
@@ -318,11 +319,13 @@ def _held_out(found: MeasuredIterations, hardware: Hardware) -> list[str | Displ
         for kind, of_kind in found.held_out.groupby("kind", sort=False)
     ]
     left_out = f", {found.num_left_out} left out as the cache is short" * bool(found.num_left_out)
+    host = f", of which the host's work is at most {found.host_share:.0%}"
     error = hardware.held_out_errors["matmul"]
     formats = {mean: ".1%", largest: ".1%", bias: "+.1%"}
     return [
         f"  {len(found.table)} iterations and {len(found.held_out)} held-out ones, lower quartiles "
-        f"of {found.num_rounds} rounds{left_out}",
+        f"of {found.num_rounds} rounds{left_out}{host}",
+        *host_caution("some of these iterations", found.host_share),
         DisplayTable(rows, left=["held-out iterations"], formats=formats),
         f"  executor.cost_model=analytic on rows that it was not fitted to (mean): {error:.0%}",
     ]

@@ -18,6 +18,7 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch, make_sequence, placed, run_once
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.engine.single_iteration import SingleIteration
 from sarathi_lab.executor.iteration_probe import IterationProbe
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.hardware import Hardware
@@ -45,6 +46,7 @@ HELD_OUT = 16  # compositions of each kind
 MIN_ROUNDS, MAX_ROUNDS = 3, 40  # of visits to all compositions
 LOWER = 0.25  # the quantile of all that stands for one: what disturbs it makes it longer
 VISIT, MAX_REPETITIONS = 0.03, 8  # seconds, and iterations, after which a visit ends
+LAUNCHING = "launching_us"  # the column beside a time, of which it is the host's part
 FILLING = 0.1  # of the seconds, to give cached tokens values
 
 
@@ -147,6 +149,7 @@ class MeasuredIterations:
     held_out: pd.DataFrame  # kind, composition, seconds, predicted, error
     num_rounds: int
     num_left_out: int  # compositions that the cache can't hold
+    host_share: float  # the largest of a composition (`SingleIteration.host_share`)
 
     @property
     def errors(self) -> dict[str, float]:
@@ -173,7 +176,8 @@ def measure_iterations(
     fitting = [i for i, batch in enumerate(every) if timer.placed(batch) is not None]
     begun, elapsed, num_rounds = time.perf_counter(), 0.0, -1
     timer.fill(limits.longest, FILLING * seconds)
-    samples, order = defaultdict[int, list[float]](list), np.random.default_rng(seed)
+    samples = defaultdict[int, list[SingleIteration]](list)
+    order = np.random.default_rng(seed)
     while num_rounds < MIN_ROUNDS or (num_rounds < MAX_ROUNDS and elapsed < seconds):
         for i in order.permutation(fitting):
             samples[i] += timer.visit(every[i])
@@ -182,8 +186,18 @@ def measure_iterations(
         num_rounds += 1
         if not num_rounds:
             samples.clear()
-    times = {i: float(np.quantile(found, LOWER)) for i, found in samples.items()}
-    measured = [{**rows[i], TIME: times[i] / MICROSECOND} for i in fitting if i < len(rows)]
+    times: dict[int, float] = {}
+    launching: dict[int, float] = {}
+    host_shares = [0.0]
+    for i, iterations in samples.items():
+        times[i] = float(np.quantile([one.seconds for one in iterations], LOWER))
+        launching[i] = float(np.median([one.launching for one in iterations]))
+        host_shares.append(float(np.median([one.host_share for one in iterations])))
+    measured = [
+        {**rows[i], TIME: times[i] / MICROSECOND, LAUNCHING: launching[i] / MICROSECOND}
+        for i in fitting
+        if i < len(rows)
+    ]
     table = pd.DataFrame(measured)
     model, found = IterationTable(table), []
     for i, (kind, batch) in enumerate(random, start=len(rows)):
@@ -193,7 +207,8 @@ def measure_iterations(
             found.append((kind, _sizes(batch), times[i], predicted, error))
     columns = ["kind", "composition", "seconds", "predicted", "error"]
     held_out = pd.DataFrame(found, columns=columns)
-    return MeasuredIterations(table, held_out, num_rounds, len(every) - len(fitting))
+    num_left_out = len(every) - len(fitting)
+    return MeasuredIterations(table, held_out, num_rounds, num_left_out, max(host_shares))
 
 
 class _Timer:
@@ -223,15 +238,16 @@ class _Timer:
             batch.add(sequence, tokens)
             run_once(executor, batch)
 
-    def visit(self, batch: Batch) -> list[float]:
+    def visit(self, batch: Batch) -> list[SingleIteration]:
         """Time iterations of `batch`; a long one once."""
         placed_batch = self.placed(batch)
         assert placed_batch is not None
-        each, end = self._probe.iterations(placed_batch), time.perf_counter() + VISIT
-        seconds = [next(each)]
-        while len(seconds) < MAX_REPETITIONS - 1 and time.perf_counter() < end:
-            seconds.append(next(each))
-        return seconds
+        each = self._probe.iterations(placed_batch)
+        end = time.perf_counter() + VISIT
+        iterations = [next(each)]
+        while len(iterations) < MAX_REPETITIONS - 1 and time.perf_counter() < end:
+            iterations.append(next(each))
+        return iterations
 
 
 def _sizes(batch: Batch) -> str:

@@ -18,6 +18,7 @@ from sarathi_lab.config.console import print_words, progress_of
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.engine.single_iteration import host_caution
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
 from sarathi_lab.executor.torch.profiling import Shape, batch_of, blocks_needed
@@ -43,6 +44,7 @@ COLUMNS = [
     "q80",
     "repetitions",
     "timing",
+    "host_share",
     "roofline",
 ]
 KINDS = {"prefill": "tokens of one prompt", "decode": "decodes, one a sequence"}
@@ -93,12 +95,13 @@ class IterationTime(Task):
         print_words(f"  {turns}; peaks {peaks.describe()}")
         rows = []
         for kind, shape in self._shapes():
-            seconds, ways = zip(*timings[shape], strict=True)
+            seconds, ways, host_shares = zip(*timings[shape], strict=True)
             quantiles, way = np.quantile(seconds, (0.5, 0.2, 0.8)), min(ways)  # calls, if any
             batch = batch_of(executor, shape)
             roofline = float(roofline_time(spec, batch, backend.dtype_bytes, peaks))
             size = (kind, shape.total_tokens, shape.start)
-            rows.append((*size, *quantiles, self.repetitions, way, roofline))
+            host_share = float(np.median(host_shares))
+            rows.append((*size, *quantiles, self.repetitions, way, host_share, roofline))
         table = pd.DataFrame(rows, columns=COLUMNS)
         table["time_over_roofline"] = table.seconds / table.roofline
         about = {
@@ -118,22 +121,27 @@ class IterationTime(Task):
                 for column in ("seconds", "time_over_roofline")
                 for row in table.to_dict("records")
             },
-            shown=[_shown(table[table.kind == kind], words) for kind, words in KINDS.items()],
+            shown=[
+                *(_shown(table[table.kind == kind], words) for kind, words in KINDS.items()),
+                *host_caution("some of these rows", table.host_share.max()),
+            ],
             tags=["iteration_time", spec.name, backend.dtype_name],
             float_format="%.6g",
         )
 
-    def _timings(self, executor: TorchExecutor) -> dict[Shape, list[tuple[float, str]]]:
-        """Return the seconds of each shape's repetitions, in turn, and how each was timed: behind
-        one of the same shape, as iterations of an engine resemble each other.
+    def _timings(self, executor: TorchExecutor) -> dict[Shape, list[tuple[float, str, float]]]:
+        """Return the seconds of each shape's repetitions, in turn, how each was timed, and the
+        host's share: behind one of the same shape, as iterations of an engine resemble each other.
         """
         probe = OperationProbe(executor)
-        timings: dict[Shape, list[tuple[float, str]]] = {shape: [] for _, shape in self._shapes()}
+        timings: dict[Shape, list[tuple[float, str, float]]]
+        timings = {shape: [] for _, shape in self._shapes()}
         number = self.repetitions * len(timings)
         with progress_of("measuring", number, "iterations") as advance:
             for shape, found in self.repetitions * [*timings.items()]:
                 probe.iteration(batch_of(executor, shape))
-                found.append((probe.iteration(batch_of(executor, shape)), probe.timing))
+                iteration = probe.iteration(batch_of(executor, shape))
+                found.append((iteration.seconds, probe.timing, iteration.host_share))
                 advance(1)
         return timings
 

@@ -13,6 +13,7 @@ from composed import checked, run
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.engine.single_iteration import SingleIteration
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
@@ -63,7 +64,7 @@ def test_times_are_medians_of_the_second_of_two(tmp_path, monkeypatch):
     """A first iteration that is slow, as caches and threads are those of another shape, does not
     count.
     """
-    times = iter([9.0, 1.0, 9.0, 8.0, 9.0, 2.0])
+    times = (SingleIteration(seconds, 0.0, None) for seconds in (9.0, 1.0, 9.0, 8.0, 9.0, 2.0))
     monkeypatch.setattr(OperationProbe, "iteration", lambda self, batch: next(times))
     one = ["task.tokens=[1]", "task.decodes=[1]", "task.contexts=[0]", "task.repetitions=3"]
     monkeypatch.setattr(TorchBackend, "peaks", lambda self: Peaks(1e12, 1e10, "given"))

@@ -1,0 +1,97 @@
+"""Single iterations on a GPU whose host takes a known time, which they must not contain."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from virtual_gpu import executor_on_gpu
+
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.compositions import make_batch, run_once
+from sarathi_lab.engine.single_iteration import host_caution, single_iteration
+from sarathi_lab.experiment.measured_cost import MeasuredCostModel
+from sarathi_lab.extensions.calibration import iterations as calibration
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.results.decode_cost import decode_iteration, measure_decode_cost
+
+SPEC = ModelSpec("tiny", 2, 64, 2, 1, ffn_size=96, vocab_size=97, head_size=32)
+SIZES = {"prefill_tokens": 13, "start": 5, "num_decodes": 4, "context": 9}
+COMPOSITIONS = [
+    {"prefill_tokens": 6, "start": 4},
+    {"prefill_tokens": 6, "emits": True},
+    {"num_decodes": 3, "context": 8},
+    {"num_decodes": 1, "context": 1},
+    {"prefill_tokens": 5, "num_decodes": 2, "context": 5},
+]
+
+
+def seconds_of(num_tokens):
+    """A prompt's token takes 2 ms, and an iteration 5 ms."""
+    return 5e-3 + 2e-3 * sum(num_tokens.values())
+
+
+@pytest.mark.parametrize("sizes", COMPOSITIONS)
+def test_the_hosts_time_is_hidden_behind_an_equal_iteration(sizes):
+    executor = executor_on_gpu(3e-3, seconds_of)
+    batch = make_batch(**sizes, blocks=BlockManager(64, 4))
+    for chunk in batch.chunks:
+        chunk.sequence.in_flight = False
+    sequences = [chunk.sequence for chunk in batch.chunks]
+    before = copy.deepcopy([(one.num_computed, one.output_token_ids) for one in sequences])
+    expected = 5e-3 + 2e-3 * batch.num_tokens
+    assert run_once(executor, batch).busy == pytest.approx(3e-3 + expected)  # on an idle device
+    for _ in range(2):
+        iteration = single_iteration(executor, batch)
+        assert iteration.seconds == pytest.approx(expected)
+        assert iteration.launching == iteration.host_share == 0.0
+    after = [(one.num_computed, one.output_token_ids) for one in sequences]
+    assert after == before
+    assert not any(one.in_flight for one in sequences)
+    assert executor.num_in_flight == 0
+
+
+def test_a_host_that_is_slower_than_the_device_is_part_of_the_time_and_said_to_be():
+    executor = executor_on_gpu(6e-3, lambda num_tokens: 5e-3)
+    batch = make_batch(num_decodes=3, context=8, blocks=BlockManager(64, 4))
+    iteration = single_iteration(executor, batch)
+    assert iteration.seconds == pytest.approx(6e-3)
+    assert iteration.launching == pytest.approx(1e-3)
+    (caution,) = host_caution("this", iteration.host_share)
+    assert "up to 17% of an iteration is the host's work" in caution
+    assert host_caution("this", 0.05) == []
+
+
+def test_without_a_batch_in_flight_beside_it_the_time_has_the_host_and_says_how_much():
+    executor = executor_on_gpu(3e-3, lambda num_tokens: 9e-3, is_async=False)
+    batch = make_batch(num_decodes=3, context=8, blocks=BlockManager(64, 4))
+    iteration = single_iteration(executor, batch)
+    assert iteration.seconds == pytest.approx(12e-3)
+    assert iteration.host_share == pytest.approx(0.25)
+
+
+def test_users_of_single_iterations_have_the_devices_times():
+    executor = executor_on_gpu(3e-3, seconds_of)
+    cost = measure_decode_cost(executor, SIZES, num_blocks=64, block_size=4, seconds=0.0)
+    assert cost.alone == pytest.approx((5e-3 + 4 * 2e-3) / 4)
+    assert cost.marginal == pytest.approx(2e-3)
+    assert cost.host_share == 0.0
+    alone = decode_iteration(executor, 4, 9, num_blocks=64, block_size=4)
+    assert alone == pytest.approx(5e-3 + 4 * 2e-3)
+    model = MeasuredCostModel(executor, SPEC)
+    assert model.iteration_time(make_batch(**SIZES)) == pytest.approx(5e-3 + 17 * 2e-3)
+    (row,) = model.rows("tiny", 2)
+    assert row["host_share"] == 0.0
+    assert row["timing"] == "graph"
+
+
+@pytest.mark.parametrize(("host_seconds", "host_share"), [(3e-3, 0.0), (12e-3, 5 / 12)])
+def test_a_calibration_has_the_hosts_part_beside_each_time(host_seconds, host_share, monkeypatch):
+    monkeypatch.setattr(calibration, "VISIT", 0.0)
+    executor = executor_on_gpu(host_seconds, seconds_of)
+    limits = calibration.Limits(batch_size=2, longest=64)
+    measured = calibration.measure_iterations(executor, SPEC, limits, 0.0, lambda seconds: None)
+    (decode,) = measured.table.query("n_decode == 1 and prefill_chunk == 0").head(1).itertuples()
+    assert decode.time_us == pytest.approx(1e6 * max(7e-3, host_seconds))
+    assert decode.launching_us == pytest.approx(1e6 * max(0.0, host_seconds - 7e-3))
+    assert measured.host_share == pytest.approx(host_share)
