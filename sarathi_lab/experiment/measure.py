@@ -157,21 +157,31 @@ class Session:
     """A device with a model, and how an experiment is measured on it: for up to `seconds` without
     loading, but at least `FEWEST_PAIRS` rounds. With `is_cut` only as many groups of cases are
     measured, ends and middles first, as that many rounds fit the time for.
+
+    `room` is that of the experiment's cases on this device.
     """
 
     backend: MeasuredBackend
     spec: ModelSpec
     sizes: Mapping[str, Any]
+    room: Room
     seconds: float
     max_spread: float
     make_policy: Callable[[str, int], Policy | None]  # by name and token budget
     seed: int = 0
     is_cut: bool = False
 
+    def expect(self) -> None:
+        """Announce the room, so that one engine is made for all experiments of a sweep, where the
+        backend shares it.
+        """
+        sizes = engine_sizes(self.backend, self.room)
+        self.backend.expect(self.spec, None, sizes)
+
     @contextmanager
-    def loaded(self, name: str, room: Room) -> Iterator[tuple[Any, Advance]]:
+    def loaded(self, name: str) -> Iterator[tuple[Any, Advance]]:
         """Load the model with a cache of `room`, or of what the memory holds."""
-        executor = load_executor(self.backend, self.spec, room)
+        executor = load_executor(self.backend, self.spec, self.room)
         what = f"measuring {name} with {self.spec.name}"
         with progress_of(what, self.seconds, "s") as advance, exclude_stolen_time(executor):
             yield executor, advance
@@ -184,25 +194,32 @@ class Session:
         return table.assign(**about)
 
 
-def load_executor(backend: MeasuredBackend, spec: ModelSpec, room: Room) -> Any:
-    """Build the executor of `spec` with random weights and a cache of `room`, or of what the memory
-    holds. Raises UserError if the weights do not fit.
-    """
-    backend.check(spec, BLOCK_SIZE)
+def engine_sizes(backend: MeasuredBackend, room: Room) -> Sizes:
+    """Return the sizes of an engine with `room`, in blocks that the device reads."""
     block_size = math.lcm(BLOCK_SIZE, backend.block_multiple)
-    part_filled = room.batch_size if block_size > BLOCK_SIZE else 0
-    sizes = Sizes(
-        num_blocks=math.ceil(room.kv_tokens / block_size) + part_filled,
+    num_blocks = math.ceil(room.kv_tokens / block_size)
+    if block_size > BLOCK_SIZE:
+        num_blocks += room.batch_size  # the last block of each sequence may be part-filled
+    return Sizes(
+        num_blocks=num_blocks,
         block_size=block_size,
         batch_size=room.batch_size,
         max_model_len=max(room.longest, REFERENCE + 1),
         max_batch_tokens=room.kv_tokens,
     )
+
+
+def load_executor(backend: MeasuredBackend, spec: ModelSpec, room: Room) -> Any:
+    """Build the executor of `spec` with random weights and a cache of `room`, or of what the memory
+    holds. Memory is not checked again here: an engine that earlier experiments left for this one
+    holds it. Raises RunError if the weights do not fit.
+    """
+    sizes = engine_sizes(backend, room)
     try:
         return backend.build(spec, None, sizes)
     except RunError:
-        most = room.longest + room.batch_size
-        sizes = replace(sizes, max_batch_tokens=most, fills_memory=True)
+        longest_batch = room.longest + room.batch_size
+        sizes = replace(sizes, max_batch_tokens=longest_batch, fills_memory=True)
     # Outside the handler, whose traceback would keep the first model.
     gc.collect()
     if torch.cuda.is_available():
@@ -212,8 +229,7 @@ def load_executor(backend: MeasuredBackend, spec: ModelSpec, room: Room) -> Any:
 
 def measure_cases(name: str, groups: Sequence[Group], session: Session) -> Measured:
     """Measure groups of cases on one executor, which has room for each of them."""
-    room = Room.of(subject for group in groups for subject in group.subjects)
-    with session.loaded(name, room) as (executor, advance):
+    with session.loaded(name) as (executor, advance):
         clock = DeviceClock(executor, getattr(executor, "model", session).spec)
         samples = measure(
             groups,

@@ -242,7 +242,7 @@ class PipelineFigure(Figure):
         from sarathi_lab.experiment.measure import measure
 
         sizes, spec, backend = session.sizes, session.spec, session.backend
-        with session.loaded(self.name, self.room(spec, sizes)) as (executor, advance):
+        with session.loaded(self.name) as (executor, advance):
             found = measure_profile(executor, _shapes(sizes), session.seconds, advance)
         hardware = Hardware.at_peaks("measured", backend.peaks(), backend.dtype_bytes)
         formula = AnalyticOperations(spec, hardware, backend.dtype_bytes)

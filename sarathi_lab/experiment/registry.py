@@ -34,6 +34,7 @@ from sarathi_lab.results.load import load_paper
 from sarathi_lab.results.plots.spec import PlotSpec
 
 if TYPE_CHECKING:
+    from sarathi_lab.executor.measured_backend import MeasuredBackend
     from sarathi_lab.experiment.measure import Measured, Session
 
 KEYS = ["panel", "series", "x"]
@@ -150,6 +151,10 @@ class Figure:
     def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
         """Return the room that its largest case needs of a device."""
         return Room.of(case for group in self.cases(spec, sizes) for case in group.subjects)
+
+    def room_on(self, backend: MeasuredBackend, spec: ModelSpec, sizes: Sizes) -> Room:
+        """Return the room that it takes on a real device."""
+        return self.room(spec, sizes)
 
     def least_room(self, spec: ModelSpec, sizes: Sizes) -> int:
         """Return the tokens of cache without which nothing can be measured."""

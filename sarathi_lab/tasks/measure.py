@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -73,12 +73,16 @@ class Measure(Task):
         require_one_of("task.experiment", self.experiment, FIGURES)
         return FIGURES[self.experiment]
 
-    def check(self, cfg: DictConfig) -> None:
-        """Refuse a model that does not fit the device, and settings without effect."""
+    def check(self, cfg: DictConfig) -> list[Session] | list[Job]:
+        """Refuse a model that does not fit the device, and settings without effect; return what is
+        measured, a session a model, or simulated.
+        """
         backend = build(cfg.executor)
         if isinstance(backend, MeasuredBackend):
-            self._check_measured(cfg, backend)
-            return
+            return self._checked_sessions(cfg, backend)
+        return self._checked_jobs(cfg, backend)
+
+    def _checked_jobs(self, cfg: DictConfig, backend: SimulatedBackend) -> list[Job]:
         figure = self.figure
         if figure.is_measured_only:
             why = "is of real stages, and has the simulated ones beside"
@@ -104,10 +108,12 @@ class Measure(Task):
         elif backend.parallel.num_devices > 1:
             what = backend.parallel.description
             raise UserError(f"task=measure simulates one device, not {what}; leave that out")
-        for job in self.jobs(cfg, backend):
+        jobs = self.jobs(cfg, backend)
+        for job in jobs:
             figure.check(job.backend, job.spec, job.sizes)
+        return jobs
 
-    def _check_measured(self, cfg: DictConfig, backend: MeasuredBackend) -> None:
+    def _checked_sessions(self, cfg: DictConfig, backend: MeasuredBackend) -> list[Session]:
         figure = self.figure
         if figure.is_simulated:
             raise UserError(f"{figure.name} is simulated only; add executor=simulated")
@@ -123,8 +129,33 @@ class Measure(Task):
             self._require_usual_model(cfg, f"has further models; use {setting}")
         elif resolve_model(cfg, backend)[1] is not None:
             raise UserError(f"task=measure takes random weights; drop model.path={cfg.model.path}")
-        for spec in self._measured_specs(cfg, backend):
-            figure.check(backend, spec, self._sizes(backend))
+        sizes = self._sizes(backend)
+        specs = self._measured_specs(cfg, backend)
+        for spec in specs:
+            figure.check(backend, spec, sizes)
+        sessions = [self._session(cfg, backend, spec, len(specs)) for spec in specs]
+        for session in sessions:
+            session.expect()
+        return sessions
+
+    def _session(
+        self, cfg: DictConfig, backend: MeasuredBackend, spec: ModelSpec, num_models: int
+    ) -> Session:
+        """Return how the experiment is measured with one of `num_models`."""
+        figure = self.figure
+        sizes = self._sizes(backend)
+        seconds = self.seconds or figure.seconds
+        return Session(
+            backend,
+            spec,
+            sizes,
+            room=figure.room_on(backend, spec, sizes),
+            seconds=seconds / num_models,
+            max_spread=figure.max_spread if self.max_spread is None else self.max_spread,
+            make_policy=partial(policy_of, cfg),
+            seed=int(cfg.seed),
+            is_cut=self._setup(backend) == "paper",
+        )
 
     def _require_usual_model(self, cfg: DictConfig, why: str) -> None:
         if not is_usual_model(cfg):
@@ -133,9 +164,10 @@ class Measure(Task):
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """Leave figure.parquet, a CSV by device, also recorded, and a picture."""
         backend, figure = build(cfg.executor), self.figure
+        prepared: Any = context.prepared or self.check(cfg)
         if isinstance(backend, MeasuredBackend):
-            return self._measured(cfg, backend, context)
-        jobs = self.jobs(cfg, backend)
+            return self._measured(prepared, context)
+        jobs: list[Job] = prepared
         tables = simulate(jobs, self.processes)
         if not figure.has_paper:
             return self._result(by_folder(tables), "simulated", context, {})
@@ -167,24 +199,14 @@ class Measure(Task):
             return [load_option("model", name) for name in compared]
         return [resolve_model(cfg, backend)[0]]
 
-    def _measured(self, cfg: DictConfig, backend: MeasuredBackend, context: RunContext) -> Result:
-        figure, setup, specs = self.figure, self._setup(backend), self._measured_specs(cfg, backend)
-        session = partial(
-            Session,
-            backend,
-            sizes=self._sizes(backend),
-            seconds=(self.seconds or figure.seconds) / len(specs),
-            max_spread=figure.max_spread if self.max_spread is None else self.max_spread,
-            make_policy=partial(policy_of, cfg),
-            seed=int(cfg.seed),
-            is_cut=setup == "paper",
-        )
-        each = [figure.measure(session(spec)) for spec in specs]
+    def _measured(self, sessions: Sequence[Session], context: RunContext) -> Result:
+        figure, backend = self.figure, sessions[0].backend
+        each = [figure.measure(session) for session in sessions]
         tables = {
             stem: pd.concat([one[stem] for one in each if stem in one], ignore_index=True)
             for stem in dict.fromkeys(chain.from_iterable(each))
         }
-        device, source = self._folder(backend, specs[0].name), "measured"
+        device, source = self._folder(backend, sessions[0].spec.name), "measured"
         if figure.is_partly_simulated:
             device, source = STAGES + device, "simulated"
         return self._result({device: tables.pop("")}, source, context, tables)

@@ -28,7 +28,7 @@ from sarathi_lab.experiment.measure import Measured, Session, measure
 from sarathi_lab.experiment.pipeline import completion_time, workload
 from sarathi_lab.experiment.registry import Figure, Ints, figure
 from sarathi_lab.experiment.registry import Sizes as SizesOf
-from sarathi_lab.experiment.scenario import BLOCK_SIZE
+from sarathi_lab.experiment.scenario import BLOCK_SIZE, Room
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Policy, Sarathi
 from sarathi_lab.results.plots.spec import PlotSpec
@@ -183,6 +183,10 @@ class StageFigure(Figure):
         for stages in sizes["stages"]:
             tokens = stages * sizes["batch"] * (sizes["longest"] + BLOCK_SIZE)
             _pipelined(backend, stages).check(spec, tokens)
+
+    def room_on(self, backend: Any, spec: ModelSpec, sizes: SizesOf) -> Room:
+        """Return none, as each number of stages has another engine."""
+        return Room()
 
     def measure(self, session: Session) -> Measured:
         samples: Samples = {}

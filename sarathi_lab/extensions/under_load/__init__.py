@@ -44,6 +44,7 @@ from sarathi_lab.results.serving_metrics import Slo, waits
 from sarathi_lab.workload.synthetic import Lognormal
 
 if TYPE_CHECKING:
+    from sarathi_lab.executor.measured_backend import MeasuredBackend
     from sarathi_lab.experiment.measure import Measured, Session
 
 # Table 1; the paper's ablation, stalls and budgets are of Yi-34B.
@@ -85,18 +86,21 @@ class LoadFigure(Figure):
         num_blocks = math.ceil(1.05 * batch * math.ceil(most / BLOCK_SIZE))  # with a watermark
         return Room(num_blocks * BLOCK_SIZE, batch, most)
 
+    def room_on(self, backend: MeasuredBackend, spec: ModelSpec, sizes: Sizes) -> Room:
+        """Return the room of a batch, or what the device has for it."""
+        room = self.room(spec, sizes)
+        setup = setup_of(None, room.batch_size, room.longest)
+        held_tokens = BLOCK_SIZE * backend.kv_blocks(spec, BLOCK_SIZE, setup)
+        return room._replace(kv_tokens=min(room.kv_tokens, held_tokens))
+
     def least_room(self, spec: ModelSpec, sizes: Sizes) -> int:
         return 2 * longest(sizes)  # requests may wait
 
     def measure(self, session: Session) -> Measured:
         from sarathi_lab.experiment.measure import measure  # torch takes seconds
 
-        spec, sizes, seed = session.spec, session.sizes, session.seed
-        room = self.room(spec, sizes)
-        setup = setup_of(None, room.batch_size, room.longest)
-        held = BLOCK_SIZE * session.backend.kv_blocks(spec, BLOCK_SIZE, setup)
-        room = room._replace(kv_tokens=min(room.kv_tokens, held))
-        with session.loaded(self.name, room) as (executor, advance):
+        spec, sizes, room, seed = session.spec, session.sizes, session.room, session.seed
+        with session.loaded(self.name) as (executor, advance):
             cache = (executor.num_blocks, executor.block_size, room.longest)
             engine = EngineConfig(Orca(), room.batch_size, *cache)
             makes = (session.make_policy, spec.vocab_size)
