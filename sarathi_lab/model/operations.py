@@ -19,7 +19,7 @@ from sarathi_kernels.elementwise.rotary import apply_rotary, rotary_tables
 from sarathi_lab.model.spec import ModelSpec
 
 # How a chunk and decodes share a device in attention.
-Hybrid = Literal["series", "streams"]
+Hybrid = Literal["series", "streams", "fused"]
 Rotary = tuple[Tensor, Tensor]  # cosines and sines
 Range = Callable[[str], AbstractContextManager[object]]
 Record = Callable[[str, float], None]  # takes an operation's seconds

@@ -204,8 +204,15 @@ def test_every_kernel_that_a_batch_may_need_is_compiled_before(llama, monkeypatc
     monkeypatch.setattr(executor, "_run", lambda inputs: None)
     with torch.inference_mode():
         executor.compile_kernels(longest=1500)
-    assert {(shape.tile_rows, shape.num_reductions) for shape in shapes} == {
-        (rows, split) for rows in (64, 128) for split in (0, 1)
+    compiled = {
+        (shape.num_tiles, shape.num_decodes, shape.tile_rows, shape.num_reductions)
+        for shape in shapes
+    }
+    assert compiled == {
+        (num_tiles, num_decodes, rows, split)
+        for num_tiles, num_decodes in ((1, 1), (1, 0), (0, 1))
+        for rows in (64, 128)
+        for split in (0, 1)[: 1 + num_decodes]
     }
 
 

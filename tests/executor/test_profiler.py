@@ -78,7 +78,7 @@ def test_operations_are_timed_in_every_iteration(tmp_path, kernels, expected):
             {"overlap": False},
             "executor.overlap=False is for Triton's kernels, which do not run here (device cpu",
         ),
-        ({"hybrid": "streams"}, "executor.hybrid=streams is for Triton's kernels"),
+        ({"hybrid": "fused"}, "executor.hybrid=fused is for Triton's kernels"),
         ({"overlap": 2}, "executor.overlap=2 is neither true nor false"),
     ],
     ids=str,

@@ -79,8 +79,8 @@ def test_arguments_are_specialised_as_a_launch_does(found: dict[str, Any]) -> No
     )
 
 
-def launched(**flags: bool) -> Launch:
-    return Launch(None, (1,), (), {}, **{"is_hot": True, "uses_tensor_cores": True, **flags})
+def launched() -> Launch:
+    return Launch(None, (1,), (), {}, is_hot=True, uses_tensor_cores=True, programs_per_sm=2)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +103,10 @@ def launched(**flags: bool) -> Launch:
         ({"spill_bytes": 8}, "8 bytes of registers spill in a hot kernel"),
         ({"shared_memory": 232_449}, "232449 bytes of shared memory, a block may use 232448"),
         ({"tensor_memory": 1024}, "1024 columns of tensor memory, there are 512"),
+        ({"shared_memory": 120_000}, "a multiprocessor holds 1 programs at a time, not 2"),
+        ({"tensor_memory": 512}, "a multiprocessor holds 1 programs at a time, not 2"),
+        ({"registers": 255, "threads": 256}, "a multiprocessor holds 1 programs at a time, not 2"),
+        ({"registers": 255}, None),
     ],
 )
 def test_check_names_what_is_wrong_on_hopper(

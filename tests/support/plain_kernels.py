@@ -141,12 +141,17 @@ def decode_attention(*inputs: Any, sliding_window: int | None, out: Tensor) -> N
     attend(*inputs, sliding_window, out, inputs[3].decodes)
 
 
+def fused_attention(*inputs: Any, **outputs: Any) -> None:
+    prefill_attention(*inputs, **outputs)
+    decode_attention(*inputs, **outputs)
+
+
 @contextmanager
 def plain_kernels() -> Iterator[None]:
     """Let `KernelOperations` launch plain torch."""
     with pytest.MonkeyPatch.context() as patch:
         for stand_in in (add_norm, rotate_and_store, gated_activation, greedy):
             patch.setattr(kernel_operations, stand_in.__name__, stand_in)
-        patch.setattr(hybrid, "prefill_attention", prefill_attention)
-        patch.setattr(hybrid, "decode_attention", decode_attention)
+        for stand_in in (prefill_attention, decode_attention, fused_attention):
+            patch.setattr(hybrid, stand_in.__name__, stand_in)
         yield

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sarathi_kernels.attention.decode_part import attend_alone, attend_group
+from sarathi_kernels.attention.decode_part import attend_part
 from sarathi_kernels.attention.kv_cache import Cache
 from sarathi_kernels.attention.plan import MAX_PARTS, AttentionPlan
 from sarathi_kernels.attention.support import (
@@ -66,52 +66,15 @@ def decode_kernel(
     HAS_WINDOW: tl.constexpr,
     IS_SPLIT: tl.constexpr,
 ) -> None:
-    """Attend for the heads of one KV head to one part of a decode's context; the result goes to
-    `out` if that is all. Grid: KV heads, which lie side by side in the cache, then parts.
-
-    `partial` [num_parts, num_heads, HEAD_SIZE] and `log_sums` [num_parts, num_heads], both float32,
-    take the result of one of several parts; the log2 of an empty part's sum is -inf.
-    """
-    kv_head, part = tl.program_id(0), tl.program_id(1)
-    sequence = tl.load(parts + part * 4)
-    if sequence >= 0:
-        row = tl.load(query_starts + sequence).to(tl.int64)
-        kv_len = tl.load(kv_lens + sequence)
-        first_visible = tl.maximum(kv_len - window, 0) if HAS_WINDOW else 0
-        begin = tl.maximum(tl.load(parts + part * 4 + 1), first_visible // BLOCK_N * BLOCK_N)
-        end = tl.load(parts + part * 4 + 2)
-        table = block_table + sequence.to(tl.int64) * stride_table
-        queries = query + row * stride_query + kv_head * GROUP * HEAD_SIZE
-        keys += kv_head * HEAD_SIZE
-        values += kv_head * HEAD_SIZE
-        if key_scales is not None:
-            key_scales += kv_head
-            value_scales += kv_head
-        if GROUP == 1:
-            attended, log_sum = attend_alone(
-                queries, keys, values, key_scales, value_scales, table, begin, end, first_visible,
-                stride_block, stride_slot, qk_scale,
-                HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, STAGES,
-            )  # fmt: skip
-        else:
-            attended, log_sum = attend_group(
-                queries, keys, values, key_scales, value_scales, table, begin, end, first_visible,
-                stride_block, stride_slot, qk_scale,
-                GROUP, ROWS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, STAGES,
-            )  # fmt: skip
-        heads = tl.arange(0, ROWS)
-        dims = tl.arange(0, PADDED_SIZE)[None, :]
-        exists = (heads[:, None] < GROUP) & (dims < HEAD_SIZE)
-        is_split = tl.load(parts + part * 4 + 3) != 0 if IS_SPLIT else False
-        if is_split:
-            rows = (part * NUM_KV_HEADS + kv_head) * GROUP + heads
-            tl.store(partial + rows[:, None] * HEAD_SIZE + dims, attended, mask=exists)
-            tl.store(log_sums + rows, log_sum, mask=heads < GROUP)
-        else:
-            pointers = (
-                out + row * stride_out + (kv_head * GROUP + heads[:, None]) * HEAD_SIZE + dims
-            )
-            tl.store(pointers, attended.to(out.dtype.element_ty), mask=exists)
+    """Grid: KV heads, which lie side by side in the cache, then parts."""
+    attend_part(
+        tl.program_id(1), tl.program_id(0),
+        query, keys, values, key_scales, value_scales, out, partial, log_sums,
+        query_starts, kv_lens, block_table, parts,
+        stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
+        NUM_KV_HEADS, GROUP, ROWS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, STAGES, HAS_WINDOW,
+        IS_SPLIT,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["query_starts", "reductions"])

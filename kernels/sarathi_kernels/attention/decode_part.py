@@ -167,3 +167,82 @@ def attend_group(
         acc = tl.join(acc, acc_odd).reshape(ROWS, PADDED_SIZE)
         log_sum -= WEIGHT_GAIN_LOG2
     return acc / row_sum[:, None], log_sum
+
+
+@triton.jit
+def attend_part(
+    part: tl.tensor,
+    kv_head: tl.tensor,
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    key_scales: tl.tensor,  # None unless the cache is in 8 bits
+    value_scales: tl.tensor,
+    out: tl.tensor,
+    partial: tl.tensor,  # [num_parts, num_heads, HEAD_SIZE] float32
+    log_sums: tl.tensor,  # [num_parts, num_heads] float32
+    query_starts: tl.tensor,
+    kv_lens: tl.tensor,
+    block_table: tl.tensor,
+    parts: tl.tensor,
+    stride_query: tl.tensor,
+    stride_out: tl.tensor,
+    stride_block: tl.tensor,
+    stride_slot: tl.tensor,
+    stride_table: tl.tensor,
+    window: tl.tensor,
+    qk_scale: tl.tensor,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+) -> None:
+    """Attend for the heads of one KV head to one part of a decode's context. The result goes to
+    `out` if that is all of it, else to `partial` and `log_sums`: the log2 of the sum, -inf for an
+    empty part.
+    """
+    sequence = tl.load(parts + part * 4)
+    if sequence >= 0:
+        row = tl.load(query_starts + sequence).to(tl.int64)
+        kv_len = tl.load(kv_lens + sequence)
+        first_visible = tl.maximum(kv_len - window, 0) if HAS_WINDOW else 0
+        begin = tl.maximum(tl.load(parts + part * 4 + 1), first_visible // BLOCK_N * BLOCK_N)
+        end = tl.load(parts + part * 4 + 2)
+        table = block_table + sequence.to(tl.int64) * stride_table
+        queries = query + row * stride_query + kv_head * GROUP * HEAD_SIZE
+        keys += kv_head * HEAD_SIZE
+        values += kv_head * HEAD_SIZE
+        if key_scales is not None:
+            key_scales += kv_head
+            value_scales += kv_head
+        if GROUP == 1:
+            attended, log_sum = attend_alone(
+                queries, keys, values, key_scales, value_scales, table, begin, end, first_visible,
+                stride_block, stride_slot, qk_scale,
+                HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, STAGES,
+            )  # fmt: skip
+        else:
+            attended, log_sum = attend_group(
+                queries, keys, values, key_scales, value_scales, table, begin, end, first_visible,
+                stride_block, stride_slot, qk_scale,
+                GROUP, ROWS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, STAGES,
+            )  # fmt: skip
+        heads = tl.arange(0, ROWS)
+        dims = tl.arange(0, PADDED_SIZE)[None, :]
+        exists = (heads[:, None] < GROUP) & (dims < HEAD_SIZE)
+        is_split = tl.load(parts + part * 4 + 3) != 0 if IS_SPLIT else False
+        if is_split:
+            rows = (part * NUM_KV_HEADS + kv_head) * GROUP + heads
+            tl.store(partial + rows[:, None] * HEAD_SIZE + dims, attended, mask=exists)
+            tl.store(log_sums + rows, log_sum, mask=heads < GROUP)
+        else:
+            pointers = (
+                out + row * stride_out + (kv_head * GROUP + heads[:, None]) * HEAD_SIZE + dims
+            )
+            tl.store(pointers, attended.to(out.dtype.element_ty), mask=exists)

@@ -1,6 +1,6 @@
 """Paged attention of a hybrid batch, the chunk and the decodes of one iteration, each phase by
-Triton's kernel or another library's: first prompts, then decodes, in `series`; or Triton's two side
-by side on two CUDA `streams`.
+Triton's kernel or another library's: first prompts, then decodes, in `series`; or by Triton alone,
+its two kernels side by side on two CUDA `streams`, or both in one `fused` launch.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from sarathi_kernels.attention.decode import decode_attention
+from sarathi_kernels.attention.fused import fused_attention
 from sarathi_kernels.attention.kv_cache import Cache
 from sarathi_kernels.attention.plan import AttentionPlan, Views
 from sarathi_kernels.attention.prefill import prefill_attention
 from sarathi_kernels.attention.support import why_not_triton
 from sarathi_kernels.runtime.chip import Chip
 
-Variant = Literal["series", "streams"]
+Variant = Literal["series", "streams", "fused"]
 
 
 class Attention(Protocol):
@@ -86,7 +87,7 @@ class HybridAttention:
     ) -> None:
         if variant not in get_args(Variant):
             raise ValueError(f"unknown variant {variant!r}: choose one of {get_args(Variant)}")
-        self._attend_on_streams = variant == "streams"
+        self._variant = variant
         self._phases = (
             prompts or TritonPhase(prefill_attention),
             decodes or TritonPhase(decode_attention),
@@ -113,16 +114,19 @@ class HybridAttention:
         prompts, decodes = self._phases
         inputs = (query, keys, values, plan, scale, window, out)
         is_hybrid = plan.num_tiles > 0 and plan.num_decodes > 0
-        if not (self._attend_on_streams and is_hybrid and query.device.type == "cuda"):
+        if is_hybrid and self._variant == "fused":
+            fused_attention(query, keys, values, plan, scale, sliding_window=window, out=out)
+        elif is_hybrid and self._variant == "streams" and query.device.type == "cuda":
+            current = torch.cuda.current_stream(query.device)
+            side = _side_stream(query.device)
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                decodes.attend(*inputs)
+            prompts.attend(*inputs)
+            current.wait_stream(side)
+        else:
             prompts.attend(*inputs)
             decodes.attend(*inputs)
-            return
-        current, side = torch.cuda.current_stream(query.device), _side_stream(query.device)
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
-            decodes.attend(*inputs)
-        prompts.attend(*inputs)
-        current.wait_stream(side)
 
 
 @lru_cache

@@ -78,6 +78,35 @@ class AttentionPlan:
         return len(self.parts)
 
 
+@dataclass(frozen=True)
+class Waves:
+    """Programs of a launch that works on tiles and on parts of decodes' contexts, in waves of
+    `size` that are all of one kind.
+    """
+
+    size: int
+    of_tiles: int
+    of_parts: int
+
+    @property
+    def num_programs(self) -> int:
+        """Programs of all waves, those without work in the last of each kind included."""
+        return (self.of_tiles + self.of_parts) * self.size
+
+
+def interleave(num_tile_programs: int, num_part_programs: int, num_sms: int) -> Waves:
+    """Waves of one program for each multiprocessor.
+
+    Where each multiprocessor holds two programs, it gets one from each of two waves: a tile and a
+    decode. If kinds took turns program by program, those with even numbers would get tiles alone.
+    """
+    return Waves(
+        size=num_sms,
+        of_tiles=-(-num_tile_programs // num_sms),
+        of_parts=-(-num_part_programs // num_sms),
+    )
+
+
 def tiles_of(query_lens: Sequence[int], tile_rows: int) -> NDArray[np.int32]:
     """(sequence, first query) of every tile of the sequences with more than one new token,
     [num_tiles, 2].

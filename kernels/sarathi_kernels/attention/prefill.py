@@ -15,10 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sarathi_kernels.attention.eight_bit import product_operand
 from sarathi_kernels.attention.kv_cache import Cache
 from sarathi_kernels.attention.plan import AttentionPlan
-from sarathi_kernels.attention.prefill_tile import attend_keys
+from sarathi_kernels.attention.prefill_tile import attend_tile
 from sarathi_kernels.attention.support import (
     LARGE_SHARED_MEMORY,
     LOG2_E,
@@ -75,64 +74,14 @@ def prefill_kernel(
     HAS_WINDOW: tl.constexpr,
     AHEAD: tl.constexpr,
 ) -> None:
-    """Attend for one head of up to BLOCK_M queries of one sequence and store the result; without
-    queries, nothing. Grid: heads, then the parts of tiles from the last to the first.
-    """
-    head = tl.program_id(0)
-    entry = num_tiles * TILE_PARTS - 1 - tl.program_id(1)
-    sequence = tl.load(tiles + entry // TILE_PARTS * 2)
-    # The tile's first query, counted from the sequence's first new token.
-    first_row = tl.load(tiles + entry // TILE_PARTS * 2 + 1) + entry % TILE_PARTS * BLOCK_M
-    if sequence >= 0:
-        start = tl.load(query_starts + sequence)
-        num_queries = tl.load(query_starts + sequence + 1) - start
-        kv_len = tl.load(kv_lens + sequence)
-        if first_row < num_queries:
-            rows = first_row + tl.arange(0, BLOCK_M)
-            dims = tl.arange(0, PADDED_SIZE)
-            exists = (rows[:, None] < num_queries) & (dims[None, :] < HEAD_SIZE)
-            columns = head * HEAD_SIZE + dims[None, :]
-            packed = (start + rows).to(tl.int64)[:, None]
-            tile = tl.load(query + packed * stride_query + columns, mask=exists, other=0.0)
-            # Converted queries stay in the registers of wgmma, which are too few for wide ones.
-            if key_scales is not None and PADDED_SIZE <= 128:
-                tile = product_operand(tile)
-
-            first_position = kv_len - num_queries + first_row
-            last_keys = tl.minimum(kv_len - num_queries + rows, kv_len - 1)
-            end = tl.minimum(first_position + BLOCK_M, kv_len)
-            masked_from = (first_position + 1) // BLOCK_N * BLOCK_N
-            table = block_table + sequence.to(tl.int64) * stride_table
-            keys += head // GROUP * HEAD_SIZE
-            values += head // GROUP * HEAD_SIZE
-            if key_scales is not None:
-                key_scales += head // GROUP
-                value_scales += head // GROUP
-            acc = tl.zeros([BLOCK_M, PADDED_SIZE], tl.float32)
-            row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-            row_sum = tl.zeros([BLOCK_M], tl.float32)
-            begin = 0
-            if HAS_WINDOW:
-                window_begin = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
-                begin = tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N
-                begin = tl.minimum(tl.maximum(begin, window_begin), masked_from)
-                acc, row_max, row_sum = attend_keys(
-                    acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table,
-                    window_begin, begin, last_keys, window, kv_len, stride_block, stride_slot,
-                    qk_scale, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, True, False,
-                )  # fmt: skip
-            acc, row_max, row_sum = attend_keys(
-                acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table,
-                begin, masked_from, last_keys, window, kv_len, stride_block, stride_slot, qk_scale,
-                HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, False, HAS_WINDOW, AHEAD,
-            )  # fmt: skip
-            acc, row_max, row_sum = attend_keys(
-                acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table,
-                masked_from, end, last_keys, window, kv_len, stride_block, stride_slot, qk_scale,
-                HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, HAS_WINDOW, False,
-            )  # fmt: skip
-            attended = (acc / row_sum[:, None]).to(out.dtype.element_ty)
-            tl.store(out + packed * stride_out + columns, attended, mask=exists)
+    """Grid: heads, then the parts of tiles from the last to the first."""
+    attend_tile(
+        num_tiles * TILE_PARTS - 1 - tl.program_id(1), tl.program_id(0),
+        query, keys, values, key_scales, value_scales, out,
+        query_starts, kv_lens, block_table, tiles,
+        stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
+        GROUP, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_M, BLOCK_N, TILE_PARTS, HAS_WINDOW, AHEAD,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from sarathi_kernels.attention.eight_bit import (
     WEIGHT_GAIN_LOG2,
     columns_of,
     decoded,
+    product_operand,
 )
 from sarathi_kernels.attention.paging import load_scales, slot_offsets
 
@@ -153,3 +154,92 @@ def attend_keys(
         if AHEAD:
             scores = product
     return acc, row_max, row_sum
+
+
+@triton.jit
+def attend_tile(
+    entry: tl.tensor,  # part of a tile, counted over all tiles
+    head: tl.tensor,
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    key_scales: tl.tensor,  # None unless the cache is in 8 bits
+    value_scales: tl.tensor,
+    out: tl.tensor,
+    query_starts: tl.tensor,
+    kv_lens: tl.tensor,
+    block_table: tl.tensor,
+    tiles: tl.tensor,
+    stride_query: tl.tensor,
+    stride_out: tl.tensor,
+    stride_block: tl.tensor,
+    stride_slot: tl.tensor,
+    stride_table: tl.tensor,
+    window: tl.tensor,
+    qk_scale: tl.tensor,
+    GROUP: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TILE_PARTS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    AHEAD: tl.constexpr,
+) -> None:
+    """Attend for one head of up to BLOCK_M queries of one sequence and store the result; without
+    queries, nothing.
+    """
+    sequence = tl.load(tiles + entry // TILE_PARTS * 2)
+    # The tile's first query, counted from the sequence's first new token.
+    first_row = tl.load(tiles + entry // TILE_PARTS * 2 + 1) + entry % TILE_PARTS * BLOCK_M
+    if sequence >= 0:
+        start = tl.load(query_starts + sequence)
+        num_queries = tl.load(query_starts + sequence + 1) - start
+        kv_len = tl.load(kv_lens + sequence)
+        if first_row < num_queries:
+            rows = first_row + tl.arange(0, BLOCK_M)
+            dims = tl.arange(0, PADDED_SIZE)
+            exists = (rows[:, None] < num_queries) & (dims[None, :] < HEAD_SIZE)
+            columns = head * HEAD_SIZE + dims[None, :]
+            packed = (start + rows).to(tl.int64)[:, None]
+            tile = tl.load(query + packed * stride_query + columns, mask=exists, other=0.0)
+            # Converted queries stay in the registers of wgmma, which are too few for wide ones.
+            if key_scales is not None and PADDED_SIZE <= 128:
+                tile = product_operand(tile)
+
+            first_position = kv_len - num_queries + first_row
+            last_keys = tl.minimum(kv_len - num_queries + rows, kv_len - 1)
+            end = tl.minimum(first_position + BLOCK_M, kv_len)
+            masked_from = (first_position + 1) // BLOCK_N * BLOCK_N
+            table = block_table + sequence.to(tl.int64) * stride_table
+            keys += head // GROUP * HEAD_SIZE
+            values += head // GROUP * HEAD_SIZE
+            if key_scales is not None:
+                key_scales += head // GROUP
+                value_scales += head // GROUP
+            acc = tl.zeros([BLOCK_M, PADDED_SIZE], tl.float32)
+            row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+            row_sum = tl.zeros([BLOCK_M], tl.float32)
+            begin = 0
+            if HAS_WINDOW:
+                window_begin = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
+                begin = tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N
+                begin = tl.minimum(tl.maximum(begin, window_begin), masked_from)
+                acc, row_max, row_sum = attend_keys(
+                    acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table,
+                    window_begin, begin, last_keys, window, kv_len, stride_block, stride_slot,
+                    qk_scale, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, True, False,
+                )  # fmt: skip
+            acc, row_max, row_sum = attend_keys(
+                acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table,
+                begin, masked_from, last_keys, window, kv_len, stride_block, stride_slot, qk_scale,
+                HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, False, HAS_WINDOW, AHEAD,
+            )  # fmt: skip
+            acc, row_max, row_sum = attend_keys(
+                acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table,
+                masked_from, end, last_keys, window, kv_len, stride_block, stride_slot, qk_scale,
+                HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, HAS_WINDOW, False,
+            )  # fmt: skip
+            attended = (acc / row_sum[:, None]).to(out.dtype.element_ty)
+            tl.store(out + packed * stride_out + columns, attended, mask=exists)

@@ -23,6 +23,8 @@ from sarathi_kernels.runtime.launch import Launch
 
 WARP_SIZE = 32
 TENSOR_MEMORY_COLUMNS = 512  # of a multiprocessor from sm_100 on
+REGISTERS = 65_536  # of a multiprocessor, handed out to warps in multiples of 256
+RESERVED_BYTES = 1024  # of shared memory, for each block; a multiprocessor has it beside a block's
 WGMMA_ROWS = 64  # rows of the smallest product that the four warps of a warp group do together
 WGMMA_WARPS = 4
 HALF_TYPES = ("f16", "bf16")
@@ -210,9 +212,24 @@ def check(compiled: Compiled, launch: Launch, chip: Chip) -> list[str]:
         complaints.append(
             f"{compiled.tensor_memory} columns of tensor memory, there are {TENSOR_MEMORY_COLUMNS}"
         )
+    resident = programs_per_sm(compiled, chip)
+    if 0 < resident < launch.programs_per_sm:  # what does not fit at all is complained of above
+        complaints.append(
+            f"a multiprocessor holds {resident} programs at a time, not {launch.programs_per_sm}"
+        )
     if launch.uses_tensor_cores:
         complaints += _tensor_core_complaints(compiled, chip)
     return complaints
+
+
+def programs_per_sm(compiled: Compiled, chip: Chip) -> int:
+    """How many programs a multiprocessor of `chip` holds at a time, by registers and memory."""
+    registers = -(-compiled.registers // 8) * 8 * compiled.threads
+    shared_memory = (chip.shared_memory + RESERVED_BYTES) // (
+        compiled.shared_memory + RESERVED_BYTES
+    )
+    tensor_memory = TENSOR_MEMORY_COLUMNS // max(1, compiled.tensor_memory)
+    return min(REGISTERS // registers, shared_memory, tensor_memory)
 
 
 def _tensor_core_complaints(compiled: Compiled, chip: Chip) -> list[str]:

@@ -17,6 +17,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from sarathi_kernels.attention.fused import fused_attention
 from sarathi_kernels.attention.hybrid import HybridAttention
 from sarathi_kernels.attention.kv_cache import LARGEST, Cache, QuantizedCache
 from sarathi_kernels.attention.plan import TILE_ROWS, AttentionPlan, make_plan
@@ -145,6 +146,7 @@ def _work_on(batch: Batch, chip: Chip) -> None:
     HybridAttention().attend(*inputs, None, out)
     if batch.kv is not None:
         return
+    fused_attention(*inputs, out=out)
     table, slots = _rotary_inputs(sum(lengths), shape.head_size)
     rotate_and_store(qkv, table, table, slots, cache, cache, batch.num_heads)
     hidden_size = batch.num_heads * shape.head_size
@@ -179,6 +181,8 @@ def _attend(shape: HeadShape, num_tokens: int, quick: bool) -> None:
         plan = _plan(num_tokens, tile_rows, is_split)
         inputs = (qkv[:, : out.shape[1]], cache, cache, plan, 0.1)
         HybridAttention().attend(*inputs, shape.window, out)
+        if shape.kv is None:
+            fused_attention(*inputs, sliding_window=shape.window, out=out)
 
 
 def _work_divisions(shape: HeadShape, quick: bool) -> Iterator[tuple[int, bool]]:

@@ -19,7 +19,8 @@ class Launch:
     by name.
 
     `is_hot` kernels take a good part of an iteration, so none of their registers may spill;
-    `uses_tensor_cores` says that matrix instructions must be in the code.
+    `uses_tensor_cores` says that matrix instructions must be in the code, `programs_per_sm` how
+    many programs a multiprocessor must hold at a time.
     """
 
     kernel: Any  # triton.JITFunction
@@ -28,6 +29,7 @@ class Launch:
     options: dict[str, Any]
     is_hot: bool
     uses_tensor_cores: bool
+    programs_per_sm: int = 1
 
 
 @dataclass
@@ -48,6 +50,7 @@ def launch(
     *arguments: Any,
     is_hot: bool = False,
     uses_tensor_cores: bool = False,
+    programs_per_sm: int = 1,
     **options: Any,
 ) -> None:
     """`kernel[grid](*arguments, **options)`; a record of it, too, or alone, during `recorded`.
@@ -56,8 +59,9 @@ def launch(
     named.
     """
     if (recording := _recording.get()) is not None:
-        one = Launch(kernel, grid, arguments, options, is_hot, uses_tensor_cores)
-        recording.launches.append(one)
+        recording.launches.append(
+            Launch(kernel, grid, arguments, options, is_hot, uses_tensor_cores, programs_per_sm)
+        )
         if not recording.runs:
             return
     kernel[grid](*arguments, **options)

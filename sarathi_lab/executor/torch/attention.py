@@ -50,8 +50,8 @@ def _why_not(
 ) -> str | None:
     if device.type != "cuda":
         return f"{library.title} needs a GPU"
-    if hybrid == "streams":
-        return "executor.hybrid=streams is for Triton's two kernels"
+    if hybrid != "series":
+        return f"executor.hybrid={hybrid} is for Triton's two kernels"
     # They take blocks of any size.
     return library.why_not(spec, dtype, block_size=1, chip=chip_of(device))
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -281,16 +281,20 @@ class TorchExecutor(WallClock):
         self._run(self._packer.send(shape))
 
     def compile_kernels(self, longest: int) -> None:
-        """Compile every kernel that a batch may need by running it: they depend on the rows of a
-        tile and on whether contexts are split.
+        """Compile every kernel that a batch may need by running it: they depend on the kinds of its
+        sequences, on the rows of a tile and on whether contexts are split.
         """
-        blocks = BlockManager(self.num_blocks, self.block_size)
-        batch = Batch()
-        for num_tokens in (2, 1)[: self.num_blocks]:  # a block each
-            batch.add(make_sequence(0, num_tokens, emits=True, blocks=blocks), num_tokens)
-        exact = self._limits.exact(batch)
-        for tile_rows in TILE_ROWS:
-            for num_parts in sorted({exact.num_parts, self._limits.num_parts(1, longest)}):
+        num_parts_of_longest = self._limits.num_parts(1, longest)
+        for lengths in ((2, 1), (2,), (1,)):  # a block each
+            if len(lengths) > self.num_blocks:
+                continue
+            blocks = BlockManager(self.num_blocks, self.block_size)
+            batch = Batch()
+            for num_tokens in lengths:
+                batch.add(make_sequence(0, num_tokens, emits=True, blocks=blocks), num_tokens)
+            exact = self._limits.exact(batch)
+            rooms = {exact.num_parts, num_parts_of_longest} if exact.num_decodes else {0}
+            for tile_rows, num_parts in product(TILE_ROWS, sorted(rooms)):
                 shape = replace(exact, tile_rows=tile_rows, num_parts=num_parts)
                 self._packer.fill(batch, shape, ())
                 self._run(self._packer.send(shape))
