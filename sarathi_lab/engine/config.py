@@ -123,8 +123,7 @@ class EngineConfig:
             return max(policy.budget or 0, batch_size) + on_top
         # The longest prompts whole, beside as many decodes as there may be.
         longest = sorted((request.total_len for request in requests), reverse=True)
-        whole = sum(longest[: policy.most_prefills or batch_size])
-        return min(whole, policy.most_prompt_tokens or whole) + most_decoded
+        return sum(longest[: policy.most_prefills or batch_size]) + most_decoded
 
     def with_cache_of(self, executor: Executor) -> EngineConfig:
         """Take over the size of the cache that `executor` has filled the device's memory with."""

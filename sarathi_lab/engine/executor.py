@@ -100,10 +100,6 @@ class Executor(Protocol):
         """Blocks of its cache; None in simulations."""
 
     @property
-    def num_layers(self) -> int | None:
-        """Layers that prompts may pass in groups (`Batch.layers`); None: all at once."""
-
-    @property
     def now(self) -> float: ...
 
     @property
@@ -130,12 +126,9 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predicted seconds of an iteration: by operation, or, called, their sum. Prompts may pass
-    `num_layers` in groups, unless None.
-    """
+    """Predicted seconds of an iteration: by operation, or, called, their sum."""
 
     operation_times: Callable[[Batch], dict[str, float]]
-    num_layers: int | None = None
 
     def __call__(self, batch: Batch) -> float:
         return sum(self.operation_times(batch).values())

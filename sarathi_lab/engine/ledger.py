@@ -21,7 +21,7 @@ _OF_ITERATION = (
     *(f"batch.queues.{name}" for name in Queues._fields),
     *("batch.num_swapped_blocks", "batch.num_swapped_tokens", "batch.prefix_hit_tokens"),
     *("num_padding_tokens", "host_time", "is_replayed", "launching_time"),
-    *("batch.instance", "batch.layer_share"),
+    "batch.instance",
 )
 _OF_REQUEST = (
     *("request.request_id", "request.arrival_time"),
@@ -70,15 +70,13 @@ class Ledger:
 
     def iterations(self) -> pd.DataFrame:
         """Return a row per iteration, as collected; queue lengths are those after it, of its
-        `instance`. Columns of clusters, drafts and groups of layers are in runs with these only.
+        `instance`. Columns of clusters and drafts are in runs with these only.
         """
         table = pd.DataFrame(self._iterations, columns=list(ITERATION_COLUMNS))
         counts = table.groupby("instance").num_preemptions  # from 0
         table["num_preemptions"] -= counts.shift(fill_value=0)
         if not table.instance.any():
             del table["instance"]
-        if (table.layer_share == 1).all():
-            del table["layer_share"]
         if not table.num_draft_tokens.any():
             table = table.drop(columns=["num_draft_tokens", "num_accepted_tokens"])
         table.insert(0, "iteration", range(len(table)))

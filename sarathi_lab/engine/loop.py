@@ -54,10 +54,6 @@ def run_engine(
 ) -> None:
     """Serve `requests` to the end. The clock starts at zero with this call."""
     arrivals = as_arrivals(requests)
-    if scheduler.policy.in_layers:
-        if executor.num_layers is None or not isinstance(scheduler, Scheduler):
-            raise no_groups(scheduler.policy.name)
-        scheduler.num_layers = executor.num_layers
     for request in arrivals.requests:
         scheduler.check_fits(request)  # before anything runs: a late refusal would lose the run
     executor.start()
@@ -78,15 +74,6 @@ def run_engine(
         else:
             left = f"{len(scheduler.waiting)} waiting requests"
             raise RuntimeError(f"policy {scheduler.policy.name} stalled with {left}")
-
-
-def no_groups(policy: str) -> UserError:
-    """Make the error for a policy of groups of layers where no executor has all layers."""
-    return UserError(
-        f"policy {policy} moves prompts through groups of layers, which pipelines, ranks, "
-        "vLLM's workers and several engines can't; use executor.pipeline_parallel=1 (on a real "
-        "device tensor_parallel=1, too) and cluster=single, or policy=sarathi_serve"
-    )
 
 
 def _submit_all(scheduler: Scheduler, executor: Executor) -> None:

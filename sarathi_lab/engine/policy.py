@@ -30,11 +30,10 @@ class Policy(ABC):
     cache free. `budget_field` is the field with the tokens of one iteration, which the setting
     `chunk` stands for; None for policies that never cut a prompt. With `decodes_on_top` the budget
     is for prompts alone. With `follows_up` the next chunk of a prompt is scheduled while the one
-    before is in flight, for a pipeline whose stages keep the order. With `in_layers` prompts pass
-    the layers in groups (by another `batch_type`), which needs an executor that can. With
-    `keeps_order` running sequences stay in the order of admission where requests have priorities.
-    With `shares_at_once` equal prefixes of a batch are computed once: blocks can be shared as soon
-    as they are scheduled, since a layer's keys and values are written before its attention.
+    before is in flight, for a pipeline whose stages keep the order. With `keeps_order` running
+    sequences stay in the order of admission where requests have priorities. With `shares_at_once`
+    equal prefixes of a batch are computed once: blocks can be shared as soon as they are scheduled,
+    since a layer's keys and values are written before its attention.
     `system` is the served system whose rule it is, with that one's defaults; None for a paper's.
     """
 
@@ -42,10 +41,8 @@ class Policy(ABC):
     budget_field: ClassVar[str | None] = None
     decodes_on_top: ClassVar[bool] = False
     follows_up: ClassVar[bool] = False
-    in_layers: ClassVar[bool] = False
     keeps_order: ClassVar[bool] = False
     shares_at_once: ClassVar[bool] = False
-    batch_type: ClassVar[type[Batch]] = Batch
     system: ClassVar[ServedSystem | None] = None
     reserve: Reserve = "max_model_len"
     watermark: float = 0.0
@@ -78,11 +75,6 @@ class Policy(ABC):
     @property
     def most_prefills(self) -> int | None:
         """The most whole prompts in one batch; None: as many as a batch has sequences."""
-        return None
-
-    @property
-    def most_prompt_tokens(self) -> int | None:
-        """The most tokens of prompts in a batch that is not `is_capped`; None: any number."""
         return None
 
     def describe(self) -> str:

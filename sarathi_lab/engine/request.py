@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,8 +132,7 @@ class Queues(NamedTuple):
 class Batch:
     """The chunks of one iteration and their sums, from which FLOPs and bytes follow.
 
-    `kv_tokens` count cached tokens read by attention (context plus the chunk itself). A policy of
-    another `batch_type` may have its prompts pass only some `layers`.
+    `kv_tokens` count cached tokens read by attention (context plus the chunk itself).
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -167,28 +166,6 @@ class Batch:
     @property
     def num_swapped_blocks(self) -> int:
         return len(self.copies)
-
-    @property
-    def layers(self) -> range | None:
-        """The layers that prompts pass; None: all."""
-        return None
-
-    @property
-    def layer_share(self) -> float:
-        """The share of the layers that prompts pass."""
-        return 1.0
-
-    def passes(self, num_layers: int) -> list[tuple[range, Batch]]:
-        """List consecutive layers, `num_layers` in all, with the part of the batch in each."""
-        return [(range(num_layers), self)]
-
-    def packed(self, pack: Callable[[Batch], Any], num_layers: int) -> Any:
-        """Make a device's inputs of the batch; `pack` makes those for all `num_layers`."""
-        return pack(self)
-
-    def computed(self, chunks: list[Chunk], scheduler: Any) -> list[Chunk]:
-        """Return those of `chunks` that have passed all layers once the batch has run."""
-        return chunks
 
     def add(self, sequence: SequenceState, num_tokens: int) -> None:
         """Add the next `num_tokens` pending tokens of `sequence`, which is in flight from now on,

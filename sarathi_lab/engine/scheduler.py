@@ -43,7 +43,7 @@ class Scheduler(SchedulerState):
     def step(self, now: float) -> Batch | None:
         """Let the policy fill a batch once; None if it takes nothing, though it may preempt."""
         self.now, self.preempted_before = now, self.num_preemptions
-        batch = self.policy.batch_type()
+        batch = Batch()
         if self.running.rank is by_priority and not self.policy.keeps_order:
             self.sort_running()  # urgent sequences choose first, as later ones are evicted
         self.policy.fill(batch, self)

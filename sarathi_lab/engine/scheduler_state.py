@@ -96,7 +96,6 @@ class SchedulerState:
                 "cache.align_chunks=false"
             )
         self.max_num_seqs = self.batch_size * self.num_micro_batches
-        self.num_layers = 1  # that prompts can pass in groups; set by `run_engine`
         self.shared_step: int | None = None  # the iteration of replicas that step together
         self.drafter = self.speculation.drafter()
         self.has_drafts = self.speculation.tokens > 0  # spares a call for each decode
@@ -188,7 +187,7 @@ class SchedulerState:
         chunks = batch.chunks
         if self.policy.follows_up:  # `schedule` committed the others
             chunks = [chunk for chunk in chunks if chunk.emits_token]
-        batch.finished += self.commit(batch.computed(chunks, self))
+        batch.finished += self.commit(chunks)
         for sequence in batch.finished:
             self.leave(sequence)
         num_waiting, used = len(self.waiting) + len(self.swapped), self.blocks.num_used

@@ -44,8 +44,7 @@ def serve_by(
     iteration_time: IterationTime, requests: Sequence[Request], engine: EngineConfig
 ) -> Ledger:
     """Serve `requests` on a virtual clock that `iteration_time` advances."""
-    num_layers = getattr(iteration_time, "num_layers", None)
-    return serve(requests, engine, SimulatedExecutor(iteration_time, num_layers=num_layers))
+    return serve(requests, engine, SimulatedExecutor(iteration_time))
 
 
 @dataclass(frozen=True)

@@ -316,12 +316,8 @@ class ModelSpec:
         return others + self.expert_read_bytes(work, dtype_bytes) + head
 
     def expert_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
-        """Expert weights among these bytes. Where prompts pass only a `layer_share` of the layers,
-        decodes alone choose in the others.
-        """
-        decodes, share = work.num_decode_tokens, getattr(work, "layer_share", 1.0)
-        chosen = share * self.share_of_experts(work.num_prefill_tokens / share + decodes)
-        chosen += (1 - share) * self.share_of_experts(decodes)
+        """Expert weights among these bytes."""
+        chosen = self.share_of_experts(work.num_prefill_tokens + work.num_decode_tokens)
         return chosen * self.num_expert_params * self.linear_bytes(dtype_bytes)
 
     def min_bytes(self, work: Work, dtype_bytes: int) -> Any:

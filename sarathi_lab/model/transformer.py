@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any
 
 import torch
@@ -104,25 +103,18 @@ class Transformer(nn.Module):
             return self.whole_pass(inputs, cache)
         with self.operations.range("embedding"):
             hidden = self.embedding(inputs.token_ids)  # [num_tokens, hidden_size]
-        update = self.pass_layers(hidden, None, inputs, cache, range(self.spec.num_layers))
+        update = self.pass_layers(hidden, inputs, cache)
         return self.logits(hidden, update, inputs.emit_rows)
 
-    def pass_layers(
-        self,
-        hidden: Tensor,
-        update: Tensor | None,
-        inputs: PackedInputs,
-        cache: KVCache,
-        numbers: range,
-    ) -> Tensor:
-        """Let `hidden` and the `update` that is still to be added to it, both [num_tokens,
-        hidden_size], pass the layers of neighbouring `numbers`; returns the next update.
+    def pass_layers(self, hidden: Tensor, inputs: PackedInputs, cache: KVCache) -> Tensor:
+        """Let `hidden` [num_tokens, hidden_size] pass all layers, which add to it in place; returns
+        the last layer's update, which is still to be added.
         """
         operations = self.operations
         with operations.range("embedding"):
             rotary = operations.rotary(inputs.positions)
-        every = zip(self.layers, cache.layers(), strict=True)
-        for layer, (keys, values) in islice(every, numbers.start, numbers.stop):
+        update: Tensor | None = None
+        for layer, (keys, values) in zip(self.layers, cache.layers(), strict=True):
             update = layer(hidden, update, operations, inputs, rotary, keys, values)
         assert update is not None, "a model has layers"
         return update

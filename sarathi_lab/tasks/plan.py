@@ -21,7 +21,7 @@ from sarathi_lab.config.instantiate import build, option_files, read_option, res
 from sarathi_lab.engine.config import EngineConfig, Topology
 from sarathi_lab.engine.executor import Backend, Executor, Sizes
 from sarathi_lab.engine.ledger import Ledger
-from sarathi_lab.engine.loop import no_groups, run_engine
+from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.scheduler import Scheduler
@@ -90,15 +90,13 @@ class Plan:
         """Predict the seconds of the run if every iteration met its roofline time, on a virtual
         clock. On a pipeline the roofline is that of each stage's share of work and devices.
         """
-        num_stages, num_layers = self.backend.num_stages, self.spec.num_layers
+        num_stages = self.backend.num_stages
 
         def times(batch: Batch) -> list[float]:
             seconds = float(roofline_time(self.spec, batch, self.backend.dtype_bytes, peaks))
             return [seconds] * num_stages
 
-        scheduler, executor = self.build(
-            lambda: PipelineExecutor(num_stages, times, num_layers=num_layers)
-        )
+        scheduler, executor = self.build(lambda: PipelineExecutor(num_stages, times))
         ledger = Ledger()
         with progress_of("predicting the roofline", self.num_tokens, "tokens") as advance:
             ledger.on_iteration = advance
@@ -216,11 +214,6 @@ def _checked(plan: Plan) -> Plan:
     """
     engine, backend, spec, policy = plan.engine, plan.backend, plan.spec, plan.policy
     engine.cluster.check(policy, backend, spec, shares_prefixes=engine.shares_prefixes)
-    # No executor of these real backends has all layers.
-    is_cut = getattr(backend, "tensor_parallel", 1) > 1 and backend.computes_tokens
-    is_cut = is_cut or backend.name == "vllm"
-    if policy.in_layers and (is_cut or not engine.cluster.is_single or backend.num_stages > 1):
-        raise no_groups(policy.name)
     engine.speculation.check(backend)
     plan.window.check(plan.load)
     if engine.queue_order == "priority" and len({one.priority for one in plan.load.requests}) < 2:

@@ -125,7 +125,6 @@ def test_every_policy_is_compared_in_one_experiment():
         "long_prompts",
         "dynamic_chunks",
         "adaptive_budgets",
-        "layered_prefill",
         "proposed_gains",
     )
     later = [overlays[name] for name in after]

@@ -56,7 +56,7 @@ def served(name: str, requests: list[Request], queue_order: QueueOrder, **sizes)
     options = {"max_model_len": MAX_LEN, "queue_order": queue_order, "num_blocks": 2000, **sizes}
     scheduler = scheduler_for(POLICIES[name], **options)
     counts = Counts(scheduler)
-    run_engine(requests, scheduler, SimulatedExecutor(lambda batch: 0.01, num_layers=6), counts)
+    run_engine(requests, scheduler, SimulatedExecutor(lambda batch: 0.01), counts)
     assert counts.finished == Counter(request.request_id for request in requests)
     assert counts.num_tokens == {request.request_id: request.output_len for request in requests}
     assert not scheduler.has_work

@@ -154,10 +154,10 @@ def test_no_order_of_the_device_changes_a_token(number, expected):
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("libraries", [LIBRARIES, ["flash", "triton"], ["triton", "flashinfer"]])
 def test_no_library_of_attention_changes_a_token(libraries, graphs, expected):
-    """By policies with hybrid batches, decodes alone, and prompts that pass layer by layer."""
+    """By policies with hybrid batches and with decodes alone."""
     device = LateDevice(len(libraries[0]))
     with on_late(device, graphs=graphs, libraries=libraries) as executor:
-        for device.earliness, name in ((0.0, "sarathi"), (0.3, "orca"), (0.0, "layered_prefill")):
+        for device.earliness, name in ((0.0, "sarathi"), (0.3, "orca")):
             assert served(executor, POLICIES[name])[0] == expected["auto"], name
 
 

@@ -19,7 +19,6 @@ from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.timeline import HostTimeline
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.extensions.layered import LayeredPrefill
 from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
@@ -39,8 +38,6 @@ POLICIES = [
     PrefillFirst(),
     *CHUNKED,
     Sarathi(chunk=5, min_decodes=0),
-    LayeredPrefill(chunk=8),
-    LayeredPrefill(chunk=3, max_num_batched_tokens=16),
 ]
 UNDER_ALL_POLICIES = ("llama gqa, llama3 rope", "mistral window")  # others: shapes, not schedules
 
@@ -81,11 +78,7 @@ def tiny() -> Transformer:
 
 @pytest.mark.parametrize(
     "policy",
-    [
-        PrefillFirst(watermark=0.0),
-        SarathiServe(chunk=8, watermark=0.0),
-        LayeredPrefill(chunk=8, watermark=0.0, reserve="chunk"),
-    ],
+    [PrefillFirst(watermark=0.0), SarathiServe(chunk=8, watermark=0.0)],
     ids=str,
 )
 def test_preemption_by_recompute_loses_no_token(tiny, policy):

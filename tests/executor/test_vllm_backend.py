@@ -78,7 +78,6 @@ def test_a_missing_or_old_vllm_is_refused(monkeypatch, refused):
         ("+executor.options.max_num_seqs=3", "is the lab's to set"),
         ("preemption=swap", "swaps nothing; use recompute"),
         ("speculation=prompt_lookup", "verifies no drafts"),
-        ("policy=layered_prefill", "vLLM's workers"),
         ("cache.dtype=int8", "use fp8 or auto"),
         ("dtype=int8", "dtype=int8 is unknown"),
         ("executor.runner=v3", "use one of auto, v1, v2"),

@@ -77,7 +77,7 @@ class Clocked:
 
     def __init__(self, executor) -> None:
         self.executor = executor
-        self.clock = SimulatedExecutor(step_time, num_layers=executor.num_layers)
+        self.clock = SimulatedExecutor(step_time)
 
     def __getattr__(self, name):
         return getattr(self.clock, name)
@@ -121,8 +121,7 @@ def outcome(plan: Plan, executor) -> tuple[Ledger, dict[int, list[int]]]:
 def test_an_option_runs_on_both_executors_alike(option, table, torch_executor):
     real, tokens = outcome(planned(option, "torch", table), Clocked(torch_executor))
     plan = planned(option, "simulated", table)
-    clock = SimulatedExecutor(step_time, num_layers=plan.spec.num_layers)
-    simulated, _ = outcome(plan, clock)
+    simulated, _ = outcome(plan, SimulatedExecutor(step_time))
     iterations = simulated.iterations()
     assert real.iterations().equals(iterations)
     times = ["request_id", "first_scheduled_time", "finish_time", "token_times"]

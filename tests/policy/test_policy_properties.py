@@ -89,7 +89,7 @@ def test_every_field_refuses_wrong_types_and_sizes_by_its_name(policy):
 @pytest.mark.parametrize("policy", OF_CLASS.values(), ids=lambda policy: policy.name)
 def test_a_budget_leaves_a_full_batch_of_decodes_a_prompts_token(policy):
     # Without mixed chunks SGLang's prompts have iterations without decodes.
-    whole_or_on_top = ("lmdeploy", "layered_prefill", "ascend_v0_9", "ascend", "sglang")
+    whole_or_on_top = ("lmdeploy", "ascend_v0_9", "ascend", "sglang")
     if policy.budget_field and policy.name not in whole_or_on_top:
         with pytest.raises(UserError, match=f"{policy.budget_field}=3 is smaller than the 3"):
             policy.with_budget(3).validate(4, MAX_LEN)

@@ -18,7 +18,6 @@ from sarathi_lab.extensions.after_sarathi import (
     SlidingServe,
     SloBudget,
 )
-from sarathi_lab.extensions.layered import LayeredPrefill
 from sarathi_lab.policy import (
     TGI,
     Ascend,
@@ -79,8 +78,6 @@ POLICIES = {
     "lightllm": LightLLM(batch_max_tokens=8),
     "lmdeploy": LMDeploy(max_prefill_token_num=6),
     "lmdeploy_pytorch": LMDeployPytorch(max_prefill_token_num=8),
-    "layered_prefill": LayeredPrefill(chunk=4),
-    "layered_prefill_cut": LayeredPrefill(8, max_num_batched_tokens=12, groups=3, reserve="chunk"),
     "openvino": OpenVINO(max_num_batched_tokens=8),
     "llama_cpp": LlamaCpp(n_ubatch=8, n_batch=20),
     "chunked_only": ChunkedOnly(chunk_size=8),

@@ -83,7 +83,6 @@ class ScriptedExecutor:
         self.capacity = capacity
         self.feeds_tokens = feeds_tokens
         self.num_blocks = None
-        self.num_layers = 6 if capacity == 1 or feeds_tokens else None
         self.now = 0.0
         self.schedule: list[list[ChunkRow]] = []
         self.copies: list[list[Copy]] = []

@@ -17,7 +17,6 @@ from sarathi_lab.engine.request import Batch, Chunk, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.extensions import check_policy as check
 from sarathi_lab.extensions.check_policy import hold
-from sarathi_lab.extensions.layered import LayeredBatch, Pass
 from sarathi_lab.extensions.speculation import Assumed, Drafts, Drawn
 
 History = list[int]  # by position: a number for the token there and all before it
@@ -65,11 +64,8 @@ class ShadowCache:
                 self.device[block] = [None] * self.size
         held = Counter(block for one in self.scheduler.running for block in one.block_ids)
         writes, at_once = [], self.scheduler.policy.shares_at_once
-        is_halfway = isinstance(batch, LayeredBatch) and bool(
-            batch.group and not batch.group.is_last
-        )
         for chunk in batch.chunks:
-            sequence, start, num_tokens, is_decode, _ = chunk
+            sequence, start, num_tokens, _, _ = chunk
             numbers, block_ids = self.histories[sequence.request.request_id], sequence.block_ids
             read = [number for block in block_ids for number in self.device[block]][:start]
             hold(read == numbers[:start], "blocks", f"{sequence} reads what it did not write")
@@ -80,8 +76,7 @@ class ShadowCache:
                 how = f"{sequence} writes to block {block}, which others hold, too"
                 is_same = at_once and self.have_same(block, position, numbers[position])
                 hold(held[block] <= 1 or is_same, "blocks", how)
-                # not computed in all layers
-                number = self.number(chunk, position) if is_decode or not is_halfway else None
+                number = self.number(chunk, position)
                 writes.append((block, position % self.size, number))
                 if at_once:
                     self.device[block][position % self.size] = number
@@ -161,9 +156,6 @@ class CountingScheduler(Scheduler):
 
     def preempt(self, sequence: SequenceState) -> None:
         num_computed = sequence.num_computed
-        passed = self.state(Pass)
-        num_layers = self.num_layers * passed.num_passed // passed.num_groups
-        self.num_lost += passed.num_halfway(sequence) * num_layers // self.num_layers
         super().preempt(sequence)
         self.num_lost += num_computed - sequence.num_computed
 

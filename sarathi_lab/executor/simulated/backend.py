@@ -174,7 +174,7 @@ class SimulatedBackend:
             times["overhead"] += self.host.exposed(batch, sum(times.values()))
             return times
 
-        return Predictor(operation_times, cost.num_layers)
+        return Predictor(operation_times)
 
     def kv_blocks(self, spec: ModelSpec, block_size: int, setup: ServerSetup) -> int:
         """Compute the blocks that a server has by its rule. Raises UserError for none."""
@@ -199,7 +199,7 @@ class SimulatedBackend:
         cost = self._cost(spec)
         if self.num_stages > 1:
             return PipelineExecutor(self.num_stages, cost.stage_times, cost.send_time)
-        return SimulatedExecutor(cost.iteration_time, self.host, cost.num_layers)
+        return SimulatedExecutor(cost.iteration_time, self.host)
 
     @property
     def attending(self) -> Hardware:

@@ -88,11 +88,6 @@ class CostModel:
         return sum(self._times(per, number).values())
 
     @property
-    def num_layers(self) -> int | None:
-        """Layers that prompts may pass in groups; None: all at once."""
-        return self.spec.num_layers
-
-    @property
     def cautions(self) -> Sequence[str]:
         """Sources of the times that are no formula's, a line each."""
         parts = (self.operations, self.experts)
@@ -114,10 +109,9 @@ class CostModel:
         Stages have equally many layers; the last adds the output head, sampling and the iteration's
         overhead. Swapped blocks are copied before a stage computes.
         """
-        parts = batch.passes(self.parallel.layers_per_stage(self.spec))
-        layers_time = sum(len(layers) * self.layer_time(part) for layers, part in parts)
+        layers_time = self.parallel.layers_per_stage(self.spec) * self.layer_time(batch)
         times = [layers_time] * self.parallel.pipeline
-        times[-1] += self._sum["iteration"](parts[-1][1].num_tokens)
+        times[-1] += self._sum["iteration"](batch.num_tokens)
         times[-1] += self._sum["emit"](batch.num_emits) + self.operations.iteration_overhead
         if batch.num_swapped_tokens:
             times = [time + self.swap_time(batch) for time in times]
@@ -166,23 +160,22 @@ class CostModel:
         where the batch has them.
         """
         num_stages = self.parallel.pipeline
-        parts = batch.passes(self.parallel.layers_per_stage(self.spec))
-        times, waiting = dict[str, float](), 0.0
-        for layers, part in parts:
-            attention = zip(ATTENTION, self.operations.attention_times(part), strict=True)
-            num_tokens, host = self._launched(part)
-            per_layer = {**self._times("layer", num_tokens), **dict(attention)}
-            if self.experts:
-                per_layer["experts"] = self.experts.seconds(num_tokens)
-            for name, time in per_layer.items():
-                times[name] = times.get(name, 0.0) + num_stages * len(layers) * time
-            if host:
-                device = self._layer_device_time(part, num_tokens)
-                waiting += len(layers) * (self._overlapped(device, host) - device)
-        once = self._times("iteration", parts[-1][1].num_tokens)
+        num_layers = self.parallel.layers_per_stage(self.spec)
+        num_tokens, host = self._launched(batch)
+        per_layer = dict(self._times("layer", num_tokens))
+        per_layer |= zip(ATTENTION, self.operations.attention_times(batch), strict=True)
+        if self.experts:
+            per_layer["experts"] = self.experts.seconds(num_tokens)
+        times = {name: num_stages * num_layers * time for name, time in per_layer.items()}
+        once = self._times("iteration", batch.num_tokens)
         for name, time in (*once.items(), *self._times("emit", batch.num_emits).items()):
             times[name] = times.get(name, 0.0) + time
-        times["overhead"] = self.operations.iteration_overhead + num_stages * waiting
+        times["overhead"] = self.operations.iteration_overhead
+        if host:
+            # The device waits where the host takes longer to launch a layer than it to compute it.
+            device = self._layer_device_time(batch, num_tokens)
+            waiting = num_layers * (self._overlapped(device, host) - device)
+            times["overhead"] += num_stages * waiting
         if num_stages > 1:
             times["send"] = (num_stages - 1) * self.send_time(batch)
         if batch.num_swapped_tokens:
@@ -210,10 +203,6 @@ class IterationCostModel(CostModel):
         super().__init__(formula)
         self._table = IterationTable(tables.frames[ITERATIONS])
         self._tables = tables
-
-    @property
-    def num_layers(self) -> None:
-        return None
 
     @property
     def cautions(self) -> Sequence[str]:

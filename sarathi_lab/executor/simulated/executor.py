@@ -20,14 +20,12 @@ class SimulatedExecutor:
     """An `Executor` for one simulated device.
 
     `iteration_time` gives the seconds of a batch on the device, `host` those of scheduling and
-    launching it. Prompts may pass `num_layers` in groups, unless None. A host that overlaps has the
-    next batch ready when one ends, if it is fast enough; a request that arrives meanwhile waits for
-    one batch more.
+    launching it. A host that overlaps has the next batch ready when one ends, if it is fast enough;
+    a request that arrives meanwhile waits for one batch more.
     """
 
     iteration_time: Callable[[Batch], float]
     host: Host = NO_HOST
-    num_layers: int | None = None
 
     capacity = 1
     feeds_tokens = False
@@ -77,8 +75,7 @@ class PipelineExecutor(SimulatedExecutor):
     `stage_times` gives a batch's seconds on each stage, `send_time` those between two stages, which
     occupy neither. A stage starts a micro-batch when it has received it and finished the previous
     one; the first stage after its submission, and `turnaround` seconds after both where its host
-    also collects, schedules and submits. A single stage may have `num_layers` that prompts pass in
-    groups. Raises UserError for less than one stage.
+    also collects, schedules and submits. Raises UserError for less than one stage.
     """
 
     def __init__(
@@ -86,10 +83,8 @@ class PipelineExecutor(SimulatedExecutor):
         num_stages: int,
         stage_times: Callable[[Batch], Sequence[float]],
         send_time: Callable[[Batch], float] = lambda batch: 0.0,
-        num_layers: int | None = None,
         turnaround: float = 0.0,
     ) -> None:
-        self.num_layers = num_layers if num_stages == 1 else None
         fix = "use the number of pipeline stages, such as 8"
         self.capacity = require_int("num_stages", num_stages, 1, fix)
         self._stage_times = stage_times

@@ -30,9 +30,7 @@ from sarathi_lab.executor.timeline import (
 from sarathi_lab.executor.torch.memory import HostPool
 from sarathi_lab.executor.torch.packing import (
     NUM_BUFFERS,
-    Halfway,
     Packer,
-    PartialInputs,
     fields_of,
 )
 from sarathi_lab.executor.torch.shapes import Limits, NoGraphs, PaddedShapes, Shape
@@ -72,7 +70,6 @@ class TorchExecutor(WallClock):
         self.num_blocks, self.block_size = num_blocks, block_size
         self.capacity = capacity
         self.feeds_tokens = capacity > 1
-        self.num_layers: int | None = model.spec.num_layers
         self.timeline = timeline or timeline_of(model.device)
         self._sleep = sleep
         self._uses_kernels = limits is not None
@@ -84,9 +81,6 @@ class TorchExecutor(WallClock):
             model.operations.recorder = profiler.record
         begin = model.operations.begin
         self._packer = Packer(self._limits, model.device, begin)
-        # Of batches without prompts, which layers may pass beside one with prompts.
-        self._decode_packer = Packer(self._limits, model.device, begin, range(-NUM_BUFFERS, 0))
-        self.halfway: Halfway = {}  # prompts that have passed some layers
         self._shapes: PaddedShapes | None = None
         # Buffer and inputs of recorded work by shape.
         self.recordings: dict[Shape, tuple[Tensor, PackedInputs]] = {}
@@ -103,7 +97,6 @@ class TorchExecutor(WallClock):
     def start(self) -> None:
         self._in_flight.clear()  # of a run that stopped half-way
         self._newest = ()
-        self.halfway.clear()
         self.timeline.reset()
         if self._profiler is not None:
             self._profiler.start()
@@ -141,24 +134,15 @@ class TorchExecutor(WallClock):
     def _launch(self, batch: Batch, begun: float) -> InFlight:
         """Launch `batch`; where the host computes, packing is part of its time."""
         start = self.timeline.mark()
-        shape = None
-        if batch.layers is None:
-            shape = self._shape_of(batch)
-            emitting = self._packer.fill(batch, shape, self._newest)
-            self._share(batch, shape)
-        else:
-            inputs = self._packed(batch, self._newest)
-            emitting = tuple(chunk.sequence for chunk in batch.chunks if chunk.emits_token)
+        shape = self._shape_of(batch)
+        emitting = self._packer.fill(batch, shape, self._newest)
+        self._share(batch, shape)
         packed = time.perf_counter()
         if self._uses_kernels:
             start = self.timeline.mark()
         self._swap(batch)
-        fields: dict[str, Any] = {}
-        if shape is None:
-            self._run(inputs)
-        else:
-            fields["is_replayed"] = self._compute(shape)
-            fields["num_padding_tokens"] = shape.num_tokens - batch.num_tokens
+        fields: dict[str, Any] = {"is_replayed": self._compute(shape)}
+        fields["num_padding_tokens"] = shape.num_tokens - batch.num_tokens
         self._newest = emitting
         token_ids = self._fetch(self._sampled[: batch.num_emits])
         end = self.timeline.mark()
@@ -177,7 +161,7 @@ class TorchExecutor(WallClock):
         """Compute the filled inputs; return whether a graph was replayed."""
         recorded = self.recordings.get(shape)
         if recorded is None:
-            self._run(self._send(self._packer, shape))
+            self._run(self._send(shape))
             return False
         buffer, inputs = recorded
         self._packer.copy(shape, buffer)
@@ -196,8 +180,10 @@ class TorchExecutor(WallClock):
             with self.model.operations.range("swap"):
                 self._host_pool.make(batch.copies)
 
-    def _send(self, packer: Packer, shape: Shape) -> PackedInputs:
-        return packer.send(shape) if self._uses_kernels else packer.for_torch(self.model)
+    def _send(self, shape: Shape) -> PackedInputs:
+        if self._uses_kernels:
+            return self._packer.send(shape)
+        return self._packer.for_torch(self.model)
 
     def _run(self, inputs: PackedInputs) -> None:
         """Sample into `_sampled`, and read the tokens unknown to the host from there."""
@@ -211,10 +197,7 @@ class TorchExecutor(WallClock):
         self._sampled[: len(token_ids)].copy_(token_ids)
 
     def _sample(self, inputs: PackedInputs) -> Tensor:
-        if isinstance(inputs, PartialInputs):
-            logits = inputs.logits(self.model, self.cache, self.halfway)
-        else:
-            logits = self.model(inputs, self.cache)
+        logits = self.model(inputs, self.cache)
         with self.model.operations.range("sampling"):
             return self.model.greedy(logits)
 
@@ -223,19 +206,9 @@ class TorchExecutor(WallClock):
         valid until the next one.
         """
         self.timeline.wait(self.timeline.mark())
-        return self._packed(batch, ())
-
-    def _packed(self, batch: Batch, newest: Sequence[SequenceState]) -> PackedInputs:
-        """Pack a batch whose unknown tokens are those sampled last, of `newest`."""
-        pack = partial(self._packed_part, newest=newest)
-        inputs: PackedInputs = batch.packed(pack, self.model.spec.num_layers)
-        return inputs
-
-    def _packed_part(self, batch: Batch, newest: Sequence[SequenceState]) -> PackedInputs:
         shape = self._limits.exact(batch)
-        packer = self._packer if batch.num_prefills else self._decode_packer
-        packer.fill(batch, shape, newest)
-        return self._send(packer, shape)
+        self._packer.fill(batch, shape, ())
+        return self._send(shape)
 
     def warm_up(
         self,

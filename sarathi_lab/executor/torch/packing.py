@@ -22,10 +22,9 @@ from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.executor.torch.block_table import BlockTable
 from sarathi_lab.executor.torch.shapes import Limits, Parts, Shape
 from sarathi_lab.model.operations import PackedInputs
-from sarathi_lab.model.transformer import KVCache, Transformer
+from sarathi_lab.model.transformer import Transformer
 
 Begin = Callable[[Views, Shape, int], None]
-Halfway = dict[SequenceState, tuple[Tensor, Tensor]]
 BY_TOKEN = ("token_ids", "positions", "slots", "feed_rows")
 BY_SEQUENCE = (
     "query_starts", "kv_lens", "prompt_lens", "block_table", "tiles", "decodes", "parts",
@@ -33,16 +32,6 @@ BY_SEQUENCE = (
 )  # fmt: skip
 ALIGNMENT = 32  # int32 elements: kernels are compiled for aligned pointers, once only if all are
 NUM_BUFFERS = 2  # batches in flight at most: a buffer is filled again when its batch is done
-
-
-class PartialInputs(PackedInputs):
-    """Inputs of a batch whose prompts pass only some layers, packed by its `Layers`."""
-
-    def logits(self, model: Transformer, cache: KVCache, halfway: Halfway) -> Tensor:
-        """Return the logits of emitting rows, [num_emits, vocab_size]. For each prompt halfway
-        keep hidden states and pending updates, both [num_tokens, hidden_size].
-        """
-        raise NotImplementedError
 
 
 def add_masks(inputs: PackedInputs, model: Transformer) -> PackedInputs:

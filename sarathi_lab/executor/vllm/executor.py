@@ -53,8 +53,6 @@ class VllmExecutor(WallClock):
     or the end of the one before, to its result. Stages of a pipeline: `stages`.
     """
 
-    num_layers: int | None = None
-
     def __init__(
         self,
         workers: Workers,

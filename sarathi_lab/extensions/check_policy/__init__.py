@@ -16,12 +16,10 @@ from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
-from sarathi_lab.extensions.layered import LayeredBatch
 from sarathi_lab.policy import Policy
 
 LONGEST_PROMPT, LONGEST_OUTPUT = 28, 12  # tokens
 MOST_REQUESTS = 10
-NUM_LAYERS = 6  # of a model for policies with layered prefill
 STREAM = 40  # requests of equal size that arrive while others wait
 MOST_OVERTAKING = STREAM // 2  # later requests that finish before one
 MOST_ITERATIONS = 5000  # of a run of a few short requests
@@ -150,7 +148,7 @@ def _case(policy: Policy, random: Random, most_requests: int) -> Case:
         block_size=block_size,
         max_model_len=longest,
         num_host_blocks=num_host_blocks,
-        num_micro_batches=1 if is_stream or policy.in_layers else random.choice((1, 1, 2, 4)),
+        num_micro_batches=1 if is_stream else random.choice((1, 1, 2, 4)),
         preemption="swap" if num_host_blocks else "recompute",
     )
     return Case(requests, engine)
@@ -164,7 +162,7 @@ def _serve(case: Case) -> Schedule:
 
     scheduler = case.engine.make_engine(case.engine.policy)
     checker = Checker(scheduler)
-    executor = PipelineExecutor(num_stages, times, num_layers=NUM_LAYERS)
+    executor = PipelineExecutor(num_stages, times)
     run_engine(case.requests, scheduler, executor, checker)
     missing = len(case.requests) - len(checker.finished)
     hold(missing == 0, "progress", f"{missing} requests are not served")
@@ -217,13 +215,12 @@ def check_batch(batch: Batch, scheduler: Scheduler) -> None:
     decodes = [chunk for chunk in chunks if chunk.is_decode]
     # Drafts that are no longer in their chunks.
     rejected = batch.num_draft_tokens - batch.num_accepted_tokens
-    part = batch.group.of if isinstance(batch, LayeredBatch) and batch.group else int
     sums = {
         "num_prefills": len(prompts),
         "num_decodes": len(decodes),
         "num_decode_tokens": sum(chunk.num_tokens for chunk in decodes) + rejected,
-        "num_prefill_tokens": sum(part(chunk.num_tokens) for chunk in prompts),
-        "prefill_kv_tokens": sum(part(chunk.start + chunk.num_tokens) for chunk in prompts),
+        "num_prefill_tokens": sum(chunk.num_tokens for chunk in prompts),
+        "prefill_kv_tokens": sum(chunk.start + chunk.num_tokens for chunk in prompts),
         "decode_kv_tokens": sum(chunk.start + chunk.num_tokens for chunk in decodes) + rejected,
     }
     for name, value in sums.items():
@@ -231,7 +228,7 @@ def check_batch(batch: Batch, scheduler: Scheduler) -> None:
         how = f"{name} is {counted}, its chunks make {value}; use Batch.add"
         hold(counted == value, "batch", how)
     # A sequence that comes back to its cached tokens looks like a decode beside whole prompts.
-    is_cut = bool(decodes) and scheduler.blocks.prefix is None and not policy.in_layers
+    is_cut = bool(decodes) and scheduler.blocks.prefix is None
     budget = policy.budget
     if budget is not None and (policy.is_capped or is_cut):
         on_top = batch.num_decode_tokens if policy.decodes_on_top else 0

@@ -55,7 +55,7 @@ class Instances:
     A batch runs on the executor of its `instance`. `link` moves caches between them, if any.
     """
 
-    num_blocks = num_layers = None
+    num_blocks = None
 
     def __init__(self, executors: Sequence[Executor], link: Link | None = None) -> None:
         self.executors = executors

@@ -44,7 +44,6 @@ class RankExecutor(TorchExecutor):
         super().__init__(model, **settings)
         self.group = group
         group.timeline = self.timeline
-        self.num_layers = None  # prompts pass all layers at once
         self.num_stages = model.part.ranks.pipeline
         if self.num_stages > 1:
             self.capacity, self.feeds_tokens = self.num_stages, False

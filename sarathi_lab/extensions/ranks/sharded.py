@@ -181,7 +181,7 @@ class ShardedTransformer(Transformer):
                 size = (len(inputs.token_ids), self.spec.hidden_size)
                 hidden = torch.empty(size, device=self.device, dtype=self.dtype)
                 self._group.receive_into(hidden)
-        update = self.pass_layers(hidden, None, inputs, cache, range(self.spec.num_layers))
+        update = self.pass_layers(hidden, inputs, cache)
         if self.part.is_last:
             return self.logits(hidden, update, inputs.emit_rows)
         hidden += update

@@ -48,8 +48,6 @@ def policy_of(settings: Mapping[str, Any], batch_size: int, max_model_len: int) 
     def refuse() -> None:
         raise UserError(f"policy={name} needs what a server of vLLM lacks; use another")
 
-    if policy.in_layers:
-        refuse()
     return policy.on_device(refuse, batch_size, max_model_len)  # it predicts no times
 
 

@@ -156,9 +156,9 @@ def test_named_policies_take_parameters_and_a_rule_without_a_server_has_no_flags
 
 
 def test_a_policy_that_can_not_run_is_left_out_with_its_reason(tmp_path):
-    policies = "task.policies=[layered_prefill]"
-    result = run(tmp_path, *SMALL, "executor.pipeline_parallel=2", "task.chunks=[256]", policies)
-    assert "layered_prefill is left out: " in lines_of(result)
+    policies = "task.policies=[{sarathi_serve: {watermark: 2}}]"
+    result = run(tmp_path, *SMALL, "task.chunks=[256]", policies)
+    assert "sarathi_serve is left out: watermark=2 is not below 1" in lines_of(result)
 
 
 # -- objectives ------------------------------------------------------------------------------------

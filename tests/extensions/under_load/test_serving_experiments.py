@@ -24,7 +24,6 @@ from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.extensions.after_sarathi import PPas
 from sarathi_lab.extensions.capacity.search import mean_rate
 from sarathi_lab.extensions.cluster.cluster import Link
-from sarathi_lab.extensions.layered import LayeredPrefill
 from sarathi_lab.extensions.under_load import ServingBench, datasets, longest
 from sarathi_lab.extensions.under_load.sarathi_serve import longest_gaps
 from sarathi_lab.policy import Orca, PrefillFirst, SarathiServe
@@ -41,7 +40,6 @@ LINK = Link(bytes_per_second=1e6, latency=1e-4, bytes_per_token=2)
 def make_policy(name: str, budget: int):
     makers = {
         "sarathi_serve": lambda: SarathiServe(chunk=budget),
-        "layered_prefill": lambda: LayeredPrefill(chunk=budget),
         "prefill_first": PrefillFirst,
         "orca": Orca,
         "p_pas": lambda: PPas(budget),
@@ -199,7 +197,7 @@ def test_a_picture_has_a_panel_per_device_and_data_set(name):
     figure = draw(replace(FIGURES[name].look, title="A title"), rows_of_points(both))
     titles = [ax.get_title() for ax in figure.axes if ax.has_data()]
     one = ("sarathi_serve_stalls", "sarathi_serve_budget")
-    one += ("disaggregation", "dynamic_chunks", "layered_prefill", "long_prompts")
+    one += ("disaggregation", "dynamic_chunks", "long_prompts")
     num_panels = {"agentic": 4, "prefill_cadence": 3}.get(name, 1 if name in one else 2)
     assert len(titles) == 2 * num_panels
     assert {title.splitlines()[0] for title in titles} == {"cpu, tiny", "cpu, 30m"}

@@ -52,7 +52,6 @@ def test_settings_are_those_of_the_command_line():
         ),
         ({"policy": "orca", "chunk": 512}, "chunk is not a setting of policy=orca"),
         ({"policy": "slo_budget"}, "needs what a server of vLLM lacks"),
-        ({"policy": "layered_prefill"}, "needs what a server of vLLM lacks"),
     ],
 )
 def test_other_settings_are_refused_in_a_line(settings, message):
