@@ -44,8 +44,13 @@ NATIVE_ROWS, NATIVE_SIZE = 256, (8192, 2048)  # of C++'s, of which making rows i
 STREAM_BYTES = {"cpu": 192 << 20, "cuda": 512 << 20}
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 DEVICE_NODES = Path("/dev")  # where a GPU is a file, nvidia0
-# Memory errors without a class in torch: of a CPU, the driver, and cuBLAS.
-OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+# Memory errors without a class in torch: of a CPU, the driver, cuBLAS, and another process.
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDA out of memory",
+)
 ROOM = 1.2  # weights plus a fifth for cache and activations
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
+from multiprocessing.spawn import get_preparation_data
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import worker_functions
 
 from sarathi_lab.config.errors import RunError, UserError
-from sarathi_lab.config.processes import run_with_timeout
+from sarathi_lab.config.processes import (
+    require_child_processes,
+    run_with_timeout,
+    start_methods_of_python,
+)
 
 
 def test_it_runs_in_another_process_whose_errors_come_back_with_their_traceback(tmp_path):
@@ -37,3 +44,26 @@ def test_what_hangs_is_ended_with_what_it_started(tmp_path):
             return
         time.sleep(0.1)
     pytest.fail("what it started is still there")
+
+
+@pytest.mark.parametrize("inherited", ["loky", "loky_init_main", "fork", "spawn", "forkserver"])
+def test_libraries_start_processes_where_another_library_started_this_one(inherited):
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(inherited, force=True)
+    try:
+        with start_methods_of_python():
+            meanwhile = multiprocessing.get_start_method()
+            assert get_preparation_data("worker")["start_method"] == meanwhile
+        assert multiprocessing.get_start_method() == inherited
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+    methods = multiprocessing.get_all_start_methods()
+    assert meanwhile == (inherited if inherited in methods else "spawn")
+
+
+def test_a_daemon_may_start_no_workers(monkeypatch):
+    require_child_processes()
+    daemon = SimpleNamespace(name="PoolWorker-1", daemon=True)
+    monkeypatch.setattr(multiprocessing, "current_process", lambda: daemon)
+    with pytest.raises(UserError, match=r"PoolWorker-1 is a daemon.*hydra.launcher.backend=loky"):
+        require_child_processes()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import logging.config
+import os
 import sys
 from dataclasses import make_dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -24,6 +29,7 @@ from sarathi_lab.executor import device as devices
 from sarathi_lab.executor.timeline import CudaTimeline, HostTimeline
 from sarathi_lab.executor.vllm import backend as backends
 from sarathi_lab.executor.vllm import executor as executors
+from sarathi_lab.executor.vllm import worker_errors
 from sarathi_lab.executor.vllm import workers as vllm
 from sarathi_lab.executor.vllm.backend import SharedEngine, VllmBackend
 from sarathi_lab.model.checkpoint import check_checkpoint
@@ -52,8 +58,12 @@ def stub(monkeypatch):
     arguments = make_dataclass("EngineArgs", [(name, Any, None) for name in NAMES])
     module("vllm", monkeypatch, __version__="0.32.0")
     module("vllm.platforms", monkeypatch, current_platform=SimpleNamespace(device_type="cpu"))
-    module("vllm.engine", monkeypatch)
+    packages = ("vllm.engine", "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.backends")
+    for package in packages:
+        module(package, monkeypatch)
     module("vllm.engine.arg_utils", monkeypatch, EngineArgs=arguments)
+    attention = SimpleNamespace(get_supported_head_sizes=lambda: [16, 32, 64, 128])
+    module("vllm.v1.attention.backends.cpu_attn", monkeypatch, CPUAttentionBackend=attention)
     vllm.version.cache_clear()
     yield
     vllm.version.cache_clear()
@@ -83,6 +93,7 @@ def test_a_missing_or_old_vllm_is_refused(monkeypatch, refused):
         ("executor.runner=v3", "use one of auto, v1, v2"),
         ("executor.async_scheduling=true executor.pipeline_parallel=2", "has no effect"),
         ("model=13b batch=4096", "lower batch"),
+        ("model=tiny model.head_size=24", "heads of 24, which vLLM's attention does not compute"),
     ],
 )
 def test_what_vllm_can_not_do_is_refused_in_a_line(settings, message, stub, refused):
@@ -184,6 +195,59 @@ def test_another_executor_gets_the_memory_of_a_gpu(monkeypatch):
     assert ended == ["vllm"]
 
 
+def raise_from_cause() -> None:
+    with executors.explained("it"):
+        try:
+            raise ValueError("no such head")
+        except ValueError as cause:
+            raise RuntimeError("it failed") from cause
+
+
+def test_an_error_of_a_worker_process_is_named(monkeypatch, capsys):
+    """By the configuration of logging that workers read: vLLM's executor says only that one has
+    failed.
+    """
+    for name in (worker_errors.CONFIG_PATH, worker_errors.LEVEL):
+        monkeypatch.delenv(name, raising=False)
+    worker_errors.log_errors()
+    log = logging.getLogger("vllm")
+    was = log.handlers, log.level, log.propagate
+    configuration = json.loads(Path(os.environ[worker_errors.CONFIG_PATH]).read_text())
+    logging.config.dictConfig(configuration)
+    try:
+        log.warning("slow")
+        for message in ("head of 16", "connection lost"):
+            try:
+                raise RuntimeError(f"{message}\nsecond line")
+            except RuntimeError:
+                log.exception("WorkerProc hit an exception.")
+    finally:
+        log.handlers, log.level, log.propagate = was
+    assert "slow" not in (shown := capsys.readouterr().err)
+    assert shown.count("Traceback") == 2
+    with pytest.raises(RunError, match=r"\(RuntimeError: head of 16\)"), executors.explained("it"):
+        raise Exception("see stack trace for root cause")
+    worker_errors.forget_errors()
+    with pytest.raises(RunError, match="root cause"), executors.explained("it"):
+        raise Exception("see stack trace for root cause")
+
+
+def test_a_worker_s_lack_of_memory_is_one(monkeypatch):
+    text = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    monkeypatch.setattr(executors, "first_error", lambda: text)
+    with pytest.raises(RunError, match=r"2.00 GiB more were wanted\); lower batch"):
+        raise_from_cause()
+
+
+def test_logging_is_the_user_s_where_it_is_configured(monkeypatch):
+    monkeypatch.setenv(worker_errors.CONFIG_PATH, "/etc/logging.json")
+    worker_errors.log_errors()
+    assert os.environ[worker_errors.CONFIG_PATH] == "/etc/logging.json"
+    monkeypatch.setenv(worker_errors.CONFIG_PATH, f"/tmp/gone/{worker_errors.CONFIG_NAME}")
+    worker_errors.log_errors()  # of the process that started this one
+    assert Path(os.environ[worker_errors.CONFIG_PATH]).is_file()
+
+
 def test_errors_of_vllm_are_one_line():
     class Invalid(Exception):
         pass
@@ -193,6 +257,8 @@ def test_errors_of_vllm_are_one_line():
     for error, reason in ((Invalid(text), "Value error, no Triton"), (memory, "out of memory")):
         with pytest.raises(RunError, match=reason), executors.explained("it"):
             raise error
+    with pytest.raises(RunError, match=r"\(RuntimeError: it failed, by ValueError: no such head\)"):
+        raise_from_cause()
     lost = SimpleNamespace(is_lost=True, block_size=32, num_blocks=8, is_async=False, num_stages=1)
     lost.forget = lambda names: 1 / 0
     with pytest.raises(RunError, match="a worker process of vLLM was killed"):

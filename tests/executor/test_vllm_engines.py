@@ -12,6 +12,7 @@ import weakref
 from dataclasses import replace
 from pathlib import Path
 
+import joblib  # noqa: F401 - its start method
 import pytest
 import torch
 from checkpoints import greedy_tokens, make_checkpoint
@@ -90,8 +91,13 @@ def check_stage_times(executor):
 
 
 @pytest.mark.parametrize("parallel", ["tensor_parallel", "pipeline_parallel"])
-def test_parallel(parallel, expected):
-    """Of two workers, one of which is then killed: a line, and no process stays."""
+def test_parallel(parallel, expected, request):
+    """Of two workers, one of which is then killed: a line, and no process stays. This process has
+    the start method of those of joblib and `limit`.
+    """
+    before = multiprocessing.get_start_method(allow_none=True)
+    request.addfinalizer(lambda: multiprocessing.set_start_method(before, force=True))
+    multiprocessing.set_start_method("loky", force=True)
     backend = backend_of(**{parallel: 2})
     executor = backend.build(TINY, tiny_checkpoint(), SIZES)
     assert executor.capacity == backend.num_stages

@@ -96,6 +96,11 @@ class VllmBackend(MeasuredBackend):
             raise UserError("preemption=swap: executor=vllm swaps nothing; use recompute")
         if spec.kv_dtype == "int8":
             raise UserError("cache.dtype=int8: vLLM has no such cache; use fp8 or auto")
+        if not self.uses_gpus and spec.head_size not in (sizes := vllm.head_sizes_of_cpu()):
+            raise UserError(
+                f"model {spec.name} has heads of {spec.head_size}, which vLLM's attention does not "
+                f"compute on a CPU; use model=30m, or model.head_size of {_listed(sizes)}"
+            )
         self.check_memory(spec, kv_tokens)
 
     def part(self, spec: ModelSpec) -> ModelSpec:
@@ -222,6 +227,10 @@ def _limits(sizes: Sizes) -> tuple[int, int]:
     """
     longest = sizes.max_model_len or sizes.num_blocks * sizes.block_size
     return longest, sizes.max_batch_tokens or WARM_UP_TOKENS
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return f"{', '.join(map(str, sizes[:-1]))} or {sizes[-1]}"
 
 
 class SharedEngine:

@@ -16,6 +16,7 @@ from sarathi_lab.engine.executor import NO_TOKEN, StepResult
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.executor.device import explain_lack_of_memory
 from sarathi_lab.executor.timeline import CudaTimeline, HostTimeline, Mark, WallClock
+from sarathi_lab.executor.vllm.worker_errors import first_error, last_line
 from sarathi_lab.executor.vllm.workers import NewSequence, Pending, Step, Workers
 
 
@@ -227,22 +228,31 @@ class VllmExecutor(WallClock):
 def explained(what: str) -> Iterator[None]:
     """Turn what vLLM raises during `what` into a RunError of one line."""
     try:
-        with explain_lack_of_memory(what):
+        with explain_lack_of_memory(what), _of_workers():
             yield
     except UserError:
         raise
     except Exception as error:
+        reason = str(error) if isinstance(error, WorkerError) else last_line(error)
         raise RunError(
-            f"vLLM stopped during {what} ({type(error).__name__}: {_reason(error)}); "
-            "VLLM_LOGGING_LEVEL=INFO shows what it did"
+            f"vLLM stopped during {what} ({reason}); VLLM_LOGGING_LEVEL=INFO shows what it did"
         ) from None
 
 
-def _reason(error: Exception) -> str:
-    """Return the line of a message that has the reason: of a ValidationError the second."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    lines = [line for line in lines if "validation error" not in line] or ["no message"]
-    return lines[0].partition(" [type=")[0]
+class WorkerError(Exception):
+    """The exception that a worker process has logged."""
+
+
+@contextmanager
+def _of_workers() -> Iterator[None]:
+    """Raise what a worker process has logged instead of the executor's notice of it."""
+    try:
+        yield
+    except Exception as error:
+        logged = first_error()
+        if logged is None:
+            raise
+        raise WorkerError(logged) from error
 
 
 def _token_ids(sequence: SequenceState) -> list[int]:

@@ -10,12 +10,14 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from sarathi_lab.config.errors import UserError, suggestion
+from sarathi_lab.config.processes import require_child_processes, start_methods_of_python
+from sarathi_lab.executor.vllm import worker_errors
 from sarathi_lab.executor.vllm.stage_pipes import StagePipes
 
 OLDEST = (0, 28)  # the first version that these interfaces were run with
 FIRST_BLOCK = 1  # block 0 is vLLM's null block, which padding reads
 ENVIRONMENT = {  # unless the user has set them: few messages, and no statistics are sent
-    "VLLM_LOGGING_LEVEL": "CRITICAL",
+    "VLLM_LOGGING_LEVEL": worker_errors.DEFAULT_LEVEL,  # to stderr
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "PYTHONWARNINGS": "ignore",  # of processes that are started, so not of this one
     "VLLM_NO_USAGE_STATS": "1",
@@ -97,6 +99,7 @@ def version() -> str:
     fix = "pip install -e '.[vllm]' in a separate environment (on a CPU make test-vllm makes one)"
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    worker_errors.log_errors()
     try:
         import vllm
     except ImportError as error:
@@ -114,6 +117,13 @@ def device_type() -> str:
     from vllm.platforms import current_platform
 
     return str(current_platform.device_type)
+
+
+def head_sizes_of_cpu() -> list[int]:
+    """Return the sizes of heads that vLLM's attention computes on a CPU, where it checks none."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    return list(CPUAttentionBackend.get_supported_head_sizes())
 
 
 def _engine_arguments() -> list[str]:
@@ -177,7 +187,12 @@ class Workers:
         self._types = NewRequestData, CachedRequestData, SchedulerOutput
         self._greedy = SamplingParams(temperature=0.0, max_tokens=config.model_config.max_model_len)
         self.config = config
-        with ExitStack() as ends:  # if it does not start, which vLLM leaves to its process's end
+        parallel = config.parallel_config
+        self.in_process = parallel.distributed_executor_backend == "uni"
+        if not self.in_process:
+            require_child_processes()
+        worker_errors.forget_errors()
+        with start_methods_of_python(), ExitStack() as ends:  # of what has begun, if it fails
             ends.callback(cleanup_dist_env_and_memory)
 
             def make_executor(config: Any) -> Any:
@@ -186,15 +201,13 @@ class Workers:
                 return self._executor
 
             self.core = EngineCore(config, make_executor, log_stats=False)
-            if config.parallel_config.pipeline_parallel_size > 1:
+            if parallel.pipeline_parallel_size > 1:
                 self._executor.execute_dummy_batch()  # left out on a CPU if the cache has a size
             ends.pop_all()
-        parallel = config.parallel_config
         self.block_size = int(config.cache_config.block_size)
         self.num_blocks = int(config.cache_config.num_gpu_blocks) - FIRST_BLOCK
         self.is_async = bool(config.scheduler_config.async_scheduling)
         self.num_stages = int(parallel.pipeline_parallel_size)
-        self.in_process = parallel.distributed_executor_backend == "uni"
         self.wants_newest_tokens = self.num_stages > 1 and not self.is_async
         self._pipes: StagePipes | None = None  # once stages report
 
