@@ -23,7 +23,7 @@ from sarathi_lab.tasks.plan import Plan
 
 OPTIONS = sorted(path.stem for path in (CONF / "policy").glob("*.yaml"))
 # With times of an iteration.
-ADAPTIVE = ("slo_budget", "fair_batching", "niyama", "sliding_serve", "lprs")
+ADAPTIVE = ("slo_budget", "niyama", "lprs")
 # Prompts are longer than the chunk, which is the smallest that every policy takes.
 LOAD = ["model=tiny", "batch=4", "max_model_len=360", "pd_ratio=30", "chunk=256", "tracking=none"]
 LOAD += ["workload=uniform", "workload.num_requests=5"]

@@ -26,7 +26,6 @@ OUT_OF_ORDER = (
     "vllm_v0_chunked_partial",
     "ranked",
     "niyama",
-    "sliding_serve",
     "lprs",
     "cache_aware",
 )

@@ -7,7 +7,6 @@ from __future__ import annotations
 from sarathi_lab.extensions.after_sarathi import (
     CacheAware,
     DynamicChunks,
-    FairBatching,
     InterPrefillBudget,
     Lprs,
     MinPrefillChunk,
@@ -15,7 +14,6 @@ from sarathi_lab.extensions.after_sarathi import (
     PPas,
     PPasPlus,
     Ranked,
-    SlidingServe,
     SloBudget,
 )
 from sarathi_lab.policy import (
@@ -111,8 +109,6 @@ POLICIES = {
         8, alignment=2, seconds_per_token=0.1, seconds_per_squared_token=0.01
     ),
     "slo_budget": SloBudget(10, **TIMED, tbt=1.2),
-    "fair_batching": FairBatching(10, **TIMED, ttft=8.0, tbt=1.2),
     "niyama": Niyama(10, **TIMED, ttft=8.0, tbt=1.2),
-    "sliding_serve": SlidingServe(10, **TIMED, ttft=8.0, tbt=1.2),
     "lprs": Lprs(10, **TIMED, target_time=1.2),
 }

@@ -44,7 +44,6 @@ def test_a_run_leaves_what_each_engine_did_and_what_moved(tmp_path):
         ("sarathi", ["cluster=replicas", "cluster.router=prefix_aware"], "add cache.prefix=true"),
         ("sarathi", ["cluster=disaggregated", "host=vllm_0_19"], "schedules ahead"),
         ("orca", ["cluster=disaggregated", "cluster.prefill_chunk=64"], "never cuts prompts"),
-        ("sarathi", ["cluster=taichi"], "cluster.ttft=None is not a number"),
         ("sarathi", ["cluster=replicas", "cluster.num=0"], "use a number of engines such as 2"),
     ],
 )

@@ -1,7 +1,6 @@
 """Policies proposed after SARATHI that no server ships, and their experiments."""
 
-from sarathi_lab.extensions.after_sarathi.budgets import Lprs, Niyama, SlidingServe, SloBudget
-from sarathi_lab.extensions.after_sarathi.fair_batching import FairBatching
+from sarathi_lab.extensions.after_sarathi.budgets import Lprs, Niyama, SloBudget
 from sarathi_lab.extensions.after_sarathi.prompts import DynamicChunks, PPas, Ranked
 from sarathi_lab.extensions.after_sarathi.vllm_proposals import (
     CacheAware,
@@ -13,7 +12,6 @@ from sarathi_lab.extensions.after_sarathi.vllm_proposals import (
 __all__ = [
     "CacheAware",
     "DynamicChunks",
-    "FairBatching",
     "InterPrefillBudget",
     "Lprs",
     "MinPrefillChunk",
@@ -21,6 +19,5 @@ __all__ = [
     "PPas",
     "PPasPlus",
     "Ranked",
-    "SlidingServe",
     "SloBudget",
 ]

@@ -98,10 +98,9 @@ class Search:
             misses[name] = 1 - is_in_time.mean()
             rate = is_in_time.sum() / served.finish_time.max()
             yield labelled("goodput", "1/s", name, rate, kind="share")
-        for name, other in (("niyama", usual), ("sliding_serve", "niyama")):
-            if name in misses and misses[other]:
-                ratio = misses[name] / misses[other]
-                yield labelled(f"misses / {other}", "ratio", name, ratio, kind="share")
+        if "niyama" in misses and misses[usual]:
+            ratio = misses["niyama"] / misses[usual]
+            yield labelled(f"misses / {usual}", "ratio", "niyama", ratio, kind="share")
         if isinstance(aged := policies.get("lprs"), Lprs):
             both = (aged, replace(aged, prompt_weight=0.0))
             with_age, fcfs = (waits(self.table(one, step))["latency"].mean() for one in both)
@@ -148,11 +147,9 @@ def adaptive_budgets(
             found = dict(search.capacities(kind, policies, list(fixed.values())))
             for name, value in found.items():
                 yield point(dataset, "capacity", "1/s", name, value, slo=kind)
-            pairs = [(name, HINDSIGHT) for name in (*policies, BOUND)]
-            for name, other in [*pairs, ("sliding_serve", "niyama")]:
-                if {name, other} <= set(found):
-                    ratio = found[name] / found[other]
-                    yield point(dataset, f"capacity / {other}", "ratio", name, ratio, slo=kind)
+            for name in (*policies, BOUND):
+                ratio = found[name] / found[HINDSIGHT]
+                yield point(dataset, f"capacity / {HINDSIGHT}", "ratio", name, ratio, slo=kind)
             if not math.isnan(found[HINDSIGHT]):
                 step = grid.step(overload * found[HINDSIGHT])
                 yield from search.overloaded(kind, policies, f"fixed {sizes['budget']}", step)

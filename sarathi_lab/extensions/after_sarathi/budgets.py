@@ -1,4 +1,4 @@
-"""Prompt budgets that follow an objective: SloBudget, Niyama, SlidingServe and LPRS."""
+"""Prompt budgets that follow an objective: SloBudget, Niyama and LPRS."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, Literal, Self, get_args
 
@@ -87,15 +87,15 @@ class AdaptiveBudget(Policy):
         return ()
 
     def budget_within(self, slack: float, batch: Batch, prompts: Sequence[SequenceState]) -> int:
-        """The largest rung of the ladder that is predicted to fit `slack`; the first if none is."""
+        """Bisect for the largest rung that is predicted to fit `slack`; the smallest if none is."""
         if slack == math.inf:
             return self.max_num_batched_tokens
-        return self.last_within(slack, partial(self.seconds, batch, prompts))
 
-    def last_within(self, slack: float, seconds: Callable[[int], float]) -> int:
-        """Bisect for the largest rung whose `seconds` fit `slack`; else the smallest."""
-        place = bisect_left(self.rungs, -slack, hi=len(self.rungs) - 1, key=lambda n: -seconds(n))
-        return self.rungs[place]
+        def negative_seconds(rung: int) -> float:
+            return -self.seconds(batch, prompts, rung)
+
+        last = len(self.rungs) - 1
+        return self.rungs[bisect_left(self.rungs, -slack, hi=last, key=negative_seconds)]
 
     @cached_property
     def rungs(self) -> list[int]:
@@ -208,46 +208,6 @@ class Niyama(SloBudget):
             state.rate = DECAY * state.rate + (1 - DECAY) * served
             state.tokens = 0
         return state
-
-
-@dataclass(frozen=True)
-class SlidingServe(SloBudget):
-    """SlidingServe (arXiv 2606.05933), reconstructed: the budget with which this iteration and the
-    next take the most tokens together, of equal ones the largest.
-
-    The next iteration is predicted like this one, with the slack that is left and another `tbt`.
-    Prompts share the budget by whether they can still meet the deadline of their first token, by
-    its urgency (in `urgency_levels` parts of `ttft`), then shortest first.
-
-    Reconstructed from the abstract and a public review (zhongzhuzhou.org, 2026-06-07), which name
-    the two iterations, a ternary search and the three keys of the order; the rounding of urgency is
-    assumed. Omitted is the choice of requests by dynamic programming where several risk their
-    deadlines; the predictor is the device's cost model.
-    """
-
-    name = "sliding_serve"
-    since: Since = one_of("arrival", valid=get_args(Since))
-    urgency_levels: int = whole(4, minimum=1, fix="use 1 for the shortest first")
-
-    def budget_within(self, slack: float, batch: Batch, prompts: Sequence[SequenceState]) -> int:
-        if slack == math.inf or self.since == "last_token":  # which leaves the next no slack
-            return super().budget_within(slack, batch, prompts)
-        seconds = cache(lambda rung: self.seconds(batch, prompts, rung))
-        wanted = batch.num_tokens + sum(sequence.num_pending for sequence in prompts)
-
-        def together(rung: int) -> tuple[int, int]:
-            """Tokens of this iteration and the next, `wanted` at most; and of this one."""
-            left = slack - seconds(rung) + self.tbt
-            following = self.last_within(left, seconds)
-            return min(wanted, rung + (following if seconds(following) <= left else 0)), rung
-
-        largest = self.last_within(slack, seconds)
-        return max((rung for rung in self.rungs if rung <= largest), key=together)
-
-    def rank(self, sequence: SequenceState, scheduler: Scheduler) -> tuple[float, ...]:
-        left = self.due(sequence) - scheduler.now
-        level = math.floor(left / (self.ttft / self.urgency_levels))
-        return left <= 0, level, sequence.num_pending, sequence.order
 
 
 WAIT_SHARE = 0.3  # of a second's prompt tokens, the weight of a second of waiting

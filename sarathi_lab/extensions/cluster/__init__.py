@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from sarathi_lab.config.checked import check_fields, number, one_of, whole
+from sarathi_lab.config.checked import check_fields, one_of, whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.config import MakeScheduler, Topology
 from sarathi_lab.engine.executor import Backend, Executor
@@ -27,13 +27,11 @@ from sarathi_lab.extensions.cluster.cluster import (
     Transfer,
 )
 from sarathi_lab.extensions.cluster.routers import ROUTERS
-from sarathi_lab.extensions.cluster.taichi import TaiChi
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.serving_metrics import quantiles
 
 INSTANCES = "use a number of engines such as 2"
 TOKENS = "use the tokens of an iteration such as 2048, or null for the policy's"
-OBJECTIVE = "name an objective with both bounds, such as slo=mlperf-llama3-8b, or seconds"
 # The fields of a hardware file with the rate of a device.
 LINKS = {"nvlink": "link_bytes_per_second", "network": "network_bytes_per_second"}
 RATES = ("throughput", "output_throughput", "request_throughput", "goodput")
@@ -124,8 +122,9 @@ class Replicas(Several):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linked(Several):
-    """`prefill` engines and `decode` engines, between which sequences move.
+class Disaggregated(Several):
+    """Prompts on `prefill` engines, decodes on `decode` engines (`Handover`); `router` chooses of
+    the former.
 
     The KV cache moves over `link`: "nvlink", the links within a node, or "network", those between
     nodes, as the hardware file states both for a device, times the devices of an instance, which
@@ -138,6 +137,7 @@ class Linked(Several):
     prefill_chunk: int | None = whole(None, minimum=1, fix=TOKENS)
     decode_chunk: int | None = whole(None, minimum=1, fix=TOKENS)
     link: str = one_of("nvlink", valid=tuple(LINKS))
+    router: str = one_of("least_loaded", valid=tuple(ROUTERS))
 
     @property
     def num_instances(self) -> int:
@@ -180,25 +180,5 @@ class Linked(Several):
         sizes = (token_bytes, spec.state_bytes(device.dtype_bytes))
         return Link(rate, hardware.link_latency, *sizes)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Disaggregated(Linked):
-    """Prompts on some engines, decodes on the others (`Handover`); `router` chooses the former."""
-
-    router: str = one_of("least_loaded", valid=tuple(ROUTERS))
-
     def cluster(self, schedulers: Sequence[Scheduler], instances: Any) -> Cluster:
         return Handover(schedulers, instances, ROUTERS[self.router](), self.prefill)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrefillAndDecodeHeavy(Linked):
-    """`TaiChi`: prompts and decodes everywhere, in large chunks on `prefill` engines and in small
-    ones on the others; requests move by the slack of their objectives `ttft` and `tpot` (seconds).
-    """
-
-    ttft: float = number(above=0, fix=OBJECTIVE)
-    tpot: float = number(above=0, fix=OBJECTIVE)
-
-    def cluster(self, schedulers: Sequence[Scheduler], instances: Any) -> Cluster:
-        return TaiChi(schedulers, instances, self.prefill, self.ttft, self.tpot)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from pathlib import Path
@@ -178,20 +178,15 @@ class Cluster(Schedulers):
         return self._moving[0][0].end if self._moving else math.inf
 
     def add(self, request: Request) -> SequenceState:
-        place = self.route(request)
+        place = self._router(self.schedulers[: self.num_entries], request)
         self._refused[place] = math.nan
         return self.schedulers[place].add(request)
-
-    def route(self, request: Request) -> int:
-        """Choose an instance for `request`."""
-        return self._router(self.schedulers[: self.num_entries], request)
 
     def schedule(self, now: float) -> Batch | None:
         """Make a batch for an instance that has room at time `now` (seconds), or None."""
         while self._moving and self._moving[0][0].end <= now:
             self._arrive(*heappop(self._moving))
-        others = range(self.num_entries, len(self.schedulers))
-        while self._leaving and self.send(*self._leaving[0], others):
+        while self._leaving and self.send(*self._leaving[0]):
             self._leaving.popleft()
         for place, scheduler in enumerate(self.schedulers):
             if self._refused[place] != now and self.instances.has_room(place):
@@ -218,10 +213,11 @@ class Cluster(Schedulers):
     def move_on(self, place: int, result: StepResult) -> None:
         """Let sequences leave the instance after this batch."""
 
-    def send(self, source: int, sequence: SequenceState, places: Iterable[int]) -> bool:
-        """Start to move `sequence` to the least loaded of `places` with room for it and those that
-        are on their way; False if there is none.
+    def send(self, source: int, sequence: SequenceState) -> bool:
+        """Start to move `sequence` to the least loaded instance behind the entries with room for it
+        and those that are on their way; False if there is none.
         """
+        places = range(self.num_entries, len(self.schedulers))
         coming = {place: self._coming_to(place) for place in places}
         fitting = [place for place in coming if self._fits([sequence, *coming[place]], place)]
         if not fitting:

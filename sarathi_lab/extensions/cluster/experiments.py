@@ -1,6 +1,6 @@
 """Several engines: agents' sessions by router, with and without prefix caching; and the goodput of
-as many GPUs as replicas that chunk, as prefill and decode instances (DistServe, Splitwise), and as
-TaiChi's, which do both; and replicas that wait for each other's prompts.
+as many GPUs as replicas that chunk, and as prefill and decode instances (DistServe, Splitwise); and
+replicas that wait for each other's prompts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import Platform
 from sarathi_lab.extensions.capacity.search import at_rate
-from sarathi_lab.extensions.cluster import Disaggregated, PrefillAndDecodeHeavy, Replicas, Several
+from sarathi_lab.extensions.cluster import Disaggregated, Replicas, Several
 from sarathi_lab.extensions.cluster.lockstep import Lockstep
 from sarathi_lab.extensions.under_load import (
     ServingBench,
@@ -41,7 +41,6 @@ from sarathi_lab.workload.synthetic import Agentic
 KINDS: Mapping[str, Callable[..., Several]] = {
     "replicas": Replicas,
     "disaggregated": Disaggregated,
-    "taichi": PrefillAndDecodeHeavy,
 }
 GOODPUT = "goodput per GPU"
 HITS = "hit share, later turns"
@@ -145,7 +144,7 @@ def _values(table: pd.DataFrame) -> Values:
 
 
 @only_simulated(
-    "At equal GPUs, does it pay to chunk, to disaggregate, or to do both?",
+    "At equal GPUs, does it pay to chunk, or to disaggregate?",
     Platform("llama3-8b", "h100"),
     look=by_device("bar", "goodput per GPU"),
 )
@@ -169,30 +168,26 @@ def disaggregation(
     kinds = {name: settings["kind"] for name, settings in arrangements.items()}
     for dataset, bounds in objectives.items():
         requests = bench.requests(dataset, num_requests[dataset], seed)
-        run = cache(partial(_run, bench, requests))  # only TaiChi's depends on the objective
+        run = cache(partial(_run, bench, requests))  # the same for all objectives
         for objective, stated in bounds.items():
             slo, found = Slo(name=objective, **stated), {}
             for name, settings in arrangements.items():
-                cluster = _cluster(slo, **settings)
+                cluster = _cluster(**settings)
                 served = partial(run, cluster, settings["chunk"])
                 rate = _goodput(served, slo, rates[dataset], attainment)
                 found[name] = rate / cluster.num_instances
                 yield point(dataset, GOODPUT, "1/s", name, found[name], slo=objective, kind="share")
             best = pd.Series(found).groupby(pd.Series(kinds), sort=False).max()
             for i, kind in enumerate(best.index):
-                others = {f"best {other}": value for other, value in best[:i].items()}
-                if i > 1:
-                    others["best of both"] = max(others.values())
-                for called, other in others.items():
-                    gain = best[kind] / other if other else math.inf
-                    quantity = f"{GOODPUT} / {called}"
+                for other, value in best[:i].items():
+                    gain = best[kind] / value if value else math.inf
+                    quantity = f"{GOODPUT} / best {other}"
                     yield point(dataset, quantity, "ratio", kind, gain, slo=objective, kind="share")
 
 
-def _cluster(slo: Slo, *, kind: str, chunk: int, **settings: Any) -> Several:
+def _cluster(*, kind: str, chunk: int, **settings: Any) -> Several:
     """The cluster of an arrangement, whose policy has the `chunk`."""
-    bounds = {"ttft": slo.ttft, "tpot": slo.tpot} if kind == "taichi" else {}
-    return KINDS[kind](**settings, **bounds)
+    return KINDS[kind](**settings)
 
 
 def _run(

@@ -9,7 +9,7 @@ from helpers import ScriptedExecutor, expect, requests_of, rows, scheduler_for, 
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Predictor
-from sarathi_lab.extensions.after_sarathi import Lprs, Niyama, PPas, SlidingServe, SloBudget
+from sarathi_lab.extensions.after_sarathi import Lprs, Niyama, PPas, SloBudget
 
 TOKEN = 0.125  # seconds
 # Of 1 to 8 tokens, each of which takes an eighth of a second, as predicted.
@@ -100,47 +100,6 @@ def test_niyama_counts_a_predicted_time_1_2_times():
     requests = requests_of((4, 6), (26, 1), arrivals=[0, 0.25])
     policy = Niyama(8, **LADDER, tbt=5 * TOKEN, since="last_token")
     assert schedule(policy, requests)[1] == [(0, 4, 1), (1, 0, 3)]
-
-
-# -- SlidingServe ----------------------------------------------------------------------------------
-
-
-def test_sliding_serve_keeps_slack_for_the_next_iteration():
-    """Four tokens take a second and six 1.9. Of two seconds of slack six leave none for another
-    iteration, four leave 1.5 with the next token's half second.
-    """
-    requests = requests_of((2, 5), (26, 1), arrivals=[0, 0.5])
-    seconds = lambda batch: 1.0 if batch.num_tokens <= 4 else 1.9  # noqa: E731
-    own = {"min_num_batched_tokens": 4, "step": 6, "ttft": 2.5, "tbt": 0.5, "since": "arrival"}
-    second = {
-        kind: serve(
-            requests,
-            scheduler_for(kind(6, **own, times=Predictor(lambda batch: {"all": seconds(batch)}))),
-            ScriptedExecutor(seconds),
-        ).schedule[1]
-        for kind in (SloBudget, SlidingServe)
-    }
-    assert second[SloBudget] == [(0, 2, 1), (1, 0, 5)]
-    assert second[SlidingServe] == [(0, 2, 1), (1, 0, 3)]
-
-
-@pytest.mark.parametrize(
-    ("changed", "order"),
-    [
-        ({}, [0, 2, 1]),  # alike urgent: the shorter
-        ({"ttft": 0.125, "urgency_levels": 1}, [0, 2, 1]),
-        ({"urgency_levels": 400}, [0, 1, 2]),  # whose deadline is nearer
-    ],
-)
-def test_sliding_serve_orders_by_urgency_then_length(changed, order):
-    requests = requests_of((2, 9), (12, 1), (4, 1), arrivals=[0, 0.125, 0.15])
-    policy = SlidingServe(8, **LADDER, ttft=4.0, tbt=0.5)
-    assert begun(replace(policy, **changed), requests) == order
-
-
-def test_sliding_serve_puts_those_last_whose_deadline_is_over():
-    requests = requests_of((8, 1), (4, 1), (12, 1), arrivals=[0, 0, 0.5])
-    assert begun(SlidingServe(8, **LADDER, ttft=0.5), requests, batch_size=1) == [1, 2, 0]
 
 
 # -- LPRS ------------------------------------------------------------------------------------------

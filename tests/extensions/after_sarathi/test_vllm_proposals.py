@@ -1,4 +1,4 @@
-"""Schedules of rules proposed for vLLM's scheduler, and of FairBatching, by hand; batches are
+"""Schedules of rules proposed for vLLM's scheduler, by hand; batches are
 REQUEST:START+TOKENS.
 """
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import ScriptedExecutor, expect, requests_of, rows, scheduler_for, serve
+from helpers import expect, scheduler_for, serve
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.block_manager import BlockManager
@@ -14,7 +14,6 @@ from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.extensions.after_sarathi import (
     CacheAware,
-    FairBatching,
     InterPrefillBudget,
     MinPrefillChunk,
     PPas,
@@ -102,27 +101,3 @@ def first_scheduled(policy: CacheAware, arrivals=(0.0, 2.0, 2.0, 2.0)) -> list[i
 )
 def test_waiting_prompts_are_ordered_by_what_is_cached_and_old_ones_by_arrival(changed, order):
     assert first_scheduled(CacheAware(64, **changed)) == order
-
-
-# -- FairBatching ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("ttft", "batches"),
-    [
-        # At 0.5 s its token is due in 1 s: four tokens of the prompt leave it another 0.5. At 1 s
-        # it is urgent, and takes one of the four that 0.5 s have.
-        (1.0, "0:0+4 | 1:0+4 | 0:4+1 1:4+3 | 0:5+1 1:7+3 | 0:6+1 1:10+3 | 0:7+1 1:13+3 | ..."),
-        (2.0, "0:0+4 | 1:0+8 | 1:8+4 | 0:4+1 1:12+3 | ..."),
-        # Due late: the prompt goes first, and its last chunk leaves room.
-        (8.0, "0:0+4 | 1:0+8 | 1:8+8 | 1:16+8 | 1:24+2 0:4+1 | 0:5+1 | 0:6+1 | 0:7+1 | 0:8+1"),
-    ],
-)
-def test_prompts_go_before_decodes_that_have_time(ttft, batches):
-    requests = requests_of((4, 6), (26, 1), arrivals=[0, 0.25])
-    ladder = {"min_num_batched_tokens": 2, "step": 1, "times": (0.0, TOKEN, 0.0)}
-    policy = FairBatching(8, **ladder, ttft=ttft, tbt=4 * TOKEN)
-    executor = ScriptedExecutor(lambda batch: TOKEN * batch.num_tokens)
-    made = serve(requests, scheduler_for(policy), executor).schedule
-    wanted = rows(batches.removesuffix(" | ..."))
-    assert made[: len(wanted)] == wanted

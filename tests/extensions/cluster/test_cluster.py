@@ -19,7 +19,7 @@ from sarathi_lab.engine.loop import run_engine, serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
-from sarathi_lab.extensions.cluster import Disaggregated, PrefillAndDecodeHeavy, Replicas, Several
+from sarathi_lab.extensions.cluster import Disaggregated, Replicas, Several
 from sarathi_lab.extensions.cluster.cluster import Cluster, Link
 from sarathi_lab.extensions.cluster.routers import ROUTERS
 from sarathi_lab.policy import Orca, SarathiServe, VllmV1
@@ -91,25 +91,6 @@ def check_transfers(cluster, wished, num_prefill: int | None) -> None:
     for place in range(len(cluster.schedulers)):
         spans = sorted((m.start, m.end) for m in moves if place in (m.source, m.target))
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
-
-
-@settings(max_examples=40, deadline=None)
-@given(LENGTHS, st.sampled_from([0.5, 4.0, 100.0]), st.sampled_from([1.0, 1.5, 4.0]))
-def test_requests_that_move_by_slack_are_served_once_and_their_caches_add_up(wished, ttft, tpot):
-    budgets = {"prefill_chunk": 16, "decode_chunk": 4}
-    topology = PrefillAndDecodeHeavy(prefill=2, decode=2, ttft=ttft, tpot=tpot, **budgets)
-    ledger, cluster = ran(requests_at(wished), topology, POLICIES["vllm"])
-    requests = ledger.requests()
-    assert [len(times) for times in requests.token_times] == [d for _, _, d in wished]
-    assert all(times == sorted(times) for times in requests.token_times)
-    assert all(one.blocks.num_used == 0 and not one.has_work for one in cluster.schedulers)
-    places = {}
-    for move in sorted(cluster.transfers, key=lambda move: move.start):
-        _, prompt_len, output_len = wished[move.request_id]
-        assert prompt_len <= move.num_tokens < prompt_len + output_len
-        assert (move.source < 2) != (move.target < 2)
-        assert places.get(move.request_id, move.source) == move.source
-        places[move.request_id] = move.target
 
 
 @settings(max_examples=40, deadline=None)

@@ -209,4 +209,4 @@ def test_a_mistake_in_all_jobs_is_refused_by_the_first(tmp_path, capsys, monkeyp
     settings = ["task.objectives=[stric]", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
     assert main(["leaderboard", *settings]) == 2
     assert "stric is unknown" in capsys.readouterr().err
-    assert len(composed) == 1  # of 360
+    assert len(composed) == 1  # of all

@@ -38,7 +38,7 @@ from sarathi_lab.policy import Orca
 pytestmark = pytest.mark.vllm
 
 BY_CLOCK = {  # schedules of these depend on the time that requests have waited
-    *("cache_aware", "fair_batching", "highest_response_ratio", "lars", "preflow"),
+    *("cache_aware", "highest_response_ratio", "lars", "preflow"),
     *("reserve_for_short", "short_request_first", "shortest_remaining"),
 }
 IS_ASYNC = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
