@@ -249,3 +249,22 @@ def _chunk_at_context(spec: ModelSpec, start: int, chunk: int) -> Iterator[Case]
     megabytes = (start + chunk) * spec.kv_bytes_per_token(KV_BYTES) / 1e6
     yield Case("attention [ms]", series, start, seconds(work, ("attn",)) * 1e3, "ms")
     yield Case("KV read [MB]", series, start, constant(float(megabytes)), "MB")
+
+
+@figure(
+    question="Where is an iteration's time flat in its tokens and its context?",
+    seconds=60,
+    look=PlotSpec(x="tokens", log_x=True, log_y=True, legend="context"),
+)
+def iteration_time(spec: ModelSpec, *, tokens: Ints, decodes: Ints, contexts: Ints) -> Cases:
+    """Milliseconds of one prompt's `tokens` and of `decodes`, one a sequence, all behind
+    `contexts` of cached tokens: where more tokens cost nothing, reading the weights bounds them.
+    """
+    for context in contexts:
+        series = f"context {context}"
+        for number in tokens:
+            prompt = batch(prefill_tokens=number, start=context, emits=True)
+            yield Case("one prompt", series, number, seconds(prompt) * 1e3, "ms")
+        for number in decodes:
+            together = batch(num_decodes=number, context=context + 1)
+            yield Case("decodes", series, number, seconds(together) * 1e3, "ms")

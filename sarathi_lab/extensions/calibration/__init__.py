@@ -90,7 +90,7 @@ class Calibrate(Task):
             )
 
     def check(self, cfg: DictConfig) -> Subject:
-        backend, spec, _ = subject = measured_subject(cfg, "calibrate")
+        backend, spec, _ = subject = measured_subject(cfg)
         if (weights := getattr(backend, "weights", "auto")) != "auto":
             raise UserError(
                 f"executor.weights={weights}: the simulator reads no times of such products; use "

@@ -17,18 +17,13 @@ Subject = tuple[Any, ModelSpec, Path | None]  # a Backend that computes
 BLOCK_SIZE = 16  # tokens, where the size of a block plays no part
 
 
-def measured_subject(cfg: DictConfig, task: str) -> Subject:
+def measured_subject(cfg: DictConfig) -> Subject:
     """The real device, the model and its weights. Raises UserError for one that is not, or more."""
     backend = build(cfg.executor)
     if not backend.computes_tokens:
         raise UserError(
-            f"task={task} measures a real device, executor={backend.name} is none; use "
+            f"task=calibrate measures a real device, executor={backend.name} is none; use "
             "executor=torch"
         )
-    require_one_device(backend, f"task={task}")
+    require_one_device(backend, "task=calibrate")
     return backend, *resolve_model(cfg, backend)
-
-
-def where_of(backend: Any, spec: ModelSpec) -> str:
-    weights = "" if backend.weights == "auto" else f" with weights in {backend.weights}"
-    return f"{spec.name} in {backend.dtype_name}{weights} on {backend.device_name}"
