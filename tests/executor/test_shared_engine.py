@@ -57,6 +57,7 @@ def starts(monkeypatch):
 
     monkeypatch.setattr(workers, "version", lambda: "0.33.0")
     monkeypatch.setattr(workers, "device_type", lambda: "cpu")
+    monkeypatch.setattr(workers, "head_sizes_of_cpu", lambda: (16, 64, 128))
     monkeypatch.setattr(VllmBackend, "_start", start)
     monkeypatch.setattr(backends, "_engine", SharedEngine())
     for name in ("ENOUGH", "ALTERNATED", "REFERENCES"):  # no test here reads how long it took
