@@ -4,11 +4,10 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 VENV := .venv
 VLLM := .venv-vllm
-VLLM_GPU := .venv-vllm-gpu
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup run test test-vllm gpu_launches figures artifact image campaign campaign_vllm campaign_dry lab lint clean
+.PHONY: setup run test test-vllm gpu_launches figures artifact image gpu-hour lab lint clean
 
 setup: $(VENV)/.installed
 
@@ -58,33 +57,10 @@ artifact: setup
 image:
 	docker build --tag sarathi-lab $(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX)) .
 
-# Everything on a GPU (experiments/gpu/gpu_targets/README.md): the simulator's tables and the paper's experiments by vLLM's workers, then by
-# the lab's kernels, with their tests, benchmarks and targets. One that fails ends no other. ARGS takes settings of the experiments, such as
-# "task.experiment=fig08" or "resume=true".
-campaign: setup
-	-$(MAKE) campaign_vllm
-	-$(BIN)/python -m sarathi_kernels.benchmarks --tune
-	-$(BIN)/python -m pytest -m gpu -n 8
-	@mkdir -p outputs/campaign
-	-$(BIN)/python -m sarathi_kernels.benchmarks --csv outputs/campaign/kernels.csv
-	-$(BIN)/python -m sarathi_lab run task=calibrate device=cuda model=13b batch=18 seq_len=3072 task.seconds=36 tracking=none
-	-$(BIN)/python -m sarathi_lab run experiment=campaign $(ARGS)
-	$(BIN)/python experiments/gpu/gpu_targets/targets.py
-
-# The part of it that vLLM computes (results/vllm-<device>).
-campaign_vllm: $(VLLM_GPU)/.installed
-	-$(VLLM_GPU)/bin/python -m sarathi_lab run task=calibrate executor=vllm model=13b batch=18 seq_len=3072 task.seconds=300 tracking=none
-	$(VLLM_GPU)/bin/python -m sarathi_lab run experiment=campaign executor=vllm limit=1200 $(ARGS)
-
-$(VLLM_GPU)/.installed: pyproject.toml
-	@echo "installing vLLM for GPUs into $(VLLM_GPU) (once, some minutes)"
-	$(PYTHON) -m venv $(VLLM_GPU)
-	$(VLLM_GPU)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[vllm]'
-	@touch $@
-
-# Its experiments at tiny sizes on a CPU.
-campaign_dry: setup
-	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m sarathi_lab run experiment=campaign_dry $(ARGS)
+# An hour on a GPU, from the installation to verdicts and one file to send (experiments/gpu/gpu_hour/README.md). ARGS takes options such as
+# "--only figures", or "--dry": the same steps at tiny sizes on a CPU, in the environment of test-vllm.
+gpu-hour:
+	$(PYTHON) experiments/gpu/gpu_hour/gpu_hour.py $(ARGS)
 
 # Opens copies, as running a notebook changes its file; remove outputs/notebooks to have them anew.
 lab: setup
@@ -96,4 +72,4 @@ lint: setup
 	$(BIN)/python -m ruff check . && $(BIN)/python -m ruff format --check . && $(BIN)/python -m mypy && $(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(VLLM_GPU) build *.egg-info
+	rm -rf $(VENV) $(VLLM) .venv-vllm-gpu build *.egg-info

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from composed import refusal_of
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF, EXPERIMENTS, REPOSITORY
@@ -32,12 +31,14 @@ def targets():
 
 
 def test_the_dry_run_measures_and_its_targets_are_judged(targets, tmp_path, capsys):
-    campaign = ["experiment=campaign_dry", "limit=null", f"output={tmp_path}"]
-    assert main([*campaign, "task.experiment=table4"]) == 0
-    (path,) = tmp_path.glob("campaign-dry/sarathi/table4/results/cpu/table4.csv")
+    campaign = ["experiment=campaign", "executor=torch", "device=cpu", "model=tiny"]
+    campaign += ["task.setup=dry", "task.seconds=0.1", "task.experiment=table4"]
+    assert main([*campaign, f"task.record={tmp_path}/record", f"output={tmp_path}"]) == 0
+    (path,) = tmp_path.glob("record/sarathi/table4/results/cpu/table4.csv")
     assert (pd.read_csv(path).figure == "table4").all()
-    targets.main([f"--root={tmp_path}/campaign-dry", f"--kernels={tmp_path}/none", "--device=cpu"])
-    (path,) = tmp_path.glob("campaign-dry/gpu/gpu_targets/results/cpu/targets.csv")
+    judged = [f"--root={tmp_path}/record", f"--kernels={tmp_path}/none", "--device=cpu"]
+    targets.main([*judged, "--engine=torch"])
+    (path,) = tmp_path.glob("record/gpu/gpu_targets/results/cpu/targets.csv")
     table = pd.read_csv(path)
     assert len(table) >= 15
     assert (table.value.notna() == (table.met != "not measured")).all()
@@ -45,22 +46,20 @@ def test_the_dry_run_measures_and_its_targets_are_judged(targets, tmp_path, caps
     assert "not measured" in capsys.readouterr().out
 
 
-def test_the_campaign_needs_a_gpu_and_runs_each_experiment_with_both_models(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert "finds no GPU" in refusal_of("experiment=campaign")
-    params = yaml.safe_load((CONF / "experiment" / "campaign.yaml").read_text())["hydra"]
-    params = params["sweeper"]["params"]
+def test_the_campaign_is_of_vllm_s_workers_on_a_gpu_with_both_models():
+    settings = yaml.safe_load((CONF / "experiment" / "campaign.yaml").read_text())
+    assert {"override /executor": "vllm"} in settings["defaults"]
+    assert (settings["device"], settings["skip_invalid"]) == ("cuda", True)
+    params = settings["hydra"]["sweeper"]["params"]
     assert params["model"] == "13b,33b"
     for name in params["task.experiment"].split(","):
         assert (CONF / "experiment" / f"{name}.yaml").is_file()
 
 
-def test_the_rented_machine_runs_make_targets_and_is_returned():
+def test_the_rented_machine_runs_a_make_target_and_is_returned():
     plan = yaml.safe_load((EXPERIMENTS / "gpu" / "skypilot.yaml").read_text())
-    found = re.findall(r"make (\w+)", plan["setup"] + plan["run"])
-    assert found == ["setup", "campaign"]
-    makefile = (REPOSITORY / "Makefile").read_text()
-    assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in found)
+    assert re.findall(r"make ([\w-]+)", plan["run"]) == ["gpu-hour"]
+    assert re.search(r"^gpu-hour:", (REPOSITORY / "Makefile").read_text(), flags=re.MULTILINE)
     assert set(plan["envs"]) == set(re.findall(r"\$(\w+)", plan["run"]))
     assert plan["resources"]["autostop"]["down"]
 

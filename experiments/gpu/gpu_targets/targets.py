@@ -1,6 +1,6 @@
-"""Judge what the campaign has recorded of one GPU: each target, its value, and whether it is met.
+"""Judge what make gpu-hour has recorded of one GPU: each target, its value, and whether it is met.
 
-python experiments/gpu/gpu_targets/targets.py            # after make campaign (README.md)
+python experiments/gpu/gpu_targets/targets.py            # after make gpu-hour (README.md)
 """
 
 from __future__ import annotations
@@ -212,11 +212,14 @@ def targets() -> Iterator[Target]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--root", type=Path, default=Path("experiments"))
-    parser.add_argument("--kernels", type=Path, default=Path("outputs/campaign/kernels.csv"))
+    parser.add_argument("--kernels", type=Path, default=Path("outputs/kernels.csv"))
+    parser.add_argument("--engine", choices=("vllm", "torch"), default="vllm")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
     folder = device_folder(device.type, device_description(device))
+    if options.engine == "vllm":  # as task=measure names it
+        folder = f"vllm-{folder}"
     tables = Tables(options.root, folder, options.kernels, device)
     table = pd.DataFrame([target.row(tables) for target in targets()])
     path = options.root / "gpu" / "gpu_targets" / "results" / folder / "targets.csv"

@@ -1,0 +1,427 @@
+"""Measure the lab on a rented GPU in an hour, and leave one file to send.
+
+python experiments/gpu/gpu_hour/gpu_hour.py          # as make gpu-hour does; README.md explains
+python experiments/gpu/gpu_hour/gpu_hour.py --dry    # the same steps at tiny sizes on a CPU
+
+Needs Python alone, as it installs the rest. Each step has a time limit; one that fails or runs over
+ends no other, and the archive is made again after each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+VLLM = "vllm==0.33.0"
+# CUDA 13, which torch 2.14 of vLLM 0.33 is built for, needs such a driver
+# (docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html).
+OLDEST_DRIVER = 580
+OLDEST_PYTHON = (3, 11)
+OLDEST_CAPABILITY = 8.0  # the first GPUs with bfloat16
+LEAST_HOST_GB = 16.0
+LEAST_DISK_GB = 40.0  # the environment, what its installation downloads, and compiled kernels
+MOST_TAKEN_GB = 1.0  # of the GPU's memory, by other processes
+# By the GPU's memory: the models of the paper's figures, and that of the load. What does not fit
+# beside its cache is left out by the run.
+MODELS = {
+    48.0: ("13b,33b", "llama3-8b"),
+    20.0: ("llama3-8b", "llama3-8b"),
+    10.0: ("llama3.2-3b", "llama3.2-3b"),
+}
+# By compute capability: the rates (requests a second) and the number of requests at which the
+# simulator shows decodes that wait for whole prompts, while SARATHI keeps up (README.md).
+LOADS = {10.0: ("4,8", 128), 9.0: ("2,4", 128), 8.0: ("2", 128)}
+LOAD_OF_OTHERS = ("0.5", 64)
+SECONDS_TO_END = 20.0  # from the request to end a step to the kill
+PACKING_SECONDS = 60.0  # at the end of the time
+INSTALLED = ".installed"  # in an environment that is whole
+DONE = "done"
+STEPS = ("step", "seconds", "ended")
+
+
+class Refusal(Exception):
+    """Why the hour would be lost, in one line."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The first GPU, as nvidia-smi describes it; memory in GB."""
+
+    name: str
+    driver: str
+    capability: float
+    memory: float
+    taken: float
+
+    @property
+    def models(self) -> tuple[str, str]:
+        """The models of the figures, and of the load."""
+        return next(names for least, names in MODELS.items() if self.memory >= least)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Commands one after the other, for `seconds` together; the next begins where one succeeded,
+    with `retries` where it failed. Steps before one with `is_reserved` leave it its time.
+    """
+
+    name: str
+    seconds: float
+    commands: Sequence[Sequence[str]]
+    retries: bool = False
+    is_reserved: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where results go, and the Python that measures."""
+
+    folder: Path
+    python: Path
+
+    @property
+    def record(self) -> Path:
+        """Tables of the paper's figures, as in experiments/."""
+        return self.folder / "record"
+
+    @property
+    def archive(self) -> Path:
+        return self.folder.with_suffix(".tar.gz")
+
+    def lab(self, *arguments: str) -> list[str]:
+        return [str(self.python), "-m", "sarathi_lab", *arguments]
+
+    @property
+    def packages(self) -> list[str]:
+        """List what is installed."""
+        return [str(self.python), "-m", "pip", "list", "--disable-pip-version-check"]
+
+
+def find_gpu() -> Gpu:
+    """Ask nvidia-smi. Raises Refusal."""
+    fields = "name,driver_version,compute_cap,memory.total,memory.used"
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        values = [value.strip() for value in done.stdout.splitlines()[0].split(",")]
+        name, driver, capability, total, used = values
+        mebibyte = 2**20 / 1e9
+        return Gpu(name, driver, float(capability), float(total) * mebibyte, float(used) * mebibyte)
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError) as error:
+        raise Refusal(f"nvidia-smi names no GPU ({error}); --dry tries it on a CPU") from None
+
+
+def check_gpu(gpu: Gpu) -> None:
+    """Refuse a GPU on which nothing would run."""
+    if int(gpu.driver.partition(".")[0]) < OLDEST_DRIVER:
+        raise Refusal(
+            f"the driver is {gpu.driver}, and CUDA 13, which {VLLM} is built for, needs "
+            f"{OLDEST_DRIVER} or newer; rent a machine with a newer one"
+        )
+    if gpu.capability < OLDEST_CAPABILITY:
+        raise Refusal(f"{gpu.name} has no bfloat16; rent an A100, H100 or newer")
+    if gpu.taken > MOST_TAKEN_GB:
+        raise Refusal(f"other processes hold {gpu.taken:.0f} GB of the GPU's memory; end them")
+    if gpu.memory < min(MODELS):
+        raise Refusal(f"{gpu.name} has {gpu.memory:.0f} GB, of which {min(MODELS):.0f} are needed")
+
+
+def check_host(least_disk: float, *, installs: bool) -> None:
+    """Refuse a machine that can't compile, install or hold what is measured."""
+    if sys.version_info < OLDEST_PYTHON:
+        version = ".".join(map(str, OLDEST_PYTHON))
+        raise Refusal(f"Python {version} is needed; name one: make gpu-hour PYTHON=python{version}")
+    if not (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")):
+        raise Refusal("no C compiler, which Triton needs; apt-get install gcc")
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise Refusal(f"no Python.h, which Triton needs; apt-get install python{version}-dev")
+    if installs and find_spec("ensurepip") is None:
+        raise Refusal("no ensurepip, which venv needs; apt-get install python3-venv")
+    free_disk = shutil.disk_usage(ROOT).free / 1e9
+    if free_disk < least_disk:
+        raise Refusal(f"{free_disk:.0f} GB are free in {ROOT}, {least_disk:.0f} are needed")
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
+    if memory < LEAST_HOST_GB and installs:
+        raise Refusal(f"the machine has {memory:.0f} GB of memory, {LEAST_HOST_GB:.0f} are needed")
+
+
+def installation(place: Place) -> Step:
+    """Make the environment, and mark it as whole. uv downloads packages side by side."""
+    python = str(place.python)
+    environment = place.python.parents[1]
+    mark = f"import vllm, pathlib; pathlib.Path({str(environment / INSTALLED)!r}).touch()"
+    commands = [
+        [sys.executable, "-m", "venv", str(environment)],
+        [python, "-m", "pip", "install", "--quiet", "uv"],
+        [python, "-m", "uv", "pip", "install", "--python", python, "-e", f"{ROOT}[vllm]", VLLM],
+        [python, "-c", mark],
+    ]
+    return Step("install", 600, commands)
+
+
+def measurements(place: Place, gpu: Gpu) -> list[Step]:
+    """List what is measured on a GPU."""
+    models, model = gpu.models
+    common = ["executor=vllm", "tracking=none"]
+    folder = place.folder
+    smoke = ["model=30m,120m", "seq_len=256", "chunk=64,128", "repeat=1", "-m"]
+    figures = ["experiment=campaign", f"model={models}", f"task.record={place.record}"]
+    table = [f"model={model}", "batch=64", "seq_len=4096", "task.seconds=360"]
+    rates, num_requests = LOADS.get(gpu.capability, LOAD_OF_OTHERS)
+    load = [f"model={model}", f"workload.rate={rates}", f"workload.num_requests={num_requests}"]
+    load += ["workload=openchat_sharegpt4", "batch=64", "chunk=512", "slo=strict"]
+    load += ["cache.num_blocks=auto", "dtype=bfloat16"]
+    benchmarks = ["-m", "sarathi_kernels.benchmarks", "--csv", f"{folder}/kernels.csv"]
+    first = place.lab("run", *common, *smoke, *sweep_in(folder / "smoke"))
+    return [
+        Step("smoke", 240, [["nvidia-smi"], place.packages, first]),
+        campaign(place, 1200, figures),
+        calibration(place, 540, [*common, *table]),
+        loaded(place, 780, [*common, *load]),
+        simulation(place, 120, load),
+        comparison(place),
+        Step("kernels", 300, [[str(place.python), *benchmarks]]),
+    ]
+
+
+def dry_measurements(place: Place) -> list[Step]:
+    """List the same at tiny sizes, for a CPU; their numbers mean nothing."""
+    folder = place.folder
+    common = ["executor=vllm", "executor.eager=true", "tracking=none", "device=cpu"]
+    smoke = ["model=30m", "dtype=float32,bfloat16", "seq_len=64", "chunk=32", "batch=2"]
+    smoke += ["repeat=1", "-m"]
+    figures = ["experiment=campaign", "device=cpu", "executor.eager=true", "model=30m"]
+    figures += ["task.setup=dry", "task.seconds=0.1", f"task.record={place.record}"]
+    table = ["model=30m", "batch=2", "seq_len=64", "task.seconds=1"]
+    load = ["model=30m", "workload.rate=4", "batch=2", "chunk=32", "workload=uniform"]
+    load += ["workload.min_len=24", "workload.max_len=48", "pd_ratio=5"]
+    load += ["workload.num_requests=6", "slo=strict", "dtype=float32"]
+    benchmarks = ["-m", "sarathi_kernels.benchmarks", "--quick", "--operation", "greedy"]
+    benchmarks += ["--csv", f"{folder}/kernels.csv"]
+    first = place.lab("run", *common, *smoke, *sweep_in(folder / "smoke"))
+    return [
+        Step("smoke", 240, [place.packages, first]),
+        campaign(place, 600, figures),
+        calibration(place, 240, [*common, *table]),
+        loaded(place, 240, [*common, *load]),
+        simulation(place, 120, load),
+        comparison(place),
+        Step("kernels", 240, [[str(place.python), *benchmarks]]),
+    ]
+
+
+def campaign(place: Place, seconds: float, settings: Sequence[str]) -> Step:
+    """Measure the paper's figures, once more in a new process what the first one did not finish:
+    after an error of CUDA nothing runs in its process.
+    """
+    folder = place.folder / "figures"
+    first = place.lab("run", *settings, *sweep_in(folder))
+    return Step("figures", seconds, [first, place.lab("run", f"resume={folder}")], retries=True)
+
+
+def calibration(place: Place, seconds: float, settings: Sequence[str]) -> Step:
+    """Measure the simulator's table of iterations."""
+    folder = f"hydra.run.dir={place.folder / 'calibrate'}"
+    return Step("calibrate", seconds, [place.lab("run", "task=calibrate", *settings, folder)])
+
+
+# Chunks beside decodes; the baseline has whole prompts there.
+POLICIES = ("policy=sarathi_serve", "baselines=[orca]", "workload.arrivals=poisson", "-m")
+
+
+def loaded(place: Place, seconds: float, settings: Sequence[str]) -> Step:
+    """Measure what requests wait that arrive over time."""
+    folder = sweep_in(place.folder / "load")
+    return Step("load", seconds, [place.lab("run", *POLICIES, *settings, "repeat=2", *folder)])
+
+
+def simulation(place: Place, seconds: float, settings: Sequence[str]) -> Step:
+    """Simulate the same load by the calibration."""
+    tables = place.folder / "calibrate"
+    on = ["executor=simulated", "hardware=auto", f"hardware.tables={tables}"]
+    on += ["executor.cost_model=profiled", "cache.block_size=32", "tracking=none"]
+    folder = sweep_in(place.folder / "simulated")
+    return Step("simulated", seconds, [place.lab("run", *POLICIES, *on, *settings, *folder)])
+
+
+def comparison(place: Place) -> Step:
+    """Compare the load as simulated and as measured."""
+    script = ROOT / "experiments" / "lab" / "calibration" / "compare.py"
+    folders = [str(place.folder / name) for name in ("load", "simulated")]
+    out = ["--out", str(place.folder / "compared")]
+    return Step("compared", 60, [[str(place.python), str(script), *folders, *out]])
+
+
+def targets(place: Place) -> Step:
+    """Judge the recorded iterations, and the kernels, by what they should reach."""
+    script = str(ROOT / "experiments" / "gpu" / "gpu_targets" / "targets.py")
+    tables = ["--root", str(place.record), "--kernels", str(place.folder / "kernels.csv")]
+    return Step("targets", 120, [[str(place.python), script, *tables]])
+
+
+def verdicts(place: Place) -> Step:
+    """Judge the claims by the recorded figures, on a page with the results."""
+    record = str(place.record)
+    commands = [
+        place.lab("claims", "--results", record, "--device", "vllm", "--long"),
+        place.lab("report", record, "--out", str(place.folder / "verdicts.html")),
+    ]
+    return Step("verdicts", 120, commands, is_reserved=True)
+
+
+def sweep_in(folder: Path) -> list[str]:
+    return [f"hydra.sweep.dir={folder}", f"output={folder.parent}"]
+
+
+def run_step(step: Step, place: Place, seconds: float) -> str:
+    """Run a step, its output to a log, for at most `seconds`; return how it ended."""
+    if seconds <= 0:
+        print(f"{step.name:<12}", end="")
+        return "no time was there"
+    log = place.folder / f"{step.name}.log"
+    seconds = min(step.seconds, seconds)
+    print(f"{step.name:<12}up to {seconds:.0f} s, {log}", end="", flush=True)
+    end = time.monotonic() + seconds
+    with log.open("w") as file:
+        for command in step.commands:
+            code = run_command(command, file.fileno(), end - time.monotonic())
+            if code is None:
+                return "its time was over"
+            if (code == 0) == step.retries:
+                break
+    return DONE if code == 0 else f"failed with {code}"
+
+
+def run_command(command: Sequence[str], output: int, seconds: float) -> int | None:
+    """Return a command's exit code, or None if it was ended, with all that it started."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    try:
+        return process.wait(max(0.0, seconds))
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        end_group(process)
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process and what it started, which may outlive it."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(SECONDS_TO_END)
+
+
+def pack(place: Place) -> None:
+    """Replace the archive, whole at any moment."""
+    part = place.archive.with_suffix(".part")
+    try:
+        with tarfile.open(part, "w:gz") as archive:
+            archive.add(place.folder, arcname=place.folder.name)
+        part.replace(place.archive)
+    except OSError as error:
+        print(f"{place.archive} can't be made ({error})", file=sys.stderr)
+
+
+def run_all(steps: Sequence[Step], place: Place, seconds: float) -> int:
+    """Run the steps within `seconds`, and return how many did not come to their end."""
+    end = time.monotonic() + seconds - PACKING_SECONDS
+    num_failed = 0
+    with (place.folder / "steps.csv").open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(STEPS)
+        for number, step in enumerate(steps):
+            reserved = sum(later.seconds for later in steps[number + 1 :] if later.is_reserved)
+            start = time.monotonic()
+            ended = run_step(step, place, end - reserved - start)
+            took = f"{time.monotonic() - start:.0f}"
+            table.writerow([step.name, took, ended])
+            file.flush()
+            print(f"{took:>5} s  {ended}", flush=True)
+            pack(place)
+            num_failed += ended != DONE
+            if step.name == "install" and ended != DONE:
+                break  # nothing runs without it
+    return num_failed
+
+
+def prepare(options: argparse.Namespace) -> tuple[list[Step], Place]:
+    """Check the machine and list the steps. Raises Refusal."""
+    environment = ROOT / (".venv-vllm" if options.dry else ".venv-vllm-gpu")
+    python = options.python or environment / "bin" / "python"
+    needs_python = options.dry or options.python
+    if needs_python and not python.is_file():
+        raise Refusal(f"there is no {python}; make test-vllm makes one for --dry")
+    installs = not (needs_python or (environment / INSTALLED).is_file())
+    name = f"gpu-hour-{datetime.now():%Y%m%d-%H%M%S}"
+    place = Place((options.out or ROOT / "outputs" / name).absolute(), python.absolute())
+    if options.dry:
+        check_host(1.0, installs=False)
+        steps = dry_measurements(place)
+    else:
+        check_gpu(gpu := find_gpu())
+        check_host(LEAST_DISK_GB if installs else 10.0, installs=installs)
+        steps = measurements(place, gpu)
+    steps += [targets(place), verdicts(place)]
+    if options.only:
+        steps = [step for step in steps if step.name in options.only]
+    return [installation(place), *steps] if installs else steps, place
+
+
+def print_verdicts(place: Place) -> None:
+    with suppress(OSError):
+        print((place.folder / "verdicts.log").read_text())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 0, 1 if a step did not come to its end, 2 if the machine is refused."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add: Callable[..., object] = parser.add_argument
+    add("--dry", action="store_true", help="tiny sizes on a CPU, whose numbers mean nothing")
+    add("--python", type=Path, help="of an environment that has the lab and vLLM, to install none")
+    add("--only", action="append", metavar="STEP", help="such as figures; may be repeated")
+    add("--minutes", type=float, default=58.0, help="of all steps (default: 58)")
+    add("--out", type=Path, help="folder of the results (default: outputs/gpu-hour-DATE)")
+    options = parser.parse_args(arguments)
+    try:
+        steps, place = prepare(options)
+    except Refusal as refusal:
+        print(f"error: {refusal}", file=sys.stderr)
+        return 2
+    place.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        num_failed = run_all(steps, place, 60 * options.minutes)
+    except KeyboardInterrupt:
+        pack(place)
+        print(f"\nended; what was measured is in {place.archive}", file=sys.stderr)
+        return 130
+    print_verdicts(place)
+    print(f"one file to send: {place.archive}")
+    return int(num_failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
