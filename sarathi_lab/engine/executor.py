@@ -16,6 +16,9 @@ NO_TOKEN = -1  # emitted by executors without a model
 
 Span = tuple[float, float]  # start and end, in seconds since `Executor.start`
 Cause = Literal["PB1", "PB2", "PB3", "starved"]
+# How much of an iteration was replayed as recorded CUDA graphs: all of it; all but attention, in
+# pieces that the host launches one by one; or nothing.
+GraphUse = Literal["full", "piecewise", "none"]
 
 
 class Bubble(NamedTuple):
@@ -48,8 +51,13 @@ class StepResult:
     bubbles: Sequence[Bubble] = ()  # the idle gaps that this micro-batch ended
     host_time: float = 0.0  # seconds that the host spent on packing and launching it
     num_padding_tokens: int = 0  # computed in addition, to reach a fixed shape
-    is_replayed: bool = False  # whether it ran as a recorded CUDA graph
+    graph_use: GraphUse = "none"
     launching_time: float = 0.0  # seconds of it in which the host was still launching it
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether all of it ran as a recorded CUDA graph."""
+        return self.graph_use == "full"
 
     @property
     def busy(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,7 @@ _OF_ITERATION = (
     *("batch.num_emits", "batch.num_draft_tokens", "batch.num_accepted_tokens"),
     *(f"batch.queues.{name}" for name in Queues._fields),
     *("batch.num_swapped_blocks", "batch.num_swapped_tokens", "batch.prefix_hit_tokens"),
-    *("num_padding_tokens", "host_time", "is_replayed", "launching_time"),
+    *("num_padding_tokens", "host_time", "is_replayed", "graph_use", "launching_time"),
     "batch.instance",
 )
 _OF_REQUEST = (
@@ -40,7 +41,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.on_iteration: Callable[[int], None] = lambda num_tokens: None
-        self._iterations: list[tuple[float, ...]] = []
+        self._iterations: list[tuple[Any, ...]] = []
         self._requests: list[tuple[object, ...]] = []
         # Start and end by stage, flat, as there may be millions.
         self._spans = array("d")
@@ -70,13 +71,15 @@ class Ledger:
 
     def iterations(self) -> pd.DataFrame:
         """Return a row per iteration, as collected; queue lengths are those after it, of its
-        `instance`. Columns of clusters and drafts are in runs with these only.
+        `instance`. Columns of clusters, drafts and CUDA graphs are in runs with these only.
         """
         table = pd.DataFrame(self._iterations, columns=list(ITERATION_COLUMNS))
         counts = table.groupby("instance").num_preemptions  # from 0
         table["num_preemptions"] -= counts.shift(fill_value=0)
         if not table.instance.any():
             del table["instance"]
+        if (table.graph_use == "none").all():
+            del table["graph_use"]
         if not table.num_draft_tokens.any():
             table = table.drop(columns=["num_draft_tokens", "num_accepted_tokens"])
         table.insert(0, "iteration", range(len(table)))

@@ -7,12 +7,15 @@ from typing import Any, Literal
 
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import again, make_batch, run_once
+from sarathi_lab.engine.executor import GraphUse
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.single_iteration import SingleIteration, single_iteration
 from sarathi_lab.executor.timeline import CudaTimeline
 
 REFERENCE = 64  # tokens
-Timing = Literal["graph", "calls", "host"]  # replayed, launched one by one, of a CPU
+# Replayed, replayed in pieces, launched one by one, of a CPU.
+Timing = Literal["graph", "piecewise", "calls", "host"]
+TIMINGS: dict[GraphUse, Timing] = {"full": "graph", "piecewise": "piecewise", "none": "calls"}
 
 
 class IterationProbe:
@@ -43,7 +46,7 @@ class IterationProbe:
     def _timed(self, batch: Batch) -> SingleIteration:
         iteration = single_iteration(self.executor, batch)
         if isinstance(getattr(self.executor, "timeline", None), CudaTimeline):
-            self.timing = "graph" if iteration.result.is_replayed else "calls"
+            self.timing = TIMINGS[iteration.result.graph_use]
         return iteration
 
     def reference(self, num_tokens: int) -> float:

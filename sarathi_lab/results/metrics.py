@@ -165,17 +165,37 @@ def _decode(iterations: pd.DataFrame, cost: DecodeCost | None) -> dict[str, floa
 
 def _time_over_roofline_by_kind(iterations: pd.DataFrame) -> dict[str, float]:
     """Return time over roofline of each kind of iteration present."""
-    has_prefill, has_decode = iterations.num_prefill_tokens > 0, iterations.num_decode_tokens > 0
-    kinds = {
-        "prefill": has_prefill & ~has_decode,
-        "decode": has_decode & ~has_prefill,
-        "hybrid": has_prefill & has_decode,
-    }
     return {
-        f"time_over_roofline_{kind}": iterations.busy[rows].sum() / iterations.roofline[rows].sum()
-        for kind, rows in kinds.items()
-        if rows.any()
+        f"time_over_roofline_{kind}": rows.busy.sum() / rows.roofline.sum()
+        for kind, rows in _by_kind(iterations).items()
     }
+
+
+def _by_kind(iterations: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the rows of each kind of iteration present."""
+    has_prefill = iterations.num_prefill_tokens > 0
+    has_decode = iterations.num_decode_tokens > 0
+    kinds = {
+        "prefill": iterations[has_prefill & ~has_decode],
+        "decode": iterations[has_decode & ~has_prefill],
+        "hybrid": iterations[has_prefill & has_decode],
+    }
+    return {kind: rows for kind, rows in kinds.items() if len(rows)}
+
+
+def graph_use_by_kind(iterations: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Return the shares of each kind of iteration that were replayed as CUDA graphs in full,
+    piecewise, or not at all; empty where iterations are not launched apart from a host.
+    """
+    if "graph_use" not in iterations:
+        if not iterations.launching_time.any():
+            return {}
+        iterations = iterations.assign(graph_use="none")
+    shares: dict[str, dict[str, float]] = {}
+    for kind, rows in _by_kind(iterations).items():
+        uses = rows.graph_use.value_counts(normalize=True)
+        shares[kind] = {str(use): float(share) for use, share in uses.items()}
+    return shares
 
 
 def replay_caution(

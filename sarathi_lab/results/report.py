@@ -23,6 +23,8 @@ from sarathi_lab.results.load import load_runs
 from sarathi_lab.results.result import DisplayTable, show
 from sarathi_lab.results.table import HEADINGS, MILLISECONDS, display_unit, factor, less_is_better
 
+GRAPH_USES = {"full": "in full", "piecewise": "in pieces", "none": "without"}
+ITERATION_KINDS = {"prefill": "prompts", "decode": "decodes", "hybrid": "chunks with decodes"}
 MARGINAL = "decode_time_marginal"
 DECODES = ("decode_time_alone", MARGINAL)
 WAIT_COLUMNS = {
@@ -79,6 +81,17 @@ def first_of_sweep(cautions: Iterable[str], place: RunContext) -> list[str]:
     new = [caution for caution in cautions if (place.group, caution) not in _cautioned]
     _cautioned.update((place.group, caution) for caution in new)
     return new
+
+
+def graph_use_lines(shares_by_kind: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """State how each kind of iteration was replayed as CUDA graphs (`metrics.graph_use_by_kind`),
+    in one line; none without kinds.
+    """
+    kinds: list[str] = []
+    for kind, shares in shares_by_kind.items():
+        uses = [f"{share:.0%} {GRAPH_USES[use]}" for use, share in shares.items()]
+        kinds.append(f"{ITERATION_KINDS[kind]} {', '.join(uses)}")
+    return [f"  CUDA graphs: {'; '.join(kinds)}"] if kinds else []
 
 
 def summary_line(summary: Mapping[str, float]) -> str:

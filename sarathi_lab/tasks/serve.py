@@ -33,6 +33,7 @@ from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.report import (
     cell,
     first_of_sweep,
+    graph_use_lines,
     operation_display,
     print_cautions,
     print_device,
@@ -158,7 +159,13 @@ def _executed(
     if "operations" in tables:
         shown.append(operation_display(tables["operations"]))
     labels["schedule"] = schedule_of(tables[ITERATIONS])
-    labels |= {"engine": facts} if (facts := getattr(plan.backend, "facts", None)) else {}
+    graph_use = metrics.graph_use_by_kind(tables[ITERATIONS])
+    shown += graph_use_lines(graph_use)
+    facts = dict(getattr(plan.backend, "facts", {}))
+    if graph_use:
+        facts["graph_use"] = graph_use
+    if facts:
+        labels["engine"] = facts
     shown += first_of_sweep(cautions, context)
     return replace(result, tables=tables, summary=summary, shown=shown)
 

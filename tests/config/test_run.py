@@ -31,8 +31,8 @@ TINY = [
     "device=cpu",
 ]
 
-# Columns of several engines and of drafts.
-NOT_OF_ALL = ("instance", "num_draft_tokens", "num_accepted_tokens")
+# Columns of several engines, of drafts and of CUDA graphs.
+NOT_OF_ALL = ("instance", "num_draft_tokens", "num_accepted_tokens", "graph_use")
 
 
 def run_folders(output: Path) -> list[Path]:

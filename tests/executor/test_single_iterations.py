@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 from virtual_gpu import executor_on_gpu
 
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch, run_once
+from sarathi_lab.engine.config import EngineConfig
+from sarathi_lab.engine.loop import serve
+from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.single_iteration import host_caution, single_iteration
 from sarathi_lab.experiment.measured_cost import MeasuredCostModel
 from sarathi_lab.extensions.calibration import iterations as calibration
 from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.policy import Sarathi
 from sarathi_lab.results.decode_cost import decode_iteration, measure_decode_cost
+from sarathi_lab.results.metrics import graph_use_by_kind
+from sarathi_lab.results.report import graph_use_lines
 
 SPEC = ModelSpec("tiny", 2, 64, 2, 1, ffn_size=96, vocab_size=97, head_size=32)
 SIZES = {"prefill_tokens": 13, "start": 5, "num_decodes": 4, "context": 9}
@@ -83,6 +90,31 @@ def test_users_of_single_iterations_have_the_devices_times():
     (row,) = model.rows("tiny", 2)
     assert row["host_share"] == 0.0
     assert row["timing"] == "graph"
+
+
+def test_how_each_kind_of_iteration_was_replayed_is_recorded_and_stated():
+    executor = executor_on_gpu(1e-3, seconds_of)
+
+    def graph_use(num_tokens):
+        if max(num_tokens.values()) == 1:
+            return "full"
+        return "piecewise" if sum(num_tokens.values()) <= 6 else "none"
+
+    executor.workers.graph_use = graph_use
+    requests = [Request(i, 0.0, 15, 4, np.zeros(15, dtype=np.int32)) for i in range(3)]
+    engine = EngineConfig(Sarathi(chunk=6), 3, 64, 4, 19)
+    iterations = serve(requests, engine, executor).iterations()
+    shares = graph_use_by_kind(iterations)
+    assert shares["decode"] == {"full": 1.0}
+    assert shares["hybrid"] == {"piecewise": 1.0}
+    assert shares["prefill"] == {"none": 1.0}  # SARATHI takes the first prompt whole
+    (line,) = graph_use_lines(shares)
+    kinds = "prompts 100% without; decodes 100% in full; chunks with decodes 100% in pieces"
+    assert line == f"  CUDA graphs: {kinds}"
+    eager = graph_use_by_kind(iterations.drop(columns="graph_use"))
+    assert eager["hybrid"] == eager["decode"] == {"none": 1.0}
+    on_cpu = iterations.drop(columns="graph_use").assign(launching_time=0.0)
+    assert graph_use_lines(graph_use_by_kind(on_cpu)) == []
 
 
 @pytest.mark.parametrize(("host_seconds", "host_share"), [(3e-3, 0.0), (12e-3, 5 / 12)])

@@ -44,6 +44,7 @@ from sarathi_lab.model.weights import load_model
 from sarathi_lab.policy import Orca
 
 NAMES = ["model", "attention_backend", "max_num_seqs", "block_size", "async_scheduling"]
+NAMES += ["compilation_config", "max_cudagraph_capture_size"]
 
 
 def module(name: str, monkeypatch: Any, **content: Any) -> None:
@@ -113,6 +114,24 @@ def test_engine_arguments(stub):
     two = VllmBackend(tensor_parallel=2, pipeline_parallel=2, async_scheduling=False)
     assert two.arguments(TINY, None, SIZES)["max_num_seqs"] == 2 * SIZES.batch_size
     assert two.num_devices == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "most_tokens", "largest"),
+    [
+        ({}, 256, 256),
+        ({}, 2048, 512),  # as vLLM's server
+        ({"eager": True}, 256, None),
+        ({"options": {"max_cudagraph_capture_size": 64}}, 256, 64),
+        ({"options": {"compilation_config": {"cudagraph_capture_sizes": [8]}}}, 256, None),
+        ({"options": {"compilation_config": {"cudagraph_mode": "FULL"}}}, 256, 256),
+    ],
+)
+def test_chunks_are_captured_as_decodes_are(settings, most_tokens, largest, stub, monkeypatch):
+    monkeypatch.setattr(VllmBackend, "torch_device", torch.device("cuda"))
+    backend = VllmBackend(**settings)
+    arguments = backend.arguments(TINY, None, replace(SIZES, max_batch_tokens=most_tokens))
+    assert arguments.get("max_cudagraph_capture_size") == largest
 
 
 def test_runs_share_an_engine_for_the_largest():
@@ -344,10 +363,12 @@ def test_replay_and_padding_are_those_that_vllm_reports():
         return vllm.Pending(result, SimpleNamespace(result=lambda: None))
 
     graph = SimpleNamespace(runtime_mode="FULL", num_paddings=3)
-    assert pending(graph).replay() == (True, 3)
+    assert pending(graph).graph_use() == ("full", 3)
     piecewise = SimpleNamespace(runtime_mode="PIECEWISE", num_paddings=1)
-    assert pending(piecewise).replay() == (False, 1)
-    assert pending(None).replay() == (False, 0)
+    assert pending(piecewise).graph_use() == ("piecewise", 1)
+    eager = SimpleNamespace(runtime_mode="CUDAGraphMode.NONE", num_paddings=0)
+    assert pending(eager).graph_use() == ("none", 0)
+    assert pending(None).graph_use() == ("none", 0)
     assert pending(None).tokens(["a"]) == [4]
 
 

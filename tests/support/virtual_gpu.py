@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,7 +51,7 @@ class WorkersOnGpu:
         self.gpu = VirtualGpu()
         self.is_async = is_async
         self.host_seconds, self.device_seconds = host_seconds, device_seconds
-        self.graph, self.num_padding = "full", 0
+        self.graph_use: Callable[[dict[str, int]], str] = lambda num_tokens: "full"
         self._computed: dict[str, int] = {}
 
     def forget(self, names: set[str]) -> None:
@@ -68,7 +69,10 @@ class WorkersOnGpu:
         for name, number in step.num_tokens.items():
             self._computed[name] += number
         self.gpu.launch(self.host_seconds, self.device_seconds(step.num_tokens))
-        return SimpleNamespace(tokens=lambda names: [0] * len(names), replay=lambda: (True, 0))
+        return SimpleNamespace(
+            tokens=lambda names: [0] * len(names),
+            graph_use=lambda: (self.graph_use(step.num_tokens), 0),
+        )
 
 
 def executor_on_gpu(

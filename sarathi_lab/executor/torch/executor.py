@@ -17,7 +17,7 @@ from torch import Tensor
 from sarathi_kernels.attention.plan import TILE_ROWS
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_sequence, rehearse
-from sarathi_lab.engine.executor import StepResult
+from sarathi_lab.engine.executor import GraphUse, StepResult
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.executor.device import explain_device_errors, nan_error
 from sarathi_lab.executor.timeline import (
@@ -141,7 +141,7 @@ class TorchExecutor(WallClock):
         if self._uses_kernels:
             start = self.timeline.mark()
         self._swap(batch)
-        fields: dict[str, Any] = {"is_replayed": self._compute(shape)}
+        fields: dict[str, Any] = {"graph_use": self._compute(shape)}
         fields["num_padding_tokens"] = shape.num_tokens - batch.num_tokens
         self._newest = emitting
         token_ids = self._fetch(self._sampled[: batch.num_emits])
@@ -157,18 +157,18 @@ class TorchExecutor(WallClock):
     def _share(self, batch: Batch, shape: Shape) -> None:
         """Send the filled inputs to other devices; overridden where there are any."""
 
-    def _compute(self, shape: Shape) -> bool:
+    def _compute(self, shape: Shape) -> GraphUse:
         """Compute the filled inputs; return whether a graph was replayed."""
         recorded = self.recordings.get(shape)
         if recorded is None:
             self._run(self._send(shape))
-            return False
+            return "none"
         buffer, inputs = recorded
         self._packer.copy(shape, buffer)
         if self._profiler is None and self._graphs.replay(shape):
-            return True
+            return "full"
         self._run(inputs)
-        return False
+        return "none"
 
     def _fetch(self, token_ids: Tensor) -> Tensor:
         """Copy to the host, complete when the preceding work is; valid for two more batches."""

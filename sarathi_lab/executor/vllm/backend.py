@@ -30,6 +30,10 @@ AUTO = "auto"
 BLOCK_MULTIPLES = {"cpu": 32, "cuda": 16}  # of tokens, that vLLM's attention reads
 DEVICES_FIX = "use a number of devices"
 WARM_UP_TOKENS, WARM_UPS = 256, 3
+# Tokens of the largest batch that vLLM's server replays as CUDA graphs by default (0.28 to 0.33).
+# Left to itself vLLM captures up to twice max_num_seqs, which here is the batch of the runs:
+# decodes would be replayed, and the chunks that they are compared with launched.
+LARGEST_GRAPH = 512
 
 
 @dataclass(frozen=True)
@@ -210,6 +214,9 @@ class VllmBackend(MeasuredBackend):
             del arguments["num_gpu_blocks_override"]
         if self._times_stages_in_graphs:
             arguments["compilation_config"] = {"cudagraph_mode": "PIECEWISE"}
+        if self.uses_gpus and not self.eager and not vllm.states_graph_sizes(self.options or {}):
+            largest = min(LARGEST_GRAPH, arguments["max_num_batched_tokens"])
+            arguments["max_cudagraph_capture_size"] = largest
         return arguments | dict(self.options or {})
 
     @property

@@ -114,7 +114,7 @@ class VllmExecutor(WallClock):
         done = self._in_flight.popleft()
         with self._explained(f"an iteration of {done.batch.num_tokens} tokens"):
             token_ids = done.pending.tokens(done.names)
-            is_replayed, num_padding = done.pending.replay()
+            graph_use, num_padding = done.pending.graph_use()
         start = self.timeline.wait(done.start)
         end = self.timeline.wait(self.timeline.mark() if done.end is None else done.end)
         start = max(start, self._last_end)
@@ -126,7 +126,7 @@ class VllmExecutor(WallClock):
             token_ids,
             host_time=done.host_time,
             num_padding_tokens=num_padding,
-            is_replayed=is_replayed,
+            graph_use=graph_use,
             launching_time=max(0.0, min(end, done.launched) - start),
         )
 

@@ -11,10 +11,13 @@ from typing import Any, NamedTuple
 
 from sarathi_lab.config.errors import UserError, suggestion
 from sarathi_lab.config.processes import require_child_processes, start_methods_of_python
+from sarathi_lab.engine.executor import GraphUse
 from sarathi_lab.executor.vllm import worker_errors
 from sarathi_lab.executor.vllm.stage_pipes import StagePipes
 
 OLDEST = (0, 28)  # the first version that these interfaces were run with
+GRAPH_USES: dict[str, GraphUse] = {"FULL": "full", "PIECEWISE": "piecewise", "NONE": "none"}
+GRAPH_SIZES = ("cudagraph_capture_sizes", "max_cudagraph_capture_size")  # two ways to state them
 FIRST_BLOCK = 1  # block 0 is vLLM's null block, which padding reads
 ENVIRONMENT = {  # unless the user has set them: few messages, and no statistics are sent
     "VLLM_LOGGING_LEVEL": worker_errors.DEFAULT_LEVEL,  # to stderr
@@ -87,10 +90,13 @@ class Pending:
         index, rows = output.req_id_to_index, output.sampled_token_ids
         return [int(rows[index[name]][-1]) for name in names]
 
-    def replay(self) -> tuple[bool, int]:
-        """Wait, and return whether a graph of all was replayed, and the tokens of padding."""
+    def graph_use(self) -> tuple[GraphUse, int]:
+        """Wait, and return how much was replayed as graphs, and the tokens of padding."""
         stats = getattr(self.output(), "cudagraph_stats", None)
-        return ("FULL" in stats.runtime_mode, stats.num_paddings) if stats else (False, 0)
+        if stats is None:
+            return "none", 0
+        mode = stats.runtime_mode.rpartition(".")[-1]  # "CUDAGraphMode.FULL" or "FULL"
+        return GRAPH_USES[mode], stats.num_paddings
 
 
 @cache
@@ -145,6 +151,13 @@ def check_options(options: Mapping[str, Any]) -> None:
                 f"executor.options.{name} is no engine argument of vLLM {version()}"
                 f"{suggestion(name, names)}; `vllm serve --help=all` lists them"
             )
+
+
+def states_graph_sizes(options: Mapping[str, Any]) -> bool:
+    """Whether engine arguments name the sizes of batches that are captured as CUDA graphs."""
+    compilation = options.get("compilation_config")
+    stated = [*options, *(compilation if isinstance(compilation, Mapping) else ())]
+    return any(name in stated for name in GRAPH_SIZES)
 
 
 _first: dict[str, str | None] = {}  # values of variables before `_set`
