@@ -33,7 +33,9 @@ class Policy(ABC):
     before is in flight, for a pipeline whose stages keep the order. With `keeps_order` running
     sequences stay in the order of admission where requests have priorities. With `shares_at_once`
     equal prefixes of a batch are computed once: blocks can be shared as soon as they are scheduled,
-    since a layer's keys and values are written before its attention.
+    since a layer's keys and values are written before its attention. Where batches are made ahead,
+    a sequence leaves as soon as its last token is scheduled, or with `leaves_with_output` when that
+    token is back: until then it keeps its place and its blocks.
     `system` is the served system whose rule it is, with that one's defaults; None for a paper's.
     """
 
@@ -42,6 +44,7 @@ class Policy(ABC):
     decodes_on_top: ClassVar[bool] = False
     follows_up: ClassVar[bool] = False
     keeps_order: ClassVar[bool] = False
+    leaves_with_output: ClassVar[bool] = False
     shares_at_once: ClassVar[bool] = False
     system: ClassVar[ServedSystem | None] = None
     reserve: Reserve = "max_model_len"

@@ -36,8 +36,10 @@ class Scheduler(SchedulerState):
     def schedule(self, now: float) -> Batch | None:
         """Make the next batch at time `now` (seconds), or None if nothing can run."""
         batch = self.step(now)
-        while batch is None and self.has_preempted:
-            batch = self.step(now)  # with the blocks of a sequence that was evicted for itself
+        # Again with the blocks of a sequence that was evicted for itself, unless more come back
+        # with a batch that was made ahead.
+        while batch is None and self.has_preempted and not self.ahead:
+            batch = self.step(now)
         return batch
 
     def step(self, now: float) -> Batch | None:
@@ -243,12 +245,17 @@ class Scheduler(SchedulerState):
         return True
 
     def preempt(self, sequence: SequenceState) -> None:
-        """Take an idle sequence out: swapped if configured and possible, else recomputed."""
-        copies = self.blocks.swap_out(sequence) if self.preemption == "swap" else None
+        """Take an idle sequence out: swapped if configured and possible, else recomputed. One that
+        has all its tokens only waits for the last of them.
+        """
+        copies = None
+        if self.preemption == "swap" and not sequence.is_finished:
+            copies = self.blocks.swap_out(sequence)
         self.blocks.free(sequence)
         self.running.leave(sequence)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
+        self.await_output(sequence)
         if copies is None:
             sequence.num_computed = 0
             self.waiting.appendleft(sequence)

@@ -105,6 +105,11 @@ class SchedulerState:
             by_priority if self.queue_order == "priority" else by_arrival
         )
         self._states: dict[type, Any] = {}  # of the policy, by class
+        # Only of a policy that `leaves_with_output`: batches that were advanced and have not come
+        # back, oldest first, and evicted sequences with the newest of these that has a token of
+        # theirs. They are not admitted before it is back.
+        self.ahead: list[Batch] = []
+        self.awaited: dict[SequenceState, Batch] = {}
         self.now = self.last_prompt_latency = 0.0
         self.num_preemptions = self._num_added = 0
         self.preempted_before = 0  # num_preemptions when this iteration began
@@ -184,36 +189,73 @@ class SchedulerState:
         With an executor that feeds the tokens of one batch to the next, this is done at submission,
         so that the next batch can be made while this one runs.
         """
-        chunks = batch.chunks
-        if self.policy.follows_up:  # `schedule` committed the others
-            chunks = [chunk for chunk in chunks if chunk.emits_token]
-        batch.finished += self.commit(chunks)
-        for sequence in batch.finished:
-            self.leave(sequence)
-        num_waiting, used = len(self.waiting) + len(self.swapped), self.blocks.num_used
-        batch.queues = Queues(len(self.running), num_waiting, used, self.num_preemptions)
-
-    def leave(self, sequence: SequenceState) -> None:
-        """Free the blocks of a running sequence, which has all its tokens."""
-        self.blocks.free(sequence)
-        self.running.leave(sequence)
+        self._count(batch)
+        if self.policy.leaves_with_output:
+            self.ahead.append(batch)
+            for sequence in batch.finished:
+                sequence.in_flight = True  # until it leaves, so that nothing more is scheduled
+        else:
+            self._dismiss(batch.finished)
+        batch.queues = self._queues()
 
     def update(self, result: StepResult) -> list[SequenceState]:
         """Record a finished batch (and `advance`, if not done); returns finished sequences."""
+        batch = result.batch
         token_ids = self.drafter.verify(result)
-        if result.batch.queues is None:
-            self.advance(result.batch)
-        emitting, end = [chunk for chunk in result.batch.chunks if chunk.emits_token], result.end
+        if batch.queues is None:
+            self._count(batch)
+            self._dismiss(batch.finished)
+            batch.queues = self._queues()
+        elif self.policy.leaves_with_output:
+            self._return(batch)
+        emitting = [chunk for chunk in batch.chunks if chunk.emits_token]
         for chunk in emitting:
-            chunk.sequence.token_times.append(end)
+            chunk.sequence.token_times.append(result.end)
         if token_ids:  # empty in simulations
             for chunk, token_id in zip(emitting, token_ids, strict=True):
                 sequence, start, num_tokens, _, _ = chunk  # `output_index` inlined
                 at = start + num_tokens - sequence.request.prompt_len
                 sequence.output_token_ids[at] = token_id
-        if result.batch.num_prefills:
+        if batch.num_prefills:
             self.last_prompt_latency = result.end - result.start
-        return result.batch.finished
+        return batch.finished
+
+    def _count(self, batch: Batch) -> None:
+        """Count the tokens of a batch as computed, and list which sequences it finishes."""
+        chunks = batch.chunks
+        if self.policy.follows_up:  # `schedule` committed the others
+            chunks = [chunk for chunk in chunks if chunk.emits_token]
+        batch.finished += self.commit(chunks)
+
+    def _queues(self) -> Queues:
+        num_waiting, used = len(self.waiting) + len(self.swapped), self.blocks.num_used
+        return Queues(len(self.running), num_waiting, used, self.num_preemptions)
+
+    def _return(self, batch: Batch) -> None:
+        """Let the finished sequences of a batch that was made ahead leave, as it is back."""
+        self.ahead.remove(batch)
+        for sequence in [one for one, newest in self.awaited.items() if newest is batch]:
+            del self.awaited[sequence]
+        self._dismiss(batch.finished)
+        batch.queues = self._queues()
+
+    def _dismiss(self, finished: list[SequenceState]) -> None:
+        for sequence in finished:
+            self.leave(sequence)
+
+    def leave(self, sequence: SequenceState) -> None:
+        """Forget a sequence that has all its tokens, and free its blocks."""
+        if sequence.is_running:
+            self.blocks.free(sequence)
+            self.running.leave(sequence)
+        else:
+            self.waiting.remove(sequence)  # evicted while its last token was on its way
+
+    def await_output(self, sequence: SequenceState) -> None:
+        """Keep an evicted `sequence` from admission until its batches are back."""
+        for batch in self.ahead:
+            if any(chunk.sequence is sequence for chunk in batch.chunks):
+                self.awaited[sequence] = batch
 
     def commit(self, chunks: list[Chunk]) -> list[SequenceState]:
         """Count `chunks` as computed, with their next tokens yet unknown; their sequences are no

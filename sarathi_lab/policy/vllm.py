@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 
-from sarathi_lab.config.checked import flag, number, refuse_unread, require_order, whole
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.checked import (
+    checked,
+    flag,
+    number,
+    refuse_unread,
+    require_order,
+    whole,
+)
+from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.engine.policy import Policy, Reserve
 from sarathi_lab.engine.queues import LOOKAHEAD, Test, by_priority
-from sarathi_lab.engine.request import Batch, SequenceState
+from sarathi_lab.engine.request import Batch, Chunk, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler, Size
 from sarathi_lab.policy import systems
+
+VERSIONS = ("0.32", "0.33")  # of vLLM, between which rules of v1 changed
+
+
+def rules_of(version: str) -> str:
+    """Return which of VERSIONS has the rules of a vLLM such as "0.19.1"; the newest, if unknown."""
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
+    is_older = len(numbers) == 2 and numbers < (0, 33)
+    return VERSIONS[0] if is_older else VERSIONS[-1]
+
+
+def require_version(name: str, value: object) -> None:
+    """Raise UserError for a `value` of the field `name` that is none of VERSIONS."""
+    require_one_of(name, str(value), VERSIONS)  # YAML reads it as a number
+
 
 # Fields of several systems.
 partial_prefills = partial(whole, 1, minimum=1, fix="use 1 for one prompt at a time")
@@ -129,18 +152,24 @@ class VllmV1(Policy):
     `max_num_active_seqs` others (None: as many as run). Blocks are taken chunk by chunk, but
     `scheduler_reserve_full_isl` admits a prompt only if all of it fits.
     `enable_chunked_prefill=False` admits prompts only if they fit the rest of the budget. With a
-    `prefill_schedule_interval` prompts wait for every so many iterations while any decodes, unless
-    the last that took them left some waiting. The last admitted is evicted first, or by priority
-    the least urgent, even if it is in the batch.
+    `prefill_schedule_interval` prompts wait for so many iterations after the last with a prompt
+    while any decodes, unless that left some waiting; replicas in lockstep take them in every so
+    many of their common iterations. The last admitted is evicted first, or by priority the least
+    urgent, even if it is in the batch, or has its last token on the way. With two batches in flight
+    places and blocks are free again when a last token is back (vLLM's `AsyncScheduler`).
 
-    Names, defaults and rule are those of `SchedulerConfig` and `Scheduler.schedule` in vLLM 0.32;
-    `experiments/sarathi_serve/policies` lists since when, and what differs.
+    Names, defaults and rule are those of `SchedulerConfig` and `Scheduler.schedule` in vLLM 0.33;
+    `experiments/sarathi_serve/policies` lists since when, and what differs. With `version` 0.32
+    nothing more runs beside a request that was evicted for itself, and the interval counts
+    iterations since the engine was idle, as that version's data-parallel engines do; others have
+    none.
     """
 
     name = "vllm_v1"
     system = systems.VLLM
     budget_field = "max_num_batched_tokens"
     keeps_order = True
+    leaves_with_output = True
     shares_at_once = True
     max_num_batched_tokens: int = 2048
     long_prefill_token_threshold: int = threshold()
@@ -150,6 +179,7 @@ class VllmV1(Policy):
     long_prefill_token_threshold_adaptive: bool = flag(False)
     max_num_active_seqs: int | None = whole(None, minimum=1, fix="use null for no further limit")
     prefill_schedule_interval: int = whole(1, minimum=1, fix="use 1 for every iteration")
+    version: str = checked(require_version, VERSIONS[-1])
     reserve = "chunk"
 
     def check(self, batch_size: int, max_model_len: int) -> None:
@@ -160,12 +190,18 @@ class VllmV1(Policy):
         if not self.enable_chunked_prefill:
             check_whole_prompts(self, max_model_len)
 
+    @property
+    def is_older(self) -> bool:
+        """Whether `version` has the rules before 0.33."""
+        return str(self.version) != VERSIONS[-1]
+
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         size, interval = self.size(batch, scheduler), self.prefill_schedule_interval
         if interval == 1:
             self._fill(batch, scheduler, size)
             return
-        cadence = scheduler.state(Cadence)
+        is_shared = self.is_older or scheduler.shared_step is not None
+        cadence: Cadence = scheduler.state(SharedCadence if is_shared else Cadence)
         is_open = cadence.takes_prompts(interval, scheduler)
         self._fill(batch, scheduler, size if is_open else cadence.without_prompts(size), is_open)
         cadence.record(batch, scheduler, is_open)
@@ -181,11 +217,18 @@ class VllmV1(Policy):
     def _fill(self, batch: Batch, scheduler: Scheduler, size: Size, is_open: bool = True) -> None:
         self._continue(batch, scheduler, size)
         if not scheduler.has_preempted:
-            size, may_enter = self._whole(size), self._admission(scheduler, is_open)
-            scheduler.admit(batch, self.max_num_batched_tokens, size=size, may_enter=may_enter)
+            scheduler.admit(
+                batch,
+                self.max_num_batched_tokens,
+                size=self._whole(size),
+                may_enter=self._admission(scheduler, is_open),
+                pass_over=scheduler.awaited.__contains__ if scheduler.awaited else None,
+            )
 
     def _continue(self, batch: Batch, scheduler: Scheduler, size: Size) -> None:
-        """Take the running sequences in their order, until one finds no room in the cache."""
+        """Take the running sequences in their order, until one finds no room in the cache, though
+        it is not the one to be evicted.
+        """
         budget, make_room = self.max_num_batched_tokens, partial(evict_last, batch, scheduler)
         for sequence in scheduler.running.idle:
             left = min(sequence.num_pending, budget - batch.num_tokens)
@@ -194,7 +237,10 @@ class VllmV1(Policy):
             if not sequence.is_running:
                 continue  # evicted by an earlier one
             num_tokens = size(sequence, left)
-            if num_tokens > 0 and not scheduler.take(batch, sequence, num_tokens, make_room):
+            if num_tokens == 0 or scheduler.take(batch, sequence, num_tokens, make_room):
+                continue
+            # By priority others may follow one that was evicted for itself, and have its blocks.
+            if sequence.is_running or self.is_older:
                 return
 
     def _admission(self, scheduler: Scheduler, is_open: bool) -> Test:
@@ -217,24 +263,24 @@ class VllmV1(Policy):
 
 @dataclass(eq=False)
 class Cadence:
-    """State of `prefill_schedule_interval`: iterations since the engine was idle, sequences whose
-    last chunk was cut, and whether the last iteration that took prompts left some waiting.
+    """State of `prefill_schedule_interval` in an engine by itself: iterations so far and the last
+    of them with a prompt, sequences whose last chunk was cut, and whether the last iteration that
+    took prompts left some waiting.
     """
 
     number: int = 0
-    newest: int = -1  # sequence that waited then, by which an idle engine is recognised
+    newest_prompt: int | None = None  # the number of that iteration
     cut: set[SequenceState] = field(default_factory=set)
     is_short: bool = False
 
     def takes_prompts(self, interval: int, scheduler: Scheduler) -> bool:
         """Return whether the next iteration takes prompts."""
-        waiting, running = scheduler.waiting, scheduler.running
-        if not running and all(sequence.order > self.newest for sequence in waiting):
-            self.number = 0
-        self.newest = max([self.newest, *(sequence.order for sequence in waiting)])
-        number = self.number if scheduler.shared_step is None else scheduler.shared_step
-        is_due = number % interval == 0
-        return is_due or self.is_short or self.cut.issuperset(running)
+        is_due = self.is_due(interval, scheduler)
+        return is_due or self.is_short or self.cut.issuperset(scheduler.running)
+
+    def is_due(self, interval: int, scheduler: Scheduler) -> bool:
+        """Return whether the interval is over."""
+        return self.newest_prompt is None or self.number - self.newest_prompt >= interval
 
     def without_prompts(self, size: Size) -> Size:
         """Limit sequences whose prompt is not computed to no token."""
@@ -242,11 +288,41 @@ class Cadence:
 
     def record(self, batch: Batch, scheduler: Scheduler, is_open: bool) -> None:
         """Count an iteration."""
-        self.number += 1
+        if any(self._is_prompt(chunk) for chunk in batch.chunks):
+            self.newest_prompt = self.number
+        self.number += self.counts(batch)
         self.cut.difference_update(chunk.sequence for chunk in batch.chunks)
         self.cut.update(chunk.sequence for chunk in batch.chunks if not chunk.emits_token)
         if is_open and not scheduler.has_preempted:
             self.is_short = bool(scheduler.waiting)
+
+    def counts(self, batch: Batch) -> bool:
+        """Return whether an iteration that runs `batch` is counted."""
+        return bool(batch.chunks)
+
+    def _is_prompt(self, chunk: Chunk) -> bool:
+        """Return whether `chunk` is of a prompt. The last token of one that is cached is not."""
+        return chunk.num_tokens > 1 or not chunk.emits_token or chunk.sequence in self.cut
+
+
+@dataclass(eq=False)
+class SharedCadence(Cadence):
+    """State of a `prefill_schedule_interval` of data-parallel engines, which count iterations
+    together, also empty ones, since all were idle.
+    """
+
+    newest: int = -1  # sequence that waited then, by which an idle engine is recognised
+
+    def is_due(self, interval: int, scheduler: Scheduler) -> bool:
+        waiting = scheduler.waiting
+        if not scheduler.running and all(sequence.order > self.newest for sequence in waiting):
+            self.number = 0
+        self.newest = max([self.newest, *(sequence.order for sequence in waiting)])
+        number = self.number if scheduler.shared_step is None else scheduler.shared_step
+        return number % interval == 0
+
+    def counts(self, batch: Batch) -> bool:
+        return True
 
 
 def evict_last(
@@ -261,8 +337,12 @@ def evict_last(
     last = partial(max, key=by_priority) if running.rank is by_priority else itemgetter(-1)
     while not scheduler.blocks.grow(sequence, num_tokens):
         batched = {chunk.sequence for chunk in batch.chunks}
-        free = [one for one in running if not one.in_flight or one in batched]
-        victim = last(free)
+        candidates = [
+            candidate
+            for candidate in running
+            if not candidate.in_flight or candidate.is_finished or candidate in batched
+        ]
+        victim = last(candidates)
         if victim is sequence and victim is not last(running):
             return False  # it waits for those in flight, as in `Scheduler.make_room`
         if victim in batched:

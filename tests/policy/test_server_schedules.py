@@ -43,6 +43,7 @@ from sarathi_lab.policy.ascend import (
     make_profile_table,
     read_profile_table,
 )
+from sarathi_lab.policy.vllm import rules_of
 
 THREE = "5+3 5+2 5+2"
 # 8 tokens an iteration, the last prompt cut: 5 + 3, then 1 + 2 + 5.
@@ -136,6 +137,33 @@ def test_a_sequence_evicted_for_itself_leaves_its_blocks_to_others():
         block_size=1,
         queue_order="priority",
     )
+
+
+def test_what_vllm_changed_in_0_33():
+    """Others join the iteration in which one was evicted for itself, but none is admitted there."""
+    requests = [Request(0, 0.0, 3, 4, priority=1), Request(1, 0.5, 3, 4), Request(2, 1.5, 1, 1)]
+    sizes = {"num_blocks": 7, "block_size": 1, "queue_order": "priority"}
+    before, since = VllmV1(20, version="0.32"), VllmV1(20)
+    expect(before, requests, "0:0+3 | 0:3+1 1:0+3 | 1:3+1 2:0+1 | ...", **sizes)
+    expect(since, requests, "0:0+3 | 0:3+1 1:0+3 | 1:3+1 | 1:4+1 2:0+1 | ...", **sizes)
+    # The interval counts from the last iteration with a prompt, no longer from an idle engine.
+    before = VllmV1(8, prefill_schedule_interval=3, version="0.32")
+    since = VllmV1(8, prefill_schedule_interval=3)
+    expect(before, "8+9 4+2@4.5", "* | * | * | * | * | 0:12+1 | 0:13+1 1:0+4 | ...")
+    expect(since, "8+9 4+2@4.5", "* | * | * | * | * | 0:12+1 1:0+4 | ...")
+    expect(since, "8+9 4+2@1.5", "* | * | 0:9+1 | 0:10+1 1:0+4 | ...")
+
+
+@pytest.mark.parametrize("version", [0.32, "0.32"])  # as YAML reads it, and in Python
+def test_a_version_of_vllm_is_one_whose_rules_are_known(version):
+    assert VllmV1(version=version).is_older
+    with pytest.raises(UserError, match=r"version=0\.4 is unknown.*; use one of 0\.32, 0\.33"):
+        VllmV1(version=0.4).validate(1, 8)
+
+
+def test_the_rules_of_a_server_are_those_of_its_version():
+    versions = {"0.19.1": "0.32", "0.32.0": "0.32", "0.33": "0.33", "1.2": "0.33", "": "0.33"}
+    assert {version: rules_of(version) for version in versions} == versions
 
 
 def test_nano_vllm_cuts_only_the_first_prompt_and_prefers_prompts():

@@ -157,7 +157,8 @@ class CountingScheduler(Scheduler):
     def preempt(self, sequence: SequenceState) -> None:
         num_computed = sequence.num_computed
         super().preempt(sequence)
-        self.num_lost += num_computed - sequence.num_computed
+        if not sequence.is_finished:
+            self.num_lost += num_computed - sequence.num_computed
 
 
 class Checker(check.Checker):

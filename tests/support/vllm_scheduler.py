@@ -17,11 +17,11 @@ from vllm_engine import SIZES, TINY, backend_of, tiny_checkpoint
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.policy import Policy
-from sarathi_lab.engine.request import Request
+from sarathi_lab.engine.request import Batch, Request
 
 MAX_LEN = 64  # tokens of a request
 TOKEN = 7  # that all requests sample
-MOST_STEPS = 3000
+MOST_STEPS = 20_000
 Steps = list[dict[int, int]]  # by iteration: tokens by request
 
 
@@ -45,23 +45,29 @@ def case(policy: Policy, requests: tuple[Request, ...], spare: int, **sizes: Any
     return Case(requests, engine)
 
 
-def lab_steps(tried: Case) -> Steps:
-    """Serve a case by the lab's scheduler."""
+def lab_steps(tried: Case, num_in_flight: int = 1) -> Steps:
+    """Serve a case by the lab's scheduler, with up to two batches in flight."""
     scheduler, waiting = tried.engine.make_engine(tried.policy), deque(tried.requests)
+    flying: deque[Batch] = deque()
     steps: Steps = []
     for now in range(MOST_STEPS):
         while waiting and waiting[0].arrival_time <= now:
             scheduler.add(waiting.popleft())
-        if not waiting and not scheduler.has_work:
-            return steps
-        if not scheduler.has_work:
-            continue
-        batch = scheduler.step(float(now))  # vLLM counts empty steps, too
-        chunks = batch.chunks if batch else []
-        steps.append({chunk.sequence.request.request_id: chunk.num_tokens for chunk in chunks})
+        batch = None
+        if scheduler.has_work:
+            batch = scheduler.step(float(now))  # vLLM counts empty steps, too
+            chunks = batch.chunks if batch else []
+            steps.append({chunk.sequence.request.request_id: chunk.num_tokens for chunk in chunks})
         if batch is not None:
-            tokens = [TOKEN for chunk in chunks if chunk.emits_token]
-            scheduler.update(StepResult(batch, float(now), now + 1.0, tokens))
+            flying.append(batch)
+            if num_in_flight > 1:
+                scheduler.advance(batch)
+        if flying and (batch is None or len(flying) == num_in_flight):
+            oldest = flying.popleft()
+            tokens = [TOKEN for chunk in oldest.chunks if chunk.emits_token]
+            scheduler.update(StepResult(oldest, float(now), now + 1.0, tokens))
+        if not (scheduler.has_work or waiting or flying):
+            return steps
     raise AssertionError("it does not end")
 
 

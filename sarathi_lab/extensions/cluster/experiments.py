@@ -239,7 +239,11 @@ def prefill_cadence(
         requests = at_rate(bench.requests(dataset, number * num_requests, seed), number * rate)
         found = {}
         for interval in intervals:
-            policy = VllmV1(max_num_batched_tokens=budget, prefill_schedule_interval=interval)
+            policy = VllmV1(
+                max_num_batched_tokens=budget,
+                prefill_schedule_interval=interval,
+                version="0.32",  # the pull request's rule, on one rank as on several
+            )
             served = bench.run(requests, policy, cluster=cluster).requests()
             found[interval] = waited(served, *CADENCES)
             series = {f"{number} rank{'s' if number > 1 else ''}": found[interval]}

@@ -77,20 +77,24 @@ class LockstepReplicas(Schedulers):
     def advance(self, batch: Any) -> None:
         for replica, part in zip(self.schedulers, batch.parts, strict=True):
             replica.advance(part)
-        queues = [part.queues for part in batch.parts if part.queues is not None]
-        batch.queues = Queues(*map(sum, zip(*queues, strict=True)))
+        batch.queues = queues_of(batch)
 
     def update(self, result: StepResult) -> list[SequenceState]:
         batch: Any = result.batch
-        if batch.queues is None:
-            self.advance(batch)
         self.waited += batch.waited
         finished, end = [], 0
         for replica, part in zip(self.schedulers, batch.parts, strict=True):
             start, end = end, end + part.num_emits
             of_part = replace(result, batch=part, token_ids=result.token_ids[start:end])
             finished += replica.update(of_part)
+        batch.queues = queues_of(batch)
         return finished
+
+
+def queues_of(batch: LockstepBatch) -> Queues:
+    """Sum the queues of all replicas after `batch`."""
+    queues = [part.queues for part in batch.parts if part.queues is not None]
+    return Queues(*map(sum, zip(*queues, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.extensions.replay.real_run import BLOCK_SIZE, RealRun
 from sarathi_lab.extensions.replay.server_arguments import UNCUT
 from sarathi_lab.policy import VllmV1
+from sarathi_lab.policy.vllm import rules_of
 
 AUTO = "auto"  # of a chunk: as advised; of blocks: all memory
 # What the command line can state of a server, beside `policy.*`.
@@ -126,6 +127,8 @@ def replay_settings(cfg: DictConfig, run: RealRun) -> ReplaySettings:
         by_user |= _policy_fields(cfg, policy, run, typed)
     facts = run.settings.stated
     notes, as_run = [], dict(SERVER_DEFAULTS)
+    if "version" in policy:
+        as_run["policy.version"] = rules_of(run.version)
     for name, value in by_user.items():
         if name not in facts and not (of_other_policy and name == "chunk"):
             as_run[name] = value

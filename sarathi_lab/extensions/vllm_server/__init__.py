@@ -100,7 +100,4 @@ class Decider(LabScheduler):
 
     def drop(self, sequence: SequenceState) -> None:
         """Forget a sequence that is finished or aborted."""
-        if sequence.is_running:
-            super().leave(sequence)
-        else:
-            self.waiting.remove(sequence)
+        super().leave(sequence)

@@ -132,11 +132,12 @@ def test_an_option_is_a_flag_a_line_of_the_file_or_named(name):
 
 
 def test_parameters_of_the_policy_are_flags_or_named():
-    policy = VllmV1(long_prefill_token_threshold=512, prefill_schedule_interval=2)
+    interval = {"prefill_schedule_interval": 2, "scheduler_reserve_full_isl": False}
+    policy = VllmV1(long_prefill_token_threshold=512, **interval)
     flags = server_flags(Simulated(policy, 8, 1024))
     assert flags is not None
-    assert flags.flags.endswith("--long-prefill-token-threshold 512")
-    assert "simulated, and no flag here: prefill_schedule_interval=2" in flags.note
+    assert flags.flags.endswith("--long-prefill-token-threshold 512 --prefill-schedule-interval 2")
+    assert "simulated, and no flag here: scheduler_reserve_full_isl=false" in flags.note
 
 
 def test_prompts_are_left_whole_where_chunked_prefill_is_off():
