@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import NamedTuple
 from warnings import catch_warnings
 
 import torch
@@ -29,14 +30,29 @@ from sarathi_lab.model.operations import NAN_TOKEN
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.transformer import Transformer
 
+
+class DefaultModel(NamedTuple):
+    """A model of model=auto, the least memory of a card that is to have it, and its size."""
+
+    name: str
+    card_bytes: float
+    num_params: float
+
+
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "int8": torch.bfloat16,  # of all but weights and inputs of products
 }
-GPU_MODEL = "13b"  # the paper's
-GPU_MODEL_PARAMS = 13.0e9
+# In 16 bits, by a card's memory as torch.cuda reports it: 47.6e9 bytes of 48 GB with ECC, 51.0e9
+# without, 23.7e9 to 25.3e9 of 24 GB.
+GPU_MODELS = (
+    DefaultModel("13b", card_bytes=47.0e9, num_params=13.0e9),  # the paper's
+    DefaultModel("llama3-8b", card_bytes=20.0e9, num_params=8.03e9),
+    DefaultModel("llama3.2-3b", card_bytes=10.0e9, num_params=3.21e9),
+)
+SMALL_GPU_MODEL = "120m"
 FIRST_ROUNDS = 4  # of peaks, before anything is announced
 PRODUCT_SIZE = {"cpu": 1024, "cuda": 8192}  # of square matrices, for the peak of products
 NATIVE_ROWS, NATIVE_SIZE = 256, (8192, 2048)  # of C++'s, of which making rows int8 takes little
@@ -52,6 +68,7 @@ OUT_OF_MEMORY = (
     "CUDA out of memory",
 )
 ROOM = 1.2  # weights plus a fifth for cache and activations
+BYTES_IN_16_BITS = 2
 
 
 def resolve_device(name: str) -> torch.device:
@@ -106,11 +123,18 @@ def resolve_dtype(name: str, device: torch.device) -> tuple[str, torch.dtype]:
 
 
 def default_model_name(device: torch.device, dtype_bytes: int) -> str:
-    """Return the model of model=auto: the paper's 13B on a GPU that holds it."""
+    """Return the model of model=auto: on a GPU the largest of GPU_MODELS for a card of its size
+    that has room in what is free, with elements of `dtype_bytes`.
+    """
     if device.type == "cpu":
         return "30m"
-    has_room = free_memory_bytes(device) > ROOM * GPU_MODEL_PARAMS * dtype_bytes
-    return GPU_MODEL if has_room else "120m"
+    card_bytes = torch.cuda.get_device_properties(device).total_memory
+    free_bytes = free_memory_bytes(device)
+    for model in GPU_MODELS:
+        is_of_card = card_bytes >= model.card_bytes * dtype_bytes / BYTES_IN_16_BITS
+        if is_of_card and free_bytes > ROOM * model.num_params * dtype_bytes:
+            return model.name
+    return SMALL_GPU_MODEL
 
 
 def device_description(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -78,20 +80,36 @@ def test_a_gpu_that_torch_cant_use_is_never_passed_over(
 
 
 @pytest.mark.parametrize(
-    ("free", "dtype_bytes", "expected"), [(80e9, 2, "13b"), (24e9, 2, "120m"), (48e9, 4, "120m")]
+    ("card", "taken", "dtype_bytes", "expected"),
+    [
+        (85.0e9, 1e9, 2, "13b"),  # an H100 or A100 of 80 GB
+        (47.6e9, 1e9, 2, "13b"),  # an A40 with ECC
+        (42.3e9, 1e9, 2, "llama3-8b"),  # an A100 of 40 GB
+        (23.6e9, 1e9, 2, "llama3-8b"),  # an A10
+        (16.6e9, 1e9, 2, "llama3.2-3b"),
+        (10.4e9, 1e9, 2, "llama3.2-3b"),
+        (8.3e9, 1e9, 2, "120m"),
+        (85.0e9, 1e9, 4, "llama3-8b"),
+        (25.2e9, 1e9, 4, "llama3.2-3b"),
+        (85.0e9, 60e9, 2, "llama3-8b"),  # others are on it
+    ],
 )
-def test_default_models(monkeypatch, free, dtype_bytes, expected):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free) - 10**9, int(free)))
+def test_default_models(monkeypatch, card, taken, dtype_bytes, expected):
+    free = int(card - taken)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free - 10**9, int(card)))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 * 10**9)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 * 10**9)
+    properties = SimpleNamespace(total_memory=int(card))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     assert devices.free_memory_bytes(torch.device("cuda", 0)) == free
     assert devices.default_model_name(torch.device("cuda", 0), dtype_bytes) == expected
     assert devices.default_model_name(CPU, dtype_bytes) == "30m"
 
 
-def test_the_default_gpu_model_is_as_large_as_assumed():
-    spec, _ = AutoModel().resolve(devices.GPU_MODEL)
-    assert spec.num_params == pytest.approx(devices.GPU_MODEL_PARAMS, rel=0.02)
+def test_the_default_gpu_models_are_as_large_as_assumed():
+    for model in devices.GPU_MODELS:
+        spec, _ = AutoModel().resolve(model.name)
+        assert spec.num_params == pytest.approx(model.num_params, rel=0.02)
 
 
 def test_peaks_are_plausible_and_only_rise(monkeypatch):

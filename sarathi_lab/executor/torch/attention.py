@@ -24,20 +24,20 @@ def attention_names(
     device: torch.device,
     dtype: torch.dtype,
 ) -> list[str]:
-    """Return what attends from prompts and what from decodes; `auto` is the library of each that
-    runs here. Raises UserError if the library that `setting` names does not.
+    """Return what attends from prompts and what from decodes: Triton, but for the library that
+    `setting` names. None of these has run on a GPU with the lab, so `auto` takes none. Raises
+    UserError if the named one does not run here.
     """
     names = []
     for name, library in LIBRARIES.items():
-        reason: str | None = "another is chosen"
-        if setting in ("auto", name):
-            reason = _why_not(library, hybrid, spec, device, dtype)
-        if setting == name and reason is not None:
+        is_named = setting == name
+        reason = _why_not(library, hybrid, spec, device, dtype) if is_named else None
+        if reason is not None:
             raise UserError(
                 f"executor.attention={name} does not run here: {reason}; use "
                 "executor.attention=auto"
             )
-        names.append("triton" if reason else name)
+        names.append(name if is_named else "triton")
     return names
 
 
