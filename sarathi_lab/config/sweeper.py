@@ -271,18 +271,14 @@ class LabSweeper(Sweeper):
         else:
             record.write()
         self._done_before = self._done = len(record.begun())
-        self._started, self._pending = time.monotonic(), dict[int, Job]()
-        self._launched: list[int] = []
+        self._started = time.monotonic()
+        jobs = enumerate(self.jobs)
+        self._launched = {n: job for n, job in jobs if not record.is_finished(n)}
+        self._pending = dict(self._launched)  # of these, those that have not ended
 
     def run_jobs(self) -> None:
-        """Run the jobs that are not finished."""
-        self.launch({n: job for n, job in enumerate(self.jobs) if not self.record.is_finished(n)})
-
-    def launch(self, jobs: Mapping[int, Job]) -> None:
-        """Run jobs by their numbers and wait for all; how each ended is in its folder."""
-        self._launched += jobs
-        for number, job in jobs.items():
-            self._pending[number] = job
+        """Run the jobs that are not finished, and wait for all; how each ended is in its folder."""
+        jobs = self._launched
         if self._is_remote:
             with self._watching(), interrupts_kept_from_children():
                 self._launch_remotely(jobs)
