@@ -100,6 +100,12 @@ def test_a_full_disk_is_refused(script):
         script.check_host(1e9, installs=False)
 
 
+def test_a_step_that_is_none_is_refused(gpu, script, tmp_path, capsys):
+    python = executable(tmp_path / "python", "")
+    assert script.main(["--only=figure", f"--python={python}"]) == 2
+    assert "--only figure is no step; use smoke, figures, calibrate" in capsys.readouterr().err
+
+
 A100 = "NVIDIA A100-SXM4-40GB, 580.1, 8.0, 40960, 4"
 RTX_4090 = "NVIDIA GeForce RTX 4090, 580.1, 8.9, 24564, 4"
 RTX_3080 = "NVIDIA GeForce RTX 3080, 580.1, 8.6, 12288, 4"
@@ -117,8 +123,8 @@ RTX_3080 = "NVIDIA GeForce RTX 3080, 580.1, 8.6, 12288, 4"
 )
 def test_each_card_has_models_and_a_load_that_suit_it(row, models, load, gpu, script, tmp_path):
     gpu(row)
-    place = script.Place(tmp_path, Path("python"))
-    steps = {step.name: step for step in script.measurements(place, script.find_gpu())}
+    workspace = script.Workspace(tmp_path, Path("python"))
+    steps = {step.name: step for step in script.measurements(workspace, script.find_gpu())}
     assert f"model={models}" in steps["figures"].commands[0]
     assert load <= {*steps["load"].commands[0]} & {*steps["simulated"].commands[0]}
     assert sum(step.seconds for step in steps.values()) < 3600
@@ -126,9 +132,9 @@ def test_each_card_has_models_and_a_load_that_suit_it(row, models, load, gpu, sc
 
 @pytest.mark.parametrize("is_dry", [False, True], ids=["gpu", "dry"])
 def test_every_command_composes(is_dry, gpu, script, tmp_path):
-    place = script.Place(tmp_path, Path("python"))
-    steps = script.measurements(place, script.find_gpu())
-    for step in script.dry_measurements(place) if is_dry else steps:
+    workspace = script.Workspace(tmp_path, Path("python"))
+    steps = script.measurements(workspace, script.find_gpu())
+    for step in script.dry_measurements(workspace) if is_dry else steps:
         for command in step.commands:
             settings = command[4:]
             is_run = command[1:4] == ["-m", "sarathi_lab", "run"]
@@ -173,7 +179,7 @@ def test_the_hour_ends_with_verdicts_and_a_file_whatever_failed(
 
 def test_nothing_runs_after_an_installation_that_failed(gpu, script, tmp_path, monkeypatch):
     broken = script.Step("install", 10, [["false"]])
-    monkeypatch.setattr(script, "installation", lambda place: broken)
+    monkeypatch.setattr(script, "installation", lambda workspace: broken)
     monkeypatch.setattr(script, "ROOT", tmp_path)
     assert script.main([f"--out={tmp_path}/hour"]) == 1
     assert len((tmp_path / "hour" / "steps.csv").read_text().splitlines()) == 2
@@ -181,12 +187,12 @@ def test_nothing_runs_after_an_installation_that_failed(gpu, script, tmp_path, m
 
 
 def test_steps_share_the_time_that_is_there(script, tmp_path):
-    place = script.Place(tmp_path, Path("python"))
+    workspace = script.Workspace(tmp_path, Path("python"))
     steps = [script.Step(name, 10, [["true"]]) for name in ("first", "second")]
-    assert script.run_all(steps, place, script.PACKING_SECONDS) == 2
+    assert script.run_all(steps, workspace, script.PACKING_SECONDS) == 2
     assert "no time was there" in (tmp_path / "steps.csv").read_text()
     last = script.Step("verdicts", 10, [["true"]], is_reserved=True)
-    assert script.run_all([*steps, last], place, script.PACKING_SECONDS + 10) == 2
+    assert script.run_all([*steps, last], workspace, script.PACKING_SECONDS + 10) == 2
     assert "verdicts,0,done" in (tmp_path / "steps.csv").read_text()
 
 

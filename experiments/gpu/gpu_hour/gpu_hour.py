@@ -35,6 +35,7 @@ OLDEST_PYTHON = (3, 11)
 OLDEST_CAPABILITY = 8.0  # the first GPUs with bfloat16
 LEAST_HOST_GB = 16.0
 LEAST_DISK_GB = 40.0  # the environment, what its installation downloads, and compiled kernels
+LEAST_DISK_OF_RESULTS_GB = 5.0
 MOST_TAKEN_GB = 1.0  # of the GPU's memory, by other processes
 # By the GPU's memory: the models of the paper's figures, and that of the load. What does not fit
 # beside its cache is left out by the run.
@@ -49,6 +50,27 @@ LOADS = {10.0: ("4,8", 128), 9.0: ("2,4", 128), 8.0: ("2", 128)}
 LOAD_OF_OTHERS = ("0.5", 64)
 SECONDS_TO_END = 20.0  # from the request to end a step to the kill
 PACKING_SECONDS = 60.0  # at the end of the time
+ON_VLLM = "executor=vllm tracking=none"
+ON_CPU = f"{ON_VLLM} executor.eager=true device=cpu"
+SIMULATED = (
+    "executor=simulated hardware=auto executor.cost_model=profiled cache.block_size=32 "
+    "tracking=none"
+)
+SMOKE = "model=30m,120m seq_len=256 chunk=64,128 repeat=1"  # an engine a model, in one process
+DRY_SMOKE = "model=30m dtype=float32,bfloat16 seq_len=64 chunk=32 batch=2 repeat=1"
+DRY_FIGURES = "device=cpu executor.eager=true model=30m task.setup=dry task.seconds=0.1"
+TABLE = "batch=64 seq_len=4096 task.seconds=360"
+DRY_TABLE = "model=30m batch=2 seq_len=64 task.seconds=1"
+# Chunks beside decodes; the baseline has whole prompts there.
+POLICIES = "policy=sarathi_serve baselines=[orca] workload.arrivals=poisson"
+LOAD = (
+    "workload=openchat_sharegpt4 batch=64 chunk=512 slo=strict cache.num_blocks=auto dtype=bfloat16"
+)
+DRY_LOAD = (
+    "model=30m dtype=float32 workload=uniform workload.min_len=24 workload.max_len=48 pd_ratio=5 "
+    "workload.rate=4 workload.num_requests=6 batch=2 chunk=32 slo=strict"
+)
+KERNELS = "kernels.csv"
 INSTALLED = ".installed"  # in an environment that is whole
 DONE = "done"
 STEPS = ("step", "seconds", "ended")
@@ -88,7 +110,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Place:
+class Workspace:
     """Where results go, and the Python that measures."""
 
     folder: Path
@@ -96,20 +118,28 @@ class Place:
 
     @property
     def record(self) -> Path:
-        """Tables of the paper's figures, as in experiments/."""
+        """Tables of the paper's figures, laid out as experiments/."""
         return self.folder / "record"
 
     @property
     def archive(self) -> Path:
         return self.folder.with_suffix(".tar.gz")
 
-    def lab(self, *arguments: str) -> list[str]:
-        return [str(self.python), "-m", "sarathi_lab", *arguments]
-
     @property
     def packages(self) -> list[str]:
         """List what is installed."""
         return [str(self.python), "-m", "pip", "list", "--disable-pip-version-check"]
+
+    def lab(self, command: str, *settings: str) -> list[str]:
+        return [str(self.python), "-m", "sarathi_lab", command, *settings]
+
+    def sweep(self, name: str, text: str, *settings: str) -> list[str]:
+        """Return the command of a sweep whose results go to the folder `name`."""
+        where = [f"hydra.sweep.dir={self.folder / name}", f"output={self.folder}"]
+        return self.lab("run", *text.split(), *settings, *where, "-m")
+
+    def script(self, path: str, *arguments: str) -> list[str]:
+        return [str(self.python), str(ROOT / "experiments" / path), *arguments]
 
 
 def find_gpu() -> Gpu:
@@ -161,10 +191,10 @@ def check_host(least_disk: float, *, installs: bool) -> None:
         raise Refusal(f"the machine has {memory:.0f} GB of memory, {LEAST_HOST_GB:.0f} are needed")
 
 
-def installation(place: Place) -> Step:
+def installation(workspace: Workspace) -> Step:
     """Make the environment, and mark it as whole. uv downloads packages side by side."""
-    python = str(place.python)
-    environment = place.python.parents[1]
+    python = str(workspace.python)
+    environment = workspace.python.parents[1]
     mark = f"import vllm, pathlib; pathlib.Path({str(environment / INSTALLED)!r}).touch()"
     commands = [
         [sys.executable, "-m", "venv", str(environment)],
@@ -175,126 +205,105 @@ def installation(place: Place) -> Step:
     return Step("install", 600, commands)
 
 
-def measurements(place: Place, gpu: Gpu) -> list[Step]:
+def measurements(workspace: Workspace, gpu: Gpu) -> list[Step]:
     """List what is measured on a GPU."""
     models, model = gpu.models
-    common = ["executor=vllm", "tracking=none"]
-    folder = place.folder
-    smoke = ["model=30m,120m", "seq_len=256", "chunk=64,128", "repeat=1", "-m"]
-    figures = ["experiment=campaign", f"model={models}", f"task.record={place.record}"]
-    table = [f"model={model}", "batch=64", "seq_len=4096", "task.seconds=360"]
     rates, num_requests = LOADS.get(gpu.capability, LOAD_OF_OTHERS)
-    load = [f"model={model}", f"workload.rate={rates}", f"workload.num_requests={num_requests}"]
-    load += ["workload=openchat_sharegpt4", "batch=64", "chunk=512", "slo=strict"]
-    load += ["cache.num_blocks=auto", "dtype=bfloat16"]
-    benchmarks = ["-m", "sarathi_kernels.benchmarks", "--csv", f"{folder}/kernels.csv"]
-    first = place.lab("run", *common, *smoke, *sweep_in(folder / "smoke"))
+    load = f"model={model} workload.rate={rates} workload.num_requests={num_requests} {LOAD}"
+    smoke = workspace.sweep("smoke", f"{ON_VLLM} {SMOKE}")
+    kernels = "-m sarathi_kernels.benchmarks --csv"
     return [
-        Step("smoke", 240, [["nvidia-smi"], place.packages, first]),
-        campaign(place, 1200, figures),
-        calibration(place, 540, [*common, *table]),
-        loaded(place, 780, [*common, *load]),
-        simulation(place, 120, load),
-        comparison(place),
-        Step("kernels", 300, [[str(place.python), *benchmarks]]),
+        Step("smoke", 240, [["nvidia-smi"], workspace.packages, smoke]),
+        campaign(workspace, 1200, f"model={models}"),
+        calibration(workspace, 540, f"{ON_VLLM} model={model} {TABLE}"),
+        loaded(workspace, 780, f"{ON_VLLM} {load}"),
+        simulation(workspace, load),
+        comparison(workspace),
+        benchmarks(workspace, 300, kernels),
     ]
 
 
-def dry_measurements(place: Place) -> list[Step]:
+def dry_measurements(workspace: Workspace) -> list[Step]:
     """List the same at tiny sizes, for a CPU; their numbers mean nothing."""
-    folder = place.folder
-    common = ["executor=vllm", "executor.eager=true", "tracking=none", "device=cpu"]
-    smoke = ["model=30m", "dtype=float32,bfloat16", "seq_len=64", "chunk=32", "batch=2"]
-    smoke += ["repeat=1", "-m"]
-    figures = ["experiment=campaign", "device=cpu", "executor.eager=true", "model=30m"]
-    figures += ["task.setup=dry", "task.seconds=0.1", f"task.record={place.record}"]
-    table = ["model=30m", "batch=2", "seq_len=64", "task.seconds=1"]
-    load = ["model=30m", "workload.rate=4", "batch=2", "chunk=32", "workload=uniform"]
-    load += ["workload.min_len=24", "workload.max_len=48", "pd_ratio=5"]
-    load += ["workload.num_requests=6", "slo=strict", "dtype=float32"]
-    benchmarks = ["-m", "sarathi_kernels.benchmarks", "--quick", "--operation", "greedy"]
-    benchmarks += ["--csv", f"{folder}/kernels.csv"]
-    first = place.lab("run", *common, *smoke, *sweep_in(folder / "smoke"))
+    smoke = workspace.sweep("smoke", f"{ON_CPU} {DRY_SMOKE}")
+    kernels = "-m sarathi_kernels.benchmarks --quick --operation greedy --csv"
     return [
-        Step("smoke", 240, [place.packages, first]),
-        campaign(place, 600, figures),
-        calibration(place, 240, [*common, *table]),
-        loaded(place, 240, [*common, *load]),
-        simulation(place, 120, load),
-        comparison(place),
-        Step("kernels", 240, [[str(place.python), *benchmarks]]),
+        Step("smoke", 240, [workspace.packages, smoke]),
+        campaign(workspace, 600, DRY_FIGURES),
+        calibration(workspace, 240, f"{ON_CPU} {DRY_TABLE}"),
+        loaded(workspace, 240, f"{ON_CPU} {DRY_LOAD}"),
+        simulation(workspace, DRY_LOAD),
+        comparison(workspace),
+        benchmarks(workspace, 240, kernels),
     ]
 
 
-def campaign(place: Place, seconds: float, settings: Sequence[str]) -> Step:
+def campaign(workspace: Workspace, seconds: float, text: str) -> Step:
     """Measure the paper's figures, once more in a new process what the first one did not finish:
     after an error of CUDA nothing runs in its process.
     """
-    folder = place.folder / "figures"
-    first = place.lab("run", *settings, *sweep_in(folder))
-    return Step("figures", seconds, [first, place.lab("run", f"resume={folder}")], retries=True)
+    record = f"task.record={workspace.record}"
+    first = workspace.sweep("figures", f"experiment=campaign {text}", record)
+    again = workspace.lab("run", f"resume={workspace.folder / 'figures'}")
+    return Step("figures", seconds, [first, again], retries=True)
 
 
-def calibration(place: Place, seconds: float, settings: Sequence[str]) -> Step:
+def calibration(workspace: Workspace, seconds: float, text: str) -> Step:
     """Measure the simulator's table of iterations."""
-    folder = f"hydra.run.dir={place.folder / 'calibrate'}"
-    return Step("calibrate", seconds, [place.lab("run", "task=calibrate", *settings, folder)])
+    command = workspace.sweep("calibrate", f"task=calibrate {text}")
+    return Step("calibrate", seconds, [command])
 
 
-# Chunks beside decodes; the baseline has whole prompts there.
-POLICIES = ("policy=sarathi_serve", "baselines=[orca]", "workload.arrivals=poisson", "-m")
-
-
-def loaded(place: Place, seconds: float, settings: Sequence[str]) -> Step:
+def loaded(workspace: Workspace, seconds: float, text: str) -> Step:
     """Measure what requests wait that arrive over time."""
-    folder = sweep_in(place.folder / "load")
-    return Step("load", seconds, [place.lab("run", *POLICIES, *settings, "repeat=2", *folder)])
+    command = workspace.sweep("load", f"{POLICIES} repeat=2 {text}")
+    return Step("load", seconds, [command])
 
 
-def simulation(place: Place, seconds: float, settings: Sequence[str]) -> Step:
+def simulation(workspace: Workspace, text: str) -> Step:
     """Simulate the same load by the calibration."""
-    tables = place.folder / "calibrate"
-    on = ["executor=simulated", "hardware=auto", f"hardware.tables={tables}"]
-    on += ["executor.cost_model=profiled", "cache.block_size=32", "tracking=none"]
-    folder = sweep_in(place.folder / "simulated")
-    return Step("simulated", seconds, [place.lab("run", *POLICIES, *on, *settings, *folder)])
+    tables = f"hardware.tables={workspace.folder / 'calibrate' / '0'}"
+    command = workspace.sweep("simulated", f"{POLICIES} {SIMULATED} {text}", tables)
+    return Step("simulated", 120, [command])
 
 
-def comparison(place: Place) -> Step:
+def comparison(workspace: Workspace) -> Step:
     """Compare the load as simulated and as measured."""
-    script = ROOT / "experiments" / "lab" / "calibration" / "compare.py"
-    folders = [str(place.folder / name) for name in ("load", "simulated")]
-    out = ["--out", str(place.folder / "compared")]
-    return Step("compared", 60, [[str(place.python), str(script), *folders, *out]])
+    measured = str(workspace.folder / "load")
+    simulated = str(workspace.folder / "simulated")
+    out = str(workspace.folder / "compared")
+    script = "lab/calibration/compare.py"
+    return Step("compared", 60, [workspace.script(script, measured, simulated, "--out", out)])
 
 
-def targets(place: Place) -> Step:
+def benchmarks(workspace: Workspace, seconds: float, text: str) -> Step:
+    """Time the kernels of this repository."""
+    table = str(workspace.folder / KERNELS)
+    return Step("kernels", seconds, [[str(workspace.python), *text.split(), table]])
+
+
+def targets(workspace: Workspace) -> Step:
     """Judge the recorded iterations, and the kernels, by what they should reach."""
-    script = str(ROOT / "experiments" / "gpu" / "gpu_targets" / "targets.py")
-    tables = ["--root", str(place.record), "--kernels", str(place.folder / "kernels.csv")]
-    return Step("targets", 120, [[str(place.python), script, *tables]])
+    root = f"--root={workspace.record}"
+    kernels = f"--kernels={workspace.folder / KERNELS}"
+    return Step("targets", 120, [workspace.script("gpu/gpu_targets/targets.py", root, kernels)])
 
 
-def verdicts(place: Place) -> Step:
+def verdicts(workspace: Workspace) -> Step:
     """Judge the claims by the recorded figures, on a page with the results."""
-    record = str(place.record)
-    commands = [
-        place.lab("claims", "--results", record, "--device", "vllm", "--long"),
-        place.lab("report", record, "--out", str(place.folder / "verdicts.html")),
-    ]
-    return Step("verdicts", 120, commands, is_reserved=True)
+    record = str(workspace.record)
+    page = str(workspace.folder / "verdicts.html")
+    claims = workspace.lab("claims", "--results", record, "--device", "vllm", "--long")
+    report = workspace.lab("report", record, "--out", page)
+    return Step("verdicts", 120, [claims, report], is_reserved=True)
 
 
-def sweep_in(folder: Path) -> list[str]:
-    return [f"hydra.sweep.dir={folder}", f"output={folder.parent}"]
-
-
-def run_step(step: Step, place: Place, seconds: float) -> str:
+def run_step(step: Step, workspace: Workspace, seconds: float) -> str:
     """Run a step, its output to a log, for at most `seconds`; return how it ended."""
     if seconds <= 0:
         print(f"{step.name:<12}", end="")
         return "no time was there"
-    log = place.folder / f"{step.name}.log"
+    log = workspace.folder / f"{step.name}.log"
     seconds = min(step.seconds, seconds)
     print(f"{step.name:<12}up to {seconds:.0f} s, {log}", end="", flush=True)
     end = time.monotonic() + seconds
@@ -335,40 +344,40 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
             process.wait(SECONDS_TO_END)
 
 
-def pack(place: Place) -> None:
+def pack(workspace: Workspace) -> None:
     """Replace the archive, whole at any moment."""
-    part = place.archive.with_suffix(".part")
+    part = workspace.archive.with_suffix(".part")
     try:
         with tarfile.open(part, "w:gz") as archive:
-            archive.add(place.folder, arcname=place.folder.name)
-        part.replace(place.archive)
+            archive.add(workspace.folder, arcname=workspace.folder.name)
+        part.replace(workspace.archive)
     except OSError as error:
-        print(f"{place.archive} can't be made ({error})", file=sys.stderr)
+        print(f"{workspace.archive} can't be made ({error})", file=sys.stderr)
 
 
-def run_all(steps: Sequence[Step], place: Place, seconds: float) -> int:
+def run_all(steps: Sequence[Step], workspace: Workspace, seconds: float) -> int:
     """Run the steps within `seconds`, and return how many did not come to their end."""
     end = time.monotonic() + seconds - PACKING_SECONDS
     num_failed = 0
-    with (place.folder / "steps.csv").open("w", newline="") as file:
+    with (workspace.folder / "steps.csv").open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(STEPS)
         for number, step in enumerate(steps):
             reserved = sum(later.seconds for later in steps[number + 1 :] if later.is_reserved)
             start = time.monotonic()
-            ended = run_step(step, place, end - reserved - start)
+            ended = run_step(step, workspace, end - reserved - start)
             took = f"{time.monotonic() - start:.0f}"
             table.writerow([step.name, took, ended])
             file.flush()
             print(f"{took:>5} s  {ended}", flush=True)
-            pack(place)
+            pack(workspace)
             num_failed += ended != DONE
             if step.name == "install" and ended != DONE:
                 break  # nothing runs without it
     return num_failed
 
 
-def prepare(options: argparse.Namespace) -> tuple[list[Step], Place]:
+def prepare(options: argparse.Namespace) -> tuple[list[Step], Workspace]:
     """Check the machine and list the steps. Raises Refusal."""
     environment = ROOT / (".venv-vllm" if options.dry else ".venv-vllm-gpu")
     python = options.python or environment / "bin" / "python"
@@ -377,23 +386,38 @@ def prepare(options: argparse.Namespace) -> tuple[list[Step], Place]:
         raise Refusal(f"there is no {python}; make test-vllm makes one for --dry")
     installs = not (needs_python or (environment / INSTALLED).is_file())
     name = f"gpu-hour-{datetime.now():%Y%m%d-%H%M%S}"
-    place = Place((options.out or ROOT / "outputs" / name).absolute(), python.absolute())
+    folder = options.out or ROOT / "outputs" / name
+    workspace = Workspace(folder.absolute(), python.absolute())
     if options.dry:
-        check_host(1.0, installs=False)
-        steps = dry_measurements(place)
+        check_host(LEAST_DISK_OF_RESULTS_GB, installs=False)
+        steps = dry_measurements(workspace)
     else:
-        check_gpu(gpu := find_gpu())
-        check_host(LEAST_DISK_GB if installs else 10.0, installs=installs)
-        steps = measurements(place, gpu)
-    steps += [targets(place), verdicts(place)]
-    if options.only:
-        steps = [step for step in steps if step.name in options.only]
-    return [installation(place), *steps] if installs else steps, place
+        gpu = find_gpu()
+        check_gpu(gpu)
+        least_disk = LEAST_DISK_GB if installs else LEAST_DISK_OF_RESULTS_GB
+        check_host(least_disk, installs=installs)
+        steps = measurements(workspace, gpu)
+    steps += [targets(workspace), verdicts(workspace)]
+    steps = chosen(steps, options.only)
+    if installs:
+        steps.insert(0, installation(workspace))
+    return steps, workspace
 
 
-def print_verdicts(place: Place) -> None:
+def chosen(steps: list[Step], names: Sequence[str] | None) -> list[Step]:
+    """Return the steps of these names, all for None. Raises Refusal for others."""
+    if names is None:
+        return steps
+    known_names = [step.name for step in steps]
+    for name in names:
+        if name not in known_names:
+            raise Refusal(f"--only {name} is no step; use {', '.join(known_names)}")
+    return [step for step in steps if step.name in names]
+
+
+def print_verdicts(workspace: Workspace) -> None:
     with suppress(OSError):
-        print((place.folder / "verdicts.log").read_text())
+        print((workspace.folder / "verdicts.log").read_text())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -407,19 +431,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--out", type=Path, help="folder of the results (default: outputs/gpu-hour-DATE)")
     options = parser.parse_args(arguments)
     try:
-        steps, place = prepare(options)
+        steps, workspace = prepare(options)
     except Refusal as refusal:
         print(f"error: {refusal}", file=sys.stderr)
         return 2
-    place.folder.mkdir(parents=True, exist_ok=True)
+    workspace.folder.mkdir(parents=True, exist_ok=True)
     try:
-        num_failed = run_all(steps, place, 60 * options.minutes)
+        num_failed = run_all(steps, workspace, 60 * options.minutes)
     except KeyboardInterrupt:
-        pack(place)
-        print(f"\nended; what was measured is in {place.archive}", file=sys.stderr)
+        pack(workspace)
+        print(f"\nended; what was measured is in {workspace.archive}", file=sys.stderr)
         return 130
-    print_verdicts(place)
-    print(f"one file to send: {place.archive}")
+    print_verdicts(workspace)
+    print(f"one file to send: {workspace.archive}")
     return int(num_failed > 0)
 
 
