@@ -14,6 +14,7 @@ import yaml
 
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.config.sweeper import compose
+from sarathi_lab.executor.device import GPU_MODELS
 
 H100 = "NVIDIA H100 80GB HBM3, 580.95.05, 9.0, 81559, 4"
 SMI = """#!/bin/sh
@@ -128,6 +129,11 @@ def test_each_card_has_models_and_a_load_that_suit_it(row, models, load, gpu, sc
     assert f"model={models}" in steps["figures"].commands[0]
     assert load <= {*steps["load"].commands[0]} & {*steps["simulated"].commands[0]}
     assert sum(step.seconds for step in steps.values()) < 3600
+
+
+def test_the_papers_figures_are_of_the_default_model_of_a_card(script):
+    chosen = {1e9 * least: figures.split(",")[0] for least, (figures, _) in script.MODELS.items()}
+    assert chosen == {model.card_bytes: model.name for model in GPU_MODELS}
 
 
 @pytest.mark.parametrize("is_dry", [False, True], ids=["gpu", "dry"])

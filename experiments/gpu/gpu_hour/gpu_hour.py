@@ -37,10 +37,10 @@ LEAST_HOST_GB = 16.0
 LEAST_DISK_GB = 40.0  # the environment, what its installation downloads, and compiled kernels
 LEAST_DISK_OF_RESULTS_GB = 5.0
 MOST_TAKEN_GB = 1.0  # of the GPU's memory, by other processes
-# By the GPU's memory: the models of the paper's figures, and that of the load. What does not fit
-# beside its cache is left out by the run.
+# Models of the paper's figures, and that of the load, by the GPU's memory, as model=auto chooses
+# (sarathi_lab/executor/device.py). A run leaves out what does not fit beside its cache.
 MODELS = {
-    48.0: ("13b,33b", "llama3-8b"),
+    47.0: ("13b,33b", "llama3-8b"),
     20.0: ("llama3-8b", "llama3-8b"),
     10.0: ("llama3.2-3b", "llama3.2-3b"),
 }
