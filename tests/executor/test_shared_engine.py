@@ -36,7 +36,14 @@ class IdleWorkers:
         self.num_blocks = sizes.num_blocks
 
     def run(self, step: Any) -> Any:
-        return SimpleNamespace(tokens=lambda names: [0] * len(names), replay=lambda: (False, 0))
+        output = SimpleNamespace(
+            req_id_to_index={name: row for row, name in enumerate(step.num_tokens)},
+            sampled_token_ids=[[0]] * len(step.num_tokens),
+            cudagraph_stats=None,
+        )
+        forward = SimpleNamespace(result=lambda: output)
+        samples = SimpleNamespace(result=lambda: None)
+        return workers.Pending(forward, samples)
 
     def forget(self, names: Iterable[str]) -> None: ...
 
