@@ -77,7 +77,7 @@ def timed(function: Callable[..., Any], seconds: list[float]) -> Callable[..., A
 def serve_stubbed(batch_size: int) -> None:
     """As many requests as run at once, an eighth of their tokens prompt."""
     spec = load_option("model", "tiny")
-    operations = SimpleNamespace(range=None, begin=lambda views, shape, slot: None)
+    operations = SimpleNamespace(range=None)
     model = SimpleNamespace(
         spec=spec, device=torch.device("cpu"), dtype=torch.float32, operations=operations
     )

@@ -83,8 +83,17 @@ def require_one_of(name: str, value: object, valid: Iterable[str]) -> None:
         raise UserError(f"{name}={value} is unknown{close}; use one of {', '.join(options)}")
 
 
+# Settings that are gone, and what does it now.
+SUCCESSORS = {
+    "executor.attention": "executor=torch attends by Triton's kernels; for FlashAttention or "
+    "FlashInfer use executor=vllm +executor.options.attention_backend=FLASH_ATTN or FLASHINFER",
+}
+
+
 def unknown_name(key: str, valid: Sequence[str], what: str) -> UserError:
     """For a key that is not `what`."""
+    if key in SUCCESSORS:
+        return UserError(f"{key} is not {what}: {SUCCESSORS[key]}")
     fix = f"use one of {', '.join(sorted(valid))}" if valid else "it has none; drop it"
     return UserError(f"{key} is not {what}{suggestion(key, valid)}; {fix}")
 

@@ -16,7 +16,6 @@ from warnings import catch_warnings
 
 import torch
 
-from sarathi_kernels.attention.library import LibraryError
 from sarathi_kernels.cpu import library
 from sarathi_kernels.cpu.build import NotBuilt
 from sarathi_kernels.cpu.packing import DTYPES as PACKED_DTYPES
@@ -283,9 +282,7 @@ def explain_device_errors(what: str) -> Iterator[None]:
     except Exception as error:
         lines = (line.strip() for line in str(error).splitlines())
         line = next(filter(None, lines), "no message")
-        if isinstance(error, LibraryError):
-            reason = f"{what} failed: {line}; use executor.attention=triton"
-        elif isinstance(error, RuntimeError) and "captur" in line.lower():  # CUDA's, torch's words
+        if isinstance(error, RuntimeError) and "captur" in line.lower():  # CUDA's, torch's words
             reason = f"{what} failed ({line}); use executor.cuda_graphs=false"
         elif type(error).__module__.startswith("triton"):
             reason = (

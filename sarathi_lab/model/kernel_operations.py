@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from sarathi_kernels.attention.hybrid import Attention
+from sarathi_kernels.attention.hybrid import hybrid_attention
 from sarathi_kernels.attention.kv_cache import Cache
-from sarathi_kernels.attention.plan import Views
 from sarathi_kernels.elementwise.fused_activation import activation_, gated_activation
 from sarathi_kernels.elementwise.norm import NormKind, add_norm
 from sarathi_kernels.elementwise.rotary_kv import rotate_and_store
 from sarathi_kernels.elementwise.sampling import greedy
 from sarathi_kernels.experts.mixture import mixture_of_experts
-from sarathi_lab.model.operations import Operations, PackedInputs, Rotary
+from sarathi_lab.model.operations import Hybrid, Operations, PackedInputs, Rotary
 from sarathi_lab.model.spec import ModelSpec
 
 
 class KernelOperations(Operations):
-    """Every method is a launch or two; `attention` takes an `AttentionPlan`."""
+    """Every method is a launch or two; `inputs.attention` is an `AttentionPlan`."""
 
     wants_masks = False
     mix = staticmethod(mixture_of_experts)
 
-    def __init__(self, spec: ModelSpec, inverse_frequencies: Tensor, attention: Attention) -> None:
+    def __init__(self, spec: ModelSpec, inverse_frequencies: Tensor, hybrid: Hybrid) -> None:
         super().__init__(spec, inverse_frequencies, torch.float32)
-        self.attention = attention
-
-    def begin(self, views: Views, shape: Any, slot: int) -> None:
-        self.attention.begin(views, shape, slot)
+        self._hybrid = hybrid
 
     def add_norm(self, hidden: Tensor, update: Tensor | None, norm: nn.Module) -> Tensor:
         return add_norm(hidden, update, *_weights(norm))
@@ -45,8 +39,16 @@ class KernelOperations(Operations):
 
     def attend(self, query: Tensor, inputs: PackedInputs, keys: Cache, values: Cache) -> Tensor:
         out = torch.empty(query.shape, device=query.device, dtype=query.dtype)
-        plan, scale, window = inputs.attention, self._scale, self.spec.sliding_window
-        self.attention.attend(query, keys, values, plan, scale, window, out)
+        hybrid_attention(
+            query,
+            keys,
+            values,
+            inputs.attention,
+            self._scale,
+            variant=self._hybrid,
+            sliding_window=self.spec.sliding_window,
+            out=out,
+        )
         return out
 
     def expand(self, x: Tensor, up: nn.Linear) -> Tensor:

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sarathi_kernels.attention.kv_cache import Cache, write_kv
-from sarathi_kernels.attention.plan import Views
 from sarathi_kernels.attention.reference import paged_attention
 from sarathi_kernels.elementwise.activation import activate_, gated_activate_
 from sarathi_kernels.elementwise.rotary import apply_rotary, rotary_tables
@@ -112,9 +111,6 @@ class Operations:
         self._scale = spec.head_size**-0.5
         self._inverse_frequencies = inverse_frequencies
         self._rotary_dtype = rotary_dtype
-
-    def begin(self, views: Views, shape: Any, slot: int) -> None:
-        """Prepare a packed batch on the host, before it is copied to the device."""
 
     def rotary(self, positions: Tensor) -> Rotary:
         """Return cosines and sines of `positions`, each [num_tokens, rotary_size / 2]."""

@@ -287,7 +287,6 @@ def serving_summary_of(
 def labels_of(plan: Plan, name: str) -> dict[str, Any]:
     """A run's flat labels in tables and dashboards; None for what the policy does not read."""
     workload = plan.config["workload"]
-    attention = getattr(plan.backend, "attention_kernels", None)
     return {
         "name": name,
         "policy": plan.policy.name,
@@ -302,7 +301,6 @@ def labels_of(plan: Plan, name: str) -> dict[str, Any]:
         "device": plan.backend.device_name,
         "threads": getattr(plan.backend, "num_threads", None),
         "dtype": plan.backend.dtype_name,
-        "attention": attention(plan.spec) if attention is not None else None,
         **provenance(),
     }
 

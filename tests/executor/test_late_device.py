@@ -8,11 +8,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from random import Random
 from typing import Any, get_args
 
-import attention_libraries
 import numpy as np
 import pytest
 import torch
@@ -25,7 +23,6 @@ from toy_executors import SPEC as FOR_KERNELS
 from toy_executors import requests_with_tokens
 
 from sarathi_kernels.attention import hybrid as hybrid_attention
-from sarathi_kernels.attention.flash_infer import _Wrappers
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.ledger import Ledger
@@ -43,7 +40,6 @@ from sarathi_lab.policy import SarathiServe
 
 NUM_SET_UPS = 12 * int(os.environ.get("FUZZ_CASES", "1"))
 CPU = torch.device("cpu")
-LIBRARIES = ["flash", "flashinfer"]
 KINDS, HYBRIDS = ("auto", "int8", "fp8"), get_args(Hybrid)
 SPEC = ModelSpec(
     name="toy",
@@ -111,14 +107,11 @@ def on_late(
     hybrid: Hybrid = "series",
     *,
     graphs: bool = True,
-    libraries: Sequence[str] = (),
 ) -> Iterator[TorchExecutor]:
-    """An executor on `device`, warmed up, with attention by fakes of `libraries`."""
-    with stubbed(device), plain_kernels(), attention_libraries.installed():
+    """An executor on `device`, warmed up."""
+    with stubbed(device), plain_kernels():
         model = toy(DEVICE, replace(SPEC, kv_dtype=kind))
         backend.use_triton(model, hybrid)
-        if libraries:
-            backend.use_attention(model, libraries, hybrid, SIZES["block_size"])
         executor = late_executor(
             model,
             num_blocks=NUM_BLOCKS,
@@ -149,16 +142,6 @@ def test_no_order_of_the_device_changes_a_token(number, expected):
             )
             assert tokens == expected[kind], name
             assert ledger.iterations().is_replayed.any() == graphs, name
-
-
-@pytest.mark.parametrize("graphs", [True, False])
-@pytest.mark.parametrize("libraries", [LIBRARIES, ["flash", "triton"], ["triton", "flashinfer"]])
-def test_no_library_of_attention_changes_a_token(libraries, graphs, expected):
-    """By policies with hybrid batches and with decodes alone."""
-    device = LateDevice(len(libraries[0]))
-    with on_late(device, graphs=graphs, libraries=libraries) as executor:
-        for device.earliness, name in ((0.0, "sarathi"), (0.3, "orca")):
-            assert served(executor, POLICIES[name])[0] == expected["auto"], name
 
 
 @pytest.mark.parametrize(
@@ -259,14 +242,7 @@ def swapped_by_one_index(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(memory, "STAGED_BYTES", 1)  # block by block
 
 
-def one_wrapper_for_both_buffers(patch: pytest.MonkeyPatch) -> None:
-    """FlashInfer's plan of a batch overwrites that of the one before, which may not be copied."""
-    patch.setattr(_Wrappers, "_new_wrapper", cache(_Wrappers._new_wrapper))
-
-
 SABOTAGES = [
-    (one_wrapper_for_both_buffers, {"libraries": LIBRARIES}),
-    (one_wrapper_for_both_buffers, {"libraries": LIBRARIES, "graphs": False}),
     (one_host_buffer, {}),
     (one_host_buffer, {"graphs": False}),
     (tokens_read_at_once, {}),

@@ -108,3 +108,8 @@ def test_the_most_tokens_of_an_iteration_bound_what_is_set_aside():
     whole = plan_of(*SMALL, "policy=request_level")
     assert whole.sizes.max_batch_tokens == 2 * 48 + 2
     assert plan_of(*SMALL, "policy=orca").sizes.max_batch_tokens == 48 + 2
+
+
+@pytest.mark.parametrize("setting", ["executor.attention=flash", "+executor.attention=flash"])
+def test_a_setting_that_is_gone_names_what_does_it_now(setting, refused):
+    assert "use executor=vllm +executor.options.attention_backend=" in refused(setting)

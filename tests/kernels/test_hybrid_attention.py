@@ -16,7 +16,7 @@ from attention_cases import AWKWARD, reference
 
 from sarathi_kernels.attention.cases import AttentionCase, make_inputs
 from sarathi_kernels.attention.fused import place_in_order
-from sarathi_kernels.attention.hybrid import HybridAttention, Variant
+from sarathi_kernels.attention.hybrid import Variant, hybrid_attention
 from sarathi_kernels.attention.plan import PADDING, interleave, with_parts_of
 from sarathi_kernels.benchmarks.attention_benchmarks import unified_attention
 from sarathi_kernels.runtime.chip import assumed, chip_of
@@ -29,13 +29,13 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SMALL_CHIP = replace(chip_of(DEVICE), num_sms=3)
 
 
-def by_triton(variant: Variant, *inputs: Any, sliding_window: int | None = None, out: Any) -> None:
+def by_triton(*inputs: Any, **settings: Any) -> None:
     with assumed(SMALL_CHIP):
-        HybridAttention(variant).attend(*inputs, sliding_window, out)
+        hybrid_attention(*inputs, **settings)
 
 
 WAYS = {
-    **{name: partial(by_triton, name) for name in get_args(Variant)},
+    **{name: partial(by_triton, variant=name) for name in get_args(Variant)},
     "unified": unified_attention,
 }
 

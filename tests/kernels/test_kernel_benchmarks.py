@@ -8,18 +8,25 @@ import csv
 import math
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from attention_cases import AWKWARD, reference
+from torch import Tensor
 
+from sarathi_kernels.attention.cases import make_inputs
 from sarathi_kernels.attention.decode import DecodeConfig, decode_config
 from sarathi_kernels.attention.prefill import PrefillConfig, prefill_config
-from sarathi_kernels.benchmarks import attention_benchmarks, fused_benchmarks
+from sarathi_kernels.attention.reference import make_segment, paged_attention
+from sarathi_kernels.benchmarks import attention_benchmarks, attention_peers, fused_benchmarks
 from sarathi_kernels.benchmarks.__main__ import main
 from sarathi_kernels.benchmarks.measure import COLUMNS, Benchmark, measure, run
 from sarathi_kernels.benchmarks.tuning import tune
 from sarathi_kernels.runtime import tuned
 from sarathi_kernels.runtime.chip import CHIPS
+from sarathi_kernels.runtime.testing import relative_error
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -132,3 +139,36 @@ def test_tiles_that_were_measured_are_what_launches_take(
     finally:
         monkeypatch.undo()
         tuned.forget()
+
+
+def test_attention_is_compared_with_the_libraries_that_are_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A library that attends by the plain reference, and one that does not take the case."""
+    case = AWKWARD["window over tiles"]
+    inputs = make_inputs(case, device=DEVICE, dtype=torch.float32, num_sms=2)
+    assert attention_peers.library_of("no_such_library", torch.device("cuda")) is None
+
+    def attend(query: Tensor, keys: Tensor, values: Tensor, **given: Any) -> Tensor:
+        assert given.pop("causal") is True
+        segments = []
+        starts = given.pop("cu_seqlens_q").tolist()
+        kv_lens = given.pop("cache_seqlens").tolist()
+        window = given.pop("window_size")[0] + 1
+        for number, kv_len in enumerate(kv_lens):
+            num_queries = starts[number + 1] - starts[number]
+            assert num_queries <= given["max_seqlen_q"]
+            blocks = given["page_table"][number, : -(-kv_len // case.block_size)].long()
+            where = {"device": DEVICE, "dtype": query.dtype, "sliding_window": window}
+            segments.append(make_segment(starts[number], num_queries, kv_len, blocks, **where))
+        return paged_attention(query, keys, values, segments, given["softmax_scale"])
+
+    library = SimpleNamespace(flash_attn_with_kvcache=attend)
+    monkeypatch.setattr(attention_peers, "library_of", lambda name, device: library)
+    attended = attention_peers.flash_attention(case, inputs)["flash"]()
+    assert relative_error(attended, reference(case, inputs)) < 1e-5
+    works = attention_peers.flashinfer_hybrid(case, inputs)
+    assert list(works) == ["flashinfer", "flashinfer pod"]
+    for work in works.values():
+        row = measure(benchmark_of(work), torch.device("cpu"), torch.float32)
+        assert "has no attribute" in row["error"]

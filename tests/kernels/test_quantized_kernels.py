@@ -19,7 +19,7 @@ from toy_executors import SPEC, load_family, make_family, on_kernels
 
 from sarathi_kernels.attention.cases import AttentionInputs, make_inputs
 from sarathi_kernels.attention.eight_bit import decoded
-from sarathi_kernels.attention.hybrid import HybridAttention
+from sarathi_kernels.attention.hybrid import hybrid_attention
 from sarathi_kernels.attention.kv_cache import LARGEST, QuantizedCache, dequantize, quantize
 from sarathi_kernels.attention.plan import with_parts_of
 from sarathi_kernels.attention.prefill import prefill_attention
@@ -65,7 +65,7 @@ def cases_of(
 def attend(name: str, inputs: AttentionInputs) -> Tensor:
     out = poisoned(*inputs.query.shape, device=DEVICE, dtype=inputs.query.dtype)
     given = (inputs.query, inputs.key_cache, inputs.value_cache, inputs.plan, inputs.scale)
-    HybridAttention().attend(*given, AWKWARD[name].sliding_window, out)
+    hybrid_attention(*given, sliding_window=AWKWARD[name].sliding_window, out=out)
     return out
 
 

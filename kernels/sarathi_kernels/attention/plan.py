@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 PADDING = -1
@@ -56,11 +56,7 @@ class AttentionPlan:
     # [num_reductions, 3] sequence, its first part and number of parts, of decodes with several; has
     # no row where no decode may have several
     reductions: Tensor
-    # [num_sequences] `kv_lens` of sequences with several new tokens, else 0; for FlashAttention
-    prompt_lens: Tensor
     tile_rows: int
-    max_query_len: int  # at least the new tokens of any sequence
-    slot: int = 0  # of the host's buffer that it was packed in
 
     @property
     def num_tiles(self) -> int:
@@ -118,11 +114,6 @@ def tiles_of(query_lens: Sequence[int], tile_rows: int) -> NDArray[np.int32]:
         for first in range(0, num_queries, tile_rows)
     ]
     return np.array(tiles, dtype=np.int32).reshape(-1, 2)
-
-
-def prompt_lens(query_lens: ArrayLike, kv_lens: ArrayLike) -> NDArray[Any]:
-    """`kv_lens` of the sequences with more than one new token, 0 for the others."""
-    return np.where(np.asarray(query_lens) > 1, kv_lens, 0)
 
 
 def choose_tile_rows(num_prefill_tokens: int, num_heads: int, num_sms: int) -> int:
@@ -274,7 +265,5 @@ def make_plan(
         decodes=on_device(decodes),
         parts=on_device(parts),
         reductions=on_device(reductions),
-        prompt_lens=on_device(prompt_lens(query_lens, kv_lens)),
         tile_rows=tile_rows,
-        max_query_len=max(query_lens, default=1),
     )

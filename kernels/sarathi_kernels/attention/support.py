@@ -4,14 +4,12 @@ loads any weight.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache
 from sarathi_kernels.attention.plan import AttentionPlan
-from sarathi_kernels.runtime.chip import Chip, chip_of
+from sarathi_kernels.runtime.chip import chip_of
 
 SUPPORTED_HEAD_SIZES = (64, 80, 96, 128, 256)
 SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -41,15 +39,6 @@ def check_supported(head_size: int, dtype: torch.dtype, block_size: int) -> None
         )
     if block_size < 1:
         raise ValueError(f"a cache block holds at least 1 token, not {block_size}")
-
-
-def why_not_triton(spec: Any, dtype: torch.dtype, block_size: int, chip: Chip) -> str | None:
-    """`check_supported` as a reason; None where the kernels take the model's heads."""
-    try:
-        check_supported(spec.head_size, dtype, block_size)
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 def entries_and_scales(cache: Cache, *, as_bytes: bool = False) -> tuple[Tensor, Tensor | None]:

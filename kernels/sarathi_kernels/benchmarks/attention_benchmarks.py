@@ -18,15 +18,16 @@ from torch import Tensor
 
 from sarathi_kernels.attention.cases import AttentionCase, AttentionInputs, make_inputs
 from sarathi_kernels.attention.decode import decode_attention
-from sarathi_kernels.attention.hybrid import HybridAttention, Variant
+from sarathi_kernels.attention.hybrid import Variant, hybrid_attention
 from sarathi_kernels.attention.kv_cache import Cache
 from sarathi_kernels.attention.plan import PART_TOKENS, AttentionPlan, make_plan, with_parts_of
 from sarathi_kernels.attention.prefill import prefill_attention
 from sarathi_kernels.benchmarks.attention_peers import (
     Ways,
-    flashinfer_pod,
+    flash_attention,
+    flashinfer_decode,
+    flashinfer_hybrid,
     flashinfer_prefill,
-    library_attention,
     torch_attention,
 )
 from sarathi_kernels.benchmarks.measure import Benchmark
@@ -91,7 +92,7 @@ def _prefill(case: AttentionCase, inputs: AttentionInputs, out: Tensor) -> Ways:
     return {
         "paged": partial(prefill_attention, *inputs.arguments, out=out),
         **torch_attention(case, inputs),
-        **library_attention(case, inputs, out),
+        **flash_attention(case, inputs),
         **flashinfer_prefill(case, inputs),
     }
 
@@ -108,13 +109,13 @@ def _decode(case: AttentionCase, inputs: AttentionInputs, out: Tensor) -> Ways:
         name: partial(decode_attention, query, keys, values, plan, scale, out=out)
         for name, plan in plans.items()
     }
-    return ways | library_attention(case, inputs, out)
+    return {**ways, **flash_attention(case, inputs), **flashinfer_decode(case, inputs)}
 
 
 def _hybrid(case: AttentionCase, inputs: AttentionInputs, out: Tensor) -> Ways:
     arguments = inputs.arguments
     variants: Ways = {
-        name: partial(HybridAttention(name).attend, *arguments, None, out)
+        name: partial(hybrid_attention, *arguments, variant=name, out=out)
         for name in get_args(Variant)
     }
     return {
@@ -123,9 +124,8 @@ def _hybrid(case: AttentionCase, inputs: AttentionInputs, out: Tensor) -> Ways:
         # The longer of the two is what a perfect overlap takes.
         "chunk alone": partial(prefill_attention, *arguments, out=out),
         "decodes alone": partial(decode_attention, *arguments, out=out),
-        **library_attention(case, inputs, out),
-        **flashinfer_prefill(case, inputs),
-        **flashinfer_pod(case, inputs),
+        **flash_attention(case, inputs),
+        **flashinfer_hybrid(case, inputs),
     }
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from functools import partial
-from types import SimpleNamespace
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,10 +14,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sarathi_kernels.attention.cases import AttentionCase, AttentionInputs
-from sarathi_kernels.attention.flash import FLASH, FlashPrompts
-from sarathi_kernels.attention.flash_infer import FLASHINFER, FlashInferDecodes
-from sarathi_kernels.attention.hybrid import HybridAttention
-from sarathi_kernels.runtime.chip import chip_of
 
 BACKENDS = {
     "sdpa flash": SDPBackend.FLASH_ATTENTION,
@@ -26,6 +21,7 @@ BACKENDS = {
     "sdpa efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
 Ways = dict[str, Callable[[], object]]  # by implementation
+Make = Callable[[Any, AttentionCase, AttentionInputs], Callable[[], object]]
 FLASHINFER_WORKSPACE = 256 * 2**20  # bytes
 
 
@@ -81,32 +77,119 @@ def torch_attention(case: AttentionCase, inputs: AttentionInputs) -> Ways:
     return {name: work for name, work in works.items() if works_here(work)}
 
 
-def library_attention(case: AttentionCase, inputs: AttentionInputs, out: Tensor) -> Ways:
-    """Attention by FlashAttention 3 and FlashInfer as the engine has it, where they are installed
-    and take the case, else by Triton; the plan's time is left out. Of a batch with decodes, "flash"
-    attends for these, too.
+def library_of(name: str, device: torch.device) -> Any | None:
+    """The module of a library, if it is installed and `device` a GPU."""
+    if device.type != "cuda" or find_spec(name) is None:
+        return None
+    return import_module(name)
+
+
+def library_ways(
+    module: str, makers: Mapping[str, Make], case: AttentionCase, inputs: AttentionInputs
+) -> Ways:
+    """What each of `makers` makes of a library, if that is installed. One that fails, as the
+    library does not take the case, fails again when it is measured, and leaves a row that says so.
     """
-    plan, query = inputs.plan, inputs.query
-    spec: Any = SimpleNamespace(**vars(case), kv_dtype="auto")
-    place = spec, query.dtype, case.block_size
-    refused = [one.why_not(*place, chip_of(query.device)) for one in (FLASH, FLASHINFER)]
-    prompts = None if refused[0] else FlashPrompts()
-    decodes = None if refused[1] else FlashInferDecodes(*place, query.device)
-    attention = HybridAttention("series", prompts, decodes)
-    fields = ("query_starts", "kv_lens", "block_table", "decodes", "prompt_lens")
-    views = {name: getattr(plan, name).cpu().numpy() for name in fields}
-    counts = {"num_tiles": plan.num_tiles, "num_decodes": plan.num_decodes}
-    shape = SimpleNamespace(num_tokens=len(query), max_blocks=plan.block_table.shape[1], **counts)
-    attention.begin(views, shape, plan.slot)
-    tensors = query, inputs.key_cache, inputs.value_cache
-    rest = inputs.scale, case.sliding_window, out
-    names = ("flash" if prompts else "triton", "flashinfer" if decodes else "triton")
-    there = [name for name, count in zip(names, counts.values(), strict=True) if count]
-    works = {" + ".join(there): partial(attention.attend, *tensors, plan, *rest)}
-    if prompts and len(there) == 2:
-        whole = replace(plan, prompt_lens=plan.kv_lens)
-        works["flash"] = partial(prompts.attend, *tensors, whole, *rest)
-    return {name: work for name, work in works.items() if "flash" in name}
+    try:
+        library = library_of(module, inputs.query.device)
+    except Exception as error:  # of its libraries for CUDA
+        return dict.fromkeys(makers, partial(_raise, error))
+    if library is None:
+        return {}
+    ways: Ways = {}
+    for name, make in makers.items():
+        try:
+            ways[name] = make(library, case, inputs)
+        except Exception as error:
+            ways[name] = partial(_raise, error)
+    return ways
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def flash_attention(case: AttentionCase, inputs: AttentionInputs) -> Ways:
+    """FlashAttention 3 of all rows, decodes too (the folder `hopper` of its repository)."""
+    return library_ways("flash_attn_interface", {"flash": _flash}, case, inputs)
+
+
+def _flash(library: Any, case: AttentionCase, inputs: AttentionInputs) -> Callable[[], object]:
+    window = case.sliding_window
+    return partial(
+        library.flash_attn_with_kvcache,
+        inputs.query,
+        inputs.key_cache,
+        inputs.value_cache,
+        cache_seqlens=inputs.plan.kv_lens,
+        page_table=inputs.plan.block_table,
+        cu_seqlens_q=inputs.plan.query_starts,
+        max_seqlen_q=max(num_queries for num_queries, _ in case.sequences),
+        softmax_scale=inputs.scale,
+        causal=True,
+        window_size=(-1, -1) if window is None else (window - 1, 0),
+    )
+
+
+def flashinfer_decode(case: AttentionCase, inputs: AttentionInputs) -> Ways:
+    """FlashInfer's kernel for decodes; its plan's time is left out, as in the other kernels."""
+    return library_ways("flashinfer", {"flashinfer": _flashinfer_decode}, case, inputs)
+
+
+def flashinfer_prefill(case: AttentionCase, inputs: AttentionInputs) -> Ways:
+    """FlashInfer's kernel for prompts, of all rows."""
+    return library_ways("flashinfer", {"flashinfer": _flashinfer_prefill}, case, inputs)
+
+
+def flashinfer_hybrid(case: AttentionCase, inputs: AttentionInputs) -> Ways:
+    """FlashInfer's kernel for prompts, of all rows, and its POD-Attention."""
+    makers = {"flashinfer": _flashinfer_prefill, "flashinfer pod": _flashinfer_pod}
+    return library_ways("flashinfer", makers, case, inputs)
+
+
+def _flashinfer_decode(
+    library: Any, case: AttentionCase, inputs: AttentionInputs
+) -> Callable[[], object]:
+    wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
+        _workspace(inputs), "NHD", use_tensor_cores=case.num_heads > case.num_kv_heads
+    )
+    wrapper.plan(*_pages(case, inputs), *_shape(case), q_data_type=inputs.query.dtype)
+    return partial(wrapper.run, inputs.query, (inputs.key_cache, inputs.value_cache))
+
+
+def _flashinfer_prefill(
+    library: Any, case: AttentionCase, inputs: AttentionInputs
+) -> Callable[[], object]:
+    wrapper = library.BatchPrefillWithPagedKVCacheWrapper(_workspace(inputs), "NHD")
+    wrapper.plan(
+        inputs.plan.query_starts,
+        *_pages(case, inputs),
+        *_shape(case),
+        causal=True,
+        q_data_type=inputs.query.dtype,
+    )
+    return partial(wrapper.run, inputs.query, (inputs.key_cache, inputs.value_cache))
+
+
+def _flashinfer_pod(
+    library: Any, case: AttentionCase, inputs: AttentionInputs
+) -> Callable[[], object]:
+    """Its POD-Attention of a chunk, which must come first and unpaged, beside decodes on pages."""
+    chunk, kv_len = case.sequences[0]
+    caches = (inputs.key_cache, inputs.value_cache)
+    key, value = (cache[inputs.blocks[0]].flatten(0, 1)[:kv_len].contiguous() for cache in caches)
+    wrapper = library.PODWithPagedKVCacheWrapper(_workspace(inputs), "NHD")
+    wrapper.plan(*_pages(case, inputs, first=1), *_shape(case), q_data_type=inputs.query.dtype)
+    prefill, decodes = inputs.query[:chunk], inputs.query[chunk:]
+    return partial(wrapper.run, prefill, key, value, decodes, caches, causal_p=True)
+
+
+def _shape(case: AttentionCase) -> tuple[int, int, int, int]:
+    return case.num_heads, case.num_kv_heads, case.head_size, case.block_size
+
+
+def _workspace(inputs: AttentionInputs) -> Tensor:
+    return torch.empty(FLASHINFER_WORKSPACE, dtype=torch.uint8, device=inputs.query.device)
 
 
 def _pages(
@@ -123,50 +206,3 @@ def _pages(
     starts = counts.cumsum(0).to(device, torch.int32)
     pages_table = torch.tensor(pages, dtype=torch.int32, device=device)
     return starts, pages_table, torch.tensor(last, dtype=torch.int32, device=device)
-
-
-def _flashinfer(inputs: AttentionInputs) -> Any | None:
-    """The module, if there is one and the tensors are on a GPU."""
-    if inputs.query.device.type != "cuda" or importlib.util.find_spec("flashinfer") is None:
-        return None
-    return importlib.import_module("flashinfer")
-
-
-def _workspace(inputs: AttentionInputs) -> Tensor:
-    return torch.empty(FLASHINFER_WORKSPACE, dtype=torch.uint8, device=inputs.query.device)
-
-
-def flashinfer_prefill(case: AttentionCase, inputs: AttentionInputs) -> Ways:
-    """FlashInfer's kernel for prompts, of all rows, if it is installed."""
-    if (flashinfer := _flashinfer(inputs)) is None:
-        return {}
-    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(_workspace(inputs), "NHD")
-    shape = (case.num_heads, case.num_kv_heads, case.head_size, case.block_size)
-    wrapper.plan(
-        inputs.plan.query_starts,
-        *_pages(case, inputs),
-        *shape,
-        causal=True,
-        q_data_type=inputs.query.dtype,
-    )
-    caches = (inputs.key_cache, inputs.value_cache)
-    return {"flashinfer": partial(wrapper.run, inputs.query, caches)}
-
-
-def flashinfer_pod(case: AttentionCase, inputs: AttentionInputs) -> Ways:
-    """Its POD-Attention of a chunk, which must come first and unpaged, beside decodes on pages."""
-    flashinfer = _flashinfer(inputs)
-    if flashinfer is None or not hasattr(flashinfer, "PODWithPagedKVCacheWrapper"):
-        return {}
-    chunk, kv_len = case.sequences[0]
-    key, value = (
-        cache[inputs.blocks[0]].flatten(0, 1)[:kv_len].contiguous()
-        for cache in (inputs.key_cache, inputs.value_cache)
-    )
-    wrapper = flashinfer.PODWithPagedKVCacheWrapper(_workspace(inputs), "NHD")
-    shape = (case.num_heads, case.num_kv_heads, case.head_size, case.block_size)
-    wrapper.plan(*_pages(case, inputs, first=1), *shape, q_data_type=inputs.query.dtype)
-    caches = (inputs.key_cache, inputs.value_cache)
-    prefill, decodes = inputs.query[:chunk], inputs.query[chunk:]
-    attend = partial(wrapper.run, prefill, key, value, decodes, caches, causal_p=True)
-    return {"flashinfer pod": attend}

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sarathi_kernels.attention.fused import fused_attention
-from sarathi_kernels.attention.hybrid import HybridAttention
+from sarathi_kernels.attention.hybrid import hybrid_attention
 from sarathi_kernels.attention.kv_cache import LARGEST, Cache, QuantizedCache
 from sarathi_kernels.attention.plan import TILE_ROWS, AttentionPlan, make_plan
 from sarathi_kernels.attention.support import SUPPORTED_DTYPES, SUPPORTED_HEAD_SIZES
@@ -143,7 +143,7 @@ def _work_on(batch: Batch, chip: Chip) -> None:
     shape = HeadShape(group=batch.num_heads // batch.num_kv_heads, kv=batch.kv)
     qkv, cache, out = _tensors(shape, sum(lengths), batch.num_kv_heads)
     inputs = (qkv[:, : batch.num_heads], cache, cache, plan, 0.1)
-    HybridAttention().attend(*inputs, None, out)
+    hybrid_attention(*inputs, out=out)
     if batch.kv is not None:
         return
     fused_attention(*inputs, out=out)
@@ -180,7 +180,7 @@ def _attend(shape: HeadShape, num_tokens: int, quick: bool) -> None:
     for tile_rows, is_split in dict.fromkeys(_work_divisions(shape, quick)):
         plan = _plan(num_tokens, tile_rows, is_split)
         inputs = (qkv[:, : out.shape[1]], cache, cache, plan, 0.1)
-        HybridAttention().attend(*inputs, shape.window, out)
+        hybrid_attention(*inputs, sliding_window=shape.window, out=out)
         if shape.kv is None:
             fused_attention(*inputs, sliding_window=shape.window, out=out)
 
@@ -240,9 +240,7 @@ def _plan(num_tokens: int, tile_rows: int, is_split: bool) -> AttentionPlan:
         decodes=_meta(num_tokens, dtype=torch.int32),
         parts=_meta(num_tokens, 4, dtype=torch.int32),
         reductions=_meta(num_tokens if is_split else 0, 3, dtype=torch.int32),
-        prompt_lens=_meta(num_tokens, dtype=torch.int32),
         tile_rows=tile_rows,
-        max_query_len=num_tokens,
     )
 
 

@@ -23,7 +23,6 @@ from sarathi_lab.executor.measured_backend import MeasuredBackend
 from sarathi_lab.executor.placement import allowed_cores
 from sarathi_lab.executor.timeline import OperationProfiler, timeline_of
 from sarathi_lab.executor.torch import checks
-from sarathi_lab.executor.torch.attention import ATTENTION, attention_names, use_attention
 from sarathi_lab.executor.torch.checks import (
     require_supported,
     use_native,
@@ -54,8 +53,7 @@ class TorchBackend(MeasuredBackend):
     "torch"; "native" computes whole iterations in C++ on a CPU, by the instructions `isa`. "auto"
     is Triton on a GPU, and C++ on a CPU that can compile it. With Triton, `overlap` makes the next
     batch while one runs, `cuda_graphs` replays batches of a few padded shapes, and `hybrid` is how
-    a chunk and decodes share the device in attention, whose kernels for prompts or decodes may be
-    those of a library that is installed (`attention`). `threads` compute on a CPU (None: torch's
+    a chunk and decodes share the device in attention. `threads` compute on a CPU (None: torch's
     number). `profile` times operations. `weights="fp8"` has weights and activations of the
     layers' products in 8 bits, which a CPU emulates; `dtype="int8"` has all products in int8, on a
     CPU, and the rest in bfloat16. `tensor_parallel` devices share a layer, `pipeline_parallel`
@@ -72,7 +70,6 @@ class TorchBackend(MeasuredBackend):
     cuda_graphs: bool = flag(True)
     overlap: bool = flag(True)
     hybrid: Hybrid = one_of("series", valid=get_args(Hybrid))
-    attention: str = one_of("auto", valid=ATTENTION)
     threads: int | None = whole(
         None, minimum=1, fix="use a number of cores, or null for as many as torch takes"
     )
@@ -161,7 +158,7 @@ class TorchBackend(MeasuredBackend):
             raise UserError(
                 f"executor.isa={self.isa} is for a CPU's C++, which does not compute here; use auto"
             )
-        for name in ("overlap", "cuda_graphs", "hybrid", "attention"):
+        for name in ("overlap", "cuda_graphs", "hybrid"):
             value = getattr(self, name)
             if not self.uses_kernels and value != getattr(type(self), name):
                 raise UserError(
@@ -182,22 +179,12 @@ class TorchBackend(MeasuredBackend):
         if self.uses_kernels:
             with explain_device_errors("the run of a first kernel"):
                 require_supported(spec, self.torch_device, self.torch_dtype)
-            self._attention_names(spec)
         for name, fix in (("isa", "auto"), ("kernels", "torch")):
             is_forced = getattr(self, name) not in ("auto", "torch")
             if is_forced and (reason := self._why_not_native(spec)):
                 setting = f"executor.{name}={getattr(self, name)}"
                 raise UserError(f"{setting} does not run here: {reason}; use executor.{name}={fix}")
         self.check_memory(spec, kv_tokens, host_kv_tokens)
-
-    def _attention_names(self, spec: ModelSpec) -> list[str]:
-        """Return what attends from prompts and what from decodes. Raises UserError."""
-        where = self.torch_device, self.torch_dtype
-        return attention_names(self.attention, self.hybrid, spec, *where)
-
-    def attention_kernels(self, spec: ModelSpec) -> str | None:
-        """Return what attends from prompts and decodes, by name; None without such a choice."""
-        return " + ".join(self._attention_names(spec)) if self.uses_kernels else None
 
     def _why_not_native(self, spec: ModelSpec) -> str | None:
         """Return why C++ does not compute `spec` though wanted; None if it does or is not."""
@@ -270,8 +257,6 @@ class TorchBackend(MeasuredBackend):
         block_size, limits = sizes.block_size, None
         if self.uses_kernels:
             limits = Limits(model.spec, block_size, chip_of(self.torch_device).num_sms)
-            names = self._attention_names(model.spec)
-            use_attention(model, names, self.hybrid, block_size)
         timeline = timeline_of(self.torch_device)
         make = partial(
             executor,

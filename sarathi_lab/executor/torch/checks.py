@@ -83,14 +83,13 @@ def require_one_device(backend: Any, what: str) -> None:
 def require_supported(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
     """Raise UserError unless kernels run on `device` and take the model's heads and `dtype`."""
     try:
-        from sarathi_kernels.attention.support import why_not_triton
+        from sarathi_kernels.attention.support import check_supported
         from sarathi_kernels.runtime.support import probe, require_chip
     except ImportError as error:
         raise UserError(f"Triton is not installed ({error}); {FIX}") from None
     try:
-        if reason := why_not_triton(spec, dtype, 1, chip := chip_of(device)):
-            raise ValueError(reason)
-        require_chip(chip)
+        check_supported(spec.head_size, dtype, block_size=1)  # blocks of any size will do
+        require_chip(chip_of(device))
         if device.type == "cuda":
             probe(device)
     except ValueError as error:
@@ -99,12 +98,10 @@ def require_supported(spec: ModelSpec, device: torch.device, dtype: torch.dtype)
 
 def use_triton(model: Transformer, hybrid: Hybrid) -> None:
     """Let Triton compute all but the matrix products of `model`."""
-    from sarathi_kernels.attention.hybrid import HybridAttention
     from sarathi_kernels.elementwise.quantized_rows import quantize_rows
     from sarathi_lab.model.kernel_operations import KernelOperations
 
-    attention = HybridAttention(hybrid)
-    model.operations = KernelOperations(model.spec, model.inverse_frequencies, attention)
+    model.operations = KernelOperations(model.spec, model.inverse_frequencies, hybrid)
     for module in model.modules():
         if isinstance(module, Fp8Linear):
             module.quantize_rows = quantize_rows

@@ -79,8 +79,7 @@ class TorchExecutor(WallClock):
         if profiler is not None:
             model.operations.range = profiler.range
             model.operations.recorder = profiler.record
-        begin = model.operations.begin
-        self._packer = Packer(self._limits, model.device, begin)
+        self._packer = Packer(self._limits, model.device)
         self._shapes: PaddedShapes | None = None
         # Buffer and inputs of recorded work by shape.
         self.recordings: dict[Shape, tuple[Tensor, PackedInputs]] = {}
@@ -164,7 +163,7 @@ class TorchExecutor(WallClock):
             self._run(self._send(shape))
             return "none"
         buffer, inputs = recorded
-        self._packer.copy(shape, buffer)
+        self._packer.copy(buffer)
         if self._profiler is None and self._graphs.replay(shape):
             return "full"
         self._run(inputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import compress
@@ -24,11 +24,9 @@ from sarathi_lab.executor.torch.shapes import Limits, Parts, Shape
 from sarathi_lab.model.operations import PackedInputs
 from sarathi_lab.model.transformer import Transformer
 
-Begin = Callable[[Views, Shape, int], None]
 BY_TOKEN = ("token_ids", "positions", "slots", "feed_rows")
 BY_SEQUENCE = (
-    "query_starts", "kv_lens", "prompt_lens", "block_table", "tiles", "decodes", "parts",
-    "reductions",
+    "query_starts", "kv_lens", "block_table", "tiles", "decodes", "parts", "reductions",
 )  # fmt: skip
 ALIGNMENT = 32  # int32 elements: kernels are compiled for aligned pointers, once only if all are
 NUM_BUFFERS = 2  # batches in flight at most: a buffer is filled again when its batch is done
@@ -73,7 +71,6 @@ class Fields:
             "emit_rows": (shape.num_emits,),
             "query_starts": (shape.num_sequences + 1,),
             "kv_lens": (shape.num_sequences,),
-            "prompt_lens": (shape.num_sequences,),
             "decodes": (shape.num_decodes,),
             "tiles": (shape.num_tiles, 2),
             "parts": (shape.num_parts, 4),
@@ -145,7 +142,6 @@ class Composition:
             views[name][self.num_tokens :] = padding
         views["feed_rows"].fill(PADDING)
         views["kv_lens"][num_sequences:] = 0
-        views["prompt_lens"].fill(0)  # of FlashAttention alone, which writes them
         views["block_table"][num_sequences:] = 0
         _put(views["query_starts"][1:], self.ends, padding=self.num_tokens)
         views["query_starts"][0] = 0
@@ -161,23 +157,17 @@ def _put(field: NDArray[Any], values: NDArray[Any], padding: int) -> None:
 
 
 class Packer:
-    """Packer of batches for one device: `fill` on the host, then `send` to the device, or
-    `for_torch`. `begin` prepares what is sent; `slots` are the numbers of the buffers.
+    """Packer of batches for one device: `fill` on the host, in turn in one of `num_buffers`, then
+    `send` to the device, or `for_torch`.
     """
 
     def __init__(
-        self,
-        limits: Limits,
-        device: torch.device,
-        begin: Begin | None = None,
-        slots: Sequence[int] | None = None,
+        self, limits: Limits, device: torch.device, num_buffers: int | None = None
     ) -> None:
         # The device reads pinned memory while the host goes on.
         is_pinned = device.type == "cuda"
-        self._slots = slots or range(NUM_BUFFERS)
-        self._hosts = [_Buffer(pin_memory=is_pinned) for _ in self._slots]
+        self._hosts = [_Buffer(pin_memory=is_pinned) for _ in range(num_buffers or NUM_BUFFERS)]
         self._filled = 0
-        self._begin = begin
         self._table = BlockTable(limits.block_size)
         self._newest = Composition(Columns(), self._table)
         self._parts = Parts(limits)
@@ -263,15 +253,10 @@ class Packer:
         """Start to copy the filled buffer to `into`, or one that the next call overwrites."""
         fields = fields_of(shape)
         buffer = self._on_device.sized(fields.size) if into is None else into
-        self.copy(shape, buffer)
+        self.copy(buffer)
         views = fields.views(buffer)
         by_sequence = {name: views.pop(name) for name in BY_SEQUENCE}
-        plan = AttentionPlan(
-            **by_sequence,
-            tile_rows=shape.tile_rows,
-            max_query_len=shape.max_query_len,
-            slot=self._slots[self._filled],
-        )
+        plan = AttentionPlan(**by_sequence, tile_rows=shape.tile_rows)
         return PackedInputs(attention=plan, **views)
 
     def for_torch(self, model: Transformer) -> PackedInputs:
@@ -297,10 +282,8 @@ class Packer:
         }
         return add_masks(PackedInputs(**fields, attention=segments), model)
 
-    def copy(self, shape: Shape, into: Tensor) -> None:
-        """Prepare the filled buffer, and start to copy it to one with inputs from `send`."""
-        if self._begin is not None:
-            self._begin(self.host.views, shape, self._slots[self._filled])
+    def copy(self, into: Tensor) -> None:
+        """Start to copy the filled buffer to one with inputs from `send`."""
         into.copy_(self.host.sized(into.numel()), non_blocking=True)
 
 

@@ -41,7 +41,6 @@ class Shape:
     num_tiles: int = 0
     max_blocks: int = 0
     num_parts: int = 0
-    max_query_len: int = 1  # at least the tokens of any sequence
 
     @property
     def num_reductions(self) -> int:
@@ -61,10 +60,9 @@ class Limits:
         """Return the shape of `batch` without padding; a chunk of one token is a decode."""
         contexts = [start + num_tokens for _, start, num_tokens, _, _ in batch.chunks]
         num_decodes = num_tiles = tile_rows = num_parts = 0
-        max_query_len = 1
         if self.num_sms > 0:  # plain torch and C++ attend without a plan
             lengths = [num_tokens for _, _, num_tokens, _, _ in batch.chunks]
-            num_decodes, max_query_len = lengths.count(1), max(lengths)
+            num_decodes = lengths.count(1)
             tile_rows = self.tile_rows(batch.num_tokens - num_decodes)
             num_tiles = _num_tiles(lengths, tile_rows)
             ends = [end for end, n in zip(contexts, lengths, strict=True) if n == 1]
@@ -78,7 +76,6 @@ class Limits:
             max_blocks=-(-max(contexts) // self.block_size),
             tile_rows=tile_rows,
             num_parts=num_parts,
-            max_query_len=max_query_len,
         )
 
     def tile_rows(self, num_prompt_tokens: int) -> int:
@@ -175,7 +172,6 @@ class PaddedShapes:
             max_blocks=-(-self._longest // self._limits.block_size),
             tile_rows=tile_rows,
             num_parts=self._limits.num_parts(num_decodes, self._longest),
-            max_query_len=num_tokens if num_tiles else 1,
         )
 
     def _drafted(self, num_sequences: int) -> Shape:

@@ -47,8 +47,8 @@ class RankExecutor(TorchExecutor):
         self.num_stages = model.part.ranks.pipeline
         if self.num_stages > 1:
             self.capacity, self.feeds_tokens = self.num_stages, False
-            slots = range(max(NUM_BUFFERS, self.num_stages))
-            self._packer = Packer(self._limits, model.device, model.operations.begin, slots)
+            num_buffers = max(NUM_BUFFERS, self.num_stages)
+            self._packer = Packer(self._limits, model.device, num_buffers)
 
     @property
     def ended(self) -> Any:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from attention_libraries import installed
 from cuda_stub import stubbed
 from every_policy import POLICIES
 from helpers import scheduler_for
@@ -17,13 +16,12 @@ from integrity import check_integrity
 from late_device import DEVICE, LateDevice
 from native_library import needs_library
 from plain_kernels import plain_kernels
-from toy_executors import BLOCK_SIZE, SPEC, model_on, on_kernels
+from toy_executors import SPEC, model_on, on_kernels
 
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler_state import NO_SPECULATION
-from sarathi_lab.executor.torch.attention import use_attention
 from sarathi_lab.executor.torch.checks import use_triton
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.extensions.speculation import Drafts, PromptLookup
@@ -100,14 +98,12 @@ def test_tokens_are_unchanged_on_every_path(kind):
         assert drafting.num_padding_tokens.any() == (kind == "triton")
 
 
-@pytest.mark.parametrize("libraries", [["triton", "triton"], ["flash", "flashinfer"]])
-def test_drafts_are_replayed_as_graphs(plain, libraries):
+def test_drafts_are_replayed_as_graphs(plain):
     requests = repetitive([(19, 14), (5, 12), (9, 8)])
     expected, _, _ = served(requests, plain, Orca(), NO_SPECULATION)
-    with stubbed(LateDevice(3, earliness=0.3)), plain_kernels(), installed():
+    with stubbed(LateDevice(3, earliness=0.3)), plain_kernels():
         model = load_model(SPEC, None, DEVICE, torch.float32, seed=0)
         use_triton(model, "series")
-        use_attention(model, libraries, "series", BLOCK_SIZE)
         executor = on_kernels(model, capacity=1)
         executor.warm_up(batch_size=3, chunk_tokens=32, longest=40, num_drafts=3)
         for policy in (Sarathi(chunk=16), VllmV1(12)):
