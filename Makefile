@@ -38,11 +38,11 @@ $(VLLM)/.installed: pyproject.toml
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
-# Every launch of the tests that run on a GPU, done in Triton's interpreter and compiled for an A100, an H100 and a B200 (kernels/README.md).
+# Every launch of the tests that run on a GPU, done in Triton's interpreter and compiled for GPUs from an A100 to an RTX 5090 (kernels/README.md).
 gpu_launches: setup
 	@mkdir -p outputs/launches
-	for sm in 80 90 100; do $(BIN)/python -m pytest -q -p no:xdist --disable-warnings -m gpu --launches=outputs/launches/$$sm.jsonl --capability $$sm || exit 1; done
-	$(BIN)/python -m sarathi_kernels.compilation --launches outputs/launches/*.jsonl $(ARGS)
+	for sm in 80 89 90 100 120; do $(BIN)/python -m pytest -q -p no:xdist --disable-warnings -m gpu --launches=outputs/launches/$$sm.jsonl --capability $$sm || exit 1; done
+	$(BIN)/python -m sarathi_kernels.compilation --launches outputs/launches $(ARGS)
 
 # The paper's figures from recorded results; ARGS takes options such as "--only fig09 --out pictures".
 figures: setup

@@ -75,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
             interpreted.quicken()
     if path := config.getoption("launches"):
-        from sarathi_kernels.compilation.launched import recording_to
+        from sarathi_kernels.compilation import recording_to
 
         recording = ExitStack()
         recording.enter_context(recording_to(path, config.getoption("capability")))

@@ -17,9 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from sarathi_kernels.compilation.__main__ import main
-from sarathi_kernels.compilation.compiled import Compiled, Dot, check
-from sarathi_kernels.compilation.launched import read, recording_to
+from sarathi_kernels.compilation import Code, complaints_of, main, read, recording_to
 from sarathi_kernels.elementwise.sampling import best_of_row_kernel, greedy
 from sarathi_kernels.runtime.chip import CHIPS
 from sarathi_kernels.runtime.launch import Launch
@@ -27,7 +25,8 @@ from sarathi_kernels.runtime.launch import Launch
 TESTS = Path(__file__).parents[1] / "support"
 KERNELS = TESTS.parents[1] / "kernels"
 pytestmark = pytest.mark.timeout(900)  # a cold cache and two busy cores
-CHECKED_BY_HAND = Compiled(128, 0, 65_536, 0, 128, frozenset({"wgmma"}), (Dot(64, "bf16"),))
+DOTS = frozenset({("bf16", 64)})
+CHECKED_BY_HAND = Code(128, 0, 65_536, 0, 128, frozenset({"wgmma"}), DOTS)
 
 
 def run_compiler(*arguments: str, expected: int | None = 0) -> str:
@@ -54,33 +53,30 @@ def found(made_once: Callable[[str, Callable[[], Any]], Any]) -> dict[str, Any]:
 
 def test_toy_kernels_are_passed_or_complained_of(found: dict[str, Any]) -> None:
     rows = found["rows"]
-    product = rows["product"]
-    assert {chip: row["complaint"] for chip, row in product.items()} == dict.fromkeys(product, "")
-    by_chip = {chip: row["instructions"] for chip, row in product.items()}
-    assert by_chip == {"80": "mma", "86": "mma", "90": "wgmma", "100": "tcgen05"}
-    in_fp32 = rows["product in fp32"]["90"]
-    assert (in_fp32["instructions"], in_fp32["complaint"]) == ("", "")
-    assert rows["spills"]["90"]["spill_bytes"] > 100
-    assert "spill in a hot kernel" in rows["spills"]["90"]["complaint"]
-    shared = rows["much shared memory"]
-    assert shared["80"]["complaint"] == ""
-    assert "131072 bytes of shared memory" in shared["86"]["complaint"]
-    assert rows["elementwise, tensor cores wanted"]["90"]["complaint"] == "has no tl.dot"
-    assert "does not compile: CompilationError" in rows["does not compile"]["90"]["complaint"]
+    instructions = {chip: line.split()[4] for chip, (line, _) in rows["product"].items()}
+    by_chip = {"80": "mma", "89": "mma", "90": "wgmma", "100": "tcgen05", "120": "mma"}
+    assert instructions == by_chip
+    for name, capability in (
+        ("product", "80"),
+        ("product", "90"),
+        ("product", "100"),
+        ("product in fp32", "90"),
+        ("much shared memory", "80"),
+    ):
+        assert rows[name][capability][1] is True
+    for name, capability, complaint in (
+        ("product", "120", "16 bytes of registers spill in a hot kernel"),
+        ("spills", "90", "bytes of registers spill in a hot kernel"),
+        ("much shared memory", "89", "a multiprocessor holds 0 programs at a time, not 1"),
+        ("elementwise, tensor cores wanted", "90", "has no tl.dot"),
+        ("does not compile", "90", "does not compile: CompilationError"),
+    ):
+        line, is_right = rows[name][capability]
+        assert complaint in line
+        assert not is_right
 
 
-def test_arguments_are_specialised_as_a_launch_does(found: dict[str, Any]) -> None:
-    texts, distinct = found["signatures"]
-    assert texts[0] == "bf16 num_elements=1 extra=None BLOCK=64 warps=4 stages=3"
-    assert texts[1] == "bf16/fp32 x:unaligned BLOCK=64 warps=4 stages=3"
-    assert distinct == 2  # the third launch repeats the first
-    assert found["is_what_a_launch_compiles"] is True, (
-        "a launch would compile something else than what was checked"
-    )
-
-
-def launched() -> Launch:
-    return Launch(None, (1,), (), {}, is_hot=True, uses_tensor_cores=True, programs_per_sm=2)
+LAUNCHED = Launch(None, (1,), (), {}, is_hot=True, uses_tensor_cores=True, programs_per_sm=2)
 
 
 @pytest.mark.parametrize(
@@ -93,16 +89,15 @@ def launched() -> Launch:
         (
             {
                 "instructions": frozenset({"mma", "wgmma"}),
-                "dots": (Dot(16, "bf16"), Dot(64, "bf16")),
+                "dots": frozenset({("bf16", 16), ("bf16", 64)}),
             },
             None,
         ),
         ({"instructions": frozenset({"mma"}), "threads": 64}, None),  # half a warp group
-        ({"instructions": frozenset(), "dots": (Dot(64, "f32"),)}, None),
-        ({"dots": ()}, "has no tl.dot"),
+        ({"instructions": frozenset(), "dots": frozenset({("f32", 64)})}, None),
+        ({"dots": frozenset()}, "has no tl.dot"),
         ({"spill_bytes": 8}, "8 bytes of registers spill in a hot kernel"),
-        ({"shared_memory": 232_449}, "232449 bytes of shared memory, a block may use 232448"),
-        ({"tensor_memory": 1024}, "1024 columns of tensor memory, there are 512"),
+        ({"shared_memory": 232_449}, "a multiprocessor holds 0 programs at a time, not 2"),
         ({"shared_memory": 120_000}, "a multiprocessor holds 1 programs at a time, not 2"),
         ({"tensor_memory": 512}, "a multiprocessor holds 1 programs at a time, not 2"),
         ({"registers": 255, "threads": 256}, "a multiprocessor holds 1 programs at a time, not 2"),
@@ -112,45 +107,43 @@ def launched() -> Launch:
 def test_check_names_what_is_wrong_on_hopper(
     change: dict[str, object], complaint: str | None
 ) -> None:
-    assert check(replace(CHECKED_BY_HAND, **change), launched(), CHIPS[90]) == (
-        [complaint] if complaint else []
+    complaints = list(complaints_of(replace(CHECKED_BY_HAND, **change), LAUNCHED, CHIPS[90]))
+    assert complaints == ([complaint] if complaint else [])
+
+
+def test_kernels_compile_at_sizes_of_models_without_complaint(found: dict[str, Any]) -> None:
+    assert [line for line, is_right in found["models"] if not is_right] == []
+    assert found["is_what_a_launch_compiles"] is True, (
+        "a launch would compile something else than what was checked"
     )
-
-
-def test_hot_configurations_compile_without_complaint(found: dict[str, Any]) -> None:
-    rows = found["quick"]
-    assert [row for row in rows if row["complaint"]] == []
     defined = re.compile(r"@triton.jit[^@]*?\ndef (\w+_kernel)\(")
-    sources = (path.read_text() for path in KERNELS.rglob("*.py") if "benchmarks" not in str(path))
-    kernels = {name for text in sources for name in defined.findall(text)}
-    assert {row["kernel"] for row in rows} == kernels
+    excluded = re.compile("benchmarks|experts|quantized_rows")
+    files = [path for path in KERNELS.rglob("*.py") if not excluded.search(str(path))]
+    kernels = {name for path in files for name in defined.findall(path.read_text())}
+    assert {line.split()[1] for line, _ in found["models"]} == kernels
 
 
 def test_no_number_of_tokens_compiles_anything_anew(found: dict[str, Any]) -> None:
     """Else serving would stop to compile whenever a batch is the first of 1 token, or of a multiple
     of 16.
     """
-    of_48, of_1, of_17 = found["keys"]
+    of_48, of_18, of_529 = found["keys"]
     assert len(of_48) > 5
-    assert of_48 == of_1 == of_17
+    assert of_48 == of_529
+    assert set(of_18) < set(of_48)  # decodes alone
 
 
 def test_launches_of_tests_are_done_and_written_to_be_compiled(tmp_path: Path) -> None:
-    path, device = tmp_path / "launches.jsonl", "cuda" if torch.cuda.is_available() else "cpu"
+    path, device = tmp_path / "80.jsonl", "cuda" if torch.cuda.is_available() else "cpu"
     logits = torch.randn(2, 41, dtype=torch.float16, device=device)[:, 1:]
     with recording_to(path, 80):
         tokens = [greedy(logits), greedy(logits)]
     assert tokens[0].tolist() == tokens[1].tolist() == logits.argmax(1).tolist()
-    found = [(chip, each.kernel, each.arguments[0]) for chip, each in read(path)]
-    first, second, of_row = (kernel for _, kernel, _ in found)  # the last has no half to vary
+    launches = list(read(path))
+    first, second, of_row = (each.kernel for each in launches)  # the last has no half to vary
     assert (first, of_row) == (second, best_of_row_kernel)
-    assert {chip for chip, _, _ in found} == {80}
-    halves = [(x.dtype, x.data_ptr() % 16) for _, _, x in found[:2]]
+    halves = [(each.arguments[0].dtype, each.arguments[0].data_ptr() % 16) for each in launches[:2]]
     assert halves == [(torch.float16, 2), (torch.bfloat16, 2)]
-
-
-def test_command_refuses_an_unknown_kernel(found: dict[str, Any]) -> None:
-    assert found["exit_code_for_unknown_kernel"] == 2
 
 
 @pytest.mark.gpu
@@ -158,14 +151,14 @@ def test_a_launch_on_a_gpu_finds_what_was_compiled_ahead() -> None:
     code = """
 import torch, triton
 from sarathi_kernels.runtime.chip import chip_of
-from sarathi_kernels.compilation.compiled import compile_source, source_of
+from sarathi_kernels.compilation import compile_unit, unit_of
 from sarathi_kernels.runtime.launch import recorded
 from sarathi_kernels.elementwise.sampling import greedy
 chip = chip_of(torch.device("cuda"))
 with recorded(chip) as recording:
     greedy(torch.empty(3, 32000, dtype=torch.bfloat16, device="meta"))
 for launch in recording.launches:
-    compile_source(source_of(launch, chip.capability))
+    compile_unit(unit_of(launch, chip))
 found = []
 triton.knobs.compilation.listener = lambda **event: found.append(event["cache_hit"])
 greedy(torch.zeros(3, 32000, dtype=torch.bfloat16, device="cuda"))
@@ -178,10 +171,6 @@ def test_command_refuses_the_interpreter(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr("sys.argv", ["compilation"])
-    assert main() == 2
+    with pytest.raises(SystemExit, match="2"):
+        main([])
     assert "unset it" in capsys.readouterr().err
-    monkeypatch.delenv("TRITON_INTERPRET")
-    monkeypatch.setattr("sys.argv", ["compilation", "--launches", "/no/such.jsonl"])
-    assert main() == 2
-    assert "/no/such.jsonl can't be read" in capsys.readouterr().err

@@ -7,9 +7,7 @@ It runs in a process of its own, as kernels defined under TRITON_INTERPRET can't
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import torch
@@ -17,10 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sarathi_kernels.compilation.__main__ import main
-from sarathi_kernels.compilation.compiled import compile_source, source_of
-from sarathi_kernels.compilation.configurations import DECODES, mix, record_shapes
-from sarathi_kernels.compilation.table import Unit, collect, compile_units, units_of
+from sarathi_kernels import compilation
+from sarathi_kernels.compilation import (
+    compile_all,
+    compile_unit,
+    judged,
+    launches_of_models,
+    unit_of,
+)
 from sarathi_kernels.runtime.chip import CHIPS
 from sarathi_kernels.runtime.launch import launch, recorded
 
@@ -70,7 +72,7 @@ def launch_product(
     )  # fmt: skip
 
 
-ALL, AMPERE, HOPPER = (80, 86, 90, 100), (80, 86), (90,)
+ALL, SMALL, HOPPER = (80, 89, 90, 100, 120), (80, 89), (90,)
 CASES: dict[str, tuple[tuple[int, ...], Callable[[], None]]] = {  # on which chips what is launched
     "elementwise, tensor cores wanted": (
         HOPPER,
@@ -78,42 +80,23 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[[], None]]] = {  # on which chi
     ),
     "product": (ALL, lambda: launch_product(64, 64, 64)),
     "product in fp32": (HOPPER, lambda: launch_product(32, 32, 32, dtype=torch.float32)),
-    "much shared memory": (AMPERE, lambda: launch_product(128, 128, 128, stages=3, warps=8)),
+    "much shared memory": (SMALL, lambda: launch_product(128, 128, 128, stages=3, warps=8)),
     "spills": (HOPPER, lambda: launch_product(64, 128, 16, warps=1)),
     "does not compile": (HOPPER, lambda: launch_product(128, 100, 64)),
 }
 
 
-def units() -> dict[str, list[Unit]]:
-    """The compilations by case, one a chip."""
-    result: dict[str, list[Unit]] = {name: [] for name in CASES}
+def rows() -> dict[str, dict[int, tuple[str, bool]]]:
+    """Lines, and whether all is well, by case and capability."""
+    made: dict[str, dict[int, tuple[str, bool]]] = {name: {} for name in CASES}
     for name, (capabilities, case) in CASES.items():
-        for chip in map(CHIPS.__getitem__, capabilities):
+        for capability in capabilities:
+            chip = CHIPS[capability]
             with recorded(chip) as recording:
                 case()
-            result[name] += units_of(recording.launches, chip)
-    return result
-
-
-def rows() -> dict[str, dict[int, dict[str, object]]]:
-    """The table's lines by case and capability."""
-    by_case = units()
-    lines = iter(compile_units([unit for case in by_case.values() for unit in case], jobs=2))
-    return {
-        name: {unit.chip.capability: asdict(next(lines)) for unit in case}
-        for name, case in by_case.items()
-    }
-
-
-def signatures() -> list[object]:
-    """How launches whose arguments are of every kind are specialised, and how many differ."""
-    with recorded(CHIPS[90]) as recording:
-        launch_add_one(meta(64), 1)
-        launch_add_one(meta(64)[1:], 48, extra=meta(1, dtype=torch.float32))
-        launch_add_one(meta(64), 1)
-    distinct = len(units_of(recording.launches, CHIPS[90]))
-    texts = [source_of(each, 90).configuration for each in recording.launches]
-    return [texts, distinct]
+            compilation._units[:] = [unit_of(recording.launches[0], chip)]
+            made[name][capability] = judged(0)
+    return made
 
 
 def is_what_a_launch_compiles() -> bool:
@@ -123,47 +106,39 @@ def is_what_a_launch_compiles() -> bool:
     with recorded(CHIPS[90]) as recording:
         launch_add_one(meta(64)[1:], 48)
         launch_product(64, 64, 64)
-    sources = [source_of(each, 90) for each in recording.launches]
+    units = [unit_of(each, CHIPS[90]) for each in recording.launches]
     ahead = []
     triton.knobs.compilation.listener = lambda **event: ahead.append(event["metadata"]["hash"])
-    for source in sources:
-        compile_source(source)
+    for unit in units:
+        compile_unit(unit)
     stub = SimpleNamespace(
         get_current_device=lambda: 0,
         get_current_stream=lambda device: 0,
-        get_current_target=lambda: sources[0].target,
+        get_current_target=lambda: units[0].target,
     )
     triton.runtime.driver.set_active(stub)
     launched = [
         each.kernel.run(*each.arguments, grid=(1,), warmup=True, **each.options)
         for each in recording.launches
     ]
-    return [kernel.hash for kernel in launched] == ahead[: len(sources)]
+    return [kernel.hash for kernel in launched] == ahead[: len(units)]
 
 
-def quick() -> list[dict[str, object]]:
-    """A hot configuration of every kernel, for one chip."""
-    return [asdict(row) for row in compile_units(collect([90], quick=True), jobs=2)]
+def models() -> list[tuple[str, bool]]:
+    """A line on every kernel at models' sizes, for one chip."""
+    compile_all([unit_of(each, CHIPS[90]) for each in launches_of_models(CHIPS[90])])
+    return list(map(judged, range(len(compilation._units))))
 
 
 def keys() -> list[list[str]]:
-    """What is compiled for 48, 1 and 17 tokens."""
-
-    def launched(num_tokens: int) -> list[str]:
-        launches = record_shapes(CHIPS[90], quick=True, num_tokens=num_tokens)
-        with recorded(CHIPS[90]) as experts:
-            mix(replace(DECODES, num_tokens=num_tokens))
-        launches += experts.launches
-        return sorted(unit.source.key for unit in units_of(launches, CHIPS[90]))
-
-    return list(map(launched, (48, 1, 17)))
-
-
-def exit_code_for_unknown_kernel() -> int:
-    sys.argv[1:] = ["--quick", "--kernel", "no_such_kernel"]
-    return main()
+    """What is compiled for 48, 18 and 529 tokens."""
+    by_tokens = []
+    for chunk in (31, 1, 512):
+        units = [unit_of(each, CHIPS[90]) for each in launches_of_models(CHIPS[90], chunk)]
+        by_tokens.append(sorted({unit.source.hash() for unit in units}))
+    return by_tokens
 
 
 if __name__ == "__main__":
-    parts = (rows, signatures, quick, keys, exit_code_for_unknown_kernel, is_what_a_launch_compiles)
+    parts = (rows, models, keys, is_what_a_launch_compiles)
     print(json.dumps({part.__name__: part() for part in parts}))

@@ -14,7 +14,7 @@ from sarathi_kernels.runtime.chip import chip_of
 SUPPORTED_HEAD_SIZES = (64, 80, 96, 128, 256)
 SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # Shared memory of a block, by which launches are configured: sm_90 and sm_100 have the large one
-# and matrix instructions that work from it, A100 lies between, and sm_86, 89 and 120 have less than
+# and matrix instructions that work from it, A100 lies between, and sm_89 and 120 have less than
 # the small one.
 LARGE_SHARED_MEMORY = 200 * 1024
 SMALL_SHARED_MEMORY = 128 * 1024

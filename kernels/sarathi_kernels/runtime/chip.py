@@ -34,7 +34,6 @@ class Chip:
 # NVIDIA's tuning guides: the largest shared memory of a block after opting in.
 CHIPS = {
     80: Chip(80, num_sms=108, shared_memory=166_912),  # A100
-    86: Chip(86, num_sms=84, shared_memory=101_376),  # A6000, A40
     89: Chip(89, num_sms=128, shared_memory=101_376),  # RTX 4090
     90: Chip(90, num_sms=132, shared_memory=232_448),  # H100, H200
     100: Chip(100, num_sms=148, shared_memory=232_448),  # B200

@@ -1,1 +1,0 @@
-"""Every kernel configuration compiled for GPUs that need not be there, and the code checked."""
