@@ -33,7 +33,6 @@ sys.modules.setdefault("rfc3987_syntax", None)
 KERNEL_TESTS = {
     "test_activation_and_sampling_kernels",
     "test_attention_kernels",
-    "test_expert_kernels",
     "test_fused_kernels",
     "test_hybrid_attention",
     "test_quantized_kernels",

@@ -11,7 +11,6 @@ from sarathi_kernels.elementwise.fused_activation import activation_, gated_acti
 from sarathi_kernels.elementwise.norm import NormKind, add_norm
 from sarathi_kernels.elementwise.rotary_kv import rotate_and_store
 from sarathi_kernels.elementwise.sampling import greedy
-from sarathi_kernels.experts.mixture import mixture_of_experts
 from sarathi_lab.model.operations import Hybrid, Operations, PackedInputs, Rotary
 from sarathi_lab.model.spec import ModelSpec
 
@@ -20,7 +19,6 @@ class KernelOperations(Operations):
     """Every method is a launch or two; `inputs.attention` is an `AttentionPlan`."""
 
     wants_masks = False
-    mix = staticmethod(mixture_of_experts)
 
     def __init__(self, spec: ModelSpec, inverse_frequencies: Tensor, hybrid: Hybrid) -> None:
         super().__init__(spec, inverse_frequencies, torch.float32)

@@ -13,7 +13,6 @@ from sarathi_kernels.attention.kv_cache import Cache
 from sarathi_kernels.cpu import library, structures
 from sarathi_kernels.cpu.checks import MAX_HEAD_SIZE
 from sarathi_kernels.cpu.memory import give_back_freed, use_huge_pages
-from sarathi_kernels.cpu.mixture import experts
 from sarathi_kernels.cpu.packing import (
     MOST_BYTES,
     PANEL,
@@ -30,7 +29,6 @@ from sarathi_lab.model.transformer import KVCache, Layer, Transformer
 from sarathi_lab.model.weights import Int8Linear
 
 DTYPES = (torch.float32, torch.bfloat16)
-EXPERTS = ("gate_up", "down")  # of a layer: the weights of all of them
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")  # numbered as in `structures.h`
 
 
@@ -80,27 +78,20 @@ def _pack_all(model: Transformer) -> None:
 
     together = pack_together(packed(), nbytes, library.copy_by_thread)
     for (parent, name, _), weight in zip(weights, together, strict=True):
-        setattr(parent, name, weight if name in EXPERTS else NativeLinear(weight))
+        setattr(parent, name, NativeLinear(weight))
 
 
 def _weights(model: Transformer) -> Iterator[tuple[nn.Module, str, bool]]:
     """Whose product with which weight, and whether half of its rows are gates of the other half."""
-    gated = {"ffn_up", "shared_up"} if model.spec.gated_ffn else set()
     for layer in model.layers:
         for linear in model.spec.layer_linears:
-            yield layer, linear.name, linear.name in gated
-        for name in EXPERTS if model.spec.num_experts else ():
-            yield layer, name, name == "gate_up"
+            yield layer, linear.name, linear.name == "ffn_up" and model.spec.gated_ffn
     if hasattr(model, "lm_head"):  # which only the last stage of a pipeline has
         yield model, "lm_head", False
 
 
-def _parts(
-    product: nn.Linear | Int8Linear | Tensor,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Weight, bias and scales of a product, or the weights of experts."""
-    if isinstance(product, Tensor):
-        return product, None, None
+def _parts(product: nn.Linear | Int8Linear) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Weight, bias and scales of a product."""
     scales = product.scales if isinstance(product, Int8Linear) else None
     return product.weight, product.bias, scales
 
@@ -114,7 +105,6 @@ class NativeOperations(Operations):
     """
 
     wants_masks = False
-    mix = staticmethod(experts)
 
     def __init__(self, model: Transformer, *, is_whole: bool = True) -> None:
         super().__init__(model.spec, model.inverse_frequencies, model.dtype)
@@ -182,9 +172,6 @@ class NativeOperations(Operations):
             head_size=spec.head_size,
             rotary_half=len(self._inverse_frequencies),
             window=spec.sliding_window or 0,
-            num_experts=spec.num_experts,
-            experts_per_token=spec.experts_per_token,
-            normalises=spec.normalise_experts,
             is_bf16=model.dtype == torch.bfloat16,
             activation=ACTIVATIONS.index(spec.activation),
             is_gated=spec.gated_ffn,
@@ -193,15 +180,12 @@ class NativeOperations(Operations):
 
     def _layer_struct(self, layer: nn.Module) -> structures.LayerStruct:
         assert isinstance(layer, Layer), "the model has no other layers"
-        dense = "shared" if self.spec.num_experts else "ffn"  # beside the experts, or alone
         norms = {"attention_norm": "attention_norm", "ffn_norm": "ffn_norm"}
         norms |= {"query_norm": "q_norm", "key_norm": "k_norm"}
-        linears = {"qkv": "qkv_proj", "out": "out_proj", "up": f"{dense}_up"}
-        linears |= {"down": f"{dense}_down", "shared_gate": "shared_gate", "router": "router"}
-        linears |= {"expert_up": "gate_up", "expert_down": "down"}
+        linears = {"qkv": "qkv_proj", "out": "out_proj", "up": "ffn_up", "down": "ffn_down"}
         return structures.LayerStruct(
             **{key: self._norm_struct(getattr(layer, name, None)) for key, name in norms.items()},
-            **{key: _linear_struct(getattr(layer, name, None)) for key, name in linears.items()},
+            **{key: _linear_struct(getattr(layer, name)) for key, name in linears.items()},
         )
 
     def _norm_struct(self, norm: nn.Module | None) -> structures.NormStruct:
@@ -214,10 +198,6 @@ class NativeOperations(Operations):
         return library.norm_struct(weight, bias, norm.eps or 0.0)
 
 
-def _linear_struct(weight: object) -> structures.LinearStruct:
-    """Of nothing, one without a weight."""
-    if weight is None:
-        return structures.LinearStruct()
-    packed = weight.packed if isinstance(weight, NativeLinear) else weight
-    assert isinstance(packed, PackedLinear), "the weights are packed"
-    return library.linear_struct(packed)
+def _linear_struct(linear: object) -> structures.LinearStruct:
+    assert isinstance(linear, NativeLinear), "the weights are packed"
+    return library.linear_struct(linear.packed)

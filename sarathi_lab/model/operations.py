@@ -23,7 +23,6 @@ Rotary = tuple[Tensor, Tensor]  # cosines and sines
 Range = Callable[[str], AbstractContextManager[object]]
 Record = Callable[[str, float], None]  # takes an operation's seconds
 NAN_TOKEN = -2  # sampled from logits that are not numbers
-ALIGNED_BYTES = 16  # of the rows of grouped products
 
 
 @dataclass(frozen=True)
@@ -43,51 +42,6 @@ class PackedInputs:
     feed_rows: Tensor | None = None  # [num_tokens]
 
 
-def mix_experts(
-    hidden: Tensor,  # [num_tokens, hidden_size]
-    router_logits: Tensor,  # [num_tokens, num_experts]
-    gate_up: Tensor,  # [num_experts, 2 size, hidden_size], gates first
-    down: Tensor,  # [num_experts, hidden_size, size]
-    *,
-    top_k: int,
-    normalised: bool,
-) -> Tensor:
-    """Return the sum of the outputs of each token's `top_k` experts, with SiLU, weighted by their
-    shares (`route`); [num_tokens, hidden_size].
-
-    Sizes depend on the number of tokens alone, and nothing waits for the device where it has a
-    grouped product of the dtype (bfloat16 on a GPU, all on a CPU).
-    """
-    shares, chosen = route(router_logits, top_k, normalised=normalised)
-    # Pairs of a token and an expert, numbered token by token; those of one expert side by side.
-    of_pairs, order = chosen.flatten().sort(stable=True)
-    numbers = torch.arange(max(len(order), len(down)), device=hidden.device)
-    ends = torch.searchsorted(of_pairs, numbers[: len(down)], right=True, out_int32=True)
-    gate, up = _grouped(hidden[order // top_k], gate_up, ends).chunk(2, dim=-1)
-    results = _grouped(gated_activate_(gate, up, "silu"), down, ends)
-    places = torch.empty_like(order).scatter_(0, order, numbers[: len(order)])
-    by_token = results[places].unflatten(0, chosen.shape)  # [num_tokens, top_k, hidden_size]
-    return by_token.mul_(shares[..., None].to(by_token.dtype)).sum(dim=1)
-
-
-def route(logits: Tensor, top_k: int, *, normalised: bool) -> tuple[Tensor, Tensor]:
-    """Return shares and numbers [num_tokens, top_k] of the experts with the largest logits of each
-    row [num_tokens, num_experts]: a softmax over all, or over those chosen if `normalised`.
-    """
-    shares, chosen = logits.softmax(dim=-1, dtype=torch.float32).topk(top_k, dim=-1)
-    return shares / shares.sum(dim=-1, keepdim=True) if normalised else shares, chosen
-
-
-def _grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """Multiply rows [num_rows, in_features] up to each of `ends` by the weights [num_experts,
-    out_features, in_features] of one expert after the other; [num_rows, out_features].
-    """
-    multiple = ALIGNED_BYTES // rows.element_size()
-    if missing := -rows.shape[1] % multiple:
-        rows, weights = F.pad(rows, (0, missing)), F.pad(weights, (0, missing))
-    return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
-
-
 class Operations:
     """Operations of a decoder over packed tokens and a paged cache, in plain torch; the base of
     those in Triton and C++.
@@ -95,12 +49,10 @@ class Operations:
     `keys` and `values` are one layer's cache, [num_blocks, block_size, num_kv_heads, head_size],
     maybe in 8 bits. A profiler sets `range`, which encloses each named operation, and `recorder`,
     which receives the seconds that operations measure themselves. Attention comes as a sequence of
-    `Segment`, with masks if `wants_masks`. `rotary_dtype` is of cosines and sines. `mix` computes
-    experts.
+    `Segment`, with masks if `wants_masks`. `rotary_dtype` is of cosines and sines.
     """
 
     wants_masks = True
-    mix: Callable[..., Tensor] = staticmethod(mix_experts)
 
     def __init__(
         self, spec: ModelSpec, inverse_frequencies: Tensor, rotary_dtype: torch.dtype
@@ -156,11 +108,6 @@ class Operations:
         biases = (None, None) if up.bias is None else up.bias.chunk(2)
         gate, raised = (F.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
         return gated_activate_(gate, raised, self.spec.activation)
-
-    def experts(self, x: Tensor, router_logits: Tensor, gate_up: Any, down: Any) -> Tensor:
-        """Return the update by the chosen experts of each token, [num_tokens, hidden_size]."""
-        top_k, normalised = self.spec.experts_per_token, self.spec.normalise_experts
-        return self.mix(x, router_logits, gate_up, down, top_k=top_k, normalised=normalised)
 
     def greedy(self, logits: Tensor) -> Tensor:
         """Return the likeliest token of each row of [num_emits, vocab_size], NAN_TOKEN for NaN."""

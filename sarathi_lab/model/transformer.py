@@ -133,18 +133,13 @@ class Transformer(nn.Module):
 class Layer(nn.Module):
     """Attention and feed-forward block, each behind its norm and added to the residual stream.
 
-    The feed-forward block is a dense one; or a router, all experts' weights, and maybe a shared
-    expert with its gate.
+    Parameters of a mixture are there to be drawn for checkpoints; vLLM computes it.
     """
 
     qkv_proj: nn.Linear
     out_proj: nn.Linear
     ffn_up: nn.Linear
     ffn_down: nn.Linear
-    router: nn.Linear
-    shared_up: nn.Linear
-    shared_down: nn.Linear
-    shared_gate: nn.Linear
 
     def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -200,13 +195,7 @@ class Layer(nn.Module):
 
     def feed_forward(self, x: Tensor, operations: Operations) -> Tensor:
         """The block behind its norm, on [num_tokens, hidden_size]."""
-        if not self.spec.num_experts:
-            return self.ffn_down(operations.expand(x, self.ffn_up))
-        update = operations.experts(x, self.router(x), self.gate_up, self.down)
-        if self.spec.shared_expert_size:
-            gate = self.shared_gate(x).sigmoid_()  # before the block, which may overwrite `x`
-            update += gate * self.shared_down(operations.expand(x, self.shared_up))
-        return update
+        return self.ffn_down(operations.expand(x, self.ffn_up))
 
 
 def _norm(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> nn.Module:

@@ -110,6 +110,12 @@ def test_the_most_tokens_of_an_iteration_bound_what_is_set_aside():
     assert plan_of(*SMALL, "policy=orca").sizes.max_batch_tokens == 48 + 2
 
 
+def test_a_mixture_of_experts_is_computed_elsewhere(refused):
+    line = refused("model=tiny-moe", "device=cpu")
+    assert "tiny-moe is a mixture of experts" in line
+    assert "use executor=vllm or executor=simulated" in line
+
+
 @pytest.mark.parametrize("setting", ["executor.attention=flash", "+executor.attention=flash"])
 def test_a_setting_that_is_gone_names_what_does_it_now(setting, refused):
     assert "use executor=vllm +executor.options.attention_backend=" in refused(setting)

@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from checkpoints import DEVICE, FAMILIES, MIXTURES, make_checkpoint
+from checkpoints import DEVICE, FAMILIES, make_checkpoint
 
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.request import Batch, Request, SequenceState
@@ -66,7 +66,7 @@ class Driver:
         return list(logits.cpu())
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, *MIXTURES])
+@pytest.fixture(scope="module", params=[*FAMILIES])
 def pair(request, tmp_path_factory):
     """(transformers' model, ours) for one family."""
     directory = tmp_path_factory.mktemp("checkpoint")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from sarathi_kernels.cpu.structures import LayerStruct, ModelStruct, NormStruct
 
 MAX_HEAD_SIZE = 256
-TOGETHER = (("up", "down"), ("router", "expert_up", "expert_down"))  # or none of them
 
 
 def check_heads(model: ModelStruct) -> None:
@@ -24,8 +23,6 @@ def check_model(model: ModelStruct) -> None:
     check_heads(model)
     if not 0 <= 2 * model.rotary_half <= model.head_size:
         raise ValueError(f"more is rotated than a head has: 2 times {model.rotary_half} entries")
-    if not 0 <= model.experts_per_token <= model.num_experts:
-        raise ValueError(f"{model.experts_per_token} of {model.num_experts} experts are no choice")
     head = (model.head.in_features, model.head.out_features)
     if head != (model.hidden_size, model.vocab_size) or model.num_layers < 1:
         raise ValueError(f"no layers, or an output head of {head} inputs and results")
@@ -47,19 +44,12 @@ def _faults(layer: LayerStruct, model: ModelStruct) -> list[str]:
         "out": (queries, width),
         "up": (width, first.down.in_features),
         "down": (first.down.in_features, width),
-        "shared_gate": (width, 1),
-        "router": (width, model.num_experts),
-        "expert_up": (width, first.expert_down.in_features),
-        "expert_down": (first.expert_down.in_features, width),
     }
-    is_sound = {name: bool(getattr(layer, name).weight) for name in ("qkv", "out")}
+    is_sound = {}
     for name, expected in sizes.items():
         linear = getattr(layer, name)
-        fits = (linear.in_features, linear.out_features) == expected
-        is_sound[name] = fits if linear.weight else is_sound.get(name, True)
-    for names in TOGETHER:
-        are_there = {bool(getattr(layer, name).weight) for name in names}
-        is_sound[" and ".join(names)] = len(are_there) == 1
+        sizes_of_linear = (linear.in_features, linear.out_features)
+        is_sound[name] = bool(linear.weight) and sizes_of_linear == expected
     for name in ("attention_norm", "ffn_norm"):
         is_sound[name] = _is_norm(getattr(layer, name), width)
     for name in ("query_norm", "key_norm"):

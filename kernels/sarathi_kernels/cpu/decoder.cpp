@@ -105,23 +105,9 @@ Fault sarathi_forward(Decoder* decoder, const Batch* batch) {
 
 // x [rows, in_features] float32 times a packed weight, to out [rows, out_features].
 void sarathi_linear(const Linear* linear, int32_t is_bf16, const float* x, int64_t rows, float* out) {
-    const Group all[]{{0, rows, 0}};
     Inputs inputs;
     put_all(x, rows, linear->in_features, is_bf16, inputs);
-    run([&](int) { multiply_to(inputs, all, *linear, is_bf16, out, false); });
-}
-
-// x and out [rows, hidden_size] float32; the experts of a layer by `logits` [rows, num_experts]. Of the model and the
-// layer nothing else is read.
-void sarathi_experts(const Model* model, const Layer* layer, const float* x, const float* logits, int64_t rows,
-                     float* out) {
-    Inputs inputs;
-    put_all(x, rows, model->hidden_size, model->is_bf16, inputs);
-    Mixture mixture;
-    mixture.reserve(rows, *layer, *model, inputs.is_bf16);
-    std::copy_n(logits, rows * model->num_experts, mixture.logits.begin());
-    std::fill_n(out, rows * model->hidden_size, 0.0f);
-    run([&](int) { mixture.add_to(out, inputs, rows, *layer, *model); });
+    run([&](int) { multiply_to(inputs, rows, *linear, is_bf16, out, false); });
 }
 
 // query and out [num_tokens, num_heads, head_size] float32, to one layer's keys and values. Of the model only its heads

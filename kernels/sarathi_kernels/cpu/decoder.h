@@ -4,7 +4,6 @@
 #pragma once
 
 #include "attention.h"
-#include "mixture.h"
 #include "rows.h"
 
 namespace sarathi {
@@ -16,9 +15,8 @@ struct Decoder {
     const Model model;
     Batch batch{};  // of this iteration
     Shape shape{};
-    Floats hidden{}, heads{}, gates{};
+    Floats hidden{}, heads{};
     Inputs normed{}, attended{}, expanded{};
-    Mixture mixture{};
     std::vector<Segment> segments{};
     std::vector<AttentionTask> tasks{};
     int64_t marked = 0;  // when an operation ended last
@@ -35,11 +33,9 @@ struct Decoder {
         const bool as_bf16 = rounds_inputs(model.is_bf16) && !model.head.scales;
         AttentionScratch::grow(hidden, rows * model.hidden_size);
         AttentionScratch::grow(heads, rows * heads_width());
-        AttentionScratch::grow(gates, rows);
         normed.reserve(rows, model.hidden_size, as_bf16);
         attended.reserve(rows, model.layers[0].out.in_features, as_bf16);
         expanded.reserve(rows, model.layers[0].down.in_features, as_bf16);
-        mixture.reserve(rows, model.layers[0], model, as_bf16);
     }
 
     // All that `attend_all` needs.
@@ -78,44 +74,34 @@ struct Decoder {
     void forward(int thread) {
         model.is_bf16 ? embed<bf16>() : embed<float>();
         mark(thread, EMBEDDING);
-        Group rows[]{{0, batch.num_tokens, 0}};
+        int64_t num_rows = batch.num_tokens;
         for (int64_t number = 0; number < model.num_layers; ++number) {
             const Layer& layer = model.layers[number];
-            norm_rows(hidden.data(), rows[0].rows, model.hidden_size, layer.attention_norm, normed);
+            norm_rows(hidden.data(), num_rows, model.hidden_size, layer.attention_norm, normed);
             mark(thread, ELEMENTWISE);
-            multiply_to(normed, rows, layer.qkv, model.is_bf16, heads.data(), false);
+            multiply_to(normed, num_rows, layer.qkv, model.is_bf16, heads.data(), false);
             mark(thread, QKV_PROJ);
             rotate_and_store<T>(layer, number);
             if (number == model.num_layers - 1) {
-                rows[0].rows = batch.num_emits;
+                num_rows = batch.num_emits;
                 pool->share(1, [&](int64_t) { keep_emitting(); });
             }
             mark(thread, ROTARY);
             attend_all<T>(heads.data(), heads_width(), number, thread,
                           [&](int64_t row, int64_t i, Vector x, Mask mask) { attended.put(row, i, x, mask); });
             mark(thread, ATTENTION_PREFILL);
-            multiply_to(attended, rows, layer.out, model.is_bf16, hidden.data(), true);
+            multiply_to(attended, num_rows, layer.out, model.is_bf16, hidden.data(), true);
             mark(thread, OUT_PROJ);
-            norm_rows(hidden.data(), rows[0].rows, model.hidden_size, layer.ffn_norm, normed);
+            norm_rows(hidden.data(), num_rows, model.hidden_size, layer.ffn_norm, normed);
             mark(thread, ELEMENTWISE);
-            if (layer.router.weight) {
-                multiply_to(normed, rows, layer.router, model.is_bf16, mixture.logits.data(), false);
-                mixture.add_to(hidden.data(), normed, rows[0].rows, layer, model);
-                mark(thread, EXPERTS);
-            }
-            if (layer.shared_gate.weight) {
-                multiply_to(normed, rows, layer.shared_gate, model.is_bf16, gates.data(), false);
-            }
-            if (layer.up.weight) {
-                expand(normed, rows, layer.up, model, expanded, layer.shared_gate.weight ? gates.data() : nullptr);
-                mark(thread, FFN_UP);
-                multiply_to(expanded, rows, layer.down, model.is_bf16, hidden.data(), true);
-                mark(thread, FFN_DOWN);
-            }
+            expand(normed, num_rows, layer.up, model, expanded);
+            mark(thread, FFN_UP);
+            multiply_to(expanded, num_rows, layer.down, model.is_bf16, hidden.data(), true);
+            mark(thread, FFN_DOWN);
         }
-        norm_rows(hidden.data(), rows[0].rows, model.hidden_size, model.final_norm, normed);
+        norm_rows(hidden.data(), num_rows, model.hidden_size, model.final_norm, normed);
         mark(thread, ELEMENTWISE);
-        multiply_to(normed, rows, model.head, model.is_bf16, batch.logits, false);
+        multiply_to(normed, num_rows, model.head, model.is_bf16, batch.logits, false);
         mark(thread, LM_HEAD);
     }
 

@@ -24,7 +24,6 @@ from sarathi_kernels.cpu.packing import DTYPES, PackedLinear
 from sarathi_kernels.cpu.structures import (
     OPERATIONS,
     BatchStruct,
-    LayerStruct,
     LinearStruct,
     ModelStruct,
     NormStruct,
@@ -43,10 +42,6 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sarathi_free_decoder": (None, (c_void_p,)),
     "sarathi_forward": (FAULT, (c_void_p, POINTER(BatchStruct))),
     "sarathi_linear": (None, (POINTER(LinearStruct), c_int32, c_void_p, c_int64, c_void_p)),
-    "sarathi_experts": (
-        None,
-        (POINTER(ModelStruct), POINTER(LayerStruct), c_void_p, c_void_p, c_int64, c_void_p),
-    ),
     "sarathi_attention": (
         FAULT,
         (POINTER(ModelStruct), POINTER(BatchStruct), c_void_p, c_void_p),

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cmath>
-#include <span>
 
 #include "int8.h"
 #include "pool.h"
@@ -50,14 +49,6 @@ struct Inputs {
         }
     }
     float* scale(int64_t row) { return floats(row) + width; }
-    void copy_row(int64_t row, Inputs& to, int64_t at) {
-        if (!is_bf16) {
-            std::copy_n(floats(row), width, to.floats(at));
-        }
-        for (int64_t column = 0; is_bf16 && column < width; column += KBLOCK) {
-            std::copy_n(halves(row, column), KBLOCK, to.halves(at, column));
-        }
-    }
     void put(int64_t row, int64_t column, Vector x, Mask mask) {
         if (!is_bf16) {
             store(floats(row) + column, x, mask);
@@ -99,34 +90,23 @@ inline void multiply_panel(Inputs& inputs, int64_t first, int64_t end, const Lin
     }
 }
 
-// Rows that are multiplied by the same weight: number `weight` of those that lie one behind the other in a packed one.
-struct Group {
-    int64_t first, rows, weight;  // the first row is that of a tile
-};
-using Groups = std::span<const Group>;
-
 // All threads together: `put(row, panel, sums)` is called for every row and panel with its 32 sums. Each panel is read
-// once for all rows of a group, unless there are too few of them to keep the threads equally busy.
+// once for all rows, unless there are too few of them to keep the threads equally busy.
 template <class Put>
-void multiply_all(Inputs& inputs, Groups groups, const Linear& linear, int64_t columns, bool is_bf16, Put&& put) {
+void multiply_all(Inputs& inputs, int64_t rows, const Linear& linear, int64_t columns, bool is_bf16, Put&& put) {
     const int64_t panels = (columns + PANEL - 1) / PANEL, wanted = 8 * pool->size;
-    int64_t most = 0;
-    for (const Group& group : groups) {
-        most = std::max(most, group.rows);
-        if (linear.scales) {
-            pool->share(group.rows, [&](int64_t row) { inputs.to_int8(group.first + row, linear.in_features); });
-        }
+    if (linear.scales) {
+        pool->share(rows, [&](int64_t row) { inputs.to_int8(row, linear.in_features); });
     }
-    const int64_t parts = std::min((wanted + panels - 1) / panels, (most + ROWS_OF_BLOCK - 1) / ROWS_OF_BLOCK);
-    pool->share(static_cast<int64_t>(groups.size()) * panels * parts, [&](int64_t task) {
+    const int64_t parts = std::min((wanted + panels - 1) / panels, (rows + ROWS_OF_BLOCK - 1) / ROWS_OF_BLOCK);
+    pool->share(panels * parts, [&](int64_t task) {
         alignas(64) float sums[ROWS_OF_BLOCK * PANEL];
-        const Group& group = groups[task / (panels * parts)];
-        const int64_t panel = task / parts % panels, part = task % parts;
-        const int64_t step = round_up((group.rows + parts - 1) / parts, 2 * LANES);
-        const int64_t end = group.first + std::min(group.rows, (part + 1) * step);
-        for (int64_t first = group.first + part * step; first < end; first += ROWS_OF_BLOCK) {
+        const int64_t panel = task / parts, part = task % parts;
+        const int64_t step = round_up((rows + parts - 1) / parts, 2 * LANES);
+        const int64_t end = std::min(rows, (part + 1) * step);
+        for (int64_t first = part * step; first < end; first += ROWS_OF_BLOCK) {
             const int64_t last = std::min(end, first + ROWS_OF_BLOCK);
-            multiply_panel(inputs, first, last, linear, group.weight * panels + panel, is_bf16, sums);
+            multiply_panel(inputs, first, last, linear, panel, is_bf16, sums);
             for (int64_t row = first; row < last; ++row) {
                 put(row, panel, sums + (row - first) * PANEL);
             }
@@ -135,9 +115,9 @@ void multiply_all(Inputs& inputs, Groups groups, const Linear& linear, int64_t c
 }
 
 // Into `out`, [rows, out_features], or added to what is there.
-inline void multiply_to(Inputs& inputs, Groups groups, const Linear& linear, bool is_bf16, float* out, bool adds) {
+inline void multiply_to(Inputs& inputs, int64_t rows, const Linear& linear, bool is_bf16, float* out, bool adds) {
     const int64_t columns = linear.out_features;
-    multiply_all(inputs, groups, linear, columns, is_bf16, [&](int64_t row, int64_t panel, const float* sums) {
+    multiply_all(inputs, rows, linear, columns, is_bf16, [&](int64_t row, int64_t panel, const float* sums) {
         for (int64_t column = panel * PANEL; column < std::min((panel + 1) * PANEL, columns); column += LANES) {
             float* to = out + row * columns + column;
             const Mask mask = lanes(columns - column);
@@ -167,17 +147,14 @@ inline Vector activate(Vector x, int32_t activation) {
     return load(values);
 }
 
-// A gated panel holds 16 gates and the 16 values that they scale. Where `gates` has one for each row, all of the row is
-// scaled by its sigmoid.
-inline void expand(Inputs& inputs, Groups groups, const Linear& up, const Model& model, Inputs& out,
-                   const float* gates = nullptr) {
+// A gated panel holds 16 gates and the 16 values that they scale.
+inline void expand(Inputs& inputs, int64_t rows, const Linear& up, const Model& model, Inputs& out) {
     const int64_t width = up.out_features, per_panel = model.is_gated ? LANES : PANEL;
     const int64_t columns = (width + per_panel - 1) / per_panel * PANEL;
-    multiply_all(inputs, groups, up, columns, model.is_bf16, [&](int64_t row, int64_t panel, const float* sums) {
+    multiply_all(inputs, rows, up, columns, model.is_bf16, [&](int64_t row, int64_t panel, const float* sums) {
         for (int64_t column = 0; column < per_panel; column += LANES) {
             Vector x = activate(load(sums + column), model.activation);
             x = model.is_gated ? x * load(sums + LANES) : x;
-            x = gates ? sigmoid_times(x, broadcast(gates[row])) : x;
             out.put(row, panel * per_panel + column, x, lanes(width - panel * per_panel - column));
         }
     });

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -27,10 +26,9 @@ MOST_BYTES = 2**31 // (255 * 127)  # inputs in int8 whose sums int32 holds, 128 
 
 @dataclass(frozen=True)
 class PackedLinear:
-    """A packed weight, or those of `count` experts one behind the other; `bias` is float32 and as
-    wide as the panels. `out_features` of a gated product are half. In int8 there are the columns'
-    float32 `scales` and int32 `sums`, as wide. Raises ValueError if the tensors do not have the
-    sizes that it says.
+    """A packed weight; `bias` is float32 and as wide as the panels. `out_features` of a gated
+    product are half. In int8 there are the columns' float32 `scales` and int32 `sums`, as wide.
+    Raises ValueError if the tensors do not have the sizes that it says.
     """
 
     weight: Tensor
@@ -38,12 +36,11 @@ class PackedLinear:
     in_features: int
     out_features: int
     is_gated: bool = False
-    count: int = 1
     scales: Tensor | None = None
     sums: Tensor | None = None
 
     def __post_init__(self) -> None:
-        panels = -(-self.out_features // (PANEL // 2 if self.is_gated else PANEL)) * self.count
+        panels = -(-self.out_features // (PANEL // 2 if self.is_gated else PANEL))
         kblock = KBLOCKS.get(self.weight.dtype, 1)
         in_blocks = (-(-self.in_features // kblock), 2, 16, 16, kblock // 16)
         inner = (self.in_features, PANEL) if kblock == 1 else in_blocks
@@ -82,9 +79,8 @@ class PackedLinear:
 def pack_linear(
     weight: Tensor, bias: Tensor | None, scales: Tensor | None = None, *, is_gated: bool = False
 ) -> PackedLinear:
-    """Pack `weight` [out_features, in_features], and `bias` [out_features] where there is one; or
-    the weights of experts, [count, out_features, in_features]. Weights in int8 have `scales`
-    [out_features].
+    """Pack `weight` [out_features, in_features], and `bias` [out_features] where there is one.
+    Weights in int8 have `scales` [out_features].
 
     With `is_gated` the first half of the rows are gates of the second: each panel gets 16 of both.
     Raises ValueError for other dtypes.
@@ -93,23 +89,21 @@ def pack_linear(
         raise ValueError(
             f"weights of {weight.dtype} can't be packed; use float32, bfloat16, or int8 with scales"
         )
-    out_features, in_features = weight.shape[-2:]
+    out_features, in_features = weight.shape
     if scales is not None and in_features > MOST_BYTES:
         raise ValueError(f"sums of {in_features} products exceed int32; use up to {MOST_BYTES}")
-    experts = weight.view(-1, out_features, in_features)
-    rows = _pair(experts) if is_gated else F.pad(experts, (0, 0, 0, -out_features % PANEL))
+    wide = _pair(weight) if is_gated else F.pad(weight, (0, 0, 0, -out_features % PANEL))
     kept = out_features // 2 if is_gated else out_features
-    wide = rows.flatten(0, 1)
     sums = None if scales is None else wide.sum(1, dtype=torch.int32)
     beside = (None if one is None else _columns(one, is_gated) for one in (bias, scales))
     biases, of_columns = beside
     panels = _panels(wide)
-    return PackedLinear(panels, biases, in_features, kept, is_gated, len(experts), of_columns, sums)
+    return PackedLinear(panels, biases, in_features, kept, is_gated, of_columns, sums)
 
 
 def _columns(values: Tensor, is_gated: bool) -> Tensor:
     """One for each row of a weight, as wide as its panels, in float32."""
-    paired = _pair(values[None, :, None])[0, :, 0] if is_gated else values
+    paired = _pair(values[:, None])[:, 0] if is_gated else values
     return F.pad(paired.float(), (0, -len(paired) % PANEL)).contiguous()
 
 
@@ -137,21 +131,21 @@ def pack_together(
 
 def packed_nbytes(weight: Tensor, *, is_gated: bool = False) -> int:
     """What `pack_together` needs for the packed form of `weight`."""
-    *count, rows, columns = weight.shape
+    rows, columns = weight.shape
     if is_gated:
         rows = 2 * (-(-rows // 2 // 16) * 16)
     columns += -columns % KBLOCKS[weight.dtype]
-    size = prod(count) * -(-rows // PANEL) * PANEL * columns * weight.element_size()
+    size = -(-rows // PANEL) * PANEL * columns * weight.element_size()
     return -(-size // CACHE_LINE) * CACHE_LINE
 
 
 def _pair(weight: Tensor) -> Tensor:
-    """16 rows of the first half, 16 of the second, and so on: [count, 2 half, in_features] to
-    [count, 2 ceil(half / 16) 16, in_features].
+    """16 rows of the first half, 16 of the second, and so on: [2 half, in_features] to
+    [2 ceil(half / 16) 16, in_features].
     """
-    count, rows, columns = weight.shape
-    halves = F.pad(weight.view(count, 2, -1, columns), (0, 0, 0, -(rows // 2) % 16))
-    return halves.view(count, 2, -1, 16, columns).transpose(1, 2).reshape(count, -1, columns)
+    rows, columns = weight.shape
+    halves = F.pad(weight.view(2, -1, columns), (0, 0, 0, -(rows // 2) % 16))
+    return halves.view(2, -1, 16, columns).transpose(0, 1).reshape(-1, columns)
 
 
 def _panels(weight: Tensor) -> Tensor:

@@ -25,9 +25,7 @@ struct Norm {
 struct Layer {
     Norm attention_norm, ffn_norm, query_norm, key_norm;
     Linear qkv, out;
-    Linear up, down;  // of the dense block, or the shared expert; weight null: none
-    Linear shared_gate;  // to one result a row, whose sigmoid scales that block; weight null: none
-    Linear router, expert_up, expert_down;  // all experts' weights one behind the other; weight null: no mixture
+    Linear up, down;
 };
 
 struct Model {
@@ -36,8 +34,7 @@ struct Model {
     Norm final_norm;
     Linear head;
     int64_t num_layers, vocab_size, hidden_size, num_heads, num_kv_heads, head_size, rotary_half, window;
-    int64_t num_experts, experts_per_token;
-    int32_t is_bf16, activation, is_gated, normalises;  // shares of the chosen experts: to a sum of 1
+    int32_t is_bf16, activation, is_gated;
     float scale;
 };
 
@@ -58,8 +55,8 @@ struct Batch {
 enum Activation { SILU, GELU, GELU_TANH };
 // In the order in which `structures.py` names them; WAITING is that of threads for each other in all of them.
 enum Operation {
-    EMBEDDING, ELEMENTWISE, QKV_PROJ, ROTARY, ATTENTION_PREFILL, ATTENTION_DECODE, OUT_PROJ, EXPERTS, FFN_UP, FFN_DOWN,
-    LM_HEAD, WAITING
+    EMBEDDING, ELEMENTWISE, QKV_PROJ, ROTARY, ATTENTION_PREFILL, ATTENTION_DECODE, OUT_PROJ, FFN_UP, FFN_DOWN, LM_HEAD,
+    WAITING
 };
 enum KvType { FLOAT32, BFLOAT16, INT8, FP8 };
 

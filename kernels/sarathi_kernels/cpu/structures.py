@@ -6,7 +6,7 @@ from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 
 OPERATIONS = (  # in the order of `Operation`
     *("embedding", "elementwise", "qkv_proj", "rotary", "attention_prefill"),
-    *("attention_decode", "out_proj", "experts", "ffn_up", "ffn_down", "lm_head", "waiting"),
+    *("attention_decode", "out_proj", "ffn_up", "ffn_down", "lm_head", "waiting"),
 )
 
 
@@ -41,7 +41,6 @@ class LayerStruct(Structure):
     _fields_ = (
         *((name, NormStruct) for name in ("attention_norm", "ffn_norm", "query_norm", "key_norm")),
         *((name, LinearStruct) for name in ("qkv", "out", "up", "down")),
-        *((name, LinearStruct) for name in ("shared_gate", "router", "expert_up", "expert_down")),
     )
 
 
@@ -64,11 +63,9 @@ class ModelStruct(Structure):
                 "head_size",
                 "rotary_half",
                 "window",
-                "num_experts",
-                "experts_per_token",
             )
         ),
-        *((name, c_int32) for name in ("is_bf16", "activation", "is_gated", "normalises")),
+        *((name, c_int32) for name in ("is_bf16", "activation", "is_gated")),
         ("scale", c_float),
     )
 

@@ -42,10 +42,13 @@ def with_weights(
 ) -> ModelSpec:
     """Return `spec` with the weight type `weights`. Raises UserError if it can't run."""
     spec.require_runnable()
+    if spec.num_experts:
+        raise UserError(
+            f"model {spec.name} is a mixture of experts, which executor=torch does not compute; "
+            "use executor=vllm or executor=simulated"
+        )
     sizes = [(one.in_features, one.out_features) for one in spec.layer_linears]
     reason = why_not_fp8(sizes, device, dtype) if weights == "fp8" else None
-    if weights != "auto" and spec.num_experts:
-        reason = f"model {spec.name} is a mixture of experts"
     if reason is not None:
         name, fix = ("dtype", "bfloat16") if weights == "int8" else ("executor.weights", "auto")
         raise UserError(f"{name}={weights} does not run here: {reason}; use {name}={fix}")

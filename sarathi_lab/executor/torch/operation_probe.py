@@ -27,7 +27,7 @@ LONG = 2048
 KEPT = 256  # graphs: each takes some of the device's memory
 # Operations of an iteration in C++ (`structures.OPERATIONS`), by the probe's names.
 NATIVE = {"attention_prefill": "attention", "attention_decode": "attention", "lm_head": "logits"}
-NATIVE |= dict.fromkeys(("experts", "ffn_up", "ffn_down"), "ffn")
+NATIVE |= dict.fromkeys(("ffn_up", "ffn_down"), "ffn")
 PRODUCTS = ("qkv_proj", "out_proj", "ffn", "elementwise")
 
 

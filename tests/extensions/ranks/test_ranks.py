@@ -106,12 +106,6 @@ def test_cpp_computes_the_parts_too(expected):
     assert tokens(built(2, 2, kernels="auto"), Sarathi(chunk=8)) == expected
 
 
-def test_ranks_share_mixtures_of_experts():
-    spec = replace(load_option("model", "tiny-moe"), shared_expert_size=24)
-    expected = tokens(built(spec=spec), Orca())
-    assert tokens(built(2, 2, spec), Sarathi(chunk=8)) == expected
-
-
 @pytest.mark.parametrize(
     ("family", "is_fused", "is_served"),
     [
