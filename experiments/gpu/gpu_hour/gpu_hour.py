@@ -36,6 +36,8 @@ OLDEST_CAPABILITY = 8.0  # the first GPUs with bfloat16
 LEAST_HOST_GB = 16.0
 LEAST_DISK_GB = 40.0  # the environment, what its installation downloads, and compiled kernels
 LEAST_DISK_OF_RESULTS_GB = 5.0
+COMPILERS = ("cc", "gcc", "clang")
+GB_PER_MIB = 2**20 / 1e9
 MOST_TAKEN_GB = 1.0  # of the GPU's memory, by other processes
 # Models of the paper's figures, and that of the load, by the GPU's memory, as model=auto chooses
 # (sarathi_lab/executor/device.py). A run leaves out what does not fit beside its cache.
@@ -86,6 +88,7 @@ class Gpu:
 
     name: str
     driver: str
+    driver_release: int
     capability: float
     memory: float
     taken: float
@@ -148,17 +151,28 @@ def find_gpu() -> Gpu:
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        values = [value.strip() for value in done.stdout.splitlines()[0].split(",")]
-        name, driver, capability, total, used = values
-        mebibyte = 2**20 / 1e9
-        return Gpu(name, driver, float(capability), float(total) * mebibyte, float(used) * mebibyte)
+        return parse_gpu(done.stdout)
     except (OSError, subprocess.SubprocessError, IndexError, ValueError) as error:
         raise Refusal(f"nvidia-smi names no GPU ({error}); --dry tries it on a CPU") from None
 
 
+def parse_gpu(text: str) -> Gpu:
+    """Read the first row. Raises IndexError or ValueError for others than those of `find_gpu`."""
+    first_row = text.splitlines()[0]
+    name, driver, capability, total, used = first_row.split(", ")
+    return Gpu(
+        name,
+        driver,
+        driver_release=int(driver.partition(".")[0]),
+        capability=float(capability),
+        memory=float(total) * GB_PER_MIB,
+        taken=float(used) * GB_PER_MIB,
+    )
+
+
 def check_gpu(gpu: Gpu) -> None:
     """Refuse a GPU on which nothing would run."""
-    if int(gpu.driver.partition(".")[0]) < OLDEST_DRIVER:
+    if gpu.driver_release < OLDEST_DRIVER:
         raise Refusal(
             f"the driver is {gpu.driver}, and CUDA 13, which {VLLM} is built for, needs "
             f"{OLDEST_DRIVER} or newer; rent a machine with a newer one"
@@ -167,28 +181,35 @@ def check_gpu(gpu: Gpu) -> None:
         raise Refusal(f"{gpu.name} has no bfloat16; rent an A100, H100 or newer")
     if gpu.taken > MOST_TAKEN_GB:
         raise Refusal(f"other processes hold {gpu.taken:.0f} GB of the GPU's memory; end them")
-    if gpu.memory < min(MODELS):
-        raise Refusal(f"{gpu.name} has {gpu.memory:.0f} GB, of which {min(MODELS):.0f} are needed")
+    least_memory = min(MODELS)
+    if gpu.memory < least_memory:
+        raise Refusal(f"{gpu.name} has {gpu.memory:.0f} GB, of which {least_memory:.0f} are needed")
 
 
 def check_host(least_disk: float, *, installs: bool) -> None:
-    """Refuse a machine that can't compile, install or hold what is measured."""
+    """Refuse a machine that can't install, compile or hold what is measured."""
     if sys.version_info < OLDEST_PYTHON:
         version = ".".join(map(str, OLDEST_PYTHON))
         raise Refusal(f"Python {version} is needed; name one: make gpu-hour PYTHON=python{version}")
-    if not (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")):
-        raise Refusal("no C compiler, which Triton needs; apt-get install gcc")
-    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
-        version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        raise Refusal(f"no Python.h, which Triton needs; apt-get install python{version}-dev")
     if installs and find_spec("ensurepip") is None:
         raise Refusal("no ensurepip, which venv needs; apt-get install python3-venv")
+    check_compiler()
     free_disk = shutil.disk_usage(ROOT).free / 1e9
     if free_disk < least_disk:
         raise Refusal(f"{free_disk:.0f} GB are free in {ROOT}, {least_disk:.0f} are needed")
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
-    if memory < LEAST_HOST_GB and installs:
+    if installs and memory < LEAST_HOST_GB:
         raise Refusal(f"the machine has {memory:.0f} GB of memory, {LEAST_HOST_GB:.0f} are needed")
+
+
+def check_compiler() -> None:
+    """Refuse a machine on which Triton and torch can't compile what launches a kernel."""
+    if not any(map(shutil.which, COMPILERS)):
+        raise Refusal("no C compiler, which Triton needs; apt-get install gcc")
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.is_file():
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise Refusal(f"no Python.h, which Triton needs; apt-get install python{version}-dev")
 
 
 def installation(workspace: Workspace) -> Step:
