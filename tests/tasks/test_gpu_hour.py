@@ -192,6 +192,19 @@ def test_nothing_runs_after_an_installation_that_failed(gpu, script, tmp_path, m
     assert (tmp_path / "hour.tar.gz").is_file()
 
 
+@pytest.mark.parametrize(
+    ("command", "ended"),
+    [
+        (["sh", "-c", "echo begun; echo error: no room; echo; exit 2"], "failed with 2: error: no"),
+        (["/nowhere/python"], "failed: /nowhere/python can't be run (No such file or directory)"),
+    ],
+)
+def test_a_step_that_fails_states_its_last_line(command, ended, script, tmp_path):
+    workspace = script.Workspace(tmp_path, Path("python"))
+    step = script.Step("figures", 10, [command])
+    assert script.run_step(step, workspace, 10).startswith(ended)
+
+
 def test_steps_share_the_time_that_is_there(script, tmp_path):
     workspace = script.Workspace(tmp_path, Path("python"))
     steps = [script.Step(name, 10, [["true"]]) for name in ("first", "second")]

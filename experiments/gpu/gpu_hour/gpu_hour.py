@@ -126,7 +126,7 @@ class Workspace:
 
     @property
     def archive(self) -> Path:
-        return self.folder.with_suffix(".tar.gz")
+        return self.folder.with_name(f"{self.folder.name}.tar.gz")
 
     @property
     def packages(self) -> list[str]:
@@ -330,12 +330,21 @@ def run_step(step: Step, workspace: Workspace, seconds: float) -> str:
     end = time.monotonic() + seconds
     with log.open("w") as file:
         for command in step.commands:
-            code = run_command(command, file.fileno(), end - time.monotonic())
+            try:
+                code = run_command(command, file.fileno(), end - time.monotonic())
+            except OSError as error:
+                return f"failed: {command[0]} can't be run ({error.strerror})"
             if code is None:
                 return "its time was over"
             if (code == 0) == step.retries:
                 break
-    return DONE if code == 0 else f"failed with {code}"
+    return DONE if code == 0 else f"failed with {code}: {last_line(log)}"
+
+
+def last_line(log: Path) -> str:
+    """Return what a command printed last, which is the lab's error of one line."""
+    lines = log.read_text(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no message")
 
 
 def run_command(command: Sequence[str], output: int, seconds: float) -> int | None:
