@@ -73,6 +73,7 @@ DRY_LOAD = (
     "workload.rate=4 workload.num_requests=6 batch=2 chunk=32 slo=strict"
 )
 KERNELS = "kernels.csv"
+LOG_COLUMNS = 140
 INSTALLED = ".installed"  # in an environment that is whole
 DONE = "done"
 STEPS = ("step", "seconds", "ended")
@@ -314,7 +315,7 @@ def verdicts(workspace: Workspace) -> Step:
     """Judge the claims by the recorded figures, on a page with the results."""
     record = str(workspace.record)
     page = str(workspace.folder / "verdicts.html")
-    claims = workspace.lab("claims", "--results", record, "--device", "vllm", "--long")
+    claims = workspace.lab("claims", "--results", record, "--device", "vllm")
     report = workspace.lab("report", record, "--out", page)
     return Step("verdicts", 120, [claims, report], is_reserved=True)
 
@@ -355,6 +356,7 @@ def run_command(command: Sequence[str], output: int, seconds: float) -> int | No
         stdout=output,
         stderr=subprocess.STDOUT,
         cwd=ROOT,
+        env={**os.environ, "COLUMNS": str(LOG_COLUMNS)},
         start_new_session=True,
     )
     try:
@@ -473,6 +475,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"\nended; what was measured is in {workspace.archive}", file=sys.stderr)
         return 130
     print_verdicts(workspace)
+    if options.dry:
+        print("a dry run: none of these times and verdicts means anything")
     print(f"one file to send: {workspace.archive}")
     return int(num_failed > 0)
 
