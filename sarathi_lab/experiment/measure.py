@@ -205,7 +205,7 @@ def engine_sizes(backend: MeasuredBackend, room: Room) -> Sizes:
         block_size=block_size,
         batch_size=room.batch_size,
         max_model_len=max(room.longest, REFERENCE + 1),
-        max_batch_tokens=room.kv_tokens,
+        max_batch_tokens=room.batch_tokens or room.kv_tokens,
     )
 
 

@@ -97,12 +97,13 @@ class Figure:
     is_counted: bool = False  # simulated by counting batches, too
     is_simulated: bool = False  # never measured
     simulated: Sequence[str] = ()  # settings with which its simulation is recorded
+    measured: Sequence[str] = ()  # settings with which it is measured
     max_spread: float = 0.15
 
     needs: ClassVar[Sequence[str]] = ()  # sizes beside the function's arguments
     takes: ClassVar[Sequence[str]] = ()
     is_partly_simulated: ClassVar[bool] = False  # with what was measured
-    is_measured_only: ClassVar[bool] = False  # of real processes, with their simulation beside
+    is_of_stages: ClassVar[bool] = False  # of a pipeline (executor.pipeline_parallel)
     has_own_bench: ClassVar[bool] = False  # else one for all figures on a simulated device
     is_in_rounds: ClassVar[bool] = False  # each round serves other requests under all policies
     is_chained: bool = False  # a round begins where the one before ended

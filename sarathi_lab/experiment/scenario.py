@@ -220,11 +220,14 @@ Subject = Composition | Scenario
 
 
 class Room(NamedTuple):
-    """What work needs of a device: tokens of KV cache, sequences, tokens of the longest one."""
+    """What work needs of a device: tokens of KV cache, sequences, tokens of the longest one, and of
+    the largest batch (0: as many as the cache holds).
+    """
 
     kv_tokens: int = BLOCK_SIZE
     batch_size: int = 1
     longest: int = 1
+    batch_tokens: int = 0
 
     @classmethod
     def of(cls, subjects: Iterable[Subject]) -> Room:

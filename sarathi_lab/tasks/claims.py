@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import shorten
 
@@ -134,6 +135,14 @@ def _selected(table: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
     return chosen
 
 
+def _has_engine(name: str) -> bool:
+    """Return whether the engine that an experiment is measured on is installed; print if not."""
+    if "executor=vllm" not in FIGURES[name].measured or find_spec("vllm") is not None:
+        return True
+    console().print(f"{name} is left out: it is measured with executor=vllm, which is not here")
+    return False
+
+
 def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[str]:
     """Run and record experiments; return those that failed, which do not stop the others."""
     make_folder(results, "--results")
@@ -146,9 +155,9 @@ def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[s
     if seconds and (total := options.seconds or (None if is_record else FEW_MINUTES)):
         share = total / sum(seconds.values())  # by what each experiment needs
         seconds = {name: max(0.5, share * each) for name, each in seconds.items()}
-    jobs = [(name, "measured") for name in seconds if options.run]
+    jobs = [(name, "measured") for name in seconds if options.run and _has_engine(name)]
     if options.simulate:
-        jobs += [(name, "simulated") for name in names if not FIGURES[name].is_measured_only]
+        jobs += [(name, "simulated") for name in names]
     if options.resume and costs.is_file():
         done = set(pd.read_csv(costs)[JOB].itertuples(index=False, name=None))
         jobs = [job for job in jobs if job not in done]
@@ -158,8 +167,8 @@ def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[s
             console().print(f"\n[{number}/{len(jobs)}] {name}, {how}", style="bold")
             settings = ["executor=simulated", *FIGURES[name].simulated]
             if how == "measured":
-                timed = [] if FIGURES[name].is_measured_only else [f"{seconds[name]:g}"]
-                settings = [*options.settings, *(f"task.seconds={one}" for one in timed)]
+                settings = [*FIGURES[name].measured, *options.settings]
+                settings.append(f"task.seconds={seconds[name]:g}")
             fixed = [f"experiment={name}", "tracking=none", f"task.record={results}"]
             fixed += [] if is_record else needed.get(name, [])
             place, start = f"{folder}/{name}-{how}", time.monotonic()

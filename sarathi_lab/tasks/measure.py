@@ -19,6 +19,7 @@ from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.engine.executor import Backend
 from sarathi_lab.engine.single_iteration import host_caution
 from sarathi_lab.executor.device import device_description
 from sarathi_lab.executor.measured_backend import MeasuredBackend
@@ -84,9 +85,6 @@ class Measure(Task):
 
     def _checked_jobs(self, cfg: DictConfig, backend: SimulatedBackend) -> list[Job]:
         figure = self.figure
-        if figure.is_measured_only:
-            why = "is of real stages, and has the simulated ones beside"
-            raise UserError(f"{figure.name} {why}; use executor=torch, or experiment=fig12")
         for name in ("seconds", "max_spread"):
             self._refuse(name, "is for measuring, and executor=simulated computes")
         if figure.has_paper:
@@ -105,6 +103,8 @@ class Measure(Task):
                 why = "has no effect: the paper's models have as many devices as there"
                 fix = "choose a model, too, such as model=yi-34b"
                 raise UserError(f"executor.tensor_parallel={degree} {why}; {fix}")
+        elif figure.is_of_stages:
+            self._require_stages(backend)
         elif backend.parallel.num_devices > 1:
             what = backend.parallel.description
             raise UserError(f"task=measure simulates one device, not {what}; leave that out")
@@ -117,17 +117,16 @@ class Measure(Task):
         figure = self.figure
         if figure.is_simulated:
             raise UserError(f"{figure.name} is simulated only; add executor=simulated")
-        require_one_device(backend, "task=measure")
-        if backend.name != "torch" and (figure.is_measured_only or figure.is_partly_simulated):
+        if figure.is_of_stages:
+            self._require_stages(backend)
+        else:
+            require_one_device(backend, "task=measure")
+        if backend.name != "torch" and figure.is_partly_simulated:
             why = f"which executor={backend.name} does not report; use executor=torch"
-            raise UserError(f"{figure.name} needs stages or times of operations, {why}")
+            raise UserError(f"{figure.name} needs times of operations, {why}")
         self._refuse("every", "is for the recomputed figures of executor=simulated")
         self._refuse("processes", "is for executor=simulated, and a measurement is alone")
-        if figure.is_measured_only:
-            self._refuse("seconds", "measures sets of requests (task.sizes), however long")
-            setting = f"task.sizes.{self._setup(backend)}.models=[{cfg.model.get('name')}]"
-            self._require_usual_model(cfg, f"has further models; use {setting}")
-        elif resolve_model(cfg, backend)[1] is not None:
+        if resolve_model(cfg, backend)[1] is not None:
             raise UserError(f"task=measure takes random weights; drop model.path={cfg.model.path}")
         sizes = self._sizes(backend)
         specs = self._measured_specs(cfg, backend)
@@ -156,6 +155,13 @@ class Measure(Task):
             seed=int(cfg.seed),
             is_cut=self._setup(backend) == "paper",
         )
+
+    def _require_stages(self, backend: Backend) -> None:
+        if backend.num_stages == 1:
+            raise UserError(
+                f"{self.experiment} is of a pipeline's stages; add executor=vllm "
+                "executor.pipeline_parallel=2, or executor=simulated executor.pipeline_parallel=2"
+            )
 
     def _require_usual_model(self, cfg: DictConfig, why: str) -> None:
         if not is_usual_model(cfg):
@@ -212,13 +218,15 @@ class Measure(Task):
         return self._result({device: tables.pop("")}, source, context, tables)
 
     def _folder(self, backend: MeasuredBackend, model: str) -> str:
-        """Return the name of the results' folder: "cpu", "nvidia-h200", "vllm-nvidia-h200-tp2"."""
+        """Return the name of the results' folder: "cpu", "nvidia-h200", "vllm-cpu-pp2"."""
         device = backend.torch_device
         parts = [device_folder(device.type, device_description(device))]
         if backend.name != "torch":
             parts.insert(0, backend.name)
         if (degree := backend.tensor_parallel) > 1:
             parts.append(f"tp{degree}")
+        if (num_stages := backend.num_stages) > 1:
+            parts.append(f"pp{num_stages}")
         usual = next((platform.model for platform in self.figure.papers), backend.default_model)
         if backend.uses_gpus and model != usual:
             parts.append(model)

@@ -99,8 +99,10 @@ def test_three_stages_by_hand_with_prefills_of_different_length():
     assert not results[2].bubbles
 
 
-def test_a_host_on_the_first_stage_begins_when_that_and_a_place_are_free():
-    executor = PipelineExecutor(2, lambda batch: [float(batch.num_tokens)] * 2, turnaround=0.5)
+def test_a_worker_goes_on_after_its_turnaround():
+    """On the first stage when that and a place are free."""
+    times = [0.5, 0.25]
+    executor = PipelineExecutor(2, lambda batch: [float(batch.num_tokens)] * 2, turnarounds=times)
     executor.submit(prefill(4))
     executor.submit(prefill(2))
     results = [executor.collect()]
@@ -108,8 +110,8 @@ def test_a_host_on_the_first_stage_begins_when_that_and_a_place_are_free():
     results += [executor.collect() for _ in range(2)]
     assert [result.stages for result in results] == [
         [(0.5, 4.5), (4.5, 8.5)],
-        [(5, 7), (8.5, 10.5)],
-        [(9, 10), (10.5, 11.5)],
+        [(5, 7), (8.75, 10.75)],
+        [(9, 10), (11, 12)],
     ]
 
 

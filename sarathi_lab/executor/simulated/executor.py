@@ -74,8 +74,9 @@ class PipelineExecutor(SimulatedExecutor):
 
     `stage_times` gives a batch's seconds on each stage, `send_time` those between two stages, which
     occupy neither. A stage starts a micro-batch when it has received it and finished the previous
-    one; the first stage after its submission, and `turnaround` seconds after both where its host
-    also collects, schedules and submits. Raises UserError for less than one stage.
+    one, after which its worker takes the seconds of `turnarounds`, by stage, to go on; the first
+    stage's host takes them after the submission, too, as it collects and schedules. Raises
+    UserError for less than one stage.
     """
 
     def __init__(
@@ -83,13 +84,13 @@ class PipelineExecutor(SimulatedExecutor):
         num_stages: int,
         stage_times: Callable[[Batch], Sequence[float]],
         send_time: Callable[[Batch], float] = lambda batch: 0.0,
-        turnaround: float = 0.0,
+        turnarounds: Sequence[float] = (),
     ) -> None:
         fix = "use the number of pipeline stages, such as 8"
         self.capacity = require_int("num_stages", num_stages, 1, fix)
         self._stage_times = stage_times
         self._send_time = send_time
-        self._turnaround = turnaround
+        self._turnarounds = turnarounds or [0.0] * num_stages
         self.start()
 
     def start(self) -> None:
@@ -121,9 +122,9 @@ class PipelineExecutor(SimulatedExecutor):
         """Compute start and end on each stage of a micro-batch submitted now."""
         spans = []
         free_at = self._free_at or [0.0] * self.capacity
-        ready = max(self.now, free_at[0]) + self._turnaround
-        for duration, free in zip(seconds, free_at, strict=True):
-            start = max(ready, free)
+        ready = max(self.now, free_at[0]) + self._turnarounds[0]
+        for duration, free, turnaround in zip(seconds, free_at, self._turnarounds, strict=True):
+            start = max(ready, free + turnaround)
             spans.append((start, start + duration))
             ready = start + duration + send_time
         return spans

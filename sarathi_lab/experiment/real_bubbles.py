@@ -1,0 +1,233 @@
+"""Bubbles of a real pipeline: Fig 12 with stages that report when they worked, and beside it the
+simulated pipeline with stages that take as long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sarathi_lab.engine import loop
+from sarathi_lab.engine.config import EngineConfig
+from sarathi_lab.engine.executor import Backend, Executor
+from sarathi_lab.engine.executor import Sizes as BuildSizes
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.request import Request
+from sarathi_lab.executor.simulated.executor import PipelineExecutor
+from sarathi_lab.experiment.cases import Point, Round, Samples, keep, table_of
+from sarathi_lab.experiment.clock import Estimate
+from sarathi_lab.experiment.pipeline import completion_time, workload
+from sarathi_lab.experiment.registry import Figure, Job, Sizes, figure
+from sarathi_lab.experiment.scenario import BLOCK_SIZE, Room
+from sarathi_lab.experiment.stage_times import StageTimes
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.policy import Orca, Policy, Sarathi
+from sarathi_lab.results.plots.spec import PlotSpec
+from sarathi_lab.workload.base import random_prompt
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sarathi_lab.executor.measured_backend import MeasuredBackend
+    from sarathi_lab.experiment.measure import Measured, Session
+
+MEASURED, SIMULATED = "measured", "simulated"
+BUBBLES, COMPLETION, IDLE, ERROR = "bubbles", "completion", "idle share", "simulated / measured"
+CALIBRATING = 10**6  # seed of requests that stages' times are fitted to, and nothing else
+TWO_STAGES = ("executor.pipeline_parallel=2",)
+WATERMARK = 1.05  # of blocks, for policies that leave some free
+
+
+@dataclass(frozen=True)
+class PipelineBench:
+    """A pipeline with a model, by how its times are known: measured, simulated or both."""
+
+    spec: ModelSpec
+    engine: EngineConfig
+    executors: Mapping[str, Executor]
+
+    @property
+    def num_stages(self) -> int:
+        return self.engine.num_micro_batches
+
+    def serve(self, how: str, policy: Policy, requests: Sequence[Request]) -> Ledger:
+        return loop.serve(requests, replace(self.engine, policy=policy), self.executors[how])
+
+    def requests(self, num_requests: int, seed: int, lengths: tuple[int, int]) -> list[Request]:
+        """Return those of Fig 12 in this size, with tokens."""
+        drawn = workload(num_requests, seed, *lengths)
+        vocab_size = self.spec.vocab_size
+        requests = []
+        for request in drawn:
+            token_ids = random_prompt(request.request_id, request.prompt_len, vocab_size, seed)
+            requests.append(replace(request, prompt_token_ids=token_ids))
+        return requests
+
+    def with_simulation(self, sizes: Sizes) -> PipelineBench:
+        """Add the simulated pipeline whose stages take as long as the measured ones, by runs of
+        other requests under both policies, which also warm up.
+        """
+        lengths = (sizes["shortest"], sizes["longest"])
+        requests = self.requests(sizes["num_requests"], CALIBRATING, lengths)
+        ledgers = []
+        for policy in _policies(sizes["chunk"]):
+            ledgers.append(self.serve(MEASURED, policy, requests))
+        times = StageTimes.fit(ledgers)
+        simulated = PipelineExecutor(
+            self.num_stages,
+            times.stage_times,
+            times.send_time,
+            turnarounds=times.turnarounds,
+        )
+        return replace(self, executors={**self.executors, SIMULATED: simulated})
+
+
+def _policies(chunk: int) -> list[Policy]:
+    return [Sarathi(chunk=chunk), Orca()]
+
+
+@dataclass(frozen=True)
+class StagedFigure(Figure):
+    """An experiment on all stages of a pipeline, measured or simulated."""
+
+    is_of_stages = has_own_bench = True
+
+    def cases(self, spec: ModelSpec, sizes: Sizes) -> list[Round]:
+        return [Round(self.make, sizes, seed) for seed in range(sizes["num_seeds"])]
+
+    def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
+        """Return the room of one stage's micro-batch."""
+        return _room(sizes, num_stages=1, block_size=BLOCK_SIZE)
+
+    def room_on(self, backend: MeasuredBackend, spec: ModelSpec, sizes: Sizes) -> Room:
+        """Return the room of the micro-batches of all stages."""
+        block_size = math.lcm(BLOCK_SIZE, backend.block_multiple)
+        return _room(sizes, backend.num_stages, block_size)
+
+    def check(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> None:
+        backend.check(spec, _room(sizes, backend.num_stages, BLOCK_SIZE).kv_tokens)
+
+    def measure(self, session: Session) -> Measured:
+        from sarathi_lab.experiment.measure import measure  # torch takes seconds
+
+        sizes, num_stages = session.sizes, session.backend.num_stages
+        with session.loaded(self.name) as (executor, advance):
+            cache = (executor.num_blocks, executor.block_size)
+            engine = _engine(sizes, num_stages, *cache)
+            bench = PipelineBench(session.spec, engine, {MEASURED: executor})
+            samples = measure(
+                [Round(self.make, sizes, session.seed)],
+                bench.with_simulation(sizes),
+                seconds=session.seconds,
+                most=sizes["num_seeds"],
+                advance=advance,
+            )
+        return {"": session.table(self.name, samples, is_series=False)}
+
+    def bench(self, job: Job) -> PipelineBench:
+        num_stages = job.backend.num_stages
+        num_blocks = _room(job.sizes, num_stages, BLOCK_SIZE).kv_tokens // BLOCK_SIZE
+        engine = _engine(job.sizes, num_stages, num_blocks, BLOCK_SIZE)
+        build_sizes = BuildSizes(num_blocks, BLOCK_SIZE, engine.batch_size)
+        executor = job.backend.build(job.spec, None, build_sizes)
+        return PipelineBench(job.spec, engine, {SIMULATED: executor})
+
+    def table(self, parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
+        """Return medians over the sets of requests, and how far the sets differ."""
+        samples: Samples = {}
+        for points in parts:
+            keep(samples, points)
+        return table_of(self.name, samples, math.inf, is_series=False)
+
+
+def _room(sizes: Sizes, num_stages: int, block_size: int) -> Room:
+    blocks_each = -(-sizes["longest"] // block_size)
+    num_blocks = math.ceil(WATERMARK * num_stages * sizes["batch"] * blocks_each)
+    whole_prompt = sizes["longest"] + sizes["batch"]  # with decodes: Orca's largest batch
+    return Room(num_blocks * block_size, sizes["batch"], sizes["longest"], whole_prompt)
+
+
+def _engine(sizes: Sizes, num_stages: int, num_blocks: int, block_size: int) -> EngineConfig:
+    longest = sizes["longest"]
+    return EngineConfig(Orca(), sizes["batch"], num_blocks, block_size, longest, num_stages)
+
+
+@figure(
+    StagedFigure,
+    question="Do equal chunks close the bubbles of a real pipeline?",
+    seconds=150,
+    max_spread=0.3,
+    simulated=TWO_STAGES,
+    measured=("executor=vllm", *TWO_STAGES, "executor.eager=true"),
+    look=PlotSpec(
+        "Orca over SARATHI on the stages of a real pipeline",
+        "stages",
+        "orca / sarathi",
+        panels={BUBBLES: "median bubble time of a request", COMPLETION: "completion"},
+        left_out=(IDLE, ERROR),
+        is_by_device=True,  # each has simulated series beside measured ones
+        columns=2,
+    ),
+)
+def real_bubbles(
+    bench: PipelineBench,
+    seed: int,
+    *,
+    shortest: int,
+    longest: int,
+    batch: int,
+    chunk: int,
+    num_requests: int,
+    num_seeds: int,
+) -> Iterator[Point]:
+    """Ratios of median bubble time and of completion, Orca over SARATHI, of one set of requests;
+    each policy's idle share of the stages by cause, and its simulated completion over the measured
+    one. `num_seeds` sets are that many pairs; the policy that is served first takes turns.
+    """
+    requests = bench.requests(num_requests, seed, (shortest, longest))
+    policies = _policies(chunk)
+    if seed % 2:
+        policies.reverse()
+    tables: dict[tuple[str, str], pd.DataFrame] = {}
+    for policy in policies:
+        for how in bench.executors:
+            ledger = bench.serve(how, policy, requests)
+            tables[how, policy.name] = ledger.requests()
+            yield from _idle_shares(bench, how, policy, ledger)
+
+    for how in bench.executors:
+        orca = tables[how, "orca"]
+        sarathi = tables[how, "sarathi"]
+        bubbles = np.median(orca.bubble_time) / np.median(sarathi.bubble_time)
+        yield _point(bench, BUBBLES, how, bubbles, how)
+        completion = completion_time(orca.finish_time) / completion_time(sarathi.finish_time)
+        yield _point(bench, COMPLETION, how, completion, how)
+    if MEASURED not in bench.executors:
+        return
+    for policy in policies:
+        measured = completion_time(tables[MEASURED, policy.name].finish_time)
+        simulated = completion_time(tables[SIMULATED, policy.name].finish_time)
+        ratio = simulated / measured
+        yield _point(bench, ERROR, f"{policy.name}, completion", ratio, MEASURED)
+
+
+def _idle_shares(bench: PipelineBench, how: str, policy: Policy, ledger: Ledger) -> Iterator[Point]:
+    """Yield the share of all stages' seconds that are bubbles, by cause."""
+    stages, bubbles = ledger.stages(), ledger.bubbles()
+    total = bench.num_stages * float(stages.end.max() - stages.start.min())
+    seconds = (bubbles.end - bubbles.start).groupby(bubbles.cause).sum()
+    for cause in ("PB1", "PB2", "PB3", "starved"):
+        share = float(seconds.get(cause, 0.0)) / total
+        point = _point(bench, IDLE, f"{policy.name}, {cause}, {how}", share, how)
+        yield point._replace(kind="share")
+
+
+def _point(bench: PipelineBench, panel: str, series: str, value: float, how: str) -> Point:
+    model = bench.spec.name
+    num_stages = float(bench.num_stages)
+    labels = (("model", model), ("how", how))
+    return Point(panel, f"{model}, {series}", num_stages, Estimate(float(value)), labels=labels)
