@@ -24,7 +24,6 @@ try:
     from sarathi_lab.config.paths import CONF
     from sarathi_lab.config.run_context import current_run
     from sarathi_lab.config.stated import complete
-    from sarathi_lab.extensions.ranks.follow import run_or_follow
 except ModuleNotFoundError as missing:  # on a bare image
     if __name__ != "__main__":
         raise
@@ -50,9 +49,9 @@ def main(args: Sequence[str]) -> int:
     """Run a command line; returns the exit code.
 
     0; 2 for a mistake of the user's, or runs that stopped; 1 for runs that failed otherwise; 130
-    for Ctrl-C. Of torchrun's ranks the first does it, the others follow and do not return.
+    for Ctrl-C.
     """
-    return run_or_follow(lambda: exit_code(lambda: _main(args), "finished runs are kept"))
+    return exit_code(lambda: _main(args), "finished runs are kept")
 
 
 def _main(args: Sequence[str]) -> int:

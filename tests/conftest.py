@@ -45,7 +45,7 @@ EARLINESS = (0.0, 0.3, 0.9)
 
 SLOWEST = [  # first of all
     *("test_command_lines", "test_sweeps", "test_notebooks", "test_compilation", "test_run"),
-    *("test_config", "test_ranks", "test_kernel_executor", "test_late_device", "test_wheel"),
+    *("test_config", "test_kernel_executor", "test_late_device", "test_wheel"),
     *("test_claims", "test_paper"),
     *("test_cuda_stub", "test_native", "test_speculation_tokens", "test_recorded", "test_tracking"),
     *("test_calibrate", "test_experiments", "test_kv_quality", "test_own_code"),

@@ -46,6 +46,7 @@ LAUNCHERS = ("basic", "joblib", "ray", "submitit_local", "submitit_slurm")
 PLUGINS = {"hydra/launcher": LAUNCHERS, "hydra/sweeper": ("lab",)}
 MOST_JOBS = 10_000  # of a sweep; all of them are checked before the first one runs
 MOST_NAMES = 1000  # of options of a group that are looked at
+MOST_OPTIONS = 3  # that a line names which have the parameter that another lacks
 
 
 @dataclass(frozen=True)
@@ -255,7 +256,18 @@ def _unknown_key(key: str, settings: Sequence[str]) -> UserError:
     if parameter.partition(".")[0] in (listed or ()):
         return UserError(f"{key} is not listed by the option's file; write +{key}=VALUE")
     owner = str(node.get("_target_", group)).rpartition(".")[2]
+    others = [] if is_typo else _options_with(group, parameter, settings)
+    if 0 < len(others) <= MOST_OPTIONS:
+        named = " and ".join(f"{group}={option}" for option in others)
+        fix = f"add {group}={others[-1]}"
+        return UserError(f"{key} is not a parameter of {owner}, but of {named}; {fix}")
     return unknown_name(key, names, f"a parameter of {owner}")
+
+
+def _options_with(group: str, parameter: str, settings: Sequence[str]) -> list[str]:
+    """Return the options of a group whose files list a parameter."""
+    paths = option_files(group, folders_of(settings))
+    return [option for option, path in paths.items() if parameter in read_option(group, path)]
 
 
 def combine(settings: Sequence[Override]) -> list[tuple[str, ...]]:

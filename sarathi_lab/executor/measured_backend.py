@@ -29,8 +29,8 @@ class MeasuredBackend(ABC):
     name: ClassVar[str]
     serving_device: ClassVar[None] = None  # a server's sizes are for who asks for them
     dtype: str
-    tensor_parallel: int
-    pipeline_parallel: int
+    tensor_parallel: int = 1  # devices, where the subclass has no field for them
+    pipeline_parallel: int = 1
 
     @property
     @abstractmethod
@@ -56,10 +56,6 @@ class MeasuredBackend(ABC):
     @abstractmethod
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Any:
         """Return a warmed-up executor."""
-
-    @abstractmethod
-    def part(self, spec: ModelSpec) -> ModelSpec:
-        """Return what one of several GPUs holds of `spec`."""
 
     @property
     def block_multiple(self) -> int:
@@ -108,7 +104,8 @@ class MeasuredBackend(ABC):
         """Return the memory of one part on a GPU, of all on a CPU, before weights are quantised."""
         spec = replace(spec, weight_dtype="auto")
         if self.uses_gpus and self.num_devices > 1:
-            spec = self.part(spec)
+            # Each has about its share of the layers, or of every layer.
+            spec = replace(spec, num_layers=-(-spec.num_layers // self.num_devices))
         return Memory(self.torch_device, self.device_name, spec, self.dtype_bytes)
 
     def _free_memory(self) -> None:

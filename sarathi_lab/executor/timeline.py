@@ -184,7 +184,7 @@ class OperationProfiler:
 
     def write(self, directory: Path) -> None:
         """Write `operations.parquet` (`iteration`, `operation`, `seconds`)."""
-        import pandas as pd  # here, as ranks start in less time without it
+        import pandas as pd
 
         table = pd.DataFrame(self._seconds, columns=["iteration", "operation", "seconds"])
         table.to_parquet(directory / "operations.parquet")

@@ -12,7 +12,7 @@ from sarathi_lab.config.console import amount
 from sarathi_lab.model.layers import Linear, Work
 from sarathi_lab.model.spec import ModelSpec
 
-if TYPE_CHECKING:  # its import takes half a second of each rank's start
+if TYPE_CHECKING:  # its import takes half a second
     import pandas as pd
 
 TILE = 128  # tokens of a tile of a GPU's large matrix products (SARATHI, section 4.4)

@@ -24,7 +24,7 @@ from sarathi_lab.engine.single_iteration import host_caution
 from sarathi_lab.executor.device import device_description
 from sarathi_lab.executor.measured_backend import MeasuredBackend
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.executor.torch.checks import require_one_device
+from sarathi_lab.executor.torch.checks import require_one_stage
 from sarathi_lab.experiment.figures import as_points, by_folder, paper, simulate
 from sarathi_lab.experiment.measure import COMPOSITIONS, Session
 from sarathi_lab.experiment.registry import FIGURES, SETUPS, Figure, Job, load_figure, paper_jobs
@@ -120,7 +120,7 @@ class Measure(Task):
         if figure.is_of_stages:
             self._require_stages(backend)
         else:
-            require_one_device(backend, "task=measure")
+            require_one_stage(backend, "task=measure")
         if backend.name != "torch" and figure.is_partly_simulated:
             why = f"which executor={backend.name} does not report; use executor=torch"
             raise UserError(f"{figure.name} needs times of operations, {why}")

@@ -23,7 +23,6 @@ from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, all_reduce_time, matmul_time
 from sarathi_lab.executor.simulated.kv_capacity import check_room
-from sarathi_lab.extensions.ranks.sharded import Ranks
 from sarathi_lab.run import main
 
 SPLIT = dataclasses.replace(SPEC, num_layers=4, num_heads=2, num_kv_heads=2, head_size=2)
@@ -54,15 +53,21 @@ def test_two_devices_a_layer_halve_columns_rows_and_heads():
     assert two["norms"] == one["norms"]  # every device has all of the hidden states
 
 
-def test_simulated_devices_have_what_real_ranks_have():
-    """The router of a mixture whole, its shared expert by columns as a dense block."""
+def test_devices_that_share_a_layer_split_heads_columns_and_rows():
+    """As Megatron-LM does; the router of a mixture whole, its shared expert as a dense block."""
     mixture = dataclasses.replace(load_option("model", "tiny-moe"), shared_expert_size=24)
     for spec in (load_option("model", "13b"), mixture):
         operations = AnalyticOperations(spec, LINKED, 2, Parallel(2))
-        real = Ranks(2).part(0).spec(spec)
-        for whole, own in zip(spec.layer_linears, real.layer_linears, strict=True):
+        half = dataclasses.replace(
+            spec,
+            num_heads=spec.num_heads // 2,
+            num_kv_heads=spec.num_kv_heads // 2,
+            ffn_size=spec.ffn_size // 2,
+            shared_expert_size=spec.shared_expert_size // 2,
+        )
+        for whole, own in zip(spec.layer_linears, half.layer_linears, strict=True):
             assert operations.shard_shape(whole) == (own.in_features, own.out_features)
-    assert Experts(mixture, LINKED, 2, tensor=2).shape.expert_size == real.ffn_size
+    assert Experts(mixture, LINKED, 2, tensor=2).shape.expert_size == half.ffn_size
 
 
 def test_small_all_reduces_are_sent_to_all_and_large_ones_summed_by_parts():
@@ -223,9 +228,6 @@ def test_degrees_above_the_kv_heads_copy_them():
     operations = AnalyticOperations(one_head, LINKED, 2, pair)
     (qkv,) = (one for one in one_head.layer_linears if one.name == "qkv_proj")
     assert operations.shard_shape(qkv) == (2, 2 + 2 * 2)  # a head's queries; keys, values
-    real = Ranks(2).part(0).spec(one_head)
-    assert real.num_kv_heads == 1
-    assert real.layer_linears[0].out_features == 6
     device = AttentionTimes(LINKED, 1, 1, head_size=2, kv_head_bytes=4)
     assert operations.attention_times(BATCH)[1] == device.decode(1, 5)
     alone = AnalyticOperations(one_head, LINKED, 2)
@@ -256,5 +258,3 @@ def test_odd_degrees_are_refused(tensor, valid):
     spec = dataclasses.replace(SPEC, num_heads=heads, num_kv_heads=4)
     with pytest.raises(UserError, match=rf"={tensor} neither divides the 4 KV heads .*of {valid}"):
         Parallel(tensor).check(spec)
-    with pytest.raises(UserError, match=rf"={tensor} neither divides the 4 KV heads"):
-        Ranks(tensor).check(dataclasses.replace(spec, ffn_size=48))

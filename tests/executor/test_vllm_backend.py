@@ -95,6 +95,7 @@ def test_a_missing_or_old_vllm_is_refused(monkeypatch, refused):
         ("executor.async_scheduling=true executor.pipeline_parallel=2", "has no effect"),
         ("model=13b batch=4096", "lower batch"),
         ("model=tiny model.head_size=24", "heads of 24, which vLLM's attention does not compute"),
+        ("task=calibrate executor.pipeline_parallel=2", "iterations of one stage, not of 2"),
     ],
 )
 def test_what_vllm_can_not_do_is_refused_in_a_line(settings, message, stub, refused):

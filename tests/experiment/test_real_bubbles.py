@@ -128,6 +128,11 @@ def test_it_needs_stages(executor, refused):
     )
 
 
+def test_the_lab_s_engine_has_one_device(refused):
+    words = "is not a parameter of TorchBackend, but of executor=simulated and executor=vllm"
+    assert words in refused("executor.pipeline_parallel=2")
+
+
 def test_claims_run_leaves_it_out_without_its_engine(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(claims, "find_spec", lambda name: None)
     only = ["--only", "real_bubbles", "--results", str(tmp_path)]

@@ -6,15 +6,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import ClassVar, get_args
 
 import torch
 
 from sarathi_kernels.cpu.build import instruction_set
 from sarathi_kernels.runtime.chip import chip_of
-from sarathi_lab.config.checked import check_fields, flag, one_of, text, whole
+from sarathi_lab.config.checked import check_fields, flag, one_of, whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor import device as devices
@@ -42,9 +41,6 @@ from sarathi_lab.model.weights import load_model
 WARM_UP_TOKENS = 256
 
 
-RANKS = "sarathi_lab.extensions.ranks.executor"  # module of processes, one a device
-
-
 @dataclass(frozen=True)
 class TorchBackend(MeasuredBackend):
     """Backend that runs a model with torch on `device`. Raises UserError for invalid settings.
@@ -56,9 +52,7 @@ class TorchBackend(MeasuredBackend):
     a chunk and decodes share the device in attention. `threads` compute on a CPU (None: torch's
     number). `profile` times operations. `weights="fp8"` has weights and activations of the
     layers' products in 8 bits, which a CPU emulates; `dtype="int8"` has all products in int8, on a
-    CPU, and the rest in bfloat16. `tensor_parallel` devices share a layer, `pipeline_parallel`
-    stages share the layers: a process each, started by the module `ranks`, and lost after
-    `rank_timeout` seconds without an answer.
+    CPU, and the rest in bfloat16.
     """
 
     name: ClassVar[str] = "torch"
@@ -75,12 +69,6 @@ class TorchBackend(MeasuredBackend):
     )
     profile: str = one_of("none", valid=("none", "operations"))
     weights: WeightDtype = one_of("auto", valid=WEIGHT_DTYPES)
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    rank_timeout: int = whole(
-        300, minimum=1, fix="use seconds after which a rank without an answer is lost, such as 300"
-    )
-    ranks: str = text(RANKS, fix=f"leave it at {RANKS}")
 
     def __post_init__(self) -> None:
         _ = self.torch_dtype  # refuse a device that is not there
@@ -88,13 +76,6 @@ class TorchBackend(MeasuredBackend):
         self._check_device()
         if self.dtype == checks.INT8:
             checks.check_int8(self.weights, self.uses_gpus, self.uses_kernels)
-        if self._several is not None:
-            self._several.check_settings(self)
-
-    @property
-    def _several(self) -> Any:
-        """The module of several devices, None for one."""
-        return None if self.num_devices == 1 else import_module(self.ranks)
 
     @cached_property
     def torch_device(self) -> torch.device:
@@ -121,18 +102,16 @@ class TorchBackend(MeasuredBackend):
     def device_name(self) -> str:
         has_native = self.wants_native and why_not_built(self.isa) is None
         isa = instruction_set(self.isa) if has_native else None
-        name = devices.device_description(self.torch_device, self._threads, isa)
-        return name if self.num_devices == 1 else f"{name}, {self.degrees.description}"
+        return devices.device_description(self.torch_device, self._threads, isa)
 
     @property
     def num_threads(self) -> int | None:
-        """Threads that compute, on each of several ranks; None on a GPU."""
+        """Threads that compute; None on a GPU."""
         return None if self.uses_gpus else self._threads
 
     @property
     def _threads(self) -> int:
-        """`threads`, or a rank's share of all."""
-        return self.threads or max(1, devices.num_threads(None) // self.num_devices)
+        return self.threads or devices.num_threads(None)
 
     def _check_device(self) -> None:
         """Raise UserError for settings of another kind of device."""
@@ -174,8 +153,6 @@ class TorchBackend(MeasuredBackend):
     def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
         """Raise UserError for a model that does not run here: shape, kernels, free memory."""
         spec = self.with_weights(spec)
-        if self._several is not None:
-            self._several.ranks_of(self).check(spec)
         if self.uses_kernels:
             with explain_device_errors("the run of a first kernel"):
                 require_supported(spec, self.torch_device, self.torch_dtype)
@@ -201,65 +178,49 @@ class TorchBackend(MeasuredBackend):
         on_cpu = not self.uses_gpus
         return checks.cautions_of(self._weights, self.dtype_name, reason, on_cpu, by_torch)
 
-    def part(self, spec: ModelSpec) -> ModelSpec:
-        assert self._several is not None
-        part: ModelSpec = self._several.ranks_of(self).part(0).spec(spec)
-        return part
-
     def peaks(self) -> Peaks:
-        """Measure the peaks of this device, of all ranks together; the best so far count."""
-        devices.use_threads(self.num_threads if self.num_devices == 1 else None)
+        """Measure the peaks of this device; the best so far count."""
+        devices.use_threads(self.num_threads)
         with explain_device_errors("the measurement of its peaks"):
             has_int8 = self.wants_native and not why_not_built(self.isa)
             dtype = torch.int8 if self._weights == "int8" and has_int8 else self.torch_dtype
-            peaks = measure_peaks(self.torch_device, dtype, self.isa)
-        devices.use_threads(self.num_threads)
-        return self.of_all_devices(peaks)
+            return measure_peaks(self.torch_device, dtype, self.isa)
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> TorchExecutor:
-        """Load weights, make the cache and warm up. Raises RunError without memory, or for a lost
-        rank.
-        """
-        if self._several is not None:
-            executor: TorchExecutor = self._several.build(self, spec, checkpoint, sizes)
-            return executor
-        device, dtype = self.torch_device, self.torch_dtype
-        model = self.load(spec, lambda spec: load_model(spec, checkpoint, device, dtype, self.seed))
-        executor = self.assemble(TorchExecutor, model, sizes)
-        self.warm_up(executor, sizes)
+        """Load weights, make the cache and warm up. Raises RunError without memory."""
+        model = self._load(spec, checkpoint)
+        executor = self._assemble(model, sizes)
+        executor.warm_up(
+            batch_size=sizes.batch_size,
+            chunk_tokens=sizes.chunk or WARM_UP_TOKENS,
+            longest=sizes.max_model_len or executor.num_blocks * sizes.block_size,
+            max_tokens=sizes.max_batch_tokens,
+            num_drafts=sizes.num_drafts,
+        )
         return executor
 
-    def load(
-        self, spec: ModelSpec, load: Callable[[ModelSpec], Transformer], *, is_whole: bool = True
-    ) -> Transformer:
-        """Load a model and select its kernels; unless it `is_whole`, C++ computes it in parts."""
+    def _load(self, spec: ModelSpec, checkpoint: Path | None) -> Transformer:
+        """Load a model and select its kernels."""
         spec = self.with_weights(spec)
         devices.use_threads(self.num_threads)
         devices.prepare_memory(self.torch_device)
         with explain_device_errors(f"the loading of {spec.name}"):
-            model = load(spec)
+            model = load_model(spec, checkpoint, self.torch_device, self.torch_dtype, self.seed)
             if self.uses_kernels:
                 use_triton(model, self.hybrid)
             elif self.wants_native and self._why_not_native(spec) is None:
-                use_native(model, is_whole=is_whole, isa=self.isa)
+                use_native(model, isa=self.isa)
         return model
 
-    def assemble(
-        self,
-        executor: Callable[..., TorchExecutor],
-        model: Transformer,
-        sizes: Sizes,
-        agree: Callable[[int], int] = int,
-    ) -> TorchExecutor:
-        """Make an `executor` of `model`, not warmed up, of as many blocks as all ranks `agree`."""
-        # A stage waits for the one before it, which can't be part of a graph.
-        uses_graphs = self.uses_kernels and self.cuda_graphs and self.num_stages == 1
+    def _assemble(self, model: Transformer, sizes: Sizes) -> TorchExecutor:
+        """Make an executor of `model`, not warmed up."""
+        uses_graphs = self.uses_kernels and self.cuda_graphs
         block_size, limits = sizes.block_size, None
         if self.uses_kernels:
             limits = Limits(model.spec, block_size, chip_of(self.torch_device).num_sms)
         timeline = timeline_of(self.torch_device)
         make = partial(
-            executor,
+            TorchExecutor,
             model,
             block_size=block_size,
             timeline=timeline,
@@ -269,7 +230,7 @@ class TorchBackend(MeasuredBackend):
             graphs=CudaGraphs() if uses_graphs and self.uses_gpus else NoGraphs(),
         )
         with explain_device_errors(f"the loading of {model.spec.name}"):
-            num_blocks = agree(self._num_blocks(make, sizes))
+            num_blocks = self._num_blocks(make, sizes)
             return make(num_blocks=num_blocks, num_host_blocks=sizes.num_host_blocks)
 
     def _num_blocks(self, make: Callable[..., TorchExecutor], sizes: Sizes) -> int:
@@ -281,12 +242,3 @@ class TorchBackend(MeasuredBackend):
         iterate = partial(probe.compute_padding, tokens, sizes.batch_size * (1 + sizes.num_drafts))
         budget = KvBudget.measure(probe.model, sizes.block_size, tokens, iterate)
         return budget.fit(None if sizes.fills_memory else sizes.num_blocks)
-
-    def warm_up(self, executor: TorchExecutor, sizes: Sizes) -> None:
-        executor.warm_up(
-            batch_size=sizes.batch_size,
-            chunk_tokens=sizes.chunk or WARM_UP_TOKENS,
-            longest=sizes.max_model_len or executor.num_blocks * sizes.block_size,
-            max_tokens=sizes.max_batch_tokens,
-            num_drafts=sizes.num_drafts,
-        )

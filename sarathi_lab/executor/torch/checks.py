@@ -71,14 +71,11 @@ def cautions_of(
     return cautions
 
 
-def require_one_device(backend: Any, what: str) -> None:
-    """Raise UserError for several ranks, and for stages, where `what` times single iterations; of
-    another executor devices that share each layer count as one.
-    """
-    is_one = backend.name != "torch" and backend.num_stages == 1
-    if (count := backend.num_devices) > 1 and not is_one:
+def require_one_stage(backend: Any, what: str) -> None:
+    """Raise UserError for a pipeline, where `what` times single iterations."""
+    if backend.num_stages > 1:
         raise UserError(
-            f"{what} looks into one device, not {count}; leave out executor.tensor_parallel and "
+            f"{what} times iterations of one stage, not of {backend.num_stages}; leave out "
             "executor.pipeline_parallel"
         )
 

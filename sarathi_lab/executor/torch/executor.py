@@ -135,7 +135,6 @@ class TorchExecutor(WallClock):
         start = self.timeline.mark()
         shape = self._shape_of(batch)
         emitting = self._packer.fill(batch, shape, self._newest)
-        self._share(batch, shape)
         packed = time.perf_counter()
         if self._uses_kernels:
             start = self.timeline.mark()
@@ -152,9 +151,6 @@ class TorchExecutor(WallClock):
     def _shape_of(self, batch: Batch) -> Shape:
         """Return the padded shape of `batch` after kernels' warm-up, else the exact one."""
         return self._limits.exact(batch) if self._shapes is None else self._shapes.choose(batch)
-
-    def _share(self, batch: Batch, shape: Shape) -> None:
-        """Send the filled inputs to other devices; overridden where there are any."""
 
     def _compute(self, shape: Shape) -> GraphUse:
         """Compute the filled inputs; return whether a graph was replayed."""

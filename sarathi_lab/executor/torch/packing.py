@@ -157,16 +157,14 @@ def _put(field: NDArray[Any], values: NDArray[Any], padding: int) -> None:
 
 
 class Packer:
-    """Packer of batches for one device: `fill` on the host, in turn in one of `num_buffers`, then
-    `send` to the device, or `for_torch`.
+    """Packer of batches for one device: `fill` on the host, then `send` to the device, or
+    `for_torch`.
     """
 
-    def __init__(
-        self, limits: Limits, device: torch.device, num_buffers: int | None = None
-    ) -> None:
+    def __init__(self, limits: Limits, device: torch.device) -> None:
         # The device reads pinned memory while the host goes on.
         is_pinned = device.type == "cuda"
-        self._hosts = [_Buffer(pin_memory=is_pinned) for _ in range(num_buffers or NUM_BUFFERS)]
+        self._hosts = [_Buffer(pin_memory=is_pinned) for _ in range(NUM_BUFFERS)]
         self._filled = 0
         self._table = BlockTable(limits.block_size)
         self._newest = Composition(Columns(), self._table)
@@ -243,12 +241,6 @@ class Packer:
         """Buffer that was filled last."""
         return self._hosts[self._filled]
 
-    def take(self, shape: Shape, buffer: Tensor) -> None:
-        """Take the buffer of `shape` that another rank has filled."""
-        self._filled = (self._filled + 1) % len(self._hosts)
-        self.host.sized(len(buffer)).copy_(buffer)
-        self.host.fill(shape, None)
-
     def send(self, shape: Shape, into: Tensor | None = None) -> PackedInputs:
         """Start to copy the filled buffer to `into`, or one that the next call overwrites."""
         fields = fields_of(shape)
@@ -293,7 +285,7 @@ class _Buffer:
     def __init__(self, **where: Any) -> None:
         self._where = where
         self._tensor = torch.empty(0, dtype=torch.int32)
-        self._filled_with: tuple[Composition | None, Shape] | None = None
+        self._filled_with: tuple[Composition, Shape] | None = None
         self.views: Views = {}
 
     def sized(self, size: int) -> Tensor:
@@ -301,12 +293,11 @@ class _Buffer:
             self._tensor = torch.empty(2 * size, dtype=torch.int32, **self._where)
         return self._tensor[:size]
 
-    def fill(self, shape: Shape, kept: Composition | None) -> Views:
-        """Return the fields of `shape`, with the part of `kept` filled in unless it is None."""
-        if kept is None or self._filled_with != (kept, shape):
+    def fill(self, shape: Shape, kept: Composition) -> Views:
+        """Return the fields of `shape`, with the part of `kept` filled in."""
+        if self._filled_with != (kept, shape):
             fields = fields_of(shape)
             self.views = fields.views(self.sized(fields.size).numpy())
             self._filled_with = kept, shape
-            if kept is not None:
-                kept.fill(self.views, shape)
+            kept.fill(self.views, shape)
         return self.views

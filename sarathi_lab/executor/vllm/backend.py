@@ -107,9 +107,6 @@ class VllmBackend(MeasuredBackend):
             )
         self.check_memory(spec, kv_tokens)
 
-    def part(self, spec: ModelSpec) -> ModelSpec:
-        return replace(spec, num_layers=-(-spec.num_layers // self.num_devices))
-
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
         """Return what differs from a server's run."""
         if not self._times_stages_in_graphs:

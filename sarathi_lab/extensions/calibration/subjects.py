@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
-from sarathi_lab.executor.torch.checks import require_one_device
+from sarathi_lab.executor.torch.checks import require_one_stage
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
 
@@ -25,5 +25,5 @@ def measured_subject(cfg: DictConfig) -> Subject:
             f"task=calibrate measures a real device, executor={backend.name} is none; use "
             "executor=torch"
         )
-    require_one_device(backend, "task=calibrate")
+    require_one_stage(backend, "task=calibrate")
     return backend, *resolve_model(cfg, backend)

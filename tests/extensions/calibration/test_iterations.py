@@ -128,7 +128,6 @@ def test_the_command_leaves_a_folder_that_simulates_the_device(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["executor.pipeline_parallel=2"], "task=calibrate looks into one device, not 2"),
         (["task.by=layers"], "task.by=layers"),
         (["seq_len=1000000000"], "GB for KV"),
     ],
