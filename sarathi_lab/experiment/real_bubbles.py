@@ -165,8 +165,8 @@ def _engine(sizes: Sizes, num_stages: int, num_blocks: int, block_size: int) -> 
     measured=("executor=vllm", *TWO_STAGES, "executor.eager=true"),
     look=PlotSpec(
         "Orca over SARATHI on the stages of a real pipeline",
-        "stages",
-        "orca / sarathi",
+        y="orca / sarathi",
+        kind="bar",
         panels={BUBBLES: "median bubble time of a request", COMPLETION: "completion"},
         left_out=(IDLE, ERROR),
         is_by_device=True,  # each has simulated series beside measured ones

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def _ids_by_verdict(table: pd.DataFrame) -> dict[str, dict[str, list[str]]]:
     is_simulated = table.device.str.startswith(SIMULATED)
     is_profiled = table.device.str.endswith(PROFILED)
     parts = {
-        "two CPU cores": table[table.device == "cpu"],
+        "two CPU cores": table[table.device.map(_without_engine) == "cpu"],
         "simulated": table[is_simulated & ~is_profiled],
         "simulated, profiled": table[is_profiled],
     }
@@ -129,8 +130,22 @@ def _is_after(table: pd.DataFrame) -> pd.Series:
 
 
 def _measured_devices(table: pd.DataFrame) -> list[str]:
-    devices = dict.fromkeys(map(str, table.device))
-    return [one for one in devices if one != "none" and not one.startswith(SIMULATED)]
+    """Return the columns of measured devices. What vLLM's engine measured on a device stands in the
+    column of the lab's engine there, if that has one.
+    """
+    names = dict.fromkeys(map(str, table.device))
+    measured = [name for name in names if name != "none" and not name.startswith(SIMULATED)]
+    columns = []
+    for name in measured:
+        device = _without_engine(name)
+        if device == name or device not in measured:
+            columns.append(name)
+    return columns
+
+
+def _without_engine(name: str) -> str:
+    """Return the device of a folder such as "vllm-cpu-pp2": "cpu"."""
+    return re.sub(r"(-[tp]p\d+)+$", "", name.removeprefix("vllm-"))
 
 
 def _cells(rows: pd.DataFrame, devices: Sequence[str]) -> list[str]:
@@ -143,7 +158,15 @@ def _cells(rows: pd.DataFrame, devices: Sequence[str]) -> list[str]:
             name = device.removeprefix(SIMULATED).replace(PROFILED, " profiled")
             simulated.setdefault(verdict, []).append(f"{name} {value}")
     last = "; ".join(f"**{verdict}**: {', '.join(each)}" for verdict, each in simulated.items())
-    cells = [f"**{words[one][0]}**: {words[one][1]}" if one in words else "" for one in devices]
+    cells = []
+    for column in devices:
+        measured = []
+        for device, (verdict, value) in words.items():
+            if device == column:
+                measured.append(f"**{verdict}**: {value}")
+            elif _without_engine(device) == column:
+                measured.append(f"**{verdict}**: {value}, {device}")
+        cells.append("; ".join(measured))
     return [cell or NOT_MEASURED for cell in (*cells, last)]
 
 

@@ -100,6 +100,7 @@ ONE_RANKING = ["experiment/leaderboard/workload=azure_code", "experiment/leaderb
 NEEDED = {
     "policies": [*TRACE, "policy=sarathi,orca"],
     "leaderboard": [*ONE_RANKING, "policy=sarathi,orca", "seed=0"],
+    "real_bubbles": ["executor=simulated", "executor.pipeline_parallel=2"],
 }
 
 
