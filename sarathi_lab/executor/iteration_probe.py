@@ -23,6 +23,9 @@ class IterationProbe:
     was taken. Batches must be of sequences that hold cache blocks.
     """
 
+    has_operations = False  # whether `operation_times` has more than the whole
+    reports_operations = False  # whether these are of the same iteration
+
     def __init__(self, executor: Any) -> None:
         self.executor = executor
         self.timing: Timing = "host"

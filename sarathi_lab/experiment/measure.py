@@ -23,6 +23,7 @@ from sarathi_lab.executor.measured_backend import MeasuredBackend
 from sarathi_lab.executor.steal_corrected_clock import exclude_stolen_time
 from sarathi_lab.executor.torch.backend import WARM_UP_TOKENS
 from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.operation_probe import OperationProbe
 from sarathi_lab.experiment.cases import Group, Part, Point, Samples, keep, table_of
 from sarathi_lab.experiment.clock import Clock, Estimate
 from sarathi_lab.experiment.measured_cost import TOO_SMALL, MeasuredCostModel
@@ -85,8 +86,8 @@ class DeviceClock(Clock):
         return Estimate(float(np.median(whole))).over(Estimate(float(np.median(more - less))))
 
     def keys_read(self, work: WorkSum) -> Estimate | None:
-        if not self.cost.has_operations:
-            return None
+        if not isinstance(self.cost.probe, OperationProbe):
+            return None  # other kernels have no cache that can be written
         total = 0.0
         for batch in work.batches:
             placed = self.cost.placed(batch)

@@ -22,6 +22,8 @@ from sarathi_lab.executor.steal_corrected_clock import stolen
 from sarathi_lab.executor.timeline import HostTimeline
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
+from sarathi_lab.executor.vllm.executor import VllmExecutor
+from sarathi_lab.executor.vllm.operation_probe import HookedProbe
 from sarathi_lab.experiment.scenario import Times
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.intervals import summary
@@ -34,7 +36,7 @@ REFERENCES = 8  # before the first timing of a size
 AGREE = 1.25
 PARTS = ("qkv_proj", "out_proj", "ffn", "elementwise", "prefill_attention", "others")
 TOO_SMALL = "the cache is too small"
-NO_OPERATIONS = "whole iterations are timed here, not operations"
+NO_OPERATIONS = "whole iterations are timed here; executor.eager=true times vLLM's operations, too"
 ALTERNATED = 1.0  # seconds of iterations whose difference is asked for, in a round
 FEWEST_TURNS, MOST_TURNS = 3, 32  # of them
 
@@ -45,6 +47,15 @@ def composition(batch: Batch) -> Composition:
     """What a batch is made of, in the order of its chunks; equal for batches of equal cost."""
     counts = Counter((chunk.start, chunk.num_tokens, chunk.is_decode) for chunk in batch.chunks)
     return tuple((*key, count) for key, count in counts.items())
+
+
+def _probe_of(executor: Any) -> OperationProbe | HookedProbe | IterationProbe:
+    if isinstance(executor, TorchExecutor):
+        # It fills the cache with random values: zeros run faster.
+        return OperationProbe(executor)
+    if isinstance(executor, VllmExecutor) and executor.workers.times_operations:
+        return HookedProbe(executor)
+    return IterationProbe(executor)
 
 
 def describe(batch: Batch) -> str:
@@ -65,8 +76,9 @@ def _lower(timings: Sequence[Times]) -> Times:
 
 
 class Measurement(NamedTuple):
-    """Seconds of a composition's iterations, and of its operations alone; how they were timed, and
-    the median share of an iteration in which the host was at work on it.
+    """Seconds of a composition's iterations, and of its operations alone; how they were timed.
+
+    `host_share` is the median share of an iteration in which the host was at work on it.
     """
 
     batch: Batch
@@ -74,16 +86,18 @@ class Measurement(NamedTuple):
     operations: Times
     timings: Mapping[str, Timing]
     host_share: float = math.nan  # where operations report themselves
+    operation_share: float = math.nan  # of an iteration, that hooks on its operations sum to
 
 
 class MeasuredCostModel:
     """`IterationTimes` that are measured when they are first asked for.
 
     The lab's executor has times of operations: an iteration in C++ reports them; else they are
-    timed alone, over all layers, and `others` is the rest of the whole. On any other iterations
-    are timed as wholes (`WHOLE`). Each is the `LOWER` quantile of its timings;
-    where these do not sum to what the iteration took they are scaled to it. A batch that the device
-    can't hold has the time "not a number"; `reason` is why the last one was left out.
+    timed alone, over all layers, and `others` is the rest of the whole. vLLM's workers report them
+    where they run eagerly; else iterations are timed as wholes (`WHOLE`). Each is the `LOWER`
+    quantile of its timings; where these do not sum to what the iteration took they are scaled to
+    it. A batch that the device can't hold has the time "not a number"; `reason` is why the last one
+    was left out.
     """
 
     uncertainty: ClassVar[Mapping[str, float]] = {"matmul": math.nan, "attention": math.nan}
@@ -95,10 +109,9 @@ class MeasuredCostModel:
         self.is_shared = type(executor.timeline) is HostTimeline  # with other processes
         self.measurements: dict[Composition, Measurement] = {}
         self._kept: dict[Composition, Measurement] = {}
-        self.has_operations = isinstance(executor, TorchExecutor)
+        self.probe: Any = _probe_of(executor)
+        self.has_operations: bool = self.probe.has_operations
         self.reason = None if self.has_operations else NO_OPERATIONS
-        # That of operations fills the cache with random values: zeros run faster.
-        self.probe: Any = (OperationProbe if self.has_operations else IterationProbe)(executor)
         self._products: dict[int, tuple[Times, Timing]] = {}
         self._references: defaultdict[int, list[float]] = defaultdict(list)
         self._random = np.random.default_rng(seed)
@@ -138,7 +151,7 @@ class MeasuredCostModel:
         if not self.has_operations:
             return self._measure_whole(batch)
         name = "prefill_attention" if batch.num_prefills else "decode_attention"
-        if self.executor.model.whole_pass is not None:
+        if self.probe.reports_operations:
             return self._measure_reported(batch, name)
         most = MOST if self.is_shared else 1
         if tokens not in self._products:
@@ -183,9 +196,11 @@ class MeasuredCostModel:
         """Take operations and the whole from the same iterations, so that what slows the machine
         in between does not count as `others`.
         """
+        operation_shares: list[float] = []
 
         def reported() -> Times:
             times = self.probe.operation_times(batch)
+            operation_shares.append(self.probe.operation_share)
             times["others"] += times.pop("logits")
             return {attention: times.pop("attention"), **times}
 
@@ -195,7 +210,8 @@ class MeasuredCostModel:
         share = float(np.quantile(seconds, LOWER)) / sum(operations.values())
         operations = {name: share * value for name, value in operations.items()}
         timings = dict.fromkeys(("iteration", *operations), self.probe.timing)
-        return Measurement(batch, seconds, operations, timings)
+        operation_share = float(np.median(operation_shares))
+        return Measurement(batch, seconds, operations, timings, operation_share=operation_share)
 
     def timed(self, tokens: int, work: Callable[[], Times], most: int = MOST) -> list[Times]:
         """Time `work` repeatedly, each time between two references, and divide by how much slower
@@ -271,7 +287,9 @@ class MeasuredCostModel:
             }
             whole = summary([1e3 * seconds for seconds in found.seconds], "ms")
             whole["value"] = 1e3 * sum(found.operations.values())
-            values = {"iteration": {**whole, "host_share": found.host_share}}
+            whole["host_share"] = found.host_share
+            whole["operation_share"] = found.operation_share
+            values = {"iteration": whole}
             for name, seconds in found.operations.items() if self.has_operations else ():
                 values[name] = {"value": 1e3 * seconds, "unit": "ms"}
             for name, value in values.items():

@@ -250,6 +250,7 @@ class Measure(Task):
             shown=[
                 *(lines(device, table) for device, table in tables.items()),
                 *_host_shares(others.get(COMPOSITIONS)),
+                *_operation_shares(others.get(COMPOSITIONS)),
             ],
             places={"points": context.run_dir / POINTS},
             tags=[figure.name, *tables],
@@ -301,6 +302,17 @@ def _host_shares(compositions: pd.DataFrame | None) -> list[str]:
         f"  of an iteration alone, the host's work is at most {host_share:.1%} "
         f"({compositions.composition.iloc[row]})",
         *host_caution("some of these points", host_share),
+    ]
+
+
+def _operation_shares(compositions: pd.DataFrame | None) -> list[str]:
+    """Caution that operations timed by hooks are not all of an iteration."""
+    if compositions is None or compositions.operation_share.isna().all():
+        return []
+    shares = compositions.operation_share
+    return [
+        f"  operations are timed by hooks, without graphs: they sum to {shares.min():.0%} to "
+        f"{shares.max():.0%} of an iteration; what is between them counts as others"
     ]
 
 

@@ -12,6 +12,8 @@ class Bookkeeper:
     The token after a sequence is the sum of its tokens modulo 97.
     """
 
+    times_operations = False
+
     def __init__(self, *, is_async: bool = False, num_stages: int = 1) -> None:
         self.is_async, self.num_stages = is_async, num_stages
         self.wants_newest_tokens = num_stages > 1

@@ -45,6 +45,7 @@ class WorkersOnGpu:
     """
 
     is_lost, num_stages, wants_newest_tokens = False, 1, False
+    times_operations = False
     block_size, num_blocks = 4, 64
 
     def __init__(self, host_seconds: float, device_seconds: Any, *, is_async: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import cast
@@ -40,6 +41,9 @@ class OperationProbe:
     operations within an iteration: alone, each would wait for torch's threads on the same cores.
     """
 
+    has_operations = True
+    operation_share = math.nan  # what is not timed counts as `others`
+
     def __init__(self, executor: TorchExecutor) -> None:
         self.executor = executor
         self.model = executor.model
@@ -51,6 +55,11 @@ class OperationProbe:
         self._drawn: dict[tuple[int, ...], Tensor] = {}
         executor.cache.keys.normal_()
         executor.cache.values.normal_()
+
+    @property
+    def reports_operations(self) -> bool:
+        """Whether an iteration times its operations (C++)."""
+        return self.model.whole_pass is not None
 
     @torch.inference_mode()
     def attention(self, batch: Batch) -> float:

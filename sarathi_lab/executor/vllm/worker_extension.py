@@ -1,5 +1,5 @@
 """What the lab adds to vLLM's workers (`worker_extension_cls`): when each stage of a pipeline
-computes. It runs in the workers' processes.
+computes, and for how long each operation. It runs in the workers' processes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
+from sarathi_lab.executor.vllm.operation_hooks import Mark, OperationTimer
 from sarathi_lab.executor.vllm.stage_pipes import REPORT, pipe_of
-
-Mark = Any  # a reading of the host's clock, or an event on a GPU's stream
 
 
 class HostClock:
@@ -107,6 +106,7 @@ class WorkerExtension:
     get_model: Callable[[], torch.nn.Module]
 
     stage_reporter: StageReporter
+    operation_timer: OperationTimer
 
     def report_stage_times(self, folder: str) -> None:
         """Write start and end of each later micro-batch to this stage's pipe in `folder`.
@@ -126,6 +126,17 @@ class WorkerExtension:
         last_module = self._last_module(model) if is_last else model
         model.register_forward_pre_hook(self.stage_reporter.begin)
         last_module.register_forward_hook(self.stage_reporter.end)
+
+    def start_operation_times(self) -> None:
+        """Time the operations of each later iteration, by hooks that take time themselves."""
+        self.operation_timer = OperationTimer(self.get_model(), self.device.type == "cuda")
+
+    def take_operation_times(self) -> list[dict[str, float]]:
+        """Return the seconds by operation of each iteration since the last call, or the start."""
+        return self.operation_timer.take()
+
+    def stop_operation_times(self) -> None:
+        self.operation_timer.remove()
 
     def _last_module(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return what computes last: the sampler, or before a sampler that is no module (that of

@@ -1,10 +1,10 @@
-"""vLLM's workers behind plain types: the one module that imports vLLM."""
+"""vLLM's workers behind plain types: the module of this process that imports vLLM."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, NamedTuple
@@ -222,6 +222,8 @@ class Workers:
         self.is_async = bool(config.scheduler_config.async_scheduling)
         self.num_stages = int(parallel.pipeline_parallel_size)
         self.wants_newest_tokens = self.num_stages > 1 and not self.is_async
+        # Of compiled modules no hooks are called.
+        self.times_operations = bool(config.model_config.enforce_eager)
         self._pipes: StagePipes | None = None  # once stages report
 
     def run(self, step: Step) -> Pending:
@@ -241,6 +243,19 @@ class Workers:
         self._executor.collective_rpc("report_stage_times", args=(self._pipes.folder,))
         self._pipes.drop()
         return self._pipes
+
+    @contextmanager
+    def timed_operations(self) -> Iterator[list[dict[str, float]]]:
+        """Give a list that has the seconds by operation of each iteration at the end, those of the
+        first worker. They are hooks on modules, which only `times_operations` calls.
+        """
+        iterations: list[dict[str, float]] = []
+        self._executor.collective_rpc("start_operation_times")
+        try:
+            yield iterations
+            iterations += self._executor.collective_rpc("take_operation_times")[0]
+        finally:
+            self._executor.collective_rpc("stop_operation_times")
 
     def facts(self) -> dict[str, Any]:
         """What runs batches: version, kernels, graphs and buffers."""

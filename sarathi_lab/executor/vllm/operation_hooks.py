@@ -1,0 +1,117 @@
+"""Times by operation of vLLM's workers: hooks on the modules of a model that runs eagerly. They
+run in the workers' processes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+Mark = Any  # a reading of the host's clock, or an event on a GPU's stream
+
+# By the lab's names. Attention writes the cache, too; products sum over tensor-parallel devices.
+QKV, ATTENTION, OUT, FFN = "qkv_proj", "attention", "out_proj", "ffn"
+ELEMENTWISE, LOGITS, EMBEDDING = "elementwise", "logits", "embedding"
+
+
+class OperationTimer:
+    """Timer of the operations of a model, until `remove` is called."""
+
+    def __init__(self, model: nn.Module, is_gpu: bool) -> None:
+        self._is_gpu = is_gpu
+        self._iterations: list[list[tuple[str, Mark, Mark]]] = []
+        self._starts: dict[nn.Module, Mark] = {}
+        self._handles = [model.register_forward_pre_hook(self._begin_iteration)]
+        for module, operation in operations_of(model).items():
+            end = partial(self._end, operation)
+            self._handles.append(module.register_forward_pre_hook(self._begin))
+            self._handles.append(module.register_forward_hook(end))
+
+    def take(self) -> list[dict[str, float]]:
+        """Return the seconds by operation of each iteration since the last call."""
+        iterations, self._iterations = self._iterations, []
+        if self._is_gpu:
+            torch.cuda.synchronize()
+        sums = []
+        for marks in iterations:
+            seconds: defaultdict[str, float] = defaultdict(float)
+            for operation, start, end in marks:
+                seconds[operation] += self._seconds(start, end)
+            sums.append(dict(seconds))
+        return sums
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _begin_iteration(self, *hooked: Any) -> None:
+        self._iterations.append([])
+
+    def _begin(self, module: nn.Module, arguments: Any) -> None:
+        self._starts[module] = self._mark()
+
+    def _end(self, operation: str, module: nn.Module, *hooked: Any) -> None:
+        self._iterations[-1].append((operation, self._starts[module], self._mark()))
+
+    def _mark(self) -> Mark:
+        if not self._is_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _seconds(self, start: Mark, end: Mark) -> float:
+        return start.elapsed_time(end) / 1e3 if self._is_gpu else end - start
+
+
+def operations_of(model: nn.Module) -> dict[nn.Module, str]:
+    """Return the operation of each module that is timed, none of them within another.
+
+    A layer is what holds a block with attention. In that block the products before attention are
+    the QKV projection, the one behind it is the output projection. The rest of the layer is norms
+    and the feed-forward block, whole. Norms of the queries and rotations are not timed.
+    """
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+    from vllm.model_executor.layers.linear import LinearBase, RowParallelLinear
+
+    modules = dict(model.named_modules())
+    operations: dict[nn.Module, str] = {}
+    blocks: dict[str, nn.Module] = {}  # with attention, by name
+    for name, module in modules.items():
+        if isinstance(module, AttentionLayerBase):
+            operations[module] = ATTENTION
+            block = name.rpartition(".")[0]
+            blocks[block] = modules[block]
+    for name, block in blocks.items():
+        for module in block.children():
+            if isinstance(module, RowParallelLinear):
+                operations[module] = OUT
+            elif isinstance(module, LinearBase):
+                operations[module] = QKV
+        layer = modules[name.rpartition(".")[0]]
+        for module in layer.children():
+            if module is not block:
+                operations[module] = ELEMENTWISE if _is_norm(module) else FFN
+    for name, module in modules.items():
+        if name.endswith("logits_processor"):
+            operations[module] = LOGITS
+        elif name.endswith(("embed_tokens", "embed_in")):
+            operations[module] = EMBEDDING
+        elif _is_norm(module) and not _is_within(name, blocks) and module not in operations:
+            operations[module] = ELEMENTWISE  # behind the last layer
+    return operations
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("Norm")
+
+
+def _is_within(name: str, blocks: dict[str, nn.Module]) -> bool:
+    """Return whether a module is within an attention block, or the layer that holds one."""
+    layers = [block.rpartition(".")[0] for block in blocks]
+    return any(name.startswith(f"{layer}.") for layer in layers)
