@@ -13,7 +13,7 @@ from bookkeeper import BLOCK, Bookkeeper
 from helpers import requests_of
 from vllm_engine import SIZES, TINY
 
-from sarathi_lab.config.errors import RunError
+from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.executor.timeline import HostTimeline
@@ -23,6 +23,8 @@ from sarathi_lab.executor.vllm.stage_pipes import StagePipes
 from sarathi_lab.executor.vllm.stages import StagedExecutor
 from sarathi_lab.executor.vllm.worker_extension import EventClock, WorkerExtension
 from sarathi_lab.policy import Orca
+
+OPTION = "compilation_config"
 
 
 class Slow(torch.nn.Module):
@@ -215,6 +217,11 @@ def test_a_gpu_s_graphs_leave_the_stages_hooks(monkeypatch):
     arguments = two.arguments(TINY, None, SIZES)
     assert arguments["compilation_config"] == {"cudagraph_mode": "PIECEWISE"}
     assert any("piecewise" in caution for caution in two.cautions(TINY))
+    monkeypatch.setattr("sarathi_lab.executor.vllm.workers._engine_arguments", lambda: [OPTION])
+    stated = VllmBackend(pipeline_parallel=2, options={OPTION: {"mode": 3}})
+    assert stated.arguments(TINY, None, SIZES)[OPTION] == {"mode": 3, "cudagraph_mode": "PIECEWISE"}
+    with pytest.raises(UserError, match="cudagraph_mode=FULL: whole graphs skip the hooks"):
+        VllmBackend(pipeline_parallel=2, options={OPTION: {"cudagraph_mode": "FULL"}})
     for other in (VllmBackend(), VllmBackend(pipeline_parallel=2, eager=True)):
         assert "compilation_config" not in other.arguments(TINY, None, SIZES)
         assert not other.cautions(TINY)

@@ -30,6 +30,7 @@ AUTO = "auto"
 BLOCK_MULTIPLES = {"cpu": 32, "cuda": 16}  # of tokens, that vLLM's attention reads
 DEVICES_FIX = "use a number of devices"
 WARM_UP_TOKENS, WARM_UPS = 256, 3
+PIECEWISE = "PIECEWISE"  # CUDA graphs of what is between attention, so that the model is called
 # Tokens of the largest batch that vLLM's server replays as CUDA graphs by default (0.28 to 0.33).
 # Left to itself vLLM captures up to twice max_num_seqs, which here is the batch of the runs:
 # decodes would be replayed, and the chunks that they are compared with launched.
@@ -68,6 +69,13 @@ class VllmBackend(MeasuredBackend):
                 f"{self.pipeline_parallel}, whose stages have a batch each; drop it"
             )
         vllm.check_options(self.options or {})
+        mode = self._stated_compilation.get("cudagraph_mode", PIECEWISE)
+        if self._times_stages_in_graphs and "FULL" in str(mode).upper():
+            raise UserError(
+                f"executor.options.compilation_config.cudagraph_mode={mode}: whole graphs skip the "
+                f"hooks that time the stages of executor.pipeline_parallel={self.num_stages}; use "
+                f"{PIECEWISE}, or executor.eager=true"
+            )
 
     @cached_property
     def torch_device(self) -> torch.device:
@@ -209,12 +217,19 @@ class VllmBackend(MeasuredBackend):
             arguments["kv_cache_memory_bytes"] = (sizes.num_blocks + 2) * block
         elif sizes.fills_memory:
             del arguments["num_gpu_blocks_override"]
+        arguments |= dict(self.options or {})
         if self._times_stages_in_graphs:
-            arguments["compilation_config"] = {"cudagraph_mode": "PIECEWISE"}
+            graphs = {"cudagraph_mode": PIECEWISE}
+            arguments["compilation_config"] = graphs | self._stated_compilation
         if self.uses_gpus and not self.eager and not vllm.states_graph_sizes(self.options or {}):
             largest = min(LARGEST_GRAPH, arguments["max_num_batched_tokens"])
             arguments["max_cudagraph_capture_size"] = largest
-        return arguments | dict(self.options or {})
+        return arguments
+
+    @property
+    def _stated_compilation(self) -> dict[str, Any]:
+        """The user's settings of compilation and graphs."""
+        return dict((self.options or {}).get("compilation_config") or {})
 
     @property
     def _cores(self) -> str | None:
