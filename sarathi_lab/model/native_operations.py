@@ -1,4 +1,4 @@
-"""A CPU's operations in C++ (`sarathi_kernels.cpu`): whole iterations, or one by one."""
+"""A CPU's operations in C++ (`sarathi_kernels.cpu`): whole iterations."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from sarathi_kernels.cpu.checks import MAX_HEAD_SIZE
 from sarathi_kernels.cpu.memory import give_back_freed, use_huge_pages
 from sarathi_kernels.cpu.packing import (
     MOST_BYTES,
-    PANEL,
     PackedLinear,
     pack_linear,
     pack_together,
     packed_nbytes,
 )
-from sarathi_kernels.elementwise.activation import activate_, gated_activate_
 from sarathi_kernels.elementwise.rotary import rotary_tables
 from sarathi_lab.model.operations import NAN_TOKEN, Operations, PackedInputs
 from sarathi_lab.model.spec import ModelSpec
@@ -86,8 +84,7 @@ def _weights(model: Transformer) -> Iterator[tuple[nn.Module, str, bool]]:
     for layer in model.layers:
         for linear in model.spec.layer_linears:
             yield layer, linear.name, linear.name == "ffn_up" and model.spec.gated_ffn
-    if hasattr(model, "lm_head"):  # which only the last stage of a pipeline has
-        yield model, "lm_head", False
+    yield model, "lm_head", False
 
 
 def _parts(product: nn.Linear | Int8Linear) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -97,21 +94,19 @@ def _parts(product: nn.Linear | Int8Linear) -> tuple[Tensor, Tensor | None, Tens
 
 
 class NativeOperations(Operations):
-    """Products and attention in C++; the rest, which is little, is torch's.
+    """Whole iterations in C++ (`whole_pass`), and what probes time or call alone.
 
     Weights are packed and replace the model's, so that there is one copy of each; a
-    tied embedding is kept as it was, beside the packed output head. `whole_pass` does everything in
-    one call, unless it is not to be (`is_whole`).
+    tied embedding is kept as it was, beside the packed output head.
     """
 
     wants_masks = False
 
-    def __init__(self, model: Transformer, *, is_whole: bool = True) -> None:
+    def __init__(self, model: Transformer) -> None:
         super().__init__(model.spec, model.inverse_frequencies, model.dtype)
         _pack_all(model)
         self._kept: list[object] = []  # what the structures point at
-        if is_whole:
-            self.decoder = library.Decoder(self._model_struct(model), self._kept)
+        self.decoder = library.Decoder(self._model_struct(model), self._kept)
         self._cache: Callable[[], KVCache | None] = lambda: None  # the last one seen
         # Cosines and sines of all positions so far.
         self._tables = rotary_tables(torch.arange(0), self._inverse_frequencies, torch.float32)
@@ -138,16 +133,6 @@ class NativeOperations(Operations):
     def attend(self, query: Tensor, inputs: PackedInputs, keys: Cache, values: Cache) -> Tensor:
         window = self.spec.sliding_window
         return library.attention(query, keys, values, inputs.attention, self._scale, window)
-
-    def expand(self, x: Tensor, up: nn.Linear) -> Tensor:
-        product = up(x)
-        if not self.spec.gated_ffn:
-            return activate_(product, self.spec.activation)
-        pairs = product.view(len(x), -1, 2, PANEL // 2)
-        assert isinstance(up, NativeLinear), "the weights are packed"
-        width = up.packed.out_features
-        gate, raised = (half.flatten(1)[:, :width] for half in pairs.unbind(2))
-        return gated_activate_(gate, raised, self.spec.activation)
 
     def greedy(self, logits: Tensor) -> Tensor:
         return library.greedy(logits.float().contiguous(), NAN_TOKEN)

@@ -191,17 +191,16 @@ def requests() -> list[Request]:
     ]
 
 
-def native_model(spec, directory, dtype=torch.float32, *, is_whole=True):
+def native_model(spec, directory, dtype=torch.float32):
     model = load_model(spec, directory, CPU, dtype, seed=0)
-    backend.use_native(model, is_whole=is_whole)
+    backend.use_native(model)
     return model
 
 
 @needs_library
-@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "by operation"])
-def test_greedy_tokens_equal_generate(checkpoint, is_whole):
+def test_greedy_tokens_equal_generate(checkpoint):
     (spec, directory), theirs = checkpoint
-    model = native_model(spec, directory, is_whole=is_whole)
+    model = native_model(spec, directory)
     greedy = greedy_tokens(theirs, requests())
     for policy in (Sarathi(chunk=5), SarathiServe(chunk=16)):
         scheduler = scheduler_for(

@@ -104,12 +104,11 @@ def test_every_chunk_size_keeps_the_likelihood(reference, dtype, chunk):
 
 
 @needs_library
-@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "by operation"])
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("dtype", NATIVE_BOUNDS, ids=str)
-def test_the_cpp_keeps_the_likelihood(reference, dtype, chunk, is_whole):
+def test_the_cpp_keeps_the_likelihood(reference, dtype, chunk):
     model = model_of(dtype)
-    backend.use_native(model, is_whole=is_whole)
+    backend.use_native(model)
     losses = negative_log_likelihoods(model, chunk, uses_kernels=False)
     assert np.abs(losses - reference).max() < NATIVE_BOUNDS[dtype]
 

@@ -117,10 +117,10 @@ def why_not_built(isa: str) -> str | None:
     return None
 
 
-def use_native(model: Transformer, *, is_whole: bool = True, isa: str = "auto") -> None:
-    """Let C++ compute `model`, each iteration in one call or, unless `is_whole`, in several."""
+def use_native(model: Transformer, *, isa: str = "auto") -> None:
+    """Let C++ compute `model`, each iteration in one call."""
     library.start(torch.get_num_threads(), isa=isa)
     library.place(*place(torch.get_num_threads()))
-    operations = native_operations.NativeOperations(model, is_whole=is_whole)
+    operations = native_operations.NativeOperations(model)
     model.operations = operations
-    model.whole_pass = operations.whole_pass if is_whole else None
+    model.whole_pass = operations.whole_pass
