@@ -30,6 +30,7 @@ class IdleWorkers:
     in_process = True
     is_lost = False
     wants_newest_tokens = False
+    times_operations = False
 
     def __init__(self, sizes: Sizes) -> None:
         self.block_size = sizes.block_size
