@@ -7,24 +7,14 @@ import shlex
 from pathlib import Path
 
 import pytest
+from card_commands import commands_on_cards, composed, outcomes, recorded
+from cards import CARDS
+from documented import COMMANDS, DOCUMENTS, KNOWN, find_commands
 from omegaconf import OmegaConf
 
 from sarathi_lab.config.paths import CONF, EXPERIMENTS, REPOSITORY
-from sarathi_lab.config.sweeper import compose
 from sarathi_lab.results.load import load_runs
 from sarathi_lab.run import main
-
-DOCUMENTS = [
-    *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "conf/README.md")),
-    *(REPOSITORY / name for name in ("sarathi_lab/README.md", "kernels/README.md")),
-    *sorted((REPOSITORY / "experiments").rglob("README.md")),
-    REPOSITORY / "experiments" / "ANSWERS.md",
-]
-# Up to its end, or what the shell makes of the rest.
-COMMAND = re.compile(r"python -m sarathi_lab\.run ((?:[^`\n#;>']|'[^'`\n]*')+)")
-COMMANDS = sorted(
-    {match.strip() for path in DOCUMENTS for match in COMMAND.findall(path.read_text())}
-)
 
 
 def test_the_readme_starts_with_its_two_commands_and_the_documents_have_commands():
@@ -33,11 +23,16 @@ def test_the_readme_starts_with_its_two_commands_and_the_documents_have_commands
     assert len(COMMANDS) > 12
 
 
-PLACEHOLDERS = ("DIRECTORY", "FILE", "--cfg", "hardware=mine", "=outputs/", "my_policy")
-KNOWN = [command for command in COMMANDS if not any(word in command for word in PLACEHOLDERS)]
 # One command for each set of settings; tests/config composes and checks all experiments.
 NAMES = {frozenset(re.findall(r"[\w./]+(?==)", command)): command for command in KNOWN}
-CHECKED = sorted(command for names, command in NAMES.items() if "experiment" not in names)
+CHECKED = sorted(
+    command
+    for names, command in NAMES.items()
+    if "experiment" not in names and "device=cuda" not in command
+)
+ON_CARDS = commands_on_cards()
+FIRST_PAGES = ("README.md", "Makefile", "conf/README.md", "sarathi_lab/README.md")
+FIRST = find_commands([REPOSITORY / name for name in FIRST_PAGES])
 
 
 @pytest.mark.parametrize("command", CHECKED)
@@ -48,8 +43,28 @@ def test_every_command_passes_its_checks(command, monkeypatch):
     if re.search(r"executor=\S*vllm", command):
         pytest.importorskip("vllm", reason="make test-vllm")
     monkeypatch.chdir(REPOSITORY)
-    args = [re.sub(r"=[^'\"\[\](]+,", "=", arg) for arg in shlex.split(command)]
-    compose(args).check()
+    composed(command).check()
+
+
+@pytest.mark.parametrize("command", ON_CARDS)
+def test_every_command_runs_on_each_card_or_is_refused_in_a_line(command, monkeypatch):
+    """Those of the first pages on all cards, experiments on the one with the least memory;
+    `tests/write_card_commands.py` checks all on all.
+    """
+    monkeypatch.chdir(REPOSITORY)
+    cards = CARDS if command in FIRST else CARDS[-1:]
+    cells = recorded().get(command, {})
+    for outcome in outcomes(command, cards):
+        assert "\n" not in outcome.refusal
+        assert re.search(r"; (use|take|leave) ", outcome.refusal) or not outcome.refusal
+        assert outcome.cell == cells.get(outcome.card, outcome.cell), "write the table anew"
+
+
+def test_an_experiment_too_large_for_a_gpu_names_what_helps():
+    (refused,) = outcomes("experiment=proposed_gains", CARDS[-1:])
+    assert refused.refusal.endswith("; use task.setup=small, or take a smaller model")
+    (runs,) = outcomes("experiment=proposed_gains task.setup=small", CARDS[-1:])
+    assert runs.model == "llama3-8b"
 
 
 def test_every_option_that_is_named_is_there():

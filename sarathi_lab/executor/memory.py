@@ -31,6 +31,16 @@ def free_memory_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+class NoRoom(UserError):
+    """Weights and cache exceed the free memory. The message ends with a fix for a run of requests;
+    a task with other sizes takes the `reason` and adds another.
+    """
+
+    @property
+    def reason(self) -> str:
+        return str(self).partition("; use ")[0]
+
+
 @dataclass(frozen=True)
 class Memory:
     """Memory of `device` before `spec` is loaded in elements of `dtype_bytes`."""
@@ -53,7 +63,7 @@ class Memory:
         cache = kv_tokens * self.token_bytes
         free = free_memory_bytes(self.device)
         if self.weights + cache > USABLE * free:
-            raise UserError(
+            raise NoRoom(
                 f"model {self.spec.name} needs {self.weights / 1e9:.1f} GB for weights and "
                 f"{cache / 1e9:.1f} GB for KV, {self.device_name} has {free / 1e9:.1f} GB free, "
                 "of which a tenth stays for activations; use cache.num_blocks=auto, lower "

@@ -23,6 +23,7 @@ from sarathi_lab.engine.executor import Backend
 from sarathi_lab.engine.single_iteration import host_caution
 from sarathi_lab.executor.device import device_description
 from sarathi_lab.executor.measured_backend import MeasuredBackend
+from sarathi_lab.executor.memory import NoRoom
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.torch.checks import require_one_stage
 from sarathi_lab.experiment.figures import as_points, by_folder, paper, simulate
@@ -134,11 +135,22 @@ class Measure(Task):
         sizes = self._sizes(backend)
         specs = self._measured_specs(cfg, backend)
         for spec in specs:
-            figure.check(backend, spec, sizes)
+            self._check_room(backend, spec, sizes)
         sessions = [self._session(cfg, backend, spec, len(specs)) for spec in specs]
         for session in sessions:
             session.expect()
         return sessions
+
+    def _check_room(
+        self, backend: MeasuredBackend, spec: ModelSpec, sizes: Mapping[str, Any]
+    ) -> None:
+        """Raise UserError for a device without room, with what helps an experiment."""
+        try:
+            self.figure.check(backend, spec, sizes)
+        except NoRoom as error:
+            is_large = self._setup(backend) == "paper"
+            fix = "use task.setup=small, or take" if is_large else "take"
+            raise UserError(f"{error.reason}; {fix} a smaller model") from None
 
     def _session(
         self, cfg: DictConfig, backend: MeasuredBackend, spec: ModelSpec, num_models: int

@@ -103,6 +103,7 @@ class VllmBackend(MeasuredBackend):
 
     def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
         """Raise UserError for a model, cache or preemption that does not run here."""
+        self._check_devices()
         spec.require_runnable()
         if host_kv_tokens:
             raise UserError("preemption=swap: executor=vllm swaps nothing; use recompute")
@@ -114,6 +115,18 @@ class VllmBackend(MeasuredBackend):
                 f"compute on a CPU; use model=30m, or model.head_size of {_listed(sizes)}"
             )
         self.check_memory(spec, kv_tokens)
+
+    def _check_devices(self) -> None:
+        """Raise UserError for more GPUs than this machine has, unless Ray has those of others."""
+        if not self.uses_gpus or "distributed_executor_backend" in (self.options or {}):
+            return
+        number = torch.cuda.device_count()
+        if self.num_devices > number:
+            raise UserError(
+                f"executor.tensor_parallel={self.tensor_parallel} times executor."
+                f"pipeline_parallel={self.pipeline_parallel} needs {self.num_devices} GPUs, this "
+                f"machine has {number}; use fewer, or executor=simulated"
+            )
 
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
         """Return what differs from a server's run."""

@@ -1,0 +1,34 @@
+"""The commands that the documents and the Makefile show."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
+from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
+
+DOCUMENTS = [
+    *(path for path in sorted(REPOSITORY.glob("*.md")) if path.name != "CHANGELOG.md"),
+    *(REPOSITORY / folder / "README.md" for folder in ("conf", "sarathi_lab", "kernels")),
+    *sorted(EXPERIMENTS.rglob("*.md")),
+]
+# Up to its end, or what the shell makes of the rest.
+COMMAND = re.compile(r"(?:python -m sarathi_lab[. ]|sarathi-lab )run ((?:[^`\n#;>']|'[^'`\n]*')+)")
+PLACEHOLDERS = ("DIRECTORY", "FILE", "NAME", "--cfg", "hardware=mine", "=outputs/", "my_policy")
+
+
+def find_commands(paths: Iterable[Path]) -> list[str]:
+    """List the arguments of each command of sarathi_lab.run in files."""
+    texts = [path.read_text().replace(" $(ARGS)", "") for path in paths]
+    return sorted({found.strip() for text in texts for found in COMMAND.findall(text)})
+
+
+COMMANDS = find_commands([*DOCUMENTS, REPOSITORY / "Makefile"])
+KNOWN = [command for command in COMMANDS if not any(word in command for word in PLACEHOLDERS)]
+
+
+def last_of_sweeps(command: str) -> list[str]:
+    """Split a command into arguments, of a sweep with the last values of all settings."""
+    return [re.sub(r"=[^'\"\[\](]+,", "=", argument) for argument in shlex.split(command)]
