@@ -35,7 +35,6 @@ KERNEL_TESTS = {
     "test_attention_kernels",
     "test_fused_kernels",
     "test_hybrid_attention",
-    "test_quantized_kernels",
 }
 
 DEVICE_FIXTURE = "kernels_device"
@@ -48,7 +47,7 @@ SLOWEST = [  # first of all
     *("test_config", "test_kernel_executor", "test_late_device", "test_wheel"),
     *("test_claims", "test_paper"),
     *("test_cuda_stub", "test_native", "test_speculation_tokens", "test_recorded", "test_tracking"),
-    *("test_calibrate", "test_experiments", "test_kv_quality", "test_own_code"),
+    *("test_calibrate", "test_experiments", "test_own_code"),
 ]
 
 

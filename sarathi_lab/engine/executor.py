@@ -169,7 +169,7 @@ class Backend(Protocol):
 
     @property
     def dtype_name(self) -> str:
-        """ "float32", "bfloat16", "float16" or "int8", resolved from "auto"."""
+        """ "float32", "bfloat16" or "float16", resolved from "auto"."""
 
     @property
     def dtype_bytes(self) -> int: ...

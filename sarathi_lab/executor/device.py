@@ -9,7 +9,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 from warnings import catch_warnings
@@ -42,7 +42,6 @@ DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
-    "int8": torch.bfloat16,  # of all but weights and inputs of products
 }
 # In 16 bits, by a card's memory as torch.cuda reports it: 47.6e9 bytes of 48 GB with ECC, 51.0e9
 # without, 23.7e9 to 25.3e9 of 24 GB.
@@ -51,10 +50,11 @@ GPU_MODELS = (
     DefaultModel("llama3-8b", card_bytes=20.0e9, num_params=8.03e9),
     DefaultModel("llama3.2-3b", card_bytes=10.0e9, num_params=3.21e9),
 )
+EIGHT_BITS = "executor.weights=fp8 with executor=simulated, or a model in 8 bits with executor=vllm"
 SMALL_GPU_MODEL = "120m"
 FIRST_ROUNDS = 4  # of peaks, before anything is announced
 PRODUCT_SIZE = {"cpu": 1024, "cuda": 8192}  # of square matrices, for the peak of products
-NATIVE_ROWS, NATIVE_SIZE = 256, (8192, 2048)  # of C++'s, of which making rows int8 takes little
+NATIVE_ROWS, NATIVE_SIZE = 256, (8192, 2048)  # of C++'s
 # For the peak of memory: far larger than the caches, as what is wanted is the memory's rate.
 STREAM_BYTES = {"cpu": 192 << 20, "cuda": 512 << 20}
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
@@ -117,7 +117,9 @@ def resolve_dtype(name: str, device: torch.device) -> tuple[str, torch.dtype]:
     if name == "auto":
         name = "float32" if device.type == "cpu" else "bfloat16"
     if name not in DTYPES:
-        raise UserError(f"dtype={name} is unknown; use one of auto, {', '.join(DTYPES)}")
+        is_8_bits = name in ("int8", "fp8")
+        hint = f", or {EIGHT_BITS}" if is_8_bits else ""
+        raise UserError(f"dtype={name} is unknown; use one of auto, {', '.join(DTYPES)}{hint}")
     return name, DTYPES[name]
 
 
@@ -184,11 +186,11 @@ def measure_peaks(device: torch.device, dtype: torch.dtype, isa: str = "auto") -
 
     A shared machine may be slow for seconds, so every call measures and a peak only rises. A copy
     counts the bytes read and written. Products are torch's or, on a CPU, those of the C++ by the
-    instructions `isa`, whichever are faster (int8 has only these).
+    instructions `isa`, whichever are faster.
     """
-    ways = [] if dtype == torch.int8 else [product_speed]
-    if device.type == "cpu" and dtype in (torch.int8, *PACKED_DTYPES):
-        with suppress(NotBuilt) if ways else nullcontext():
+    ways = [product_speed]
+    if device.type == "cpu" and dtype in PACKED_DTYPES:
+        with suppress(NotBuilt):
             library.start(torch.get_num_threads(), isa=isa)
             ways.append(native_product_speed)
     kind = (device, dtype, torch.get_num_threads())
@@ -210,8 +212,7 @@ def measure_peaks(device: torch.device, dtype: torch.dtype, isa: str = "auto") -
 def native_product_speed(device: torch.device, dtype: torch.dtype) -> float:
     """Return the FLOP/s of a large product by the C++ of a CPU."""
     columns, inputs = NATIVE_SIZE
-    scales = torch.ones(columns) if dtype == torch.int8 else None
-    weight = pack_linear(torch.ones(NATIVE_SIZE, dtype=dtype), None, scales)
+    weight = pack_linear(torch.ones(NATIVE_SIZE, dtype=dtype), None)
     x = torch.ones(NATIVE_ROWS, inputs)
     flops = 2.0 * NATIVE_ROWS * columns * inputs
     return flops / _best_time(lambda: library.linear(x, weight), device)

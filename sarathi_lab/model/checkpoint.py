@@ -167,8 +167,7 @@ def resolve_model(cfg: DictConfig, backend: Any) -> tuple[ModelSpec, Path | None
             f"model.kv_dtype={spec.kv_dtype} is set by the cache; use "
             f"cache.dtype={spec.kv_dtype} instead"
         )
-    is_int8 = cfg.executor.get("dtype") == "int8"
-    weights = "int8" if is_int8 else cfg.executor.get("weights", "auto")
+    weights = cfg.executor.get("weights", "auto")
     return replace(spec, kv_dtype=cfg.cache.dtype, weight_dtype=weights), checkpoint
 
 

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from sarathi_kernels.attention.hybrid import hybrid_attention
-from sarathi_kernels.attention.kv_cache import Cache
 from sarathi_kernels.elementwise.fused_activation import activation_, gated_activation
 from sarathi_kernels.elementwise.norm import NormKind, add_norm
 from sarathi_kernels.elementwise.rotary_kv import rotate_and_store
@@ -31,11 +30,11 @@ class KernelOperations(Operations):
         add_norm(heads, None, *_weights(norm), out=heads)
 
     def rotate_and_store(
-        self, heads: Tensor, inputs: PackedInputs, rotary: Rotary, keys: Cache, values: Cache
+        self, heads: Tensor, inputs: PackedInputs, rotary: Rotary, keys: Tensor, values: Tensor
     ) -> Tensor:
         return rotate_and_store(heads, *rotary, inputs.slots, keys, values, self.spec.num_heads)
 
-    def attend(self, query: Tensor, inputs: PackedInputs, keys: Cache, values: Cache) -> Tensor:
+    def attend(self, query: Tensor, inputs: PackedInputs, keys: Tensor, values: Tensor) -> Tensor:
         out = torch.empty(query.shape, device=query.device, dtype=query.dtype)
         hybrid_attention(
             query,

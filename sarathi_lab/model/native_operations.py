@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from sarathi_kernels.attention.kv_cache import Cache
 from sarathi_kernels.cpu import library, structures
 from sarathi_kernels.cpu.checks import MAX_HEAD_SIZE
 from sarathi_kernels.cpu.memory import give_back_freed, use_huge_pages
 from sarathi_kernels.cpu.packing import (
-    MOST_BYTES,
     PackedLinear,
     pack_linear,
     pack_together,
@@ -24,7 +22,6 @@ from sarathi_kernels.elementwise.rotary import rotary_tables
 from sarathi_lab.model.operations import NAN_TOKEN, Operations, PackedInputs
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import KVCache, Layer, Transformer
-from sarathi_lab.model.weights import Int8Linear
 
 DTYPES = (torch.float32, torch.bfloat16)
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")  # numbered as in `structures.h`
@@ -34,9 +31,6 @@ def why_not(spec: ModelSpec, dtype: torch.dtype) -> str | None:
     """Why the C++ does not take a model, in words; None if it does."""
     if dtype not in DTYPES:
         return f"it computes float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
-    most = max(one.in_features for one in (*spec.layer_linears, spec.lm_head))
-    if spec.weight_dtype == "int8" and most > MOST_BYTES:
-        return f"its sums in int8 are of up to {MOST_BYTES} inputs, not {most}"
     if spec.head_size > MAX_HEAD_SIZE:
         return f"its heads have up to {MAX_HEAD_SIZE} entries, not {spec.head_size}"
     return None
@@ -61,16 +55,16 @@ def _pack_all(model: Transformer) -> None:
     """Put packed weights, all in one piece of memory, in place of the model's."""
     weights = list(_weights(model))
     nbytes = sum(
-        packed_nbytes(_parts(getattr(parent, name))[0], is_gated=is_gated)
+        packed_nbytes(getattr(parent, name).weight, is_gated=is_gated)
         for parent, name, is_gated in weights
     )
 
     def packed() -> Iterator[PackedLinear]:
         for parent, name, is_gated in weights:
-            weight, *beside = _parts(getattr(parent, name))
+            linear = getattr(parent, name)
             delattr(parent, name)
-            yield pack_linear(weight.detach(), *beside, is_gated=is_gated)
-            del weight, beside
+            yield pack_linear(linear.weight.detach(), linear.bias, is_gated=is_gated)
+            del linear
             # its size is not that of what follows: it would add up to the weights once more
             give_back_freed()
 
@@ -85,12 +79,6 @@ def _weights(model: Transformer) -> Iterator[tuple[nn.Module, str, bool]]:
         for linear in model.spec.layer_linears:
             yield layer, linear.name, linear.name == "ffn_up" and model.spec.gated_ffn
     yield model, "lm_head", False
-
-
-def _parts(product: nn.Linear | Int8Linear) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Weight, bias and scales of a product."""
-    scales = product.scales if isinstance(product, Int8Linear) else None
-    return product.weight, product.bias, scales
 
 
 class NativeOperations(Operations):
@@ -125,12 +113,12 @@ class NativeOperations(Operations):
             self._tables = rotary_tables(positions, self._inverse_frequencies, torch.float32)
         rows = (inputs.token_ids, inputs.positions, inputs.slots, inputs.emit_rows)
         return self.decoder.forward(
-            *rows, inputs.attention, *cache.whole, self._tables, self.recorder
+            *rows, inputs.attention, cache.keys, cache.values, self._tables, self.recorder
         )
 
     # -- one operation at a time -------------------------------------------------------------------
 
-    def attend(self, query: Tensor, inputs: PackedInputs, keys: Cache, values: Cache) -> Tensor:
+    def attend(self, query: Tensor, inputs: PackedInputs, keys: Tensor, values: Tensor) -> Tensor:
         window = self.spec.sliding_window
         return library.attention(query, keys, values, inputs.attention, self._scale, window)
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sarathi_kernels.attention.kv_cache import Cache, write_kv
+from sarathi_kernels.attention.kv_cache import write_kv
 from sarathi_kernels.attention.reference import paged_attention
 from sarathi_kernels.elementwise.activation import activate_, gated_activate_
 from sarathi_kernels.elementwise.rotary import apply_rotary, rotary_tables
@@ -46,8 +46,8 @@ class Operations:
     """Operations of a decoder over packed tokens and a paged cache, in plain torch; the base of
     those in Triton and C++.
 
-    `keys` and `values` are one layer's cache, [num_blocks, block_size, num_kv_heads, head_size],
-    maybe in 8 bits. A profiler sets `range`, which encloses each named operation, and `recorder`,
+    `keys` and `values` are one layer's cache, [num_blocks, block_size, num_kv_heads, head_size].
+    A profiler sets `range`, which encloses each named operation, and `recorder`,
     which receives the seconds that operations measure themselves. Attention comes as a sequence of
     `Segment`, with masks if `wants_masks`. `rotary_dtype` is of cosines and sines.
     """
@@ -79,7 +79,7 @@ class Operations:
         heads.copy_(norm(heads))
 
     def rotate_and_store(
-        self, heads: Tensor, inputs: PackedInputs, rotary: Rotary, keys: Cache, values: Cache
+        self, heads: Tensor, inputs: PackedInputs, rotary: Rotary, keys: Tensor, values: Tensor
     ) -> Tensor:
         """Rotate queries and keys, store keys and values at their slots; return the queries.
 
@@ -92,7 +92,7 @@ class Operations:
         write_kv(key, value, keys, values, inputs.slots)
         return query
 
-    def attend(self, query: Tensor, inputs: PackedInputs, keys: Cache, values: Cache) -> Tensor:
+    def attend(self, query: Tensor, inputs: PackedInputs, keys: Tensor, values: Tensor) -> Tensor:
         """Attend causally from queries [num_tokens, num_heads, head_size] to the cache."""
         return paged_attention(query, keys, values, inputs.attention, scale=self._scale)
 
@@ -100,8 +100,6 @@ class Operations:
         """Multiply by `up` and activate: [num_tokens, hidden_size] to [., ffn_size]."""
         if not self.spec.gated_ffn:
             return activate_(up(x), self.spec.activation)
-        if not isinstance(up, nn.Linear):  # in 8 bits
-            return gated_activate_(*up(x).chunk(2, dim=-1), self.spec.activation)
         # Two products, as contiguous results save the activation and the next product more (a
         # quarter of the block's time on 4,096 tokens) than one wide product saves.
         weights = up.weight.chunk(2)

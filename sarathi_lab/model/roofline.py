@@ -69,7 +69,7 @@ def operation_rooflines(
         return seconds(4 * spec.num_layers * spec.q_size * pairs, kv_bytes + moved)
 
     weight = spec.linear_bytes(dtype_bytes)
-    head = product(spec.lm_head, work.num_emits, weight=spec.head_bytes(dtype_bytes))
+    head = product(spec.lm_head, work.num_emits, weight=dtype_bytes)
     chosen = spec.experts_per_token / max(1, spec.num_experts)
     heads = spec.q_size + 2 * spec.kv_size
     width = spec.ffn_size * max(1, spec.experts_per_token) + spec.shared_expert_size

@@ -15,10 +15,8 @@ Norm = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 RopeKind = Literal["linear", "llama3"]
 KvDtype = Literal["auto", "int8", "fp8"]
-WeightDtype = Literal["auto", "fp8", "int8"]
+WeightDtype = Literal["auto", "fp8"]
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-WEIGHT_DTYPES = ("auto", "fp8")  # of executor.weights; int8 comes with dtype=int8
-SCALE_BYTES = 4  # of the float32 beside an output channel of int8 weights
 KV_SCALE_BYTES = 4  # of the float32 beside every head of 8-bit keys or values
 MAX_LAYERS = 10**4  # a hundred times the deepest models
 MAX_PARAMS = 10**13  # ten times the largest models; sums over tokens fit into 64 bits
@@ -91,7 +89,7 @@ class ModelSpec:
     simulation_only: bool = flag(False)
     # of the cache: as the rest, or 8 bits with a scale
     kv_dtype: KvDtype = one_of("auto", valid=get_args(KvDtype))
-    # of the layers' products: as the rest, or 8 bits; int8 is the output head's too
+    # of the layers' products: as the rest, or 8 bits
     weight_dtype: WeightDtype = one_of("auto", valid=get_args(WeightDtype))
 
     def __post_init__(self) -> None:
@@ -256,25 +254,15 @@ class ModelSpec:
         """Bytes of one parameter of the layers' products, not of the embedding."""
         return dtype_bytes if self.weight_dtype == "auto" else 1
 
-    def head_bytes(self, dtype_bytes: int) -> int:
-        """Bytes of one parameter of the output head."""
-        return 1 if self.weight_dtype == "int8" else dtype_bytes
-
-    @property
-    def _scale_bytes(self) -> int:
-        """Bytes of the scales of all products in int8."""
-        linears = (*self.layer_linears, self.lm_head) if self.weight_dtype == "int8" else ()
-        return sum(SCALE_BYTES * linear.out_features * linear.count for linear in linears)
-
     def weight_bytes(self, dtype_bytes: int) -> int:
-        """Bytes of all matrices and scales; a head in int8 is stored even if tied."""
-        has_head = self.weight_dtype == "int8" or not self.tie_embeddings
-        heads = dtype_bytes + has_head * self.head_bytes(dtype_bytes)
-        return self.layer_weight_bytes(dtype_bytes) + self.lm_head.num_params * heads
+        """Bytes of all matrices; a tied output head is stored once."""
+        num_tables = 1 if self.tie_embeddings else 2
+        tables = num_tables * self.lm_head.num_params * dtype_bytes
+        return self.layer_weight_bytes(dtype_bytes) + tables
 
     def layer_weight_bytes(self, dtype_bytes: int) -> int:
-        """Bytes of the layers' matrices, and of all scales."""
-        return self.num_linear_params * self.linear_bytes(dtype_bytes) + self._scale_bytes
+        """Bytes of the layers' matrices."""
+        return self.num_linear_params * self.linear_bytes(dtype_bytes)
 
     def kv_head_bytes(self, dtype_bytes: int) -> int:
         """Bytes of one token's keys in one head: d_head entries, or d_head bytes and a scale."""
@@ -308,8 +296,7 @@ class ModelSpec:
 
     def weight_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """Weight bytes of one iteration: the layers', and the output head's if a row emits."""
-        head = (work.num_emits > 0) * self.lm_head.num_params * self.head_bytes(dtype_bytes)
-        head += self._scale_bytes
+        head = (work.num_emits > 0) * self.lm_head.num_params * dtype_bytes
         if not self.num_experts:
             return self.num_linear_params * self.linear_bytes(dtype_bytes) + head
         others = (self.num_linear_params - self.num_expert_params) * self.linear_bytes(dtype_bytes)

@@ -9,18 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache
 from sarathi_lab.model.operations import Operations, PackedInputs, Rotary
 from sarathi_lab.model.spec import ModelSpec
-
-QUANTIZED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # by `ModelSpec.kv_dtype`
 
 
 class KVCache:
     """Keys and values of all layers: [num_layers, num_blocks, block_size, num_kv_heads, head_size].
 
-    So neighbouring blocks of a layer form one view that attention reads in place. In 8 bits
-    (`spec.kv_dtype`) the float32 scales of heads lie in separate tensors, without head_size.
+    So neighbouring blocks of a layer form one view that attention reads in place.
     """
 
     def __init__(
@@ -32,31 +28,16 @@ class KVCache:
         dtype: torch.dtype,
     ) -> None:
         shape = (spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_size)
-        stored = QUANTIZED.get(spec.kv_dtype, dtype)
-        self.keys, self.values = (torch.empty(shape, device=device, dtype=stored) for _ in range(2))
-        scales = (torch.empty(shape[:-1], device=device, dtype=torch.float32) for _ in range(2))
-        self.scales = list(scales) if spec.kv_dtype in QUANTIZED else []
-        # Parts of a block, each [num_layers, num_blocks, block_size, num_kv_heads, ...].
-        self.tensors = (self.keys, self.values, *self.scales)
+        self.keys, self.values = (torch.empty(shape, device=device, dtype=dtype) for _ in range(2))
+        self.tensors = (self.keys, self.values)
         # Zeroed by hand: fresh pages would otherwise be mapped during the first iterations, and be
         # timed with them.
         for tensor in self.tensors:
-            tensor.view(torch.uint8).zero_()
+            tensor.zero_()
 
-    @property
-    def whole(self) -> tuple[Cache, Cache]:
-        """Keys and values of all layers, as the operations take them."""
-        if not self.scales:
-            return self.keys, self.values
-        keys, values = map(QuantizedCache, (self.keys, self.values), self.scales)
-        return keys, values
-
-    def layers(self) -> Iterator[tuple[Cache, Cache]]:
-        """Keys and values of one layer after another, as the operations take them."""
-        if not self.scales:
-            return zip(self.keys, self.values, strict=True)
-        keys = map(QuantizedCache, self.keys, self.scales[0])
-        return zip(keys, map(QuantizedCache, self.values, self.scales[1]), strict=True)
+    def layers(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Keys and values of one layer after another."""
+        return zip(self.keys, self.values, strict=True)
 
 
 class EmptyLinear(nn.Linear):
@@ -165,8 +146,8 @@ class Layer(nn.Module):
         operations: Operations,
         inputs: PackedInputs,
         rotary: Rotary,
-        keys: Cache,
-        values: Cache,
+        keys: Tensor,
+        values: Tensor,
     ) -> Tensor:
         """Add `update`, left by the layer before, and the attention block to `hidden`, in place.
 

@@ -113,18 +113,6 @@ def test_copies_are_made_in_their_order(moves):
     assert torch.equal(cache.values, expected.values)
 
 
-@pytest.mark.parametrize("kind", ["int8", "fp8"])
-def test_blocks_of_eight_bits_come_back(kind):
-    cache, expected = (filled_cache(3, replace(SPEC, kv_dtype=kind)) for _ in range(2))
-    pool = memory.HostPool(cache, 3)
-    pool.make([Copy(True, block, 2 - block) for block in range(3)])
-    for tensor in cache.tensors:
-        tensor.zero_()
-    pool.make([Copy(False, block, 2 - block) for block in range(3)])
-    for tensor, before in zip(cache.tensors, expected.tensors, strict=True):
-        assert torch.equal(tensor.float(), before.float())
-
-
 def test_a_cache_in_host_memory_must_fit_it():
     backend = TorchBackend(device="cpu", dtype="float32")
     with pytest.raises(UserError, match=r"cache\.num_host_blocks: .* host memory"):

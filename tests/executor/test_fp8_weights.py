@@ -1,4 +1,4 @@
-"""Weights and activations of the layers' products in 8 bits, simulated."""
+"""Weights, activations and caches in 8 bits, simulated; refused by the lab's own engine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from tests.support.simulated import SPEC, TOY, batch_of
 
@@ -64,3 +65,34 @@ def test_a_mixture_of_experts_is_refused():
     mixture = replace(SPEC, num_experts=2, experts_per_token=1)
     with pytest.raises(UserError, match=r"mixture of experts.*executor\.weights=auto"):
         SimulatedBackend(GPU, weights="fp8").check(mixture, 0)
+
+
+def test_bytes_of_a_token_in_a_cache_of_8_bits():
+    spec = load_option("model", "13b")
+    assert spec.kv_bytes_per_token(2) == 2 * 40 * 40 * 128 * 2
+    for kv_dtype in ("int8", "fp8"):
+        in_8_bits = replace(spec, kv_dtype=kv_dtype).kv_bytes_per_token(2)
+        assert in_8_bits == 2 * 40 * 40 * (128 + 4)
+    with pytest.raises(UserError, match=r"kv_dtype=int4 is unknown \(did you mean int8\?\)"):
+        replace(spec, kv_dtype="int4")
+
+
+def test_a_simulation_says_what_it_does_not_count():
+    spec = replace(load_option("model", "13b"), kv_dtype="fp8")
+    backend = SimulatedBackend(load_option("hardware", "a6000"))
+    assert any("cache.dtype=fp8" in line for line in backend.cautions(spec))
+    profiled = SimulatedBackend(load_option("hardware", "a6000"), cost_model="profiled")
+    with pytest.raises(UserError, match="was measured with a cache in the model's type, not with"):
+        profiled.check(spec, 16)
+
+
+@pytest.mark.parametrize(
+    ("setting", "fix"),
+    [
+        ("cache.dtype=int8", "use executor=vllm or executor=simulated"),
+        ("dtype=int8", "executor.weights=fp8 with executor=simulated, or a model in 8 bits with"),
+        ("executor.weights=fp8", "add executor=simulated"),
+    ],
+)
+def test_the_labs_own_engine_names_what_computes_8_bits(setting, fix, refused):
+    assert fix in refused("model=tiny", "device=cpu", setting)

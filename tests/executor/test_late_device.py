@@ -16,7 +16,6 @@ import pytest
 import torch
 from cuda_stub import stubbed
 from every_policy import POLICIES
-from kv_quality import Cuts, teacher_forced_logits
 from late_device import DEVICE, LateDevice, Stream
 from plain_kernels import plain_kernels
 from toy_executors import SPEC as FOR_KERNELS
@@ -24,10 +23,11 @@ from toy_executors import requests_with_tokens
 
 from sarathi_kernels.attention import hybrid as hybrid_attention
 from sarathi_lab.config.errors import RunError
+from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
-from sarathi_lab.engine.request import Request
+from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.executor.timeline import CudaTimeline
 from sarathi_lab.executor.torch import backend, memory, packing
 from sarathi_lab.executor.torch.executor import TorchExecutor
@@ -40,7 +40,7 @@ from sarathi_lab.policy import SarathiServe
 
 NUM_SET_UPS = 12 * int(os.environ.get("FUZZ_CASES", "1"))
 CPU = torch.device("cpu")
-KINDS, HYBRIDS = ("auto", "int8", "fp8"), get_args(Hybrid)
+HYBRIDS = get_args(Hybrid)
 SPEC = ModelSpec(
     name="toy",
     num_layers=1,
@@ -84,14 +84,10 @@ def served(
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[str, list[list[int]]]:
-    """The tokens that plain torch gives on a CPU, by the kind of cache."""
-    found = {}
-    for kind in KINDS:
-        model = toy(CPU, replace(SPEC, kv_dtype=kind))
-        executor = TorchExecutor(model, num_blocks=40, block_size=SIZES["block_size"])
-        found[kind], _ = served(executor, POLICIES["orca"], num_blocks=40)
-    return found
+def expected() -> list[list[int]]:
+    """The tokens that plain torch gives on a CPU."""
+    executor = TorchExecutor(toy(CPU, SPEC), num_blocks=40, block_size=SIZES["block_size"])
+    return served(executor, POLICIES["orca"], num_blocks=40)[0]
 
 
 def late_executor(model: Transformer, **given: Any) -> TorchExecutor:
@@ -103,14 +99,13 @@ def late_executor(model: Transformer, **given: Any) -> TorchExecutor:
 @contextmanager
 def on_late(
     device: LateDevice,
-    kind: str = "auto",
     hybrid: Hybrid = "series",
     *,
     graphs: bool = True,
 ) -> Iterator[TorchExecutor]:
     """An executor on `device`, warmed up."""
     with stubbed(device), plain_kernels():
-        model = toy(DEVICE, replace(SPEC, kv_dtype=kind))
+        model = toy(DEVICE, SPEC)
         backend.use_triton(model, hybrid)
         executor = late_executor(
             model,
@@ -125,11 +120,11 @@ def on_late(
 
 @pytest.mark.parametrize("number", range(NUM_SET_UPS))
 def test_no_order_of_the_device_changes_a_token(number, expected):
-    """All policies in all; of set-ups one after the other all kinds of caches and attention."""
+    """All policies in all; of set-ups one after the other all kinds of attention."""
     random = Random(number)
-    kind, graphs = KINDS[number % 3], number // 4 % 3 > 0
+    graphs = number // 4 % 3 > 0
     device = LateDevice(number)
-    with on_late(device, kind, HYBRIDS[number // 2 % 3], graphs=graphs) as executor:
+    with on_late(device, HYBRIDS[number % 3], graphs=graphs) as executor:
         for name in list(POLICIES)[number % 12 :: 12]:
             device.earliness = random.choice([0.0, 0.0, 0.3, 0.9])
             num_host_blocks = random.choice([0, 4, NUM_HOST_BLOCKS])
@@ -140,7 +135,7 @@ def test_no_order_of_the_device_changes_a_token(number, expected):
                 preemption="swap" if num_host_blocks else "recompute",
                 shares_prefixes=random.random() < 0.5,
             )
-            assert tokens == expected[kind], name
+            assert tokens == expected, name
             assert ledger.iterations().is_replayed.any() == graphs, name
 
 
@@ -154,25 +149,40 @@ def test_preemption_and_shared_prefixes_are_tried(preemption, shares, expected):
             executor, POLICY, preemption=preemption, shares_prefixes=shares, **given
         )
     iterations = ledger.iterations()
-    assert tokens == expected["auto"]
+    assert tokens == expected
     assert shares or iterations.num_preemptions.sum() > 0
     assert (iterations.num_swapped_blocks.sum() > 0) == (preemption == "swap")
     assert (ledger.requests().prefix_hit_tokens.sum() > 0) == shares
     assert iterations.is_replayed.any()
 
 
-@pytest.mark.parametrize("earliness", [0.0, 0.5])
-def test_teacher_forced_logits_are_those_of_a_cpu(earliness):
-    """Batches that are packed one after the other, none of which is collected."""
+def logits_of_chunks(executor: TorchExecutor) -> torch.Tensor:
+    """Of a prompt in chunks: batches packed one after the other, none of which is collected."""
+    blocks = BlockManager(executor.num_blocks, executor.block_size)
     tokens = np.random.default_rng(1).integers(0, SPEC.vocab_size, 16, dtype=np.int32)
-    cuts = Cuts(chunk=3)
+    sequence = SequenceState(Request(0, 0.0, len(tokens), 1, tokens), 0)
+    assert blocks.admit(sequence, len(tokens))
+    logits = []
+    for start in range(0, len(tokens), 3):
+        sequence.num_computed, sequence.in_flight = start, False
+        batch = Batch()
+        batch.add(sequence, min(3, len(tokens) - start))
+        rows = torch.arange(batch.num_tokens, device=executor.model.device)
+        inputs = replace(executor.packed(batch), emit_rows=rows)
+        logits.append(executor.model(inputs, executor.cache))
+    return torch.cat(logits)
+
+
+@pytest.mark.parametrize("earliness", [0.0, 0.5])
+@torch.inference_mode()
+def test_logits_of_packed_batches_are_those_of_a_cpu(earliness):
     executor = TorchExecutor(toy(CPU, SPEC), num_blocks=8, block_size=SIZES["block_size"])
-    expected = teacher_forced_logits(executor, tokens, cuts)
+    expected = logits_of_chunks(executor)
     with stubbed(LateDevice(1, earliness)), plain_kernels():
         model = toy(DEVICE, SPEC)
         backend.use_triton(model, "series")
         executor = late_executor(model, num_blocks=8, block_size=SIZES["block_size"])
-        found = teacher_forced_logits(executor, tokens, cuts).to("cpu")
+        found = logits_of_chunks(executor).to("cpu")
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -254,13 +264,13 @@ SABOTAGES = [
 ]
 
 
-def is_right(expected: dict[str, list[list[int]]], earliness: float, **given: Any) -> bool:
+def is_right(expected: list[list[int]], earliness: float, **given: Any) -> bool:
     try:
         with on_late(LateDevice(1, earliness), **given) as executor:
             tokens, _ = served(executor, POLICY, num_host_blocks=NUM_HOST_BLOCKS, preemption="swap")
     except (RunError, RuntimeError, IndexError, ValueError):
         return False  # what was read was no index, or the device refused
-    return tokens == expected["auto"]
+    return tokens == expected
 
 
 @pytest.mark.parametrize(("sabotage", "given"), SABOTAGES)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from sarathi_kernels.attention import hybrid
-from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache
 from sarathi_kernels.attention.plan import PADDING, AttentionPlan
 from sarathi_kernels.attention.reference import make_segment, paged_attention
 from sarathi_kernels.elementwise.activation import activate_
@@ -38,14 +37,6 @@ def launch_plain(work: Callable[..., object], *arguments: Any) -> None:
     launch(Kernel(work), (1,), *arguments)
 
 
-def parts_of(cache: Cache) -> tuple[Tensor, Tensor | None]:
-    return (cache.data, cache.scales) if isinstance(cache, QuantizedCache) else (cache, None)
-
-
-def cache_of(data: Tensor, scales: Tensor | None) -> Cache:
-    return data if scales is None else QuantizedCache(data, scales)
-
-
 def add_norm(
     hidden: Tensor,
     update: Tensor | None,
@@ -66,17 +57,14 @@ def rotate_and_store(
     cos: Tensor,
     sin: Tensor,
     slots: Tensor,
-    key_cache: Cache,
-    value_cache: Cache,
+    key_cache: Tensor,
+    value_cache: Tensor,
     num_heads: int,
 ) -> Tensor:
-    def work(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, *caches: Any) -> None:
-        keys, values = cache_of(*caches[:2]), cache_of(*caches[2:])
-        qkv[:, :num_heads] = rotate_and_store_reference(
-            qkv, cos, sin, slots, keys, values, num_heads
-        )
+    def work(qkv: Tensor, *inputs: Tensor) -> None:
+        qkv[:, :num_heads] = rotate_and_store_reference(qkv, *inputs, num_heads)
 
-    launch_plain(work, qkv, cos, sin, slots, *parts_of(key_cache), *parts_of(value_cache))
+    launch_plain(work, qkv, cos, sin, slots, key_cache, value_cache)
     return qkv[:, :num_heads]
 
 
@@ -101,8 +89,8 @@ def greedy(logits: Tensor) -> Tensor:
 
 def attend(
     query: Tensor,
-    key_cache: Cache,
-    value_cache: Cache,
+    key_cache: Tensor,
+    value_cache: Tensor,
     plan: AttentionPlan,
     scale: float,
     sliding_window: int | None,
@@ -112,8 +100,7 @@ def attend(
     """The rows of `sequences` of the plan."""
 
     def work(query: Tensor, out: Tensor, *given: Any) -> None:
-        starts, lens, table, wanted, *caches = given
-        keys, values = cache_of(*caches[:2]), cache_of(*caches[2:])
+        starts, lens, table, wanted, keys, values = given
         for sequence in sorted({number for number in wanted.tolist() if number != PADDING}):
             first, end, kv_len = (int(x) for x in (*starts[sequence:][:2], lens[sequence]))
             segment = make_segment(
@@ -127,10 +114,9 @@ def attend(
             )
             out[first:end] = paged_attention(query[first:end], keys, values, [segment], scale)
 
-    caches = *parts_of(key_cache), *parts_of(value_cache)
     if len(sequences):
         places = plan.query_starts, plan.kv_lens, plan.block_table
-        launch_plain(work, query, out, *places, sequences, *caches)
+        launch_plain(work, query, out, *places, sequences, key_cache, value_cache)
 
 
 def prefill_attention(*inputs: Any, sliding_window: int | None, out: Tensor) -> None:

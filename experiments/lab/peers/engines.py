@@ -73,13 +73,12 @@ class OpenVinoGenAi:
         scheduler.max_num_seqs = settings["batch"]
         scheduler.enable_prefix_caching = False  # every run has the same prompts
         dtype, properties = settings["dtype"], {"INFERENCE_NUM_THREADS": settings["threads"]}
-        if dtype != "int8":
-            properties["INFERENCE_PRECISION_HINT"] = {"float32": "f32", "bfloat16": "bf16"}[dtype]
+        properties["INFERENCE_PRECISION_HINT"] = {"float32": "f32", "bfloat16": "bf16"}[dtype]
         directory = Path(settings["model_dir"]) / f"openvino-{dtype}"
         if not directory.is_dir():
             from optimum.intel import OVModelForCausalLM
 
-            options = {"export": True, "load_in_8bit": dtype == "int8", "compile": False}
+            options = {"export": True, "load_in_8bit": False, "compile": False}
             model = OVModelForCausalLM.from_pretrained(directory.parent, **options)
             model.save_pretrained(directory)
         place = (str(directory), scheduler, "CPU", properties)
@@ -248,7 +247,7 @@ def export_gguf(model_dir: Path, dtype: str) -> Path:
     writer.add_tokenizer_model("rwkv")  # needs a newline in the vocabulary
     writer.add_token_list([r"\n" if i == 10 else f"{i}," for i in range(config["vocab_size"])])
     kinds = gguf.GGMLQuantizationType
-    matrices = {"float32": kinds.F32, "bfloat16": kinds.BF16, "int8": kinds.Q8_0}[dtype]
+    matrices = {"float32": kinds.F32, "bfloat16": kinds.BF16}[dtype]
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for name, weight in load_file(model_dir / "model.safetensors").items():

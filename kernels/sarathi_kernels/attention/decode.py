@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 
 from sarathi_kernels.attention.decode_part import attend_part
-from sarathi_kernels.attention.kv_cache import Cache
 from sarathi_kernels.attention.plan import MAX_PARTS, AttentionPlan
 from sarathi_kernels.attention.support import (
     LOG2_E,
@@ -39,8 +38,6 @@ def decode_kernel(
     query: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
-    key_scales: tl.tensor,  # None unless the cache is in 8 bits
-    value_scales: tl.tensor,
     out: tl.tensor,
     partial: tl.tensor,
     log_sums: tl.tensor,
@@ -69,7 +66,7 @@ def decode_kernel(
     """Grid: KV heads, which lie side by side in the cache, then parts."""
     attend_part(
         tl.program_id(1), tl.program_id(0),
-        query, keys, values, key_scales, value_scales, out, partial, log_sums,
+        query, keys, values, out, partial, log_sums,
         query_starts, kv_lens, block_table, parts,
         stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
         NUM_KV_HEADS, GROUP, ROWS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, STAGES, HAS_WINDOW,
@@ -165,8 +162,8 @@ def dot_rows(group: int) -> int:
 
 def decode_attention(
     query: Tensor,  # [num_tokens, num_heads, head_size], rows may be strided
-    key_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
-    value_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
+    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
+    value_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
     plan: AttentionPlan,
     scale: float,
     *,
@@ -181,9 +178,7 @@ def decode_attention(
     `scratch` (made for this query and plan) may be passed in to be reused. Raises ValueError for
     inputs that the kernel does not take (`check_inputs`).
     """
-    (keys, key_scales), (values, value_scales) = check_inputs(
-        query, key_cache, value_cache, plan, scale, sliding_window, out
-    )
+    check_inputs(query, key_cache, value_cache, plan, scale, sliding_window, out)
     if plan.num_decodes == 0:
         return
     _, num_heads, head_size = query.shape
@@ -194,9 +189,9 @@ def decode_attention(
     launch(
         decode_kernel,
         (num_kv_heads, plan.num_parts),
-        query, keys, values, key_scales, value_scales, out, scratch.partial, scratch.log_sums,
+        query, key_cache, value_cache, out, scratch.partial, scratch.log_sums,
         plan.query_starts, plan.kv_lens, plan.block_table, plan.parts,
-        query.stride(0), out.stride(0), keys.stride(0), keys.stride(1), plan.block_table.stride(0),
+        query.stride(0), out.stride(0), *key_cache.stride()[:2], plan.block_table.stride(0),
         sliding_window or 0, scale * LOG2_E,
         is_hot=query.dtype != torch.float32,
         uses_tensor_cores=group > 1 and query.dtype != torch.float32,

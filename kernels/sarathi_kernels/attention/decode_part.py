@@ -11,12 +11,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sarathi_kernels.attention.eight_bit import (
-    WEIGHT_GAIN_LOG2,
-    columns_of,
-    decoded,
-    product_operand,
-)
 from sarathi_kernels.attention.paging import slot_offsets
 
 
@@ -25,8 +19,6 @@ def attend_alone(
     query: tl.tensor,  # pointer to the head's row
     keys: tl.tensor,  # pointers to the KV head of the first slot
     values: tl.tensor,
-    key_scales: tl.tensor,  # None unless the cache is in 8 bits
-    value_scales: tl.tensor,
     table: tl.tensor,
     begin: tl.tensor,  # multiple of BLOCK_N
     end: tl.tensor,
@@ -58,18 +50,14 @@ def attend_alone(
         offsets = slots[:, None] + dims[None, :]
         key = tl.load(keys + offsets, mask=mask, other=0.0)
         value = tl.load(values + offsets, mask=mask, other=0.0)
-        scores = tl.sum(decoded(key, tl.float32) * row[None, :], 1)
-        if key_scales is not None:
-            scores *= tl.load(key_scales + slots // HEAD_SIZE, mask=visible, other=0.0)
+        scores = tl.sum(key.to(tl.float32) * row[None, :], 1)
         scores = tl.where(visible, scores, float("-inf"))
         new_max = tl.maximum(row_max, scores)
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)
         weights = tl.math.exp2(scores - shift)
         rescale = tl.math.exp2(row_max - shift)
         row_sum = row_sum * rescale + weights
-        if value_scales is not None:
-            weights *= tl.load(value_scales + slots // HEAD_SIZE, mask=visible, other=0.0)
-        acc = acc * rescale[:, None] + decoded(value, tl.float32) * weights[:, None]
+        acc = acc * rescale[:, None] + value.to(tl.float32) * weights[:, None]
         row_max = new_max
     highest = tl.max(row_max, 0)
     share = tl.math.exp2(row_max - tl.where(highest == float("-inf"), 0.0, highest))
@@ -86,8 +74,6 @@ def attend_group(
     query: tl.tensor,  # pointer to the row of the group's first head
     keys: tl.tensor,
     values: tl.tensor,
-    key_scales: tl.tensor,  # None unless the cache is in 8 bits
-    value_scales: tl.tensor,
     table: tl.tensor,
     begin: tl.tensor,  # multiple of BLOCK_N
     end: tl.tensor,
@@ -111,12 +97,7 @@ def attend_group(
     tile = tl.load(
         query + heads * HEAD_SIZE + dims, mask=(heads < GROUP) & (dims < HEAD_SIZE), other=0.0
     )
-    IS_8_BIT: tl.constexpr = value_scales is not None
-    if IS_8_BIT:
-        tile = product_operand(tile)
-    WIDTH: tl.constexpr = PADDED_SIZE // 2 if IS_8_BIT else PADDED_SIZE
-    acc = tl.zeros([ROWS, WIDTH], tl.float32)
-    acc_odd = tl.zeros([ROWS, WIDTH], tl.float32)  # the odd columns of 8 bits, see columns_of
+    acc = tl.zeros([ROWS, PADDED_SIZE], tl.float32)
     row_max = tl.full([ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
     for first_key in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
@@ -126,46 +107,22 @@ def attend_group(
         mask = visible[:, None] & (dims < HEAD_SIZE)
         slots = slot_offsets(table, first_key, end, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N)
         offsets = slots[:, None] + dims
-        key = decoded(tl.load(keys + offsets, mask=mask, other=0.0), tile.dtype)
+        key = tl.load(keys + offsets, mask=mask, other=0.0)
         scores = tl.dot(tile, key.T, input_precision="ieee") * qk_scale
-        if IS_8_BIT:
-            scales = tl.load(key_scales + slots // HEAD_SIZE, mask=visible, other=0.0)
-            scores *= scales[None, :]
         scores = tl.where(visible[None, :], scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1))
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)
         rescale = tl.math.exp2(row_max - shift)
-        if IS_8_BIT:
-            shift -= WEIGHT_GAIN_LOG2
         weights = tl.math.exp2(scores - shift[:, None])
         row_sum = row_sum * rescale + tl.sum(weights, 1)
         acc *= rescale[:, None]
-        if IS_8_BIT:
-            scales = tl.load(value_scales + slots // HEAD_SIZE, mask=visible, other=0.0)
-            weights = (weights * scales[None, :]).to(tile.dtype)
-            places = slot_offsets(
-                table, first_key, end, stride_block // 2, stride_slot // 2, BLOCK_SIZE, BLOCK_N
-            )
-            pairs = tl.arange(0, WIDTH)[None, :]
-            words = tl.load(
-                values.to(tl.pointer_type(tl.uint16), bitcast=True) + places[:, None] + pairs,
-                mask=visible[:, None] & (pairs < HEAD_SIZE // 2),
-                other=0,
-            )
-            even, odd = columns_of(words, values.dtype.element_ty, tile.dtype)
-            acc = tl.dot(weights, even, acc, input_precision="ieee")
-            acc_odd = tl.dot(weights, odd, acc_odd * rescale[:, None], input_precision="ieee")
-        else:
-            value = tl.load(values + offsets, mask=mask, other=0.0)
-            acc = tl.dot(weights.to(value.dtype), value, acc, input_precision="ieee")
+        value = tl.load(values + offsets, mask=mask, other=0.0)
+        acc = tl.dot(weights.to(value.dtype), value, acc, input_precision="ieee")
         row_max = new_max
     row_sum = tl.where(
         row_sum > 0, row_sum, 1.0
     )  # an empty part: its maximum alone makes the logarithm -inf
     log_sum = row_max + tl.math.log2(row_sum)
-    if IS_8_BIT:
-        acc = tl.join(acc, acc_odd).reshape(ROWS, PADDED_SIZE)
-        log_sum -= WEIGHT_GAIN_LOG2
     return acc / row_sum[:, None], log_sum
 
 
@@ -176,8 +133,6 @@ def attend_part(
     query: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
-    key_scales: tl.tensor,  # None unless the cache is in 8 bits
-    value_scales: tl.tensor,
     out: tl.tensor,
     partial: tl.tensor,  # [num_parts, num_heads, HEAD_SIZE] float32
     log_sums: tl.tensor,  # [num_parts, num_heads] float32
@@ -218,18 +173,15 @@ def attend_part(
         queries = query + row * stride_query + kv_head * GROUP * HEAD_SIZE
         keys += kv_head * HEAD_SIZE
         values += kv_head * HEAD_SIZE
-        if key_scales is not None:
-            key_scales += kv_head
-            value_scales += kv_head
         if GROUP == 1:
             attended, log_sum = attend_alone(
-                queries, keys, values, key_scales, value_scales, table, begin, end, first_visible,
+                queries, keys, values, table, begin, end, first_visible,
                 stride_block, stride_slot, qk_scale,
                 HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, STAGES,
             )  # fmt: skip
         else:
             attended, log_sum = attend_group(
-                queries, keys, values, key_scales, value_scales, table, begin, end, first_visible,
+                queries, keys, values, table, begin, end, first_visible,
                 stride_block, stride_slot, qk_scale,
                 GROUP, ROWS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, STAGES,
             )  # fmt: skip

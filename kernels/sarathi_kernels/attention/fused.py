@@ -22,7 +22,6 @@ from torch import Tensor
 from sarathi_kernels.attention import decode, prefill
 from sarathi_kernels.attention.decode import decode_config, dot_rows, make_scratch, reduce_parts
 from sarathi_kernels.attention.decode_part import attend_part
-from sarathi_kernels.attention.kv_cache import Cache
 from sarathi_kernels.attention.plan import AttentionPlan, interleave
 from sarathi_kernels.attention.prefill import PrefillConfig, prefill_config
 from sarathi_kernels.attention.prefill_tile import attend_tile
@@ -66,8 +65,6 @@ def fused_kernel(
     query: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
-    key_scales: tl.tensor,  # None unless the cache is in 8 bits
-    value_scales: tl.tensor,
     out: tl.tensor,
     partial: tl.tensor,
     log_sums: tl.tensor,
@@ -110,7 +107,7 @@ def fused_kernel(
         if entry >= 0:
             attend_tile(
                 entry, number % num_heads,
-                query, keys, values, key_scales, value_scales, out,
+                query, keys, values, out,
                 query_starts, kv_lens, block_table, tiles,
                 stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
                 GROUP, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_M, BLOCK_N, TILE_PARTS, HAS_WINDOW,
@@ -121,7 +118,7 @@ def fused_kernel(
         if part < num_parts:
             attend_part(
                 part, number % NUM_KV_HEADS,
-                query, keys, values, key_scales, value_scales, out, partial, log_sums,
+                query, keys, values, out, partial, log_sums,
                 query_starts, kv_lens, block_table, parts,
                 stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
                 NUM_KV_HEADS, GROUP, ROWS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, DECODE_BLOCK_N,
@@ -143,8 +140,8 @@ def fused_config(chip: Chip, head_size: int, dtype: torch.dtype) -> PrefillConfi
 
 def fused_attention(
     query: Tensor,  # [num_tokens, num_heads, head_size], rows may be strided
-    key_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
-    value_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
+    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
+    value_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
     plan: AttentionPlan,
     scale: float,
     *,
@@ -156,9 +153,7 @@ def fused_attention(
     A second, small launch joins the parts of contexts that are split. Raises ValueError for inputs
     that the kernel does not take (`check_inputs`).
     """
-    (keys, key_scales), (values, value_scales) = check_inputs(
-        query, key_cache, value_cache, plan, scale, sliding_window, out
-    )
+    check_inputs(query, key_cache, value_cache, plan, scale, sliding_window, out)
     num_heads, head_size = query.shape[1:]
     block_size, num_kv_heads = key_cache.shape[1:3]
     group = num_heads // num_kv_heads
@@ -176,10 +171,10 @@ def fused_attention(
     launch(
         fused_kernel,
         (waves.num_programs,),
-        query, keys, values, key_scales, value_scales, out, scratch.partial, scratch.log_sums,
+        query, key_cache, value_cache, out, scratch.partial, scratch.log_sums,
         plan.query_starts, plan.kv_lens, plan.block_table, plan.tiles, plan.parts,
         plan.num_tiles, plan.num_parts, waves.of_tiles, waves.of_parts,
-        query.stride(0), out.stride(0), keys.stride(0), keys.stride(1), plan.block_table.stride(0),
+        query.stride(0), out.stride(0), *key_cache.stride()[:2], plan.block_table.stride(0),
         sliding_window or 0, scale * LOG2_E,
         is_hot=is_half,
         uses_tensor_cores=is_half,

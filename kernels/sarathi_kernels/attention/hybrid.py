@@ -12,7 +12,6 @@ from torch import Tensor
 
 from sarathi_kernels.attention.decode import decode_attention
 from sarathi_kernels.attention.fused import fused_attention
-from sarathi_kernels.attention.kv_cache import Cache
 from sarathi_kernels.attention.plan import AttentionPlan
 from sarathi_kernels.attention.prefill import prefill_attention
 
@@ -21,8 +20,8 @@ Variant = Literal["series", "streams", "fused"]
 
 def hybrid_attention(
     query: Tensor,  # [num_tokens, num_heads, head_size], rows may be strided
-    key_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
-    value_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
+    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
+    value_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
     plan: AttentionPlan,
     scale: float,
     *,

@@ -1,6 +1,4 @@
-"""Where cached tokens lie in a paged cache [num_blocks, block_size, num_kv_heads, head_size], and
-their scales.
-"""
+"""Where cached tokens lie in a paged cache [num_blocks, block_size, num_kv_heads, head_size]."""
 
 from __future__ import annotations
 
@@ -32,38 +30,3 @@ def slot_offsets(
         blocks = tl.load(table + keys // BLOCK_SIZE, mask=keys < kv_len, other=0).to(tl.int64)
         offsets = blocks * stride_block + (keys % BLOCK_SIZE) * stride_slot
     return offsets
-
-
-@triton.jit
-def load_scales(
-    # pointer to the KV head's first scale, of [num_blocks, block_size, num_kv_heads]
-    scales: tl.tensor,
-    table: tl.tensor,
-    first_key: tl.tensor,
-    kv_len: tl.tensor,
-    stride_block: tl.tensor,  # of the entries that are scaled, HEAD_SIZE times those of the scales
-    stride_slot: tl.tensor,
-    HEAD_SIZE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr,
-) -> tl.tensor:
-    """The scales of the tokens first_key to first_key + BLOCK_N, [BLOCK_N]; zero from `kv_len` on
-    if MASKED.
-    """
-    offsets = slot_offsets(
-        table,
-        first_key,
-        kv_len,
-        stride_block // HEAD_SIZE,
-        stride_slot // HEAD_SIZE,
-        BLOCK_SIZE,
-        BLOCK_N,
-    )
-    if MASKED:
-        found = tl.load(
-            scales + offsets, mask=first_key + tl.arange(0, BLOCK_N) < kv_len, other=0.0
-        )
-    else:
-        found = tl.load(scales + offsets)
-    return found

@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sarathi_kernels.attention.kv_cache import Cache
 from sarathi_kernels.attention.plan import AttentionPlan
 from sarathi_kernels.attention.prefill_tile import attend_tile
 from sarathi_kernels.attention.support import (
@@ -49,8 +48,6 @@ def prefill_kernel(
     query: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
-    key_scales: tl.tensor,  # None unless the cache is in 8 bits
-    value_scales: tl.tensor,
     out: tl.tensor,
     query_starts: tl.tensor,
     kv_lens: tl.tensor,
@@ -77,7 +74,7 @@ def prefill_kernel(
     """Grid: heads, then the parts of tiles from the last to the first."""
     attend_tile(
         num_tiles * TILE_PARTS - 1 - tl.program_id(1), tl.program_id(0),
-        query, keys, values, key_scales, value_scales, out,
+        query, keys, values, out,
         query_starts, kv_lens, block_table, tiles,
         stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
         GROUP, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_M, BLOCK_N, TILE_PARTS, HAS_WINDOW, AHEAD,
@@ -104,16 +101,14 @@ def prefill_config(
     tile_rows: int,
     *,
     has_window: bool = False,
-    is_8_bit: bool = False,
 ) -> PrefillConfig:
     """The configuration for tiles of `tile_rows` queries; its block_m divides them.
 
     As measured (`tuned`), or else chosen such that nothing spills and the stages fit the chip's
-    shared memory. To convert a cache that `is_8_bit` takes registers, so that fewer keys are worked
-    on at a time.
+    shared memory.
     """
     measured = tuned("prefill", chip, head_size, dtype, tile_rows)
-    if measured is not None and not (has_window or is_8_bit):
+    if measured is not None and not has_window:
         block_m, block_n, num_warps, num_stages, ahead = measured
         return PrefillConfig(block_m, block_n, num_warps, num_stages, bool(ahead))
     wide = head_size > 128
@@ -123,27 +118,24 @@ def prefill_config(
         )
     block_m = min(tile_rows, 64 if wide else 128)
     num_warps = 8 if block_m == 128 or wide else 4
-    if CAN_COMPUTE_AHEAD and chip.is_hopper and block_m == 128 and not (is_8_bit or has_window):
+    if CAN_COMPUTE_AHEAD and chip.is_hopper and block_m == 128 and not has_window:
         # One such program fills a multiprocessor: nothing else multiplies while its softmax works
         # alone. Twice the keys spill, as there are two tiles of scores; with a window, the compiler
         # waits for each product.
         return PrefillConfig(block_m, 64, num_warps, num_stages=3, ahead=True)
     if chip.shared_memory >= LARGE_SHARED_MEMORY:
         block_n = 64 if wide or block_m == 64 else 128
-        if is_8_bit:
-            block_n //= 2 if has_window or num_warps == 8 else 1
-            num_warps = num_warps if chip.is_hopper or not has_window else 8
         return PrefillConfig(block_m, block_n, num_warps, num_stages=3)
     # Without wgmma, the pipeline holds a second tile of keys and values from five stages on.
-    block_n = 16 if is_8_bit else 32 if num_warps == 4 or wide or has_window else 64
+    block_n = 32 if num_warps == 4 or wide or has_window else 64
     num_stages = 2 if wide and chip.shared_memory < SMALL_SHARED_MEMORY else 5
     return PrefillConfig(block_m, block_n, num_warps, num_stages)
 
 
 def prefill_attention(
     query: Tensor,  # [num_tokens, num_heads, head_size], rows may be strided
-    key_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
-    value_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
+    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
+    value_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
     plan: AttentionPlan,
     scale: float,
     *,
@@ -154,15 +146,16 @@ def prefill_attention(
     """Write softmax(scale q k^T) v of the rows of `plan.tiles` to `out`; other rows stay as they
     are. Raises ValueError for inputs that the kernel does not take (`check_inputs`).
     """
-    (keys, key_scales), (values, value_scales) = check_inputs(
-        query, key_cache, value_cache, plan, scale, sliding_window, out
-    )
+    check_inputs(query, key_cache, value_cache, plan, scale, sliding_window, out)
     num_heads, head_size = query.shape[1:]
     block_size, num_kv_heads = key_cache.shape[1:3]
     if config is None:
-        kind = {"has_window": sliding_window is not None, "is_8_bit": key_scales is not None}
         config = prefill_config(
-            chip_of(query.device), head_size, query.dtype, plan.tile_rows, **kind
+            chip_of(query.device),
+            head_size,
+            query.dtype,
+            plan.tile_rows,
+            has_window=sliding_window is not None,
         )
     tile_parts = plan.tile_rows // config.block_m
     if plan.num_tiles == 0:
@@ -171,9 +164,9 @@ def prefill_attention(
     launch(
         prefill_kernel,
         (num_heads, plan.num_tiles * tile_parts),
-        query, keys, values, key_scales, value_scales, out, plan.query_starts, plan.kv_lens,
+        query, key_cache, value_cache, out, plan.query_starts, plan.kv_lens,
         plan.block_table, plan.tiles,
-        query.stride(0), out.stride(0), keys.stride(0), keys.stride(1), plan.block_table.stride(0),
+        query.stride(0), out.stride(0), *key_cache.stride()[:2], plan.block_table.stride(0),
         plan.num_tiles, sliding_window or 0, scale * LOG2_E,
         is_hot=is_half,
         uses_tensor_cores=is_half,

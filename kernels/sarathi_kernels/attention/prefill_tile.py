@@ -5,13 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sarathi_kernels.attention.eight_bit import (
-    WEIGHT_GAIN_LOG2,
-    columns_of,
-    decoded,
-    product_operand,
-)
-from sarathi_kernels.attention.paging import load_scales, slot_offsets
+from sarathi_kernels.attention.paging import slot_offsets
 
 
 @triton.jit
@@ -27,21 +21,10 @@ def load_tile(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
-    DTYPE: tl.constexpr,
 ) -> tl.tensor:
-    """[BLOCK_N, PADDED_SIZE] keys or values of one KV head in DTYPE; tokens from `kv_len` on are
+    """[BLOCK_N, PADDED_SIZE] keys or values of one KV head; tokens from `kv_len` on are
     zero if MASKED.
     """
-    ENTRY: tl.constexpr = cache.dtype.element_ty
-    if tl.uint8 == ENTRY:
-        # As words of two entries, which are copied to where matrix instructions take them.
-        words = load_tile(
-            cache.to(tl.pointer_type(tl.uint16), bitcast=True),
-            table, first_key, kv_len, stride_block // 2, stride_slot // 2,
-            HEAD_SIZE // 2, PADDED_SIZE // 2, BLOCK_SIZE, BLOCK_N, MASKED, tl.uint16,
-        )  # fmt: skip
-        even, odd = columns_of(words, ENTRY, DTYPE)
-        return tl.join(even, odd).reshape(BLOCK_N, PADDED_SIZE)
     tokens = first_key + tl.arange(0, BLOCK_N)
     dims = tl.arange(0, PADDED_SIZE)
     # One 64-bit address a tile, where it is in one block: one of each token takes registers that
@@ -63,19 +46,17 @@ def load_tile(
         tile = tl.load(pointers, mask=dims[None, :] < HEAD_SIZE, other=0.0)
     else:
         tile = tl.load(pointers)
-    return decoded(tile, DTYPE)
+    return tile
 
 
 @triton.jit
 def attend_keys(
     acc: tl.tensor,  # [BLOCK_M, PADDED_SIZE] float32: weighted values so far
     row_max: tl.tensor,  # [BLOCK_M] float32: largest scaled score so far
-    row_sum: tl.tensor,  # [BLOCK_M] float32: sum of exp2(score - row_max), with a cache's gain
+    row_sum: tl.tensor,  # [BLOCK_M] float32: sum of exp2(score - row_max)
     query: tl.tensor,  # [BLOCK_M, PADDED_SIZE]
     keys: tl.tensor,  # pointer to the KV head's first element, as `values`
     values: tl.tensor,
-    key_scales: tl.tensor,
-    value_scales: tl.tensor,
     table: tl.tensor,
     begin: tl.tensor,  # multiple of BLOCK_N
     end: tl.tensor,
@@ -95,7 +76,7 @@ def attend_keys(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Take the tokens from `begin` to `end` into the softmax of a tile of queries.
 
-    With AHEAD, which takes whole tiles of keys without scales, the scores of the next tile are
+    With AHEAD, which takes whole tiles of keys, the scores of the next tile are
     computed while the softmax works on those of this one: products that are asynchronous (wgmma)
     need not wait for each other. It takes one product more than there are tiles.
     """
@@ -104,7 +85,7 @@ def attend_keys(
         key = load_tile(
             keys, table, tl.multiple_of(tl.minimum(begin, last_key), BLOCK_N), kv_len,
             stride_block, stride_slot,
-            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, query.dtype,
+            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED,
         )  # fmt: skip
         scores = tl.dot(query, key.T, input_precision="ieee")
     for first_key in tl.range(begin, end, BLOCK_N):
@@ -113,16 +94,11 @@ def attend_keys(
         key = load_tile(
             keys, table, tl.multiple_of(next_key, BLOCK_N), kv_len, stride_block,
             stride_slot,
-            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, query.dtype,
+            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED,
         )  # fmt: skip
         product = tl.dot(query, key.T, input_precision="ieee")
         if not AHEAD:
             scores = product
-        if key_scales is not None:
-            scores *= load_scales(
-                key_scales, table, first_key, kv_len, stride_block, stride_slot,
-                HEAD_SIZE, BLOCK_SIZE, BLOCK_N, MASKED,
-            )[None, :]  # fmt: skip
         if MASKED:
             tokens = first_key + tl.arange(0, BLOCK_N)[None, :]
             visible = tokens <= last_keys[:, None]
@@ -136,18 +112,11 @@ def attend_keys(
             tl.where(new_max == float("-inf"), 0.0, new_max) if MASKED and HAS_WINDOW else new_max
         )
         rescale = tl.math.exp2(row_max - shift)
-        if value_scales is not None:
-            shift -= WEIGHT_GAIN_LOG2
         weights = tl.math.exp2(scores * qk_scale - shift[:, None])
         row_sum = row_sum * rescale + tl.sum(weights, 1)
-        if value_scales is not None:
-            weights *= load_scales(
-                value_scales, table, first_key, kv_len, stride_block, stride_slot,
-                HEAD_SIZE, BLOCK_SIZE, BLOCK_N, MASKED,
-            )[None, :]  # fmt: skip
         value = load_tile(
             values, table, first_key, kv_len, stride_block, stride_slot,
-            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, query.dtype,
+            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED,
         )  # fmt: skip
         acc = tl.dot(weights.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
         row_max = new_max
@@ -163,8 +132,6 @@ def attend_tile(
     query: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
-    key_scales: tl.tensor,  # None unless the cache is in 8 bits
-    value_scales: tl.tensor,
     out: tl.tensor,
     query_starts: tl.tensor,
     kv_lens: tl.tensor,
@@ -204,9 +171,6 @@ def attend_tile(
             columns = head * HEAD_SIZE + dims[None, :]
             packed = (start + rows).to(tl.int64)[:, None]
             tile = tl.load(query + packed * stride_query + columns, mask=exists, other=0.0)
-            # Converted queries stay in the registers of wgmma, which are too few for wide ones.
-            if key_scales is not None and PADDED_SIZE <= 128:
-                tile = product_operand(tile)
 
             first_position = kv_len - num_queries + first_row
             last_keys = tl.minimum(kv_len - num_queries + rows, kv_len - 1)
@@ -215,9 +179,6 @@ def attend_tile(
             table = block_table + sequence.to(tl.int64) * stride_table
             keys += head // GROUP * HEAD_SIZE
             values += head // GROUP * HEAD_SIZE
-            if key_scales is not None:
-                key_scales += head // GROUP
-                value_scales += head // GROUP
             acc = tl.zeros([BLOCK_M, PADDED_SIZE], tl.float32)
             row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
             row_sum = tl.zeros([BLOCK_M], tl.float32)
@@ -227,17 +188,17 @@ def attend_tile(
                 begin = tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N
                 begin = tl.minimum(tl.maximum(begin, window_begin), masked_from)
                 acc, row_max, row_sum = attend_keys(
-                    acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table,
+                    acc, row_max, row_sum, tile, keys, values, table,
                     window_begin, begin, last_keys, window, kv_len, stride_block, stride_slot,
                     qk_scale, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, True, False,
                 )  # fmt: skip
             acc, row_max, row_sum = attend_keys(
-                acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table,
+                acc, row_max, row_sum, tile, keys, values, table,
                 begin, masked_from, last_keys, window, kv_len, stride_block, stride_slot, qk_scale,
                 HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, False, HAS_WINDOW, AHEAD,
             )  # fmt: skip
             acc, row_max, row_sum = attend_keys(
-                acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table,
+                acc, row_max, row_sum, tile, keys, values, table,
                 masked_from, end, last_keys, window, kv_len, stride_block, stride_slot, qk_scale,
                 HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, HAS_WINDOW, False,
             )  # fmt: skip

@@ -15,8 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache, dequantize
-
 
 class Segment(NamedTuple):
     """Packed rows `start` to `start + num_queries` and the cached tokens they see; made by
@@ -79,8 +77,8 @@ def make_segment(
 
 def paged_attention(
     query: Tensor,  # [num_tokens, num_heads, head_size]
-    key_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
-    value_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
+    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
+    value_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
     segments: Sequence[Segment],
     scale: float,
 ) -> Tensor:
@@ -101,8 +99,8 @@ def paged_attention(
     parts = [
         _attend(
             query[segment.start : segment.start + segment.num_queries],
-            _context(key_cache, segment, query.dtype),
-            _context(value_cache, segment, query.dtype),
+            _context(key_cache, segment),
+            _context(value_cache, segment),
             segment,
             scale,
         )
@@ -111,17 +109,8 @@ def paged_attention(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _context(cache: Cache, segment: Segment, dtype: torch.dtype) -> Tensor:
-    """The visible cached tokens, [kv_len - first_key, num_kv_heads, head_size]; in `dtype` if they
-    are in 8 bits.
-    """
-    if isinstance(cache, QuantizedCache):
-        data = _visible(cache.raw, segment).view(cache.data.dtype)
-        return dequantize(data, _visible(cache.scales, segment), dtype)
-    return _visible(cache, segment)
-
-
-def _visible(cache: Tensor, segment: Segment) -> Tensor:
+def _context(cache: Tensor, segment: Segment) -> Tensor:
+    """The visible cached tokens, [kv_len - first_key, num_kv_heads, head_size]."""
     blocks = (
         cache[segment.blocks]
         if isinstance(segment.blocks, slice)

@@ -7,9 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache
 from sarathi_kernels.attention.plan import AttentionPlan
-from sarathi_kernels.runtime.chip import chip_of
 
 SUPPORTED_HEAD_SIZES = (64, 80, 96, 128, 256)
 SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -18,7 +16,6 @@ SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # the small one.
 LARGE_SHARED_MEMORY = 200 * 1024
 SMALL_SHARED_MEMORY = 128 * 1024
-E4M3_CAPABILITY = 89  # the first to convert e4m3
 LOG2_E = (
     1.4426950408889634  # the kernels' softmax works with powers of two: exp(x) = exp2(x log2 e)
 )
@@ -41,37 +38,20 @@ def check_supported(head_size: int, dtype: torch.dtype, block_size: int) -> None
         raise ValueError(f"a cache block holds at least 1 token, not {block_size}")
 
 
-def entries_and_scales(cache: Cache, *, as_bytes: bool = False) -> tuple[Tensor, Tensor | None]:
-    """What kernels are given of keys or values: entries, and scales if they are in 8 bits.
-
-    Entries of e4m3 come `as_bytes` where that is asked for or the chip has no type for them.
-    """
-    if not isinstance(cache, QuantizedCache):
-        return cache, None
-    as_bytes |= chip_of(cache.data.device).capability < E4M3_CAPABILITY
-    is_e4m3 = cache.data.dtype == torch.float8_e4m3fn
-    return cache.raw if is_e4m3 and as_bytes else cache.data, cache.scales
-
-
 def check_inputs(
     query: Tensor,
-    key_cache: Cache,
-    value_cache: Cache,
+    key_cache: Tensor,
+    value_cache: Tensor,
     plan: AttentionPlan,
     scale: float,
     sliding_window: int | None,
     out: Tensor,
-) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
-    """Return `entries_and_scales` of keys and of values. Raises ValueError unless shapes, types and
-    strides are what every attention kernel assumes.
-    """
+) -> None:
+    """Raise ValueError unless shapes, types and strides are what every attention kernel assumes."""
     _, num_heads, head_size = query.shape
     check_supported(head_size, query.dtype, key_cache.shape[1])
-    (keys, key_scales), (values, value_scales) = (
-        entries_and_scales(key_cache),
-        entries_and_scales(value_cache),
-    )
-    if keys.shape != values.shape or keys.stride() != values.stride() or keys.dtype != values.dtype:
+    is_alike = key_cache.shape == value_cache.shape and key_cache.dtype == value_cache.dtype
+    if not is_alike or key_cache.stride() != value_cache.stride():
         raise ValueError(
             f"the caches of keys {tuple(key_cache.shape)} and values {tuple(value_cache.shape)} "
             "differ"
@@ -80,24 +60,11 @@ def check_inputs(
         raise ValueError(
             f"query {tuple(query.shape)} does not match the cache {tuple(key_cache.shape)}"
         )
-    if (
-        out.shape != query.shape
-        or query.dtype != out.dtype
-        or (key_scales is None and query.dtype != keys.dtype)
-    ):
+    if out.shape != query.shape or not query.dtype == out.dtype == key_cache.dtype:
         raise ValueError(
-            f"query, caches and output differ in shape or type: {query.dtype}, {keys.dtype}"
+            f"query, caches and output differ in shape or type: {query.dtype}, {key_cache.dtype}"
         )
-    for scales in (key_scales, value_scales):
-        if (
-            scales is not None
-            and tuple(head_size * s for s in scales.stride()) != keys.stride()[:3]
-        ):
-            raise ValueError(
-                f"scales strided by {scales.stride()} do not lie as heads strided by "
-                f"{keys.stride()[:3]}"
-            )
-    for tensor in (query, keys, out):
+    for tensor in (query, key_cache, out):
         if tensor.stride()[-2:] != (head_size, 1):
             raise ValueError(
                 f"the heads of a token must be contiguous, not strided by {tensor.stride()[-2:]}"
@@ -108,4 +75,3 @@ def check_inputs(
         raise ValueError(f"tiles of {plan.tile_rows} queries: a power of two from 16 on is needed")
     if plan.block_table.stride(1) != 1:
         raise ValueError("the block table's rows must be contiguous")
-    return (keys, key_scales), (values, value_scales)

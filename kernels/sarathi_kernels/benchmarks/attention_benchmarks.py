@@ -19,7 +19,6 @@ from torch import Tensor
 from sarathi_kernels.attention.cases import AttentionCase, AttentionInputs, make_inputs
 from sarathi_kernels.attention.decode import decode_attention
 from sarathi_kernels.attention.hybrid import Variant, hybrid_attention
-from sarathi_kernels.attention.kv_cache import Cache
 from sarathi_kernels.attention.plan import PART_TOKENS, AttentionPlan, make_plan, with_parts_of
 from sarathi_kernels.attention.prefill import prefill_attention
 from sarathi_kernels.benchmarks.attention_peers import (
@@ -138,8 +137,8 @@ WAYS: dict[str, Callable[[AttentionCase, AttentionInputs, Tensor], Ways]] = {
 
 def unified_attention(
     query: Tensor,
-    keys: Cache,
-    values: Cache,
+    keys: Tensor,
+    values: Tensor,
     plan: AttentionPlan,
     scale: float,
     *,

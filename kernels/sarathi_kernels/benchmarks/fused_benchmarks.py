@@ -13,12 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sarathi_kernels.attention.kv_cache import quantize, write_kv
+from sarathi_kernels.attention.kv_cache import write_kv
 from sarathi_kernels.benchmarks.measure import Benchmark
 from sarathi_kernels.elementwise.activation import activate_, gated_activate_
 from sarathi_kernels.elementwise.fused_activation import activation_, gated_activation
 from sarathi_kernels.elementwise.norm import NormKind, add_norm
-from sarathi_kernels.elementwise.quantized_rows import quantize_rows
 from sarathi_kernels.elementwise.rotary import apply_rotary, rotary_tables
 from sarathi_kernels.elementwise.rotary_kv import rotate_and_store
 from sarathi_kernels.elementwise.sampling import greedy
@@ -115,13 +114,11 @@ def _norm(rows: Tensor, kind: NormKind, case: str, random: Callable[..., Tensor]
 def _rows(
     shape: Shape, num_tokens: int, case: str, random: Callable[..., Tensor]
 ) -> Iterator[Pair]:
-    """Activations, and rows in 8 bits."""
-    x, hidden = random(num_tokens, shape.ffn_size), random(num_tokens, shape.hidden_size)
+    """Activations."""
+    x = random(num_tokens, shape.ffn_size)
     gate_up = random(num_tokens, 2 * shape.ffn_size)
     gate, up = gate_up.chunk(2, dim=1)
     ways: Ways = partial(activation_, x, "gelu"), partial(activate_, x, "gelu")
     yield "activation", f"gelu, {case}", *ways, 2 * x.nbytes
     ways = partial(gated_activation, gate_up, "silu"), partial(gated_activate_, gate, up, "silu")
     yield "gated_activation", f"silu, {case}", *ways, 1.5 * gate_up.nbytes
-    ways = partial(quantize_rows, hidden), partial(quantize, hidden, torch.float8_e4m3fn)
-    yield "quantize_rows", case, *ways, hidden.nbytes + hidden.numel()

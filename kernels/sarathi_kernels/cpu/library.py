@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache
 from sarathi_kernels.attention.reference import Segment
 from sarathi_kernels.cpu.build import NotBuilt, build
 from sarathi_kernels.cpu.checks import check_heads, check_model
@@ -30,8 +29,7 @@ from sarathi_kernels.cpu.structures import (
     SegmentStruct,
 )
 
-SCALED = (torch.int8, torch.float8_e4m3fn)
-KV_TYPES = (*DTYPES, *SCALED)  # numbered as in `structures.h`
+KV_TYPES = DTYPES  # numbered as in `structures.h`
 FAULT = c_char_p  # what is wrong with the arguments, null for nothing
 
 SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -152,8 +150,8 @@ class Decoder:
         slots: Tensor,  # [num_tokens] int64
         emit_rows: Tensor,  # [num_emits] int64
         segments: Sequence[Segment],
-        keys: Cache,  # [num_layers, num_blocks, block_size, num_kv_heads, head_size]
-        values: Cache,
+        keys: Tensor,  # [num_layers, num_blocks, block_size, num_kv_heads, head_size]
+        values: Tensor,
         tables: tuple[Tensor, Tensor],  # cosines and sines, [num_positions, ...] float32
         record: Callable[[str, float], None] | None = None,
     ) -> Tensor:
@@ -166,7 +164,7 @@ class Decoder:
         """
         model = self.struct
         dtype = DTYPES[model.is_bf16]
-        cached = _cache_parts(keys, values, (dtype,), model.num_kv_heads, model.head_size)
+        _check_cache(keys, values, (dtype,), model.num_kv_heads, model.head_size)
         num_layers, num_blocks, block_size = keys.shape[:-2]
         rows = (token_ids, positions, slots)
         if num_layers != model.num_layers or any(len(row) != len(token_ids) for row in rows):
@@ -186,13 +184,16 @@ class Decoder:
             len(token_ids),
             len(structs),
             len(emit_rows),
-            *map(address, cached),
+            keys.data_ptr(),
+            values.data_ptr(),
+            None,
+            None,
             num_blocks,
             block_size,
             *(table.data_ptr() for table in tables),
             num_positions,
             logits.data_ptr(),
-            KV_TYPES.index(cached[0].dtype),
+            KV_TYPES.index(dtype),
         )
         if record is None:
             self._library.sarathi_forward(self._made, byref(batch))
@@ -228,9 +229,8 @@ def linear(x: Tensor, weight: PackedLinear) -> Tensor:
     """x [rows, in_features] times a packed weight; [rows, out_features] of x's dtype.
 
     Of a gated weight all columns of the panels: 16 gates and the 16 columns they scale, and so on.
-    Sums are float32. A CPU that multiplies bfloat16 has x rounded to it if the weight is; for one
-    in int8 each row is rounded to that, with a separate scale. Raises ValueError if sizes do not
-    match.
+    Sums are float32. A CPU that multiplies bfloat16 has x rounded to it if the weight is. Raises
+    ValueError if sizes do not match.
     """
     if x.shape[1] != weight.in_features:
         raise ValueError(f"x {tuple(x.shape)} does not match {weight.in_features} inputs")
@@ -245,60 +245,49 @@ def linear(x: Tensor, weight: PackedLinear) -> Tensor:
 
 def attention(
     query: Tensor,  # [num_tokens, num_heads, head_size]
-    keys: Cache,  # [num_blocks, block_size, num_kv_heads, head_size], float32, bfloat16 or 8 bits
-    values: Cache,
+    keys: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size], float32 or bfloat16
+    values: Tensor,
     segments: Sequence[Segment],
     scale: float,
     sliding_window: int | None,
 ) -> Tensor:
     """`attention.paged_attention`, without masks; [num_tokens, num_heads, head_size] of the query's
-    dtype.
-
-    With AMX a cache in 8 bits is multiplied as bfloat16 if the query is of it. Raises ValueError
-    for other shapes.
+    dtype. Raises ValueError for other shapes.
     """
     if sliding_window == 0:
         raise ValueError("a sliding window of no tokens sees nothing")
     num_heads, head_size = query.shape[1:]
     num_blocks, block_size, num_kv_heads = keys.shape[:-1]
-    cached = _cache_parts(keys, values, DTYPES, num_kv_heads, head_size)
-    kind = cached[0].dtype
+    _check_cache(keys, values, DTYPES, num_kv_heads, head_size)
     taken = query.float().contiguous()
     out = torch.empty_like(taken)
     model = ModelStruct(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size)
     model.window, model.scale = sliding_window or 0, scale
-    model.is_bf16 = (query.dtype if kind in SCALED else kind) == torch.bfloat16
+    model.is_bf16 = keys.dtype == torch.bfloat16
     check_heads(model)
     structs = segment_structs(segments)
     batch = BatchStruct(None, None, None, None, structs, len(query), len(structs), 0)
-    batch.keys, batch.values, batch.key_scales, batch.value_scales = map(address, cached)
-    batch.num_blocks, batch.block_size, batch.kv_type = num_blocks, block_size, KV_TYPES.index(kind)
+    batch.keys, batch.values = keys.data_ptr(), values.data_ptr()
+    batch.num_blocks, batch.block_size = num_blocks, block_size
+    batch.kv_type = KV_TYPES.index(keys.dtype)
     load().sarathi_attention(byref(model), byref(batch), taken.data_ptr(), out.data_ptr())
     return out.to(query.dtype)
 
 
-def _cache_parts(
-    keys: Cache, values: Cache, dtypes: Sequence[torch.dtype], num_heads: int, head_size: int
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Keys, values, and their scales where they are in 8 bits, else of one of `dtypes`. Raises
-    ValueError unless they are alike, of such heads, each in one piece.
+def _check_cache(
+    keys: Tensor, values: Tensor, dtypes: Sequence[torch.dtype], num_heads: int, head_size: int
+) -> None:
+    """Raise ValueError unless keys and values are alike, of such heads and one of `dtypes`, each in
+    one piece.
     """
-    (key_data, key_scales), (value_data, value_scales) = _parts(keys), _parts(values)
-    for data, scales in ((key_data, key_scales), (value_data, value_scales)):
-        is_scaled = scales is not None and _is_floats(scales, len(data))
-        is_sound = (
-            data.is_contiguous()
-            and data.shape == (*key_data.shape[:-2], num_heads, head_size)
-            and data.dtype == key_data.dtype
-            and (data.dtype in SCALED if is_scaled else data.dtype in dtypes and scales is None)
-            and (scales is None or scales.shape == data.shape[:-1])
-        )
-        if not is_sound:
+    for tensor in (keys, values):
+        is_alike = tensor.shape == (*keys.shape[:-2], num_heads, head_size)
+        is_alike &= tensor.dtype == keys.dtype
+        if not (is_alike and tensor.is_contiguous() and tensor.dtype in dtypes):
             raise ValueError(
-                f"keys {tuple(key_data.shape)} and values {tuple(value_data.shape)} are not a "
-                f"cache of {num_heads} heads of {head_size}, in one piece, of {dtypes} or 8 bits"
+                f"keys {tuple(keys.shape)} and values {tuple(values.shape)} are not a cache of "
+                f"{num_heads} heads of {head_size}, in one piece, of {dtypes}"
             )
-    return key_data, value_data, key_scales, value_scales
 
 
 def _is_index(tensor: Tensor) -> bool:
@@ -308,10 +297,6 @@ def _is_index(tensor: Tensor) -> bool:
 def _is_floats(tensor: Tensor, length: int) -> bool:
     is_whole = tensor.is_contiguous() and tensor.device.type == "cpu"
     return is_whole and tensor.dtype == torch.float32 and len(tensor) == length
-
-
-def _parts(cache: Cache) -> tuple[Tensor, Tensor | None]:
-    return (cache.data, cache.scales) if isinstance(cache, QuantizedCache) else (cache, None)
 
 
 def greedy(logits: Tensor, nan_token: int) -> Tensor:

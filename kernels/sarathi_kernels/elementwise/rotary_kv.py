@@ -9,9 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sarathi_kernels.attention.eight_bit import quantized, scale_of
-from sarathi_kernels.attention.kv_cache import Cache, write_kv
-from sarathi_kernels.attention.support import entries_and_scales
+from sarathi_kernels.attention.kv_cache import write_kv
 from sarathi_kernels.elementwise.rotary import apply_rotary
 from sarathi_kernels.runtime.checks import require_dtype
 from sarathi_kernels.runtime.launch import launch
@@ -28,8 +26,8 @@ def rotate_and_store(
     # [num_tokens] int32 or int64: block * block_size + offset within the block, distinct; -1:
     # padding
     slots: Tensor,
-    key_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
-    value_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
+    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
+    value_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
     num_heads: int,
 ) -> Tensor:
     """Rotate the queries in place, write the rotated keys and the values to their slots, and return
@@ -42,11 +40,7 @@ def rotate_and_store(
     """
     num_tokens, all_heads, head_size = qkv.shape
     num_kv_heads, half = key_cache.shape[2], cos.shape[-1]
-    (keys, key_scales), (values, value_scales) = (
-        entries_and_scales(key_cache, as_bytes=True),
-        entries_and_scales(value_cache, as_bytes=True),
-    )
-    _check(qkv, cos, sin, slots, (keys, key_scales), (values, value_scales), num_heads)
+    _check(qkv, cos, sin, slots, key_cache, value_cache, num_heads)
     if num_tokens == 0:
         return qkv[:, :num_heads]
     half_block = triton.next_power_of_2(half)
@@ -59,13 +53,11 @@ def rotate_and_store(
         cos,
         sin,
         slots,
-        keys,
-        values,
-        key_scales,
-        value_scales,
+        key_cache,
+        value_cache,
         qkv.stride(0),
-        keys.stride(1),
-        values.stride(1),
+        key_cache.stride(1),
+        value_cache.stride(1),
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_SIZE=head_size,
@@ -83,8 +75,8 @@ def rotate_and_store_reference(
     cos: Tensor,
     sin: Tensor,
     slots: Tensor,
-    key_cache: Cache,
-    value_cache: Cache,
+    key_cache: Tensor,
+    value_cache: Tensor,
     num_heads: int,
 ) -> Tensor:
     """`rotate_and_store` in plain torch, on float32 tables; leaves `qkv` as it is. Not to be
@@ -107,22 +99,21 @@ def _check(
     cos: Tensor,
     sin: Tensor,
     slots: Tensor,
-    key_cache: tuple[Tensor, Tensor | None],  # entries, and scales of those in 8 bits
-    value_cache: tuple[Tensor, Tensor | None],
+    key_cache: Tensor,
+    value_cache: Tensor,
     num_heads: int,
 ) -> None:
-    (keys, key_scales), (values, _) = key_cache, value_cache
-    require_dtype("rotate_and_store", *((qkv,) if key_scales is not None else (qkv, keys, values)))
+    require_dtype("rotate_and_store", qkv, key_cache, value_cache)
     num_tokens, all_heads, head_size = qkv.shape
-    cache = tuple(keys.shape)
+    cache = tuple(key_cache.shape)
     if (
-        cache != tuple(values.shape)
+        cache != tuple(value_cache.shape)
         or cache[3] != head_size
         or all_heads != num_heads + 2 * cache[2]
     ):
         raise ValueError(
             f"{num_heads} query heads in {tuple(qkv.shape)} do not match caches {cache}, "
-            f"{tuple(values.shape)}"
+            f"{tuple(value_cache.shape)}"
         )
     half = cos.shape[-1]
     if (
@@ -148,15 +139,7 @@ def _check(
         raise ValueError(
             f"heads and tables must be contiguous; the heads' strides are {qkv.stride()[1:]}"
         )
-    for each, scales in (key_cache, value_cache):
-        if (
-            scales is not None
-            and tuple(head_size * s for s in scales.stride()) != each.stride()[:3]
-        ):
-            raise ValueError(
-                f"scales strided by {scales.stride()} do not lie as heads strided by "
-                f"{each.stride()[:3]}"
-            )
+    for each in (key_cache, value_cache):
         if each.stride(0) != each.shape[1] * each.stride(1) or each.stride()[2:] != (head_size, 1):
             raise ValueError(
                 f"a cache of shape {cache} must not have gaps between blocks; strides "
@@ -172,8 +155,6 @@ def rotate_and_store_kernel(
     slots: tl.tensor,
     key_cache: tl.tensor,
     value_cache: tl.tensor,
-    key_scales: tl.tensor,  # None unless the cache is in 8 bits
-    value_scales: tl.tensor,
     qkv_stride: tl.tensor,
     key_stride: tl.tensor,
     value_stride: tl.tensor,
@@ -216,29 +197,6 @@ def rotate_and_store_kernel(
         column = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
         kept = column < HEAD_SIZE
         rest = tl.load(row + column, mask=(is_key | is_value) & kept, other=0.0)
-    if key_scales is not None:
-        DTYPE: tl.constexpr = key_cache.dtype.element_ty
-        first = tl.where(is_pair, tl.where(is_key, rotated_first, first).to(tl.float32), 0.0)
-        second = tl.where(is_pair, tl.where(is_key, rotated_second, second).to(tl.float32), 0.0)
-        largest = tl.max(tl.maximum(tl.abs(first), tl.abs(second)), 1)
-        poison = tl.sum(0.0 * first + 0.0 * second, 1)
-        if REST_BLOCK > 0:
-            rest = rest.to(tl.float32)
-            largest = tl.maximum(largest, tl.max(tl.abs(rest), 1))
-            poison += tl.sum(0.0 * rest, 1)
-        scale = scale_of(largest, poison, DTYPE)[:, None]
-        inverse = tl.where(scale > 0, 1 / scale, 0.0)
-        first, second = quantized(first * inverse, DTYPE), quantized(second * inverse, DTYPE)
-        rotated_first, rotated_second = first, second
-        if REST_BLOCK > 0:
-            rest = quantized(rest * inverse, DTYPE)
-        tl.store(
-            key_scales + slot * (key_stride // HEAD_SIZE) + (head - NUM_HEADS), scale, mask=is_key
-        )
-        value_head = head - NUM_HEADS - NUM_KV_HEADS
-        tl.store(
-            value_scales + slot * (value_stride // HEAD_SIZE) + value_head, scale, mask=is_value
-        )
     tl.store(key_row + pair, rotated_first, mask=is_key & is_pair)
     tl.store(key_row + HALF + pair, rotated_second, mask=is_key & is_pair)
     tl.store(value_row + pair, first, mask=is_value & is_pair)

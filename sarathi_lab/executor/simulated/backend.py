@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from sarathi_lab.config.checked import check_fields, one_of
 from sarathi_lab.config.errors import UserError
@@ -24,7 +24,7 @@ from sarathi_lab.executor.simulated.kv_capacity import (
 )
 from sarathi_lab.executor.tables import tables_stamp
 from sarathi_lab.model.roofline import Peaks
-from sarathi_lab.model.spec import DTYPE_BYTES, WEIGHT_DTYPES, ModelSpec, WeightDtype
+from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec, WeightDtype
 
 ROUND_MEMORY = 1e9  # bytes; no device reports a multiple
 # Meaning of dtype=auto, by the hardware file's element size.
@@ -68,7 +68,7 @@ class SimulatedBackend:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     host: Host = NO_HOST
-    weights: WeightDtype = one_of("auto", name=WEIGHTS, valid=WEIGHT_DTYPES)
+    weights: WeightDtype = one_of("auto", name=WEIGHTS, valid=get_args(WeightDtype))
 
     def __post_init__(self) -> None:
         for name, kind in (("hardware", Hardware), ("host", Host)):

@@ -34,7 +34,7 @@ from sarathi_lab.executor.torch.shapes import CudaGraphs, Limits, NoGraphs
 from sarathi_lab.model import native_operations
 from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.roofline import Peaks
-from sarathi_lab.model.spec import WEIGHT_DTYPES, ModelSpec, WeightDtype
+from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
 
@@ -50,9 +50,7 @@ class TorchBackend(MeasuredBackend):
     is Triton on a GPU, and C++ on a CPU that can compile it. With Triton, `overlap` makes the next
     batch while one runs, `cuda_graphs` replays batches of a few padded shapes, and `hybrid` is how
     a chunk and decodes share the device in attention. `threads` compute on a CPU (None: torch's
-    number). `profile` times operations. `weights="fp8"` has weights and activations of the
-    layers' products in 8 bits, which a CPU emulates; `dtype="int8"` has all products in int8, on a
-    CPU, and the rest in bfloat16.
+    number). `profile` times operations.
     """
 
     name: ClassVar[str] = "torch"
@@ -68,14 +66,11 @@ class TorchBackend(MeasuredBackend):
         None, minimum=1, fix="use a number of cores, or null for as many as torch takes"
     )
     profile: str = one_of("none", valid=("none", "operations"))
-    weights: WeightDtype = one_of("auto", valid=WEIGHT_DTYPES)
 
     def __post_init__(self) -> None:
         _ = self.torch_dtype  # refuse a device that is not there
         check_fields(self, "executor.")
         self._check_device()
-        if self.dtype == checks.INT8:
-            checks.check_int8(self.weights, self.uses_gpus, self.uses_kernels)
 
     @cached_property
     def torch_device(self) -> torch.device:
@@ -93,10 +88,6 @@ class TorchBackend(MeasuredBackend):
     def wants_native(self) -> bool:
         """True if C++ is to compute, where it can be compiled."""
         return not self.uses_gpus and self.kernels in ("auto", "native")
-
-    @property
-    def _weights(self) -> WeightDtype:
-        return "int8" if self.dtype == checks.INT8 else self.weights
 
     @property
     def device_name(self) -> str:
@@ -146,13 +137,9 @@ class TorchBackend(MeasuredBackend):
                     "out"
                 )
 
-    def with_weights(self, spec: ModelSpec) -> ModelSpec:
-        """Return `spec` with the weight type of this backend. Raises UserError if it can't run."""
-        return checks.with_weights(spec, self._weights, self.torch_device, self.torch_dtype)
-
     def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
         """Raise UserError for a model that does not run here: shape, kernels, free memory."""
-        spec = self.with_weights(spec)
+        checks.require_computed(spec)
         if self.uses_kernels:
             with explain_device_errors("the run of a first kernel"):
                 require_supported(spec, self.torch_device, self.torch_dtype)
@@ -167,24 +154,18 @@ class TorchBackend(MeasuredBackend):
         """Return why C++ does not compute `spec` though wanted; None if it does or is not."""
         if not self.wants_native:
             return None
-        if self.weights == "fp8":
-            return "its products in 8 bits need dtype=int8"
         return native_operations.why_not(spec, self.torch_dtype) or why_not_built(self.isa)
 
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
         """Return what makes a CPU slower than it could be; all else is measured."""
         reason = self._why_not_native(spec)
-        by_torch = reason is not None or not self.wants_native
-        on_cpu = not self.uses_gpus
-        return checks.cautions_of(self._weights, self.dtype_name, reason, on_cpu, by_torch)
+        return [] if reason is None else [f"plain torch computes this, not C++: {reason}"]
 
     def peaks(self) -> Peaks:
         """Measure the peaks of this device; the best so far count."""
         devices.use_threads(self.num_threads)
         with explain_device_errors("the measurement of its peaks"):
-            has_int8 = self.wants_native and not why_not_built(self.isa)
-            dtype = torch.int8 if self._weights == "int8" and has_int8 else self.torch_dtype
-            return measure_peaks(self.torch_device, dtype, self.isa)
+            return measure_peaks(self.torch_device, self.torch_dtype, self.isa)
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> TorchExecutor:
         """Load weights, make the cache and warm up. Raises RunError without memory."""
@@ -201,7 +182,6 @@ class TorchBackend(MeasuredBackend):
 
     def _load(self, spec: ModelSpec, checkpoint: Path | None) -> Transformer:
         """Load a model and select its kernels."""
-        spec = self.with_weights(spec)
         devices.use_threads(self.num_threads)
         devices.prepare_memory(self.torch_device)
         with explain_device_errors(f"the loading of {spec.name}"):

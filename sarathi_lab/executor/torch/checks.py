@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,60 +14,26 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.executor.placement import place
 from sarathi_lab.model import native_operations
 from sarathi_lab.model.operations import Hybrid
-from sarathi_lab.model.spec import ModelSpec, WeightDtype
+from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import Transformer
-from sarathi_lab.model.weights import Fp8Linear, why_not_fp8
 
-INT8 = "int8"  # dtype of products alone, beside bfloat16
 FIX = "use executor.kernels=torch"
 ISAS = ("auto", *NEEDED)
 
 
-def check_int8(weights: WeightDtype, uses_gpus: bool, uses_kernels: bool) -> None:
-    """Raise UserError where products in int8 do not run."""
-    if uses_gpus:
-        reason = "it needs a CPU; use executor.weights=fp8 or dtype=bfloat16"
-    elif uses_kernels:
-        reason = "Triton has no int8 products; use executor.kernels=auto"
-    elif weights != "auto":
-        reason = f"executor.weights={weights} is another type of the same weights; leave one out"
-    else:
-        return
-    raise UserError(f"dtype=int8 does not run here: {reason}")
-
-
-def with_weights(
-    spec: ModelSpec, weights: WeightDtype, device: torch.device, dtype: torch.dtype
-) -> ModelSpec:
-    """Return `spec` with the weight type `weights`. Raises UserError if it can't run."""
+def require_computed(spec: ModelSpec) -> None:
+    """Raise UserError for a model or a cache that is computed by vLLM alone."""
     spec.require_runnable()
+    reason = ""
     if spec.num_experts:
+        reason = f"model {spec.name} is a mixture of experts"
+    if spec.kv_dtype != "auto":
+        reason = f"cache.dtype={spec.kv_dtype} is a cache in 8 bits"
+    if reason:
         raise UserError(
-            f"model {spec.name} is a mixture of experts, which executor=torch does not compute; "
-            "use executor=vllm or executor=simulated"
+            f"{reason}, which executor=torch does not compute; use executor=vllm or "
+            "executor=simulated"
         )
-    sizes = [(one.in_features, one.out_features) for one in spec.layer_linears]
-    reason = why_not_fp8(sizes, device, dtype) if weights == "fp8" else None
-    if reason is not None:
-        name, fix = ("dtype", "bfloat16") if weights == "int8" else ("executor.weights", "auto")
-        raise UserError(f"{name}={weights} does not run here: {reason}; use {name}={fix}")
-    return replace(spec, weight_dtype=weights)
-
-
-def cautions_of(
-    weights: WeightDtype, dtype: str, why_not_native: str | None, on_cpu: bool, by_torch: bool
-) -> list[str]:
-    """Return what slows products of `weights` down, in the type `dtype`."""
-    cautions = []
-    if why_not_native is not None:
-        cautions.append(f"plain torch computes this, not C++: {why_not_native}")
-    if weights == "fp8" and on_cpu:
-        cautions.append("a CPU emulates products in 8 bits: their numbers, not their speed")
-    elif weights == "fp8":
-        cautions.append(f"the roofline is that of products in {dtype}, not in 8 bits")
-    elif weights == "int8" and by_torch:
-        cautions.append("plain torch emulates products in int8: their numbers, not their speed")
-    return cautions
 
 
 def require_one_stage(backend: Any, what: str) -> None:
@@ -98,13 +63,9 @@ def require_supported(spec: ModelSpec, device: torch.device, dtype: torch.dtype)
 
 def use_triton(model: Transformer, hybrid: Hybrid) -> None:
     """Let Triton compute all but the matrix products of `model`."""
-    from sarathi_kernels.elementwise.quantized_rows import quantize_rows
     from sarathi_lab.model.kernel_operations import KernelOperations
 
     model.operations = KernelOperations(model.spec, model.inverse_frequencies, hybrid)
-    for module in model.modules():
-        if isinstance(module, Fp8Linear):
-            module.quantize_rows = quantize_rows
 
 
 @cache

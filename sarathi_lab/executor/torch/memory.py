@@ -77,12 +77,9 @@ class HostPool:
     """
 
     def __init__(self, cache: KVCache, num_blocks: int) -> None:
-        # 8 bits as uint8: torch can't index every 8-bit type.
-        tensors = [
-            tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
-            for tensor in cache.tensors
+        self._tensors = [
+            (tensor, _allocate_on_host(tensor, num_blocks)) for tensor in cache.tensors
         ]
-        self._tensors = [(tensor, _allocate_on_host(tensor, num_blocks)) for tensor in tensors]
         largest = max(tensor.nbytes // tensor.shape[1] for tensor in cache.tensors)
         self._max_staged = max(1, STAGED_BYTES // largest)
 
