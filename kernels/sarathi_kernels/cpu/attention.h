@@ -22,7 +22,7 @@ struct FewQueries {
 
     Vector convert(const Rows<T, DECODE_TILE>& rows, int64_t token, int64_t head, int v) const {
         if (!splits) {
-            return rows.load(token, head, head * size + v * LANES, mask(v));
+            return rows.load(token, head * size + v * LANES, mask(v));
         }
         const Vector pairs = load(reinterpret_cast<const float*>(rows.of[token] + head * size + v / 2 * KBLOCK), mask(v));
         return v % 2 ? second_of_pairs(pairs) : first_of_pairs(pairs);
@@ -183,23 +183,22 @@ inline std::vector<AttentionTask> attention_tasks(const Shape& shape, const std:
     return tasks;
 }
 
-// `put(row, column, x, mask)` takes the results; `rounds` says whether what is in bfloat16 or 8 bits may be multiplied as
-// bfloat16: by AMX, or in pairs where there is none; a CPU that has it multiplies pairs more slowly than floats.
+// `put(row, column, x, mask)` takes the results; `rounds` says whether what is in bfloat16 may be multiplied as such: by AMX, or in pairs where there is none; a CPU that has it multiplies pairs more slowly than floats.
 template <class T, class Put>
-void attend(const Shape& shape, const Segment& segment, const AttentionTask& task, Stored<const T> keys,
-            Stored<const T> values, const float* query, int64_t query_stride, AttentionScratch& scratch,
+void attend(const Shape& shape, const Segment& segment, const AttentionTask& task, const T* keys,
+            const T* values, const float* query, int64_t query_stride, AttentionScratch& scratch,
             [[maybe_unused]] bool rounds, Put&& put) {
-    const Cache<T> key_cache{keys.from_head(task.first_head, shape), shape, segment};
-    const Cache<T> value_cache{values.from_head(task.first_head, shape), shape, segment};
+    const Cache<T> key_cache{keys + task.first_head * shape.head_size, shape, segment};
+    const Cache<T> value_cache{values + task.first_head * shape.head_size, shape, segment};
     const Queries queries{shape, segment, task.first, task.count, query, query_stride};
     const auto attend_few = [&]<int V>() {
         FewQueries<V, T>{queries, task.first_head, task.end_head}.attend(key_cache, value_cache, scratch, put);
     };
     if (queries.num_lanes() > std::max(FEW_LANES, shape.group())) {
 #ifdef __AVX512BF16__
-        if constexpr (sizeof(T) <= 2) {
+        if constexpr (std::is_same_v<T, bf16>) {
             if (rounds && (uses_amx || !HAS_AMX) && shape.head_size % KBLOCK == 0) {
-                return attend_tile<InTiles<T>>(queries, task.first_head, key_cache, value_cache, scratch, put);
+                return attend_tile<InTiles>(queries, task.first_head, key_cache, value_cache, scratch, put);
             }
         }
 #endif

@@ -37,17 +37,9 @@ inline void load_queries(const float* const* query, int64_t size, float scale, b
     }
 }
 
-// Thirty-two entries of a token, `i` on, in bfloat16; zero beyond the last token, as what lies there may be no number.
-template <class T>
-__m512i load_kblock(const Rows<T, KEY_TILE>& rows, int64_t token, int64_t i) {
-    if (token >= rows.count) {
-        return _mm512_setzero_si512();
-    }
-    if constexpr (std::is_same_v<T, bf16>) {
-        return _mm512_loadu_si512(rows.of[token] + i);
-    } else {
-        return to_bf16(rows.load(token, 0, i), rows.load(token, 0, i + LANES));
-    }
+// Thirty-two entries of a token, `i` on; zero beyond the last token, as what lies there may be no number.
+inline __m512i load_kblock(const Rows<bf16, KEY_TILE>& rows, int64_t token, int64_t i) {
+    return token < rows.count ? _mm512_loadu_si512(rows.of[token] + i) : _mm512_setzero_si512();
 }
 
 // What the softmax leaves of two keys' scores: of each lane that of the first, then that of the second.
@@ -58,11 +50,10 @@ inline void put_weights(bf16* weights, int64_t key, int half, Vector first, Vect
     _mm512_storeu_si512(to, _mm512_permutexvar_epi16(order, to_bf16(first, second)));
 }
 
-// How bfloat16 is multiplied, from keys and values that are or become it; heads have a multiple of 32 entries.
-template <class T>
+// How bfloat16 is multiplied; heads have a multiple of 32 entries.
 struct InTiles {
     using Element = bf16;
-    static void load_keys(const Rows<T, KEY_TILE>& keys, int64_t size, bf16* to) {
+    static void load_keys(const Rows<bf16, KEY_TILE>& keys, int64_t size, bf16* to) {
         for (int64_t i = 0; i < size; i += KBLOCK) {
             for (int64_t token = 0; token < keys.count; ++token) {
                 _mm512_storeu_si512(to + in_tiles(token, i, size), load_kblock(keys, token, i));
@@ -70,7 +61,7 @@ struct InTiles {
         }
     }
     // Transposed, [head_size][KEY_TILE].
-    static void load_values(const Rows<T, KEY_TILE>& values, int64_t size, bf16* to) {
+    static void load_values(const Rows<bf16, KEY_TILE>& values, int64_t size, bf16* to) {
         for (int64_t token = 0; token < values.count; token += KBLOCK) {
             for (int64_t i = 0; i < size; i += KBLOCK) {
                 __m512i pairs[2][LANES];

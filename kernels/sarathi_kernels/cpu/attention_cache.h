@@ -28,30 +28,20 @@ struct Shape {
     int64_t first_key(int64_t position) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }
 };
 
-// Keys or values of one layer, or what is left of them from some head on: entries, and in 8 bits the scale of each head.
-template <class T>
-struct Stored {
-    T* data;
-    float* scales;
-    Stored from_head(int64_t head, const Shape& shape) const {
-        return {data + head * shape.head_size, IS_SCALED<std::remove_const_t<T>> ? scales + head : nullptr};
-    }
-};
-
-// The same as one segment sees it.
+// Keys or values of one layer as one segment sees them, or what is left of them from some head on.
 template <class T>
 struct Cache {
-    Stored<const T> stored;
+    const T* data;
     const Shape& shape;
     const Segment& segment;
 
-    // Where `count` rows of `data` lie, of tokens `first` on.
-    template <class E>
-    void find(const E* data, int64_t width, int64_t first, int64_t count, const E** rows) const {
+    // Where `count` rows lie, of tokens `first` on.
+    void find(int64_t first, int64_t count, const T** rows) const {
+        const int64_t width = shape.num_kv_heads * shape.head_size;
         for (int64_t token = first; token < first + count;) {
             const int64_t block = token / shape.block_size, end = std::min(first + count, (block + 1) * shape.block_size);
             const int64_t id = segment.blocks ? segment.blocks[block] : segment.first_block + block;
-            const E* row = data + (id * shape.block_size + token % shape.block_size) * width;
+            const T* row = data + (id * shape.block_size + token % shape.block_size) * width;
             for (; token < end; ++token, row += width) {
                 *rows++ = row;
             }
@@ -63,7 +53,6 @@ struct Cache {
 template <class T, int64_t N>
 struct Rows {
     const T* of[N];
-    const float* scales[N];
     int64_t count = 0, line = 0, lines_of_row = 0;
 
     // Of tokens `first` on, but not from `end` on; `size` entries of each.
@@ -71,11 +60,7 @@ struct Rows {
         count = std::clamp<int64_t>(end - first, 0, N);
         line = 0;
         lines_of_row = (size * static_cast<int64_t>(sizeof(T)) + 63) / 64;
-        const int64_t heads = cache.shape.num_kv_heads;
-        cache.find(cache.stored.data, heads * cache.shape.head_size, first, count, of);
-        if constexpr (IS_SCALED<T>) {
-            cache.find(static_cast<const float*>(cache.stored.scales), heads, first, count, scales);
-        }
+        cache.find(first, count, of);
     }
 
     // One of so many parts: all at once would be waited for.
@@ -86,11 +71,8 @@ struct Rows {
         }
     }
 
-    // Sixteen entries of a token, `i` on, times the scale of their head if they have one.
-    Vector load(int64_t token, int64_t head, int64_t i, Mask mask = lanes(LANES)) const {
-        const Vector x = sarathi::load(of[token] + i, mask);
-        return IS_SCALED<T> ? x * broadcast(scales[token][head]) : x;
-    }
+    // Sixteen entries of a token, `i` on.
+    Vector load(int64_t token, int64_t i, Mask mask = lanes(LANES)) const { return sarathi::load(of[token] + i, mask); }
 };
 
 // Some queries of one segment, `first` on. Those of all heads that share a key head are its lanes, a query's side by side.

@@ -119,7 +119,7 @@ struct InFloats {
     static void load_keys(const Rows<T, KEY_TILE>& keys, int64_t size, float* to) {
         for (int64_t token = 0; token < keys.count; ++token, to += size) {
             for (int64_t i = 0; i < size; i += LANES) {
-                store(to + i, keys.load(token, 0, i, lanes(size - i)), lanes(size - i));
+                store(to + i, keys.load(token, i, lanes(size - i)), lanes(size - i));
             }
         }
     }

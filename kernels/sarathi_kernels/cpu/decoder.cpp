@@ -44,8 +44,6 @@ void run_with_type(int32_t kv_type, Call&& call) {
     run([&](int thread) {
         switch (kv_type) {
             case BFLOAT16: return call.template operator()<bf16>(thread);
-            case INT8: return call.template operator()<int8_t>(thread);
-            case FP8: return call.template operator()<fp8>(thread);
             default: return call.template operator()<float>(thread);
         }
     });

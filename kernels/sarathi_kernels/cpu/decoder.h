@@ -30,7 +30,7 @@ struct Decoder {
         pool->take_waited();
         marked = Pool::now();
         const int64_t rows = std::max(batch.num_tokens, batch.num_emits);
-        const bool as_bf16 = rounds_inputs(model.is_bf16) && !model.head.scales;
+        const bool as_bf16 = rounds_inputs(model.is_bf16);
         AttentionScratch::grow(hidden, rows * model.hidden_size);
         AttentionScratch::grow(heads, rows * heads_width());
         normed.reserve(rows, model.hidden_size, as_bf16);
@@ -114,15 +114,15 @@ struct Decoder {
     }
 
     template <class T>
-    Stored<T> of_layer(void* cache, float* scales, int64_t layer) const {
-        const int64_t before = layer * batch.num_blocks * batch.block_size * shape.num_kv_heads;
-        return {static_cast<T*>(cache) + before * shape.head_size, IS_SCALED<T> ? scales + before : nullptr};
+    T* of_layer(void* cache, int64_t layer) const {
+        const int64_t size = batch.num_blocks * batch.block_size * shape.num_kv_heads * shape.head_size;
+        return static_cast<T*>(cache) + layer * size;
     }
 
     template <class T>
     void rotate_and_store(const Layer& layer, int64_t number) {
-        const Stored<T> keys = of_layer<T>(batch.keys, batch.key_scales, number);
-        const Stored<T> values = of_layer<T>(batch.values, batch.value_scales, number);
+        T* keys = of_layer<T>(batch.keys, number);
+        T* values = of_layer<T>(batch.values, number);
         pool->share_rows(batch.num_tokens, [&](int64_t row) {
             const int64_t size = shape.head_size, angle = batch.positions[row] * model.rotary_half;
             float* head = heads.data() + row * heads_width();
@@ -140,15 +140,9 @@ struct Decoder {
 
     // The keys or values of one token, at its slot.
     template <class T>
-    void put_heads(const float* from, int64_t slot, const Stored<T>& cache) const {
-        const int64_t size = shape.head_size, first = slot * shape.num_kv_heads;
-        for (int64_t head = first; head < first + shape.num_kv_heads; ++head, from += size) {
-            if constexpr (IS_SCALED<T>) {
-                cache.scales[head] = quantize_row(from, size, cache.data + head * size);
-            } else {
-                copy_row(from, size, cache.data + head * size);
-            }
-        }
+    void put_heads(const float* from, int64_t slot, T* cache) const {
+        const int64_t size = shape.num_kv_heads * shape.head_size;
+        copy_row(from, size, cache + slot * size);
     }
 
     // Of the last layer nothing but the emitting rows is read: they come first, each a segment of one query. They may be
@@ -180,13 +174,13 @@ struct Decoder {
     // All threads together: queries of `stride` from one to the next, and `put` as `attend` has it.
     template <class T, class Put>
     void attend_all(const float* queries, int64_t stride, int64_t number, int thread, Put&& put) {
-        const Stored<T> keys = of_layer<T>(batch.keys, batch.key_scales, number);
-        const Stored<T> values = of_layer<T>(batch.values, batch.value_scales, number);
+        T* keys = of_layer<T>(batch.keys, number);
+        T* values = of_layer<T>(batch.values, number);
         pool->share(static_cast<int64_t>(tasks.size()), [&](int64_t index) {
             const AttentionTask& task = tasks[index];
             const Segment& segment = segments[task.segment];
             const int64_t begun = batch.nanoseconds && segment.num_queries == 1 ? Pool::now() : 0;
-            attend<T>(shape, segment, task, {keys.data, keys.scales}, {values.data, values.scales}, queries, stride,
+            attend<T>(shape, segment, task, keys, values, queries, stride,
                       scratches[thread], rounds_inputs(model.is_bf16), put);
             decoding += begun ? Pool::now() - begun : 0;
         });

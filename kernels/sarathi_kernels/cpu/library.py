@@ -116,8 +116,6 @@ def linear_struct(linear: PackedLinear) -> LinearStruct:
         address(linear.bias),
         linear.in_features,
         linear.out_features,
-        address(linear.scales),
-        address(linear.sums),
     )
 
 
@@ -186,8 +184,6 @@ class Decoder:
             len(emit_rows),
             keys.data_ptr(),
             values.data_ptr(),
-            None,
-            None,
             num_blocks,
             block_size,
             *(table.data_ptr() for table in tables),

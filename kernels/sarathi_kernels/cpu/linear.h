@@ -3,8 +3,8 @@
 
 #include <cmath>
 
-#include "int8.h"
 #include "pool.h"
+#include "structures.h"
 
 namespace sarathi {
 
@@ -12,19 +12,17 @@ constexpr int64_t ROWS_OF_BLOCK = 256;  // of a product, whose sums stay in the 
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-// Inputs of a product, zero beyond their width; bfloat16 in tiles where that is multiplied, else float32 in rows, of which
-// tiles of int8 are made for one product.
+// Inputs of a product, zero beyond their width; bfloat16 in tiles where that is multiplied, else float32 in rows.
 struct Inputs {
-    Floats memory, multiples;
+    Floats memory;
     int64_t width = 0;  // rounded up: tiles are read whole
     bool is_bf16 = false;
 
     void reserve(int64_t rows, int64_t wanted, bool as_bf16) {
-        wanted = round_up(wanted, INPUTS<int8_t>);
+        wanted = round_up(wanted, KBLOCK);
         const int64_t size = round_up(rows, 2 * LANES) * (wanted + LANES);
         if (width != wanted || is_bf16 != as_bf16 || static_cast<int64_t>(memory.size()) < size) {
             memory.assign(size, 0.0f);
-            multiples.resize(as_bf16 ? 0 : size / 4);
             width = wanted;
             is_bf16 = as_bf16;
         }
@@ -35,20 +33,6 @@ struct Inputs {
     bf16* halves(int64_t row, int64_t column = 0) {
         return reinterpret_cast<bf16*>(memory.data()) + in_tiles(row, column, width);
     }
-    int8_t* bytes(int64_t row, int64_t column = 0) {
-        return reinterpret_cast<int8_t*>(multiples.data()) + in_tiles<int8_t>(row, column, width);
-    }
-    void to_int8(int64_t row, int64_t size) {
-        int8_t* from = reinterpret_cast<int8_t*>(floats(row));
-        *scale(row) = quantize_row(floats(row), size, from);
-        for (int64_t column = 0; column < size; column += INPUTS<int8_t>) {
-            int8_t* to = bytes(row, column);
-            for (int64_t i = 0; i < INPUTS<int8_t>; ++i) {
-                to[i] = static_cast<int8_t>(from[column + i] ^ (IS_UNSIGNED ? -128 : 0));
-            }
-        }
-    }
-    float* scale(int64_t row) { return floats(row) + width; }
     void put(int64_t row, int64_t column, Vector x, Mask mask) {
         if (!is_bf16) {
             store(floats(row) + column, x, mask);
@@ -67,12 +51,9 @@ struct Inputs {
 // Rows `first` to `end` of a product with one panel of the weight: 32 sums each.
 inline void multiply_panel(Inputs& inputs, int64_t first, int64_t end, const Linear& linear, int64_t panel, bool is_bf16,
                     float* sums) {
-    const int64_t size = linear.scales ? 1 : is_bf16 ? 2 : 4, k = round_up(linear.in_features, size == 4 ? 1 : 64 / size);
+    const int64_t size = is_bf16 ? 2 : 4, k = round_up(linear.in_features, is_bf16 ? KBLOCK : 1);
     const void* weight = static_cast<const char*>(linear.weight) + panel * PANEL * k * size;
-    if (linear.scales) {
-        multiply_in_tiles(inputs.bytes(first), inputs.width, static_cast<const int8_t*>(weight), k, end - first, sums);
-        scale_sums(sums, end - first, inputs.scale(first), inputs.stride(), linear, panel);
-    } else if (inputs.is_bf16) {
+    if (inputs.is_bf16) {
         multiply_in_tiles(inputs.halves(first), inputs.width, static_cast<const bf16*>(weight), k, end - first, sums);
     } else if (is_bf16) {
         multiply_rows<false, true>(inputs.floats(first), inputs.stride(), 1, static_cast<const bf16*>(weight), k,
@@ -95,9 +76,6 @@ inline void multiply_panel(Inputs& inputs, int64_t first, int64_t end, const Lin
 template <class Put>
 void multiply_all(Inputs& inputs, int64_t rows, const Linear& linear, int64_t columns, bool is_bf16, Put&& put) {
     const int64_t panels = (columns + PANEL - 1) / PANEL, wanted = 8 * pool->size;
-    if (linear.scales) {
-        pool->share(rows, [&](int64_t row) { inputs.to_int8(row, linear.in_features); });
-    }
     const int64_t parts = std::min((wanted + panels - 1) / panels, (rows + ROWS_OF_BLOCK - 1) / ROWS_OF_BLOCK);
     pool->share(panels * parts, [&](int64_t task) {
         alignas(64) float sums[ROWS_OF_BLOCK * PANEL];

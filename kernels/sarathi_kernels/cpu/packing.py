@@ -2,8 +2,8 @@
 in one stream.
 
 float32: [panels, in_features, 32]. bfloat16, for AMX: [panels, in_features / 32, 2, 16, 16, 2],
-that is blocks of 32 inputs, two halves of 16 columns, and in each the inputs pair by pair. int8
-likewise, by fours: [panels, in_features / 64, 2, 16, 16, 4]. Sizes are rounded up, with zeros.
+that is blocks of 32 inputs, two halves of 16 columns, and in each the inputs pair by pair. Sizes
+are rounded up, with zeros.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ from sarathi_kernels.cpu.memory import use_huge_pages
 
 PANEL = 32
 CACHE_LINE = 64
-KBLOCKS = {torch.float32: 1, torch.bfloat16: 32, torch.int8: 64}  # inputs that AMX takes at a time
+KBLOCKS = {torch.float32: 1, torch.bfloat16: 32}  # inputs that AMX takes at a time
 DTYPES = (torch.float32, torch.bfloat16)
-MOST_BYTES = 2**31 // (255 * 127)  # inputs in int8 whose sums int32 holds, 128 added to each
 
 
 @dataclass(frozen=True)
 class PackedLinear:
     """A packed weight; `bias` is float32 and as wide as the panels. `out_features` of a gated
-    product are half. In int8 there are the columns' float32 `scales` and int32 `sums`, as wide.
-    Raises ValueError if the tensors do not have the sizes that it says.
+    product are half. Raises ValueError if the tensors do not have the sizes that it says.
     """
 
     weight: Tensor
@@ -36,26 +34,17 @@ class PackedLinear:
     in_features: int
     out_features: int
     is_gated: bool = False
-    scales: Tensor | None = None
-    sums: Tensor | None = None
 
     def __post_init__(self) -> None:
         panels = -(-self.out_features // (PANEL // 2 if self.is_gated else PANEL))
         kblock = KBLOCKS.get(self.weight.dtype, 1)
-        in_blocks = (-(-self.in_features // kblock), 2, 16, 16, kblock // 16)
+        in_blocks = (-(-self.in_features // kblock), 2, 16, 16, 2)
         inner = (self.in_features, PANEL) if kblock == 1 else in_blocks
-        beside = {torch.float32: [self.bias, self.scales], torch.int32: [self.sums]}
-        if (
-            self.weight.dtype not in KBLOCKS
-            or self.weight.shape != (panels, *inner)
-            or not self.weight.is_contiguous()
-            or {one is not None for one in (self.scales, self.sums)} != {self.is_int8}
-            or any(
-                one is not None and (one.dtype, one.shape) != (dtype, (panels * PANEL,))
-                for dtype, several in beside.items()
-                for one in several
-            )
-        ):
+        is_weight = self.weight.dtype in KBLOCKS and self.weight.is_contiguous()
+        is_bias = self.bias is None or (
+            self.bias.dtype == torch.float32 and self.bias.shape == (panels * PANEL,)
+        )
+        if not (is_weight and is_bias and self.weight.shape == (panels, *inner)):
             raise ValueError(
                 f"{tuple(self.weight.shape)} of {self.weight.dtype} is not the packed weight of "
                 f"{self.in_features} inputs and {self.out_features} results"
@@ -71,34 +60,20 @@ class PackedLinear:
         """Else float32."""
         return self.weight.dtype == torch.bfloat16
 
-    @property
-    def is_int8(self) -> bool:
-        return self.weight.dtype == torch.int8
 
-
-def pack_linear(
-    weight: Tensor, bias: Tensor | None, scales: Tensor | None = None, *, is_gated: bool = False
-) -> PackedLinear:
+def pack_linear(weight: Tensor, bias: Tensor | None, *, is_gated: bool = False) -> PackedLinear:
     """Pack `weight` [out_features, in_features], and `bias` [out_features] where there is one.
-    Weights in int8 have `scales` [out_features].
 
     With `is_gated` the first half of the rows are gates of the second: each panel gets 16 of both.
     Raises ValueError for other dtypes.
     """
-    if weight.dtype not in (DTYPES if scales is None else (torch.int8,)):
-        raise ValueError(
-            f"weights of {weight.dtype} can't be packed; use float32, bfloat16, or int8 with scales"
-        )
+    if weight.dtype not in DTYPES:
+        raise ValueError(f"weights of {weight.dtype} can't be packed; use float32 or bfloat16")
     out_features, in_features = weight.shape
-    if scales is not None and in_features > MOST_BYTES:
-        raise ValueError(f"sums of {in_features} products exceed int32; use up to {MOST_BYTES}")
     wide = _pair(weight) if is_gated else F.pad(weight, (0, 0, 0, -out_features % PANEL))
     kept = out_features // 2 if is_gated else out_features
-    sums = None if scales is None else wide.sum(1, dtype=torch.int32)
-    beside = (None if one is None else _columns(one, is_gated) for one in (bias, scales))
-    biases, of_columns = beside
-    panels = _panels(wide)
-    return PackedLinear(panels, biases, in_features, kept, is_gated, of_columns, sums)
+    biases = None if bias is None else _columns(bias, is_gated)
+    return PackedLinear(_panels(wide), biases, in_features, kept, is_gated)
 
 
 def _columns(values: Tensor, is_gated: bool) -> Tensor:
@@ -154,6 +129,6 @@ def _panels(weight: Tensor) -> Tensor:
     if kblock == 1:
         return weight.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()
     padded = F.pad(weight, (0, -weight.shape[1] % kblock))
-    # panel, half, column, block, pair or four, of these
+    # panel, half, column, block, pair, of these
     blocks = padded.view(-1, 2, 16, padded.shape[1] // kblock, 16, kblock // 16)
     return blocks.permute(0, 3, 1, 4, 2, 5).contiguous()

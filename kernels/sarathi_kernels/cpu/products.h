@@ -7,14 +7,12 @@
 
 namespace sarathi {
 
-#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__)
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
 #define SARATHI_AMX
 #endif
 
 constexpr int64_t PANEL = 32;  // columns of a packed matrix that lie together
-template <class T>
-inline constexpr int64_t INPUTS = 64 / sizeof(T);  // of each row, or column, that one AMX tile holds
-constexpr int64_t KBLOCK = INPUTS<bf16>;
+constexpr int64_t KBLOCK = 32;  // inputs of each row, or column, that one AMX tile holds
 constexpr int64_t TILE = LANES * KBLOCK;
 
 // What a product reads next, a few lines at a time: a weight that streams by is waited for otherwise.
@@ -106,10 +104,8 @@ inline void multiply(const float* a, int64_t row_stride, int64_t k_stride, const
 
 // Where row `row` lies whose columns from `column` on are wanted, in tiles of 16 rows of 64 bytes, `width` columns in all:
 // each tile is in one piece, as AMX reads it fastest.
-template <class T = bf16>
 inline int64_t in_tiles(int64_t row, int64_t column, int64_t width) {
-    constexpr int64_t WIDE = INPUTS<T>;
-    return (row / LANES * (width / WIDE) + column / WIDE) * LANES * WIDE + row % LANES * WIDE + column % WIDE;
+    return (row / LANES * (width / KBLOCK) + column / KBLOCK) * TILE + row % LANES * KBLOCK + column % KBLOCK;
 }
 
 #ifdef SARATHI_AMX
@@ -127,18 +123,10 @@ inline void begin_tiles() {
 
 inline void end_tiles() { _tile_release(); }
 
-#define SARATHI_MULTIPLY(sum, a, b)  \
-    if constexpr (sizeof(T) == 1) {  \
-        _tile_dpbusd(sum, a, b);     \
-    } else {                         \
-        _tile_dpbf16ps(sum, a, b);   \
-    }
-
 // 16 rows of tiles; or a pair of such, the second of which lies `below` the first.
-template <bool IsPair, class T>
-inline void multiply_tile_rows(const T* a, int64_t below, const T* b, int64_t count, float* out, bool accumulates,
+template <bool IsPair>
+inline void multiply_tile_rows(const bf16* a, int64_t below, const bf16* b, int64_t count, float* out, bool accumulates,
                                Ahead& ahead) {
-    constexpr int64_t SIZE = LANES * INPUTS<T>;
     float* out_below = out + LANES * PANEL;
     if (!accumulates) {
         _tile_zero(0);
@@ -153,17 +141,17 @@ inline void multiply_tile_rows(const T* a, int64_t below, const T* b, int64_t co
             _tile_loadd(3, out_below + LANES, PANEL * 4);
         }
     }
-    for (int64_t i = 0; i < count; ++i, a += SIZE, b += 2 * SIZE) {
+    for (int64_t i = 0; i < count; ++i, a += TILE, b += 2 * TILE) {
         ahead.fetch();
         _tile_loadd(4, a, 64);
         _tile_loadd(6, b, 64);
-        _tile_loadd(7, b + SIZE, 64);
-        SARATHI_MULTIPLY(0, 4, 6)
-        SARATHI_MULTIPLY(1, 4, 7)
+        _tile_loadd(7, b + TILE, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
         if constexpr (IsPair) {
             _tile_loadd(5, a + below, 64);
-            SARATHI_MULTIPLY(2, 5, 6)
-            SARATHI_MULTIPLY(3, 5, 7)
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
         }
     }
     _tile_stored(0, out, PANEL * 4);
@@ -174,24 +162,23 @@ inline void multiply_tile_rows(const T* a, int64_t below, const T* b, int64_t co
     }
 }
 
-// `rows` of `a`, which lie in tiles as `in_tiles` says, times a packed panel; added to `out` if it accumulates, where sums
-// of int8 are int32. Writes 16 rows at a time, whether or not the last mean anything. `streams` says that what follows `b`
+// `rows` of `a`, which lie in tiles as `in_tiles` says, times a packed panel; added to `out` if it accumulates.
+// Writes 16 rows at a time, whether or not the last mean anything. `streams` says that what follows `b`
 // in memory is next.
-template <class T>
-inline void multiply_tiles(const T* a, int64_t width, const T* b, int64_t k, int64_t rows, float* out, bool accumulates,
+inline void multiply_tiles(const bf16* a, int64_t width, const bf16* b, int64_t k, int64_t rows, float* out, bool accumulates,
                            bool streams) {
-    constexpr int64_t SIZE = LANES * INPUTS<T>, LINES = 2 * LANES;  // of a tile, and of what it is multiplied by
-    const int64_t row_of_tiles = width * LANES, count = k / INPUTS<T>;
+    constexpr int64_t LINES = 2 * LANES;  // of a tile, and of what it is multiplied by
+    const int64_t row_of_tiles = width * LANES, count = k / KBLOCK;
     if (rows <= LANES) {  // the time is that of reading the weights
-        Ahead ahead{reinterpret_cast<const char*>(b + 16 * SIZE), LINES};
+        Ahead ahead{reinterpret_cast<const char*>(b + 16 * TILE), LINES};
         return multiply_tile_rows<false>(a, 0, b, count, out, accumulates, ahead);
     }
     constexpr int64_t STEP = 8;  // so that what is read of `b` stays in the first cache from rows to rows
-    for (int64_t first = 0; first < count; first += STEP, b += STEP * 2 * SIZE) {
+    for (int64_t first = 0; first < count; first += STEP, b += STEP * 2 * TILE) {
         const int64_t some = std::min(STEP, count - first), pairs = (rows + LANES) / (2 * LANES) * some;
-        Ahead ahead{reinterpret_cast<const char*>(b + STEP * 2 * SIZE), streams ? (STEP * LINES + pairs - 1) / pairs : 0};
+        Ahead ahead{reinterpret_cast<const char*>(b + STEP * 2 * TILE), streams ? (STEP * LINES + pairs - 1) / pairs : 0};
         for (int64_t row = 0; row < rows; row += 2 * LANES) {
-            const T* from = a + row / LANES * row_of_tiles + first * SIZE;
+            const bf16* from = a + row / LANES * row_of_tiles + first * TILE;
             float* to = out + row * PANEL;
             if (rows - row > LANES) {
                 multiply_tile_rows<true>(from, row_of_tiles, b, some, to, accumulates || first > 0, ahead);
@@ -205,8 +192,7 @@ inline void multiply_tiles(const T* a, int64_t width, const T* b, int64_t k, int
 constexpr bool HAS_AMX = false;
 inline void begin_tiles() {}
 inline void end_tiles() {}
-template <class T>
-inline void multiply_tiles(const T*, int64_t, const T*, int64_t, int64_t, float*, bool, bool) {}
+inline void multiply_tiles(const bf16*, int64_t, const bf16*, int64_t, int64_t, float*, bool, bool) {}
 #endif
 
 // Calls a template with the number of rows as its constant, 1 to M.
@@ -237,65 +223,62 @@ inline void multiply_rows(const float* a, int64_t row_stride, int64_t k_stride, 
     }
 }
 
-// Up to 16 rows of a tile, which lie as `in_tiles` says, times a packed panel, of as many inputs at once as lie together.
-template <int M, bool Accumulates, class T>
-inline void multiply_dots(const T* a, const T* b, int64_t count, float* out) {
-    using S = typename Dots<T>::Sum;
-    constexpr int64_t SIZE = LANES * INPUTS<T>, WIDE = sizeof(S) / 4, PARTS = WIDE == LANES ? 2 : LANES / WIDE;
-    constexpr int64_t GROUP = INPUTS<T> / LANES;  // of inputs that lie together
-    for (int64_t column = 0; column < PANEL; column += PARTS * WIDE) {
-        S sums[M][PARTS] = {};
-        for (int m = 0; m < M && Accumulates; ++m) {
-            std::memcpy(sums[m], out + m * PANEL + column, sizeof sums[m]);
-        }
-        const T *tile = a, *weights = b + column / LANES * SIZE;
-        for (int64_t i = 0; i < count; ++i, tile += SIZE, weights += 2 * SIZE) {
-            for (int64_t group = 0; group < INPUTS<T>; group += GROUP) {
-                Ints of_columns[PARTS];
+// Up to 16 rows of a tile, which lie as `in_tiles` says, times a packed panel, of two inputs at once.
+#ifdef SARATHI_PAIRS
+template <int M, bool Accumulates>
+inline void multiply_pairs(const bf16* a, const bf16* b, int64_t count, float* out) {
+    constexpr int64_t PARTS = PANEL / LANES;
+    Vector sums[M][PARTS] = {};
+    for (int m = 0; m < M && Accumulates; ++m) {
+        std::memcpy(sums[m], out + m * PANEL, sizeof sums[m]);
+    }
+    for (int64_t i = 0; i < count; ++i, a += TILE, b += 2 * TILE) {
+        for (int64_t pair = 0; pair < KBLOCK; pair += 2) {
+            Ints of_columns[PARTS];
+#pragma GCC unroll 4
+            for (int64_t part = 0; part < PARTS; ++part) {
+                const bf16* from = b + part * TILE + pair * LANES;
+                of_columns[part] = load_ints(from);
+                __builtin_prefetch(from + 4 * TILE);
+                stay(of_columns[part]);
+            }
+#pragma GCC unroll 16
+            for (int m = 0; m < M; ++m) {
+                int32_t inputs;
+                std::memcpy(&inputs, a + m * KBLOCK + pair, sizeof inputs);
 #pragma GCC unroll 4
                 for (int64_t part = 0; part < PARTS; ++part) {
-                    const T* from = weights + part * WIDE / LANES * SIZE + group * LANES + part * WIDE % LANES * GROUP;
-                    of_columns[part] = load_ints(from);
-                    __builtin_prefetch(from + 4 * SIZE);
-                    stay(of_columns[part]);
-                }
-#pragma GCC unroll 16
-                for (int m = 0; m < M; ++m) {
-                    int32_t inputs;
-                    std::memcpy(&inputs, tile + m * INPUTS<T> + group, sizeof inputs);
-#pragma GCC unroll 4
-                    for (int64_t part = 0; part < PARTS; ++part) {
-                        sums[m][part] = dot(sums[m][part], Ints{} + inputs, of_columns[part]);
-                    }
+                    sums[m][part] = dot(sums[m][part], Ints{} + inputs, of_columns[part]);
                 }
             }
         }
+    }
 #pragma GCC unroll 16
-        for (int m = 0; m < M; ++m) {
-            std::memcpy(out + m * PANEL + column, sums[m], sizeof sums[m]);
-        }
+    for (int m = 0; m < M; ++m) {
+        std::memcpy(out + m * PANEL, sums[m], sizeof sums[m]);
     }
 }
+#else
+template <int M, bool Accumulates>
+inline void multiply_pairs(const bf16*, const bf16*, int64_t, float*) {}
+#endif
 
-inline bool uses_amx = false;  // for bfloat16 and int8
+inline bool uses_amx = false;
 
 // The same of any number of rows, by whatever is fastest. What follows `b` in memory is next if it streams.
-template <bool Accumulates = false, bool Streams = true, class T>
-inline void multiply_in_tiles(const T* a, int64_t width, const T* b, int64_t k, int64_t rows, float* out) {
-    constexpr int64_t FEW = sizeof(T) == 1 ? 3 : 0;  // rows that are faster without
-    if (uses_amx && rows > FEW) {
+template <bool Accumulates = false, bool Streams = true>
+inline void multiply_in_tiles(const bf16* a, int64_t width, const bf16* b, int64_t k, int64_t rows, float* out) {
+    if (uses_amx && rows > 0) {
         return multiply_tiles(a, width, b, k, rows, out, Accumulates, Streams);
     }
-    if constexpr (HAS_PAIRS || sizeof(T) == 1) {
-        for (int64_t tile = 0; tile < rows; tile += LANES, a += LANES * width, out += LANES * PANEL) {
-            const int64_t some = std::min(LANES, rows - tile), parts = (some + ROWS - 1) / ROWS;
-            for (int64_t part = 0, row = 0; part < parts; ++part) {
-                const int64_t end = (part + 1) * some / parts;
-                with_rows<ROWS>(end - row, [&]<int M>() {
-                    multiply_dots<M, Accumulates>(a + row * INPUTS<T>, b, k / INPUTS<T>, out + row * PANEL);
-                });
-                row = end;
-            }
+    for (int64_t tile = 0; HAS_PAIRS && tile < rows; tile += LANES, a += LANES * width, out += LANES * PANEL) {
+        const int64_t some = std::min(LANES, rows - tile), parts = (some + ROWS - 1) / ROWS;
+        for (int64_t part = 0, row = 0; part < parts; ++part) {
+            const int64_t end = (part + 1) * some / parts;
+            with_rows<ROWS>(end - row, [&]<int M>() {
+                multiply_pairs<M, Accumulates>(a + row * KBLOCK, b, k / KBLOCK, out + row * PANEL);
+            });
+            row = end;
         }
     }
 }

@@ -25,35 +25,11 @@ struct AtCacheLine {
 };
 using Floats = std::vector<float, AtCacheLine<float>>;
 
-// The elements of an 8-bit cache: int8_t, and e4m3, which has four bits for its exponent, three behind the point and no
-// infinity. What they are multiplied by, the scale of their head, lies elsewhere.
-struct fp8 {
-    uint8_t bits;
-};
-
-template <class T>
-inline constexpr bool IS_SCALED = std::is_same_v<T, int8_t> || std::is_same_v<T, fp8>;
-template <class T>
-inline constexpr float LARGEST = std::is_same_v<T, fp8> ? 448.0f : 127.0f;  // what a head's largest entry becomes
-
-// Conversions, of vectors `W` of the floats' bits. To the nearest, ties to even; a NaN must not be rounded up to
+// To bfloat16, of vectors `W` of the floats' bits. To the nearest, ties to even; a NaN must not be rounded up to
 // infinity's neighbour, zero.
 template <class W>
 inline W bf16_bits(W raw) {
     return (raw & 0x7FFFFFFF) > 0x7F800000 ? W{} + 0x7FC0 : (raw + ((raw >> 16 & 1) + 0x7FFF)) >> 16;
-}
-
-// Of floats at 2^-120 of their size, whose exponent is then that of e4m3, below the least one too.
-template <class W>
-inline W fp8_bits(W raw) {
-    const W size = raw & 0x7FFFFFFF, rounded = (size + ((size >> 20 & 1) + 0x7FFFF)) >> 20;
-    return (rounded < 0x7E ? rounded : W{} + 0x7E) | (raw >> 24 & 0x80);  // 448; beyond is NaN
-}
-
-// e4m3 read as float16, whose exponent begins 8 below: all but the size, 2^8, is right. Of vectors of 16 bits.
-template <class H>
-inline H fp8_as_half(H bits) {
-    return (bits & 0x80) << 8 | (bits & 0x7F) << 7;
 }
 
 }  // namespace sarathi

@@ -8,7 +8,6 @@ namespace sarathi {
 typedef float Part __attribute__((vector_size(32)));
 typedef uint32_t PartBits __attribute__((vector_size(32)));
 typedef int32_t PartInts __attribute__((vector_size(32)));
-typedef uint16_t Halves __attribute__((vector_size(16)));
 
 inline Part repeat(float x) { return _mm256_set1_ps(x); }
 inline Part fma(Part a, Part b, Part c) { return _mm256_fmadd_ps(a, b, c); }
@@ -23,20 +22,11 @@ inline float reduce_add(Part x) {
     return twos[0] + twos[1];
 }
 
-inline __m128i load_bytes(const void* from) { return _mm_loadl_epi64(static_cast<const __m128i*>(from)); }
-
 inline Part load_part(const float* from) { return _mm256_loadu_ps(from); }
 
 inline Part load_part(const bf16* from) {
     const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
-}
-
-inline Part load_part(const int8_t* from) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_bytes(from))); }
-
-inline Part load_part(const fp8* from) {
-    const Halves half = fp8_as_half(reinterpret_cast<Halves>(_mm_cvtepu8_epi16(load_bytes(from))));
-    return _mm256_cvtph_ps(reinterpret_cast<__m128i>(half)) * repeat(256.0f);
 }
 
 inline void store(float* to, Part x) { _mm256_storeu_ps(to, x); }

@@ -9,7 +9,6 @@ using Part = __m512;
 using Vector = Part;
 using Mask = __mmask16;
 typedef uint32_t PartBits __attribute__((vector_size(64)));
-typedef uint16_t Halves __attribute__((vector_size(32)));
 
 constexpr int SUMS = 24;  // vectors of a product's results kept in registers, beside two weights and one input
 constexpr int ROWS = 12;  // of a product that are computed together
@@ -46,15 +45,6 @@ inline Vector load(const bf16* from, Mask mask = 0xFFFF) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 
-inline Vector load(const int8_t* from, Mask mask = 0xFFFF) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask, from)));
-}
-
-inline Vector load(const fp8* from, Mask mask = 0xFFFF) {
-    const auto half = fp8_as_half(reinterpret_cast<Halves>(_mm256_cvtepu8_epi16(_mm_maskz_loadu_epi8(mask, from))));
-    return _mm512_cvtph_ps(reinterpret_cast<__m256i>(half)) * broadcast(256.0f);
-}
-
 inline void store(float* to, Vector x, Mask mask = 0xFFFF) { _mm512_mask_storeu_ps(to, mask, x); }
 
 inline __m256i to_bf16(Vector x) {
@@ -66,15 +56,6 @@ inline __m256i to_bf16(Vector x) {
 }
 
 inline void store(bf16* to, Vector x, Mask mask = 0xFFFF) { _mm256_mask_storeu_epi16(to, mask, to_bf16(x)); }
-
-inline void store(int8_t* to, Vector x, Mask mask = 0xFFFF) {
-    _mm512_mask_cvtsepi32_storeu_epi8(to, mask, _mm512_cvtps_epi32(x));
-}
-
-inline void store(fp8* to, Vector x, Mask mask = 0xFFFF) {
-    const PartBits bits = fp8_bits(reinterpret_cast<PartBits>(x * broadcast(0x1p-120f)));
-    _mm512_mask_cvtepi32_storeu_epi8(to, mask, reinterpret_cast<__m512i>(bits));
-}
 
 // The sum of each of four vectors, the first `count` of which are stored.
 inline void store_sums(float* to, const Vector (&x)[4], int64_t count) {

@@ -17,26 +17,9 @@ inline Part nearest(Part x) { return vrndnq_f32(x); }
 inline bool exceeds(Part a, Part b) { return vminvq_u32(vcleq_f32(a, b)) == 0; }  // anywhere
 inline float reduce_add(Part x) { return vaddvq_f32(x); }
 
-// Four bytes, in the lower half.
-inline uint8x8_t load_bytes(const void* from) {
-    uint32_t bytes;
-    std::memcpy(&bytes, from, sizeof bytes);
-    return vcreate_u8(bytes);
-}
-
 inline Part load_part(const float* from) { return vld1q_f32(from); }
 
 inline Part load_part(const bf16* from) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(from), 16)); }
-
-inline Part load_part(const int8_t* from) {
-    const int16x8_t words = vmovl_s8(vreinterpret_s8_u8(load_bytes(from)));
-    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(words)));
-}
-
-inline Part load_part(const fp8* from) {
-    const uint16x4_t half = fp8_as_half(vget_low_u16(vmovl_u8(load_bytes(from))));
-    return vcvt_f32_f16(vreinterpret_f16_u16(half)) * repeat(256.0f);
-}
 
 inline void store(float* to, Part x) { vst1q_f32(to, x); }
 

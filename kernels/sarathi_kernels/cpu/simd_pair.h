@@ -3,7 +3,6 @@
 #pragma once
 
 #include <bit>
-#include <cmath>
 
 namespace sarathi {
 
@@ -55,10 +54,6 @@ inline V each_part(Make&& make, int64_t lane = 0) {
 }
 
 inline bf16 converted(float x, bf16) { return bf16_bits(std::bit_cast<uint32_t>(x)); }
-inline fp8 converted(float x, fp8) { return {static_cast<uint8_t>(fp8_bits(std::bit_cast<uint32_t>(x * 0x1p-120f)))}; }
-inline int8_t converted(float x, int8_t) {
-    return static_cast<int8_t>(std::max(-128.0f, std::min(127.0f, std::nearbyint(x))));
-}
 
 template <class T>
 inline void store(T* to, Vector x) {

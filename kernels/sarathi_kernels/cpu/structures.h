@@ -11,8 +11,6 @@ struct Linear {
     const void* weight;  // packed
     const float* bias;   // as wide as the packed weight, or null
     int64_t in_features, out_features;  // of a gated product, what is left of each pair
-    const float* scales;  // of an int8 weight's columns, null for others
-    const int32_t* sums;  // and of these columns
 };
 
 struct Norm {
@@ -43,7 +41,6 @@ struct Batch {
     const Segment* segments;
     int64_t num_tokens, num_segments, num_emits;
     void *keys, *values;  // [layers, blocks, block_size, kv_heads, head_size]
-    float *key_scales, *value_scales;  // [layers, blocks, block_size, kv_heads], or null
     int64_t num_blocks, block_size;
     const float *cosines, *sines;  // [num_positions, rotary_half]
     int64_t num_positions;
@@ -58,6 +55,6 @@ enum Operation {
     EMBEDDING, ELEMENTWISE, QKV_PROJ, ROTARY, ATTENTION_PREFILL, ATTENTION_DECODE, OUT_PROJ, FFN_UP, FFN_DOWN, LM_HEAD,
     WAITING
 };
-enum KvType { FLOAT32, BFLOAT16, INT8, FP8 };
+enum KvType { FLOAT32, BFLOAT16 };
 
 }  // namespace sarathi

@@ -18,8 +18,6 @@ class LinearStruct(Structure):
         ("bias", c_void_p),
         ("in_features", c_int64),
         ("out_features", c_int64),
-        ("scales", c_void_p),
-        ("sums", c_void_p),
     )
 
 
@@ -89,7 +87,7 @@ class BatchStruct(Structure):
         *((name, c_void_p) for name in ("token_ids", "positions", "slots", "emit_rows")),
         ("segments", POINTER(SegmentStruct)),
         *((name, c_int64) for name in ("num_tokens", "num_segments", "num_emits")),
-        *((name, c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
+        *((name, c_void_p) for name in ("keys", "values")),
         ("num_blocks", c_int64),
         ("block_size", c_int64),
         ("cosines", c_void_p),
