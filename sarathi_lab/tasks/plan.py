@@ -296,7 +296,7 @@ def slo_reference(plan: Plan, executor: Executor) -> float | None:
     return decode_iteration(
         executor,
         min(slo.decode_batch, plan.engine.batch_size),
-        min(slo.decode_context, plan.max_model_len),
+        min(slo.decode_context, plan.max_model_len - 1),  # which a last token follows
         num_blocks=plan.engine.num_blocks,
         block_size=plan.engine.block_size,
     )

@@ -35,8 +35,13 @@ class IdleWorkers:
     def __init__(self, sizes: Sizes) -> None:
         self.block_size = sizes.block_size
         self.num_blocks = sizes.num_blocks
+        self.max_model_len = sizes.max_model_len
 
     def run(self, step: Any) -> Any:
+        for sequence in step.new:
+            computed = sequence.num_computed + step.num_tokens[sequence.name]
+            if computed == len(sequence.token_ids):  # one more is sampled
+                assert computed < self.max_model_len, "Sampled token IDs exceed the max length"
         output = SimpleNamespace(
             req_id_to_index={name: row for row, name in enumerate(step.num_tokens)},
             sampled_token_ids=[[0]] * len(step.num_tokens),
@@ -106,3 +111,12 @@ def test_what_does_not_fit_is_left_out_with_a_line_and_the_rest_runs(
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "left out" in line]
     assert line.startswith("left out: model=33b")
     assert "GB for weights" in line
+
+
+def test_an_objective_refers_to_a_decode_that_a_sequence_has_room_for(starts, tmp_path):
+    """Its context is of 4,096 tokens, or as many as the longest request has before its last one."""
+    command = ["executor=vllm", "device=cpu", "model=tiny", "slo=strict", "tracking=none"]
+    command += ["workload=uniform", "workload.min_len=24", "workload.max_len=48", "pd_ratio=5"]
+    command += ["workload.num_requests=4", "batch=2", "chunk=32", "baselines=[]"]
+    assert main([*command, f"output={tmp_path}"]) == 0
+    assert len(starts) == 1

@@ -238,7 +238,8 @@ class ServingBench:
                 slo = Slo(name=kind, **stated)
             if slo.is_relative:
                 batch = min(slo.decode_batch, self.sizes["batch"])
-                context, engine = min(slo.decode_context, longest(self.sizes)), self.engine
+                # A last token follows the longest context.
+                context, engine = min(slo.decode_context, longest(self.sizes) - 1), self.engine
                 cache = {"num_blocks": engine.num_blocks, "block_size": engine.block_size}
                 seconds = decode_iteration(self.executor, batch, context, **cache)
             self._slos[kind] = slo.resolved(seconds)
