@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
+from sarathi_lab.config.paths import CONF, EXPERIMENTS, REPOSITORY
 from sarathi_lab.config.sweeper import compose
 from sarathi_lab.executor.device import GPU_MODELS
 
@@ -104,7 +104,7 @@ def test_a_full_disk_is_refused(script):
 def test_a_step_that_is_none_is_refused(gpu, script, tmp_path, capsys):
     python = executable(tmp_path / "python", "")
     assert script.main(["--only=figure", f"--python={python}"]) == 2
-    assert "--only figure is no step; use smoke, figures, calibrate" in capsys.readouterr().err
+    assert "--only figure is no step; use smoke, figures, operations" in capsys.readouterr().err
 
 
 A100 = "NVIDIA A100-SXM4-40GB, 580.1, 8.0, 40960, 4"
@@ -131,6 +131,14 @@ def test_each_card_has_models_and_a_load_that_suit_it(row, models, load, gpu, sc
     assert sum(step.seconds for step in steps.values()) < 3600
 
 
+def test_the_hour_has_every_experiment_of_the_campaign_once(script):
+    sweep = yaml.safe_load((CONF / "experiment" / "campaign.yaml").read_text())["hydra"]["sweeper"]
+    lists = [text.split()[0].partition("=")[2] for text in (script.WHOLE, script.BY_OPERATION)]
+    assert sorted(",".join(lists).split(",")) == sorted(
+        sweep["params"]["task.experiment"].split(",")
+    )
+
+
 def test_the_papers_figures_are_of_the_default_model_of_a_card(script):
     chosen = {1e9 * least: figures.split(",")[0] for least, (figures, _) in script.MODELS.items()}
     assert chosen == {model.card_bytes: model.name for model in GPU_MODELS}
@@ -144,7 +152,8 @@ def test_every_command_composes(is_dry, gpu, script, tmp_path):
         for command in step.commands:
             settings = command[4:]
             is_run = command[1:4] == ["-m", "sarathi_lab", "run"]
-            fewer = ["task.experiment=fig08"] if step.name == "figures" else []
+            is_campaign = "experiment=campaign" in settings
+            fewer = ["task.experiment=fig08"] if is_campaign else []
             if is_run and not settings[0].startswith("resume="):
                 assert compose([*settings, *fewer]).jobs
 
@@ -164,7 +173,7 @@ def test_the_hour_ends_with_verdicts_and_a_file_whatever_failed(
     with (folder / "steps.csv").open() as file:
         ended = {row["step"]: row["ended"] for row in csv.DictReader(file)}
     assert ended.pop("calibrate") == "its time was over"
-    assert ended.pop("figures") == "done"
+    assert (ended.pop("figures"), ended.pop("operations")) == ("done", "done")
     assert set(ended.values()) == {"done"}
     assert list(ended) == [
         "smoke",

@@ -60,6 +60,9 @@ SIMULATED = (
 )
 SMOKE = "model=30m,120m seq_len=256 chunk=64,128 repeat=1"  # an engine a model, in one process
 DRY_SMOKE = "model=30m dtype=float32,bfloat16 seq_len=64 chunk=32 batch=2 repeat=1"
+WHOLE = "task.experiment=gpu_targets,table2,fig08,table4,fig13,fig04,fig11,fig09"
+# Times of operations are those of an engine without graphs and compilation.
+BY_OPERATION = "task.experiment=fig03,fig07,fig10,kv_reread executor.eager=true"
 DRY_FIGURES = "device=cpu executor.eager=true model=30m task.setup=dry task.seconds=0.1"
 TABLE = "batch=64 seq_len=4096 task.seconds=360"
 DRY_TABLE = "model=30m batch=2 seq_len=64 task.seconds=1"
@@ -236,9 +239,10 @@ def measurements(workspace: Workspace, gpu: Gpu) -> list[Step]:
     kernels = "-m sarathi_kernels.benchmarks --csv"
     return [
         Step("smoke", 240, [["nvidia-smi"], workspace.packages, smoke]),
-        campaign(workspace, 1200, f"model={models}"),
+        campaign(workspace, "figures", 1000, f"model={models} {WHOLE}"),
+        campaign(workspace, "operations", 300, f"model={models.partition(',')[0]} {BY_OPERATION}"),
         calibration(workspace, 540, f"{ON_VLLM} model={model} {TABLE}"),
-        loaded(workspace, 780, f"{ON_VLLM} {load}"),
+        loaded(workspace, 720, f"{ON_VLLM} {load}"),
         simulation(workspace, load),
         comparison(workspace),
         benchmarks(workspace, 300, kernels),
@@ -251,7 +255,8 @@ def dry_measurements(workspace: Workspace) -> list[Step]:
     kernels = "-m sarathi_kernels.benchmarks --quick --operation greedy --csv"
     return [
         Step("smoke", 240, [workspace.packages, smoke]),
-        campaign(workspace, 600, DRY_FIGURES),
+        campaign(workspace, "figures", 300, f"{DRY_FIGURES} {WHOLE}"),
+        campaign(workspace, "operations", 300, f"{DRY_FIGURES} {BY_OPERATION}"),
         calibration(workspace, 240, f"{ON_CPU} {DRY_TABLE}"),
         loaded(workspace, 240, f"{ON_CPU} {DRY_LOAD}"),
         simulation(workspace, DRY_LOAD),
@@ -260,14 +265,14 @@ def dry_measurements(workspace: Workspace) -> list[Step]:
     ]
 
 
-def campaign(workspace: Workspace, seconds: float, text: str) -> Step:
-    """Measure the paper's figures, once more in a new process what the first one did not finish:
+def campaign(workspace: Workspace, name: str, seconds: float, text: str) -> Step:
+    """Measure figures of the paper, once more in a new process what the first one did not finish:
     after an error of CUDA nothing runs in its process.
     """
     record = f"task.record={workspace.record}"
-    first = workspace.sweep("figures", f"experiment=campaign {text}", record)
-    again = workspace.lab("run", f"resume={workspace.folder / 'figures'}")
-    return Step("figures", seconds, [first, again], retries=True)
+    first = workspace.sweep(name, f"experiment=campaign {text}", record)
+    again = workspace.lab("run", f"resume={workspace.folder / name}")
+    return Step(name, seconds, [first, again], retries=True)
 
 
 def calibration(workspace: Workspace, seconds: float, text: str) -> Step:
