@@ -11,7 +11,6 @@ import torch
 from attention_cases import AWKWARD, reference
 from torch import Tensor
 
-from sarathi_kernels.attention.cases import AttentionCase, AttentionInputs, make_inputs
 from sarathi_kernels.attention.decode import decode_attention
 from sarathi_kernels.attention.plan import (
     PADDING,
@@ -24,6 +23,7 @@ from sarathi_kernels.attention.prefill import PrefillConfig, prefill_attention
 from sarathi_kernels.attention.support import (
     check_supported,
 )
+from sarathi_kernels.benchmarks.attention_cases import AttentionCase, AttentionInputs, make_inputs
 from sarathi_kernels.runtime.testing import poisoned, relative_error
 
 HAS_GPU = torch.cuda.is_available()

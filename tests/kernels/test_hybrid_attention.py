@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from attention_cases import AWKWARD, reference
 
-from sarathi_kernels.attention.cases import AttentionCase, make_inputs
 from sarathi_kernels.attention.fused import place_in_order
 from sarathi_kernels.attention.hybrid import Variant, hybrid_attention
 from sarathi_kernels.attention.plan import PADDING, interleave, with_parts_of
 from sarathi_kernels.benchmarks.attention_benchmarks import unified_attention
+from sarathi_kernels.benchmarks.attention_cases import AttentionCase, make_inputs
 from sarathi_kernels.runtime.chip import assumed, chip_of
 from sarathi_kernels.runtime.testing import poisoned, relative_error
 

@@ -16,12 +16,12 @@ import torch
 from attention_cases import AWKWARD, reference
 from torch import Tensor
 
-from sarathi_kernels.attention.cases import make_inputs
 from sarathi_kernels.attention.decode import DecodeConfig, decode_config
 from sarathi_kernels.attention.prefill import PrefillConfig, prefill_config
 from sarathi_kernels.attention.reference import make_segment, paged_attention
 from sarathi_kernels.benchmarks import attention_benchmarks, attention_peers, fused_benchmarks
 from sarathi_kernels.benchmarks.__main__ import main
+from sarathi_kernels.benchmarks.attention_cases import make_inputs
 from sarathi_kernels.benchmarks.measure import COLUMNS, Benchmark, measure, run
 from sarathi_kernels.benchmarks.tuning import tune
 from sarathi_kernels.runtime import tuned

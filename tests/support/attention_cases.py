@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sarathi_kernels.attention.cases import AttentionCase, AttentionInputs
 from sarathi_kernels.attention.reference import make_segment, paged_attention
+from sarathi_kernels.benchmarks.attention_cases import AttentionCase, AttentionInputs
 
 # Sequences whose chunks begin and end on, before and behind the edges of cache blocks and of tiles.
 AWKWARD = {

@@ -16,11 +16,11 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from sarathi_kernels.attention.cases import AttentionCase, AttentionInputs, make_inputs
 from sarathi_kernels.attention.decode import decode_attention
 from sarathi_kernels.attention.hybrid import Variant, hybrid_attention
 from sarathi_kernels.attention.plan import PART_TOKENS, AttentionPlan, make_plan, with_parts_of
 from sarathi_kernels.attention.prefill import prefill_attention
+from sarathi_kernels.benchmarks.attention_cases import AttentionCase, AttentionInputs, make_inputs
 from sarathi_kernels.benchmarks.attention_peers import (
     Ways,
     flash_attention,

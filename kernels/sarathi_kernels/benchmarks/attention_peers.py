@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sarathi_kernels.attention.cases import AttentionCase, AttentionInputs
+from sarathi_kernels.benchmarks.attention_cases import AttentionCase, AttentionInputs
 
 BACKENDS = {
     "sdpa flash": SDPBackend.FLASH_ATTENTION,

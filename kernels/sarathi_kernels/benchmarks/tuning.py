@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from sarathi_kernels.attention.cases import AttentionCase, AttentionInputs, make_inputs
 from sarathi_kernels.attention.decode import DecodeConfig, decode_attention
 from sarathi_kernels.attention.prefill import CAN_COMPUTE_AHEAD, PrefillConfig, prefill_attention
+from sarathi_kernels.benchmarks.attention_cases import AttentionCase, AttentionInputs, make_inputs
 from sarathi_kernels.benchmarks.measure import Benchmark, measure
 from sarathi_kernels.runtime.chip import Chip, chip_of
 from sarathi_kernels.runtime.testing import relative_error
