@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sarathi_lab.engine.prefix_cache import PrefixCache
-from sarathi_lab.engine.request import Chunk, Copy, SequenceState
+from sarathi_lab.engine.request import Chunk, SequenceState
 
 
 @dataclass(eq=False)
 class BlockManager:
-    """Assigns `num_blocks` blocks of `block_size` tokens, which index the executor's cache, and
-    `num_host_blocks` in host memory for swapped sequences: paged attention, as in vLLM.
+    """Assigns `num_blocks` blocks of `block_size` tokens, which index the executor's cache: paged
+    attention, as in vLLM.
 
     With `shares_prefixes` sequences share the blocks of equal prefixes (`prefix`). Each sequence
     holds `state_blocks` more, of constant number, for states of layers without a cache of tokens.
@@ -20,7 +20,6 @@ class BlockManager:
 
     num_blocks: int
     block_size: int
-    num_host_blocks: int = 0
     shares_prefixes: bool = field(default=False, kw_only=True)
     state_blocks: int = field(default=0, kw_only=True)
 
@@ -30,7 +29,6 @@ class BlockManager:
         )
         # Empty blocks, popped from the end, so that a fresh cache hands out neighbours: 0, 1.
         self.empty = list(range(self.num_blocks))[::-1]
-        self.empty_on_host = list(range(self.num_host_blocks))[::-1]
 
     @property
     def num_free(self) -> int:
@@ -122,31 +120,3 @@ class BlockManager:
         prefix = self.prefix
         self.empty += sequence.block_ids[::-1] if prefix is None else prefix.release(sequence)
         sequence.block_ids.clear()
-
-    def swap_out(self, sequence: SequenceState) -> list[Copy] | None:
-        """Move `sequence` to host memory; None, with nothing changed, if that is full."""
-        num_blocks = self.blocks_for(sequence.num_computed)  # reserved blocks are empty
-        if num_blocks > len(self.empty_on_host):
-            return None
-        sequence.host_block_ids = [self.empty_on_host.pop() for _ in range(num_blocks)]
-        copies = _copies(sequence, is_out=True)
-        self.free(sequence)
-        return copies
-
-    def swap_in(
-        self, sequence: SequenceState, num_tokens: int, watermark: float
-    ) -> list[Copy] | None:
-        """Return `sequence` to the device; None, with nothing changed, if `num_tokens` don't fit
-        with the `watermark` free.
-        """
-        if not (self.can_hold(num_tokens, watermark) and self.grow(sequence, num_tokens)):
-            return None
-        copies = _copies(sequence, is_out=False)
-        self.empty_on_host.extend(reversed(sequence.host_block_ids))
-        sequence.host_block_ids = []
-        return copies
-
-
-def _copies(sequence: SequenceState, is_out: bool) -> list[Copy]:
-    pairs = zip(sequence.block_ids, sequence.host_block_ids, strict=False)
-    return [Copy(is_out, device, host) for device, host in pairs]

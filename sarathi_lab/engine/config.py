@@ -14,7 +14,7 @@ from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.engine.scheduler_state import NO_SPECULATION, Preemption, Speculation
+from sarathi_lab.engine.scheduler_state import NO_SPECULATION, Speculation
 from sarathi_lab.model.spec import ModelSpec
 
 MakeScheduler = Callable[[Policy], Scheduler]
@@ -73,11 +73,11 @@ class EngineConfig:
     """Settings of an engine, from which its scheduler and its executor are built.
 
     A batch has at most `batch_size` sequences; sequences have at most `max_model_len` tokens (None:
-    the longest request served). The cache has `num_blocks` blocks of `block_size` tokens, and
-    `num_host_blocks` in host memory for what is swapped out. With `fills_memory` it takes what the
-    device holds, and `num_blocks` is an estimate. A sequence's states are as large as the cache of
-    `state_tokens` tokens (`ModelSpec.state_tokens`). With `aligns_chunks` chunks end where blocks
-    do (`Scheduler.aligned`). A `cluster` has instances of these sizes.
+    the longest request served). The cache has `num_blocks` blocks of `block_size` tokens. With
+    `fills_memory` it takes what the device holds, and `num_blocks` is an estimate. A sequence's
+    states are as large as the cache of `state_tokens` tokens (`ModelSpec.state_tokens`). With
+    `aligns_chunks` chunks end where blocks do (`Scheduler.aligned`). A `cluster` has instances of
+    these sizes.
     """
 
     policy: Policy
@@ -86,11 +86,9 @@ class EngineConfig:
     block_size: int
     max_model_len: int | None = None
     num_micro_batches: int = 1
-    num_host_blocks: int = 0
     fills_memory: bool = False
     shares_prefixes: bool = False
     queue_order: QueueOrder = "fcfs"
-    preemption: Preemption = "recompute"
     cluster: Topology = SINGLE
     speculation: Speculation = NO_SPECULATION
     state_tokens: int = 0
@@ -111,7 +109,6 @@ class EngineConfig:
             max_batch_tokens=self._max_batch_tokens(requests) if requests else None,
             chunk=self.policy.budget,
             fills_memory=self.fills_memory,
-            num_host_blocks=self.num_host_blocks,
             num_drafts=self.speculation.tokens,
         )
 
@@ -153,7 +150,6 @@ class EngineConfig:
             BlockManager(
                 num_blocks=self.num_blocks,
                 block_size=self.block_size,
-                num_host_blocks=self.num_host_blocks,
                 shares_prefixes=self.shares_prefixes,
                 state_blocks=-(-self.state_tokens // self.block_size),
             ),
@@ -161,7 +157,6 @@ class EngineConfig:
             max_model_len=self.max_model_len,
             num_micro_batches=self.num_micro_batches,
             queue_order=self.queue_order,
-            preemption=self.preemption,
             speculation=self.speculation,
             aligns_chunks=self.aligns_chunks,
         )

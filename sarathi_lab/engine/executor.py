@@ -153,7 +153,6 @@ class Sizes:
     max_batch_tokens: int | None = None  # None: those of the warm-up
     chunk: int | None = None  # None: batches with prompts may have any number of tokens
     fills_memory: bool = False  # with the cache, regardless of `num_blocks`
-    num_host_blocks: int = 0  # of the cache in host memory, for swapped sequences
     num_drafts: int = 0  # of a decode, at most
 
 
@@ -194,8 +193,8 @@ class Backend(Protocol):
     def default_model(self) -> str:
         """The model that model=auto selects."""
 
-    def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
-        """Raise UserError if the model can't run here with caches of so many tokens."""
+    def check(self, spec: ModelSpec, kv_tokens: int) -> None:
+        """Raise UserError if the model can't run here with a cache of so many tokens."""
 
     def peaks(self) -> Peaks:
         """Peak FLOP/s and bytes/s of all devices together, measured or from the hardware file."""

@@ -20,7 +20,7 @@ _OF_ITERATION = (
     *("batch.prefill_kv_tokens", "batch.decode_kv_tokens", "batch.prefill_query_key_pairs"),
     *("batch.num_emits", "batch.num_draft_tokens", "batch.num_accepted_tokens"),
     *(f"batch.queues.{name}" for name in Queues._fields),
-    *("batch.num_swapped_blocks", "batch.num_swapped_tokens", "batch.prefix_hit_tokens"),
+    "batch.prefix_hit_tokens",
     *("num_padding_tokens", "host_time", "is_replayed", "graph_use", "launching_time"),
     "batch.instance",
 )

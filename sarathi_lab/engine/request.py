@@ -43,8 +43,7 @@ class SequenceState:
     request: Request
     order: int  # rank of arrival
     num_computed: int = 0  # tokens in its blocks; while waiting, cached ones. By Scheduler
-    block_ids: list[int] = field(default_factory=list)  # by BlockManager, as are the next
-    host_block_ids: list[int] = field(default_factory=list)  # while swapped out
+    block_ids: list[int] = field(default_factory=list)  # by BlockManager
     block_keys: list[int] = field(default_factory=list)  # of full blocks. By PrefixCache
     num_published: int = 0  # full blocks that others may share. By PrefixCache
     is_running: bool = False  # admitted, not preempted since; from here on by Scheduler
@@ -111,14 +110,6 @@ class Chunk(NamedTuple):
         return self.num_tokens if self.is_decode else 1
 
 
-class Copy(NamedTuple):
-    """A block of cache to copy to host memory (`is_out`) or back before a batch runs."""
-
-    is_out: bool
-    device_block: int
-    host_block: int
-
-
 class Queues(NamedTuple):
     """Numbers of running and waiting sequences, used blocks, and preemptions so far."""
 
@@ -136,8 +127,6 @@ class Batch:
     """
 
     chunks: list[Chunk] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)  # made in order before the chunks run
-    num_swapped_tokens: int = 0  # of cache, in all copies
     prefix_hit_tokens: int = 0  # cached tokens of the admitted sequences
     num_prefills: int = 0
     num_prefill_tokens: int = 0
@@ -162,10 +151,6 @@ class Batch:
     @property
     def num_decodes(self) -> int:
         return self.num_decode_tokens - self.num_draft_tokens
-
-    @property
-    def num_swapped_blocks(self) -> int:
-        return len(self.copies)
 
     def add(self, sequence: SequenceState, num_tokens: int) -> None:
         """Add the next `num_tokens` pending tokens of `sequence`, which is in flight from now on,

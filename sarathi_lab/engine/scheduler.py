@@ -28,9 +28,8 @@ class Scheduler(SchedulerState):
     A batch carries at most `batch_size` sequences, and the executor keeps `num_micro_batches` of
     them in flight; sequences in flight are never scheduled or evicted. Where the cache is short,
     the newest running sequence is evicted, or with `queue_order="priority"` the newest of the least
-    urgent. `preemption="swap"` moves its cache to host memory while there is room, else it is
-    computed again. Swapped sequences return before any waiting one is admitted. Admitted sequences
-    start behind their cached tokens.
+    urgent; it waits again, and all its tokens are computed again. Admitted sequences start behind
+    their cached tokens.
     """
 
     def schedule(self, now: float) -> Batch | None:
@@ -50,10 +49,7 @@ class Scheduler(SchedulerState):
             self.sort_running()  # urgent sequences choose first, as later ones are evicted
         self.policy.fill(batch, self)
         if not batch.chunks:
-            return None  # copies that were begun go with the next batch
-        if self.copies:
-            batch.copies, self.copies = self.copies, []
-            batch.num_swapped_tokens = len(batch.copies) * self.blocks.block_size
+            return None
         if self.policy.follows_up:
             self.commit([chunk for chunk in batch.chunks if not chunk.emits_token])
         return batch
@@ -107,9 +103,9 @@ class Scheduler(SchedulerState):
         size: Size | None = None,
     ) -> None:
         """Let `sequences`, idle or waiting, share `token_budget` tokens in this order. Admission
-        stops at a sequence that does not fit the cache, at an eviction, and while any is swapped.
+        stops at a sequence that does not fit the cache and at an eviction.
         """
-        is_open = not self.swapped
+        is_open = True
         for sequence in sequences:
             left = tokens_to_take(sequence, token_budget, batch)
             if left == 0 or len(batch) >= self.batch_size:
@@ -142,26 +138,6 @@ class Scheduler(SchedulerState):
             self.drafter.add_drafts(batch, len(batch) - 1, self)
         return True
 
-    def swap_in(
-        self, batch: Batch, token_budget: int | None = None, size: Size | None = None
-    ) -> None:
-        """Return swapped sequences to the batch while they fit, first out first in."""
-        while self.swapped and self._has_place(batch):
-            sequence = self.swapped[0]
-            num_tokens = tokens_to_take(sequence, token_budget, batch, size)
-            if self.aligns_chunks:
-                num_tokens = self.aligned(batch, sequence, num_tokens)
-            if num_tokens <= 0:
-                return
-            needed = self._reserved(sequence, num_tokens)
-            watermark = self.policy.watermark if self.running else 0.0
-            if (copies := self.blocks.swap_in(sequence, needed, watermark)) is None:
-                return
-            self.copies += copies
-            self.swapped.popleft()
-            self.running.enter(sequence)
-            batch.add(sequence, num_tokens)
-
     def admit(
         self,
         batch: Batch,
@@ -172,16 +148,13 @@ class Scheduler(SchedulerState):
         may_enter: Test | None = None,
         pass_over: Test | None = None,
     ) -> None:
-        """Move waiting sequences to running, in the order of their queue, until one does not fit;
-        swapped ones first.
+        """Move waiting sequences to running, in the order of their queue, until one does not fit.
 
         `whole=True` admits a prompt only if all of it fits the budget; `may_enter` can end
         admission at a sequence, `pass_over` lets later ones go first, of the next `LOOKAHEAD`.
         """
-        if self.swapped:
-            self.swap_in(batch, token_budget, size)
         for sequence in candidates(self.waiting, pass_over):
-            if self.swapped or self._is_full(batch, max_prefills):
+            if self._is_full(batch, max_prefills):
                 return
             num_tokens = tokens_to_take(self.blocks.look_up(sequence), token_budget, batch, size)
             if num_tokens <= 0 or (whole and num_tokens < sequence.num_pending):
@@ -208,6 +181,22 @@ class Scheduler(SchedulerState):
             sequence.prefix_hit_tokens = sequence.num_computed
         batch.prefix_hit_tokens += sequence.num_computed
         self.put(batch, sequence, num_tokens)
+        return True
+
+    def receive(self, sequence: SequenceState) -> bool:
+        """Let in a sequence whose cache another engine has computed and sent: it runs from now on.
+        False if cache or places are full.
+        """
+        if len(self.running) >= self.max_num_seqs:
+            return False
+        needed = self._reserved(sequence, sequence.num_pending)
+        watermark = self.policy.watermark if self.running else 0.0
+        if not self.blocks.can_hold(needed, watermark):
+            return False
+        self.blocks.grow(sequence, needed)
+        sequence.order = self._num_added
+        self._num_added += 1
+        self.running.enter(sequence)
         return True
 
     def aligned(self, batch: Batch, sequence: SequenceState, num_tokens: int) -> int:
@@ -245,23 +234,16 @@ class Scheduler(SchedulerState):
         return True
 
     def preempt(self, sequence: SequenceState) -> None:
-        """Take an idle sequence out: swapped if configured and possible, else recomputed. One that
-        has all its tokens only waits for the last of them.
+        """Take an idle sequence out; it waits in front, and is computed again from its start. One
+        that has all its tokens only waits for the last of them.
         """
-        copies = None
-        if self.preemption == "swap" and not sequence.is_finished:
-            copies = self.blocks.swap_out(sequence)
         self.blocks.free(sequence)
         self.running.leave(sequence)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         self.await_output(sequence)
-        if copies is None:
-            sequence.num_computed = 0
-            self.waiting.appendleft(sequence)
-        else:
-            self.copies += copies
-            self.swapped.append(sequence)
+        sequence.num_computed = 0
+        self.waiting.appendleft(sequence)
 
     def sort_running(self) -> None:
         """Order running sequences by arrival or urgency, which readmission upsets."""

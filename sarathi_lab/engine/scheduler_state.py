@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import KW_ONLY, dataclass
 from itertools import islice
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pandas as pd
 
@@ -22,7 +21,7 @@ from sarathi_lab.engine.queues import (
     by_priority,
     make_queue,
 )
-from sarathi_lab.engine.request import Batch, Chunk, Copy, Queues, Request, SequenceState
+from sarathi_lab.engine.request import Batch, Chunk, Queues, Request, SequenceState
 
 
 class Drafter:
@@ -65,14 +64,13 @@ NO_SPECULATION = Speculation()
 # What helps a request that does not fit the cache.
 LARGER_CACHE = "raise cache.num_blocks, or use auto for what the served system leaves to it"
 
-Preemption = Literal["recompute", "swap"]
 State = TypeVar("State")
 
 
 @dataclass(eq=False, repr=False)
 class SchedulerState:
-    """State of a `Scheduler`: which sequences wait, run or are swapped out, and what changes of
-    them when a batch begins and ends.
+    """State of a `Scheduler`: which sequences wait or run, and what changes of them when a batch
+    begins and ends.
     """
 
     policy: Policy
@@ -82,7 +80,6 @@ class SchedulerState:
     max_model_len: int
     num_micro_batches: int = 1
     queue_order: QueueOrder = "fcfs"
-    preemption: Preemption = "recompute"
     speculation: Speculation = NO_SPECULATION
     aligns_chunks: bool = False
 
@@ -100,7 +97,6 @@ class SchedulerState:
         self.drafter = self.speculation.drafter()
         self.has_drafts = self.speculation.tokens > 0  # spares a call for each decode
         self.waiting: WaitingQueue = make_queue(self.queue_order)
-        self.swapped: deque[SequenceState] = deque()
         self.running = RunningSequences(
             by_priority if self.queue_order == "priority" else by_arrival
         )
@@ -113,7 +109,6 @@ class SchedulerState:
         self.now = self.last_prompt_latency = 0.0
         self.num_preemptions = self._num_added = 0
         self.preempted_before = 0  # num_preemptions when this iteration began
-        self.copies: list[Copy] = []  # for the next batch
 
     def state(self, kind: type[State]) -> State:
         """State that the policy keeps between iterations: `kind()` at first."""
@@ -123,7 +118,7 @@ class SchedulerState:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running or self.swapped)
+        return bool(self.waiting or self.running)
 
     @property
     def has_preempted(self) -> bool:
@@ -159,11 +154,6 @@ class SchedulerState:
         self._num_added += 1
         self.waiting.append(sequence)
         return sequence
-
-    def enqueue_transferred(self, sequence: SequenceState) -> None:
-        """Queue a sequence whose cache another engine computed, before the waiting ones."""
-        sequence.order, self._num_added = self._num_added, self._num_added + 1
-        self.swapped.append(sequence)
 
     def check_fits(self, request: Request) -> None:
         """Raise UserError if model or cache are too small for `request`, even alone."""
@@ -228,8 +218,12 @@ class SchedulerState:
         batch.finished += self.commit(chunks)
 
     def _queues(self) -> Queues:
-        num_waiting, used = len(self.waiting) + len(self.swapped), self.blocks.num_used
-        return Queues(len(self.running), num_waiting, used, self.num_preemptions)
+        return Queues(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            num_blocks_used=self.blocks.num_used,
+            num_preemptions=self.num_preemptions,
+        )
 
     def _return(self, batch: Batch) -> None:
         """Let the finished sequences of a batch that was made ahead leave, as it is back."""

@@ -42,7 +42,7 @@ class MeasuredBackend(ABC):
     def device_name(self) -> str: ...
 
     @abstractmethod
-    def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
+    def check(self, spec: ModelSpec, kv_tokens: int) -> None:
         """Raise UserError for what does not run here."""
 
     @abstractmethod
@@ -113,13 +113,13 @@ class MeasuredBackend(ABC):
         if self.uses_gpus:
             devices.prepare_memory(self.torch_device)
 
-    def check_memory(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
-        """Raise UserError if weights and caches do not fit, also without earlier runs' engines."""
+    def check_memory(self, spec: ModelSpec, kv_tokens: int) -> None:
+        """Raise UserError if weights and cache do not fit, also without earlier runs' engines."""
         try:
-            self.memory(spec).check(kv_tokens, host_kv_tokens)
+            self.memory(spec).check(kv_tokens)
         except UserError:
             self._free_memory()
-            self.memory(spec).check(kv_tokens, host_kv_tokens)
+            self.memory(spec).check(kv_tokens)
 
     def kv_blocks(self, spec: ModelSpec, block_size: int, setup: ServerSetup) -> int:
         if setup.share is not None:

@@ -12,7 +12,6 @@ import torch
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.model.spec import ModelSpec
 
-CPU = torch.device("cpu")
 USABLE = 0.9  # share of the free memory; the rest is for activations and logits
 # For a cache of all free memory: a CPU has other tasks, too.
 USABLE_WHEN_FILLED = {"cuda": 0.9, "cpu": 0.5}
@@ -58,8 +57,8 @@ class Memory:
     def token_bytes(self) -> int:
         return self.spec.kv_bytes_per_token(self.dtype_bytes)
 
-    def check(self, kv_tokens: int, host_kv_tokens: int) -> None:
-        """Raise UserError if weights, cache and swapped blocks exceed the free memory."""
+    def check(self, kv_tokens: int) -> None:
+        """Raise UserError if weights and cache exceed the free memory."""
         cache = kv_tokens * self.token_bytes
         free = free_memory_bytes(self.device)
         if self.weights + cache > USABLE * free:
@@ -69,14 +68,6 @@ class Memory:
                 "of which a tenth stays for activations; use cache.num_blocks=auto, lower "
                 "batch, shorten the requests or max_model_len, use dtype=bfloat16, or take a "
                 "smaller model"
-            )
-        taken = self.weights + cache if self.device == CPU else 0
-        left = max(0.0, USABLE * free_memory_bytes(CPU) - taken)
-        if (swapped := host_kv_tokens * self.token_bytes) > left:
-            raise UserError(
-                f"cache.num_host_blocks: swapped blocks need {swapped / 1e9:.1f} GB of "
-                f"host memory, of which {left / 1e9:.1f} GB are left; lower it, or use "
-                "preemption=recompute"
             )
 
     def kv_blocks(self, block_size: int) -> int:

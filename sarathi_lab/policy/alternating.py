@@ -124,7 +124,6 @@ class LightLLM(Policy):
             self._run_prompts(batch, scheduler)
         if not batch.chunks:
             scheduler.add_decodes(batch)
-            scheduler.swap_in(batch, self.batch_max_tokens)
             state.has_decoded = bool(batch.chunks)
         if not batch.chunks:
             self._run_prompts(batch, scheduler)
@@ -138,7 +137,7 @@ class LightLLM(Policy):
         loads = [self._load(sequence) for sequence in scheduler.running]
         capacity = scheduler.blocks.num_blocks * scheduler.blocks.block_size
         state.turn += 1
-        while may_begin and scheduler.waiting and not scheduler.swapped:
+        while may_begin and scheduler.waiting:
             sequence = scheduler.waiting[0]
             num_tokens = min(sequence.num_pending, piece)
             needed += num_tokens
@@ -231,7 +230,6 @@ class LMDeployPytorch(Policy):
             self._add_prompts(batch, scheduler)
         if not batch.chunks:
             scheduler.add_decodes(batch)
-            scheduler.swap_in(batch, self.max_prefill_token_num)
             if batch.chunks:
                 state.num_decodes = state.num_decodes + 1 if scheduler.waiting else 0
                 state.was_piece = False
@@ -244,7 +242,7 @@ class LMDeployPytorch(Policy):
         budget, state = self.max_prefill_token_num, scheduler.state(_Steps)
         if under_way := scheduler.idle_prefills:
             return under_way[0].num_pending <= budget or not state.was_piece
-        if not scheduler.waiting or scheduler.swapped:
+        if not scheduler.waiting:
             return False
         if state.num_decodes >= self.prefill_interval:
             return True
@@ -262,5 +260,4 @@ class LMDeployPytorch(Policy):
             return left if left == sequence.num_pending or is_alone else 0
 
         scheduler.continue_prefills(batch, budget, max_prefills=1)
-        if not scheduler.swapped:
-            scheduler.admit(batch, budget, size=size)
+        scheduler.admit(batch, budget, size=size)

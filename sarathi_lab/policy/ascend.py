@@ -45,8 +45,7 @@ class AscendV09(Policy):
     A waiting prompt that does not fit the rest of `max_num_batched_tokens` (None:
     max(max_model_len, 2048)) or of the cache above the `watermark` is passed over; the next
     `queues.LOOKAHEAD` are tried, not all. With `enable_chunked_prefill` (off by default there) the
-    budget is a multiple of 256 tokens, as ModelArts requires. Without swapping there; here swapped
-    sequences return beside the decodes, before any is admitted.
+    budget is a multiple of 256 tokens, as ModelArts requires.
     """
 
     name = "ascend_v0_9"
@@ -83,11 +82,9 @@ class AscendV09(Policy):
         if self.enable_chunked_prefill:
             self._chunked.fill(batch, scheduler)
             return
-        if not scheduler.swapped:
-            scheduler.admit(batch, pass_over=self._is_barred(batch, scheduler))
+        scheduler.admit(batch, pass_over=self._is_barred(batch, scheduler))
         if not batch.chunks:
             scheduler.add_decodes(batch)
-            scheduler.swap_in(batch)
 
     def _is_barred(self, batch: Batch, scheduler: Scheduler) -> Test:
         budget = self.max_num_batched_tokens or max(scheduler.max_model_len, 2048)

@@ -91,7 +91,7 @@ class Sarathi(Policy):
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         missing = self.min_decodes - scheduler.num_idle_decodes(self.min_decodes)
-        if missing > 0 and not scheduler.swapped:
+        if missing > 0:
             scheduler.continue_prefills(batch, max_prefills=missing)
             scheduler.admit(batch, max_prefills=missing)
             if batch.chunks:
@@ -195,7 +195,7 @@ class ChunkedOnly(Policy):
 
     A turn of prompts continues running ones within `chunk_size` tokens, and admits only without
     them. The default is that of `SimpleChunkingSchedulerConfig`. An empty turn is skipped (there it
-    is an empty iteration). Swapped sequences return in a turn of prompts, before admissions.
+    is an empty iteration).
     """
 
     name = "chunked_only"

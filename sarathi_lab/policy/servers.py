@@ -239,9 +239,8 @@ class TensorRTLLM(Policy):
         is_static = self.capacity_scheduler_policy == "STATIC_BATCH"
         may_begin = not (is_static and scheduler.running.idle)
         scheduler.add_decodes(batch, min(batch_size, budget))
-        scheduler.swap_in(batch, budget)
         prompts = scheduler.idle_prefills[: max(0, batch_size - len(batch))]
-        if may_begin and not scheduler.swapped:
+        if may_begin:
             prompts += scheduler.with_room(batch_size - len(batch) - len(prompts))
         sizes = self._sizes([one.num_pending for one in prompts], budget - batch.num_tokens)
         for sequence, num_tokens in zip(prompts, sizes, strict=True):

@@ -81,14 +81,12 @@ class SGLang(Policy):
         if self.enable_mixed_chunk:  # with decodes
             budget -= min(len(scheduler.idle_decodes), scheduler.batch_size)
         scheduler.continue_prefills(batch, budget)
-        if not scheduler.swapped:
-            self._admit(batch, scheduler, budget)
+        self._admit(batch, scheduler, budget)
         if batch.chunks and not self.enable_mixed_chunk:
             return
         if not batch.chunks:
             self._retract(scheduler)
         scheduler.add_decodes(batch)
-        scheduler.swap_in(batch, self.chunked_prefill_size)
 
     def _admit(self, batch: Batch, scheduler: Scheduler, budget: int) -> None:
         blocks, waiting = scheduler.blocks, scheduler.waiting

@@ -50,10 +50,7 @@ class _Transformers(Policy):
         running = prompts + decodes if self.has_prompts_first else decodes + prompts
         starved = self._try(running, batch, scheduler, is_scarce)
         if _may_admit(scheduler):
-            if not (is_scarce and batch.chunks):
-                scheduler.swap_in(batch, self.max_batch_tokens)
-            if not scheduler.swapped:
-                self._try(scheduler.upcoming(scheduler.batch_size), batch, scheduler, is_scarce)
+            self._try(scheduler.upcoming(scheduler.batch_size), batch, scheduler, is_scarce)
         return starved
 
     def _try(

@@ -45,8 +45,11 @@ whole_budget = partial(whole, None, minimum=1, fix="use null for max(max_model_l
 
 @dataclass(frozen=True)
 class PrefillFirst(Policy):
-    """vLLM v0's default: a batch is whole prompts only, as long as any fit and none is swapped out,
-    else decodes only.
+    """vLLM v0's default: a batch is whole prompts only, as long as any fit, else decodes only.
+
+    What is evicted is computed again, v0's rule for requests of one sequence. Its other mode
+    (`preemption_mode=swap`) moved their cache to host memory, and admitted no prompt until all were
+    back; no server in use has it, nor has the lab.
 
     `max_num_batched_tokens=None` is that system's max(max_model_len, 2048). With `delay_factor` f >
     0, prompts wait until the oldest has waited f times the last prompt iteration's duration, or
@@ -64,12 +67,11 @@ class PrefillFirst(Policy):
         check_whole_prompts(self, max_model_len)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        if not scheduler.swapped and self._may_admit(scheduler):
+        if self._may_admit(scheduler):
             budget = self.max_num_batched_tokens or max(scheduler.max_model_len, 2048)
             scheduler.admit(batch, budget, whole=True)
         if not batch.chunks:
             scheduler.add_decodes(batch)
-            scheduler.swap_in(batch)
 
     def _may_admit(self, scheduler: Scheduler) -> bool:
         if not scheduler.waiting or not scheduler.running or self.delay_factor == 0:
@@ -81,8 +83,7 @@ class PrefillFirst(Policy):
 
 @dataclass(frozen=True)
 class VllmV0Chunked(Policy):
-    """vLLM v0 with `enable_chunked_prefill`: decodes, then running prompts, then swapped ones, then
-    new ones.
+    """vLLM v0 with `enable_chunked_prefill`: decodes, then running prompts, then new ones.
 
     Up to `max_num_partial_prefills` prompts share `max_num_batched_tokens` equally. If these are
     several, at most `max_long_partial_prefills` of them lack more than
@@ -90,8 +91,8 @@ class VllmV0Chunked(Policy):
     batch has its prompts in front.
 
     Read in `SchedulerConfig` and `_schedule_chunked_prefill` of vLLM 0.8. Unlike there, none is
-    admitted in an iteration that preempted, or while a sequence is swapped out; of waiting prompts
-    the next `queues.LOOKAHEAD` are tried, not all.
+    admitted in an iteration that preempted, and of waiting prompts the next `queues.LOOKAHEAD` are
+    tried, not all. What is evicted is computed again, never moved to host memory (`PrefillFirst`).
     """
 
     name = "vllm_v0_chunked"
@@ -209,7 +210,7 @@ class VllmV1(Policy):
     def size(self, batch: Batch, scheduler: Scheduler) -> Size:
         """Make the limit of a sequence's tokens."""
         limit, budget = self.long_prefill_token_threshold, self.max_num_batched_tokens
-        number = len(scheduler.running) + len(scheduler.waiting) + len(scheduler.swapped)
+        number = len(scheduler.running) + len(scheduler.waiting)
         if limit == 0 or number <= 1:
             return at_most(budget)
         return at_most(max(limit, self.long_prefill_token_threshold_adaptive * budget // number))
@@ -361,7 +362,7 @@ class NanoVllm(Policy):
     if there are none.
 
     The default is that of nano-vLLM's `Config` in 2026, whose `max_num_seqs` does not limit running
-    sequences as `batch` does. Without swapping there; here swapped sequences return beside decodes.
+    sequences as `batch` does.
     """
 
     name = "nano_vllm"
@@ -375,11 +376,9 @@ class NanoVllm(Policy):
             return left if not batch.chunks or left == sequence.num_pending else 0
 
         scheduler.continue_prefills(batch, self.max_num_batched_tokens, size=size)
-        if not scheduler.swapped:
-            scheduler.admit(batch, self.max_num_batched_tokens, size=size)
+        scheduler.admit(batch, self.max_num_batched_tokens, size=size)
         if not batch.chunks:
             scheduler.add_decodes(batch)
-            scheduler.swap_in(batch, self.max_num_batched_tokens)
 
 
 def at_most(num_tokens: int) -> Size:

@@ -37,7 +37,6 @@ def add_costs(
         flops=flops,
         weight_bytes=spec.weight_read_bytes(iterations, dtype_bytes),
         kv_bytes=spec.kv_read_bytes(iterations, dtype_bytes),
-        swap_bytes=iterations.num_swapped_tokens * spec.kv_bytes_per_token(dtype_bytes),
         roofline=roofline,
         min_bytes=num_bytes,
         useful_tiles=num_tokens / TILE,
@@ -76,8 +75,6 @@ def summarise(
         "tile_efficiency": iterations.useful_tiles.sum() / iterations.computed_tiles.sum(),
         **_overheads(iterations),
         "num_preemptions": iterations.num_preemptions.sum(),
-        "num_swapped_blocks": iterations.num_swapped_blocks.sum(),
-        "swap_bytes": iterations.swap_bytes.sum(),
     }
     return {name: float(value) for name, value in summary.items() if np.isfinite(value)}
 

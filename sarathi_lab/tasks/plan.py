@@ -25,7 +25,7 @@ from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.engine.scheduler_state import Preemption, Speculation
+from sarathi_lab.engine.scheduler_state import Speculation
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
 from sarathi_lab.experiment.advisor import BASELINES, Advice, Prediction, advise, serve_by
 from sarathi_lab.model.checkpoint import resolve_model, text_encoder
@@ -183,7 +183,6 @@ def _setup(cfg: DictConfig) -> Setup:
 def _parts(cfg: DictConfig, setup: Setup) -> Plan:
     """Build all parts of a run, the policy not yet fitted to the others."""
     require_one_of("queue_order", cfg.queue_order, get_args(QueueOrder))
-    require_one_of("preemption", cfg.preemption, get_args(Preemption))
     backend, spec, load, cluster = setup.backend, setup.spec, setup.load, setup.cluster
     cfg, assumed = with_defaults(cfg, backend, spec, load)
     fix = "use the number of sequences to serve at a time, such as 8"
@@ -196,7 +195,6 @@ def _parts(cfg: DictConfig, setup: Setup) -> Plan:
         max_model_len=max_model_len,
         num_micro_batches=backend.num_stages,
         queue_order=cfg.queue_order,
-        preemption=cfg.preemption,
         cluster=cluster,
         speculation=build(cfg.speculation, Speculation),
         **cache_fields(cfg, backend, spec, policy, max_model_len),

@@ -28,7 +28,7 @@ def cache_fields(
     """Return the fields of `EngineConfig` that the settings `cache` stand for. Without a size it
     holds all batches in flight. Raises UserError.
     """
-    cache, num_host_blocks, swaps = cfg.cache, cfg.cache.num_host_blocks, cfg.preemption == "swap"
+    cache = cfg.cache
     fix = "use a number of tokens such as 16"
     block_size = require_int("cache.block_size", cache.block_size, 1, fix)
     states = backend.state_tokens(spec)
@@ -46,17 +46,9 @@ def cache_fields(
     if cache.memory_share is not None and cache.num_blocks != FILLS_MEMORY:
         why = "has no effect on a cache of a stated size; add cache.num_blocks=auto"
         raise UserError(f"cache.memory_share={cache.memory_share} {why}")
-    if num_host_blocks is not None and not swaps:
-        why = "has no effect without preemption=swap; add it"
-        raise UserError(f"cache.num_host_blocks={num_host_blocks} {why}")
-    if num_host_blocks is None:
-        num_host_blocks = num_blocks if swaps else 0
-    require_int("cache.num_host_blocks", num_host_blocks, 0, "use null for num_blocks")
-    # Before a cache of that many blocks is made.
-    backend.check(spec, num_blocks * block_size, num_host_blocks * block_size)
-    for name, number in (("num_blocks", num_blocks), ("num_host_blocks", num_host_blocks)):
-        fix = "use fewer, or a larger cache.block_size"
-        require_int(f"cache.{name}", number, 0, fix, maximum=MOST_BLOCKS)
+    backend.check(spec, num_blocks * block_size)  # before a cache of that many blocks is made
+    fix = "use fewer, or a larger cache.block_size"
+    require_int("cache.num_blocks", num_blocks, 0, fix, maximum=MOST_BLOCKS)
     fix = "use true to share the cache of equal prefixes, else false"
     shares_prefixes = require_bool("cache.prefix", cache.prefix, fix)
     if shares_prefixes and states:
@@ -68,7 +60,6 @@ def cache_fields(
         "block_size": block_size,
         "num_blocks": num_blocks,
         "fills_memory": cache.num_blocks == FILLS_MEMORY,
-        "num_host_blocks": num_host_blocks,
         "state_tokens": states,
         "shares_prefixes": shares_prefixes,
     }

@@ -52,7 +52,7 @@ from sarathi_lab.tasks.run_cache import cap_caution
 Tables = dict[str, pd.DataFrame]
 READ = (  # what decides a run's work, and what is read from it
     *("policy", "workload", "executor", "model", "batch", "max_model_len", "cache", "queue_order"),
-    *("preemption", "window", "slo", "stall", "prompt_classes", "repetition", "cluster"),
+    *("window", "slo", "stall", "prompt_classes", "repetition", "cluster"),
     "speculation",
 )
 ADVICE_COLUMNS = (  # shown

@@ -40,7 +40,7 @@ BASES = (
     ((*SMALL, "slo=strict"), "slo"),
     ((*SMALL, "host=vllm_0_12"), "host"),
     ((*SMALL, "hardware=a100", "executor.cost_model=profiled"), "hardware"),
-    ((*SMALL, "preemption=swap"), "cache"),
+    (SMALL, "cache"),
     ((*SMALL, "speculation=assumed"), "speculation"),
     *(((*SMALL, f"policy={name}"), "policy") for name in ("orca", "sglang", "vllm_v1", "trtllm")),
 )

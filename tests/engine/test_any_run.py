@@ -1,5 +1,5 @@
 """Random runs of every policy over a cache that checks every slot: pipelines, tight caches,
-swapping, shared prefixes, replicas, drafts. FUZZ_CASES=N makes N runs of each of `POLICIES`.
+shared prefixes, replicas, drafts. FUZZ_CASES=N makes N runs of each of `POLICIES`.
 """
 
 from __future__ import annotations
@@ -107,7 +107,6 @@ engines = st.fixed_dictionaries(
         "batch_size": st.integers(1, 5),
         "block_size": st.sampled_from([1, 3, 4, 8]),
         "spare": st.tuples(st.integers(-1, 12), st.sampled_from([0, 0, 1, 9])),
-        "num_host_blocks": st.sampled_from([0, 0, 2, 30]),
         "queue_order": st.sampled_from(["fcfs", "priority", "shortest"]),
         "sharing": st.sampled_from(SHARING),
         "state_blocks": st.sampled_from([0, 0, 0, 2]),
@@ -122,7 +121,7 @@ engines = st.fixed_dictionaries(
 
 def make_scheduler(policy: Policy, longest: int, engine: dict[str, Any]) -> CountingScheduler:
     """Raises UserError for what `policy` refuses."""
-    block_size, num_host_blocks = engine["block_size"], engine["num_host_blocks"]
+    block_size = engine["block_size"]
     capacity, feeds_tokens = engine["executor"]
     if engine["chunk"] and policy.budget_field:
         policy = policy.with_budget(engine["chunk"])
@@ -133,12 +132,11 @@ def make_scheduler(policy: Policy, longest: int, engine: dict[str, Any]) -> Coun
     speculates = engine["drafts"] and not feeds_tokens and engine["num_replicas"] == 1
     return CountingScheduler(
         policy,
-        BlockManager(num_blocks, block_size, num_host_blocks, **cache),
+        BlockManager(num_blocks, block_size, **cache),
         batch_size=engine["batch_size"],
         max_model_len=longest + engine["spare"][1],
         num_micro_batches=1 if feeds_tokens else capacity,
         queue_order=engine["queue_order"],
-        preemption="swap" if num_host_blocks else "recompute",
         speculation=engine["drafts"] if speculates else NO_SPECULATION,
         aligns_chunks=engine["aligns_chunks"] and policy.budget_field is not None,
     )

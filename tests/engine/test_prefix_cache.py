@@ -14,7 +14,7 @@ from shadow import Checker, ShadowCache, ShadowExecutor, history
 
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.loop import run_engine
-from sarathi_lab.engine.request import Request, SequenceState
+from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy import Orca, Policy, PrefillFirst, RequestLevel, Sarathi, SarathiServe
 
@@ -46,9 +46,7 @@ def sharing(
     policy: Policy = SERVE, *, num_blocks: int = 40, block_size: int = BLOCK_SIZE, **kwargs
 ) -> Scheduler:
     scheduler = scheduler_for(policy, num_blocks=num_blocks, block_size=block_size, **kwargs)
-    scheduler.blocks = BlockManager(
-        num_blocks, block_size, kwargs.get("num_host_blocks", 0), shares_prefixes=True
-    )
+    scheduler.blocks = BlockManager(num_blocks, block_size, shares_prefixes=True)
     return scheduler
 
 
@@ -138,24 +136,6 @@ def test_what_was_in_use_longest_ago_goes_first_and_last_blocks_before_first_one
     # D, which begins as A, finds one block of A's, and takes what was used longest ago for two
     # more: B's last.
     assert [starts(executor, i) for i in range(5)] == [[0], [0], [0], [4], [4]]
-
-
-def test_what_comes_back_from_the_host_can_be_found_again():
-    blocks = BlockManager(8, BLOCK_SIZE, num_host_blocks=4, shares_prefixes=True)
-    swapped, other, same = (
-        SequenceState(request(i, tokens((text, length))), i)
-        for i, (text, length) in enumerate([(1, 9), (2, 32), (1, 9)])
-    )
-    blocks.grow(swapped, 9)
-    swapped.num_computed = 9
-    blocks.prefix.publish(swapped)
-    assert len(blocks.swap_out(swapped)) == 3
-    blocks.grow(other, 32)  # takes every block, also those that were cached
-    blocks.free(other)
-    assert blocks.look_up(same).num_computed == 0
-    assert blocks.swap_in(swapped, 9, 0.0) is not None
-    blocks.prefix.publish(swapped)
-    assert blocks.look_up(same).num_computed == 8
 
 
 # -- whatever comes --------------------------------------------------------------------------------

@@ -88,9 +88,7 @@ def num_sequences() -> int:
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_cache_for_hardly_more_than_one_request(name):
     requests = [Request(i, 0.05 * i, 4 + i % 9, 1 + i % 23, priority=i % 3) for i in range(25)]
-    is_odd = list(POLICIES).index(name) % 2  # every second one swaps
-    swaps = {"preemption": "swap", "num_host_blocks": 15} if is_odd else {}
-    counts = served(name, requests, order_of(name, 1), num_blocks=12, **swaps)
+    counts = served(name, requests, order_of(name, 1), num_blocks=12)
     if name in EVICTING:
         assert counts.scheduler.num_preemptions > 0
 

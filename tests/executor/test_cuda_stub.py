@@ -61,7 +61,7 @@ def served(batch_size: int = 2, **settings: Any) -> Ledger:
     backend = TorchBackend(device="cuda", dtype="float32", **settings)
     backend.check(SPEC, kv_tokens=160)
     backend.peaks()
-    sizes = {"num_blocks": 10, "block_size": 16, "num_host_blocks": 2, "batch_size": batch_size}
+    sizes = {"num_blocks": 10, "block_size": 16, "batch_size": batch_size}
     executor = backend.build(SPEC, None, Sizes(chunk=16, max_model_len=32, **sizes))
     return serve(
         requests_with_tokens(LENGTHS), EngineConfig(SarathiServe(chunk=16), **sizes), executor
@@ -78,8 +78,7 @@ def run(tmp_path: Path, *args: str) -> dict[str, Any]:
 def test_a_run(tmp_path, device, profile):
     # All of it counts: admissions are by the host's clock, which is not the late device's.
     whole = "window.warmup=0"
-    swap = ("preemption=swap", "cache.num_host_blocks=2")
-    summary = run(tmp_path, f"executor.profile={profile}", whole, *swap)
+    summary = run(tmp_path, f"executor.profile={profile}", whole)
     assert (summary["replayed_fraction"] > 0) == (profile == "none")
     assert summary["device_idle_fraction"] < 1
     written = json.loads((tmp_path / "r" / "run.json").read_text())
@@ -133,14 +132,8 @@ def test_a_capture_that_fails_names_the_fix(device):
     assert not served(cuda_graphs=False).iterations().is_replayed.any()
 
 
-def test_host_memory_that_cannot_be_locked_names_the_limit(device):
-    device.refuses_locking = True
-    with pytest.raises(RunError, match=r"can't be locked.*ulimit -l"):
-        served()
-
-
 def test_no_finaliser_runs_during_a_capture(device):
-    """Such as that which unlocks host memory, which would void the capture."""
+    """Such as one that frees memory of the device, which would void the capture."""
 
     class Waiting:
         def __init__(self) -> None:

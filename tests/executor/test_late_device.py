@@ -29,7 +29,7 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.executor.timeline import CudaTimeline
-from sarathi_lab.executor.torch import backend, memory, packing
+from sarathi_lab.executor.torch import backend, packing
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.shapes import CudaGraphs, Limits, NoGraphs
 from sarathi_lab.model.operations import Hybrid
@@ -55,7 +55,7 @@ SHARED = 9  # tokens that two prompts begin with
 LENGTHS = [(15, 6), (14, 6), (2, 3), (11, 1)]
 LONGEST = 24
 SIZES = {"batch_size": 4, "block_size": 4, "max_model_len": LONGEST}
-NUM_BLOCKS, NUM_HOST_BLOCKS = 8, 20  # few, so that some requests must give way
+NUM_BLOCKS = 8  # few, so that some requests must give way
 POLICY = SarathiServe(chunk=8, watermark=0.0)
 
 
@@ -111,7 +111,6 @@ def on_late(
             model,
             num_blocks=NUM_BLOCKS,
             block_size=SIZES["block_size"],
-            num_host_blocks=NUM_HOST_BLOCKS,
             graphs=CudaGraphs() if graphs else NoGraphs(),
         )
         executor.warm_up(batch_size=4, chunk_tokens=8, longest=LONGEST, max_tokens=64)
@@ -127,31 +126,22 @@ def test_no_order_of_the_device_changes_a_token(number, expected):
     with on_late(device, HYBRIDS[number % 3], graphs=graphs) as executor:
         for name in list(POLICIES)[number % 12 :: 12]:
             device.earliness = random.choice([0.0, 0.0, 0.3, 0.9])
-            num_host_blocks = random.choice([0, 4, NUM_HOST_BLOCKS])
             tokens, ledger = served(
                 executor,
                 POLICIES[name],
-                num_host_blocks=num_host_blocks,
-                preemption="swap" if num_host_blocks else "recompute",
                 shares_prefixes=random.random() < 0.5,
             )
             assert tokens == expected, name
             assert ledger.iterations().is_replayed.any() == graphs, name
 
 
-@pytest.mark.parametrize(
-    ("preemption", "shares"), [("swap", False), ("recompute", False), ("recompute", True)]
-)
-def test_preemption_and_shared_prefixes_are_tried(preemption, shares, expected):
-    given = {"num_host_blocks": NUM_HOST_BLOCKS if preemption == "swap" else 0}
+@pytest.mark.parametrize("shares", [False, True])
+def test_preemption_and_shared_prefixes_are_tried(shares, expected):
     with on_late(LateDevice()) as executor:
-        tokens, ledger = served(
-            executor, POLICY, preemption=preemption, shares_prefixes=shares, **given
-        )
+        tokens, ledger = served(executor, POLICY, shares_prefixes=shares)
     iterations = ledger.iterations()
     assert tokens == expected
     assert shares or iterations.num_preemptions.sum() > 0
-    assert (iterations.num_swapped_blocks.sum() > 0) == (preemption == "swap")
     assert (ledger.requests().prefix_hit_tokens.sum() > 0) == shares
     assert iterations.is_replayed.any()
 
@@ -238,20 +228,6 @@ def inputs_that_graphs_do_not_read(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TorchExecutor, "start", moved)
 
 
-def swapped_by_one_index(patch: pytest.MonkeyPatch) -> None:
-    """Written anew for the next copies, while those before may not have read it."""
-    pinned: list[torch.Tensor] = []
-
-    def index(blocks: list[int], device: torch.device) -> torch.Tensor:
-        if not pinned:
-            pinned.append(torch.zeros(NUM_BLOCKS, dtype=torch.int64).pin_memory())
-        pinned[0][: len(blocks)] = torch.tensor(blocks)
-        return pinned[0][: len(blocks)].to(device, non_blocking=True)
-
-    patch.setattr(memory, "index_of", index)
-    patch.setattr(memory, "STAGED_BYTES", 1)  # block by block
-
-
 SABOTAGES = [
     (one_host_buffer, {}),
     (one_host_buffer, {"graphs": False}),
@@ -260,14 +236,13 @@ SABOTAGES = [
     (side_stream_not_waited_for, {"graphs": False, "hybrid": "streams"}),
     (side_stream_not_waited_for, {"hybrid": "streams"}),
     (inputs_that_graphs_do_not_read, {}),
-    (swapped_by_one_index, {}),
 ]
 
 
 def is_right(expected: list[list[int]], earliness: float, **given: Any) -> bool:
     try:
         with on_late(LateDevice(1, earliness), **given) as executor:
-            tokens, _ = served(executor, POLICY, num_host_blocks=NUM_HOST_BLOCKS, preemption="swap")
+            tokens, _ = served(executor, POLICY)
     except (RunError, RuntimeError, IndexError, ValueError):
         return False  # what was read was no index, or the device refused
     return tokens == expected

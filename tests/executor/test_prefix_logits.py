@@ -70,7 +70,7 @@ def logits_of(
     policy = VllmV1(chunk) if at_once else SarathiServe(chunk=chunk, watermark=0.0)
     scheduler = scheduler_for(policy, batch_size=4 if at_once else 2, max_model_len=80)
     scheduler.blocks = BlockManager(num_blocks, block_size, shares_prefixes=shares_prefixes)
-    executor = executor_of(model, kind, num_blocks, 0, block_size)
+    executor = executor_of(model, kind, num_blocks, block_size)
     executor.cache.keys.fill_(float("nan"))  # whoever reads what was never written shows it
     executor.cache.values.fill_(float("nan"))
     ledger = Ledger()

@@ -87,7 +87,6 @@ def test_a_missing_or_old_vllm_is_refused(monkeypatch, refused):
         ("cache.block_size=48", "multiple of 32 tokens; use cache.block_size=32"),
         ("executor.options={atention_backend: A}", "did you mean attention_backend"),
         ("+executor.options.max_num_seqs=3", "is the lab's to set"),
-        ("preemption=swap", "swaps nothing; use recompute"),
         ("speculation=prompt_lookup", "verifies no drafts"),
         ("cache.dtype=int8", "use fp8 or auto"),
         ("dtype=int8", "dtype=int8 is unknown"),

@@ -192,7 +192,7 @@ def test_times_of_held_out_shapes(script, gpu):
 
 @given(st.integers(0, 5), st.lists(st.integers(1, 30), min_size=1, max_size=5))
 def test_each_sequence_holds_its_states_beside_its_tokens(state_blocks, lengths):
-    blocks = BlockManager(40, 4, num_host_blocks=40, state_blocks=state_blocks)
+    blocks = BlockManager(40, 4, state_blocks=state_blocks)
     held = []
     for number, length in enumerate(lengths):
         sequence = SequenceState(Request(number, 0.0, length, 1), order=number)
@@ -204,8 +204,6 @@ def test_each_sequence_holds_its_states_beside_its_tokens(state_blocks, lengths)
             sequence.num_computed = length
             assert blocks.num_slots(sequence) == 4 * (blocks.num_free + -(-length // 4)) - length
     assert blocks.num_used == sum(map(len, held))
-    copies = blocks.swap_out(sequence) if sequence.block_ids else []
-    assert len(copies) in (0, needed)
 
 
 @pytest.mark.parametrize(

@@ -138,21 +138,6 @@ def test_preemption_recomputes_prompt_and_output_of_the_newest():
     expect(SERVE, "4+4 4+4", f"{first}1:0+5 | 1:5+1 | 1:6+1", **TIGHT)
     expected = "* | * | * | 0:6+1 | 1:0+5 2:0+2 | ..."
     expect(SERVE, "4+4 4+4 2+1@2.5", expected, **TIGHT)
-    full = {"num_host_blocks": 1, "preemption": "swap"}
-    expect(SERVE, "4+4 4+4", f"{first}1:0+5 | ...", **TIGHT, **full)
-
-
-def test_preemption_by_swap_computes_nothing_again():
-    swap = {"num_host_blocks": 5, "preemption": "swap", **TIGHT}
-    expected = "0:0+4 1:0+4 | 0:4+1 | 0:5+1 | 0:6+1 | 1:4+1 | 1:5+1 | 1:6+1"
-    expect(SERVE, "4+4 4+4", expected, **swap)
-    scheduler = scheduler_for(SERVE, **swap)
-    copies = serve(requests_of((4, 4), (4, 4)), scheduler).copies
-    assert scheduler.num_preemptions == 1
-    directions = [[copy.is_out for copy in of_batch] for of_batch in copies]
-    assert directions == [[], [True, True], [], [], [False, False], [], []]
-    # 2 would fit beside 0 as soon as it is there, but swapped sequences return first.
-    expect(SERVE, "4+4 4+4 2+1@2.5", "* | * | * | 0:6+1 | 1:4+1 2:0+2 | ...", **swap)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,6 @@ SWEEPS = {
     "every policy": (f"policy={POLICIES}", *SMALL),
     "short of cache": (
         "policy=sarathi_serve,vllm_v1,prefill_first,tgi",
-        "preemption=recompute,swap",
         *TIGHT,
     ),
     "priorities": (
@@ -99,7 +98,6 @@ COUNTED = {  # whole numbers: equal to the last one
         "num_waiting",
         "num_blocks_used",
         "num_preemptions",
-        "num_swapped_blocks",
         "prefix_hit_tokens",
         "flops",
         "kv_bytes",

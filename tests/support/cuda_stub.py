@@ -16,7 +16,6 @@ from sarathi_kernels.runtime import chip, launch
 from sarathi_lab.executor import device as devices
 
 TICK = 1e-6  # seconds of a piece of work
-SUCCESS, FAILURE = 0, 2
 
 
 def _events(device: LateDevice) -> type:
@@ -73,12 +72,6 @@ def _stubs(device: LateDevice) -> dict[str, Any]:
     def reset_peak(where: object = None) -> None:
         device.most_taken = device.taken
 
-    def register(address: int, num_bytes: int, flags: int) -> int:
-        if device.refuses_locking:
-            return FAILURE
-        device.registered[address] = num_bytes
-        return SUCCESS
-
     properties = SimpleNamespace(
         name="late device",
         major=9,
@@ -87,11 +80,6 @@ def _stubs(device: LateDevice) -> dict[str, Any]:
         total_memory=device.num_bytes,
         shared_memory_per_block_optin=232_448,
         uuid="GPU-0",
-    )
-    runtime = SimpleNamespace(
-        cudaHostRegister=register,
-        cudaHostUnregister=lambda address: device.registered.pop(address, None),
-        cudaError=SimpleNamespace(success=SUCCESS),
     )
     return {
         "_lazy_init": lambda: None,
@@ -114,7 +102,6 @@ def _stubs(device: LateDevice) -> dict[str, Any]:
         "memory_reserved": lambda where=None: device.taken,
         "max_memory_allocated": lambda where=None: device.most_taken,
         "reset_peak_memory_stats": reset_peak,
-        "cudart": lambda: runtime,
     }
 
 

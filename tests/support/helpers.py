@@ -12,7 +12,7 @@ from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
-from sarathi_lab.engine.request import Batch, Chunk, Copy, Request
+from sarathi_lab.engine.request import Batch, Chunk, Request
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.experiment.advisor import Prediction, serve_by
 from sarathi_lab.policy import Orca, Policy
@@ -52,10 +52,9 @@ def scheduler_for(
     num_blocks: int = 1000,
     block_size: int = 4,
     max_model_len: int = 200,
-    num_host_blocks: int = 0,
     **kwargs: Any,
 ) -> Scheduler:
-    blocks = BlockManager(num_blocks, block_size, num_host_blocks)
+    blocks = BlockManager(num_blocks, block_size)
     return Scheduler(policy, blocks, batch_size=batch_size, max_model_len=max_model_len, **kwargs)
 
 
@@ -85,7 +84,6 @@ class ScriptedExecutor:
         self.num_blocks = None
         self.now = 0.0
         self.schedule: list[list[ChunkRow]] = []
-        self.copies: list[list[Copy]] = []
         self._seconds = seconds
         self._in_flight: list[tuple[Batch, float, float]] = []
 
@@ -100,7 +98,6 @@ class ScriptedExecutor:
         self.schedule.append(
             [(c.sequence.request.request_id, c.start, c.num_tokens) for c in batch.chunks]
         )
-        self.copies.append(batch.copies)
         start = max(self.now, self._in_flight[-1][2] if self._in_flight else 0.0)
         self._in_flight.append((batch, start, start + self._seconds(batch)))
 

@@ -10,16 +10,8 @@ from sarathi_lab.engine.prefix_cache import PrefixCache
 from sarathi_lab.engine.request import SequenceState
 
 
-def check_integrity(
-    blocks: BlockManager, sequences: Iterable[SequenceState], swapped: Iterable[SequenceState] = ()
-) -> None:
+def check_integrity(blocks: BlockManager, sequences: Iterable[SequenceState]) -> None:
     """Raise AssertionError unless every block is free, held by one of these, or shared."""
-    on_host = [block for sequence in swapped for block in sequence.host_block_ids]
-    if sorted(on_host + blocks.empty_on_host) != list(range(blocks.num_host_blocks)):
-        raise AssertionError(
-            f"{len(on_host)} + {len(blocks.empty_on_host)} are not {blocks.num_host_blocks} host "
-            "blocks"
-        )
     sequences = list(sequences)
     held = [block for sequence in sequences for block in sequence.block_ids]
     unused = [] if blocks.prefix is None else _unused_blocks(blocks.prefix, held)

@@ -249,10 +249,8 @@ class LateDevice(TorchDispatchMode):
         self.taken = self.most_taken = self.num_allocations = 0
         self.fail_at: int | None = None
         self.allocated: Callable[[], object] = lambda: None
-        self.refuses_locking = False  # of host memory
         self.fails_capture, self.has_room_in_captures = False, True
         self._pinned: dict[int, Tensor] = {}  # by the address of what must not move
-        self.registered: dict[int, int] = {}  # bytes of host memory by address
 
     def graph(self) -> Graph:
         return Graph(self)
@@ -356,7 +354,7 @@ class LateDevice(TorchDispatchMode):
 
     def is_pinned(self, tensor: Tensor) -> bool:
         address = tensor.untyped_storage().data_ptr()
-        return address in self._pinned or address in self.registered
+        return address in self._pinned
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -49,19 +49,12 @@ class ShadowCache:
         blocks: BlockManager = scheduler.blocks
         self.size = blocks.block_size
         self.device: list[list[int | None]] = [[None] * self.size for _ in range(blocks.num_blocks)]
-        self.host: list[list[int | None]] = [[] for _ in range(blocks.num_host_blocks)]
         self.writes: list[list[tuple[int, int, int | None]]] = []  # of each batch in flight
 
     def begin(self, batch: Batch) -> None:
-        """Apply the batch's copies, and check what its chunks read."""
-        for is_out, device_block, host_block in batch.copies:
-            if is_out:
-                self.host[host_block] = list(self.device[device_block])
-            else:
-                self.device[device_block] = list(self.host[host_block])
-        if batch.chunks:  # else copies of what was freed may wait for the next one
-            for block in self.scheduler.blocks.empty:
-                self.device[block] = [None] * self.size
+        """Check what the batch's chunks read."""
+        for block in self.scheduler.blocks.empty:
+            self.device[block] = [None] * self.size
         held = Counter(block for one in self.scheduler.running for block in one.block_ids)
         writes, at_once = [], self.scheduler.policy.shares_at_once
         for chunk in batch.chunks:
@@ -169,8 +162,11 @@ class Checker(check.Checker):
     def record(self, result: StepResult, finished: list[SequenceState]) -> None:
         super().record(result, finished)
         for scheduler in self.schedulers:
-            idle = [*scheduler.waiting, *scheduler.swapped]
-            hold(not any(one.block_ids for one in idle), "blocks", "waiting sequences hold blocks")
+            hold(
+                not any(one.block_ids for one in scheduler.waiting),
+                "blocks",
+                "waiting sequences hold blocks",
+            )
         batch = result.batch
         num_rejected = batch.num_draft_tokens - batch.num_accepted_tokens
         self.num_tokens += batch.num_tokens - num_rejected
@@ -178,7 +174,7 @@ class Checker(check.Checker):
         self.num_emits += batch.num_emits - num_rejected
 
     def check_cache(self, scheduler: Scheduler) -> None:
-        check_integrity(scheduler.blocks, scheduler.running, scheduler.swapped)
+        check_integrity(scheduler.blocks, scheduler.running)
 
 
 def check_books(

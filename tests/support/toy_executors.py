@@ -65,7 +65,6 @@ def executor_of(
     model: Transformer,
     kind: str,
     num_blocks: int,
-    num_host_blocks: int,
     block_size: int = BLOCK_SIZE,
 ) -> TorchExecutor:
     """Triton's with two batches in flight, the others one at a time."""
@@ -74,7 +73,6 @@ def executor_of(
         model,
         num_blocks=num_blocks,
         block_size=block_size,
-        num_host_blocks=num_host_blocks,
         **(with_kernels if kind == "triton" else {}),
     )
 

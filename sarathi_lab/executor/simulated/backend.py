@@ -118,13 +118,11 @@ class SimulatedBackend:
     def dtype_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype_name]
 
-    def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
+    def check(self, spec: ModelSpec, kv_tokens: int) -> None:
         """Raise UserError for a model that does not fit, can't be split or has no cost model. Host
         memory is unlimited.
         """
         self._cost(spec)
-        if host_kv_tokens:
-            _ = self.hardware.host_rate  # raises if unknown
         check_room(self._held(spec), self.hardware, self.dtype_bytes, self.parallel, kv_tokens)
 
     def peaks(self) -> Peaks:

@@ -45,13 +45,13 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "ffn": ("ffn_up", "ffn_down", "activation", "ffn", "router", "experts", *SHARED, *DENSE),
     "elementwise": ("norms", "final_norm", "qk_norm", "rotary", "elementwise"),
     "others": ("embedding", "lm_head", "sampling", "logits", "overhead", "others"),
-    "communication": ("all_reduce", "send", "swap"),
+    "communication": ("all_reduce", "send"),
 }
 
 
 class CostModel:
     """Seconds of an iteration by `operations` of a layer, or by `formula`, which has the model and
-    the devices that it is spread over; their links carry sends and swaps. `experts` are those of a
+    the devices that it is spread over; their links carry sends. `experts` are those of a
     mixture's layers; `graphs` pad batches and launch layers in place of the hardware's
     `layer_host_time`. Raises UserError for a model that can't be split so, or unknown links.
     """
@@ -76,10 +76,6 @@ class CostModel:
             self._token_bytes = self.spec.hidden_size * formula.dtype_bytes
             self._network_rate = self.hardware.network_rate
             self._link_rate = self.hardware.link_rate if self.parallel.tensor > 1 else math.inf
-        # Each device copies what it holds of a block over its link.
-        copies = self.parallel.cache_copies(self.spec)
-        swapped_bytes = copies * self.spec.kv_bytes_per_token(formula.dtype_bytes)
-        self._swapped_token_bytes = swapped_bytes / self.parallel.num_devices
         # Cached by number of tokens: a run has few different ones.
         self._times = cache(self.operations.times)
         self._sum = {per: cache(partial(self._total, per)) for per in get_args(Per)}
@@ -107,14 +103,12 @@ class CostModel:
         """Compute the seconds of each pipeline stage, without sends.
 
         Stages have equally many layers; the last adds the output head, sampling and the iteration's
-        overhead. Swapped blocks are copied before a stage computes.
+        overhead.
         """
         layers_time = self.parallel.layers_per_stage(self.spec) * self.layer_time(batch)
         times = [layers_time] * self.parallel.pipeline
         times[-1] += self._sum["iteration"](batch.num_tokens)
         times[-1] += self._sum["emit"](batch.num_emits) + self.operations.iteration_overhead
-        if batch.num_swapped_tokens:
-            times = [time + self.swap_time(batch) for time in times]
         return times
 
     def layer_time(self, batch: Batch) -> float:
@@ -147,16 +141,12 @@ class CostModel:
             seconds += latency + (1 - share) * num_bytes / self._link_rate
         return seconds
 
-    def swap_time(self, batch: Batch) -> float:
-        """Compute the seconds in which a stage copies its part of the swapped blocks."""
-        return batch.num_swapped_tokens * self._swapped_token_bytes / self.hardware.host_rate
-
     def operation_times(self, batch: Batch) -> dict[str, float]:
         """Compute the seconds by operation over all layers and stages; they sum to
         `iteration_time`.
 
         Linear operations run once over the tokens of all sequences (SARATHI fuses these), attention
-        separately for prefills and decodes (section 4.3.2). "all_reduce", "send" and "swap" exist
+        separately for prefills and decodes (section 4.3.2). "all_reduce" and "send" exist
         where the batch has them.
         """
         num_stages = self.parallel.pipeline
@@ -178,8 +168,6 @@ class CostModel:
             times["overhead"] += num_stages * waiting
         if num_stages > 1:
             times["send"] = (num_stages - 1) * self.send_time(batch)
-        if batch.num_swapped_tokens:
-            times["swap"] = num_stages * self.swap_time(batch)
         return times
 
 
@@ -218,8 +206,7 @@ class IterationCostModel(CostModel):
         return none_as_nan(self._tables.meta.get("uncertainty") or {"iterations": None})
 
     def iteration_time(self, batch: Batch) -> float:
-        seconds = self._table.seconds(batch)
-        return seconds + self.swap_time(batch) if batch.num_swapped_tokens else seconds
+        return self._table.seconds(batch)
 
     def stage_times(self, batch: Batch) -> list[float]:
         return [self.iteration_time(batch)]

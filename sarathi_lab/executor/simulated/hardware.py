@@ -79,7 +79,6 @@ class Hardware:
     # Of each device, one direction at a time: within its node, to another node, to host memory.
     link_bytes_per_second: float | None = _link()
     network_bytes_per_second: float | None = _link()
-    host_bytes_per_second: float | None = _link()
     fp8_flops_per_second: float | None = _peak(None)
     fp8_efficiency: float = _efficiency(1.0)
     link_efficiency: float = _efficiency(1.0)  # of links within and between nodes
@@ -193,11 +192,6 @@ class Hardware:
         setting = "executor.pipeline_parallel"
         rate = self.required("network_bytes_per_second", f"{setting} above 1", f"{setting}=1")
         return self.link_efficiency * rate
-
-    @property
-    def host_rate(self) -> float:
-        """Bytes/s to or from host memory. Raises UserError if unknown."""
-        return self.required("host_bytes_per_second", "preemption=swap", "preemption=recompute")
 
     @property
     def fp8_peak(self) -> float:

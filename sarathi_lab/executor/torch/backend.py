@@ -137,7 +137,7 @@ class TorchBackend(MeasuredBackend):
                     "out"
                 )
 
-    def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
+    def check(self, spec: ModelSpec, kv_tokens: int) -> None:
         """Raise UserError for a model that does not run here: shape, kernels, free memory."""
         checks.require_computed(spec)
         if self.uses_kernels:
@@ -148,7 +148,7 @@ class TorchBackend(MeasuredBackend):
             if is_forced and (reason := self._why_not_native(spec)):
                 setting = f"executor.{name}={getattr(self, name)}"
                 raise UserError(f"{setting} does not run here: {reason}; use executor.{name}={fix}")
-        self.check_memory(spec, kv_tokens, host_kv_tokens)
+        self.check_memory(spec, kv_tokens)
 
     def _why_not_native(self, spec: ModelSpec) -> str | None:
         """Return why C++ does not compute `spec` though wanted; None if it does or is not."""
@@ -211,7 +211,7 @@ class TorchBackend(MeasuredBackend):
         )
         with explain_device_errors(f"the loading of {model.spec.name}"):
             num_blocks = self._num_blocks(make, sizes)
-            return make(num_blocks=num_blocks, num_host_blocks=sizes.num_host_blocks)
+            return make(num_blocks=num_blocks)
 
     def _num_blocks(self, make: Callable[..., TorchExecutor], sizes: Sizes) -> int:
         """Return the planned number of blocks, or on a GPU what fits it."""

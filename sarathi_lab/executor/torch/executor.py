@@ -27,7 +27,6 @@ from sarathi_lab.executor.timeline import (
     WallClock,
     timeline_of,
 )
-from sarathi_lab.executor.torch.memory import HostPool
 from sarathi_lab.executor.torch.packing import (
     NUM_BUFFERS,
     Packer,
@@ -46,8 +45,7 @@ class TorchExecutor(WallClock):
 
     With `capacity` 2 the host packs and launches a batch while the one before runs; tokens pass
     from one to the next on the device. With `limits` the model's operations are kernels, else plain
-    torch's or C++, which need capacity 1. `num_host_blocks` in host memory hold swapped blocks; a
-    batch's copies count as part of it.
+    torch's or C++, which need capacity 1.
     """
 
     def __init__(
@@ -56,7 +54,6 @@ class TorchExecutor(WallClock):
         *,
         num_blocks: int,
         block_size: int,
-        num_host_blocks: int = 0,
         timeline: HostTimeline | None = None,
         sleep: Callable[[float], None] = time.sleep,
         limits: Limits | None = None,
@@ -66,7 +63,6 @@ class TorchExecutor(WallClock):
     ) -> None:
         self.model = model
         self.cache = KVCache(model.spec, num_blocks, block_size, model.device, model.dtype)
-        self._host_pool = HostPool(self.cache, num_host_blocks) if num_host_blocks else None
         self.num_blocks, self.block_size = num_blocks, block_size
         self.capacity = capacity
         self.feeds_tokens = capacity > 1
@@ -138,7 +134,6 @@ class TorchExecutor(WallClock):
         packed = time.perf_counter()
         if self._uses_kernels:
             start = self.timeline.mark()
-        self._swap(batch)
         fields: dict[str, Any] = {"graph_use": self._compute(shape)}
         fields["num_padding_tokens"] = shape.num_tokens - batch.num_tokens
         self._newest = emitting
@@ -168,12 +163,6 @@ class TorchExecutor(WallClock):
     def _fetch(self, token_ids: Tensor) -> Tensor:
         """Copy to the host, complete when the preceding work is; valid for two more batches."""
         return next(self._on_host)[: len(token_ids)].copy_(token_ids, non_blocking=True)
-
-    def _swap(self, batch: Batch) -> None:
-        if batch.copies:
-            assert self._host_pool is not None, "blocks are swapped only with num_host_blocks"
-            with self.model.operations.range("swap"):
-                self._host_pool.make(batch.copies)
 
     def _send(self, shape: Shape) -> PackedInputs:
         if self._uses_kernels:
@@ -237,9 +226,6 @@ class TorchExecutor(WallClock):
                 self._record(self._shapes.all)
                 if self.model.device.type == "cuda":
                     self.compile_kernels(longest)
-        if self._host_pool is not None:
-            with explain_device_errors("the first swap"):
-                self._host_pool.warm_up()
 
     @torch.inference_mode()
     def compute_padding(self, num_tokens: int, num_emits: int) -> None:

@@ -101,12 +101,10 @@ class VllmBackend(MeasuredBackend):
         """What ran the last batches (`Workers.facts`)."""
         return _engine.facts
 
-    def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
-        """Raise UserError for a model, cache or preemption that does not run here."""
+    def check(self, spec: ModelSpec, kv_tokens: int) -> None:
+        """Raise UserError for a model or cache that does not run here."""
         self._check_devices()
         spec.require_runnable()
-        if host_kv_tokens:
-            raise UserError("preemption=swap: executor=vllm swaps nothing; use recompute")
         if spec.kv_dtype == "int8":
             raise UserError("cache.dtype=int8: vLLM has no such cache; use fp8 or auto")
         if not self.uses_gpus and spec.head_size not in (sizes := vllm.head_sizes_of_cpu()):

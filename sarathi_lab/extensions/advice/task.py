@@ -106,7 +106,7 @@ class Advise(Task):
     reads = (
         *("policy", "workload", "executor", "model", "hardware", "host", "batch", "pd_ratio"),
         *("seq_len", "slo", "seed", "dtype", "baselines", "max_model_len", "cache", "cluster"),
-        *("speculation", "queue_order", "preemption"),
+        *("speculation", "queue_order"),
     )
     chunks: Sequence[int] | None = listed(None, each=CHUNK, complaint=f"names no chunk; {CHUNKS}")
     policies: Sequence[Any] = listed(
@@ -350,8 +350,6 @@ def simulated_options(option: Option) -> dict[str, object]:
     if cache.align_chunks:
         options["cache.align_chunks"] = True
     options[f"queue_order={cfg.queue_order}"] = True
-    if cfg.preemption == "swap":
-        options["preemption=swap"] = True
     if "num" in cfg.cluster:
         options["engines"] = cfg.cluster.num
     drafts = build(cfg.speculation).tokens

@@ -72,7 +72,6 @@ class AdaptiveBudget(Policy):
         scheduler.sort_running()
         scheduler.add_decodes(batch)
         slack = self.slack(batch, scheduler)
-        scheduler.swap_in(batch, self.max_num_batched_tokens)
         prompts = [*scheduler.idle_prefills, *islice(scheduler.waiting, LOOKAHEAD)]
         prompts.sort(key=lambda sequence: self.rank(sequence, scheduler))
         if prompts:

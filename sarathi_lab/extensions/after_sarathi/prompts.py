@@ -132,10 +132,7 @@ class Ranked(PrefillAware):
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         scheduler.sort_running()
         scheduler.add_decodes(batch, self.chunk)
-        scheduler.swap_in(batch, self.chunk)
-        prompts = scheduler.idle_prefills
-        if not scheduler.swapped:
-            prompts += scheduler.upcoming(LOOKAHEAD)
+        prompts = scheduler.idle_prefills + scheduler.upcoming(LOOKAHEAD)
         reserves = self.reserve_tokens and any(one.num_known <= self.short_len for one in prompts)
 
         def size(sequence: SequenceState, left: int) -> int:

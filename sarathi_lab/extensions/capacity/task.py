@@ -48,7 +48,7 @@ class Capacity(Task):
     reads = (
         *("policy", "workload", "executor", "model", "hardware", "slo", "device", "dtype", "seed"),
         *("chunk", "batch", "pd_ratio", "seq_len", "max_model_len", "cache", "stall", "host"),
-        *("queue_order", "preemption"),
+        "queue_order",
         "prompt_classes",
         *("cluster", "speculation"),
     )

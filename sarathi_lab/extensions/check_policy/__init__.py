@@ -37,7 +37,7 @@ class Case:
         queue = [f"{r.prompt_len}+{r.output_len} at {r.arrival_time:g} s" for r in self.requests]
         shown = f"{len(queue)} requests ({', '.join(queue[:6])}{', ...' if queue[6:] else ''})"
         on = self.engine
-        cache = f"{on.num_blocks} blocks of {on.block_size}, {on.num_host_blocks} on the host"
+        cache = f"{on.num_blocks} blocks of {on.block_size}"
         sizes = f"batch {on.batch_size}, {cache}, {on.num_micro_batches} in flight"
         return f"{shown}, {shorten(repr(on.policy), 160)}, {sizes}"
 
@@ -76,8 +76,8 @@ class PolicyCheck:
 def check_policy(
     policy: Policy | type[Policy], num_queues: int = 100, seed: int = 0
 ) -> PolicyCheck:
-    """Serve random queues, pipelines, tight caches and swapping included, with a policy (a class:
-    with its defaults; one with a token budget also with random budgets).
+    """Serve random queues, pipelines and tight caches included, with a policy (a class: with its
+    defaults; one with a token budget also with random budgets).
 
     Raises PolicyFault for the first rule that it breaks; queues grow, so that a short one shows it:
 
@@ -140,16 +140,13 @@ def _case(policy: Policy, random: Random, most_requests: int) -> Case:
     spare = batch_size * longest if is_stream else random.randint(-1, 12)
     if policy.budget_field and random.random() < 0.75:
         policy = policy.with_budget(random.randint(batch_size, 24))
-    num_host_blocks = random.choice((0, 0, 2, 30))
     engine = EngineConfig(
         policy,
         batch_size=batch_size,
         num_blocks=max(1, -(-longest // block_size) + spare),
         block_size=block_size,
         max_model_len=longest,
-        num_host_blocks=num_host_blocks,
         num_micro_batches=1 if is_stream else random.choice((1, 1, 2, 4)),
-        preemption="swap" if num_host_blocks else "recompute",
     )
     return Case(requests, engine)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from sarathi_lab.engine.executor import Executor, StepResult
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.extensions.cluster.routers import Router, load_of
+from sarathi_lab.extensions.cluster.routers import WAITING_WEIGHT, Router, load_of
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,7 @@ class Cluster(Schedulers):
     A request goes to the instance that `router` chooses of the first `num_entries` (all, unless
     sequences move on). While no instance has room for a batch, new requests wait for the next batch
     to end. A sequence moves with its whole cache over the link, and its blocks are free when that
-    has arrived. There it is admitted like a swapped sequence, before waiting ones, and preempted as
-    the scheduler does.
+    has arrived. There it runs as soon as it finds room, and is preempted as others are.
     """
 
     def __init__(
@@ -168,10 +167,12 @@ class Cluster(Schedulers):
         self._leaving: deque[tuple[int, SequenceState]] = deque()  # with their instances
         # A heap of transfers, each with its sequence before and after.
         self._moving: list[tuple[Transfer, SequenceState, SequenceState]] = []
+        # By instance, sequences that have arrived there and have no room yet.
+        self._arrived: list[deque[SequenceState]] = [deque() for _ in schedulers]
 
     @property
     def has_work(self) -> bool:
-        return bool(self._leaving or self._moving) or super().has_work
+        return bool(self._leaving or self._moving or any(self._arrived)) or super().has_work
 
     @property
     def next_time(self) -> float:
@@ -190,6 +191,9 @@ class Cluster(Schedulers):
             self._leaving.popleft()
         for place, scheduler in enumerate(self.schedulers):
             if self._refused[place] != now and self.instances.has_room(place):
+                arrived = self._arrived[place]
+                while arrived and scheduler.receive(arrived[0]):
+                    arrived.popleft()
                 if (batch := scheduler.schedule(now)) is not None:
                     batch.instance = place
                     return batch
@@ -206,8 +210,9 @@ class Cluster(Schedulers):
         finished = self.schedulers[place].update(result)
         self.move_on(place, result)
         assert batch.queues is not None, "the scheduler has updated it"
+        num_waiting = batch.queues.num_waiting + len(self._arrived[place])
         num_running = len(self.schedulers[place].running)
-        batch.queues = batch.queues._replace(num_running=num_running)
+        batch.queues = batch.queues._replace(num_running=num_running, num_waiting=num_waiting)
         return finished
 
     def move_on(self, place: int, result: StepResult) -> None:
@@ -222,11 +227,15 @@ class Cluster(Schedulers):
         fitting = [place for place in coming if self._fits([sequence, *coming[place]], place)]
         if not fitting:
             return False
-        loads = {place: load_of(self.schedulers[place]) + len(coming[place]) for place in fitting}
+        loads = {place: self._load_of(place) + len(coming[place]) for place in fitting}
         transfer = self.instances.send(source, min(fitting, key=loads.__getitem__), sequence)
         self.transfers.append(transfer)
         heappush(self._moving, (transfer, sequence, moved(sequence)))
         return True
+
+    def _load_of(self, place: int) -> int:
+        """Count the requests of an instance, as `load_of`; those that have arrived wait, too."""
+        return load_of(self.schedulers[place]) + WAITING_WEIGHT * len(self._arrived[place])
 
     def _coming_to(self, place: int) -> list[SequenceState]:
         """The sequences in transfer to an instance."""
@@ -235,14 +244,14 @@ class Cluster(Schedulers):
     def _fits(self, sequences: Sequence[SequenceState], place: int) -> bool:
         """Whether an instance has places and cache for all of `sequences`."""
         scheduler = self.schedulers[place]
-        num_seqs = len(scheduler.running) + len(scheduler.swapped) + len(sequences)
+        num_seqs = len(scheduler.running) + len(self._arrived[place]) + len(sequences)
         num_tokens = sum(sequence.num_known for sequence in sequences)
         fits = scheduler.blocks.can_hold(num_tokens, scheduler.policy.watermark)
         return num_seqs <= scheduler.max_num_seqs and fits
 
     def _arrive(self, transfer: Transfer, before: SequenceState, after: SequenceState) -> None:
         self.schedulers[transfer.source].blocks.free(before)
-        self.schedulers[transfer.target].enqueue_transferred(after)
+        self._arrived[transfer.target].append(after)
         self._refused[transfer.source] = self._refused[transfer.target] = math.nan
 
 
@@ -261,4 +270,4 @@ class Handover(Cluster):
 
 def moved(sequence: SequenceState) -> SequenceState:
     """Copy `sequence` without its blocks, for another instance."""
-    return replace(sequence, block_ids=[], host_block_ids=[], num_published=0)
+    return replace(sequence, block_ids=[], num_published=0)

@@ -17,8 +17,7 @@ CACHE_THRESHOLD, ABSOLUTE_IMBALANCE, RELATIVE_IMBALANCE = 0.3, 64, 1.5
 
 def load_of(scheduler: Scheduler) -> int:
     """Count the requests of an instance, those without a place in its cache four times."""
-    num_waiting = len(scheduler.waiting) + len(scheduler.swapped)
-    return WAITING_WEIGHT * num_waiting + len(scheduler.running)
+    return WAITING_WEIGHT * len(scheduler.waiting) + len(scheduler.running)
 
 
 def least_loaded(schedulers: Sequence[Scheduler], request: Request) -> int:
@@ -37,7 +36,7 @@ def longest_prefix(schedulers: Sequence[Scheduler], request: Request) -> int:
     that is short, or if the instances are out of balance. This is SGLang's cache-aware router,
     which estimates what an instance has cached; here the cache is queried.
     """
-    numbers = [len(one.waiting) + len(one.swapped) + len(one.running) for one in schedulers]
+    numbers = [len(one.waiting) + len(one.running) for one in schedulers]
     fewest, most = min(numbers), max(numbers)
     if most - fewest > ABSOLUTE_IMBALANCE and most > RELATIVE_IMBALANCE * fewest:
         return least_loaded(schedulers, request)

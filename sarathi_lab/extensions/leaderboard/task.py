@@ -63,7 +63,7 @@ class Leaderboard(Task):
 
     reads = (
         *("policy", "workload", "executor", "model", "hardware", "host", "dtype", "seed", "chunk"),
-        *("batch", "pd_ratio", "seq_len", "max_model_len", "cache", "queue_order", "preemption"),
+        *("batch", "pd_ratio", "seq_len", "max_model_len", "cache", "queue_order"),
         *("prompt_classes", "stall", "cluster", "speculation"),
     )
     workload: str = "workload"

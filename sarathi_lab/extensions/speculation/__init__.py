@@ -113,7 +113,7 @@ class Proposer(Drafter):
         batch, go no further than the request's last token, and evict no sequence.
         """
         budget = None if scheduler.policy.decodes_on_top else scheduler.policy.budget
-        num_others = len(scheduler.running) + len(scheduler.waiting) + len(scheduler.swapped)
+        num_others = len(scheduler.running) + len(scheduler.waiting)
         reserved = max(0, min(scheduler.batch_size, num_others) - len(batch))
         for place in range(first, len(batch)):
             sequence, num_computed, _, is_decode, _ = batch.chunks[place]

@@ -521,7 +521,7 @@ def test_weights_that_have_no_cost_model_are_named(result):
 
 
 def test_settings_that_a_replay_does_not_read_are_refused(result):
-    for setting in ("workload.seq_len=4", "cache.num_host_blocks=3", "preemption=swap"):
+    for setting in ("workload.seq_len=4", "workload.num_requests=5"):
         with pytest.raises(UserError, match="Validate does not read"):
             compose(["task=validate", f"task.run={result}", setting])
     (job,) = compose(["task=validate", f"task.run={result}", "hardware=h100", "chunk=64"]).jobs
