@@ -24,16 +24,18 @@ class BlockManager:
     state_blocks: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        self.prefix = (
-            PrefixCache(self.num_blocks, self.block_size) if self.shares_prefixes else None
-        )
+        self.prefix: PrefixCache | None = None
+        if self.shares_prefixes:
+            self.prefix = PrefixCache(self.num_blocks, self.block_size)
         # Empty blocks, popped from the end, so that a fresh cache hands out neighbours: 0, 1.
         self.empty = list(range(self.num_blocks))[::-1]
 
     @property
     def num_free(self) -> int:
         """Blocks that are empty, or cached without a holder."""
-        return len(self.empty) + (0 if self.prefix is None else len(self.prefix.unused))
+        if self.prefix is None:
+            return len(self.empty)
+        return len(self.empty) + len(self.prefix.unused)
 
     @property
     def num_used(self) -> int:
@@ -68,15 +70,17 @@ class BlockManager:
     def grow(self, sequence: SequenceState, num_tokens: int) -> bool:
         """Let `sequence` hold `num_tokens` tokens; False, with nothing changed, if it can't."""
         held = sequence.block_ids
-        missing = -(-num_tokens // self.block_size) + self.state_blocks - len(held)
-        if missing <= 0:  # most tokens come one at a time
-            return True
-        if (short := missing - len(self.empty)) > 0:
-            if self.prefix is None or short > len(self.prefix.unused):
+        num_missing = -(-num_tokens // self.block_size) + self.state_blocks - len(held)
+        if num_missing <= 0:
+            return True  # mostly: tokens come one at a time
+        num_to_evict = num_missing - len(self.empty)
+        if num_to_evict > 0:
+            if self.prefix is None or num_to_evict > len(self.prefix.unused):
                 return False
-            self.empty.extend(self.prefix.evict(short))
-        held.extend(self.empty[: -missing - 1 : -1])
-        del self.empty[-missing:]
+            self.empty.extend(self.prefix.evict(num_to_evict))
+        # From the end, the last one first: neighbours of a fresh cache, in their order.
+        held.extend(self.empty[: -num_missing - 1 : -1])
+        del self.empty[-num_missing:]
         return True
 
     def look_up(self, sequence: SequenceState) -> SequenceState:
@@ -87,23 +91,25 @@ class BlockManager:
 
     def publish(self, chunks: Sequence[Chunk]) -> None:
         """Make the full blocks of `chunks` available to other sequences."""
-        if self.prefix is not None:
-            for sequence, start, num_tokens, is_decode, _ in chunks:
-                # Most chunks are decodes, few of which fill a block.
-                is_within = is_decode and num_tokens == 1 and start % self.block_size
-                if not is_within or not sequence.num_published:
-                    self.prefix.publish(sequence)
+        if self.prefix is None:
+            return
+        for sequence, start, num_tokens, is_decode, _ in chunks:
+            # Most chunks are decodes, few of which fill a block.
+            is_within_block = is_decode and num_tokens == 1 and start % self.block_size != 0
+            if not is_within_block or sequence.num_published == 0:
+                self.prefix.publish(sequence)
 
     def fits(self, sequence: SequenceState, num_tokens: int, watermark: float = 0.0) -> bool:
         """Whether there is room for `num_tokens` tokens of `sequence` in all, beside those that it
         holds or, while it waits, shares, with the `watermark` free.
         """
-        fewer_free = self.num_missing(sequence, num_tokens)
+        num_taken = self.num_missing(sequence, num_tokens)
         if self.prefix is not None and not sequence.block_ids:
-            found = self.prefix.find(sequence)
-            # Of the blocks that it shares those without a holder are no longer free either.
-            fewer_free -= len(found) - len(self.prefix.unused.keys() & found)
-        return fewer_free + self.watermark_blocks(watermark) <= self.num_free
+            shared = self.prefix.find(sequence)
+            # A shared block is not taken, unless it has no holder yet and counts as free.
+            num_without_holder = len(self.prefix.unused.keys() & shared)
+            num_taken -= len(shared) - num_without_holder
+        return num_taken + self.watermark_blocks(watermark) <= self.num_free
 
     def admit(self, sequence: SequenceState, num_tokens: int, watermark: float = 0.0) -> bool:
         """Give a new sequence its cached prefix and room for `num_tokens` tokens in all, with the
@@ -117,6 +123,8 @@ class BlockManager:
 
     def free(self, sequence: SequenceState) -> None:
         """Take back all blocks of `sequence`, except shared ones."""
-        prefix = self.prefix
-        self.empty += sequence.block_ids[::-1] if prefix is None else prefix.release(sequence)
+        if self.prefix is None:
+            self.empty += sequence.block_ids[::-1]  # so that they are handed out in their order
+        else:
+            self.empty += self.prefix.release(sequence)
         sequence.block_ids.clear()

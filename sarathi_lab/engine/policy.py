@@ -11,13 +11,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, ClassVar, Literal, Self, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, get_args
 
 from sarathi_lab.config.checked import check_fields
 from sarathi_lab.config.errors import UserError, require_int, require_number, require_one_of
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.engine.served_system import ServedSystem
+
+if TYPE_CHECKING:  # the scheduler imports policies
+    from sarathi_lab.engine.scheduler import Scheduler
 
 Reserve = Literal["max_model_len", "total", "prompt", "chunk"]
 
@@ -51,7 +54,7 @@ class Policy(ABC):
     watermark: float = 0.0
 
     @abstractmethod
-    def fill(self, batch: Batch, scheduler: Any) -> None:
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         """Put this iteration's work into the empty `batch`, by the moves of a `Scheduler`."""
 
     @property
@@ -113,8 +116,9 @@ class Policy(ABC):
         """Raise UserError, with the reason `why`, if the field `name` (None: no limit) has no room
         for the longest request.
         """
-        if (most := getattr(self, name)) is not None and most < max_model_len:
-            raise UserError(f"{name}={most} is below max_model_len={max_model_len}: {why}")
+        limit = getattr(self, name)
+        if limit is not None and limit < max_model_len:
+            raise UserError(f"{name}={limit} is below max_model_len={max_model_len}: {why}")
 
     def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
         """Tokens of cache that admission with `num_known` known tokens reserves."""

@@ -175,10 +175,12 @@ class Batch:
 
     def remove(self, sequence: SequenceState) -> None:
         """Take out the chunk of `sequence`, which is no longer in flight."""
-        at = next(i for i, chunk in enumerate(self.chunks) if chunk.sequence is sequence)
-        chunk = self.chunks.pop(at)
-        sequence.in_flight, sequence.draft_token_ids = False, ()
-        self.num_emits -= chunk.num_rows if chunk.emits_token else 0
+        index = next(i for i, chunk in enumerate(self.chunks) if chunk.sequence is sequence)
+        chunk = self.chunks.pop(index)
+        sequence.in_flight = False
+        sequence.draft_token_ids = ()
+        if chunk.emits_token:
+            self.num_emits -= chunk.num_rows
         if chunk.is_decode:
             self.num_decode_tokens -= chunk.num_tokens
             self.num_draft_tokens -= chunk.num_tokens - 1
@@ -198,10 +200,13 @@ class Batch:
         all at once, as most chunks of a run are decodes.
         """
         make = tuple.__new__  # twice as fast as the named tuple's constructor
-        self.chunks += [make(Chunk, (one, one.num_computed, 1, True, True)) for one in sequences]
+        self.chunks += [
+            make(Chunk, (sequence, sequence.num_computed, 1, True, True)) for sequence in sequences
+        ]
+        num_cached = sum([sequence.num_computed for sequence in sequences])
         self.num_emits += len(sequences)
         self.num_decode_tokens += len(sequences)
-        self.decode_kv_tokens += len(sequences) + sum([one.num_computed for one in sequences])
+        self.decode_kv_tokens += num_cached + len(sequences)  # each reads its own token, too
 
 
 def causal_pairs(start: int, num_tokens: int) -> int:

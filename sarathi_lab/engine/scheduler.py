@@ -8,18 +8,27 @@ from sarathi_lab.engine.queues import Test, by_priority, candidates
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler_state import SchedulerState
 
-# How many of the tokens left for a sequence's prompt it takes; 0 passes it over.
+# How many of the tokens that the budget leaves a sequence it takes; 0 passes it over.
 Size = Callable[[SequenceState, int], int]
 
 
 def tokens_to_take(
     sequence: SequenceState, token_budget: int | None, batch: Batch, size: Size | None = None
 ) -> int:
-    """Tokens to take now, never negative before `size`."""
-    left = sequence.num_pending
+    """Return the tokens that `sequence` takes now.
+
+    Args:
+        sequence: a running or waiting sequence.
+        token_budget: the most tokens of the batch; None: no limit.
+        batch: what the iteration has so far.
+        size: makes a smaller number of what the budget leaves, which is never negative.
+    """
+    num_tokens = sequence.num_pending
     if token_budget is not None:
-        left = max(0, min(left, token_budget - batch.num_tokens))
-    return left if size is None else size(sequence, left)
+        num_tokens = max(0, min(num_tokens, token_budget - batch.num_tokens))
+    if size is None:
+        return num_tokens
+    return size(sequence, num_tokens)
 
 
 class Scheduler(SchedulerState):
@@ -43,7 +52,8 @@ class Scheduler(SchedulerState):
 
     def step(self, now: float) -> Batch | None:
         """Let the policy fill a batch once; None if it takes nothing, though it may preempt."""
-        self.now, self.preempted_before = now, self.num_preemptions
+        self.now = now
+        self.preempted_before = self.num_preemptions
         batch = Batch()
         if self.running.rank is by_priority and not self.policy.keeps_order:
             self.sort_running()  # urgent sequences choose first, as later ones are evicted
@@ -56,23 +66,28 @@ class Scheduler(SchedulerState):
 
     def add_decodes(self, batch: Batch, token_budget: int | None = None) -> None:
         """Give idle decodes their next token, oldest first, evicting the newest if need be."""
-        decodes, block_size = list[SequenceState](), self.blocks.block_size
-        limit = self.batch_size if token_budget is None else min(self.batch_size, token_budget)
-        limit -= len(batch)
+        block_size = self.blocks.block_size
+        limit = self.batch_size - len(batch)
+        if token_budget is not None:
+            limit = min(self.batch_size, token_budget) - len(batch)
+        decodes: list[SequenceState] = []
         for sequence in self.running.idle:
             if len(decodes) >= limit:
                 break
-            num_computed, generated = sequence.num_computed, len(sequence.output_token_ids)
-            if (
-                sequence.is_running  # not evicted by an earlier one
-                and generated  # `is_decoding` inlined, as hundreds are asked
-                and num_computed - sequence.request.prompt_len == generated - 1
-                and (  # its last block has room, unless it is full
-                    num_computed % block_size or self.make_room(sequence, num_computed + 1)
-                )
-            ):
-                sequence.in_flight = True  # so that later ones can't evict it
-                decodes.append(sequence)
+            if not sequence.is_running:
+                continue  # evicted by an earlier one
+            # `is_decoding` and `num_pending` are inlined, as hundreds of sequences are asked.
+            num_computed = sequence.num_computed
+            num_generated = len(sequence.output_token_ids)
+            num_pending = sequence.request.prompt_len + num_generated - num_computed
+            if num_generated == 0 or num_pending != 1:
+                continue
+            # Its last block has room for the token, unless the block is full.
+            is_full = num_computed % block_size == 0
+            if is_full and not self.make_room(sequence, num_computed + 1):
+                continue
+            sequence.in_flight = True  # so that later ones can't evict it
+            decodes.append(sequence)
         batch.add_decodes(decodes)
         if self.has_drafts:
             self.drafter.add_drafts(batch, len(batch) - len(decodes), self)
@@ -93,7 +108,9 @@ class Scheduler(SchedulerState):
             num_tokens = tokens_to_take(sequence, token_budget, batch)
             if num_tokens == 0:
                 return
-            self.take(batch, sequence, num_tokens if size is None else size(sequence, num_tokens))
+            if size is not None:
+                num_tokens = size(sequence, num_tokens)
+            self.take(batch, sequence, num_tokens)
 
     def share(
         self,
@@ -105,18 +122,19 @@ class Scheduler(SchedulerState):
         """Let `sequences`, idle or waiting, share `token_budget` tokens in this order. Admission
         stops at a sequence that does not fit the cache and at an eviction.
         """
-        is_open = True
+        admits = True
         for sequence in sequences:
-            left = tokens_to_take(sequence, token_budget, batch)
-            if left == 0 or len(batch) >= self.batch_size:
+            num_tokens = tokens_to_take(sequence, token_budget, batch)
+            if num_tokens == 0 or len(batch) >= self.batch_size:
                 return
-            num_tokens = left if size is None else size(sequence, left)
+            if size is not None:
+                num_tokens = size(sequence, num_tokens)
             if sequence.is_running:
                 self.take(batch, sequence, num_tokens)
-            elif is_open and not self.has_preempted:
+            elif admits and not self.has_preempted:
                 if self.aligns_chunks:
                     num_tokens = self.aligned(batch, sequence, num_tokens)
-                is_open = num_tokens > 0 and self.enter(batch, sequence, num_tokens)
+                admits = num_tokens > 0 and self.enter(batch, sequence, num_tokens)
 
     def take(
         self,
@@ -128,10 +146,13 @@ class Scheduler(SchedulerState):
         """Add `num_tokens` of a running sequence, evicting newer ones, or with the room that
         `make_room` makes; False: it doesn't fit.
         """
-        make_room = make_room or self.make_room
+        if make_room is None:
+            make_room = self.make_room
         if self.aligns_chunks:
             num_tokens = self.aligned(batch, sequence, num_tokens)
-        if num_tokens <= 0 or not make_room(sequence, sequence.num_computed + num_tokens):
+        if num_tokens <= 0:
+            return False
+        if not make_room(sequence, sequence.num_computed + num_tokens):
             return False
         self.put(batch, sequence, num_tokens)
         if self.has_drafts:
@@ -156,8 +177,11 @@ class Scheduler(SchedulerState):
         for sequence in candidates(self.waiting, pass_over):
             if self._is_full(batch, max_prefills):
                 return
-            num_tokens = tokens_to_take(self.blocks.look_up(sequence), token_budget, batch, size)
-            if num_tokens <= 0 or (whole and num_tokens < sequence.num_pending):
+            self.blocks.look_up(sequence)  # cached tokens need no budget
+            num_tokens = tokens_to_take(sequence, token_budget, batch, size)
+            if num_tokens <= 0:
+                return
+            if whole and num_tokens < sequence.num_pending:
                 return
             if may_enter is not None and not may_enter(sequence):
                 return
@@ -170,7 +194,8 @@ class Scheduler(SchedulerState):
         """Admit a waiting sequence with `num_tokens`; False if cache or batch is full."""
         if not self._has_place(batch):
             return False
-        num_tokens = min(num_tokens, self.blocks.look_up(sequence).num_pending)
+        self.blocks.look_up(sequence)
+        num_tokens = min(num_tokens, sequence.num_pending)
         needed = self._reserved(sequence, num_tokens)
         if not self.blocks.admit(sequence, needed, self.policy.watermark):
             return False
@@ -205,18 +230,22 @@ class Scheduler(SchedulerState):
         block waits, unless no budget has room for a block, or the batch is empty. Prompts that a
         policy admits whole, or enters by itself, are not cut.
         """
-        start, known, size = sequence.num_computed, sequence.num_known, self.blocks.block_size
+        size = self.blocks.block_size
+        start = sequence.num_computed
         end = start + num_tokens
-        aligned, last = end // size * size, (known - 1) // size * size
-        if end < known and (aligned > start or size <= (self.policy.budget or known)):
-            end = aligned
-        if start % size:
+        num_known = sequence.num_known
+        last_full_block = (num_known - 1) // size * size  # where it ends
+        block_end = end // size * size
+        fits_budget = size <= (self.policy.budget or num_known)
+        if end < num_known and (block_end > start or fits_budget):
+            end = block_end
+        if start % size != 0:
             end = min(end, start + size - start % size)
-        elif start < last < end:
-            end = last
-        if end <= start:
-            return 0 if batch.chunks else num_tokens
-        return end - start
+        elif start < last_full_block < end:
+            end = last_full_block
+        if end > start:
+            return end - start
+        return 0 if batch.chunks else num_tokens
 
     def make_room(self, sequence: SequenceState, num_tokens: int) -> bool:
         """Grow `sequence` to `num_tokens`, evicting the newest idle ones; False: it can't run now.
@@ -226,11 +255,12 @@ class Scheduler(SchedulerState):
         """
         while not self.blocks.grow(sequence, num_tokens):
             victim = max(self.running.idle, key=self.running.rank)
-            if victim is sequence and sequence is not max(self.running, key=self.running.rank):
+            if victim is sequence:
+                newest = max(self.running, key=self.running.rank)
+                if sequence is newest:
+                    self.preempt(sequence)
                 return False
             self.preempt(victim)
-            if victim is sequence:
-                return False
         return True
 
     def preempt(self, sequence: SequenceState) -> None:
@@ -249,26 +279,30 @@ class Scheduler(SchedulerState):
         """Order running sequences by arrival or urgency, which readmission upsets."""
         self.running.sort_by_rank()
 
-    def with_room(self, most: int) -> list[SequenceState]:
-        """The next waiting sequences, at most `most`, that have a place and room in the cache."""
-        free, chosen = self.blocks.num_free, []
-        for sequence in self.upcoming(min(most, self.max_num_seqs - len(self.running))):
-            free -= self.blocks.blocks_for(self._reserved(sequence, 0))
-            if free < 0:
+    def with_room(self, num_sequences: int) -> list[SequenceState]:
+        """The next waiting sequences, at most so many, that have a place and room in the cache."""
+        num_places = self.max_num_seqs - len(self.running)
+        num_free_blocks = self.blocks.num_free
+        fitting: list[SequenceState] = []
+        for sequence in self.upcoming(min(num_sequences, num_places)):
+            num_free_blocks -= self.blocks.blocks_for(self._reserved(sequence, 0))
+            if num_free_blocks < 0:
                 break
-            chosen.append(sequence)
-        return chosen
+            fitting.append(sequence)
+        return fitting
 
     def _reserved(self, sequence: SequenceState, num_tokens: int) -> int:
         """Tokens of cache that `sequence` takes when it enters with `num_tokens` more."""
-        request, num_known = sequence.request, sequence.num_known
-        reserved = self.policy.reserved_tokens(request, num_known, self.max_model_len)
+        reserved = self.policy.reserved_tokens(
+            sequence.request, sequence.num_known, self.max_model_len
+        )
         return max(sequence.num_computed + num_tokens, reserved)
 
     def put(self, batch: Batch, sequence: SequenceState, num_tokens: int) -> None:
         """Add `num_tokens` of a running sequence that has room for them."""
         batch.add(sequence, num_tokens)
-        if (prefix := self.blocks.prefix) is not None and self.policy.shares_at_once:
+        prefix = self.blocks.prefix
+        if prefix is not None and self.policy.shares_at_once:
             prefix.publish(sequence, sequence.num_computed + num_tokens)
 
     def _has_place(self, batch: Batch) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import KW_ONLY, dataclass
 from itertools import islice
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pandas as pd
 
@@ -23,11 +23,14 @@ from sarathi_lab.engine.queues import (
 )
 from sarathi_lab.engine.request import Batch, Chunk, Queues, Request, SequenceState
 
+if TYPE_CHECKING:  # which is a subclass of `SchedulerState`
+    from sarathi_lab.engine.scheduler import Scheduler
+
 
 class Drafter:
     """The drafts of one scheduler's decodes; this one has none."""
 
-    def add_drafts(self, batch: Batch, first: int, scheduler: Any) -> None:
+    def add_drafts(self, batch: Batch, first: int, scheduler: Scheduler) -> None:
         """Let decodes of `batch` from chunk `first` on carry drafts, of the tokens that its policy
         and the cache of `scheduler` have left.
         """
@@ -97,18 +100,19 @@ class SchedulerState:
         self.drafter = self.speculation.drafter()
         self.has_drafts = self.speculation.tokens > 0  # spares a call for each decode
         self.waiting: WaitingQueue = make_queue(self.queue_order)
-        self.running = RunningSequences(
-            by_priority if self.queue_order == "priority" else by_arrival
-        )
+        is_ranked = self.queue_order == "priority"
+        self.running = RunningSequences(by_priority if is_ranked else by_arrival)
         self._states: dict[type, Any] = {}  # of the policy, by class
         # Only of a policy that `leaves_with_output`: batches that were advanced and have not come
         # back, oldest first, and evicted sequences with the newest of these that has a token of
         # theirs. They are not admitted before it is back.
         self.ahead: list[Batch] = []
         self.awaited: dict[SequenceState, Batch] = {}
-        self.now = self.last_prompt_latency = 0.0
-        self.num_preemptions = self._num_added = 0
+        self.now = 0.0  # seconds, when this iteration began
+        self.last_prompt_latency = 0.0  # seconds of the last iteration with prompts
+        self.num_preemptions = 0
         self.preempted_before = 0  # num_preemptions when this iteration began
+        self._num_added = 0
 
     def state(self, kind: type[State]) -> State:
         """State that the policy keeps between iterations: `kind()` at first."""
@@ -130,10 +134,12 @@ class SchedulerState:
         """Running sequences whose next token could be decoded now, oldest first."""
         return [sequence for sequence in self.running.idle if sequence.is_decoding]
 
-    def num_idle_decodes(self, most: int) -> int:
-        """Count `idle_decodes`, no further than `most`."""
-        decodes = (one for one in self.running if not one.in_flight and one.is_decoding)
-        return sum(1 for _ in islice(decodes, most))
+    def num_idle_decodes(self, limit: int) -> int:
+        """Count `idle_decodes`, no further than `limit`."""
+        decodes = (
+            sequence for sequence in self.running if not sequence.in_flight and sequence.is_decoding
+        )
+        return sum(1 for _ in islice(decodes, limit))
 
     @property
     def idle_prefills(self) -> list[SequenceState]:
@@ -157,18 +163,24 @@ class SchedulerState:
 
     def check_fits(self, request: Request) -> None:
         """Raise UserError if model or cache are too small for `request`, even alone."""
-        what = f"request {request.request_id} of {request.prompt_len} + {request.output_len} tokens"
-        most, blocks, policy = self.max_model_len, self.blocks, self.policy
-        if request.total_len > most:
-            raise UserError(f"{what} exceeds max_model_len={most}; raise it or shorten the request")
-        reserved = policy.reserved_tokens(request, request.total_len, most)
+        named = (
+            f"request {request.request_id} of {request.prompt_len} + {request.output_len} tokens"
+        )
+        if request.total_len > self.max_model_len:
+            raise UserError(
+                f"{named} exceeds max_model_len={self.max_model_len}; raise it or shorten the "
+                "request"
+            )
+        # It must fit alone, with all of its tokens and what its admission leaves free.
+        blocks = self.blocks
+        reserved = self.policy.reserved_tokens(request, request.total_len, self.max_model_len)
         needed = blocks.blocks_for(max(request.total_len, reserved))
-        needed += blocks.watermark_blocks(policy.watermark)
+        needed += blocks.watermark_blocks(self.policy.watermark)
         if needed > blocks.num_blocks:
             states = f" ({blocks.state_blocks} for its states)" if blocks.state_blocks else ""
             raise UserError(
-                f"{what} can never fit the KV cache: policy {policy.name} needs {needed} blocks of "
-                f"{blocks.block_size} tokens{states}, num_blocks={blocks.num_blocks}; "
+                f"{named} can never fit the KV cache: policy {self.policy.name} needs {needed} "
+                f"blocks of {blocks.block_size} tokens{states}, num_blocks={blocks.num_blocks}; "
                 f"{LARGER_CACHE}"
             )
 
@@ -203,9 +215,10 @@ class SchedulerState:
             chunk.sequence.token_times.append(result.end)
         if token_ids:  # empty in simulations
             for chunk, token_id in zip(emitting, token_ids, strict=True):
-                sequence, start, num_tokens, _, _ = chunk  # `output_index` inlined
-                at = start + num_tokens - sequence.request.prompt_len
-                sequence.output_token_ids[at] = token_id
+                sequence, start, num_tokens, _, _ = chunk
+                # `output_index` is inlined, as each token of a run passes here.
+                index = start + num_tokens - sequence.request.prompt_len
+                sequence.output_token_ids[index] = token_id
         if batch.num_prefills:
             self.last_prompt_latency = result.end - result.start
         return batch.finished
@@ -228,7 +241,8 @@ class SchedulerState:
     def _return(self, batch: Batch) -> None:
         """Let the finished sequences of a batch that was made ahead leave, as it is back."""
         self.ahead.remove(batch)
-        for sequence in [one for one, newest in self.awaited.items() if newest is batch]:
+        returned = [sequence for sequence, newest in self.awaited.items() if newest is batch]
+        for sequence in returned:
             del self.awaited[sequence]
         self._dismiss(batch.finished)
         batch.queues = self._queues()
