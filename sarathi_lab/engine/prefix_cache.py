@@ -32,25 +32,27 @@ class PrefixCache:
 
     def find(self, sequence: SequenceState) -> list[int]:
         """Return the cached blocks at the start of `sequence`, all but one token at most."""
-        last, found = self._last
-        if sequence is not last:
-            found = []
+        last_sequence, cached = self._last
+        if sequence is not last_sequence:
+            cached = []
         num_full = (sequence.num_known - 1) // self.block_size
-        for key in self._keys_of(sequence, num_full)[len(found) : num_full]:
-            if (block := self.blocks.get(key)) is None:
+        keys = self._keys_of(sequence, num_full)
+        for key in keys[len(cached) : num_full]:
+            block = self.blocks.get(key)
+            if block is None:
                 break
-            found.append(block)
-        self._last = (sequence, found)
-        return found
+            cached.append(block)
+        self._last = (sequence, cached)
+        return cached
 
-    def share(self, sequence: SequenceState, found: list[int]) -> None:
+    def share(self, sequence: SequenceState, cached: list[int]) -> None:
         """Let `sequence`, which holds no block, hold the result of `find`."""
-        for block in self.unused.keys() & found:
+        for block in self.unused.keys() & cached:
             del self.unused[block]
-        for block in found:
+        for block in cached:
             self.num_holders[block] += 1
-        sequence.block_ids += found
-        sequence.num_published = len(found)
+        sequence.block_ids += cached
+        sequence.num_published = len(cached)
 
     def publish(self, sequence: SequenceState, num_tokens: int | None = None) -> None:
         """Cache the full blocks of the first `num_tokens` tokens of `sequence` (None: those that
@@ -60,21 +62,26 @@ class PrefixCache:
         block that ends in it waits for the next token; on every executor, so that schedules are
         equal.
         """
+        if num_tokens is None:
+            num_tokens = sequence.num_computed
+        if num_tokens > sequence.request.prompt_len:
+            num_tokens -= 1  # without the last generated token
+        num_full = num_tokens // self.block_size
         start = sequence.num_published
-        num_computed = sequence.num_computed if num_tokens is None else num_tokens
-        num_full = (num_computed - (num_computed > sequence.request.prompt_len)) // self.block_size
         if num_full <= start:
             return
         keys = self._keys_of(sequence, num_full)
-        blocks, num_holders = self.blocks, self.num_holders
         for key, block in zip(keys[start:num_full], sequence.block_ids[start:], strict=False):
-            if key not in blocks:
-                blocks[key], self._keys[block], num_holders[block] = block, key, 1
+            if key not in self.blocks:
+                self.blocks[key] = block
+                self._keys[block] = key
+                self.num_holders[block] = 1
         sequence.num_published = num_full
 
     def withdraw(self, sequence: SequenceState) -> None:
         """Take back what was cached of blocks that `sequence` alone holds and has not computed."""
-        self._last, num_full = (None, []), sequence.num_computed // self.block_size
+        self._last = (None, [])
+        num_full = sequence.num_computed // self.block_size
         for block in sequence.block_ids[num_full : sequence.num_published]:
             if self.num_holders[block]:
                 self.num_holders[block] = 0
@@ -83,15 +90,15 @@ class PrefixCache:
 
     def release(self, sequence: SequenceState) -> list[int]:
         """Release all blocks of `sequence`; returns uncached ones, the last first."""
-        uncached, num_holders = [], self.num_holders
+        uncached: list[int] = []
         for block in reversed(sequence.block_ids):
-            number = num_holders[block]
-            if number > 1:
-                num_holders[block] = number - 1
-            elif number:
-                num_holders[block], self.unused[block] = 0, None
-            else:
+            num_holders = self.num_holders[block]
+            if num_holders == 0:
                 uncached.append(block)
+                continue
+            self.num_holders[block] = num_holders - 1
+            if num_holders == 1:
+                self.unused[block] = None
         sequence.num_published = 0
         return uncached
 
@@ -105,19 +112,21 @@ class PrefixCache:
 
     def _keys_of(self, sequence: SequenceState, num_blocks: int) -> list[int]:
         """Return the keys of at least the first `num_blocks` blocks, full ones of known tokens."""
-        keys, size, request = sequence.block_keys, self.block_size, sequence.request
-        number = len(keys)
-        if number >= num_blocks:
+        keys = sequence.block_keys
+        num_keys = len(keys)
+        if num_keys >= num_blocks:
             return keys
+        request = sequence.request
         if request.prompt_token_ids is None:  # tokens like those of no other request
             first = hash((0, request.request_id))
-            keys.extend(range(first + number, first + num_blocks))
+            keys.extend(range(first + num_keys, first + num_blocks))
             return keys
-        content = known_tokens(sequence, number * size, num_blocks * size).tobytes()
-        width = len(content) // (num_blocks - number)
+        size = self.block_size
+        content = known_tokens(sequence, num_keys * size, num_blocks * size).tobytes()
+        num_bytes = len(content) // (num_blocks - num_keys)  # of a block
         key = keys[-1] if keys else 0
-        for at in range(0, len(content), width):
-            key = hash((key, content[at : at + width]))
+        for offset in range(0, len(content), num_bytes):
+            key = hash((key, content[offset : offset + num_bytes]))
             keys.append(key)
         return keys
 
@@ -128,10 +137,14 @@ def known_tokens(
     """Tokens `start` to `end` of prompt and output (None: all); a number unique to the request
     stands for uncomputed ones.
     """
-    request, end = sequence.request, sequence.num_known if end is None else end
-    prompt_len, placeholder = request.prompt_len, NO_TOKEN - 1 - request.request_id
-    assert request.prompt_token_ids is not None
+    request = sequence.request
+    assert request.prompt_token_ids is not None, "the request has tokens"
+    if end is None:
+        end = sequence.num_known
     prompt = np.asarray(request.prompt_token_ids[start:end], dtype=np.int32)
-    output = sequence.output_token_ids[max(0, start - prompt_len) : max(0, end - prompt_len)]
-    known = [placeholder if token == NO_TOKEN else token for token in output]
-    return np.concatenate([prompt, np.asarray(known, dtype=np.int32)])
+    first_output = max(0, start - request.prompt_len)
+    end_of_output = max(0, end - request.prompt_len)
+    output = np.asarray(sequence.output_token_ids[first_output:end_of_output], dtype=np.int32)
+    placeholder = NO_TOKEN - 1 - request.request_id
+    output[output == NO_TOKEN] = placeholder
+    return np.concatenate([prompt, output])
