@@ -53,6 +53,17 @@ def seeded_checkpoint(spec: ModelSpec, device: torch.device, dtype: torch.dtype,
     return folder
 
 
+def config_folder(spec: ModelSpec, dtype: torch.dtype) -> Path:
+    """Return a folder with the config.json of `spec` alone, for engines that draw weights. Raises
+    UserError for a shape without an architecture in transformers.
+    """
+    require_architecture(spec)
+    folder = path_of_config(spec, dtype)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", config_of(spec, str(dtype).removeprefix("torch.")))
+    return folder
+
+
 def require_architecture(spec: ModelSpec) -> None:
     """Raise UserError for a shape that no architecture in transformers has: read back, its
     config.json would be another model.
@@ -67,9 +78,18 @@ def require_architecture(spec: ModelSpec) -> None:
 
 def path_of(spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int) -> Path:
     """Return where `seeded_checkpoint` keeps the weights, which depend on the kind of device."""
+    return _path_of("checkpoints", spec, device.type, dtype, seed)
+
+
+def path_of_config(spec: ModelSpec, dtype: torch.dtype) -> Path:
+    """Return where `config_folder` keeps the config.json."""
+    return _path_of("configs", spec, dtype)
+
+
+def _path_of(kind: str, spec: ModelSpec, *settings: object) -> Path:
     spec = replace(spec, kv_dtype="auto", weight_dtype="auto")
-    key = hashlib.sha256(repr((spec, device.type, dtype, seed)).encode()).hexdigest()[:16]
-    return cache_folder() / "checkpoints" / key / spec.name
+    key = hashlib.sha256(repr((spec, *settings)).encode()).hexdigest()[:16]
+    return cache_folder() / kind / key / spec.name
 
 
 def config_of(spec: ModelSpec, dtype: str) -> dict[str, Any]:

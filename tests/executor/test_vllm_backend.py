@@ -116,6 +116,50 @@ def test_engine_arguments(stub):
     assert two.num_devices == 4
 
 
+MIXTURE = replace(TINY, num_experts=3, experts_per_token=2)
+
+
+def test_weights_are_dummies_on_a_gpu_and_seeded_where_tokens_are_compared(stub, monkeypatch):
+    on_cpu = VllmBackend()
+    assert "load_format" not in on_cpu.arguments(TINY, None, SIZES)
+    dummy = VllmBackend(random_weights="dummy")
+    assert dummy.arguments(TINY, None, SIZES)["load_format"] == "dummy"
+    assert not on_cpu.cautions(MIXTURE)
+    monkeypatch.setattr(VllmBackend, "torch_device", torch.device("cuda"))
+    on_gpu = VllmBackend()
+    arguments = on_gpu.arguments(TINY, None, SIZES)
+    assert arguments["load_format"] == "dummy"
+    assert "configs" in arguments["model"]
+    assert "choose experts about evenly" in on_gpu.cautions(MIXTURE)[0]
+    assert not on_gpu.cautions(TINY)
+    assert "load_format" not in on_gpu.arguments(TINY, Path("a"), SIZES)
+    seeded = VllmBackend(random_weights="seeded")
+    assert "checkpoints" in seeded.arguments(TINY, None, SIZES)["model"]
+    with pytest.raises(UserError, match=r"model\.path=a names one; drop one"):
+        seeded.expect(TINY, Path("a"), SIZES)
+
+
+def test_a_disk_or_a_host_too_small_for_seeded_weights_is_refused_before_anything_runs(
+    stub, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(backends, "_engine", SharedEngine())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(VllmBackend, "torch_device", torch.device("cuda"))
+    large = replace(TINY, vocab_size=TINY.vocab_size << 16)
+    usage = SimpleNamespace(free=3 << 30)
+    monkeypatch.setattr(backends.shutil, "disk_usage", lambda folder: usage)
+    monkeypatch.setattr(backends, "free_memory_bytes", lambda device: 2 << 30)
+    VllmBackend().expect(large, None, SIZES)  # dummies need neither
+    seeded = VllmBackend(random_weights="seeded")
+    with pytest.raises(UserError, match=r"need 3.5 GB of disk in .*, which has 3.2 GB free; .*XDG"):
+        seeded.expect(large, None, SIZES)
+    usage.free = 30 << 30
+    with pytest.raises(UserError, match=r"need 3.5 GB of the host's memory .* has 2.1 GB free"):
+        seeded.expect(large, None, SIZES)
+    seeded.expect(TINY, None, SIZES)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("settings", "most_tokens", "largest"),
     [
@@ -173,16 +217,26 @@ def test_an_engine_that_does_not_start_is_ended(step, monkeypatch):
 
     def make_engine(config: Any, make_executor: Any, **_: Any) -> Any:
         executor = make_executor(config)
+        executor.determine_available_memory()
+        executor.initialize_from_config(None)
         take("make_engine")
         return SimpleNamespace(model_executor=executor)
 
-    def make_executor(config: Any) -> Any:
-        names = "shutdown", "execute_dummy_batch"
-        return SimpleNamespace(**{name: partial(take, name) for name in names})
+    class FakeExecutor:
+        def __init__(self, config: Any) -> None:
+            self.shutdown = partial(take, "shutdown")
+            self.execute_dummy_batch = partial(take, "execute_dummy_batch")
+            self.collective_rpc = lambda name, args: take(name)
+
+        def determine_available_memory(self) -> None:
+            take("profile")
+
+        def initialize_from_config(self, caches: Any) -> None:
+            take("capture")
 
     for name in ("vllm", "vllm.distributed", "vllm.v1", "vllm.v1.core", "vllm.v1.core.sched"):
         module(name, monkeypatch)
-    executor_class = SimpleNamespace(get_class=lambda config: make_executor)
+    executor_class = SimpleNamespace(get_class=lambda config: FakeExecutor)
     cleanup = partial(take, "cleanup")
     parallel_state = "vllm.distributed.parallel_state"
     module(parallel_state, monkeypatch, cleanup_dist_env_and_memory=cleanup)
@@ -192,7 +246,9 @@ def test_an_engine_that_does_not_start_is_ended(step, monkeypatch):
     module("vllm.v1.engine.core", monkeypatch, EngineCore=make_engine)
     module("vllm.v1.executor.abstract", monkeypatch, Executor=executor_class)
     config = SimpleNamespace(
-        model_config=SimpleNamespace(max_model_len=8),
+        model_config=SimpleNamespace(max_model_len=8, enforce_eager=False),
+        load_config=SimpleNamespace(load_format="dummy"),
+        compilation_config=SimpleNamespace(cudagraph_capture_sizes=[1, 2, 64]),
         cache_config=SimpleNamespace(block_size=32, num_gpu_blocks=5),
         scheduler_config=SimpleNamespace(async_scheduling=False),
         parallel_config=SimpleNamespace(
@@ -200,8 +256,18 @@ def test_an_engine_that_does_not_start_is_ended(step, monkeypatch):
         ),
     )
     with pytest.raises(ValueError, match="no memory for the cache"):
-        vllm.Workers(config)
+        vllm.Workers(config, announce=done.append)
     assert done[-3:] == [step, "shutdown", "cleanup"]
+    # A line before each phase.
+    assert done[:7] == [
+        "starting the engine and loading its weights",
+        "drawing random weights on the device",
+        "draw_weights",
+        "compiling the model (minutes at first) and measuring the memory that it takes",
+        "profile",
+        "making the cache and capturing CUDA graphs of 3 sizes of batches up to 64 tokens",
+        "capture",
+    ]
 
 
 def test_another_executor_gets_the_memory_of_a_gpu(monkeypatch):

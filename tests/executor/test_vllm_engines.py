@@ -80,6 +80,28 @@ def test_two_batches_in_flight(expected):
     executor.workers.close()
 
 
+def zero_share(worker):
+    parameters = [one for one in worker.get_model().parameters() if one.ndim > 1]
+    return max(float((one == 0).float().mean()) for one in parameters)
+
+
+def test_workers_draw_weights_and_every_phase_is_announced(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    backend = backend_of(random_weights="dummy")
+    executor = backend.build(TINY, None, SIZES)
+    assert backend.facts["load_format"] == "dummy"
+    assert executor.workers._executor.collective_rpc(zero_share)[0] < 0.01
+    tokens = tokens_of(served(executor, Sarathi(chunk=48), REQUESTS, 48))
+    assert len({token for one in tokens for token in one}) > 10
+    assert tokens_of(served(executor, Orca(), REQUESTS, 48)) == tokens
+    executor.close()
+    assert not list(tmp_path.rglob("*.safetensors"))
+    phases = [line for line in capsys.readouterr().out.splitlines() if "vLLM: " in line]
+    assert [phase.split()[1] for phase in phases] == [
+        *("starting", "drawing", "measuring", "making", "running")
+    ]
+
+
 def check_stage_times(executor):
     """Each stage has a micro-batch after the other, and after the stage before; some of the time
     it has none.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -12,21 +13,29 @@ from typing import Any, ClassVar
 import torch
 
 from sarathi_lab.config.checked import check_fields, flag, one_of, whole
+from sarathi_lab.config.console import print_words
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.compositions import rehearse
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor import device as devices
 from sarathi_lab.executor.measured_backend import MeasuredBackend
+from sarathi_lab.executor.memory import CPU, USABLE, free_memory_bytes
 from sarathi_lab.executor.placement import allowed_cores
 from sarathi_lab.executor.timeline import HostTimeline, timeline_of
 from sarathi_lab.executor.vllm import workers as vllm
 from sarathi_lab.executor.vllm.executor import VllmExecutor, explained
 from sarathi_lab.executor.vllm.stages import StagedExecutor
 from sarathi_lab.model.roofline import Peaks
-from sarathi_lab.model.seeded_checkpoint import path_of, require_architecture, seeded_checkpoint
+from sarathi_lab.model.seeded_checkpoint import (
+    config_folder,
+    path_of,
+    path_of_config,
+    require_architecture,
+    seeded_checkpoint,
+)
 from sarathi_lab.model.spec import ModelSpec
 
-AUTO = "auto"
+AUTO, SEEDED = "auto", "seeded"
 BLOCK_MULTIPLES = {"cpu": 32, "cuda": 16}  # of tokens, that vLLM's attention reads
 DEVICES_FIX = "use a number of devices"
 WARM_UP_TOKENS, WARM_UPS = 256, 3
@@ -42,16 +51,19 @@ class VllmBackend(MeasuredBackend):
     """Backend that runs the lab's batches on vLLM's workers. Raises UserError for invalid settings,
     and if vLLM is missing or too old.
 
-    `seed` draws random weights. `tensor_parallel` devices share a layer, `pipeline_parallel` stages
-    share the layers. `eager` leaves out graphs and compilation. With `async_scheduling` the next
-    batch is made while one runs. `runner` is vLLM's model runner. `options` are further engine
-    arguments, by vLLM's names.
+    `random_weights` of a model without a checkpoint are "dummy", drawn by the workers from `seed`,
+    which times do not depend on, or "seeded", those of executor=torch, which are saved once as a
+    checkpoint, so that tokens can be compared; "auto" is dummy on a GPU. `tensor_parallel` devices
+    share a layer, `pipeline_parallel` stages share the layers. `eager` leaves out graphs and
+    compilation. With `async_scheduling` the next batch is made while one runs. `runner` is vLLM's
+    model runner. `options` are further engine arguments, by vLLM's names.
     """
 
     name: ClassVar[str] = "vllm"
     device: str = AUTO
     dtype: str = one_of(AUTO, valid=(AUTO, "float32", "bfloat16", "float16"))
     seed: int = 0
+    random_weights: str = one_of(AUTO, valid=(AUTO, vllm.DUMMY, SEEDED))
     tensor_parallel: int = whole(1, minimum=1, fix=DEVICES_FIX)
     pipeline_parallel: int = whole(1, minimum=1, fix=DEVICES_FIX)
     eager: bool = flag(False)
@@ -128,9 +140,24 @@ class VllmBackend(MeasuredBackend):
 
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
         """Return what differs from a server's run."""
-        if not self._times_stages_in_graphs:
-            return []
-        return ["CUDA graphs are piecewise: whole ones skip the hooks that time the stages"]
+        cautions: list[str] = []
+        if self._times_stages_in_graphs:
+            cautions.append(
+                "CUDA graphs are piecewise: whole ones skip the hooks that time the stages"
+            )
+        if spec.num_experts and self._draws_dummies(None):
+            cautions.append(
+                "with dummy weights (no model.path) tokens choose experts about evenly; those of a "
+                "trained router may take another time"
+            )
+        return cautions
+
+    def _draws_dummies(self, checkpoint: Path | None) -> bool:
+        """Whether the workers draw the weights."""
+        if checkpoint is not None:
+            return False
+        is_default = self.random_weights == AUTO and self.uses_gpus
+        return is_default or self.random_weights == vllm.DUMMY
 
     @property
     def _times_stages_in_graphs(self) -> bool:
@@ -145,6 +172,13 @@ class VllmBackend(MeasuredBackend):
         """Have an engine made with room for `sizes`. Raises UserError for what vLLM refuses."""
         if checkpoint is None:
             require_architecture(spec)
+            if not self._draws_dummies(checkpoint):
+                self._check_room_for_checkpoint(spec)
+        elif self.random_weights != AUTO:
+            raise UserError(
+                f"executor.random_weights={self.random_weights} is of models without a checkpoint, "
+                f"and model.path={checkpoint} names one; drop one of the two"
+            )
         kind, multiple = self.torch_device.type, self.block_multiple
         if sizes.block_size % multiple:
             raise UserError(
@@ -156,6 +190,28 @@ class VllmBackend(MeasuredBackend):
         longest, most = _limits(sizes)
         sizes = replace(sizes, max_model_len=longest, max_batch_tokens=most)
         _engine.expect(self._key(spec, checkpoint, sizes), sizes)
+
+    def _check_room_for_checkpoint(self, spec: ModelSpec) -> None:
+        """Raise UserError if the disk or the host's memory is too small for the seeded weights."""
+        folder = path_of(spec, self.torch_device, self.torch_dtype, self.seed)
+        if folder.is_dir():
+            return
+        num_bytes = replace(spec, weight_dtype="auto").weight_bytes(self.dtype_bytes)
+        needed = f"the seeded weights of {spec.name} need {num_bytes / 1e9:.1f} GB"
+        fix = "use executor.random_weights=dummy, which needs neither, or a smaller model"
+        existing = next(parent for parent in folder.parents if parent.is_dir())
+        free_disk = shutil.disk_usage(existing).free
+        if num_bytes > USABLE * free_disk:
+            raise UserError(
+                f"{needed} of disk in {folder.parent.parent}, which has {free_disk / 1e9:.1f} GB "
+                f"free; free some, name another disk by XDG_CACHE_HOME, {fix}"
+            )
+        free_memory = free_memory_bytes(CPU)
+        if num_bytes > USABLE * free_memory:
+            raise UserError(
+                f"{needed} of the host's memory while they are saved, which has "
+                f"{free_memory / 1e9:.1f} GB free; {fix}"
+            )
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> VllmExecutor:
         """Return a warmed-up executor on the engine of earlier runs, or on a new one. Raises
@@ -181,9 +237,11 @@ class VllmBackend(MeasuredBackend):
         return executor
 
     def _start(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> vllm.Workers:
-        devices.prepare_memory(self.torch_device)  # weights are drawn on the device
-        if checkpoint is None:
-            seeded_checkpoint(spec, self.torch_device, self.torch_dtype, self.seed)
+        devices.prepare_memory(self.torch_device)  # seeded weights are drawn on the device
+        if self._draws_dummies(checkpoint):
+            config_folder(spec, self.torch_dtype)
+        elif checkpoint is None:
+            self._save_seeded_weights(spec)
         arguments = self.arguments(spec, checkpoint, sizes)
         config = vllm.make_config(arguments, self.runner, self._cores)
         if self.async_scheduling is True and not config.scheduler_config.async_scheduling:
@@ -191,10 +249,24 @@ class VllmBackend(MeasuredBackend):
                 "executor.async_scheduling=true, which vLLM does not have on a "
                 f"{self.torch_device.type}; use auto"
             )
-        return vllm.Workers(config)
+        workers = vllm.Workers(config, self.seed, _announce)
+        _announce("running warm-up iterations")  # as `build` does
+        return workers
+
+    def _save_seeded_weights(self, spec: ModelSpec) -> None:
+        folder = path_of(spec, self.torch_device, self.torch_dtype, self.seed)
+        if folder.is_dir():
+            return
+        _announce(f"drawing seeded weights, which are saved once in {folder}")
+        seeded_checkpoint(spec, self.torch_device, self.torch_dtype, self.seed)
+        devices.prepare_memory(self.torch_device)  # vLLM refuses a GPU that torch keeps taken
 
     def _folder(self, spec: ModelSpec, checkpoint: Path | None) -> Path:
-        return checkpoint or path_of(spec, self.torch_device, self.torch_dtype, self.seed)
+        if checkpoint is not None:
+            return checkpoint
+        if self._draws_dummies(checkpoint):
+            return path_of_config(spec, self.torch_dtype)
+        return path_of(spec, self.torch_device, self.torch_dtype, self.seed)
 
     def _key(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> str:
         """Equal for runs that an engine can serve in turn."""
@@ -221,6 +293,8 @@ class VllmBackend(MeasuredBackend):
             "async_scheduling": is_async if self.num_stages == 1 else False,
             **vllm.ALWAYS,
         }
+        if self._draws_dummies(checkpoint):
+            arguments["load_format"] = vllm.DUMMY
         if checkpoint is None and longest > spec.max_position:  # of random weights
             arguments["hf_overrides"] = {"max_position_embeddings": longest}
         if not self.uses_gpus:  # else a share of the whole memory, which others use, too
@@ -249,6 +323,11 @@ class VllmBackend(MeasuredBackend):
         if number == 1 or self.uses_gpus or len(cores) < number:
             return None
         return "|".join(",".join(map(str, cores[i::number])) for i in range(number))
+
+
+def _announce(phase: str) -> None:
+    """State what begins, as it may take minutes."""
+    print_words(f"  vLLM: {phase}")
 
 
 def _limits(sizes: Sizes) -> tuple[int, int]:

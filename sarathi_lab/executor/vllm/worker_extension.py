@@ -1,5 +1,5 @@
 """What the lab adds to vLLM's workers (`worker_extension_cls`): when each stage of a pipeline
-computes, and for how long each operation. It runs in the workers' processes.
+computes, for how long each operation, and random weights. It runs in the workers' processes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from sarathi_lab.executor.vllm.dummy_weights import draw_weights
 from sarathi_lab.executor.vllm.operation_hooks import Mark, OperationTimer
 from sarathi_lab.executor.vllm.stage_pipes import REPORT, pipe_of
 
@@ -137,6 +138,10 @@ class WorkerExtension:
 
     def stop_operation_times(self) -> None:
         self.operation_timer.remove()
+
+    def draw_weights(self, seed: int) -> None:
+        """Replace vLLM's dummy weights, of which many are zero."""
+        draw_weights(self.get_model(), seed)
 
     def _last_module(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return what computes last: the sampler, or before a sampler that is no module (that of

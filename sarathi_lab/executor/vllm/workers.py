@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -18,6 +18,7 @@ from sarathi_lab.executor.vllm.stage_pipes import StagePipes
 OLDEST = (0, 28)  # the first version that these interfaces were run with
 GRAPH_USES: dict[str, GraphUse] = {"FULL": "full", "PIECEWISE": "piecewise", "NONE": "none"}
 GRAPH_SIZES = ("cudagraph_capture_sizes", "max_cudagraph_capture_size")  # two ways to state them
+DUMMY = "dummy"  # of vLLM's load formats: no weights are read
 FIRST_BLOCK = 1  # block 0 is vLLM's null block, which padding reads
 ENVIRONMENT = {  # unless the user has set them: few messages, and no statistics are sent
     "VLLM_LOGGING_LEVEL": worker_errors.DEFAULT_LEVEL,  # to stderr
@@ -188,9 +189,14 @@ def make_config(arguments: Mapping[str, Any], runner: str, cores: str | None = N
 
 
 class Workers:
-    """Workers of a vLLM engine, with weights, cache and graphs as its server makes them."""
+    """Workers of a vLLM engine, with weights, cache and graphs as its server makes them; of
+    `load_format=dummy` the weights are the lab's random ones of `seed`. `announce` is called with
+    each phase of the start before it begins.
+    """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(
+        self, config: Any, seed: int = 0, announce: Callable[[str], None] = lambda phase: None
+    ) -> None:
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
         from vllm.sampling_params import SamplingParams
         from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
@@ -209,8 +215,13 @@ class Workers:
             ends.callback(cleanup_dist_env_and_memory)
 
             def make_executor(config: Any) -> Any:
-                self._executor = Executor.get_class(config)(config)
+                announce("starting the engine and loading its weights")
+                executor_class = _announcing(Executor.get_class(config), config, announce)
+                self._executor = executor_class(config)
                 ends.callback(self._executor.shutdown)
+                if config.load_config.load_format == DUMMY:
+                    announce("drawing random weights on the device")
+                    self._executor.collective_rpc("draw_weights", args=(seed,))
                 return self._executor
 
             self.core = EngineCore(config, make_executor, log_stats=False)
@@ -262,6 +273,7 @@ class Workers:
         config, graphs = self.config, self.config.compilation_config
         return {
             "version": version(),
+            "load_format": str(config.load_config.load_format),
             "runner": "v2" if config.use_v2_model_runner else "v1",
             **self._executor.collective_rpc(facts_of)[0],
             "graph_mode": getattr(graphs.cudagraph_mode, "name", None),
@@ -318,6 +330,30 @@ class Workers:
             lora_request=None,
             **of_v2,
         )
+
+
+def _announcing(
+    executor_class: type[Any], config: Any, announce: Callable[[str], None]
+) -> type[Any]:
+    """Return vLLM's class of executors, which announces the phases that an engine goes through."""
+    graph_sizes = config.compilation_config.cudagraph_capture_sizes
+    is_eager = config.model_config.enforce_eager
+
+    class AnnouncingExecutor(executor_class):
+        def determine_available_memory(self) -> Any:
+            compiling = "" if is_eager else "compiling the model (minutes at first) and "
+            announce(f"{compiling}measuring the memory that it takes")
+            return super().determine_available_memory()
+
+        def initialize_from_config(self, *arguments: Any) -> Any:
+            captured = "warming up"
+            if graph_sizes:
+                number = f"{len(graph_sizes)} sizes of batches up to {max(graph_sizes)} tokens"
+                captured = f"capturing CUDA graphs of {number}"
+            announce(f"making the cache and {captured}")
+            return super().initialize_from_config(*arguments)
+
+    return AnnouncingExecutor
 
 
 def facts_of(worker: Any) -> dict[str, Any]:
