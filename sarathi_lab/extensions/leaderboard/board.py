@@ -16,6 +16,7 @@ from sarathi_lab.extensions.leaderboard.runs import (
     QUANTITIES,
     SELECTION,
     best_budgets,
+    in_recorded_digits,
 )
 from sarathi_lab.results.sweep_analysis import group_keys
 from sarathi_lab.results.table import COLUMNS, SIMULATED
@@ -35,12 +36,8 @@ def kept(runs: pd.DataFrame) -> pd.DataFrame:
     quantities = [name for name in [*judged, *QUANTITIES] if name in runs]
     table = runs[[*LABELS, *quantities]].copy()
     for name in quantities:
-        table[name] = table[name].map(_in_five_digits)
+        table[name] = table[name].map(in_recorded_digits)
     return table
-
-
-def _in_five_digits(value: float) -> float:
-    return float(f"{value:.5g}")
 
 
 def beside(runs: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:

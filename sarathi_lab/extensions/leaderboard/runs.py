@@ -201,12 +201,20 @@ def row_of(contest: Contest, trial: Trial) -> dict[str, Any] | None:
         return None
 
 
+def in_recorded_digits(value: float) -> float:
+    """Round to the five digits that a leaderboard's record has."""
+    return float(f"{value:.5g}")
+
+
 def best_budgets(runs: pd.DataFrame, quantity: str) -> pd.Series:
     """Return the budget with the highest mean `quantity` on the seeds that choose, by contest and
     policy; of equal ones the default, then the smallest. Policies without a choice are missing.
+
+    Means are of the digits that are recorded, so that a record has the choice of its sweep.
     """
     policies = [*CONTEST, "policy"]
-    selection = runs[runs.role == SELECTION]
+    selection = runs[runs.role == SELECTION].copy()
+    selection[quantity] = selection[quantity].map(in_recorded_digits)
     means = selection.groupby([*policies, "budget"], as_index=False)[quantity].mean()
     of_default = runs[runs.role == DEFAULT].groupby(policies).budget.first()
     means = means.join(of_default.rename("default"), on=policies)

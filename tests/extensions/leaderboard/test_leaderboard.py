@@ -89,6 +89,14 @@ def test_the_best_budget_is_chosen_on_other_seeds_than_it_is_compared_on():
     assert best_budgets(pd.DataFrame(equal), "goodput_x").to_list() == [2048]  # the default
 
 
+def test_a_record_has_the_choice_of_its_sweep():
+    default = rows("p", "default", 2048, [1.0])
+    smaller = rows("p", "selection", 512, [1.000001], 20)
+    larger = rows("p", "selection", 4096, [1.000002], 20)  # equal in the digits of a record
+    runs = pd.DataFrame([*default, *smaller, *larger])
+    assert best_budgets(runs, "goodput_x").to_list() == [512]
+
+
 def test_one_new_run_keeps_all_recorded_seeds_of_its_contest():
     recorded = pd.DataFrame([*rows("a", "default", 1, [1.0, 2.0]), *rows("b", "default", 1, [1.0])])
     both = beside(pd.DataFrame(rows("b", "default", 1, [3.0])), recorded)
