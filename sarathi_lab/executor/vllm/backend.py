@@ -19,7 +19,7 @@ from sarathi_lab.engine.compositions import rehearse
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor import device as devices
 from sarathi_lab.executor.measured_backend import MeasuredBackend
-from sarathi_lab.executor.memory import CPU, USABLE, free_memory_bytes
+from sarathi_lab.executor.memory import USABLE, free_memory_bytes
 from sarathi_lab.executor.placement import allowed_cores
 from sarathi_lab.executor.timeline import HostTimeline, timeline_of
 from sarathi_lab.executor.vllm import workers as vllm
@@ -206,7 +206,7 @@ class VllmBackend(MeasuredBackend):
                 f"{needed} of disk in {folder.parent.parent}, which has {free_disk / 1e9:.1f} GB "
                 f"free; free some, name another disk by XDG_CACHE_HOME, {fix}"
             )
-        free_memory = free_memory_bytes(CPU)
+        free_memory = free_memory_bytes(torch.device("cpu"))
         if num_bytes > USABLE * free_memory:
             raise UserError(
                 f"{needed} of the host's memory while they are saved, which has "
