@@ -101,6 +101,7 @@ NEEDED = {
     "policies": [*TRACE, "policy=sarathi,orca"],
     "leaderboard": [*ONE_RANKING, "policy=sarathi,orca", "seed=0"],
     "real_bubbles": ["executor=simulated", "executor.pipeline_parallel=2"],
+    "expert_reload": ["executor=simulated"],  # measured by vLLM, which is not installed here
 }
 
 

@@ -29,4 +29,4 @@ def test_a_cost_model_is_made_once_until_its_tables_change(tmp_path):
 def test_lists_of_a_configuration_make_a_cost_model_of_their_own():
     host = Host("x", graphs=CudaGraphs(mode="full", sizes=[8, 16]))
     backend = SimulatedBackend(load_option("hardware", "a100"), host=host)
-    assert backend._cost(load_option("model", "7b")).num_layers == 32
+    assert backend._cost(load_option("model", "7b")).spec.num_layers == 32

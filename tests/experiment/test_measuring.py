@@ -95,13 +95,14 @@ def cost(executor):
     return MeasuredCostModel(executor)
 
 
-@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_a_composition_is_measured_once_and_its_operations_sum_to_the_iteration(
-    executor, is_told, monkeypatch
+    executor, kernels, monkeypatch
 ):
+    if kernels == "torch":  # whose operations are timed one by one, not told by the C++
+        backend = TorchBackend(device="cpu", dtype="float32", kernels=kernels)
+        executor = backend.build(load_option("model", "tiny"), None, Sizes(12, 16, batch_size=4))
     cost = MeasuredCostModel(executor)
-    if not is_told:
-        monkeypatch.setattr(executor.model, "whole_pass", None)
     monkeypatch.setattr(cost, "reference", lambda tokens: 1.0)  # however busy the machine is
     monkeypatch.setattr(cost, "stolen", list)
     monkeypatch.setattr(measured_cost, "ENOUGH", math.inf)
