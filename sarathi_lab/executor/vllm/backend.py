@@ -23,11 +23,13 @@ from sarathi_lab.executor.memory import USABLE, free_memory_bytes
 from sarathi_lab.executor.placement import allowed_cores
 from sarathi_lab.executor.timeline import HostTimeline, timeline_of
 from sarathi_lab.executor.vllm import workers as vllm
+from sarathi_lab.executor.vllm.engine_arguments import check_options, check_overrides, with_options
 from sarathi_lab.executor.vllm.executor import VllmExecutor, explained
 from sarathi_lab.executor.vllm.stages import StagedExecutor
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.seeded_checkpoint import (
     config_folder,
+    config_of,
     path_of,
     path_of_config,
     require_architecture,
@@ -80,7 +82,7 @@ class VllmBackend(MeasuredBackend):
                 "executor.async_scheduling=true has no effect with executor.pipeline_parallel="
                 f"{self.pipeline_parallel}, whose stages have a batch each; drop it"
             )
-        vllm.check_options(self.options or {})
+        check_options(self.options or {})
         mode = self._stated_compilation.get("cudagraph_mode", PIECEWISE)
         if self._times_stages_in_graphs and "FULL" in str(mode).upper():
             raise UserError(
@@ -124,6 +126,7 @@ class VllmBackend(MeasuredBackend):
                 f"model {spec.name} has heads of {spec.head_size}, which vLLM's attention does not "
                 f"compute on a CPU; use model=30m, or model.head_size of {_listed(sizes)}"
             )
+        check_overrides(self.options or {}, config_of(spec, self.dtype_name))
         self.check_memory(spec, kv_tokens)
 
     def _check_devices(self) -> None:
@@ -150,6 +153,10 @@ class VllmBackend(MeasuredBackend):
                 "with dummy weights (no model.path) tokens choose experts about evenly; those of a "
                 "trained router may take another time"
             )
+        release = vllm.release_of(vllm.version())
+        if release is None or release > vllm.NEWEST:
+            newest = ".".join(map(str, vllm.NEWEST))
+            cautions.append(f"vLLM {vllm.version()}: tested up to {newest}")
         return cautions
 
     def _draws_dummies(self, checkpoint: Path | None) -> bool:
@@ -302,7 +309,7 @@ class VllmBackend(MeasuredBackend):
             arguments["kv_cache_memory_bytes"] = (sizes.num_blocks + 2) * block
         elif sizes.fills_memory:
             del arguments["num_gpu_blocks_override"]
-        arguments |= dict(self.options or {})
+        arguments = with_options(arguments, self.options or {})
         if self._times_stages_in_graphs:
             graphs = {"cudagraph_mode": PIECEWISE}
             arguments["compilation_config"] = graphs | self._stated_compilation

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, NamedTuple
 
-from sarathi_lab.config.errors import UserError, suggestion
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.processes import require_child_processes, start_methods_of_python
 from sarathi_lab.engine.executor import GraphUse
 from sarathi_lab.executor.vllm import worker_errors
 from sarathi_lab.executor.vllm.stage_pipes import StagePipes
 
 OLDEST = (0, 28)  # the first version that these interfaces were run with
+NEWEST = (0, 33)  # the last one
 GRAPH_USES: dict[str, GraphUse] = {"FULL": "full", "PIECEWISE": "piecewise", "NONE": "none"}
 GRAPH_SIZES = ("cudagraph_capture_sizes", "max_cudagraph_capture_size")  # two ways to state them
 DUMMY = "dummy"  # of vLLM's load formats: no weights are read
@@ -39,12 +40,6 @@ ALWAYS = {  # engine arguments of every run; prefixes are shared by the lab's bl
     "use_tqdm_on_load": False,
     "worker_extension_cls": EXTENSION,
 }
-REFUSED = (  # as the lab schedules; so are those that settings set
-    *("scheduler_cls", "scheduling_policy", "speculative_config", "kv_transfer_config"),
-    *("data_parallel_size", "dtype", "model", "kv_cache_dtype", "max_num_seqs", "block_size"),
-    *("max_num_batched_tokens", "max_model_len", "num_gpu_blocks_override", "enforce_eager"),
-    *("tensor_parallel_size", "pipeline_parallel_size", "async_scheduling", *ALWAYS),
-)
 
 
 class NewSequence(NamedTuple):
@@ -111,12 +106,19 @@ def version() -> str:
         import vllm
     except ImportError as error:
         raise UserError(f"executor=vllm can't import vLLM ({error}); {fix}") from None
-    found: str = vllm.__version__
-    parts = tuple(int(one) for one in found.split(".")[:2] if one.isdecimal())
-    if len(parts) == 2 and parts < OLDEST:  # of a build from sources others
+    installed: str = vllm.__version__
+    if (release := release_of(installed)) is not None and release < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        raise UserError(f"executor=vllm needs vLLM {oldest} or newer, not {found}; {fix}")
-    return found
+        raise UserError(f"executor=vllm needs vLLM {oldest} or newer, not {installed}; {fix}")
+    return installed
+
+
+def release_of(version: str) -> tuple[int, int] | None:
+    """Return the first two numbers of a version; None of a build from sources, which has others."""
+    parts = version.split(".")[:2]
+    if len(parts) < 2 or not all(part.isdecimal() for part in parts):
+        return None
+    return int(parts[0]), int(parts[1])
 
 
 def device_type() -> str:
@@ -133,25 +135,11 @@ def head_sizes_of_cpu() -> list[int]:
     return list(CPUAttentionBackend.get_supported_head_sizes())
 
 
-def _engine_arguments() -> list[str]:
+def engine_arguments() -> list[str]:
+    """Return the names of vLLM's engine arguments."""
     from vllm.engine.arg_utils import EngineArgs
 
-    return [one.name for one in fields(EngineArgs)]
-
-
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise UserError for engine arguments that vLLM lacks, or that the lab sets."""
-    for name in options:
-        if name in REFUSED:
-            raise UserError(
-                f"executor.options.{name} is the lab's to set, by policy, batch, cache, model and "
-                "executor; use their settings"
-            )
-        if name not in (names := _engine_arguments()):
-            raise UserError(
-                f"executor.options.{name} is no engine argument of vLLM {version()}"
-                f"{suggestion(name, names)}; `vllm serve --help=all` lists them"
-            )
+    return [argument.name for argument in fields(EngineArgs)]
 
 
 def states_graph_sizes(options: Mapping[str, Any]) -> bool:
@@ -183,7 +171,7 @@ def make_config(arguments: Mapping[str, Any], runner: str, cores: str | None = N
     envs.disable_envs_cache()  # of an engine that this process had before
     _set(RUNNER, RUNNERS[runner])
     _set(CORES, _first.get(CORES, os.environ.get(CORES)) or cores)
-    known = _engine_arguments()
+    known = engine_arguments()
     given = {name: value for name, value in arguments.items() if name in known}
     return EngineArgs(**given).create_engine_config(UsageContext.ENGINE_CONTEXT)
 

@@ -1,9 +1,11 @@
 """vLLM's schedulers, whose `schedule` sees only what a policy of the lab has chosen, with a limit
-of tokens each. All else is vLLM's. That interface is not public: it was run with `TESTED`.
+of tokens each. All else is vLLM's. That interface is not public: `limits` has the versions
+that it was run with.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from itertools import count
@@ -19,16 +21,11 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.request import Batch, Request, SequenceState
-from sarathi_lab.extensions.vllm_server import Decider, policy_of
+from sarathi_lab.extensions.vllm_server.decider import Decider
+from sarathi_lab.extensions.vllm_server.limits import check_config, version_caution
+from sarathi_lab.extensions.vllm_server.settings import policy_of
 
-TESTED = ("0.31", "0.32")
-OF_POLICIES = {  # what policies have settings for, and vLLM's values without it
-    "enable_chunked_prefill": True,
-    "watermark": 0,
-    "long_prefill_token_threshold": 0,
-    "max_num_active_seqs": None,
-    "prefill_schedule_interval": 1,
-}
+logger = logging.getLogger("vllm.sarathi_lab")  # below vLLM's, which prints it
 Base: Any = object  # vLLM's class follows it
 
 
@@ -39,7 +36,10 @@ class _ByPolicy(Base):
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        refuse_unsupported(self)
+        if (caution := version_caution(vllm.__version__)) is not None:
+            logger.warning(caution)
+        check_config(self.vllm_config, self.is_async)
+        refuse_layers(self)
         self.scheduler_reserve_full_isl = False  # the policy chooses what it reserves
         sizes = {"batch_size": self.max_num_running_reqs, "max_model_len": self.max_model_len}
         self._decider = Decider(
@@ -132,25 +132,9 @@ class AsyncScheduler(_ByPolicy, async_scheduler.AsyncScheduler):
     is_async = True
 
 
-def refuse_unsupported(self: Any) -> None:
-    """Raise UserError for a version or a feature that a policy of the lab is not tested with."""
-    settings, model = self.scheduler_config, self.vllm_config.model_config
-    one_kind = len(self.kv_cache_config.kv_cache_groups) == 1 and not self.has_mamba_layers
-    has_text = not (self.is_encoder_decoder or model.supports_multimodal_inputs)
-    allowed = {
-        f"vLLM {vllm.__version__} (tested: {', '.join(TESTED)})": vllm.__version__[:4] in TESTED,
-        "prefix caching (--no-enable-prefix-caching)": not self.cache_config.enable_prefix_caching,
-        "connectors": self.connector is None and self.ec_connector is None,
-        "drafts or pipeline stages": not self.num_spec_tokens and not self.use_pp,
-        f"async_scheduling={settings.async_scheduling} and this class (take the other)": (
-            self.is_async == bool(settings.async_scheduling)
-        ),
-        "LoRA": self.lora_config is None,
-        "encoders (--language-model-only)": has_text,
-        "pooling or layers of several kinds": one_kind and model.runner_type != "pooling",
-    }
-    for name, default in OF_POLICIES.items():
-        allowed[name] = getattr(settings, name) == default
-    for what, is_allowed in allowed.items():
-        if not is_allowed:
-            raise UserError(f"a policy of the lab can't run with {what}; start vLLM without")
+def refuse_layers(scheduler: Any) -> None:
+    """Raise UserError for layers of several kinds, which a list of blocks does not serve."""
+    if len(scheduler.kv_cache_config.kv_cache_groups) != 1 or scheduler.has_mamba_layers:
+        raise UserError(
+            "a policy of the lab can't run with layers of several kinds; serve a model with one"
+        )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from sarathi_lab.config.errors import UserError
@@ -9,6 +12,7 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.request import Request
 from sarathi_lab.extensions.vllm_server import Decider, policy_of
+from sarathi_lab.extensions.vllm_server.limits import check_config, version_caution
 from sarathi_lab.policy import Orca, Sarathi, VllmV1
 
 
@@ -87,3 +91,73 @@ def test_an_evicted_sequence_returns_later_if_its_token_is_on_its_way():
     assert found.schedule(0.0) is None
     found.admits = True
     assert [chunk.num_tokens for chunk in found.schedule(0.0).chunks] == [4]
+
+
+def config_of(part: str = "", **settings: Any) -> SimpleNamespace:
+    """A configuration of vLLM that a policy runs with, but for `settings` of a part."""
+    parts: dict[str, Any] = {
+        "scheduler_config": {
+            "async_scheduling": False,
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 300,
+            "max_num_scheduled_tokens": None,
+            "enable_chunked_prefill": True,
+            "watermark": 0,
+            "long_prefill_token_threshold": 0,
+            "max_num_active_seqs": None,
+            "prefill_schedule_interval": 1,
+        },
+        "model_config": {
+            "max_model_len": 64,
+            "is_encoder_decoder": False,
+            "supports_multimodal_inputs": False,
+            "runner_type": "generate",
+            "has_inner_state": False,
+        },
+        "cache_config": {"enable_prefix_caching": False},
+        "parallel_config": {"pipeline_parallel_size": 1, "data_parallel_size": 1},
+    }
+    if part:
+        parts[part].update(settings)
+    features = ("kv_transfer_config", "ec_transfer_config", "speculative_config", "lora_config")
+    config = SimpleNamespace(
+        additional_config={"sarathi_lab": {"policy": "sarathi", "chunk": 16}},
+        **dict.fromkeys(features),
+        **{name: SimpleNamespace(**fields) for name, fields in parts.items()},
+    )
+    if not part:
+        vars(config).update(settings)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (config_of("cache_config", enable_prefix_caching=True), "prefix caching"),
+        (config_of("parallel_config", pipeline_parallel_size=2), "pipeline stages"),
+        (config_of("parallel_config", data_parallel_size=2), "data parallel engines"),
+        (config_of("model_config", supports_multimodal_inputs=True), "encoders"),
+        (config_of("model_config", has_inner_state=True), "layers with states"),
+        (config_of("model_config", runner_type="pooling"), "pooling"),
+        (config_of("scheduler_config", watermark=0.1), "watermark"),
+        (config_of("scheduler_config", async_scheduling=True), "async_scheduling=True and this"),
+        (config_of("scheduler_config", max_num_batched_tokens=8), "is below the 16 tokens"),
+        (config_of(kv_transfer_config="a connector"), "KV connectors"),
+        (config_of(speculative_config="ngram"), "drafts"),
+        (config_of(lora_config="an adapter"), "LoRA"),
+        (config_of(additional_config={}), 'not a policy of "sarathi_lab"'),
+    ],
+)
+def test_a_configuration_is_refused_without_a_server(config, message):
+    check_config(config_of(), is_async=False)
+    with pytest.raises(UserError, match=message):
+        check_config(config, is_async=False)
+
+
+def test_versions():
+    for version in ("0.31.0", "0.32.0", "0.33.1rc2"):
+        assert version_caution(version) is None
+    for version in ("0.34.0", "1.0.0", "dev", "main.abc"):
+        assert "tested with vLLM 0.31 to 0.33" in version_caution(version)
+    with pytest.raises(UserError, match=r"needs vLLM 0.31 or newer, not 0.30.1"):
+        version_caution("0.30.1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import socket
@@ -190,11 +191,28 @@ def test_what_a_policy_has_no_use_for_is_refused(settings, message):
         make_scheduler(scheduler_class(False), cached, {}, {"sarathi_lab": of_policy})
 
 
-def test_other_versions_are_refused(monkeypatch):
+def test_a_newer_version_is_warned_of(monkeypatch, caplog):
     tried, of_policy = random_case(random.Random(0), "orca")
     monkeypatch.setattr("vllm.__version__", "0.99.0")
-    with pytest.raises(UserError, match=r"vLLM 0.99.0 \(tested: 0.31, 0.32\)"):
-        make_scheduler(scheduler_class(False), tried.engine, {}, {"sarathi_lab": of_policy})
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    settings = {"max_num_batched_tokens": 300}
+    make_scheduler(scheduler_class(False), tried.engine, settings, {"sarathi_lab": of_policy})
+    assert "not 0.99.0" in caplog.text
+
+
+def test_a_server_is_checked_before_it_starts():
+    from sarathi_lab.extensions.vllm_server.__main__ import server_arguments
+
+    policy = '{"sarathi_lab": {"policy": "sarathi", "chunk": 48}}'
+    model = ["--model", str(tiny_checkpoint()), "--skip-tokenizer-init", "--dtype", "float32"]
+    arguments = [*model, "--additional-config", policy, "--port", "1"]
+    class_name = "sarathi_lab.extensions.vllm_server.Scheduler"  # as on a CPU nothing is async
+    added = ["--no-enable-prefix-caching", "--scheduler-cls", class_name]
+    assert server_arguments(arguments) == [*arguments, *added]
+    with pytest.raises(UserError, match="prefix caching"):
+        server_arguments([*arguments, "--enable-prefix-caching"])
+    with pytest.raises(UserError, match="pipeline stages"):
+        server_arguments([*arguments, "--pipeline-parallel-size", "2"])
 
 
 def test_a_server_answers_concurrent_requests_as_the_lab_does(vllm_executor, tmp_path):
@@ -207,12 +225,10 @@ def test_a_server_answers_concurrent_requests_as_the_lab_does(vllm_executor, tmp
             *("--model", str(tiny_checkpoint()), "--served-model-name", "tiny", "--port", url[17:]),
             *("--dtype", "float32", "--enforce-eager", "--skip-tokenizer-init"),
             *("--block-size", "32", "--max-model-len", "256", "--max-num-seqs", "4"),
-            *("--num-gpu-blocks-override", "13", "--no-enable-prefix-caching"),
-            *("--scheduler-cls", "sarathi_lab.extensions.vllm_server.Scheduler"),
-            *("--no-async-scheduling", "--additional-config"),
+            *("--num-gpu-blocks-override", "13", "--additional-config"),
             '{"sarathi_lab": {"policy": "sarathi_serve", "chunk": 48, "policy.reserve": "chunk"}}',
         ]
-        program = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments]
+        program = [sys.executable, "-m", "sarathi_lab.extensions.vllm_server", *arguments]
         environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
         server = subprocess.Popen(program, env=environment, stdout=log, stderr=log)
     try:
