@@ -216,6 +216,9 @@ class Backend(Protocol):
     def state_tokens(self, spec: ModelSpec) -> int:
         """Tokens whose cache is as large here as the states of one sequence."""
 
+    def read_model(self, checkpoint: Path) -> ModelSpec | None:
+        """The spec of a checkpoint that only this backend computes; None if it does not, either."""
+
     def expect(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> None:
         """Take note of a run to come, where several share what `build` makes first."""
 

@@ -105,7 +105,7 @@ class MeasuredBackend(ABC):
         spec = replace(spec, weight_dtype="auto")
         if self.uses_gpus and self.num_devices > 1:
             # Each has about its share of the layers, or of every layer.
-            spec = replace(spec, num_layers=-(-spec.num_layers // self.num_devices))
+            spec = spec.of_part(self.num_devices)
         return Memory(self.torch_device, self.device_name, spec, self.dtype_bytes)
 
     def _free_memory(self) -> None:
@@ -155,6 +155,10 @@ class MeasuredBackend(ABC):
 
     def predictor(self, spec: ModelSpec) -> None:  # noqa: B027
         """Return None: a real device is measured, not predicted."""
+
+    def read_model(self, checkpoint: Path) -> ModelSpec | None:
+        """Return None: it computes what `model.huggingface` reads, and nothing else."""
+        return None
 
     def expect(  # noqa: B027
         self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes

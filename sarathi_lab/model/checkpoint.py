@@ -139,16 +139,25 @@ class AutoModel:
 
     path: str | None = None
 
-    def resolve(self, default_name: str) -> tuple[ModelSpec, Path | None]:
+    def resolve(
+        self, default_name: str, read_other: Callable[[Path], ModelSpec | None] = lambda _: None
+    ) -> tuple[ModelSpec, Path | None]:
         """The spec, and the folder of the weights if there is one; nothing is loaded, all checked.
 
-        Without a path the spec is that of `conf/model/<default_name>.yaml`. Raises UserError for a
-        path that is missing or incomplete, or an architecture that is not supported.
+        Without a path the spec is that of `conf/model/<default_name>.yaml`. What the lab itself
+        does not compute is left to `read_other`. Raises UserError for a path that is missing or
+        incomplete, or an architecture that is not supported.
         """
         if self.path is None:
             return load_option("model", default_name), None
         directory = find_checkpoint(str(self.path))
-        spec = read_spec(directory)
+        try:
+            spec = read_spec(directory)
+        except UserError:
+            other = read_other(directory)
+            if other is None:
+                raise
+            return other, directory
         check_checkpoint(directory, spec)
         return spec, directory
 
@@ -160,7 +169,9 @@ def resolve_model(cfg: DictConfig, backend: Any) -> tuple[ModelSpec, Path | None
     require_one_of("cache.dtype", cfg.cache.dtype, get_args(KvDtype))
     model = build(cfg.model)
     spec, checkpoint = (
-        model.resolve(backend.default_model) if isinstance(model, AutoModel) else (model, None)
+        model.resolve(backend.default_model, backend.read_model)
+        if isinstance(model, AutoModel)
+        else (model, None)
     )
     if spec.kv_dtype != "auto":
         raise UserError(

@@ -51,8 +51,10 @@ def operation_rooflines(
 
     Products read weights and inputs and write outputs; attention reads queries and the KV cache.
     `elementwise` is what fused kernels move: norms add to the residual stream, rotary embedding
-    also fills the cache, and activation.
+    also fills the cache, and activation. Empty for a model without formulas.
     """
+    if not spec.has_formulas:
+        return {}
     num_tokens = work.num_prefill_tokens + work.num_decode_tokens
     token_bytes = num_tokens * spec.num_layers * dtype_bytes
 

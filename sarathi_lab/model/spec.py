@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -134,6 +134,15 @@ class ModelSpec:
             raise UserError(
                 f"model {self.name} {reason}; add executor=simulated or take another model"
             )
+
+    @property
+    def has_formulas(self) -> bool:
+        """Whether FLOPs and bytes read are known, and not only sizes (`StoredSpec`)."""
+        return True
+
+    def of_part(self, num_parts: int) -> ModelSpec:
+        """Return what each of so many devices holds, the layers divided among them."""
+        return replace(self, num_layers=-(-self.num_layers // num_parts))
 
     # -- shapes ------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -88,8 +89,11 @@ class Plan:
 
     def roofline(self, peaks: Peaks) -> float:
         """Predict the seconds of the run if every iteration met its roofline time, on a virtual
-        clock. On a pipeline the roofline is that of each stage's share of work and devices.
+        clock. On a pipeline the roofline is that of each stage's share of work and devices. NaN for
+        a model without formulas.
         """
+        if not self.spec.has_formulas:
+            return math.nan
         num_stages = self.backend.num_stages
 
         def times(batch: Batch) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -135,8 +136,10 @@ def _executed(
     print_plan(plan, context)
     # A simulated run takes no longer than its prediction; which drafts will be right is not known.
     if plan.backend.computes_tokens and not plan.engine.speculation.tokens:
-        predicted["predicted_roofline"] = roofline = plan.roofline(peaks)
-        print_words(f"  predicted roofline {roofline:.2f} s")
+        roofline = plan.roofline(peaks)
+        if math.isfinite(roofline):
+            predicted["predicted_roofline"] = roofline
+            print_words(f"  predicted roofline {roofline:.2f} s")
     print_cautions([f"peaks {peaks.describe()}"], context)
     if plan.advice is not None:
         print_advice(plan.advice)

@@ -217,7 +217,7 @@ def test_a_gpu_s_graphs_leave_the_stages_hooks(monkeypatch):
     arguments = two.arguments(TINY, None, SIZES)
     assert arguments["compilation_config"] == {"cudagraph_mode": "PIECEWISE"}
     assert any("piecewise" in caution for caution in two.cautions(TINY))
-    monkeypatch.setattr("sarathi_lab.executor.vllm.workers._engine_arguments", lambda: [OPTION])
+    monkeypatch.setattr("sarathi_lab.executor.vllm.workers.engine_arguments", lambda: [OPTION])
     stated = VllmBackend(pipeline_parallel=2, options={OPTION: {"mode": 3}})
     assert stated.arguments(TINY, None, SIZES)[OPTION] == {"mode": 3, "cudagraph_mode": "PIECEWISE"}
     with pytest.raises(UserError, match="cudagraph_mode=FULL: whole graphs skip the hooks"):

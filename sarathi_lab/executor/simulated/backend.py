@@ -189,6 +189,9 @@ class SimulatedBackend:
     def state_tokens(self, spec: ModelSpec) -> int:
         return spec.state_tokens(self.dtype_bytes, self.parallel.cache_copies(spec))
 
+    def read_model(self, checkpoint: Path) -> None:
+        """Return None: it has formulas for what `model.huggingface` reads, and for nothing else."""
+
     def expect(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> None:
         """Do nothing: every run has an executor of its size."""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from os.path import getsize
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,6 +28,8 @@ from sarathi_lab.executor.vllm import workers as vllm
 from sarathi_lab.executor.vllm.engine_arguments import check_options, check_overrides, with_options
 from sarathi_lab.executor.vllm.executor import VllmExecutor, explained
 from sarathi_lab.executor.vllm.stages import StagedExecutor
+from sarathi_lab.executor.vllm.worker_errors import last_line
+from sarathi_lab.model.checkpoint import stored_tensors
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.seeded_checkpoint import (
     config_folder,
@@ -36,6 +40,7 @@ from sarathi_lab.model.seeded_checkpoint import (
     seeded_checkpoint,
 )
 from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.model.stored_spec import StoredSpec
 
 AUTO, SEEDED = "auto", "seeded"
 BLOCK_MULTIPLES = {"cpu": 32, "cuda": 16}  # of tokens, that vLLM's attention reads
@@ -121,13 +126,59 @@ class VllmBackend(MeasuredBackend):
         spec.require_runnable()
         if spec.kv_dtype == "int8":
             raise UserError("cache.dtype=int8: vLLM has no such cache; use fp8 or auto")
-        if not self.uses_gpus and spec.head_size not in (sizes := vllm.head_sizes_of_cpu()):
+        if spec.has_formulas:
+            self._check_heads(spec)
+            check_overrides(self.options or {}, config_of(spec, self.dtype_name))
+        self.check_memory(spec, kv_tokens)
+
+    def _check_heads(self, spec: ModelSpec) -> None:
+        sizes = () if self.uses_gpus else vllm.head_sizes_of_cpu()
+        if sizes and spec.head_size not in sizes:
             raise UserError(
                 f"model {spec.name} has heads of {spec.head_size}, which vLLM's attention does not "
                 f"compute on a CPU; use model=30m, or model.head_size of {_listed(sizes)}"
             )
-        check_overrides(self.options or {}, config_of(spec, self.dtype_name))
-        self.check_memory(spec, kv_tokens)
+
+    def read_model(self, checkpoint: Path) -> ModelSpec | None:
+        """Return the spec of a checkpoint by vLLM's reading. Raises UserError for one that vLLM
+        refuses, or that has what executor=vllm has no part in.
+        """
+        if not (checkpoint / "config.json").is_file():
+            return None
+        try:
+            shape = self._shape_of(checkpoint)
+        except Exception as error:
+            raise UserError(
+                f"model.path={checkpoint}: vLLM can't load it ({last_line(error)}); take another"
+            ) from None
+        if shape.beyond is not None:
+            raise UserError(
+                f"model.path={checkpoint} has {shape.beyond}, which executor=vllm does not run; "
+                "take another"
+            )
+        tensors = stored_tensors(checkpoint).values()
+        files = {tensor.file for tensor in tensors}
+        num_cached = shape.head_size * (1 if shape.is_latent else 2 * shape.num_kv_heads)
+        return StoredSpec(
+            checkpoint.resolve().name,
+            *shape[:3],
+            num_kv_heads=1 if shape.is_latent else shape.num_kv_heads,
+            ffn_size=shape.ffn_size,
+            vocab_size=shape.vocab_size,
+            head_size=shape.head_size,
+            max_position=shape.max_position,
+            stored_params=sum(math.prod(tensor.shape) for tensor in tensors),
+            stored_bytes=sum(map(getsize, files)) if shape.is_quantised else None,
+            cached_values=shape.num_layers * num_cached,
+        )
+
+    def _shape_of(self, checkpoint: Path) -> vllm.ModelShape:
+        key = f"{self} {checkpoint}"
+        if key not in _shapes:
+            arguments = {"model": str(checkpoint), "dtype": self.dtype_name, **vllm.ALWAYS}
+            options = with_options(arguments, self.options or {})
+            _shapes[key] = vllm.model_shape(options, self.runner)
+        return _shapes[key]
 
     def _check_devices(self) -> None:
         """Raise UserError for more GPUs than this machine has, unless Ray has those of others."""
@@ -387,6 +438,7 @@ class SharedEngine:
             workers.close()
 
 
+_shapes: dict[str, vllm.ModelShape] = {}  # that vLLM has read, a second each, by checkpoint
 _engine = SharedEngine()
 atexit.register(_engine.close)
 devices.engine_ends.append(_engine.close)

@@ -42,6 +42,22 @@ ALWAYS = {  # engine arguments of every run; prefixes are shared by the lab's bl
 }
 
 
+class ModelShape(NamedTuple):
+    """What vLLM's configuration states of a checkpoint's model."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int  # or of the latent that all heads share
+    ffn_size: int
+    vocab_size: int
+    max_position: int
+    is_latent: bool  # whether attention caches latents (MLA) instead of keys and values
+    is_quantised: bool
+    beyond: str | None  # what executor=vllm has no part in, if the model has it
+
+
 class NewSequence(NamedTuple):
     """A sequence that the workers do not hold, with its tokens, `num_computed` of them in its
     blocks.
@@ -176,6 +192,34 @@ def make_config(arguments: Mapping[str, Any], runner: str, cores: str | None = N
     return EngineArgs(**given).create_engine_config(UsageContext.ENGINE_CONTEXT)
 
 
+def model_shape(arguments: Mapping[str, Any], runner: str) -> ModelShape:
+    """Read the shape of the model that engine arguments name, for one device, nothing loaded.
+    Raises what vLLM does.
+    """
+    config = make_config(arguments, runner)
+    model, text = config.model_config, config.model_config.hf_text_config
+    hidden_size = model.get_hidden_size()
+    beyond = {
+        "layers with states": model.has_inner_state,
+        "no attention": model.is_attention_free,
+        "an encoder": model.is_encoder_decoder,
+        "a pooler in place of tokens": model.runner_type != "generate",
+    }
+    return ModelShape(
+        num_layers=model.get_num_layers(config.parallel_config),
+        hidden_size=hidden_size,
+        num_heads=model.get_num_attention_heads(config.parallel_config),
+        num_kv_heads=model.get_total_num_kv_heads(),
+        head_size=model.get_head_size(),
+        ffn_size=getattr(text, "intermediate_size", None) or 4 * hidden_size,
+        vocab_size=model.get_vocab_size(),
+        max_position=model.max_model_len,
+        is_latent=model.use_mla,
+        is_quantised=model.quantization is not None,
+        beyond=next((feature for feature, has_it in beyond.items() if has_it), None),
+    )
+
+
 class Workers:
     """Workers of a vLLM engine, with weights, cache and graphs as its server makes them; of
     `load_format=dummy` the weights are the lab's random ones of `seed`. `announce` is called with
@@ -213,6 +257,7 @@ class Workers:
                 return self._executor
 
             self.core = EngineCore(config, make_executor, log_stats=False)
+            require_one_list_of_blocks(self.core.scheduler.kv_cache_config, config)
             if parallel.pipeline_parallel_size > 1:
                 self._executor.execute_dummy_batch()  # left out on a CPU if the cache has a size
             ends.pop_all()
@@ -342,6 +387,16 @@ def _announcing(
             return super().initialize_from_config(*arguments)
 
     return AnnouncingExecutor
+
+
+def require_one_list_of_blocks(cache: Any, config: Any) -> None:
+    """Raise UserError unless all layers of a model keep their cache by the same blocks."""
+    groups = cache.kv_cache_groups
+    if len(groups) != 1:
+        raise UserError(
+            f"model.path={config.model_config.model}: vLLM keeps its cache in {len(groups)} groups "
+            "of layers, of which executor=vllm has one; take a model whose layers are alike"
+        )
 
 
 def facts_of(worker: Any) -> dict[str, Any]:
