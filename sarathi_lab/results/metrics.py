@@ -55,7 +55,9 @@ def summarise(
     `iterations` is `add_costs`' table; `decode_cost` is None for policies that never mix chunks and
     decodes.
     """
-    busy, roofline = iterations.busy.sum(), iterations.roofline.sum()
+    # NaN, not the sum of what is there, for a model without formulas.
+    flops, min_bytes = iterations.flops.sum(skipna=False), iterations.min_bytes.sum(skipna=False)
+    busy, roofline = iterations.busy.sum(), iterations.roofline.sum(skipna=False)
     kv_tokens = iterations.prefill_kv_tokens.sum()
     summary = {
         "num_iterations": len(iterations),
@@ -70,8 +72,8 @@ def summarise(
         **_time_over_roofline_by_kind(iterations),
         "peak_flops_per_second": peaks.flops_per_second,
         "peak_bytes_per_second": peaks.bytes_per_second,
-        "mfu": iterations.flops.sum() / (busy * peaks.flops_per_second),
-        "mbu": iterations.min_bytes.sum() / (busy * peaks.bytes_per_second),
+        "mfu": flops / (busy * peaks.flops_per_second),
+        "mbu": min_bytes / (busy * peaks.bytes_per_second),
         "tile_efficiency": iterations.useful_tiles.sum() / iterations.computed_tiles.sum(),
         **_overheads(iterations),
         "num_preemptions": iterations.num_preemptions.sum(),
@@ -163,7 +165,7 @@ def _decode(iterations: pd.DataFrame, cost: DecodeCost | None) -> dict[str, floa
 def _time_over_roofline_by_kind(iterations: pd.DataFrame) -> dict[str, float]:
     """Return time over roofline of each kind of iteration present."""
     return {
-        f"time_over_roofline_{kind}": rows.busy.sum() / rows.roofline.sum()
+        f"time_over_roofline_{kind}": rows.busy.sum() / rows.roofline.sum(skipna=False)
         for kind, rows in _by_kind(iterations).items()
     }
 

@@ -246,7 +246,9 @@ def test_an_engine_that_does_not_start_is_ended(step, monkeypatch):
         executor.determine_available_memory()
         executor.initialize_from_config(None)
         take("make_engine")
-        return SimpleNamespace(model_executor=executor)
+        cache = SimpleNamespace(kv_cache_groups=["the layers"])
+        scheduler = SimpleNamespace(kv_cache_config=cache)
+        return SimpleNamespace(model_executor=executor, scheduler=scheduler)
 
     class FakeExecutor:
         def __init__(self, config: Any) -> None:
@@ -294,6 +296,13 @@ def test_an_engine_that_does_not_start_is_ended(step, monkeypatch):
         "making the cache and capturing CUDA graphs of 3 sizes of batches up to 64 tokens",
         "capture",
     ]
+
+
+def test_a_cache_in_groups_of_layers_is_refused():
+    config = SimpleNamespace(model_config=SimpleNamespace(model="hybrid"))
+    cache = SimpleNamespace(kv_cache_groups=["states", "attention"])
+    with pytest.raises(UserError, match=r"model.path=hybrid: vLLM keeps its cache in 2 groups"):
+        vllm.require_one_list_of_blocks(cache, config)
 
 
 def test_another_executor_gets_the_memory_of_a_gpu(monkeypatch):

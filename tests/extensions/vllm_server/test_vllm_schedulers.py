@@ -196,7 +196,8 @@ def test_a_newer_version_is_warned_of(monkeypatch, caplog):
     monkeypatch.setattr("vllm.__version__", "0.99.0")
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     settings = {"max_num_batched_tokens": 300}
-    make_scheduler(scheduler_class(False), tried.engine, settings, {"sarathi_lab": of_policy})
+    with caplog.at_level(logging.WARNING, "vllm"):
+        make_scheduler(scheduler_class(False), tried.engine, settings, {"sarathi_lab": of_policy})
     assert "not 0.99.0" in caplog.text
 
 
