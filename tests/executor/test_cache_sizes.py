@@ -5,11 +5,11 @@ rule wherever a cache is sized.
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.util import module_from_spec, spec_from_file_location
 
 import pandas as pd
 import pytest
 from composed import config_of, refusal_of
+from scripts import load_script
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
@@ -105,11 +105,7 @@ def test_weights_and_caches_in_8_bits_leave_more_tokens() -> None:
 
 
 def test_recorded_points_are_those_of_today() -> None:
-    module_spec = spec_from_file_location("compare", PAGE / "compare.py")
-    assert module_spec is not None
-    assert module_spec.loader is not None
-    compare = module_from_spec(module_spec)
-    module_spec.loader.exec_module(compare)
+    compare = load_script(PAGE / "compare.py")
     table = compare.compare(pd.read_csv(compare.POINTS)).drop(columns=["note"])
     recorded = pd.read_csv(compare.RESULTS)
     pd.testing.assert_frame_equal(table, recorded, check_dtype=False)

@@ -4,7 +4,7 @@ figures, those of today's GPUs predict kernels that no fit has seen.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from dataclasses import replace
 from itertools import product
@@ -12,6 +12,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
+from scripts import load_script
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
@@ -21,10 +22,7 @@ from sarathi_lab.results.load import load_paper
 @pytest.fixture(scope="module")
 def script():
     (path,) = EXPERIMENTS.rglob("cost_model/fit.py")
-    spec = importlib.util.spec_from_file_location("cost_model_fit", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(path)
 
 
 def test_the_recorded_constants_are_the_fitted_ones(script, monkeypatch):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 
 import pandas as pd
 import pytest
 import torch
 import yaml
+from scripts import load_script
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF, EXPERIMENTS, REPOSITORY
@@ -23,11 +22,7 @@ KERNELS = "kernels.csv"
 @pytest.fixture(scope="module")
 def targets():
     path = EXPERIMENTS / "gpu" / "gpu_targets" / "targets.py"
-    spec = importlib.util.spec_from_file_location("gpu_targets_script", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look up annotations
-    spec.loader.exec_module(module)
-    return module
+    return load_script(path)
 
 
 def test_the_dry_run_measures_and_its_targets_are_judged(targets, tmp_path, capsys):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
-import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from scripts import load_script
 
 from sarathi_lab.config.paths import CONF, EXPERIMENTS, REPOSITORY
 from sarathi_lab.config.sweeper import compose
@@ -35,11 +34,7 @@ esac
 @pytest.fixture(scope="module")
 def script():
     path = EXPERIMENTS / "gpu" / "gpu_hour" / "gpu_hour.py"
-    spec = importlib.util.spec_from_file_location("gpu_hour_script", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look up annotations
-    spec.loader.exec_module(module)
-    return module
+    return load_script(path)
 
 
 @pytest.fixture
@@ -125,7 +120,10 @@ RTX_3080 = "NVIDIA GeForce RTX 3080, 580.1, 8.6, 12288, 4"
 def test_each_card_has_models_and_a_load_that_suit_it(row, models, load, gpu, script, tmp_path):
     gpu(row)
     workspace = script.Workspace(tmp_path, Path("python"))
-    steps = {step.name: step for step in script.measurements(workspace, script.find_gpu())}
+    steps = {
+        step.name: step
+        for step in script.measurements(workspace, script.sizes_of(script.find_gpu()))
+    }
     assert f"model={models}" in steps["figures"].commands[0]
     assert load <= {*steps["load"].commands[0]} & {*steps["simulated"].commands[0]}
     assert sum(step.seconds for step in steps.values()) < 3600
@@ -147,8 +145,8 @@ def test_the_papers_figures_are_of_the_default_model_of_a_card(script):
 @pytest.mark.parametrize("is_dry", [False, True], ids=["gpu", "dry"])
 def test_every_command_composes(is_dry, gpu, script, tmp_path):
     workspace = script.Workspace(tmp_path, Path("python"))
-    steps = script.measurements(workspace, script.find_gpu())
-    for step in script.dry_measurements(workspace) if is_dry else steps:
+    sizes = script.DRY if is_dry else script.sizes_of(script.find_gpu())
+    for step in script.measurements(workspace, sizes):
         for command in step.commands:
             settings = command[4:]
             is_run = command[1:4] == ["-m", "sarathi_lab", "run"]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-
 import pandas as pd
 import pytest
+from scripts import load_script
 
 from sarathi_lab.config.paths import EXPERIMENTS
 
@@ -15,11 +13,7 @@ FOLDER = EXPERIMENTS / "lab" / "peers"
 
 @pytest.fixture(scope="module")
 def compare():
-    spec = importlib.util.spec_from_file_location("compare_peers", FOLDER / "compare.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look up annotations
-    spec.loader.exec_module(module)
-    return module
+    return load_script(FOLDER / "compare.py")
 
 
 def test_engines_are_compared_and_failures_listed(compare, tmp_path, monkeypatch, capsys):

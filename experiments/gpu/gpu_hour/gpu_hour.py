@@ -19,7 +19,7 @@ import sys
 import sysconfig
 import tarfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -59,13 +59,11 @@ SIMULATED = (
     "tracking=none"
 )
 SMOKE = "model=30m,120m seq_len=256 chunk=64,128 repeat=1"  # an engine a model, in one process
-DRY_SMOKE = "model=30m dtype=float32,bfloat16 seq_len=64 chunk=32 batch=2 repeat=1"
 WHOLE = "task.experiment=gpu_targets,table2,fig08,table4,fig13,fig04,fig11,fig09"
 # Times of operations are those of an engine without graphs and compilation.
 BY_OPERATION = "task.experiment=fig03,fig07,fig10,kv_reread executor.eager=true"
 DRY_FIGURES = "device=cpu executor.eager=true model=30m task.setup=dry task.seconds=0.1"
 TABLE = "batch=64 seq_len=4096 task.seconds=360"
-DRY_TABLE = "model=30m batch=2 seq_len=64 task.seconds=1"
 # Chunks beside decodes; the baseline has whole prompts there.
 POLICIES = "policy=sarathi_serve baselines=[orca] workload.arrivals=poisson"
 LOAD = (
@@ -76,6 +74,16 @@ DRY_LOAD = (
     "workload.rate=4 workload.num_requests=6 batch=2 chunk=32 slo=strict"
 )
 KERNELS = "kernels.csv"
+# The most that each step may take.
+SECONDS = {
+    "smoke": 240,
+    "figures": 1000,
+    "operations": 300,
+    "calibrate": 540,
+    "load": 720,
+    "kernels": 300,
+}
+DRY_SECONDS = {**SECONDS, "figures": 300, "calibrate": 240, "load": 240, "kernels": 240}
 LOG_COLUMNS = 140
 INSTALLED = ".installed"  # in an environment that is whole
 DONE = "done"
@@ -114,6 +122,34 @@ class Step:
     commands: Sequence[Sequence[str]]
     retries: bool = False
     is_reserved: bool = False
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the steps measure, as settings of the lab, and the most seconds that each may take."""
+
+    device: str
+    smoke: str
+    figures: str
+    operations: str
+    table: str
+    load: str
+    kernels: str  # arguments of their benchmarks
+    machine: Sequence[Sequence[str]]  # commands that describe it, for the log
+    seconds: Mapping[str, float]
+
+
+DRY = Sizes(
+    device=ON_CPU,
+    smoke="model=30m dtype=float32,bfloat16 seq_len=64 chunk=32 batch=2 repeat=1",
+    figures=f"{DRY_FIGURES} {WHOLE}",
+    operations=f"{DRY_FIGURES} {BY_OPERATION}",
+    table="model=30m batch=2 seq_len=64 task.seconds=1",
+    load=DRY_LOAD,
+    kernels="--quick --operation greedy",
+    machine=(),
+    seconds=DRY_SECONDS,
+)
 
 
 @dataclass(frozen=True)
@@ -230,38 +266,36 @@ def installation(workspace: Workspace) -> Step:
     return Step("install", 600, commands)
 
 
-def measurements(workspace: Workspace, gpu: Gpu) -> list[Step]:
-    """List what is measured on a GPU."""
+def sizes_of(gpu: Gpu) -> Sizes:
+    """Return what is measured on a GPU."""
     models, model = gpu.models
     rates, num_requests = LOADS.get(gpu.capability, LOAD_OF_OTHERS)
-    load = f"model={model} workload.rate={rates} workload.num_requests={num_requests} {LOAD}"
-    smoke = workspace.sweep("smoke", f"{ON_VLLM} {SMOKE}")
-    kernels = "-m sarathi_kernels.benchmarks --csv"
-    return [
-        Step("smoke", 240, [["nvidia-smi"], workspace.packages, smoke]),
-        campaign(workspace, "figures", 1000, f"model={models} {WHOLE}"),
-        campaign(workspace, "operations", 300, f"model={models.partition(',')[0]} {BY_OPERATION}"),
-        calibration(workspace, 540, f"{ON_VLLM} model={model} {TABLE}"),
-        loaded(workspace, 720, f"{ON_VLLM} {load}"),
-        simulation(workspace, load),
-        comparison(workspace),
-        benchmarks(workspace, 300, kernels),
-    ]
+    return Sizes(
+        device=ON_VLLM,
+        smoke=SMOKE,
+        figures=f"model={models} {WHOLE}",
+        operations=f"model={models.partition(',')[0]} {BY_OPERATION}",
+        table=f"model={model} {TABLE}",
+        load=f"model={model} workload.rate={rates} workload.num_requests={num_requests} {LOAD}",
+        kernels="",
+        machine=(["nvidia-smi"],),
+        seconds=SECONDS,
+    )
 
 
-def dry_measurements(workspace: Workspace) -> list[Step]:
-    """List the same at tiny sizes, for a CPU; their numbers mean nothing."""
-    smoke = workspace.sweep("smoke", f"{ON_CPU} {DRY_SMOKE}")
-    kernels = "-m sarathi_kernels.benchmarks --quick --operation greedy --csv"
+def measurements(workspace: Workspace, sizes: Sizes) -> list[Step]:
+    """List what is measured."""
+    seconds = sizes.seconds
+    smoke = workspace.sweep("smoke", f"{sizes.device} {sizes.smoke}")
     return [
-        Step("smoke", 240, [workspace.packages, smoke]),
-        campaign(workspace, "figures", 300, f"{DRY_FIGURES} {WHOLE}"),
-        campaign(workspace, "operations", 300, f"{DRY_FIGURES} {BY_OPERATION}"),
-        calibration(workspace, 240, f"{ON_CPU} {DRY_TABLE}"),
-        loaded(workspace, 240, f"{ON_CPU} {DRY_LOAD}"),
-        simulation(workspace, DRY_LOAD),
+        Step("smoke", seconds["smoke"], [*sizes.machine, workspace.packages, smoke]),
+        campaign(workspace, "figures", seconds["figures"], sizes.figures),
+        campaign(workspace, "operations", seconds["operations"], sizes.operations),
+        calibration(workspace, seconds["calibrate"], f"{sizes.device} {sizes.table}"),
+        loaded(workspace, seconds["load"], f"{sizes.device} {sizes.load}"),
+        simulation(workspace, sizes.load),
         comparison(workspace),
-        benchmarks(workspace, 240, kernels),
+        benchmarks(workspace, seconds["kernels"], sizes.kernels),
     ]
 
 
@@ -306,7 +340,8 @@ def comparison(workspace: Workspace) -> Step:
 def benchmarks(workspace: Workspace, seconds: float, text: str) -> Step:
     """Time the kernels of this repository."""
     table = str(workspace.folder / KERNELS)
-    return Step("kernels", seconds, [[str(workspace.python), *text.split(), table]])
+    benchmark = [str(workspace.python), "-m", "sarathi_kernels.benchmarks", "--csv", table]
+    return Step("kernels", seconds, [[*benchmark, *text.split()]])
 
 
 def targets(workspace: Workspace) -> Step:
@@ -427,14 +462,14 @@ def prepare(options: argparse.Namespace) -> tuple[list[Step], Workspace]:
     workspace = Workspace(folder.absolute(), python.absolute())
     if options.dry:
         check_host(LEAST_DISK_OF_RESULTS_GB, installs=False)
-        steps = dry_measurements(workspace)
+        sizes = DRY
     else:
         gpu = find_gpu()
         check_gpu(gpu)
         least_disk = LEAST_DISK_GB if installs else LEAST_DISK_OF_RESULTS_GB
         check_host(least_disk, installs=installs)
-        steps = measurements(workspace, gpu)
-    steps += [targets(workspace), verdicts(workspace)]
+        sizes = sizes_of(gpu)
+    steps = [*measurements(workspace, sizes), targets(workspace), verdicts(workspace)]
     steps = chosen(steps, options.only)
     if installs:
         steps.insert(0, installation(workspace))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from types import ModuleType
 
 import numpy as np
 import pandas as pd
 import pytest
 from helpers import requests_of
+from scripts import load_script
 
 from sarathi_lab.config.paths import EXPERIMENTS
 
@@ -19,11 +18,7 @@ FOLDER = EXPERIMENTS / "lab" / "rankings"
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("rankings_script", FOLDER / "score.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its dataclass is looked up
-    spec.loader.exec_module(module)
-    return module
+    return load_script(FOLDER / "score.py")
 
 
 def test_a_client_holds_prompts_back_until_it_is_free(script):
