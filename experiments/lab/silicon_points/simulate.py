@@ -55,15 +55,14 @@ MIXTURES = ("DeepSeek", "MiniMax", "gpt-oss", "A17B", "A22B", "Kimi", "GLM")
 WEIGHTS = {"": "auto", "fp8": "fp8"}  # by gemm_quant_mode; a row that names none is in 16 bits
 HOSTS = {"vllm": "vllm_0_12", "sglang": "sglang_0_5", "trtllm": "trtllm_1_0"}
 AHEAD = "vllm_0_19"  # InferenceMAX asks vLLM to schedule ahead
-# Kernels of Llama-3.1-70B that include what follows: as TensorRT-LLM has them of static scales
-# (modeling_llama.py, attention.py, gated_mlp.py), and as InferenceMAX asks vLLM to on a B200
-# (70b_fp8_b200_docker.sh).
-FUSED = {
-    ("b200", "trtllm"): ("attention", "activation", "all_reduce"),
-    ("b200", "vllm"): ("attention", "all_reduce"),
-}
-# vLLM's CUDA graphs there, by the same scripts: asked for, or its default.
-GRAPHS = {"b200": "full_decode_only", "h100": "full_and_piecewise"}
+# Kernels of Llama-3.1-70B that include what follows: TensorRT-LLM's layers have them on every GPU
+# where scales are static (modeling_llama.py, attention.py, gated_mlp.py); of vLLM InferenceMAX asks
+# for them on a B200 (70b_fp8_b200_docker.sh).
+TRTLLM_FUSED = ("attention", "activation", "all_reduce")
+VLLM_FUSED = {"b200": ("attention", "all_reduce")}
+# vLLM's CUDA graphs on a B200, as the same scripts ask; elsewhere its default holds.
+GRAPHS = {"b200": "full_decode_only"}
+DEFAULT_GRAPHS = "full_and_piecewise"
 ROUNDS = 10  # requests for each of the concurrent ones; the benchmarks count all
 COUNTED = 2  # simulated of them: the first, of users who all come at once, and a later one
 USERS = "silicon_concurrency="  # where a row says that its batch_size is that
@@ -126,11 +125,11 @@ class Point:
     def host(self) -> Host:
         if not self.is_inference_max:
             return load_option("host", HOSTS[self.backend])
-        is_vllm = self.backend == "vllm"
-        host = load_option("host", AHEAD if is_vllm else HOSTS[self.backend])
-        fused = FUSED.get((self.gpu, self.backend), host.fused)
-        graphs = replace(host.graphs, mode=GRAPHS[self.gpu]) if is_vllm else host.graphs
-        return replace(host, fused=fused, graphs=graphs)
+        if self.backend != "vllm":
+            return replace(load_option("host", HOSTS[self.backend]), fused=TRTLLM_FUSED)
+        host = load_option("host", AHEAD)
+        graphs = replace(host.graphs, mode=GRAPHS.get(self.gpu, DEFAULT_GRAPHS))
+        return replace(host, fused=VLLM_FUSED.get(self.gpu, host.fused), graphs=graphs)
 
     @property
     def device(self) -> SimulatedBackend:
