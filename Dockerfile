@@ -1,5 +1,5 @@
 # Runs `make artifact` without anything installed: make image, then docker run -v "$PWD/outputs:/lab/outputs" sarathi-lab
-# (ARTIFACT.md). For a GPU: make image TORCH_INDEX=https://download.pytorch.org/whl/cu130, then docker run --gpus all ...
+# (docs/how-to/artifact.md). For a GPU: make image TORCH_INDEX=https://download.pytorch.org/whl/cu130, then docker run --gpus all ...
 FROM python:3.11-slim
 # The compiler builds the CPU's kernels and what Triton launches; git names the commit.
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ git && rm -rf /var/lib/apt/lists/*

@@ -44,7 +44,7 @@ $(VLLM)/.installed: pyproject.toml
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
-# Every launch of the tests that run on a GPU, done in Triton's interpreter and compiled for GPUs from an A100 to an RTX 5090 (kernels/README.md).
+# Every launch of the tests that run on a GPU, done in Triton's interpreter and compiled for GPUs from an A100 to an RTX 5090 (docs/reference/kernels.md).
 gpu_launches: setup
 	@mkdir -p outputs/launches
 	for sm in 80 89 90 100 120; do $(BIN)/python -m pytest -q -p no:xdist --disable-warnings -m gpu --launches=outputs/launches/$$sm.jsonl --capability $$sm || exit 1; done
@@ -54,7 +54,7 @@ gpu_launches: setup
 figures: setup
 	$(BIN)/python -m sarathi_lab figures $(ARGS)
 
-# All that the claims need (ARTIFACT.md), with verdicts and a page in outputs/artifact; ARGS takes options such as "--only fig08".
+# All that the claims need (docs/how-to/artifact.md), with verdicts and a page in outputs/artifact; ARGS takes options such as "--only fig08".
 artifact: setup
 	$(BIN)/python -m sarathi_lab claims --run --simulate --resume --seconds 3000 --results outputs/artifact $(ARGS)
 	$(BIN)/python -m sarathi_lab report outputs/artifact

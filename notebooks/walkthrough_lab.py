@@ -171,7 +171,7 @@ def serve(
 
 
 def outcomes(schedules: Mapping[str, Schedule]) -> pd.DataFrame:
-    """A row per schedule: tokens/s, iterations, hybrid ones, latencies in seconds (METRICS.md)."""
+    """A row per schedule: tokens/s, iterations, hybrid ones, latencies in seconds (metrics.md)."""
     rows = {}
     for name, schedule in schedules.items():
         iterations, requests = schedule.iterations(), schedule.requests()

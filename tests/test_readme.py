@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from card_commands import commands_on_cards, composed, outcomes, recorded
 from cards import CARDS
-from documented import COMMANDS, DOCUMENTS, KNOWN, find_commands
+from documented import COMMANDS, DOCUMENTS, KNOWN, PAGES, find_commands
 from omegaconf import OmegaConf
 
 from sarathi_lab.config.paths import CONF, EXPERIMENTS, REPOSITORY
@@ -31,8 +31,8 @@ CHECKED = sorted(
     if "experiment" not in names and "device=cuda" not in command
 )
 ON_CARDS = commands_on_cards()
-FIRST_PAGES = ("README.md", "Makefile", "conf/README.md", "sarathi_lab/README.md")
-FIRST = find_commands([REPOSITORY / name for name in FIRST_PAGES])
+FIRST_PAGES = (*(REPOSITORY / name for name in ("README.md", "Makefile")), *PAGES)
+FIRST = find_commands(FIRST_PAGES)
 
 
 @pytest.mark.parametrize("command", CHECKED)
@@ -87,7 +87,7 @@ def test_the_readme_s_example_against_chunking_gives_its_number(tmp_path):
 
 
 def test_the_page_of_settings_names_every_model():
-    text = (CONF / "README.md").read_text()
+    text = (REPOSITORY / "docs" / "reference" / "settings.md").read_text()
     assert not [one.stem for one in CONF.glob("model/*.yaml") if f"`{one.stem}`" not in text]
 
 

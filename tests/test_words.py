@@ -12,12 +12,12 @@ MISLEADING = {
     "books": "the counts of a cache, the ledger of a run, or the bookkeeping of a scheduler",
     "in the name of": "for, or by the name of",
 }
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "conf/README.md", "kernels/README.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md")
 PACKAGE = ROOT / "sarathi_lab"
 SETTINGS = ROOT / "conf"
 FILES = [
     *PACKAGE.rglob("*.py"),
-    *PACKAGE.glob("*.md"),
+    *(ROOT / "docs").rglob("*.md"),
     *SETTINGS.rglob("*.yaml"),
     *(ROOT / name for name in DOCUMENTS),
 ]

@@ -71,7 +71,7 @@ class PlaygroundRun:
 
     @cached_property
     def iterations(self) -> dict[str, pd.DataFrame]:
-        """Tables of iterations by policy (METRICS.md)."""
+        """Tables of iterations by policy (metrics.md)."""
         return {name: ledger.iterations() for name, ledger in self.ledgers.items()}
 
     @cached_property

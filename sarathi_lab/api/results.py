@@ -33,7 +33,7 @@ class Results:
     """Runs with their requests and iterations, read at first use.
 
     `runs` has a row a run, baselines included (`is_baseline`): settings by the names they are typed
-    by, then quantities as in METRICS.md, in SI units. `settings` are the columns of the former.
+    by, then quantities as in metrics.md, in SI units. `settings` are the columns of the former.
     `tables` has a reader a run for "requests" and "iterations".
     """
 

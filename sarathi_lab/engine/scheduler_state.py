@@ -56,7 +56,7 @@ class Speculation:
         return ""
 
     def metrics(self, iterations: pd.DataFrame) -> dict[str, float]:
-        """Return the quantities of a run that only drafts give (METRICS.md)."""
+        """Return the quantities of a run that only drafts give (metrics.md)."""
         return {}
 
     def check(self, backend: Backend) -> None:

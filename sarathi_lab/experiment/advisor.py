@@ -91,7 +91,7 @@ class Prediction:
     def table(self, chunks: Iterable[int], policy: PolicyOfChunk = Sarathi) -> pd.DataFrame:
         """Predict each chunk under `policy`: a row per chunk, ascending.
 
-        Columns, by the names of METRICS.md: chunk (tokens), throughput, its ratios to the
+        Columns, by the names of metrics.md: chunk (tokens), throughput, its ratios to the
         baselines, the others of `row`, is_as_good (throughput within 1 % of the best row's, among
         those that meet the objective) and is_best. Raises UserError as `Scheduler` does, for a
         chunk below the batch or requests that do not fit.

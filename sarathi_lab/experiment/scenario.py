@@ -97,7 +97,7 @@ class Scenario:
 
 
 class Served(NamedTuple):
-    """What serving a scenario gave; waits are those of all requests (METRICS.md)."""
+    """What serving a scenario gave; waits are those of all requests (metrics.md)."""
 
     seconds_per_request: float
     idle_share: float  # of the steady time

@@ -157,7 +157,7 @@ def load_summary(path: Path | str) -> dict[str, float]:
 
 
 def load_iterations(path: Path | str) -> pd.DataFrame:
-    """Load the iterations of the run in `path`, a row each; columns as in METRICS.md."""
+    """Load the iterations of the run in `path`, a row each; columns as in metrics.md."""
     return _parquet(Path(path) / "iterations.parquet").rename(columns=new_name)
 
 

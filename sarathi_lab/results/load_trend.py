@@ -48,7 +48,7 @@ class LoadTrend(NamedTuple):
         return not (self.is_overloaded or self.crowd.is_short)
 
     def metrics(self) -> dict[str, float]:
-        """Return the quantities of METRICS.md."""
+        """Return the quantities of metrics.md."""
         return {
             "is_steady": float(self.is_steady),
             "is_overloaded": float(self.is_overloaded),

@@ -1,4 +1,4 @@
-"""Metrics of a run from the ledger's tables; METRICS.md defines every name in symbols."""
+"""Metrics of a run from the tables of its ledger, defined in docs/reference/metrics.md."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def outcome(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
     """Hold a run against an objective.
 
     Returns:
-        The quantities that it bounds (seconds, by METRICS.md's names), `bounds_missed` (how many
+        The quantities that it bounds (seconds, by metrics.md's names), `bounds_missed` (how many
         exceed their bounds), `gap_bounds_missed` (of them those of times between tokens),
         `stall_class` (how often the largest of these quantities, and of the gaps below, is to be
         halved to be within its bound; 0 within),

@@ -1,5 +1,5 @@
 """Objectives (config group `slo`); latency, stalls, goodput and fairness from the ledger's
-requests; METRICS.md has the symbols.
+requests; metrics.md has the symbols.
 
 All functions take the table of requests (`ledger.REQUEST_COLUMNS`) or some of its rows. Times are
 seconds. Undefined quantities, such as gaps of single tokens, are left out of the results.

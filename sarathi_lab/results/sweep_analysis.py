@@ -1,7 +1,7 @@
 """Analysis of a sweep: medians over repetitions with intervals, ratios to a reference, noise.
 
 A table of runs has a row per run and flat columns: settings as they are typed (`chunk`,
-`workload.rate`), quantities as in METRICS.md. What a sweep varied is in its column `swept`, which
+`workload.rate`), quantities as in metrics.md. What a sweep varied is in its column `swept`, which
 the sweeper fills.
 """
 

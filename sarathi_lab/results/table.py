@@ -5,7 +5,7 @@
 | column | meaning |
 | --- | --- |
 | case | identifier of what was run, unique within its table |
-| quantity | name as in METRICS.md |
+| quantity | name as in metrics.md |
 | value, low, high | SI value and the ends of its interval, NaN without one |
 | unit | SI unit of the value |
 | device | name of the device |

@@ -27,7 +27,7 @@ ADMISSION = "first_scheduled_time"  # where all wait from the start
 @dataclass(frozen=True)
 class Window:
     """A run without its first `warmup` and last `cooldown`: seconds, a share of requests ("10%"),
-    or None for no cut. Symbols: METRICS.md.
+    or None for no cut. Symbols: metrics.md.
     """
 
     warmup: float | str | None = None
@@ -108,7 +108,7 @@ class Part(NamedTuple):
         return table[(table.start >= self.start) & (table.end <= self.end)]
 
     def throughput(self, requests: pd.DataFrame) -> dict[str, float]:
-        """Return counts and rates (METRICS.md) of tokens emitted in this part by all `requests`."""
+        """Return counts and rates (metrics.md) of tokens emitted in this part by all `requests`."""
         token_times = np.concatenate([np.empty(0), *requests.token_times])
         is_first = self._came_in(requests.first_token_time.to_numpy(dtype=float))
         is_finished = self._came_in(requests.finish_time.to_numpy(dtype=float))

@@ -56,7 +56,7 @@ def sweep(tmp_path_factory):
 
 def test_every_run_leaves_its_tables_and_resolved_config_whose_names_are_explained(sweep):
     folder, _ = sweep
-    page = (REPOSITORY / "sarathi_lab" / "METRICS.md").read_text()
+    page = (REPOSITORY / "docs" / "reference" / "metrics.md").read_text()
     of_all = {name for name in ITERATION_COLUMNS if name not in NOT_OF_ALL}
     for run in run_folders(folder):
         iterations = pd.read_parquet(run / "iterations.parquet")

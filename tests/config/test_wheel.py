@@ -44,7 +44,7 @@ def installed(tmp_path_factory):
     unneeded = shutil.ignore_patterns("__pycache__", "*.png", "*.md", "*.egg-info", "build")
     for part in PARTS:
         shutil.copytree(REPOSITORY / part, folder / "source" / part, ignore=unneeded)
-    for name in (*FILES, "sarathi_lab/METRICS.md"):
+    for name in FILES:
         shutil.copy(REPOSITORY / name, folder / "source" / name)
     pip("wheel", folder / "source", "--no-deps", "--no-build-isolation", "-w", folder)
     (wheel,) = folder.glob("*.whl")

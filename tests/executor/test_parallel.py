@@ -211,7 +211,7 @@ def test_stages_are_compared_with_their_share_of_the_peaks(pipeline_run):
 
 
 def test_the_names_of_a_pipeline_are_defined_in_the_metrics_page(pipeline_run):
-    page = (REPOSITORY / "sarathi_lab" / "METRICS.md").read_text()
+    page = (REPOSITORY / "docs" / "reference" / "metrics.md").read_text()
     names = {
         re.sub(r"_(p\d+|mean)(_vs_\w+)?$|_vs_\w+$", "", name)
         for name in json.loads((pipeline_run / "summary.json").read_text())

@@ -86,7 +86,7 @@ class Benchmark:
 
     @property
     def summary(self) -> dict[str, float]:
-        """Return quantities by the names of METRICS.md."""
+        """Return quantities by the names of metrics.md."""
         rates = throughput(self.requests, float(self.requests.finish_time.max()))
         return {**rates, **latency(self.requests), "num_failed": self.num_failed}
 

@@ -18,7 +18,7 @@ from sarathi_lab.results.metrics import throughput
 from sarathi_lab.results.plots.style import finished, panels
 from sarathi_lab.results.serving_metrics import latency, quantiles, waits
 
-WAITS = ("ttft", "tpot", "latency")  # seconds of a request, as METRICS.md defines them
+WAITS = ("ttft", "tpot", "latency")  # seconds of a request, as metrics.md defines them
 UNITS = {
     **dict.fromkeys((*WAITS, "tbt"), "s"),
     "output_throughput": "tokens/s",
@@ -55,7 +55,7 @@ class Load:
 
     @property
     def real(self) -> dict[str, float]:
-        """Measured quantities by the names of METRICS.md."""
+        """Measured quantities by the names of metrics.md."""
         if self.run.means:
             return {f"{name}_mean": value for name, value in self.run.means.items()}
         requests, blocks = self.run.requests, over_time(self.run, self.iterations).real_blocks

@@ -7,7 +7,7 @@
 - Values that differ by more than `WIDE_RANGE` have a logarithmic axis, and so have settings in
   geometric steps. The label states it.
 
-conf/README.md has the same rule, under "Sweeps".
+docs/reference/settings.md has the same rule, under "Sweeps".
 """
 
 from __future__ import annotations
