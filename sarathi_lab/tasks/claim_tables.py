@@ -23,7 +23,7 @@ BEGIN, END = "<!-- {}: python -m sarathi_lab claims --readme -->", "<!-- end of 
 AFTER = "after_sarathi"  # the folder of experiments on what came after SARATHI
 PROFILED = "-profiled"
 # The claims of the front page.
-FIRST = ["decode_tenfold", "sarathi_over_orca", "bubbles", "real_bubbles", "real_completion"]
+FIRST = ["decode_tenfold", "sarathi_over_orca", "bubbles"]
 
 
 def readme_table(table: pd.DataFrame) -> str:
@@ -176,7 +176,7 @@ def blocks(table: pd.DataFrame) -> Iterator[tuple[Path, str, str]]:
     yield README, "map", map_table(table)
     yield README, "names", names_table(table)
     yield FRONT, "claims", front_table(table)
-    yield FRONT, "counts", count_table(table)
+    yield README, "counts", count_table(table)
     yield PAPER, "errors", errors_of_paper(error_table(points_of()))
 
 
