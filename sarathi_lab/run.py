@@ -64,7 +64,7 @@ def _main(args: Sequence[str]) -> int:
     if arguments.is_help:
         from sarathi_lab.config.help import help_text
 
-        print(help_text(arguments.settings))
+        print(help_text(arguments.settings, arguments.topics))
         return 0
     # With -m Hydra takes what it can't compose for a sweep, too, and so raises what is wrong there.
     args_of_hydra = [*([] if arguments.flags else ["-m"]), *arguments.of_hydra]

@@ -60,6 +60,7 @@ class Arguments:
     settings: tuple[str, ...]
     modes: tuple[str, ...]
     is_help: bool = False
+    topics: tuple[str, ...] = ()  # behind --help: groups and settings to explain
 
     @property
     def of_hydra(self) -> list[str]:
@@ -82,7 +83,10 @@ def read_arguments(args: Sequence[str]) -> Arguments:
     for name in ("resolve", "package"):
         if getattr(parsed, name) and not parsed.cfg:
             raise UserError(f"option --{name} has no effect without --cfg; add --cfg job")
-    settings = [*parsed.settings, *(["hydra.verbose=true"] if parsed.verbose else [])]
+    topics = [word for word in parsed.settings if parsed.help and "=" not in word]
+    settings = [word for word in parsed.settings if word not in topics]
+    if parsed.verbose:
+        settings.append("hydra.verbose=true")
     if parsed.config_dir and (parsed.help or not shows):
         settings = _with_folder(settings, parsed.config_dir)
     if not shows or parsed.help:
@@ -94,7 +98,7 @@ def read_arguments(args: Sequence[str]) -> Arguments:
         return _with_recorded(Arguments((), tuple(settings), tuple(modes)))
     dropped = ("-v", "--verbose", "--dry-run", *parsed.settings)
     flags = tuple(arg for arg in args if arg not in dropped)
-    return Arguments(flags, tuple(settings), (), parsed.help)
+    return Arguments(flags, tuple(settings), (), parsed.help, tuple(topics))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from errno import EDQUOT, EFBIG, ENOSPC
 from typing import Any
 
-EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130  # the first: by what no user can mend
+EXIT_FAILED = 1  # by what no user can mend
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141  # as a shell has it of a program that SIGPIPE ends
 MOST, LEAST = 2**63 - 1, 1e-18  # of any quantity but 0: what 64 bits hold, and no time overflows
 LAST_SECOND = 1e9  # of a run: later, doubles hold less than microseconds
 CREDENTIALS = re.compile(r"//[^/@\s]+@")  # of an address, which no message repeats
@@ -143,7 +146,12 @@ def as_user_error(error: BaseException) -> UserError | None:
 def exit_code(command: Callable[[], int], kept: str) -> int:
     """Return what `command` does; 2 for a user's mistake; 130 for Ctrl-C, naming what is `kept`."""
     try:
-        return command()
+        code = command()
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # by `| head`, which has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
     except (UserError, OSError, ModuleNotFoundError) as error:
         return report(error)
     except KeyboardInterrupt as interrupt:  # which may carry the command that continues

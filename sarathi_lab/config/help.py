@@ -1,63 +1,195 @@
-"""The text of `--help`: the settings, as their files explain them; Hydra's takes longer."""
+"""The text of `--help`: one screen of pointers, and what the files of conf/ say of a topic."""
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 
 from sarathi_lab.config.command_line import LAUNCHERS, chosen_options, folders_of
 from sarathi_lab.config.console import typed
-from sarathi_lab.config.instantiate import CHOICES, option_files
+from sarathi_lab.config.errors import unknown_name
+from sarathi_lab.config.instantiate import CHOICES, option_files, top_level
 from sarathi_lab.config.paths import CONF
 
-OPTIONS = """[NAME=VALUE[,VALUE ...] ...] [-m]
-
-  -m, --multirun            sweep over settings with several values
-  -cd, --config-dir FOLDER  a folder with more options, such as policy/mine.yaml
-      --dry-run             check and list the runs; run nothing
-  -c, --cfg job [-p NODE]   show the configuration; --resolve fills in ${...}
-  -i, --info                what Hydra has read; --hydra-help: its other options
-      --version             of the lab
-
-groups and their options:"""
 COLUMNS = 80
+ALL = "all"
+LAUNCHER = "hydra/launcher"
+GROUPS_WITH_HELP = (*CHOICES, "hydra/sweeper", LAUNCHER)
+EXAMPLES = (
+    ("chunk=256,512,1024 -m", "a sweep, measured on this machine"),
+    ("chunk=256 executor=simulated hardware=h100", "simulated"),
+    ("experiment=fig08", "a figure of the paper"),
+    ("task=advise hardware=h100 model=llama3-8b", "which token budget"),
+)
+FLAGS = """\
+  -m, --multirun            sweep over settings with several values
+      --dry-run             check and list the runs; run nothing
+  -v, --verbose             print all that is known of each run
+  -c, --cfg job [-p NODE]   show the configuration; --resolve fills in ${...}
+  -cd, --config-dir FOLDER  a folder with more options, such as policy/mine.yaml
+      --version             of the lab; -i and --hydra-help: of Hydra"""
+POINTERS = (
+    ("--help policy", "the options of a group"),
+    ("--help chunk", "a setting, wherever it stands"),
+    ("policy=vllm_v1 --help", "the settings of chosen options"),
+    ("--help all", "everything"),
+)
+FIRST_SETTINGS = ("chunk", "batch", "pd_ratio", "seq_len", "seed", "baselines", "cache", "output")
 
 
-def help_text(settings: Sequence[str]) -> str:
-    """The groups with their options, then the files of the defaults and of `settings`' options."""
-    folders, lines = folders_of(settings), [f"usage: {typed('run')} {OPTIONS}"]
-    for group in (*CHOICES, "hydra/sweeper"):
-        options = option_files(group, folders)
-        width = max(map(len, options))
-        lines.append(f"\n{group}=")
-        lines += [f"  {name:{width}}  {_summary(path)}" for name, path in options.items()]
-    lines += ["\nhydra/launcher=", *(f"  {name}" for name in LAUNCHERS), "\nsettings:"]
+def help_text(settings: Sequence[str], topics: Sequence[str] = ()) -> str:
+    """Return what `--help` prints in lines of 80 columns.
+
+    Args:
+        settings: Settings on the command line, whose options' files are shown.
+        topics: Groups (`policy`), settings (`chunk`, `workload.rate`), or `all`.
+
+    Raises:
+        UserError: A topic is neither a group nor a setting.
+    """
+    sections = [f"usage: {typed('run')} [NAME=VALUE[,VALUE ...] ...] [-m]"]
+    if ALL in topics:
+        sections += [FLAGS, *(_options_of(group, settings) for group in GROUPS_WITH_HELP)]
+        sections += [_top_level_settings(), *_settings_of_options(settings)]
+    elif topics:
+        sections += [_topic(name, settings) for name in topics]
+    elif settings:
+        sections += [*_settings_of_options(settings, only_typed=True)]
+    else:
+        sections += list(_overview())
+    lines = "\n\n".join(sections).split("\n")
+    return "\n".join(_wrapped(line) for line in lines)
+
+
+def _overview() -> Iterator[str]:
+    """One screen: examples, flags, groups, the first settings, and where to read on."""
+    command = typed("run")
+    yield "\n".join(f"  {command} {example}\n      {says}" for example, says in EXAMPLES)
+    yield f"flags:\n{FLAGS}"
+    yield _list_groups()
+    comments = dict(re.findall(r"^(\w+):.*? # ([^;\n]+)", _top_level_text(), flags=re.MULTILINE))
+    shown = [f"  {name:10} {comments[name]}" for name in FIRST_SETTINGS if name in comments]
+    yield "\n".join(["settings, among others:", *shown])
+    yield "\n".join(["more:", *(f"  {example:24} {says}" for example, says in POINTERS)])
+
+
+def _list_groups() -> str:
+    names = [f"{group} ({len(option_files(group, ()))})" for group in CHOICES]
+    text = textwrap.fill(", ".join(names), COLUMNS - 2, break_on_hyphens=False)
+    return f"groups (and how many options):\n{textwrap.indent(text, '  ')}"
+
+
+def _topic(name: str, settings: Sequence[str]) -> str:
+    """Return the options of a group, or the lines about a setting."""
+    if name in GROUPS_WITH_HELP:
+        return _options_of(name, settings)
+    lines = [*_lines_about(name, settings)]
+    if not lines:
+        raise unknown_name(name, [*GROUPS_WITH_HELP, *top_level(), ALL], "a group or a setting")
+    return "\n".join(lines)
+
+
+def _options_of(group: str, settings: Sequence[str]) -> str:
+    if group == LAUNCHER:
+        return "\n".join([f"{LAUNCHER}=", *(f"  {name}" for name in LAUNCHERS)])
+    options = option_files(group, folders_of(settings))
+    width = max(map(len, options))
+    rows = [f"  {name:{width}}  {_summary(path)}" for name, path in options.items()]
+    return "\n".join([f"{group}=", *rows])
+
+
+def _lines_about(name: str, settings: Sequence[str]) -> Iterator[str]:
+    """Yield where a setting stands, with its value and comment: config.yaml, or options' files."""
+    group, _, parameter = name.rpartition(".")
+    if not group:
+        yield from _matching(_top_level_text().splitlines(), name)
+    elif group not in CHOICES:
+        for line in _matching(_top_level_text().splitlines(), parameter):
+            yield f"{group}.{line.lstrip()}"
+    # An experiment's file sets what other groups own.
+    owners = [choice for choice in CHOICES if choice != "experiment" and group in ("", choice)]
+    for owner in owners:
+        by_line: dict[str, list[str]] = {}
+        for option, path in option_files(owner, folders_of(settings)).items():
+            lines = _matching(_settings_in(path), parameter)
+            for shared in _shared_files(path):
+                lines = lines or _matching(_settings_in(shared), parameter)
+            for line in lines:
+                options_with_it = by_line.setdefault(line.strip(), [])
+                if option not in options_with_it:
+                    options_with_it.append(option)
+        for line, options in by_line.items():
+            yield f"{owner}.{line}"
+            yield f"    of {owner}={', '.join(options)}"
+
+
+def _matching(lines: Sequence[str], name: str) -> list[str]:
+    """Return the lines that set `name`, each with the lines below it that are its own."""
+    result: list[str] = []
+    indent = None
+    for line in lines:
+        depth = len(line) - len(line.lstrip())
+        if indent is not None and depth <= indent:
+            indent = None
+        if indent is None and re.match(rf" *{re.escape(name)}:", line):
+            indent = depth
+        if indent is not None and line.strip():
+            result.append(line)
+    return result
+
+
+def _top_level_text() -> str:
+    """Return the settings of config.yaml, without its defaults and Hydra's own."""
     text = (CONF / "config.yaml").read_text()
-    lines.append(text.partition("\n\n")[2].partition("\nhydra:")[0])
+    return text.partition("\n\n")[2].partition("\nhydra:")[0]
+
+
+def _top_level_settings() -> str:
+    return f"settings:\n{_top_level_text()}"
+
+
+def _settings_of_options(settings: Sequence[str], *, only_typed: bool = False) -> Iterator[str]:
+    """Yield the file of the chosen option of each group; of those in `settings` alone if wanted."""
+    named = {setting.partition("=")[0] for setting in settings}
     for group, path in chosen_options(settings).items():
-        lines += [f"{group}: # {path.stem}", *_settings(path)]
-        for shared in re.findall(r"^  - /(\w+)@_here_: \[(.*)\]$", path.read_text(), re.MULTILINE):
-            for name in shared[1].split(", "):
-                lines += ["  # if not set above:", *_settings(CONF / shared[0] / f"{name}.yaml")]
-    return "\n".join(_wrapped(line) for text in lines for line in text.split("\n"))
+        if only_typed and group not in named:
+            continue
+        lines = [f"{group}: # {path.stem}", *_settings_in(path)]
+        for shared in _shared_files(path):
+            lines += ["  # if not set above:", *_settings_in(shared)]
+        yield "\n".join(lines)
+
+
+def _shared_files(path: Path) -> Iterator[Path]:
+    """Yield the files whose settings an option takes over, such as those of arrivals."""
+    taken_over = re.findall(r"^  - /(\w+)@_here_: \[(.*)\]$", path.read_text(), re.MULTILINE)
+    for folder, names in taken_over:
+        for name in names.split(", "):
+            yield CONF / folder / f"{name}.yaml"
+
+
+def _settings_in(path: Path) -> list[str]:
+    return [f"  {line}" for line in path.read_text().splitlines() if not line.startswith("#")]
 
 
 def _wrapped(line: str) -> str:
     """Break a line that is too long: below an option's summary, or into comments."""
+    if len(line) <= COLUMNS:
+        return line
     option = re.match(r"  \S+ {2,}", line)
-    indent = " " * len(option[0]) if option else "    # " if "# " in line else "    "
+    indent = "    "
+    if option:
+        indent = " " * len(option[0])
+    elif "# " in line:
+        indent = "    # "
     return textwrap.fill(line, COLUMNS, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def _settings(path: Path) -> list[str]:
-    return [f"  {line}" for line in path.read_text().splitlines() if not line.startswith("#")]
-
-
 def _summary(path: Path) -> str:
-    """The first sentence of the comment that a file begins with; a folder's page as the folder."""
+    """Return the first sentence of the comment that a file begins with."""
     text = path.read_text().removeprefix("# @package _global_\n")
     comment = takewhile(lambda line: line.startswith("# "), text.splitlines())
     sentence = " ".join(line[2:] for line in comment).partition(". ")[0].rstrip(".")

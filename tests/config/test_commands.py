@@ -20,7 +20,7 @@ from sarathi_lab.run import main as run
 ROOT = Path(sarathi_lab.__file__).parents[1]
 SLOW = (*("torch", "joblib", "pandas", "seaborn", "matplotlib", "wandb", "scipy", "transformers"),)
 QUICK = [
-    (["--help"], "paper_grid"),
+    (["--help"], "policy ("),
     (["polcy=orca"], "did you mean policy?"),
     (["policy=orcaa"], "did you mean orca?"),
     (["policy.min_decode=2"], "did you mean policy.min_decodes?"),
@@ -144,7 +144,7 @@ def test_help_shows_what_the_chosen_options_say_of_their_settings(tmp_path):
     own = "# Mine. And more.\n_target_: sarathi_lab.policy.Orca\nmax_prefills: 3 # all at once\n"
     (tmp_path / "policy" / "mine.yaml").write_text(own)
     settings = [f"hydra.searchpath=['file://{tmp_path}']", "policy=mine", "workload=trace"]
-    lines = help_text(settings).splitlines()
+    lines = help_text(settings, ["all"]).splitlines()
     assert "  mine                        Mine" in lines
     assert "  max_prefills: 3 # all at once" in lines
     assert "  block_size: 16 # tokens" in lines
@@ -152,6 +152,33 @@ def test_help_shows_what_the_chosen_options_say_of_their_settings(tmp_path):
     assert arrivals.startswith("  arrivals: null # the file's times")
     assert lines.index(shared) > lines.index("  # if not set above:") > lines.index(arrivals)
     assert any(line.startswith("  cv: null # of gamma") for line in lines)
+
+
+def test_help_is_one_screen_that_points_on():
+    lines = help_text([]).splitlines()
+    assert len(lines) <= 40
+    assert any("--help policy" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("topic", "shown"),
+    [
+        ("chunk", "chunk: null # tokens of one iteration"),
+        ("policy", "  orca "),
+        ("workload.rate", "lognormal"),
+        ("cache.block_size", "cache.block_size: 16"),
+        ("plot", "  hue: null # setting shown by colour"),
+    ],
+)
+def test_help_explains_a_group_or_a_setting(topic, shown, capsys):
+    assert run(["--help", topic]) == 0
+    assert shown in capsys.readouterr().out
+
+
+def test_help_on_what_there_is_not_suggests_what_there_is(capsys):
+    assert run(["--help", "chnk"]) == 2
+    error = "error: chnk is not a group or a setting (did you mean chunk?)"
+    assert error in capsys.readouterr().err
 
 
 DRY = ["executor=simulated", "workload.num_requests=3", "batch=2", "--dry-run"]

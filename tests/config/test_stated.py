@@ -153,7 +153,7 @@ def test_python_serves_an_own_objective_under_its_name(tmp_path):
 
 
 def test_help_lists_the_plain_words():
-    text = help_text([])
+    text = help_text([], ["all"])
     for name in ("prompt_len", "output_len", "ttft", "scheduling_delay", "quantile"):
         assert f"\n  {name}: " in text
 
