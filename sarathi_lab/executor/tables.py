@@ -147,6 +147,16 @@ class OperationTables:
         return _plain(str(self.meta.get("model", ""))).startswith(_plain(spec.name))
 
     @property
+    def origin(self) -> str:
+        """Who measured the kernels of a value that is composed of them, with what and when."""
+        meta = self.meta
+        engine = meta.get("engine", f"vLLM {meta.get('vllm_version', 'of an unstated version')}")
+        date = str(meta.get("profiled_at", "date not stated")).partition("T")[0]
+        measured_by = meta.get("source", self.source)
+        device = meta.get("device", meta.get("gpu", "an unstated device"))
+        return f"composed of kernels measured by {measured_by} ({engine}, {date}) on {device}"
+
+    @property
     def included(self) -> tuple[str, ...]:
         """Operations of the cost model that other rows contain; vLLM's attention writes the KV
         cache.

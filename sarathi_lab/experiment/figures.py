@@ -15,6 +15,7 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import RunError, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS
+from sarathi_lab.executor.simulated.cost_model import MEASURED_KERNELS
 from sarathi_lab.experiment.cases import Part, Point
 from sarathi_lab.experiment.registry import COUNTED, FIGURES, KEYS, PAPERS, ErrorRow, Job
 from sarathi_lab.results import load
@@ -66,6 +67,7 @@ def _recorded(name: str) -> pd.DataFrame:
     if FIGURES[name].has_paper:  # the name of what was simulated has level, model and method
         device = device.where(~table.is_simulated, table.device_name)
     source = table.is_simulated.map({True: "simulated", False: "measured"})
+    source = source.where(~table.device.str.startswith(load.COMPOSED), load.COMPOSED_SOURCE)
     return as_points(table.assign(device=device), source)
 
 
@@ -123,11 +125,13 @@ def _points(call: str, job: Job, part: Part) -> list[Point]:
 
 def by_folder(tables: Iterable[pd.DataFrame]) -> dict[str, pd.DataFrame]:
     """Return the rows of simulated `tables` by the folder of their hardware and level, of which the
-    analytic one is the usual.
+    analytic one is the usual; of measured kernels by that of their hardware and model.
     """
     rows = pd.concat(tables, ignore_index=True).drop(columns=["method", "device"])
     level = ("-" + rows.level).where(rows.level != "analytic", "")
     folders = load.SIMULATED + rows.hardware + level
+    composed = load.COMPOSED + rows.hardware + "-" + rows.model
+    folders = folders.where(rows.level != MEASURED_KERNELS, composed)
     return {
         str(name): table.reset_index(drop=True) for name, table in rows.groupby(folders, sort=False)
     }

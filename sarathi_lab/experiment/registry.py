@@ -162,7 +162,12 @@ class Figure:
         return self.room(spec, sizes).kv_tokens
 
     def check(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> None:
-        """Raise UserError for a device without room, or a simulated one without a cost model."""
+        """Raise UserError for a device without room, or a simulated one without a cost model. An
+        iteration of measured kernels needs no room.
+        """
+        if isinstance(backend, SimulatedBackend) and backend.composes_kernels:
+            backend.check(spec, 0)
+            return
         if not (self.has_paper and isinstance(backend, SimulatedBackend)):
             backend.check(spec, self.least_room(spec, sizes))
             return
@@ -186,11 +191,13 @@ class Figure:
         """Return what evaluates its cases in simulation."""
         on = job.backend
         cost = make_cost_model(on.cost_model, job.spec, on.attending, on.dtype_bytes, on.parallel)
-        return CountingClock(cost) if job.method == COUNTED else CostClock(cost)
+        if job.method == COUNTED or on.composes_kernels:
+            return CountingClock(cost)
+        return CostClock(cost)
 
     def table(self, parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
-        """Return recorded points of simulated ones."""
-        return predicted_table(self.name, parts)
+        """Return recorded points of predicted ones; what was not measured has no value."""
+        return predicted_table(self.name, parts).dropna(subset="y").reset_index(drop=True)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ POINTS = "figure.parquet"  # recomputed figures of the paper
 LABELS = "run.json"  # written last, so its presence marks a complete run
 RENAMED = {"floor": "roofline", "ceiling": "peak"}  # words in the names of older files
 SIMULATED = "simulated-"
+COMPOSED = "kernels-"  # of measured kernels: folders of their hardware and model
+COMPOSED_SOURCE = "measured kernels"
 REPLAYED = "replayed share"  # of iterations, as CUDA graphs: a quantity of `load_serving`
 SHARED = {"hardware", "host"}  # groups that the simulated executor has inside
 LONGEST = 80  # characters of a sweep's name
@@ -205,7 +207,7 @@ def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
     for path in sorted(root.glob(f"*/{experiment}/results/*/{experiment}.csv")):
         table = pd.read_csv(path).rename(columns={"device": "device_name"})
         device = path.parent.name
-        labels = {"device": device, "is_simulated": device.startswith(SIMULATED)}
+        labels = {"device": device, "is_simulated": device.startswith((SIMULATED, COMPOSED))}
         whole = pd.concat([pd.DataFrame(labels, index=table.index), table], axis="columns")
         tables.append(whole.dropna(axis="columns", how="all"))
     if not tables:

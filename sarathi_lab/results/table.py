@@ -28,6 +28,7 @@ import pandas as pd
 COLUMNS = ["case", "quantity", "value", "low", "high", "unit", "device", "level", "seed", "commit"]
 RESULTS = "results.parquet"
 MEASURED, SIMULATED, PAPER = "measured", "simulated", "paper"
+COMPOSED = "measured_kernels"  # of kernels that others measured
 MILLISECONDS = 1e3  # factor of times that are displayed in milliseconds
 LONG = 10.0  # seconds from which they are displayed in seconds
 

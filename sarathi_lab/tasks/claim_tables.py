@@ -14,7 +14,7 @@ from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.experiment.claims import NOT_MEASURED, VERDICTS, in_words, load_claims
 from sarathi_lab.experiment.figures import error_table, points_of
 from sarathi_lab.results import load
-from sarathi_lab.results.load import SIMULATED
+from sarathi_lab.results.load import COMPOSED, COMPOSED_SOURCE, SIMULATED
 from sarathi_lab.results.result import markdown
 
 README, FRONT = EXPERIMENTS / "README.md", REPOSITORY / "README.md"
@@ -27,9 +27,11 @@ FIRST = ["decode_tenfold", "sarathi_over_orca", "bubbles"]
 
 
 def readme_table(table: pd.DataFrame) -> str:
-    """Format the verdicts in Markdown: a row per claim, a column per device, one for simulated."""
+    """Format the verdicts in Markdown: a row per claim, a column for measured kernels, one per
+    device, one for simulated.
+    """
     devices = _measured_devices(table)
-    rows = [["claim", "source", "expected", *devices, "simulated"]]
+    rows = [["claim", "source", "expected", COMPOSED_SOURCE, *devices, "simulated"]]
     for _, judged in table[~_is_after(table)].groupby("id", sort=False):
         first = judged.iloc[0]
         rows.append([first.claim, first.source, first.expected, *_cells(judged, devices)])
@@ -39,7 +41,7 @@ def readme_table(table: pd.DataFrame) -> str:
 def front_table(table: pd.DataFrame) -> str:
     """Format the claims of the front page in Markdown, without their sources."""
     devices = _measured_devices(table)
-    rows = [["claim", "expected", *devices, "simulated"]]
+    rows = [["claim", "expected", COMPOSED_SOURCE, *devices, "simulated"]]
     for name in FIRST:
         judged = table[table.id == name]
         rows.append([*judged[["claim", "expected"]].iloc[0], *_cells(judged, devices)])
@@ -63,12 +65,14 @@ def names_table(table: pd.DataFrame) -> str:
 
 
 def _ids_by_verdict(table: pd.DataFrame) -> dict[str, dict[str, list[str]]]:
-    """Return the claims with each verdict, by where they were judged: on a CPU, and at each level
-    of the cost model. A claim stands under every verdict that it has on one of several GPUs.
+    """Return the claims with each verdict, by where they were judged: by kernels measured on GPUs,
+    on a CPU, and at each level of the cost model. A claim stands under every verdict that it
+    has on one of several GPUs.
     """
     is_simulated = table.device.str.startswith(SIMULATED)
     is_profiled = table.device.str.endswith(PROFILED)
     parts = {
+        COMPOSED_SOURCE: table[table.device.str.startswith(COMPOSED)],
         "two CPU cores": table[table.device.map(_without_engine) == "cpu"],
         "simulated": table[is_simulated & ~is_profiled],
         "simulated, profiled": table[is_profiled],
@@ -89,8 +93,10 @@ def map_table(table: pd.DataFrame, root: str = "") -> str:
     conditions = {claim.id: claim.caveat for claim in load_claims()}
     for name, judged in table[_is_after(table)].groupby("id", sort=False):
         first, devices = judged.iloc[0], _measured_devices(judged[judged.verdict != NOT_MEASURED])
-        *cells, simulated = _cells(judged, devices)
+        composed, *cells, simulated = _cells(judged, devices)
         found = [f"{device} {cell}" for device, cell in zip(devices, cells, strict=True)]
+        if composed != NOT_MEASURED:
+            found.insert(0, f"{COMPOSED_SOURCE} {composed}")
         where = f"[{first.experiment}]({root}{AFTER}/{first.experiment}/README.md)"
         what = [where, first.claim, first.source, first.expected]
         rows.append([*what, "; ".join([*found, simulated]), conditions[str(name)]])
@@ -134,7 +140,8 @@ def _measured_devices(table: pd.DataFrame) -> list[str]:
     column of the lab's engine there, if that has one.
     """
     names = dict.fromkeys(map(str, table.device))
-    measured = [name for name in names if name != "none" and not name.startswith(SIMULATED)]
+    others = ("none", SIMULATED, COMPOSED)
+    measured = [name for name in names if not name.startswith(others)]
     columns = []
     for name in measured:
         device = _without_engine(name)
@@ -149,15 +156,12 @@ def _without_engine(name: str) -> str:
 
 
 def _cells(rows: pd.DataFrame, devices: Sequence[str]) -> list[str]:
-    """Format the verdicts on one claim: on each of `devices`, and by verdict the simulated ones."""
+    """Format the verdicts on one claim: by verdict those of measured kernels, on each of `devices`,
+    and by verdict the simulated ones.
+    """
     known = rows[rows.verdict != NOT_MEASURED].to_dict("records")
     words = {str(row["device"]): (row["verdict"], in_words(row)) for row in known}
-    simulated: dict[str, list[str]] = {}
-    for device, (verdict, value) in sorted(words.items()):
-        if device.startswith(SIMULATED):
-            name = device.removeprefix(SIMULATED).replace(PROFILED, " profiled")
-            simulated.setdefault(verdict, []).append(f"{name} {value}")
-    last = "; ".join(f"**{verdict}**: {', '.join(each)}" for verdict, each in simulated.items())
+    first, last = _by_verdict(words, COMPOSED), _by_verdict(words, SIMULATED)
     cells = []
     for column in devices:
         measured = []
@@ -167,7 +171,17 @@ def _cells(rows: pd.DataFrame, devices: Sequence[str]) -> list[str]:
             elif _without_engine(device) == column:
                 measured.append(f"**{verdict}**: {value}, {device}")
         cells.append("; ".join(measured))
-    return [cell or NOT_MEASURED for cell in (*cells, last)]
+    return [cell or NOT_MEASURED for cell in (first, *cells, last)]
+
+
+def _by_verdict(words: Mapping[str, tuple[str, str]], prefix: str) -> str:
+    """Format the values of the devices that begin with `prefix`, each verdict's together."""
+    values: dict[str, list[str]] = {}
+    for device, (verdict, value) in sorted(words.items()):
+        if device.startswith(prefix):
+            name = device.removeprefix(prefix).replace(PROFILED, " profiled")
+            values.setdefault(verdict, []).append(f"{name} {value}")
+    return "; ".join(f"**{verdict}**: {', '.join(each)}" for verdict, each in values.items())
 
 
 def blocks(table: pd.DataFrame) -> Iterator[tuple[Path, str, str]]:

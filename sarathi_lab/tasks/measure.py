@@ -91,11 +91,9 @@ class Measure(Task):
         if figure.has_paper:
             why = "is for measuring: the paper's figures are recomputed at its sizes"
             self._refuse("setup", why)
-            names = ("dtype", "cost_model", "tensor_parallel", "pipeline_parallel")
-            why = f": {figure.name} is recomputed as the paper has it, at both levels of the cost "
-            refuse_unread(backend, names, f"{why}model; drop it", "executor.")
             figure.sizes("paper", self.sizes)
-            self._require_usual_model(cfg, "is of the paper's models; drop it")
+            if not backend.composes_kernels:
+                self._check_as_paper(cfg, backend)
         else:
             self._refuse("every", f"is for the paper's curves, and {figure.name} is none")
         if figure.is_in_rounds:
@@ -106,13 +104,20 @@ class Measure(Task):
                 raise UserError(f"executor.tensor_parallel={degree} {why}; {fix}")
         elif figure.is_of_stages:
             self._require_stages(backend)
-        elif backend.parallel.num_devices > 1:
+        elif backend.parallel.num_devices > 1 and not backend.composes_kernels:
             what = backend.parallel.description
             raise UserError(f"task=measure simulates one device, not {what}; leave that out")
         jobs = self.jobs(cfg, backend)
         for job in jobs:
             figure.check(job.backend, job.spec, job.sizes)
         return jobs
+
+    def _check_as_paper(self, cfg: DictConfig, backend: SimulatedBackend) -> None:
+        """Refuse settings of a paper's figure, which is recomputed with the paper's."""
+        names = ("dtype", "cost_model", "tensor_parallel", "pipeline_parallel")
+        why = f": {self.figure.name} is recomputed as the paper has it, at both levels of the cost "
+        refuse_unread(backend, names, f"{why}model; drop it", "executor.")
+        self._require_usual_model(cfg, "is of the paper's models; drop it")
 
     def _checked_sessions(self, cfg: DictConfig, backend: MeasuredBackend) -> list[Session]:
         figure = self.figure
@@ -190,6 +195,8 @@ class Measure(Task):
             return self._measured(prepared, context)
         jobs: list[Job] = prepared
         tables = simulate(jobs, self.processes)
+        if backend.composes_kernels:
+            return self._composed(tables, context)
         if not figure.has_paper:
             return self._result(by_folder(tables), "simulated", context, {})
         result, kept = recompute(tables), dict[str, pd.DataFrame]()  # with errors
@@ -199,6 +206,18 @@ class Measure(Task):
             self._record(recorded, f"{figure.name}-{method}" if method else None)
             kept |= {"-".join(filter(None, (name, method))): recorded[name] for name in recorded}
         return replace(result, tables={**result.tables, **kept}, float_format="%.6g")
+
+    def _composed(self, tables: Sequence[pd.DataFrame], context: RunContext) -> Result:
+        """Keep what measured kernels compose: no operation takes no time, so a zero has no kernel.
+        Raises UserError where they compose nothing.
+        """
+        composed = [table[table.y > 0] for table in tables]
+        if all(table.empty for table in composed):
+            raise UserError(
+                f"{self.figure.name} has no point at which all kernels were measured; use "
+                "executor.cost_model=profiled"
+            )
+        return self._result(by_folder(composed), load.COMPOSED_SOURCE, context, {})
 
     def _refuse(self, name: str, why: str) -> None:
         refuse_unread(self, [name], f": it {why}; drop it", "task.")
@@ -286,7 +305,7 @@ class Measure(Task):
         figure, hardware = self.figure, str(cfg.hardware.name)
         # The group's default stands for the GPU that the paper used for each figure.
         gpu = None if hardware == PAPERS_GPU else hardware
-        if figure.has_paper:
+        if figure.has_paper and not backend.composes_kernels:
             return paper_jobs(figure, gpu and [gpu], self.every, self.sizes)
         if is_usual_model(cfg) and figure.papers:
             models = [load_option("model", platform.model) for platform in figure.papers]
@@ -301,6 +320,8 @@ class Measure(Task):
         else:
             models, backends = [resolve_model(cfg, backend)[0]], [backend]
         make_policy, sizes = partial(policy_of, cfg), self._sizes(backend)
+        if figure.has_paper:
+            sizes = figure.paper_sizes(self.every, self.sizes)
         return [
             Job(figure, spec, on, sizes, make_policy=make_policy, seed=int(cfg.seed))
             for spec, on in zip(models, backends, strict=True)

@@ -14,7 +14,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Executor, Predictor, Sizes
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.served_system import ServerSetup, ServingDevice
-from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
+from sarathi_lab.executor.simulated.cost_model import MEASURED_KERNELS, CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import NO_HOST, WEIGHTS, Hardware, Host, Parallel
 from sarathi_lab.executor.simulated.kv_capacity import (
@@ -22,7 +22,7 @@ from sarathi_lab.executor.simulated.kv_capacity import (
     device_memory,
     served_tokens,
 )
-from sarathi_lab.executor.tables import tables_stamp
+from sarathi_lab.executor.tables import read_tables, tables_stamp
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec, WeightDtype
 
@@ -92,7 +92,15 @@ class SimulatedBackend:
     @property
     def device_name(self) -> str:
         spread = f", {self.parallel.description}" if self.parallel.num_devices > 1 else ""
+        if self.composes_kernels and self.hardware.tables is not None:
+            tables = read_tables(self.hardware.tables, tensor=self.tensor_parallel)
+            return f"{self.hardware.name}{spread}: {tables.origin}"
         return f"simulated {self.hardware.name}{spread}"
+
+    @property
+    def composes_kernels(self) -> bool:
+        """Whether times are those of measured kernels alone, of which single iterations consist."""
+        return self.cost_model == MEASURED_KERNELS
 
     @property
     def parallel(self) -> Parallel:
@@ -139,6 +147,8 @@ class SimulatedBackend:
             f"{kind} {'none stated' if math.isnan(error) else f'{error:.0%}'}"
             for kind, error in cost.uncertainty.items()
         )
+        if self.composes_kernels:
+            return list(cost.cautions)
         cautions = [f"the cost model's mean error on held-out shapes: {stated}"]
         hardware = self.attending
         within, before = hardware.causal_efficiency, hardware.attention_efficiency
@@ -196,7 +206,14 @@ class SimulatedBackend:
         """Do nothing: every run has an executor of its size."""
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
-        """Make the virtual clock over the cost model; no size costs time or memory here."""
+        """Make the virtual clock over the cost model; no size costs time or memory here. Raises
+        UserError where only iterations of some sizes have times.
+        """
+        if self.composes_kernels:
+            raise UserError(
+                f"executor.cost_model={MEASURED_KERNELS} has times at measured sizes only, and "
+                "serving takes any; use executor.cost_model=profiled, or task=measure"
+            )
         cost = self._cost(spec)
         if self.num_stages > 1:
             return PipelineExecutor(self.num_stages, cost.stage_times, cost.send_time)
@@ -213,7 +230,7 @@ class SimulatedBackend:
             hardware = replace(hardware, iteration_overhead=0.0)
         device = (hardware, self.dtype_bytes, self.parallel)
         of_host = (self.host.graphs, tuple(self.host.fused or ()))
-        stamp = tables_stamp(hardware.tables) if self.cost_model == "profiled" else ()
+        stamp = () if self.cost_model == "analytic" else tables_stamp(hardware.tables)
         arguments = (self.cost_model, spec, *device, *of_host)
         if not _is_hashable(arguments):
             return make_cost_model(*arguments)

@@ -21,17 +21,20 @@ from sarathi_lab.executor.simulated.hardware import (
 )
 from sarathi_lab.executor.simulated.iteration_table import IterationTable
 from sarathi_lab.executor.simulated.kernel_times import overlapped
+from sarathi_lab.executor.simulated.measured_kernels import MeasuredExperts, MeasuredKernels
 from sarathi_lab.executor.simulated.mixed_layers import MixedOperations
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations, tables_for
 from sarathi_lab.executor.tables import ATTENTION, OperationTables, Per
 from sarathi_lab.model.layers import ALIKE
 from sarathi_lab.model.spec import ModelSpec
 
-Level = Literal["analytic", "profiled"]
-SOURCED = ProfiledOperations | Experts | MixedOperations  # parts that state a caution
+Level = Literal["analytic", "profiled", "measured_kernels"]
+MEASURED_KERNELS = "measured_kernels"  # single iterations of measured sizes, and nothing else
+# Parts that state a caution.
+SOURCED = ProfiledOperations | MeasuredKernels | Experts | MixedOperations
 OperationTimes = Callable[[Batch], dict[str, float]]  # seconds by operation
 # Seconds by operation on one device, of its share where several devices share a layer.
-Operations = AnalyticOperations | ProfiledOperations
+Operations = AnalyticOperations | ProfiledOperations | MeasuredKernels
 
 ITERATIONS = "iterations"  # the table of whole ones
 WHOLE = "iteration"  # the operation of a whole one, where parts of it have no times
@@ -62,7 +65,7 @@ class CostModel:
         self,
         formula: AnalyticOperations,
         operations: Operations | None = None,
-        experts: Experts | None = None,
+        experts: Experts | MeasuredExperts | None = None,
         graphs: CudaGraphs | None = None,
     ) -> None:
         self.spec, self.parallel, self.hardware = formula.spec, formula.parallel, formula.hardware
@@ -235,6 +238,10 @@ def make_cost_model(
     kind = AnalyticOperations if spec.layers == ALIKE else MixedOperations
     formula = kind(spec, hardware, dtype_bytes, parallel, fused)
     operations = experts = None
+    if level == MEASURED_KERNELS:
+        tables = tables_for(formula, level)
+        measured_experts = MeasuredExperts(tables, spec) if spec.num_experts else None
+        return CostModel(formula, MeasuredKernels(tables, formula), measured_experts)
     if level == "profiled":
         tables = tables_for(formula)
         if ITERATIONS in tables.frames:

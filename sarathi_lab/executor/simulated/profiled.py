@@ -214,12 +214,13 @@ class ProductTable:
         return time * self._formula(tokens, *shape) / self._formula(inside, *shape)
 
 
-def tables_for(formula: AnalyticOperations) -> OperationTables:
+def tables_for(formula: AnalyticOperations, level: str = "profiled") -> OperationTables:
     """Read the tables of the formula's hardware. Raises UserError without tables of the model, its
     cache, elements or tensor-parallel degree.
     """
     spec, hardware, tensor = formula.spec, formula.hardware, formula.parallel.tensor
-    setting, analytic = "executor.cost_model=profiled", "use executor.cost_model=analytic"
+    setting = f"executor.cost_model={level}"
+    analytic = "use executor.cost_model=analytic"
     if spec.layers != ALIKE:
         raise UserError(
             f"{setting} has no tables of the {spec.layers.description} of model {spec.name}, which "

@@ -190,8 +190,13 @@ class LockstepBackend(SimulatedBackend):
         )
 
     def _cost(self, spec: ModelSpec) -> CostModel:
+        if self.composes_kernels:
+            raise UserError(
+                "executor.cost_model=measured_kernels has times of single iterations, not of "
+                "replicas; use executor.cost_model=profiled"
+            )
         cost = super()._cost(spec)
-        assert cost.experts is not None, "replicas share nothing else"
+        assert isinstance(cost.experts, Experts), "replicas share nothing else"
         cost.experts = SharedExperts(cost.experts, self.sharing)
         return cost
 

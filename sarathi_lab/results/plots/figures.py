@@ -23,7 +23,7 @@ from matplotlib.lines import Line2D
 
 from sarathi_lab.results.plots import style
 from sarathi_lab.results.plots.spec import Kind, PlotSpec, in_tokens
-from sarathi_lab.results.table import MEASURED, PAPER
+from sarathi_lab.results.table import COMPOSED, MEASURED, PAPER
 
 MOST_MARKERS = 22  # of a line, where the paper's points are dense
 SIMULATED: Sequence[Any] = (
@@ -127,7 +127,7 @@ def _without_sparse(rows: pd.DataFrame, kind: Kind) -> pd.DataFrame:
     """Leave out sparse panels, and all but the best level of each simulated GPU and model."""
     rank = 2 * (rows.method != "") + (rows.level != "profiled")
     best = rank.groupby([rows.hardware, rows.model, rows.panel]).transform("min")
-    is_best = rows.level.isin([PAPER, MEASURED]) | (rank == best)
+    is_best = rows.level.isin([PAPER, MEASURED, COMPOSED]) | (rank == best)
     kept = rows[rows.value.notna() & is_best & ~_is_sparse(rows, kind)]
     return kept if len(kept) else rows[rows.value.notna()]
 
@@ -144,8 +144,11 @@ def _note_on_sparse(rows: pd.DataFrame, spec: PlotSpec) -> str:
 
 
 def _by_source(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Group rows by title: the paper with its simulated GPUs, then each measured device."""
+    """Group rows by title: the paper with its simulated GPUs, then each measured device, and each
+    of which others measured the kernels.
+    """
     titles = ("measured on " + rows.device).where(rows.level == MEASURED, PREDICTED)
+    titles = titles.where(rows.level != COMPOSED, rows.device)
     groups = rows.groupby(titles, sort=False)
     return {str(title): of for title, of in sorted(groups, key=lambda one: one[0] != PREDICTED)}
 
@@ -155,7 +158,8 @@ def _by_device(rows: pd.DataFrame, *, are_together: bool) -> dict[str, pd.DataFr
     the same model are one group where they `are_together`.
     """
     papers, found = rows[rows.level == PAPER], rows[rows.level != PAPER]
-    is_joined = are_together & (found.hardware != "") & (found.level != MEASURED)
+    is_simulated = ~found.level.isin([MEASURED, COMPOSED])
+    is_joined = are_together & (found.hardware != "") & is_simulated
     titles = found.device.where(~is_joined, "simulated GPUs, " + found.model)
     groups = {}
     for title, group in found.groupby(titles, sort=False):
@@ -181,7 +185,7 @@ def _line_styles(rows: pd.DataFrame, spec: PlotSpec) -> dict[str, Any]:
     """Return the line style of each simulated device: profiled, analytic, counted."""
     if spec.is_by_device:
         return {}
-    devices = rows.device[~rows.level.isin([PAPER, MEASURED])].unique()
+    devices = rows.device[~rows.level.isin([PAPER, MEASURED, COMPOSED])].unique()
     return dict(zip(map(str, devices), cycle(SIMULATED), strict=False))
 
 

@@ -1,0 +1,221 @@
+"""One layer's operations as tables have them measured on a GPU: no formula, nothing between.
+
+A size that no row has takes the time of a measured one at most `REACH` away, products a straight
+line between two rows at most that, or `PRODUCT_STEP` tokens, apart. Further away there is no time:
+NaN. Operations without rows are left out and named, all of which stream; a layer's products and its
+attention must be there, and without an output head an iteration that emits has no time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.simulated.analytic import AnalyticOperations
+from sarathi_lab.executor.simulated.interpolation import RatioGrid
+from sarathi_lab.executor.tables import MICROSECOND, SHAPE, TIME, Layer, OperationTables, Per
+from sarathi_lab.model.spec import ModelSpec
+
+REACH = 1 / 16  # share of a measured size by which another may differ from it
+PRODUCT_STEP = 16  # tokens between two rows of a product that a straight line may join
+# What three repeats leave open: the median second difference of the RTX 4090's and the RTX PRO
+# 6000's products, by experiments/lab/piggyback_boundary/boundary.py, is 0.2 to 0.4 %.
+NOISE = 0.01
+ROUTER = "router"  # of experts: a product of no weight, which no server's table has
+OUTPUT_HEAD = "lm_head"  # a product too large to leave out of an iteration that emits
+
+
+class MeasuredKernels:
+    """One layer's operations by `tables` at measured sizes; `formula` has the model's shapes.
+
+    Raises UserError for tables that lack one of a layer's products or its attention.
+    """
+
+    iteration_overhead = 0.0
+
+    def __init__(self, tables: OperationTables, formula: AnalyticOperations) -> None:
+        self.tables = tables
+        self._formula = formula
+        self._in_one_call = formula.hardware.hybrid_call
+        self._times_of: dict[Per, dict[str, Callable[[int], float]]] = {}
+        self._covered = set(tables.included)
+        for layer, rows in tables.layers.values():
+            self._add(layer, rows)
+        self._attention = AttentionRows.of(tables, formula)
+        missing = [name for name in self._absent() if name in self._needed()]
+        if not len(self._attention.seconds):
+            missing.append("attention")
+        if missing:
+            raise UserError(
+                f"{tables.source} has no measured {missing[0]} of model {formula.spec.name}, and "
+                "executor.cost_model=measured_kernels takes none by formula; use "
+                "executor.cost_model=profiled"
+            )
+        # A size may differ by `REACH`, and so may the time of attention, which grows with it.
+        self.uncertainty = {"matmul": NOISE, "attention": REACH, "experts": NOISE}
+
+    def _needed(self) -> set[str]:
+        return {linear.name for linear in self._formula.spec.layer_linears} - {ROUTER}
+
+    def _add(self, layer: Layer, rows: pd.DataFrame) -> None:
+        sizes = rows["size"].to_numpy(float)
+        seconds = rows.seconds.to_numpy(float)
+        time = cache(partial(_between, sizes, seconds))
+        self._times_of.setdefault(layer.per, {})[layer.operation] = time
+        self._covered.update((layer.operation, *layer.replaces))
+
+    def _absent(self) -> list[str]:
+        """List the operations of the formula that no row has."""
+        pers: tuple[Per, ...] = ("layer", "iteration", "emit")
+        names = [name for per in pers for name in self._formula.times(per, 1)]
+        return [name for name in dict.fromkeys(names) if name not in self._covered]
+
+    @property
+    def caution(self) -> str:
+        """Source of the times, and what is left out."""
+        parts = [
+            f"values are {self.tables.origin}",
+            f"sizes that were not measured take those within {REACH:.1%}, else there is no value",
+        ]
+        if absent := self._absent():
+            parts.append(f"left out, as no table has them: {', '.join(absent)}")
+        return "; ".join(parts)
+
+    def times(self, per: Per, number: int) -> Mapping[str, float]:
+        """Return the seconds of operations `per` layer or iteration over `number` tokens, or per
+        emitted token; NaN where they were not measured.
+        """
+        functions = self._times_of.get(per, {}).items()
+        times = {name: time(number) if number else 0.0 for name, time in functions}
+        if per == "emit" and number and OUTPUT_HEAD not in self._covered:
+            times[OUTPUT_HEAD] = math.nan
+        return times
+
+    def attention_times(self, batch: Batch) -> tuple[float, float]:
+        """Return the seconds of prefills and of decodes; in one call, decodes count as what they
+        add to the prefills.
+        """
+        prompts = self._prompts(batch)
+        decodes = (0.0, 0.0)
+        if batch.num_decodes:
+            decodes = (batch.num_decodes, batch.decode_kv_tokens / batch.num_decodes)
+        prefill = self._seconds(prompts, (0.0, 0.0)) if batch.num_prefills else 0.0
+        if not batch.num_decodes:
+            return prefill, 0.0
+        if self._in_one_call and batch.num_prefills:
+            return prefill, self._seconds(prompts, decodes) - prefill
+        return prefill, self._seconds((1.0, 0.0, 0.0), decodes)
+
+    def _prompts(self, batch: Batch) -> tuple[float, float, float]:
+        """Return number, tokens and context of a batch's chunks, which tables have equal only."""
+        chunks = {(chunk.num_tokens, chunk.start) for chunk in batch.chunks if not chunk.is_decode}
+        if len(chunks) > 1:
+            return math.nan, math.nan, math.nan
+        tokens, start = chunks.pop() if chunks else (0, 0)
+        return max(1, batch.num_prefills), tokens, start
+
+    def _seconds(self, prompts: tuple[float, float, float], decodes: tuple[float, float]) -> float:
+        return self._attention.at((*prompts, *decodes))
+
+
+POINT = ("num_prefills", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionRows:
+    """Measured calls: `sizes` [rows, those of `POINT`], what a difference in each is a share of
+    (`scales`, of the same shape), and `seconds` [rows].
+    """
+
+    sizes: Floats
+    scales: Floats
+    seconds: Floats
+
+    @classmethod
+    def of(cls, tables: OperationTables, formula: AnalyticOperations) -> AttentionRows:
+        """Take the calls of the model's heads, all of them where tables are of one model."""
+        rows = tables.frames.get("attention", pd.DataFrame(columns=[*POINT, TIME]))
+        if SHAPE[0] in rows:
+            rows = rows[(rows[list(SHAPE)] == list(formula.heads)).all(axis=1)]
+        if "num_prefills" not in rows:
+            rows = rows.assign(num_prefills=1)
+        # A call of decodes has no prompt, whatever its row says of their number.
+        rows = rows.assign(num_prefills=rows.num_prefills.where(rows.prefill_chunk > 0, 1))
+        # A context counts with the chunk's own tokens, which attend to each other as well.
+        scales = rows.assign(kv_prefill=rows.kv_prefill + rows.prefill_chunk)
+        seconds = rows[TIME].to_numpy(float) * MICROSECOND / tables.num_layers
+        columns = list(POINT)
+        return cls(rows[columns].to_numpy(float), scales[columns].to_numpy(float), seconds)
+
+    def at(self, sizes: tuple[float, ...]) -> float:
+        """Return the seconds of the row that is nearest in the size that differs most, NaN if that
+        is not within `REACH`.
+        """
+        differences = np.abs(self.sizes - np.array(sizes))
+        # NaN, of chunks that are not alike, is within nothing.
+        is_near = (differences <= REACH * self.scales).all(axis=1)
+        if not is_near.any():
+            return math.nan
+        near = np.flatnonzero(is_near)
+        shares = differences[near] / np.maximum(self.scales[near], 1.0)
+        return float(self.seconds[near[shares.max(axis=1).argmin()]])
+
+
+class MeasuredExperts:
+    """Seconds of one layer's experts by the rows of `moe.csv`, between tokens and experts read a
+    factor of two apart; NaN past the rows.
+
+    Choices are random, so the number of experts read is the mean over such choices. Raises
+    UserError for tables without rows of this model.
+    """
+
+    def __init__(self, tables: OperationTables, spec: ModelSpec) -> None:
+        rows = tables.frames.get("moe")
+        if rows is None:
+            raise UserError(
+                f"{tables.source} has no measured experts of model {spec.name}; use "
+                "executor.cost_model=profiled"
+            )
+        self._spec = spec
+        self._most_tokens = int(rows.tokens.max())
+        pairs = rows.tokens * spec.experts_per_token / rows.activated_experts
+        # Of one, in place of a formula: the grid then interpolates the seconds themselves.
+        self._seconds_of = RatioGrid(pairs, rows.activated_experts, rows[TIME] * MICROSECOND)
+        self.seconds = cache(self._seconds)
+
+    @property
+    def caution(self) -> str:
+        """How the number of experts is known, which no run recorded."""
+        return f"experts are those of {self._spec.name}, each chosen at random"
+
+    def _seconds(self, num_tokens: int) -> float:
+        if num_tokens == 0:
+            return 0.0
+        if num_tokens > self._most_tokens:
+            return math.nan
+        spec = self._spec
+        chosen = spec.share_of_experts(num_tokens) * spec.num_experts
+        share = spec.num_expert_layers / spec.num_layers
+        return share * self._seconds_of.ratio(num_tokens * spec.experts_per_token / chosen, chosen)
+
+
+def _between(sizes: Floats, seconds: Floats, size: int) -> float:
+    """Return the seconds at `size` on the line between two near rows, NaN without such."""
+    upper = int(np.searchsorted(sizes, size))
+    if upper < len(sizes) and sizes[upper] == size:
+        return float(seconds[upper])
+    if upper in (0, len(sizes)):
+        return math.nan
+    gap = sizes[upper] - sizes[upper - 1]
+    if gap > max(PRODUCT_STEP, REACH * size):
+        return math.nan
+    return float(np.interp(size, sizes, seconds))
