@@ -116,9 +116,15 @@ class Clock(ABC):
         """Return the largest error of some kinds, NaN if one is."""
         return float(np.max([self.cost.uncertainty[kind] for kind in kinds]))
 
-    def saving(self, alone: WorkSum, both: WorkSum, without: WorkSum) -> Estimate:
+    def saving(
+        self,
+        alone: WorkSum,
+        both: WorkSum,
+        without: WorkSum,
+        kinds: tuple[str, ...] = EVERYTHING,
+    ) -> Estimate:
         """Return the seconds of `alone` over those that `both` takes beyond `without`."""
-        return self.seconds(alone).over(self.seconds(both - without))
+        return self.seconds(alone, kinds).over(self.seconds(both - without, kinds))
 
     def with_attention_of(self, work: WorkSum, separate: WorkSum, together: WorkSum) -> Estimate:
         """Return the seconds of `work` with the attention of `separate` batches in place of that of
@@ -127,6 +133,32 @@ class Clock(ABC):
         value, error = self.seconds(work)
         less, more = (self.seconds(one, ("attn",)).value for one in (together, separate))
         return Estimate(value - less + more, error)
+
+    def riding_apart(
+        self, together: WorkSum, separate: WorkSum, kinds: tuple[str, ...]
+    ) -> Estimate:
+        """Return the seconds of `together`, with the attention of `separate` batches as its calls,
+        over those of these batches. Attention is the same in both, so its errors cancel.
+        """
+        others = tuple(kind for kind in kinds if kind != "attn")
+        products, error = self.seconds(together, others)
+        products_apart, error_apart = self.seconds(separate, others)
+        attention = self.seconds(separate, ("attn",)).value
+        total = products + attention
+        off = abs(products) * error + abs(products_apart) * error_apart
+        return Estimate(total / (products_apart + attention), off / total if total else 0.0)
+
+    def riding_saves(
+        self, decodes: WorkSum, together: WorkSum, prompt: WorkSum, kinds: tuple[str, ...]
+    ) -> Estimate:
+        """Return the seconds of `decodes` over what they add to a `prompt`, each in an attention
+        call of its own.
+        """
+        others = tuple(kind for kind in kinds if kind != "attn")
+        products = self.seconds(together - prompt, others)
+        attention = self.seconds(decodes, ("attn",))
+        added = Estimate(products.value + attention.value, max(products.error, attention.error))
+        return self.seconds(decodes, kinds).over(added)
 
     def chunking_overhead(
         self, prompt_len: int, chunk: int, cause: str = "total", offset: float = 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from sarathi_lab.experiment.cases import Case, Cases, Quantity, seconds
 from sarathi_lab.experiment.clock import COMPUTE, FOUR
@@ -151,3 +151,56 @@ def _hybrid_attention(chunk: int, context: int, number: int) -> Iterator[Case]:
     yield Case("attention / apart", series, number, together / separate)
     yield Case("decode speed-up", series, number, seconds(alone) / added)
     yield Case("decode speed-up, apart", series, number, seconds(alone) / added_separate)
+
+
+AS_CALLED, TWO_CALLS = "as called", "two calls"  # of attention, for a chunk with decodes
+
+
+@figure(
+    question="Does a decode that rides on a chunk cost less than in a batch of its own?",
+    seconds=60,
+    look=PlotSpec(
+        x="decodes",
+        y="ratio",
+        log_x=True,
+        log_y=True,
+        legend="chunk behind its context, tokens of a decode",
+    ),
+)
+def piggyback_boundary(
+    spec: ModelSpec,
+    *,
+    ways: Sequence[str],
+    chunks: Ints,
+    starts: Ints,
+    decodes: Ints,
+    contexts: Ints,
+) -> Cases:
+    """Products and attention of a chunk with decodes over those of two batches, and the decodes
+    alone over what they add, with attention `ways`: as the device calls it, and with a call for
+    prompts and one for decodes (section 4.3.2).
+    """
+    for chunk in chunks:
+        for start in starts:
+            for context in contexts:
+                for number in decodes:
+                    yield _ways_to_decode(ways, chunk, start, context, number)
+
+
+def _ways_to_decode(
+    ways: Sequence[str], chunk: int, start: int, context: int, number: int
+) -> Iterator[Case]:
+    prompt = batch(prefill_tokens=chunk, start=start)
+    alone = batch(num_decodes=number, context=context)
+    both = batch(prefill_tokens=chunk, start=start, num_decodes=number, context=context)
+    series = f"{chunk} behind {start}, {context} each"
+    if AS_CALLED in ways:
+        apart = seconds(prompt + alone, FOUR)
+        gained = Quantity("saving", (alone, both, prompt, FOUR))
+        yield Case(f"{AS_CALLED} / two batches", series, number, seconds(both, FOUR) / apart)
+        yield Case(f"decode speed-up, {AS_CALLED}", series, number, gained)
+    if TWO_CALLS in ways:
+        riding = Quantity("riding_apart", (both, prompt + alone, FOUR))
+        gained = Quantity("riding_saves", (alone, both, prompt, FOUR))
+        yield Case(f"{TWO_CALLS} / two batches", series, number, riding)
+        yield Case(f"decode speed-up, {TWO_CALLS}", series, number, gained)

@@ -25,7 +25,7 @@ from sarathi_lab.executor.torch.backend import WARM_UP_TOKENS
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
 from sarathi_lab.experiment.cases import Group, Part, Point, Samples, keep, table_of
-from sarathi_lab.experiment.clock import Clock, Estimate
+from sarathi_lab.experiment.clock import EVERYTHING, Clock, Estimate
 from sarathi_lab.experiment.measured_cost import TOO_SMALL, MeasuredCostModel
 from sarathi_lab.experiment.scenario import (
     BLOCK_SIZE,
@@ -75,12 +75,18 @@ class DeviceClock(Clock):
             self.cost.forget()
         return super().times(work)
 
-    def saving(self, alone: WorkSum, both: WorkSum, without: WorkSum) -> Estimate:
+    def saving(
+        self,
+        alone: WorkSum,
+        both: WorkSum,
+        without: WorkSum,
+        kinds: tuple[str, ...] = EVERYTHING,
+    ) -> Estimate:
         """Return medians of turns on a CPU: of two times that were taken one after the other, the
         difference is what other processes did to one of them.
         """
-        if not self.cost.is_shared:
-            return super().saving(alone, both, without)
+        if not self.cost.is_shared or kinds != EVERYTHING:
+            return super().saving(alone, both, without, kinds)
         batches = [batch for work in (alone, both, without) for batch in work.batches]
         whole, more, less = self.cost.alternated(batches).T
         return Estimate(float(np.median(whole))).over(Estimate(float(np.median(more - less))))
