@@ -19,7 +19,7 @@ OF_PAPERS = {  # and of proposals that no server has
     *("request_level", "orca", "sarathi", "sarathi_serve", "sarathi_serve_dynamic"),
     *("hybrid_only", "chunked_only", "dynamic_chunks", "lars", "preflow"),
     *("highest_response_ratio", "shortest_remaining", "reserve_for_short", "short_request_first"),
-    *("slo_budget", "niyama", "lprs"),
+    *("slo_budget", "niyama", "lprs", "riding_limit"),
 }
 
 

@@ -44,6 +44,7 @@ from sarathi_lab.policy import (
     VllmV1,
 )
 from sarathi_lab.policy.ascend import ProfileTable, Row
+from sarathi_lab.policy.riding import RidingLimit
 
 MAX_LEN = 40
 # 8 tokens beside a decode, 6 beside up to two, nothing beside more.
@@ -57,6 +58,7 @@ POLICIES = {
     "orca_unlimited_prompt": Orca(max_prefills=None, reserve="prompt"),
     "prefill_first": PrefillFirst(max_num_batched_tokens=MAX_LEN, watermark=0.05),
     "prefill_first_delay": PrefillFirst(delay_factor=1.5),
+    "riding_limit": RidingLimit(chunk=8, most_riding_tokens=20),
     "sarathi": Sarathi(chunk=8, min_decodes=0),
     "sarathi_full_house": Sarathi(chunk=8, min_decodes=3, reserve="prompt"),
     "sarathi_paper": Sarathi(chunk=8),

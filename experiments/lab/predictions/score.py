@@ -1,0 +1,75 @@
+"""Check and score the ledger of blind predictions.
+
+    python experiments/lab/predictions/score.py [NAME ...]
+
+An entry `NAME.yaml` has the source, the settings and `predicted`, a value by setting, with the
+`commit` that computed them and a `hash` of settings and predictions. Its results are added to
+`NAME.result.yaml` afterwards, in a later commit. Prints an entry's errors, or that it has no result
+yet. Exits with 1 if a prediction is not what was hashed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+LEDGER = Path(__file__).parent
+HASHED = ("source", "asked", "settings", "predicted")
+
+
+def main(names: Sequence[str]) -> int:
+    paths = [path for path in sorted(LEDGER.glob("*.yaml")) if ".result" not in path.name]
+    chosen = [path for path in paths if not names or path.stem in names]
+    broken = [path.stem for path in chosen if not score(path)]
+    for name in broken:
+        print(f"{name}: its predictions are not those that were hashed")
+    return int(bool(broken))
+
+
+def hash_of(entry: Mapping[str, Any]) -> str:
+    """Return the hash of what an entry states before its result is known."""
+    stated = {name: entry[name] for name in HASHED}
+    return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
+
+
+def score(path: Path) -> bool:
+    """Print the errors of an entry; return whether it is as it was hashed."""
+    entry = yaml.safe_load(path.read_text())
+    if entry["hash"] != hash_of(entry):
+        return False
+    print(f"{path.stem}: {entry['asked']}\n  {entry['source']}, predicted by {entry['commit']}")
+    result = path.with_suffix(".result.yaml")
+    if not result.is_file():
+        print(f"  {len(entry['predicted'])} predictions, no result entered")
+        return True
+    measured = yaml.safe_load(result.read_text())["measured"]
+    print_errors(entry["predicted"], measured)
+    return True
+
+
+def print_errors(predicted: Mapping[str, float], measured: Mapping[str, float]) -> None:
+    """Print each measured value beside its prediction, and how far off they are."""
+    errors = []
+    signs = []
+    for setting, value in measured.items():
+        if setting not in predicted:
+            print(f"  {setting}: measured {value:g}, not predicted")
+            continue
+        guess = predicted[setting]
+        errors.append(abs(guess / value - 1))
+        signs.append((guess > 1) == (value > 1))
+        print(f"  {setting}: predicted {guess:g}, measured {value:g} ({guess / value - 1:+.1%})")
+    if errors:
+        mean, right = np.mean(errors), sum(signs)
+        print(f"  mean error {mean:.1%}; {right} of {len(signs)} on the right side of 1")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
