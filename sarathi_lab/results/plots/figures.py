@@ -43,8 +43,9 @@ Looks = Mapping[str, Any]  # line style by device
 def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
     """Draw the rows of one figure (`table.rows_of_points`), one axes a panel.
 
-    Of a simulated GPU the best level is drawn, and of a measured device the panels with at least
-    half of their points, with a note on what is left out; `is_all` draws everything.
+    Of a simulated GPU the best level is drawn, of measured kernels the GPU with the most points,
+    and of a measured device the panels with at least half of their points, with a note on what is
+    left out; `is_all` draws everything.
     """
     shown = _selected(rows, spec)
     note = "" if is_all else _note_on_sparse(shown, spec)
@@ -124,11 +125,15 @@ def _is_sparse(rows: pd.DataFrame, kind: Kind) -> pd.Series:
 
 
 def _without_sparse(rows: pd.DataFrame, kind: Kind) -> pd.DataFrame:
-    """Leave out sparse panels, and all but the best level of each simulated GPU and model."""
+    """Leave out sparse panels, all but the best level of each simulated GPU and model, and of GPUs
+    with measured kernels all but the one with the most points.
+    """
     rank = 2 * (rows.method != "") + (rows.level != "profiled")
     best = rank.groupby([rows.hardware, rows.model, rows.panel]).transform("min")
     is_best = rows.level.isin([PAPER, MEASURED, COMPOSED]) | (rank == best)
-    kept = rows[rows.value.notna() & is_best & ~_is_sparse(rows, kind)]
+    composed = rows.device[rows.level == COMPOSED].value_counts()
+    is_shown = (rows.level != COMPOSED) | rows.device.isin(composed.index[:1])
+    kept = rows[rows.value.notna() & is_best & is_shown & ~_is_sparse(rows, kind)]
     return kept if len(kept) else rows[rows.value.notna()]
 
 
@@ -163,7 +168,7 @@ def _by_device(rows: pd.DataFrame, *, are_together: bool) -> dict[str, pd.DataFr
     titles = found.device.where(~is_joined, "simulated GPUs, " + found.model)
     groups = {}
     for title, group in found.groupby(titles, sort=False):
-        is_measured = (group.level == MEASURED).any()
+        is_measured = group.level.isin([MEASURED, COMPOSED]).any()
         hardware = {*group.hardware, ""} - ({""} if is_measured else set())
         beside = papers[papers.hardware.isin(hardware) & papers.panel.isin(group.panel)]
         name = str(title) if not _is_single(group) else str(group.device.iloc[0])
