@@ -1,0 +1,117 @@
+"""How a served system attends to a batch with prompts and decodes: in one call, or in two.
+
+A hardware file states it for its kernel (`hybrid_call`), a host chooses another kernel
+(`attention_kernel`). This module adds by backend what was read or measured of it, and how many
+decodes may ride on a chunk before riding costs more than a batch of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.executor.simulated.cost_model import CostModel
+from sarathi_lab.executor.simulated.hardware import Hardware, Host
+
+FLASH_ATTENTION_2 = "flash_attention_2"
+MOST_DECODES = 1024  # beside a chunk, above which nothing is looked for
+
+
+@dataclass(frozen=True)
+class AttentionBackend:
+    """Calls of one backend for prompts and decodes together, of which cards, and how it is known.
+
+    `is_measured`: the cost of one call was measured on such a card.
+    """
+
+    name: str
+    calls: int
+    systems: str
+    cards: str
+    source: str
+    is_measured: bool = False
+
+
+BACKENDS = {
+    backend.name: backend
+    for backend in (
+        AttentionBackend(
+            FLASH_ATTENTION_2,
+            1,
+            "vLLM to 0.33",
+            "SM8x, and the RTX PRO 6000 (SM120)",
+            "calls of vLLM 0.19.0 in experiments/lab/real_servers; vLLM pull request 58013 would "
+            "split them, open in September 2026",
+            is_measured=True,
+        ),
+        AttentionBackend(
+            "flash_attention_3",
+            1,
+            "vLLM to 0.33",
+            "SM90",
+            "vLLM pull request 58013, description: tile-scheduled, left as it is",
+        ),
+        AttentionBackend(
+            "flashinfer",
+            2,
+            "vLLM from 0.8.5",
+            "any",
+            "vLLM pull request 16684, merged in April 2025",
+        ),
+        AttentionBackend(
+            "tensorrt_llm",
+            2,
+            "TensorRT-LLM 1.0",
+            "any",
+            "a context and a generation kernel, timed apart in aiconfigurator-core 0.12.0",
+        ),
+    )
+}
+
+
+def backend_of(hardware: Hardware, host: Host) -> AttentionBackend | None:
+    """Return the attention backend of a served system, None for one of which nothing is known."""
+    name = host.attention_kernel or hardware.kernel
+    if name is None:
+        # The kernel of the hardware file itself is the one without figures in place of its own.
+        own = [kernel for kernel, figures in hardware.kernels.items() if not figures]
+        name = own[0] if own else None
+    if name is None and hardware.hybrid_call:
+        name = FLASH_ATTENTION_2
+    return BACKENDS.get(name) if name is not None else None
+
+
+def attention_calls(hardware: Hardware, host: Host) -> int | None:
+    """Return 1 or 2, the attention calls for prompts and decodes together; None if unknown. What
+    the hardware states, as a user may, comes before what is known of the backend.
+    """
+    stated = hardware.with_kernel(host.attention_kernel).hybrid_call
+    if stated is not None:
+        return 1 if stated else 2
+    backend = backend_of(hardware, host)
+    return None if backend is None else backend.calls
+
+
+def most_riding_decodes(cost: CostModel, chunk: int, context: int, start: int = 0) -> int:
+    """Return how many decodes of `context` tokens may ride on a chunk of `chunk` tokens, `start`
+    behind, before riding takes longer than two batches; `MOST_DECODES` where it never does.
+
+    Riding gets dearer with every decode, so the number is found by halving.
+    """
+    fewest, most = 0, MOST_DECODES
+    while fewest < most:
+        number = (fewest + most + 1) // 2
+        if _pays(cost, chunk, context, start, number):
+            fewest = number
+        else:
+            most = number - 1
+    return fewest
+
+
+def _pays(cost: CostModel, chunk: int, context: int, start: int, number: int) -> bool:
+    """Whether `number` decodes cost no more on the chunk than in a batch of their own."""
+    prompt = make_batch(prefill_tokens=chunk, start=start)
+    decodes = make_batch(num_decodes=number, context=context)
+    both = make_batch(prefill_tokens=chunk, start=start, num_decodes=number, context=context)
+    apart = cost.iteration_time(prompt) + cost.iteration_time(decodes)
+    return cost.iteration_time(both) <= apart

@@ -1,0 +1,49 @@
+"""How served systems call attention, and how many decodes may ride on a chunk by that."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.executor.simulated.attention_calls import (
+    BACKENDS,
+    MOST_DECODES,
+    attention_calls,
+    backend_of,
+    most_riding_decodes,
+)
+from sarathi_lab.executor.simulated.cost_model import make_cost_model
+from sarathi_lab.executor.simulated.hardware import NO_HOST
+
+
+@pytest.mark.parametrize(
+    ("gpu", "host", "backend", "calls"),
+    [
+        ("rtx-4090", "vllm_0_19", "flash_attention_2", 1),
+        ("a100", "vllm_0_19", "flash_attention_2", 1),
+        ("h100", "vllm_0_19", "flash_attention_3", 1),
+        ("h100", "trtllm_1_0", "tensorrt_llm", 2),
+    ],
+)
+def test_calls_are_those_of_the_servers_backend(gpu, host, backend, calls):
+    hardware, server = load_option("hardware", gpu), load_option("host", host)
+    assert backend_of(hardware, server) == BACKENDS[backend]
+    assert attention_calls(hardware, server) == calls
+
+
+def test_what_the_hardware_states_comes_first():
+    hardware = dataclasses.replace(load_option("hardware", "rtx-4090"), hybrid_call=False)
+    assert attention_calls(hardware, NO_HOST) == 2
+
+
+@pytest.mark.parametrize(("context", "expected"), [(1024, range(48, 72)), (8192, range(5, 12))])
+def test_fewer_decodes_ride_the_longer_they_are(context, expected):
+    """About 64K tokens of all their caches on an A100 with one call; any number with two."""
+    spec, a100 = load_option("model", "llama3.1-8b"), load_option("hardware", "a100")
+    cost = make_cost_model("profiled", spec, a100, 2)
+    assert most_riding_decodes(cost, 1024, context, start=1024) in expected
+    apart = dataclasses.replace(a100, hybrid_call=False)
+    cost = make_cost_model("profiled", spec, apart, 2)
+    assert most_riding_decodes(cost, 1024, context, start=1024) == MOST_DECODES
