@@ -24,8 +24,10 @@ from sarathi_lab.results.metrics import REPLAY_TOLERANCE
 CLAIMS = EXPERIMENTS / "claims.yaml"
 DIRECTIONS = ("at least", "at most", "near")
 NOT_MEASURED = "not measured"
-VERDICTS = ["holds", "direction holds", "partly", "not as claimed", "fails", "undecided"]
-VERDICTS += [NOT_MEASURED]
+HOLDS = "holds"
+HOLDS_WITHIN = "holds within N %"  # the kind of all verdicts that name a tolerance
+VERDICTS = [HOLDS, HOLDS_WITHIN, "direction holds", "partly", "not as claimed", "fails"]
+VERDICTS += ["undecided", NOT_MEASURED]
 COPIED = ["id", "claim", "source", "unit", "experiment"]  # columns that are the claim's
 COLUMNS = ["id", "claim", "source", "device", "expected", "measured", "low", "high", "confidence"]
 COLUMNS += ["mark", "verdict", "unit", "note", "experiment"]
@@ -85,11 +87,12 @@ class Claim:
         require_number(f"claims.yaml: {self.id}.tolerance", self.tolerance, minimum=0, fix=fix)
 
     def judge(self, found: Value) -> str:
-        """Return which of `VERDICTS` is true of the whole interval.
+        """Return which of `VERDICTS` is true of the whole interval, with its tolerance for N.
 
         Two questions: is the value on the claimed side of no effect, and is it as claimed within
-        the tolerance? *holds*: yes to both; *direction holds*: yes to the first; *partly*: yes and
-        no; *not as claimed*: no to the second; *fails*: no to both. A claim without `neutral` only
+        the tolerance? *holds*: yes to both, without any tolerance; *holds within N %*: yes to both;
+        *direction holds*: yes to the first; *partly*: yes and no; *not as claimed*: no to the
+        second; *fails*: no to both. A claim without `neutral` only
         has the second. Else, or where the interval's level is below `LEVEL`: *undecided*.
         """
         if math.isnan(found.measured):
@@ -109,8 +112,17 @@ class Claim:
         if found.high < least or found.low > most:
             return "partly" if is_directed else "not as claimed"
         if is_directed and least <= found.low and found.high <= most:
-            return "holds"
+            is_short = self.direction != "at most" and found.low < self.expected
+            is_beyond = self.direction != "at least" and found.high > self.expected
+            if is_short or is_beyond:
+                return HOLDS_WITHIN.replace("N", f"{100 * self.tolerance:g}")
+            return HOLDS
         return "direction holds" if is_directed else "undecided"
+
+
+def kind_of(verdict: str) -> str:
+    """Return which of `VERDICTS` it is, whatever its tolerance."""
+    return HOLDS_WITHIN if verdict.startswith(f"{HOLDS} within ") else verdict
 
 
 @cache  # parsing it takes longer than judging by it
@@ -277,11 +289,6 @@ def _maybe_largest(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows.high >= rows.low.max()]
 
 
-def _maybe_best(rows: pd.DataFrame) -> pd.DataFrame:
-    """Errors of a cost model are those of all points alike: they leave one place."""
-    return _maybe_largest(rows) if rows.num_pairs.max() else rows.nlargest(1, "y")
-
-
 def _x_of_max(rows: pd.DataFrame) -> tuple[float, float, float]:
     return rows.sort_values("y").x.iloc[-1], rows.x.min(), rows.x.max()
 
@@ -291,7 +298,7 @@ LINE = "last / first"  # y at the largest x over that at the smallest
 TAKES: Mapping[str, tuple[Any, Any]] = {
     "max": (_maybe_largest, lambda rows: rows[ENDS].max()),
     "min": (lambda rows: rows[rows.low <= rows.high.min()], lambda rows: rows[ENDS].min()),
-    "x of max": (_maybe_best, _x_of_max),  # where y is largest
+    "x of max": (_maybe_largest, _x_of_max),  # where y is largest, or may be
     LINE: (lambda rows: rows, _last_over_first),
     "range": (lambda rows: rows, _range),  # over rows that differ in an unknown cost
 }

@@ -11,7 +11,13 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
-from sarathi_lab.experiment.claims import NOT_MEASURED, VERDICTS, in_words, load_claims
+from sarathi_lab.experiment.claims import (
+    NOT_MEASURED,
+    VERDICTS,
+    in_words,
+    kind_of,
+    load_claims,
+)
 from sarathi_lab.experiment.figures import error_table, points_of
 from sarathi_lab.results import load
 from sarathi_lab.results.load import COMPOSED, COMPOSED_SOURCE, SIMULATED
@@ -78,10 +84,10 @@ def _ids_by_verdict(table: pd.DataFrame) -> dict[str, dict[str, list[str]]]:
         "simulated, profiled": table[is_profiled],
     }
     known = {name: part[part.verdict != NOT_MEASURED] for name, part in parts.items()}
-    found = {
-        name: {verdict: list(part.id[part.verdict == verdict].unique()) for verdict in VERDICTS}
-        for name, part in known.items()
-    }
+    found = {}
+    for name, part in known.items():
+        kinds = part.verdict.map(kind_of)
+        found[name] = {verdict: list(part.id[kinds == verdict].unique()) for verdict in VERDICTS}
     for name, part in known.items():
         found[name][NOT_MEASURED] = list(table.id[~table.id.isin(part.id)].unique())
     return found

@@ -17,13 +17,21 @@ from sarathi_lab.config.console import console, print_place, typed
 from sarathi_lab.config.errors import UserError, exit_code, require_number
 from sarathi_lab.config.paths import EXPERIMENTS as RECORDS
 from sarathi_lab.config.paths import OUTPUTS, make_folder
-from sarathi_lab.experiment.claims import NOT_MEASURED, VERDICTS, in_words, load_claims, verdicts
+from sarathi_lab.experiment.claims import (
+    NOT_MEASURED,
+    VERDICTS,
+    in_words,
+    kind_of,
+    load_claims,
+    verdicts,
+)
 from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.results.load import SIMULATED
 from sarathi_lab.results.result import DisplayTable, show
 from sarathi_lab.tasks.claim_tables import blocks, write_page
 
-STYLES = dict(zip(VERDICTS, ("green", "green", "yellow", "red", "red", "cyan", "dim"), strict=True))
+COLOURS = ("green", "green", "green", "yellow", "red", "red", "cyan", "dim")
+STYLES = dict(zip(VERDICTS, COLOURS, strict=True))
 SHOWN = ["claim", "expected", "measured", "verdict", "note"]
 SHORT = ["verdict", "measured", "expected", "claim"]
 FEW_MINUTES = 200.0  # seconds of measuring, for those who just want to see
@@ -41,7 +49,7 @@ def print_verdicts(table: pd.DataFrame, *, is_long: bool = False) -> None:
         summary = ", ".join(f"{count} {verdict}" for verdict, count in counts)
         rows = rows if is_long else rows[rows.verdict != NOT_MEASURED]
         values = [in_words(row) for row in rows.to_dict("records")]
-        styled = "[" + rows.verdict.map(STYLES) + "]" + rows.verdict + "[/]"
+        styled = "[" + rows.verdict.map(kind_of).map(STYLES) + "]" + rows.verdict + "[/]"
         values = values if is_long else [value.partition(" (")[0] for value in values]
         names = SHOWN if is_long else SHORT
         rows = rows.assign(measured=values)

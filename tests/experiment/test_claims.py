@@ -17,10 +17,12 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.experiment import measured_cost
 from sarathi_lab.experiment.claims import (
     COLUMNS,
+    HOLDS_WITHIN,
     VERDICTS,
     Claim,
     Value,
     in_words,
+    kind_of,
     load_claims,
     verdicts,
 )
@@ -42,7 +44,8 @@ PAIRS, CONFIDENCE = 9, 0.9609375  # of an interval that was recorded without sam
 @pytest.mark.parametrize(
     ("claim", "interval", "verdict"),
     [
-        (GAIN, (1.30, 1.50), "holds"),
+        (GAIN, (1.30, 1.50), "holds within 10 %"),
+        (GAIN, (1.34, 1.50), "holds"),
         (GAIN, (1.10, 1.25), "direction holds"),
         (GAIN, (1.05, 1.15), "partly"),
         (GAIN, (0.95, 1.15), "not as claimed"),  # maybe an effect, maybe none
@@ -50,7 +53,8 @@ PAIRS, CONFIDENCE = 9, 0.9609375  # of an interval that was recorded without sam
         (GAIN, (0.75, 0.85), "fails"),
         (LOSS, (0.20, 9.00), "undecided"),
         (LOSS, (1.10, 1.30), "fails"),
-        (NEAR, (2.00, 2.15), "holds"),
+        (NEAR, (2.00, 2.15), "holds within 10 %"),
+        (replace(GAIN, expected=1.5, tolerance=0.2), (1.25, 1.45), "holds within 20 %"),
         (NEAR, (2.80, 3.20), "fails"),
         (replace(NEAR, neutral=1.0), (1.1, 1.7), "partly"),
         (replace(NEAR, neutral=1.0), (3.1, 1000.0), "partly"),  # the sign, not the amount
@@ -68,9 +72,10 @@ def test_the_whole_interval_decides(claim, interval, verdict):
 
 
 WITHIN = {  # verdicts that a part of an interval with a verdict may have
-    "direction holds": {"holds", "direction holds", "partly"},
+    HOLDS_WITHIN: {"holds", HOLDS_WITHIN},
+    "direction holds": {"holds", HOLDS_WITHIN, "direction holds", "partly"},
     "not as claimed": {"partly", "not as claimed", "fails"},
-    "undecided": {"holds", "direction holds", "partly", "not as claimed", "fails", "undecided"},
+    "undecided": {*VERDICTS} - {"not measured"},
 }
 
 
@@ -79,11 +84,12 @@ def test_a_narrower_interval_never_contradicts_a_verdict():
         shares = (-1, 0, 0.3, 0.9, 0.97, 1, 1.5, 3, 100)
         values = sorted({claim.expected * share for share in shares})
         ends = [(low, high) for low in values for high in values if low <= high]
-        judged = {(a, b): claim.judge(Value(a, a, b)) for a, b in ends}
+        judged = {(a, b): kind_of(claim.judge(Value(a, a, b))) for a, b in ends}
         for (a, b), verdict in judged.items():
             within = {judged[c, d] for c, d in ends if a <= c and d <= b}
             assert within <= WITHIN.get(verdict, {verdict}), claim.id
-        assert {"holds", "fails"} <= set(judged.values())
+        assert "fails" in judged.values()
+        assert {"holds", HOLDS_WITHIN} & set(judged.values())
 
 
 def table(*ys: float, series: str = "1K") -> pd.DataFrame:
@@ -127,10 +133,10 @@ def test_a_claim_of_policies_that_were_replayed_to_other_shares_says_so(shares, 
     assert ("differ by 58% of their iterations" in note) == differ
 
 
-def test_what_was_computed_has_one_best_place(tmp_path):
+def test_computed_points_within_each_others_error_may_all_be_best(tmp_path):
     load.save(table(1.2, 1.45, 1.5).assign(num_pairs=0, confidence=NAN), "fig08", "cpu", tmp_path)
     row = found(tmp_path, take="x of max")
-    assert (row["measured"], row["low"], row["high"]) == (6.0, 6.0, 6.0)
+    assert (row["measured"], row["low"], row["high"]) == (6.0, 4.0, 6.0)
 
 
 def of_samples(*points: list[float]) -> pd.DataFrame:
@@ -187,7 +193,7 @@ def test_nothing_is_taken_from_what_is_left_of_refused_points(take, place, verdi
 def test_a_refused_baseline_leaves_nothing_measured(tmp_path):
     both = pd.concat([table(1.4), table(3.0, series="own")], ignore_index=True)
     load.save(both, "fig08", "cpu", tmp_path)
-    assert found(tmp_path, needs="series == 'own'")["verdict"] == "holds"
+    assert found(tmp_path, needs="series == 'own'")["verdict"] == "holds within 10 %"
     over = {"over": "series == 'own'", "match": ["x"], "direction": "at most"}
     assert found(tmp_path, **over)["measured"] == pytest.approx(1.4 / 3)
     load.save(both.assign(y=[1.4, NAN], reason=[None, "too few"]), "fig08", "cpu", tmp_path)
@@ -211,9 +217,9 @@ def test_every_measured_device_has_every_claim_and_simulated_ones_what_they_have
     rows = verdicts(tmp_path, [GAIN, replace(GAIN, id="other", experiment="fig09")])
     assert list(rows.columns) == COLUMNS
     assert list(zip(rows.id, rows.device, rows.verdict, strict=True)) == [
-        ("gain", "cpu", "holds"),
+        ("gain", "cpu", "holds within 10 %"),
         ("other", "cpu", "not measured"),
-        ("other", "simulated-a6000", "holds"),
+        ("other", "simulated-a6000", "holds within 10 %"),
     ]
     assert rows.expected[0] == "at least 1.33"
 
@@ -316,7 +322,7 @@ def test_a_page_is_rewritten_between_its_marks(tmp_path):
     assert claim_tables.readme_table(judged).splitlines()[2] == (
         "| it gains | a paper | at least 1.33 "
         "| **holds**: rtx-4090-llama3.1-8b 1.45 (1.35 to 1.55, 96 %) "
-        "| **holds**: 1.4 (1.3 to 1.5, 96 %) "
+        "| **holds within 10 %**: 1.4 (1.3 to 1.5, 96 %) "
         "| **holds**: a6000 1.5 (1.4 to 1.6, 96 %); "
         "**direction holds**: a6000 profiled 1.15 (1.05 to 1.25, 96 %) |"
     )

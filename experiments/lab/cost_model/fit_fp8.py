@@ -40,7 +40,7 @@ def products(folder: Path, gpu: str, engine: str) -> pd.DataFrame:
         *silicon.FEATURES
     )
     weights = rows.in_features * rows.out_features
-    beyond = weights >= silicon.CACHE_BYTES[gpu] / silicon.WEIGHTS_IN_TURN
+    beyond = weights >= silicon.cache_bytes(gpu) / silicon.WEIGHTS_IN_TURN
     rows = rows[sized & beyond & (rows.tokens <= silicon.MAX_TOKENS)]
     return rows.assign(fitted=silicon.checkerboard(rows, ["in_features", "out_features"]))
 

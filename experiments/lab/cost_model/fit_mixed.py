@@ -70,7 +70,7 @@ def read_source(folder: Path, gpu: str) -> pd.DataFrame:
         rows.batch * rows.length * DEEPSEEK.layers.latent.cached_size * 2,
         rows.batch * rows.heads * DELTA.key_size * DELTA.value_size * 4.0,
     )
-    fits = (cached <= silicon.CACHE_BYTES[gpu]) & rows.kind.str.endswith("decodes")
+    fits = (cached <= silicon.cache_bytes(gpu)) & rows.kind.str.endswith("decodes")
     slow = cached / hardware.bytes_per_second > silicon.CACHED_SECONDS
     rows = rows[~(fits & slow)].assign(gpu=gpu, time_us=1e3 * rows.latency)
     return rows[["gpu", *SHAPE, "time_us"]]

@@ -78,6 +78,16 @@ def folder_of(folder: Path, gpu: str) -> Path:
     return found
 
 
+def cache_bytes(gpu: str) -> int:
+    """Return a GPU's L2 cache. Exits for one that is not listed."""
+    if gpu not in CACHE_BYTES:
+        raise SystemExit(
+            f"{Path(__file__).name} has no L2 cache of {gpu}, by which cached rows are left out; "
+            f"add its bytes to CACHE_BYTES, or take one of {', '.join(CACHE_BYTES)}"
+        )
+    return CACHE_BYTES[gpu]
+
+
 def read(folder: Path, gpu: str, table: str, engine: str) -> tuple[pd.DataFrame, str]:
     """Rows of the newest version of an engine's table, empty if there is none, and the version."""
     paths = list(folder_of(folder, gpu).glob(f"*/{engine}/*/{table}.parquet"))
@@ -104,7 +114,7 @@ def products(folder: Path, gpu: str, engine: str = "vllm") -> pd.DataFrame:
     sized = rows.in_features.between(low, high) & rows.out_features.between(low, high)
     weights = rows.in_features * rows.out_features * BYTES
     rows = rows[sized & (rows.tokens <= MAX_TOKENS)]
-    rows = rows[weights.reindex(rows.index) >= CACHE_BYTES[gpu] / WEIGHTS_IN_TURN]
+    rows = rows[weights.reindex(rows.index) >= cache_bytes(gpu) / WEIGHTS_IN_TURN]
     return rows.assign(fitted=checkerboard(rows, ["in_features", "out_features"]))
 
 
@@ -141,13 +151,13 @@ def _of_kernel(table: pd.DataFrame, kernel: str) -> pd.DataFrame:
 
 def too_fast(rows: pd.DataFrame, gpu: str, bytes_per_second: float) -> pd.Series:
     """Rows that would have read more than the cache holds faster than the datasheet allows."""
-    beyond = rows.kv_bytes > CACHE_BYTES[gpu]
+    beyond = rows.kv_bytes > cache_bytes(gpu)
     return beyond & (rows.kv_bytes / rows.seconds > bytes_per_second)
 
 
 def in_cache(rows: pd.DataFrame, gpu: str, bytes_per_second: float) -> pd.Series:
     slow = rows.kv_bytes / bytes_per_second > CACHED_SECONDS
-    return slow & (rows.kv_bytes <= CACHE_BYTES[gpu])
+    return slow & (rows.kv_bytes <= cache_bytes(gpu))
 
 
 def reduces(folder: Path, gpu: str, engine: str = "vllm") -> pd.DataFrame:
@@ -225,6 +235,8 @@ def run_products(folder: Path) -> pd.DataFrame:
 
 def run_attention(folder: Path, gpu: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """As `prompts`, with `start` tokens before each chunk, and as `decodes`: calls of one kind."""
+    if gpu not in RUNS:
+        raise SystemExit(f"no server's tables of {gpu} are known; take one of {', '.join(RUNS)}")
     run, heads, kv_heads = RUNS[gpu]
     table = pd.read_csv(folder / run / "attention.csv")
     table = table.assign(seconds=table.time_us / 1e6, heads=heads, kv_heads=kv_heads)

@@ -20,7 +20,7 @@ from sarathi_lab.config.console import print_place, progress_of, typed
 from sarathi_lab.config.errors import UserError, exit_code
 from sarathi_lab.config.paths import CONF, EXPERIMENTS, OUTPUTS, make_folder, read_object
 from sarathi_lab.config.run_context import SweepRecord, as_command
-from sarathi_lab.experiment.claims import in_words, verdicts
+from sarathi_lab.experiment.claims import HOLDS, HOLDS_WITHIN, in_words, kind_of, verdicts
 from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.results import load, sweep_analysis
 from sarathi_lab.results.conclusion import conclusion
@@ -210,8 +210,9 @@ def _failed(place: Path) -> DisplayTable:
 def _of_experiments(root: Path) -> list[Section]:
     """The claims, then every experiment that has results."""
     judged = verdicts(root)
-    ids = {verdict: rows.id.nunique() for verdict, rows in judged.groupby("verdict")}
-    summary = f"Of {judged.id.nunique()} claims {ids.get('holds', 0)} hold on at least one device, "
+    ids = {kind: rows.id.nunique() for kind, rows in judged.groupby(judged.verdict.map(kind_of))}
+    summary = f"Of {judged.id.nunique()} claims {ids.get(HOLDS, 0)} hold on at least one device, "
+    summary += f"{ids.get(HOLDS_WITHIN, 0)} within a tolerance, "
     summary += f"simulated ones included, and {ids.get('fails', 0)} fail on at least one."
     counts = pd.crosstab(judged.device, judged.verdict).reset_index().to_dict("records")
     by_device = DisplayTable(counts, left=["device"], title="Verdicts by device")
