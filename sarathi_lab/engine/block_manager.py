@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sarathi_lab.engine.prefix_cache import PrefixCache
 from sarathi_lab.engine.request import Chunk, SequenceState
+from sarathi_lab.model.layers import CachedWindow, Window
 
 
 @dataclass(eq=False)
@@ -15,15 +17,24 @@ class BlockManager:
     attention, as in vLLM.
 
     With `shares_prefixes` sequences share the blocks of equal prefixes (`prefix`). Each sequence
-    holds `state_blocks` more, of constant number, for states of layers without a cache of tokens.
+    holds `state_blocks` more, of constant number, for states of layers without a cache of tokens,
+    and more for layers with a `window`, until it is full. What leaves the window comes back for the
+    sequence's next tokens.
     """
 
     num_blocks: int
     block_size: int
     shares_prefixes: bool = field(default=False, kw_only=True)
     state_blocks: int = field(default=0, kw_only=True)
+    window: CachedWindow | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        # Blocks held beside those of the tokens, by their number, as long as a window fills.
+        self._extra_blocks = [self.state_blocks]
+        if self.window is not None:
+            numbers = range(self.window.num_blocks(self.block_size) + 1)
+            extra = [math.ceil(self.window.share * number) for number in numbers]
+            self._extra_blocks = [self.state_blocks + number for number in extra]
         self.prefix: PrefixCache | None = None
         if self.shares_prefixes:
             self.prefix = PrefixCache(self.num_blocks, self.block_size)
@@ -42,13 +53,37 @@ class BlockManager:
         return self.num_blocks - self.num_free
 
     @property
+    def attention_window(self) -> Window | None:
+        """The window of some of the layers, if there is one."""
+        return None if self.window is None else self.window.window
+
+    @property
     def state_tokens(self) -> int:
         """Tokens that the blocks of one sequence's states could hold."""
         return self.state_blocks * self.block_size
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that a sequence of `num_tokens` tokens holds."""
-        return -(-num_tokens // self.block_size) + self.state_blocks
+        num_blocks = -(-num_tokens // self.block_size)
+        if num_blocks < len(self._extra_blocks):
+            return num_blocks + self._extra_blocks[num_blocks]
+        return num_blocks + self._extra_blocks[-1]
+
+    def extra_tokens(self, num_tokens: float) -> int:
+        """Tokens that the blocks of a sequence of `num_tokens` could hold, beside its own."""
+        num_own = math.ceil(num_tokens / self.block_size)
+        return (self.blocks_for(num_own * self.block_size) - num_own) * self.block_size
+
+    def tokens_of(self, num_blocks: int) -> int:
+        """Return the most tokens of a sequence that holds `num_blocks`; below 0 if its states lack
+        room.
+        """
+        beyond_window = num_blocks - self._extra_blocks[-1]
+        if self.window is None or beyond_window >= len(self._extra_blocks):
+            return beyond_window * self.block_size
+        # The inverse of `blocks_for` within the window.
+        within = math.floor((num_blocks - self.state_blocks) / (1 + self.window.share))
+        return within * self.block_size
 
     def watermark_blocks(self, watermark: float) -> int:
         """Blocks that admission leaves free, the share `watermark` of all."""
@@ -64,13 +99,13 @@ class BlockManager:
 
     def num_slots(self, sequence: SequenceState) -> int:
         """Tokens that `sequence` could compute next without an eviction."""
-        num_blocks = self.num_free + len(sequence.block_ids) - self.state_blocks
-        return num_blocks * self.block_size - sequence.num_computed
+        num_blocks = self.num_free + len(sequence.block_ids)
+        return self.tokens_of(num_blocks) - sequence.num_computed
 
     def grow(self, sequence: SequenceState, num_tokens: int) -> bool:
         """Let `sequence` hold `num_tokens` tokens; False, with nothing changed, if it can't."""
         held = sequence.block_ids
-        num_missing = -(-num_tokens // self.block_size) + self.state_blocks - len(held)
+        num_missing = self.blocks_for(num_tokens) - len(held)
         if num_missing <= 0:
             return True  # mostly: tokens come one at a time
         num_to_evict = num_missing - len(self.empty)

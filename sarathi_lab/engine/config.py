@@ -15,6 +15,7 @@ from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.engine.scheduler_state import NO_SPECULATION, Speculation
+from sarathi_lab.model.layers import CachedWindow
 from sarathi_lab.model.spec import ModelSpec
 
 MakeScheduler = Callable[[Policy], Scheduler]
@@ -75,7 +76,8 @@ class EngineConfig:
     A batch has at most `batch_size` sequences; sequences have at most `max_model_len` tokens (None:
     the longest request served). The cache has `num_blocks` blocks of `block_size` tokens. With
     `fills_memory` it takes what the device holds, and `num_blocks` is an estimate. A sequence's
-    states are as large as the cache of `state_tokens` tokens (`ModelSpec.state_tokens`). With
+    states are as large as the cache of `state_tokens` tokens (`ModelSpec.state_tokens`), and some
+    layers see a `window` (`ModelSpec.cached_window`). With
     `aligns_chunks` chunks end where blocks do (`Scheduler.aligned`). A `cluster` has instances of
     these sizes.
     """
@@ -93,6 +95,7 @@ class EngineConfig:
     speculation: Speculation = NO_SPECULATION
     state_tokens: int = 0
     aligns_chunks: bool = False
+    window: CachedWindow | None = None
 
     @property
     def num_slots(self) -> int:
@@ -152,6 +155,7 @@ class EngineConfig:
                 block_size=self.block_size,
                 shares_prefixes=self.shares_prefixes,
                 state_blocks=-(-self.state_tokens // self.block_size),
+                window=self.window,
             ),
             batch_size=self.batch_size,
             max_model_len=self.max_model_len,

@@ -12,6 +12,7 @@ import pandas as pd
 
 from sarathi_lab.engine.executor import Bubble, StepResult
 from sarathi_lab.engine.request import Queues, SequenceState
+from sarathi_lab.model.layers import WindowSums
 
 # Attributes of a StepResult and of a finished SequenceState; their last parts name the columns.
 _OF_ITERATION = (
@@ -42,6 +43,7 @@ class Ledger:
     def __init__(self) -> None:
         self.on_iteration: Callable[[int], None] = lambda num_tokens: None
         self._iterations: list[tuple[Any, ...]] = []
+        self._windows: list[WindowSums] = []  # of each iteration, if layers have a window
         self._requests: list[tuple[object, ...]] = []
         # Start and end by stage, flat, as there may be millions.
         self._spans = array("d")
@@ -51,6 +53,8 @@ class Ledger:
     def record(self, result: StepResult, finished: list[SequenceState]) -> None:
         assert result.batch.queues is not None, "set by Scheduler.advance"
         self._iterations.append(_iteration_row(result))
+        if result.batch.window is not None:
+            self._windows.append(result.batch.window_sums())
         spans = result.stages or [(result.start, result.end)]
         self.num_stages = len(spans)
         for span in spans:
@@ -71,7 +75,8 @@ class Ledger:
 
     def iterations(self) -> pd.DataFrame:
         """Return a row per iteration, as collected; queue lengths are those after it, of its
-        `instance`. Columns of clusters, drafts and CUDA graphs are in runs with these only.
+        `instance`. Columns of clusters, drafts, CUDA graphs and windows are in runs with these
+        only.
         """
         table = pd.DataFrame(self._iterations, columns=list(ITERATION_COLUMNS))
         counts = table.groupby("instance").num_preemptions  # from 0
@@ -83,6 +88,9 @@ class Ledger:
         if not table.num_draft_tokens.any():
             table = table.drop(columns=["num_draft_tokens", "num_accepted_tokens"])
         table.insert(0, "iteration", range(len(table)))
+        if self._windows:
+            sums = pd.DataFrame(self._windows, columns=list(WindowSums._fields))
+            return pd.concat([table, sums], axis=1)
         return table
 
     def requests(self) -> pd.DataFrame:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sarathi_lab.model.layers import Window, WindowSums
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -140,6 +142,7 @@ class Batch:
     finished: list[SequenceState] = field(default_factory=list)  # by Scheduler.advance
     queues: Queues | None = None  # after it, by Scheduler.advance
     instance: int = 0  # of a cluster, that runs it
+    window: Window | None = None  # of some of the model's layers. By Scheduler
 
     def __len__(self) -> int:
         return len(self.chunks)
@@ -151,6 +154,26 @@ class Batch:
     @property
     def num_decodes(self) -> int:
         return self.num_decode_tokens - self.num_draft_tokens
+
+    def window_sums(self) -> WindowSums:
+        """Sum what attention in the `window` computes and reads. Raises ValueError for a batch that
+        was made without one.
+        """
+        if (window := self.window) is None:
+            raise ValueError("the batch was made without the window of the model's layers")
+        return window.sums(self.chunks)
+
+    @property
+    def window_pairs(self) -> int:
+        return self.window_sums().window_pairs
+
+    @property
+    def window_prefill_kv_tokens(self) -> int:
+        return self.window_sums().window_prefill_kv_tokens
+
+    @property
+    def window_decode_kv_tokens(self) -> int:
+        return self.window_sums().window_decode_kv_tokens
 
     def add(self, sequence: SequenceState, num_tokens: int) -> None:
         """Add the next `num_tokens` pending tokens of `sequence`, which is in flight from now on,

@@ -54,7 +54,7 @@ class Scheduler(SchedulerState):
         """Let the policy fill a batch once; None if it takes nothing, though it may preempt."""
         self.now = now
         self.preempted_before = self.num_preemptions
-        batch = Batch()
+        batch = Batch(window=self.blocks.attention_window)
         if self.running.rank is by_priority and not self.policy.keeps_order:
             self.sort_running()  # urgent sequences choose first, as later ones are evicted
         self.policy.fill(batch, self)

@@ -5,7 +5,7 @@ checked and named, nothing loaded.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -18,10 +18,12 @@ from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.config.paths import read_object
 from sarathi_lab.model.huggingface import AGAIN, parameter_sources, read_spec
+from sarathi_lab.model.published import read_published
 from sarathi_lab.model.spec import KvDtype, ModelSpec
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ["*.json", "*.safetensors"]
+SHAPE_FILES = ["config.json"]  # what a simulation reads
 DTYPES = ("F64", "F32", "BF16", "F16")
 # Buffers that old versions of transformers saved, which follow from the settings.
 UNUSED = re.compile(r"rotary_emb\.inv_freq$|attention\.(masked_)?bias$")
@@ -36,8 +38,10 @@ class Stored:
     shape: tuple[int, ...]
 
 
-def find_checkpoint(path: str) -> Path:
-    """The folder `path`, fetched first if it is a hub id. Raises UserError if there is none."""
+def find_checkpoint(path: str, files: Sequence[str] = HUB_FILES) -> Path:
+    """The folder `path`, or if it is a hub id the `files` that are fetched first. Raises UserError
+    if there is none.
+    """
     directory = Path(path).expanduser()
     if directory.is_dir():
         return directory
@@ -50,7 +54,7 @@ def find_checkpoint(path: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(path, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(path, allow_patterns=list(files)))
     except Exception as error:  # one of a dozen kinds, all meaning that it is not to be had
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
@@ -161,6 +165,17 @@ class AutoModel:
         check_checkpoint(directory, spec)
         return spec, directory
 
+    def shape(self, default_name: str) -> tuple[ModelSpec, Path | None]:
+        """The spec by config.json alone, for simulation, and the folder; no weights are needed.
+
+        Without a path it is that of `conf/model/<default_name>.yaml`. Raises UserError as
+        `read_published` does.
+        """
+        if self.path is None:
+            return load_option("model", default_name), None
+        directory = find_checkpoint(str(self.path), SHAPE_FILES)
+        return read_published(directory), directory
+
 
 def resolve_model(cfg: DictConfig, backend: Any) -> tuple[ModelSpec, Path | None]:
     """The model that `cfg` names, with the types of its cache and weights, and the folder of these
@@ -168,11 +183,12 @@ def resolve_model(cfg: DictConfig, backend: Any) -> tuple[ModelSpec, Path | None
     """
     require_one_of("cache.dtype", cfg.cache.dtype, get_args(KvDtype))
     model = build(cfg.model)
-    spec, checkpoint = (
-        model.resolve(backend.default_model, backend.read_model)
-        if isinstance(model, AutoModel)
-        else (model, None)
-    )
+    spec, checkpoint = model, None
+    if isinstance(model, AutoModel):
+        if backend.computes_tokens:
+            spec, checkpoint = model.resolve(backend.default_model, backend.read_model)
+        else:
+            spec, checkpoint = model.shape(backend.default_model)
     if spec.kv_dtype != "auto":
         raise UserError(
             f"model.kv_dtype={spec.kv_dtype} is set by the cache; use "

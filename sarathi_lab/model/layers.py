@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
-from sarathi_lab.config.checked import check_fields, flag, one_of, whole
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.checked import check_fields, checked, flag, one_of, whole
+from sarathi_lab.config.errors import UserError, require_int
 
 FIX = "correct the model's settings"
 count_field = partial(whole, maximum=2**31 - 1, fix=FIX)  # token ids and kernels' sizes: 32 bits
 size_field = partial(count_field, minimum=1)
 Rule = Literal["gated_delta", "mamba2"]
+WindowKind = Literal["sliding", "chunked"]
 # Products of [key_size] by [key_size, value_size] for a token in a head, by rule: both write to the
 # state and read the output from it; the delta rule first reads what the state has for the key.
 PRODUCTS = {"gated_delta": 3, "mamba2": 2}
@@ -29,6 +31,109 @@ class Work(Protocol):
     decode_kv_tokens: Any
     prefill_query_key_pairs: Any
     num_emits: Any
+
+    # Of a layer with a `Window`; tables of other models lack them.
+    @property
+    def window_pairs(self) -> Any: ...
+    @property
+    def window_prefill_kv_tokens(self) -> Any: ...
+    @property
+    def window_decode_kv_tokens(self) -> Any: ...
+
+
+class WindowSums(NamedTuple):
+    """What attention in a window computes and reads, by the names of `Work`."""
+
+    window_pairs: int  # causal query-key pairs of prompts
+    window_prefill_kv_tokens: int
+    window_decode_kv_tokens: int
+
+
+def capped_sum(count: int, first: int, step: int, cap: int) -> int:
+    """Sum the smaller of `first` + k `step` and `cap` over k from 0 to `count` - 1."""
+    num_below = min(count, max(0, -(-(cap - first) // step)))
+    growing = num_below * first + step * (num_below * (num_below - 1) // 2)
+    return growing + (count - num_below) * cap
+
+
+@dataclass(frozen=True)
+class Window:
+    """`num_layers` of the attention layers in which a token sees at most `size` tokens, itself
+    included: the newest ("sliding"), or those since the last multiple of `size` ("chunked", as in
+    Llama 4). Raises UserError for impossible sizes.
+    """
+
+    num_layers: int = size_field()
+    size: int = size_field()
+    kind: WindowKind = one_of("sliding", valid=get_args(WindowKind))
+
+    def __post_init__(self) -> None:
+        check_fields(self, "layers.window.")
+
+    def sums(self, chunks: Iterable[tuple[object, int, int, bool, bool]]) -> WindowSums:
+        """Sum what attention in the window computes and reads for `chunks` (of anything, their
+        start, tokens, whether they decode, and a further flag).
+        """
+        pairs = prefill_kv_tokens = decode_kv_tokens = 0
+        before = self.size - 1  # the most tokens that one sees before itself
+        for _, start, num_tokens, is_decode, _ in chunks:
+            if not is_decode:
+                pairs += self.pairs(start, num_tokens)
+                prefill_kv_tokens += self.kv_tokens(start, num_tokens)
+            elif start <= before:  # inlined, as most chunks of a run are decodes
+                decode_kv_tokens += start + num_tokens
+            elif self.kind == "sliding":
+                decode_kv_tokens += before + num_tokens
+            else:
+                decode_kv_tokens += self.kv_tokens(start, num_tokens)
+        return WindowSums(pairs, prefill_kv_tokens, decode_kv_tokens)
+
+    def pieces(self, start: int, num_tokens: int) -> list[tuple[int, int]]:
+        """Cut `num_tokens` tokens behind `start` others into chunks (start, tokens) that attend
+        within themselves: where a chunked window begins anew. A sliding one cuts nothing.
+        """
+        if self.kind == "sliding":
+            return [(start, num_tokens)]
+        pieces = []
+        end = start + num_tokens
+        while start < end:
+            behind = start % self.size
+            piece = min(end - start, self.size - behind)
+            pieces.append((behind, piece))
+            start += piece
+        return pieces
+
+    def pairs(self, start: int, num_tokens: int) -> int:
+        """Count the causal query-key pairs of `num_tokens` tokens behind `start` others."""
+        return sum(
+            capped_sum(number, behind + 1, 1, self.size)
+            for behind, number in self.pieces(start, num_tokens)
+        )
+
+    def kv_tokens(self, start: int, num_tokens: int) -> int:
+        """Count the cached tokens that `num_tokens` tokens behind `start` others read, themselves
+        included.
+        """
+        return sum(
+            min(behind, self.size - 1) + number for behind, number in self.pieces(start, num_tokens)
+        )
+
+
+@dataclass(frozen=True)
+class CachedWindow:
+    """The room that layers with a `window` take in a cache, by vLLM's hybrid cache manager.
+
+    It puts the layers of each kind into groups of equally many, and gives blocks of one pool to
+    each group; those that have left the window come back. So a token within the window takes
+    `share` times the room that it has in the layers without one.
+    """
+
+    window: Window
+    share: float
+
+    def num_blocks(self, block_size: int) -> int:
+        """Return the blocks of `block_size` tokens that a window touches at most."""
+        return -(-(self.window.size - 1) // block_size) + 1
 
 
 @dataclass(frozen=True)
@@ -54,12 +159,13 @@ class Latent:
     Prompts are computed with latents expanded to each head's keys (`ModelSpec.head_size`, of which
     `rope_size` are rotated) and values (`value_size`), also those of earlier chunks; decodes attend
     to the latents, the expansion being absorbed into queries and outputs: vLLM's two forms
-    (`mla_attention.py`). Queries pass `query_rank`. Raises UserError for impossible sizes.
+    (`mla_attention.py`). Queries pass `query_rank`, or none (None: DeepSeek-V2-Lite). Raises
+    UserError for impossible sizes.
     """
 
     rank: int = size_field()
     rope_size: int = size_field()
-    query_rank: int = size_field()
+    query_rank: int | None = checked(require_int, minimum=1, fix=FIX, optional=True)
     value_size: int = size_field()
 
     def __post_init__(self) -> None:
@@ -72,9 +178,10 @@ class Latent:
 
     def linears(self, hidden: int, num_heads: int, head_size: int, count: int) -> list[Linear]:
         """List the products of `count` layers."""
+        query_input = hidden if self.query_rank is None else self.query_rank
         return [
-            Linear("latent_down", hidden, self.query_rank + self.cached_size, count),
-            Linear("query_up", self.query_rank, num_heads * head_size, count),
+            Linear("latent_down", hidden, (self.query_rank or 0) + self.cached_size, count),
+            Linear("query_up", query_input, num_heads * head_size, count),
             Linear("latent_up", self.rank, self.expanded_size(num_heads, head_size), count),
             Linear("out_proj", num_heads * self.value_size, hidden, count),
         ]
@@ -167,9 +274,10 @@ class Layers:
     """What the layers of a model have, if they are not alike: so many have `attention`, so many an
     `ffn` (None: all), others `linear` attention. Raises UserError for impossible ones.
 
-    Of the layers with experts the first `dense` have one FFN of `dense_ffn_size` instead. An
-    `output_gate` is as wide as the queries. With `latent` attention, `ModelSpec.num_kv_heads` is
-    `num_heads`.
+    Of the layers with experts `dense` have one FFN of `dense_ffn_size` instead. An `output_gate` is
+    as wide as the queries. With `latent` attention, `ModelSpec.num_kv_heads` is `num_heads`. Some
+    of the attention layers have a `window`, and `borrowing` ones the keys and values of another.
+    Layers that are `parallel` have both kinds of attention side by side (Falcon-H1).
     """
 
     attention: int | None = size_field(None)
@@ -180,16 +288,20 @@ class Layers:
     output_gate: bool = flag(False)
     latent: Latent | None = None
     linear: LinearAttention | None = None
+    window: Window | None = None
+    borrowing: int = count_field(0, minimum=0)
+    parallel: bool = flag(False)
 
     def __post_init__(self) -> None:
         check_fields(self, "layers.")
-        for name, kind in (("latent", Latent), ("linear", LinearAttention)):
+        kinds = (("latent", Latent), ("linear", LinearAttention), ("window", Window))
+        for name, kind in kinds:
             if not isinstance(value := getattr(self, name), kind | None):
                 raise UserError(f"layers.{name}={value} is no {kind.__name__}; {FIX}")
 
     @property
     def description(self) -> str:
-        kinds = [("latent", self.latent), ("linear", self.linear)]
+        kinds = [("latent", self.latent), ("linear", self.linear), ("windowed", self.window)]
         named = " and ".join(name for name, of in kinds if of)
         return f"{named} attention" if named else "layers that are not alike"
 
@@ -198,9 +310,16 @@ class Layers:
         for name in ("attention", "ffn"):
             if ((count := getattr(self, name)) or 0) > spec.num_layers:
                 return f"layers.{name}={count} exceeds num_layers={spec.num_layers}"
+        attention = spec.num_attention_layers
         linear = self.linear.num_layers if self.linear else 0
-        if (attention := spec.num_attention_layers) + linear > spec.num_layers:
+        if linear > spec.num_layers - attention and not self.parallel:
             return f"layers.linear.num_layers={linear} exceeds {spec.num_layers} - {attention}"
+        if self.window is not None and self.window.num_layers > attention:
+            return f"layers.window.num_layers={self.window.num_layers} exceeds {attention}"
+        if self.window is not None and (self.latent or self.borrowing):
+            return "layers.window is not counted with layers.latent or layers.borrowing"
+        if self.borrowing >= attention:
+            return f"layers.borrowing={self.borrowing} leaves no layer with keys and values"
         if self.dense > spec.num_ffn_layers:
             return f"layers.dense={self.dense} exceeds layers.ffn={spec.num_ffn_layers}"
         if bool(self.dense) != bool(self.dense_ffn_size) or (self.dense and not spec.num_experts):
@@ -211,10 +330,11 @@ class Layers:
 
     def attention_flops(self, spec: Any, work: Work) -> tuple[Any, Any]:
         """Compute the FLOPs of attention of `spec` for prompts and for decodes: 4 L n_heads d_head
-        per causal query-key pair, the products for scores and values; latent attention's two forms,
-        with the context of each chunk expanded again; and of linear attention, a constant a token.
+        per causal query-key pair, the products for scores and values, in layers with a window of
+        the pairs within it; latent attention's two forms, with the context of each chunk expanded
+        again; and of linear attention, a constant a token.
         """
-        per_head = spec.num_attention_layers * spec.num_heads
+        per_head = spec.num_full_layers * spec.num_heads
         prompts = decodes = 4 * per_head * spec.head_size
         expanded: Any = 0
         if latent := self.latent:
@@ -224,9 +344,15 @@ class Layers:
             context = work.prefill_kv_tokens - work.num_prefill_tokens
             expanded = 2 * spec.num_attention_layers * size * context
         token = self.linear.num_layers * self.linear.token_flops if self.linear else 0
+        of_prompts = prompts * work.prefill_query_key_pairs + expanded
+        of_decodes = decodes * work.decode_kv_tokens
+        if self.window is not None:
+            pair = 4 * self.window.num_layers * spec.num_heads * spec.head_size
+            of_prompts = of_prompts + pair * work.window_pairs
+            of_decodes = of_decodes + pair * work.window_decode_kv_tokens
         return (
-            prompts * work.prefill_query_key_pairs + expanded + token * work.num_prefill_tokens,
-            decodes * work.decode_kv_tokens + token * work.num_decode_tokens,
+            of_prompts + token * work.num_prefill_tokens,
+            of_decodes + token * work.num_decode_tokens,
         )
 
 

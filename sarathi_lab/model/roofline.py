@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sarathi_lab.config.console import amount
-from sarathi_lab.model.layers import Linear, Work
+from sarathi_lab.model.layers import Linear, WindowSums, Work
 from sarathi_lab.model.spec import ModelSpec
 
 if TYPE_CHECKING:  # its import takes half a second
@@ -25,6 +25,14 @@ class Peaks:
     flops_per_second: float
     bytes_per_second: float
     source: str
+    fp8_flops_per_second: float | None = None  # None: unknown
+
+    def rate(self, spec: ModelSpec) -> float:
+        """Return the FLOP/s of the products of `spec`: in 8 bits where its checkpoint has these."""
+        stored, fp8 = spec.quantisation, self.fp8_flops_per_second
+        if stored is None or not stored.has_fp8_products or fp8 is None:
+            return self.flops_per_second
+        return fp8
 
     def describe(self) -> str:
         """Format such as "measured: 1.2 TFLOP/s, 20 GB/s"."""
@@ -38,7 +46,7 @@ def roofline_time(spec: ModelSpec, work: Work, dtype_bytes: int, peaks: Peaks) -
     """Compute the least seconds of one iteration, all operations overlapping: max(FLOPs / peak,
     bytes / bandwidth). Elementwise if `work` holds arrays.
     """
-    compute = spec.flops(work) / peaks.flops_per_second
+    compute = spec.flops(work) / peaks.rate(spec)
     memory = spec.min_bytes(work, dtype_bytes) / peaks.bytes_per_second
     return np.maximum(compute, memory)
 
@@ -61,7 +69,9 @@ def operation_rooflines(
     def seconds(flops: float, num_bytes: float) -> float:
         return max(flops / peaks.flops_per_second, num_bytes / peaks.bytes_per_second)
 
-    def product(linear: Linear, rows: float, used: float = 1.0, weight: int = dtype_bytes) -> float:
+    def product(
+        linear: Linear, rows: float, used: float = 1.0, weight: float = dtype_bytes
+    ) -> float:
         moved = rows * (linear.in_features + linear.out_features) * linear.count * dtype_bytes
         return seconds(2 * rows * linear.num_params, used * linear.num_params * weight + moved)
 
@@ -70,7 +80,7 @@ def operation_rooflines(
         kv_bytes = kv_tokens * spec.kv_bytes_per_token(dtype_bytes)
         return seconds(4 * spec.num_layers * spec.q_size * pairs, kv_bytes + moved)
 
-    weight = spec.linear_bytes(dtype_bytes)
+    weight, of_expert = spec.linear_bytes(dtype_bytes), spec.expert_bytes(dtype_bytes)
     head = product(spec.lm_head, work.num_emits, weight=dtype_bytes)
     chosen = spec.experts_per_token / max(1, spec.num_experts)
     heads = spec.q_size + 2 * spec.kv_size
@@ -79,7 +89,9 @@ def operation_rooflines(
     return {
         **{one.name: product(one, num_tokens, weight=weight) for one in spec.layer_linears},
         **{
-            one.name: product(one, num_tokens * chosen, spec.share_of_experts(num_tokens), weight)
+            one.name: product(
+                one, num_tokens * chosen, spec.share_of_experts(num_tokens), of_expert
+            )
             for one in spec.expert_linears
         },
         "attention_prefill": attention(
@@ -103,7 +115,8 @@ def request_roofline(
     single ones.
     """
     prompt, output = requests.prompt_len.astype(float), requests.output_len.astype(float)
-    idle = requests[[]].assign(**dict.fromkeys(Work.__annotations__, 0.0))
+    sums = (*Work.__annotations__, *WindowSums._fields)
+    idle = requests[[]].assign(**dict.fromkeys(sums, 0.0))
     prefill = idle.assign(
         num_prefill_tokens=prompt,
         prefill_kv_tokens=prompt,
@@ -111,6 +124,14 @@ def request_roofline(
         num_emits=1.0,
     )
     decode = idle.assign(num_decode_tokens=1.0, decode_kv_tokens=prompt + output / 2, num_emits=1.0)
+    if (window := spec.layers.window) is not None:
+        lengths = requests.prompt_len.astype(int)
+        prefill = prefill.assign(
+            window_pairs=[float(window.pairs(0, length)) for length in lengths],
+            window_prefill_kv_tokens=prompt,
+        )
+        seen = (prompt + output / 2).clip(upper=window.size)
+        decode = decode.assign(window_decode_kv_tokens=seen)
     first = roofline_time(spec, prefill, dtype_bytes, peaks)
     each = roofline_time(spec, decode, dtype_bytes, peaks)
     return np.asarray(first + (output - 1) * each, dtype=float)

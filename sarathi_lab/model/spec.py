@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
 from sarathi_lab.config.checked import check_fields, flag, number, one_of, share
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.model.layers import ALIKE, FIX, Layers, Linear, Work, count_field, size_field
+from sarathi_lab.model.layers import (
+    ALIKE,
+    FIX,
+    CachedWindow,
+    Layers,
+    Linear,
+    Work,
+    count_field,
+    size_field,
+)
+from sarathi_lab.model.quantisation import FP8, Quantisation
 
 Norm = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -49,14 +60,16 @@ class ModelSpec:
 
     `gated_ffn` and `norm="rms"` make the Llama block; without the gate and with `norm="layer"` and
     biases it is SARATHI's plain block (section 2.1: FFN H -> 4H -> H with GeLU, 12 H^2 parameters a
-    layer). FLOPs and bytes count the whole context, even with a `sliding_window`.
+    layer). FLOPs and bytes count the whole context, even with a `sliding_window`; those of
+    `layers.window` count what it leaves.
 
     With `num_experts` the FFN of a layer is a mixture: a router chooses `experts_per_token` of them
     for each token, and `ffn_size` is the width of one. Their outputs are weighted by the softmax
     over all, which `normalise_experts` scales to sum to one over those chosen. Every token passes
     the shared expert of `shared_expert_size`, times the sigmoid of a gate (Qwen2-MoE).
 
-    `layers` counts those with each part, if they are not alike: for simulation.
+    `layers` counts those with each part, if they are not alike, and a checkpoint's `quantisation`
+    has the bytes of their weights: both for simulation, as is what the formulas leave `uncounted`.
     """
 
     name: str
@@ -91,6 +104,8 @@ class ModelSpec:
     kv_dtype: KvDtype = one_of("auto", valid=get_args(KvDtype))
     # of the layers' products: as the rest, or 8 bits
     weight_dtype: WeightDtype = one_of("auto", valid=get_args(WeightDtype))
+    quantisation: Quantisation | None = None
+    uncounted: Sequence[str] = ()  # parts of the model, by the fields of config.json that have them
 
     def __post_init__(self) -> None:
         model = f"model {self.name}:"
@@ -101,6 +116,7 @@ class ModelSpec:
     def _complaint(self) -> str | None:
         """Describe a contradiction between fields that are valid one by one."""
         scaling, num_rotated = self.rope_scaling, self.rotary_size + self.rotary_size % 2
+        stored = self.quantisation
         is_mixture = 0 < self.experts_per_token <= self.num_experts
         experts = ("num_experts", "experts_per_token", "shared_expert_size")
         has_experts = any(getattr(self, name) for name in experts)
@@ -110,6 +126,8 @@ class ModelSpec:
             (("name",), not isinstance(self.name, str) or not self.name, "is not a name"),
             (("rope_scaling",), not isinstance(scaling, RopeScaling | None), "is no RopeScaling"),
             (("layers",), not isinstance(self.layers, Layers), "is no Layers"),
+            (("quantisation",), not isinstance(stored, Quantisation | None), "is no Quantisation"),
+            (("uncounted",), not isinstance(self.uncounted, tuple), "is no tuple of names"),
             (heads, self.num_heads % self.num_kv_heads, "does not divide num_heads"),
             (rotary, not 0 < num_rotated <= self.head_size, rotated),
             (experts, has_experts and not is_mixture, "needs experts_per_token up to num_experts"),
@@ -162,8 +180,32 @@ class ModelSpec:
 
     @property
     def num_attention_layers(self) -> int:
-        """Layers whose cache grows with the context."""
+        """Layers with attention to cached keys and values, in a window or without one."""
         return self.layers.attention or self.num_layers
+
+    @property
+    def num_full_layers(self) -> int:
+        """Layers with attention to the whole context."""
+        window = self.layers.window
+        return self.num_attention_layers - (window.num_layers if window else 0)
+
+    @property
+    def num_caching_layers(self) -> int:
+        """Layers with attention that write keys and values of their own."""
+        return self.num_attention_layers - self.layers.borrowing
+
+    @property
+    def cached_window(self) -> CachedWindow | None:
+        """The room in a cache of the layers with a window; None if there are none, or no others,
+        whose cache is counted as if it grew.
+        """
+        window, num_full = self.layers.window, self.num_full_layers
+        if window is None or num_full == 0:
+            return None
+        if window.num_layers < num_full:
+            return CachedWindow(window, window.num_layers / num_full)
+        # Groups of as many layers as the whole context has: the last may have empty places.
+        return CachedWindow(window, -(-window.num_layers // num_full))
 
     @property
     def num_ffn_layers(self) -> int:
@@ -213,11 +255,15 @@ class ModelSpec:
         hidden, count, layers = self.hidden_size, self.num_attention_layers, self.layers
         if layers.latent:
             return layers.latent.linears(hidden, self.num_heads, self.head_size, count)
-        width = self.q_size * (1 + layers.output_gate) + 2 * self.kv_size
-        return (
-            Linear("qkv_proj", hidden, width, count, self.qkv_bias),
+        queries = self.q_size * (1 + layers.output_gate)
+        width, num_caching = queries + 2 * self.kv_size, self.num_caching_layers
+        products = [
+            Linear("qkv_proj", hidden, width, num_caching, self.qkv_bias),
             Linear("out_proj", self.q_size, hidden, count, self.out_bias),
-        )
+        ]
+        if layers.borrowing:
+            products.append(Linear("q_proj", hidden, queries, layers.borrowing, self.qkv_bias))
+        return products
 
     @cached_property
     def expert_linears(self) -> tuple[Linear, ...]:
@@ -259,9 +305,20 @@ class ModelSpec:
 
     # -- bytes -------------------------------------------------------------------------------------
 
-    def linear_bytes(self, dtype_bytes: int) -> int:
-        """Bytes of one parameter of the layers' products, not of the embedding."""
-        return dtype_bytes if self.weight_dtype == "auto" else 1
+    @property
+    def stored(self) -> Quantisation | None:
+        """How the weights of the layers' products are stored; None: in the run's type."""
+        return FP8 if self.weight_dtype == "fp8" else self.quantisation
+
+    def linear_bytes(self, dtype_bytes: int) -> float:
+        """Bytes of one parameter of the products over all tokens, not of the embedding."""
+        if self.stored is None or self.stored.of == "experts":
+            return dtype_bytes
+        return self.stored.weight_bytes
+
+    def expert_bytes(self, dtype_bytes: int) -> float:
+        """Bytes of one parameter of the experts that a router chooses among."""
+        return dtype_bytes if self.stored is None else self.stored.weight_bytes
 
     def weight_bytes(self, dtype_bytes: int) -> int:
         """Bytes of all matrices; a tied output head is stored once."""
@@ -271,7 +328,9 @@ class ModelSpec:
 
     def layer_weight_bytes(self, dtype_bytes: int) -> int:
         """Bytes of the layers' matrices."""
-        return self.num_linear_params * self.linear_bytes(dtype_bytes)
+        num_others = self.num_linear_params - self.num_expert_params
+        others = num_others * self.linear_bytes(dtype_bytes)
+        return math.ceil(others + self.num_expert_params * self.expert_bytes(dtype_bytes))
 
     def kv_head_bytes(self, dtype_bytes: int) -> int:
         """Bytes of one token's keys in one head: d_head entries, or d_head bytes and a scale."""
@@ -280,14 +339,25 @@ class ModelSpec:
         return self.head_size + KV_SCALE_BYTES
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Keys and values of one token: 2 L n_kv kv_head_bytes (819,200 B for the paper's 13B), or
-        L (rank + d_rope) latent ones; L counts layers whose cache grows.
+        """Keys and values that one token writes: 2 L n_kv kv_head_bytes (819,200 B for the paper's
+        13B), or L (rank + d_rope) latent ones; L counts layers with a cache of tokens.
         """
+        return self.num_caching_layers * self.kv_layer_bytes(dtype_bytes)
+
+    def kv_layer_bytes(self, dtype_bytes: int) -> int:
+        """Keys and values of one token in one layer."""
         if latent := self.layers.latent:
             value_bytes = dtype_bytes if self.kv_dtype == "auto" else 1
-            return self.num_attention_layers * latent.cached_size * value_bytes
-        per_head = self.kv_head_bytes(dtype_bytes)
-        return 2 * self.num_attention_layers * self.num_kv_heads * per_head
+            return latent.cached_size * value_bytes
+        return 2 * self.num_kv_heads * self.kv_head_bytes(dtype_bytes)
+
+    def cache_bytes_per_token(self, dtype_bytes: int) -> int:
+        """Bytes that each further token of a context takes of a cache, beside what `cached_window`
+        and states take of it.
+        """
+        if self.cached_window is None:
+            return self.kv_bytes_per_token(dtype_bytes)
+        return self.num_full_layers * self.kv_layer_bytes(dtype_bytes)
 
     def state_bytes(self, dtype_bytes: int) -> int:
         """States of one sequence in the layers with linear attention."""
@@ -296,12 +366,20 @@ class ModelSpec:
 
     def state_tokens(self, dtype_bytes: int, copies: int = 1) -> int:
         """Tokens whose cache, in `copies`, is as large as the states of one sequence."""
-        return -(-self.state_bytes(dtype_bytes) // (copies * self.kv_bytes_per_token(dtype_bytes)))
+        token_bytes = copies * self.cache_bytes_per_token(dtype_bytes)
+        return -(-self.state_bytes(dtype_bytes) // token_bytes)
 
     def kv_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """KV bytes that attention reads, earlier chunks of a prompt included (section 4.3.2)."""
         num_tokens = work.prefill_kv_tokens + work.decode_kv_tokens
-        return num_tokens * self.kv_bytes_per_token(dtype_bytes)
+        if self.layers.window is None and not self.layers.borrowing:
+            return num_tokens * self.kv_bytes_per_token(dtype_bytes)
+        layer_bytes = self.kv_layer_bytes(dtype_bytes)
+        read = num_tokens * (self.num_full_layers * layer_bytes)
+        if self.layers.window is None:
+            return read
+        in_window = work.window_prefill_kv_tokens + work.window_decode_kv_tokens
+        return read + in_window * (self.layers.window.num_layers * layer_bytes)
 
     def weight_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """Weight bytes of one iteration: the layers', and the output head's if a row emits."""
@@ -314,7 +392,7 @@ class ModelSpec:
     def expert_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """Expert weights among these bytes."""
         chosen = self.share_of_experts(work.num_prefill_tokens + work.num_decode_tokens)
-        return chosen * self.num_expert_params * self.linear_bytes(dtype_bytes)
+        return chosen * self.num_expert_params * self.expert_bytes(dtype_bytes)
 
     def min_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """Least memory traffic of one iteration: weights read, KV read, new KV written, and each

@@ -105,7 +105,7 @@ class FastDeploy(Policy):
     def _extend_decodes(self, scheduler: Scheduler) -> None:
         for sequence in scheduler.idle_decodes:
             blocks = scheduler.blocks
-            slots = len(sequence.block_ids) * blocks.block_size - blocks.state_tokens
+            slots = blocks.tokens_of(len(sequence.block_ids))
             num_free = slots - sequence.num_known
             if sequence.is_running and num_free <= self.prealloc_dec_block_slot_num_threshold:
                 scheduler.make_room(sequence, self._with_decode_blocks(sequence, slots, scheduler))

@@ -95,7 +95,8 @@ class SGLang(Policy):
         while waiting and used < min(budget, self.max_prefill_tokens):
             sequence = waiting[0]
             pending = num_tokens = sequence.num_pending
-            wanted = pending + self._output_left(sequence) + self.page_size + blocks.state_tokens
+            wanted = pending + self._output_left(sequence)
+            wanted += self.page_size + blocks.extra_tokens(wanted)
             if scheduler.running and wanted >= blocks.num_free * blocks.block_size - promised:
                 return
             if self._in_pages(pending) > budget - used:

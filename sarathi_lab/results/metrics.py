@@ -41,7 +41,7 @@ def add_costs(
         min_bytes=num_bytes,
         useful_tiles=num_tokens / TILE,
         computed_tiles=np.ceil((num_tokens + iterations.num_padding_tokens) / TILE),
-        mfu=flops / (iterations.busy * peaks.flops_per_second),
+        mfu=flops / (iterations.busy * peaks.rate(spec)),
         mbu=num_bytes / (iterations.busy * peaks.bytes_per_second),
         time_over_roofline=iterations.busy / roofline,
     )

@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from sarathi_lab.config.errors import UserError, require_bool, require_int, require_number
+from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.engine.scheduler_state import LARGER_CACHE
@@ -32,12 +33,15 @@ def cache_fields(
     fix = "use a number of tokens such as 16"
     block_size = require_int("cache.block_size", cache.block_size, 1, fix)
     states = backend.state_tokens(spec)
+    window = spec.cached_window
     if cache.num_blocks == FILLS_MEMORY:
         setup = setup_of(policy, cfg.batch, max_model_len, memory_share(cfg))
         # A small model on a large device would have more than any run needs (`cap_caution`).
         num_blocks = min(backend.kv_blocks(spec, block_size, setup), MOST_BLOCKS)
     elif cache.num_blocks in (None, HOLDS_BATCH):
-        per_sequence = math.ceil(max_model_len / block_size) + math.ceil(states / block_size)
+        state_blocks = math.ceil(states / block_size)
+        sized = BlockManager(0, block_size, state_blocks=state_blocks, window=window)
+        per_sequence = sized.blocks_for(max_model_len)
         num_sequences = cfg.batch * backend.num_stages
         num_blocks = math.ceil(num_sequences * per_sequence / (1 - CACHE_HEADROOM))
     else:
@@ -61,6 +65,7 @@ def cache_fields(
         "num_blocks": num_blocks,
         "fills_memory": cache.num_blocks == FILLS_MEMORY,
         "state_tokens": states,
+        "window": window,
         "shares_prefixes": shares_prefixes,
     }
 

@@ -61,10 +61,16 @@ def test_hardware_without_such_a_peak_is_refused():
         backend.check(SPEC, 0)
 
 
-def test_a_mixture_of_experts_is_refused():
+def test_experts_in_8_bits_are_read_in_half_the_time():
     mixture = replace(SPEC, num_experts=2, experts_per_token=1)
-    with pytest.raises(UserError, match=r"mixture of experts.*executor\.weights=auto"):
-        SimulatedBackend(GPU, weights="fp8").check(mixture, 0)
+    gpu = replace(GPU, bytes_per_second=1.0, fp8_flops_per_second=1e18, flops_per_second=1e18)
+    own, faster = (
+        SimulatedBackend(gpu, weights=weights)
+        .predictor(mixture)
+        .operation_times(batch_of(decodes=1))
+        for weights in ("auto", "fp8")
+    )
+    assert faster["experts"] == pytest.approx(own["experts"] / 2, rel=1e-6)
 
 
 def test_bytes_of_a_token_in_a_cache_of_8_bits():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel
@@ -56,10 +56,9 @@ class AnalyticOperations:
         self._converting = {*self.fused} | (set() if self._has_norms else {"norm"})
         self._fp8_hardware: Hardware | None = None  # with the peak of 8-bit products
         if spec.weight_dtype == "fp8":
-            peak, efficiency = hardware.fp8_peak, hardware.fp8_efficiency
-            self._fp8_hardware = replace(
-                hardware, flops_per_second=peak, matmul_efficiency=efficiency
-            )
+            _ = hardware.fp8_peak  # raises if unknown
+        if spec.stored is not None and spec.stored.of == "layers":
+            self._fp8_hardware = hardware.for_products(spec.stored)
 
     def times(self, per: Per, number: int) -> Mapping[str, float]:
         """Compute the seconds of operations `per` layer or iteration over `number` tokens, or per
@@ -104,10 +103,10 @@ class AnalyticOperations:
         latent = spec.layers.latent
         width = latent.cached_size if latent else 2 * spec.kv_size
         computed = width * dtype_bytes
-        cached = spec.kv_bytes_per_token(dtype_bytes) // spec.num_attention_layers
+        cached = spec.kv_layer_bytes(dtype_bytes)
         on_all = self.parallel.cache_copies(spec) * (computed + cached)
         written = self._streaming_time(num_tokens * on_all // tensor)
-        times["kv_write"] = spec.num_attention_layers / num_layers * written
+        times["kv_write"] = spec.num_caching_layers / num_layers * written
         if tensor > 1:
             num_bytes = num_tokens * spec.hidden_size * dtype_bytes
             times["all_reduce"] = num_sublayers * all_reduce_time(num_bytes, tensor, self.hardware)
@@ -148,9 +147,13 @@ class AnalyticOperations:
         return matmul_time(num_tokens, rows, columns, self.hardware, self.dtype_bytes)
 
     def layer_product_time(self, num_tokens: int, rows: int, columns: int) -> float:
-        """Compute a product with a layer's weights; in 8 bits, activations are converted first."""
+        """Compute a product with a layer's weights; in 8 bits, activations are converted first.
+        Other quantised weights are read in fewer bytes, and their conversion takes no time here.
+        """
         if self._fp8_hardware is None:
-            return self.product_time(num_tokens, rows, columns)
+            weight_bytes = self.spec.linear_bytes(self.dtype_bytes)
+            size = (num_tokens, rows, columns)
+            return matmul_time(*size, self.hardware, self.dtype_bytes, weight_bytes)
         product = matmul_time(num_tokens, rows, columns, self._fp8_hardware, 1)
         return product + self._conversion_time(num_tokens, rows)
 

@@ -138,7 +138,13 @@ class SimulatedBackend:
         hardware, num_devices = self.hardware, self.parallel.num_devices
         source = f"of hardware {hardware.name}" + (f" x {num_devices}" if num_devices > 1 else "")
         flops = hardware.fp8_peak if self.weights == "fp8" else hardware.flops_per_second
-        return Peaks(num_devices * flops, num_devices * hardware.bytes_per_second, source)
+        fp8 = hardware.fp8_flops_per_second
+        return Peaks(
+            num_devices * flops,
+            num_devices * hardware.bytes_per_second,
+            source,
+            None if fp8 is None else num_devices * fp8,
+        )
 
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
         """List the cost model's error on held-out shapes, and effects that favour chunks."""
@@ -171,6 +177,32 @@ class SimulatedBackend:
                 f"the cost model counts the bytes that cache.dtype={spec.kv_dtype} saves, and no "
                 "time for conversion, for lack of measurements: attention to long contexts is a "
                 "lower bound"
+            )
+        return cautions + self._model_cautions(spec)
+
+    def _model_cautions(self, spec: ModelSpec) -> list[str]:
+        """List what of a published model is simplified."""
+        cautions = []
+        if (stored := spec.quantisation) is not None:
+            runs_at = "the rate of the model's type, with no time for their conversion"
+            if self.hardware.for_products(stored) is not None:
+                runs_at = "the device's rate of 8-bit products"
+            part = "experts' weights" if stored.of == "experts" else "layers' weights"
+            cautions.append(
+                f"model {spec.name}: the {part} are read as {stored.weight_bytes:.3g} bytes each "
+                f"({stored.name}), and products run at {runs_at}"
+            )
+        if (window := spec.layers.window) is not None:
+            room = "vLLM's hybrid cache manager: blocks that leave it come back"
+            if spec.cached_window is None:
+                room = "whole contexts, as no layer sees one"
+            cautions.append(
+                f"model {spec.name}: {window.num_layers} of {spec.num_layers} layers see a window "
+                f"of {window.size} tokens; their cache is counted as by {room}"
+            )
+        if spec.uncounted:
+            cautions.append(
+                f"model {spec.name}: {', '.join(spec.uncounted)} is not counted, in time or memory"
             )
         return cautions
 
@@ -238,11 +270,11 @@ class SimulatedBackend:
 
     def _held(self, spec: ModelSpec) -> ModelSpec:
         """Return the part of `spec` that one replica holds, with this backend's weights. Raises
-        UserError for 8-bit experts.
+        UserError for 8-bit weights of a checkpoint that has others.
         """
-        if self.weights == "fp8" and spec.num_experts:
+        if self.weights != "auto" and spec.quantisation is not None:
             raise UserError(
-                f"{WEIGHTS}=fp8 has no cost model for a mixture of experts such as model "
-                f"{spec.name}; use {WEIGHTS}=auto"
+                f"{WEIGHTS}={self.weights}: the weights of model {spec.name} are stored in "
+                f"{spec.quantisation.name} already; use {WEIGHTS}=auto"
             )
         return replace(spec, weight_dtype=self.weights)

@@ -50,8 +50,13 @@ class Experts:
         self.shape = Shape(spec.hidden_size, width, spec.num_experts, spec.experts_per_token)
         self.layer_share = spec.num_expert_layers / spec.num_layers
         self.base: Shape | None = None  # shape of the rows in use
+        # Rows are of weights in the model's type.
+        self._products = self.hardware
+        self._weight_bytes: float = self.dtype_bytes
         if rows is not None:
             self.base, self._ratios = self._measured(rows)
+        self._products = self.hardware.for_products(spec.stored) or self.hardware
+        self._weight_bytes = spec.expert_bytes(self.dtype_bytes)
         self.seconds = cache(self._seconds)
 
     @property
@@ -60,6 +65,8 @@ class Experts:
         if (of := self.base) is None:
             fitted = self.hardware.expert_traffic > 0
             source = "fitted to other models" if fitted else "without a fit"
+            if (stored := self.spec.stored) is not None:
+                source += f", none of it with weights in {stored.name}"
             return f"the experts' times are a roofline {source}"
         return (
             f"experts by {of.num_experts} of {of.hidden_size} x {of.expert_size} on a device, "
@@ -84,10 +91,10 @@ class Experts:
 
     def _formula(self, shape: Shape, pairs: float, chosen: float, gated: bool) -> float:
         each = (3 if gated else 2) * shape.hidden_size * shape.expert_size
-        hardware = self.hardware
-        share = hardware.matmul_efficiency * hardware.expert_efficiency
-        compute = 2 * pairs * each / (hardware.flops_per_second * share)
-        memory = chosen * each * self.dtype_bytes / hardware.memory_rate
+        hardware, products = self.hardware, self._products
+        share = products.matmul_efficiency * hardware.expert_efficiency
+        compute = 2 * pairs * each / (products.flops_per_second * share)
+        memory = chosen * each * self._weight_bytes / hardware.memory_rate
         between = hardware.expert_traffic * self.traffic(shape, pairs, gated)
         fixed = KERNELS * hardware.kernel_launch + hardware.expert_launch
         return fixed + overlapped(compute, memory) + between

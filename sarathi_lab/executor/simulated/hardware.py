@@ -19,6 +19,7 @@ from sarathi_lab.config.instantiate import build
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.model.degrees import Degrees, kv_heads_of_device, refuse_kv_heads, uneven
+from sarathi_lab.model.quantisation import Quantisation
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 
@@ -198,6 +199,15 @@ class Hardware:
         """FLOP/s of products of 8-bit weights and activations. Raises UserError if unknown."""
         return self.required("fp8_flops_per_second", f"{WEIGHTS}=fp8", f"{WEIGHTS}=auto")
 
+    def for_products(self, stored: Quantisation | None) -> Hardware | None:
+        """Return the device with the peak of 8-bit products, if weights that are `stored` so run at
+        it here; None where they are only read in fewer bytes.
+        """
+        if stored is None or not stored.has_fp8_products or self.fp8_flops_per_second is None:
+            return None
+        peak, efficiency = self.fp8_flops_per_second, self.fp8_efficiency
+        return replace(self, flops_per_second=peak, matmul_efficiency=efficiency)
+
     def required(self, figure: str, setting: str, alternative: str) -> float:
         """Return a constant that `setting` needs. Raises UserError if it is unknown."""
         if (value := getattr(self, figure)) is None:
@@ -305,7 +315,7 @@ class Parallel(Degrees):
             heads = spec.lm_head.num_params * dtype_bytes
         further_copies = 0 if spec.layers.latent else self.cache_copies(spec) - 1
         params = further_copies * 2 * spec.kv_size * spec.hidden_size
-        copied = spec.num_attention_layers * params * spec.linear_bytes(dtype_bytes)
+        copied = spec.num_caching_layers * params * spec.linear_bytes(dtype_bytes)
         return ((layers + copied) / self.pipeline + heads) / self.tensor
 
     def complaint(self, spec: ModelSpec) -> UserError | None:

@@ -20,6 +20,7 @@ from itertools import product
 from typing import NamedTuple
 
 from sarathi_lab.executor.simulated.hardware import Hardware
+from sarathi_lab.model.layers import capped_sum
 
 TILES = ((128, 256), (128, 128), (64, 128), (64, 64))  # rows x columns of the output
 SPLITS = (1, 2, 4, 8)  # parts of the inner dimension
@@ -47,13 +48,21 @@ def overlapped(compute: float, memory: float) -> float:
 
 @lru_cache(maxsize=2**17)
 def matmul_time(
-    rows: int, in_features: int, out_features: int, hardware: Hardware, dtype_bytes: int
+    rows: int,
+    in_features: int,
+    out_features: int,
+    hardware: Hardware,
+    dtype_bytes: int,
+    weight_bytes: float | None = None,
 ) -> float:
-    """Compute the seconds of [rows, in_features] x [in_features, out_features]; 0 for no rows."""
+    """Compute the seconds of [rows, in_features] x [in_features, out_features], of weights of
+    `weight_bytes` (None: as the rest); 0 for no rows.
+    """
     if rows == 0:
         return 0.0
     sm_rate = hardware.flops_per_second * hardware.matmul_efficiency / hardware.num_sms
-    moved = (in_features * out_features + rows * (in_features + out_features)) * dtype_bytes
+    weights = in_features * out_features * (dtype_bytes if weight_bytes is None else weight_bytes)
+    moved = weights + rows * (in_features + out_features) * dtype_bytes
 
     def seconds(tile: tuple[int, int], splits: int) -> float:
         tile_rows, tile_columns = tile
@@ -91,6 +100,23 @@ class Tiles(NamedTuple):
     longest: int  # context of a chunk
 
 
+def windowed_tiles(chunks: Iterable[tuple[int, int]], window: int, tile: int = QUERY_TILE) -> Tiles:
+    """Sum as `tiles_of` where a token sees at most `window` tokens: a tile of queries starts with
+    the keys that its first one sees.
+    """
+    query_tiles = dense_keys = masked_tiles = kv_tokens = queries = longest = 0
+    for start, num_tokens in chunks:
+        tiles = -(-num_tokens // tile)
+        within = capped_sum(tiles, 0, tile, window)  # keys of the chunk before each tile
+        query_tiles += tiles
+        dense_keys += capped_sum(tiles, start, tile, window) - within
+        masked_tiles += tiles + -(-within // tile)
+        kv_tokens += min(start, window - 1) + num_tokens
+        queries += num_tokens
+        longest = max(longest, min(start + num_tokens, window + tile))
+    return Tiles(query_tiles, dense_keys, masked_tiles, kv_tokens, queries, longest)
+
+
 def tiles_of(chunks: Iterable[tuple[int, int]], tile: int = QUERY_TILE) -> Tiles:
     """Sum over `chunks` (start, num_tokens): one of `tile` + 1 tokens has two tiles of queries."""
     query_tiles = dense_keys = masked_tiles = kv_tokens = queries = longest = 0
@@ -108,7 +134,7 @@ def tiles_of(chunks: Iterable[tuple[int, int]], tile: int = QUERY_TILE) -> Tiles
 @dataclass(eq=False)
 class AttentionTimes:
     """Seconds of one layer's attention calls, by a device's heads. FLOPs are 4 per head entry and
-    causal query-key pair, in whole tiles of queries.
+    causal query-key pair, in whole tiles of queries; with a `window`, of pairs within it.
     """
 
     hardware: Hardware
@@ -116,6 +142,7 @@ class AttentionTimes:
     num_kv_heads: int
     head_size: int
     kv_head_bytes: float
+    window: int | None = None
 
     def __post_init__(self) -> None:
         self._tile = self.hardware.block_queries or QUERY_TILE
@@ -133,7 +160,7 @@ class AttentionTimes:
         its whole context from the cache again, the cost of chunking. With `block_queries` the
         longest tile bounds the call; otherwise all tiles are taken for equally long.
         """
-        tiles, hardware = tiles_of(chunks, self._tile), self.hardware
+        tiles, hardware = self._tiles(chunks), self.hardware
         if tiles.query_tiles == 0:
             return 0.0
         blocks = tiles.query_tiles * self.num_heads
@@ -179,7 +206,7 @@ class AttentionTimes:
         query tile over all its keys, which are not split. The call is bound by all of its tiles or
         by the longest (`uneven`): the mean decode's, or the last of a chunk.
         """
-        of, hardware = tiles_of(chunks, self._tile), self.hardware
+        of, hardware = self._tiles(chunks), self.hardware
         tiles = of._replace(
             query_tiles=of.query_tiles + num_decodes, dense_keys=of.dense_keys + decode_kv_tokens
         )
@@ -206,6 +233,11 @@ class AttentionTimes:
         if chunks and n_decode:
             return self.hybrid(chunks, num_decodes, kv_tokens)
         return self.prefill(chunks) + self.decode(num_decodes, kv_tokens)
+
+    def _tiles(self, chunks: Iterable[tuple[int, int]]) -> Tiles:
+        if self.window is None:
+            return tiles_of(chunks, self._tile)
+        return windowed_tiles(chunks, self.window, self._tile)
 
     def _compute(self, tiles: Tiles) -> float:
         """Compute the seconds of all heads' tiles on all SMs."""

@@ -68,7 +68,7 @@ def served_tokens(
 
 def _device_token_bytes(spec: ModelSpec, dtype_bytes: int, parallel: Parallel) -> float:
     """Return the bytes of a token's cache on one device."""
-    held = parallel.cache_copies(spec) * spec.kv_bytes_per_token(dtype_bytes)
+    held = parallel.cache_copies(spec) * spec.cache_bytes_per_token(dtype_bytes)
     return held / parallel.num_devices
 
 
@@ -83,7 +83,7 @@ def check_room(
     with nothing kept for a server's iterations. It names the smallest sufficient number of devices.
     """
     weights, copies = spec.weight_bytes(dtype_bytes), parallel.cache_copies(spec)
-    token_bytes = copies * spec.kv_bytes_per_token(dtype_bytes)
+    token_bytes = copies * spec.cache_bytes_per_token(dtype_bytes)
     memory, cache = parallel.num_devices * hardware.memory_bytes, kv_tokens * token_bytes
     if weights + cache > memory:
         alternative = _sufficient(spec, hardware, weights, cache / copies / parallel.pipeline)

@@ -1,4 +1,4 @@
-"""Latent and linear attention, of models whose layers are not alike."""
+"""Latent, windowed and linear attention, of models whose layers are not alike."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations, prefills
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, overlapped
-from sarathi_lab.model.layers import Latent, LinearAttention
+from sarathi_lab.model.layers import Latent, LinearAttention, Window
 
 DECODE_HEADS = 64  # heads of a decode's query tile, which read the latents once
 KERNELS = 5  # of a prompt's chunks, where no table has them: sums, states, their order, outputs
@@ -37,7 +37,7 @@ class LatentTimes:
         mean = (spec.head_size + latent.value_size) // 2  # of keys and values
         self._prompts = AttentionTimes(figures, heads, heads, mean, mean * dtype_bytes)
         tiles = math.ceil(heads / DECODE_HEADS)
-        cached = spec.kv_bytes_per_token(dtype_bytes) / spec.num_attention_layers
+        cached = spec.kv_layer_bytes(dtype_bytes)
         self._decodes = AttentionTimes(figures, heads, tiles, mean, cached / 2 / tiles)
         self._width = latent.expanded_size(heads, spec.head_size)
         rate = figures.flops_per_second * figures.attention_efficiency
@@ -58,6 +58,37 @@ class LatentTimes:
         reading = self._decodes.decode(num_sequences, kv_tokens)
         moving = num_sequences * self._query_time
         return moving + overlapped(kv_tokens * self._pair_time, reading)
+
+
+class WindowTimes:
+    """Seconds of one layer's attention in a `window` on one device of `formula`, by the figures of
+    its attention to the whole context: kernels pass over the tiles that the window leaves out.
+    """
+
+    def __init__(self, formula: AnalyticOperations, window: Window) -> None:
+        cached = formula.spec.kv_head_bytes(formula.dtype_bytes)
+        is_sliding = window.kind == "sliding"
+        self._window = window
+        self._hardware = formula.hardware
+        self._times = AttentionTimes(
+            formula.hardware, *formula.heads, cached, window=window.size if is_sliding else None
+        )
+
+    def times(self, batch: Batch) -> tuple[float, float]:
+        """Compute the seconds of prefills and of decodes; in one call, decodes count as what they
+        add to the prefills.
+        """
+        window = self._window
+        chunks: list[tuple[int, int]] = []
+        for start, num_tokens in prefills(batch) if batch.num_prefills else ():
+            chunks += window.pieces(start, num_tokens)
+        decode_kv_tokens = window.sums(batch.chunks).window_decode_kv_tokens
+        prefill = self._times.prefill(chunks)
+        decode = self._times.decode(batch.num_decodes, decode_kv_tokens)
+        if self._hardware.hybrid_call and prefill and decode:
+            both = self._times.hybrid(chunks, batch.num_decodes, decode_kv_tokens)
+            return prefill, max(0.0, both - prefill)
+        return prefill, decode
 
 
 @dataclass(eq=False)
@@ -117,6 +148,7 @@ class MixedOperations(AnalyticOperations):
         layers, size = self.spec.layers, (self.hardware, self.dtype_bytes, self.parallel.tensor)
         self._latent = LatentTimes(self, layers.latent) if layers.latent else None
         self._linear = LinearTimes(layers.linear, *size) if layers.linear else None
+        self._window = WindowTimes(self, layers.window) if layers.window else None
         if self._latent:
             errors = self.hardware.latent.get("uncertainty", {})
             self.uncertainty |= {"attention": errors.get("attention", math.nan)}
@@ -131,6 +163,8 @@ class MixedOperations(AnalyticOperations):
         if self._latent:
             fit = "by figures fitted to" if self.hardware.latent else "without a fit to"
             parts.append(f"latent attention {fit} measured calls, none of which had a context")
+        if self._window:
+            parts.append("attention in a window by the figures of that to whole contexts, no fit")
         if self._linear:
             fit = "fitted to measured calls" if self._linear.is_fitted else "a roofline, no fit"
             parts.append(f"linear attention of {self._linear.linear.rule}: {fit}")
@@ -146,8 +180,13 @@ class MixedOperations(AnalyticOperations):
         else:
             prefill = self._latent.prefill(prefills(batch)) if batch.num_prefills else 0.0
             decode = self._latent.decode(batch.num_decodes, batch.decode_kv_tokens)
-        share = spec.num_attention_layers / spec.num_layers
+        share = spec.num_full_layers / spec.num_layers
         prefill, decode = share * prefill, share * decode
+        if self._window:
+            share = (spec.num_attention_layers - spec.num_full_layers) / spec.num_layers
+            of_prompts, of_decodes = self._window.times(batch)
+            prefill += share * of_prompts
+            decode += share * of_decodes
         if self._linear:
             share = self._linear.linear.num_layers / spec.num_layers
             if batch.num_prefills:

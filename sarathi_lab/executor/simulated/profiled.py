@@ -112,7 +112,7 @@ class ProfiledOperations:
         """Add products by shape, where no layer of a table has them."""
         formula, spec = self._formula, self._formula.spec
         table = of_layers = product_table(self.tables, formula.dtype_bytes, formula.product_time)
-        if spec.weight_dtype == "fp8":
+        if spec.stored is not None and spec.stored.of == "layers":
             time = formula.layer_product_time
             of_layers = product_table(self.tables, DTYPE_SIZES["fp8"], time)
         places: tuple[tuple[Per, ProductTable | None, Linear], ...] = (
@@ -225,6 +225,12 @@ def tables_for(formula: AnalyticOperations, level: str = "profiled") -> Operatio
         raise UserError(
             f"{setting} has no tables of the {spec.layers.description} of model {spec.name}, which "
             f"analytic has figures of; {analytic}"
+        )
+    stored = spec.stored
+    if stored is not None and hardware.for_products(stored) is None and stored.of == "layers":
+        raise UserError(
+            f"{setting} has no tables of weights in {stored.name}, which model {spec.name} has; "
+            f"{analytic}"
         )
     if hardware.tables is None:
         raise UserError(

@@ -42,6 +42,7 @@ class LockstepBatch(Batch):
         whole = cls([chunk for part in parts for chunk in part.chunks], parts=parts)
         for name in (one.name for one in fields(Batch) if one.type == "int"):
             setattr(whole, name, sum(getattr(part, name) for part in parts))
+        whole.window = next((part.window for part in parts if part.window), None)
         return whole
 
 

@@ -1,0 +1,587 @@
+"""A published model's config.json as a `ModelSpec` for simulation: shapes alone, without weights.
+
+Fields are named as in the configurations of transformers 5. An architecture is taken only if it is
+one of `FAMILIES`, as another may have parts that its fields do not name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import read_object
+from sarathi_lab.model.layers import ALIKE, Latent, Layers, LinearAttention, Window
+from sarathi_lab.model.quantisation import Quantisation, read_quantisation
+from sarathi_lab.model.spec import ModelSpec
+
+Config = Mapping[str, object]
+AGAIN = "fetch the file again, or write conf/model/NAME.yaml"
+FULL, SLIDING, CHUNKED, LINEAR, MAMBA = (
+    *("full_attention", "sliding_attention", "chunked_attention"),
+    *("linear_attention", "mamba"),
+)
+KINDS = (FULL, SLIDING, CHUNKED, LINEAR, MAMBA)
+# Names of a layer's kind that mean one of the above.
+SAME_KIND = {"attention": FULL, "mamba2": MAMBA, "none": ""}
+# Nemotron-H's letters: Mamba-2, attention, an FFN or experts instead of either.
+PATTERN_KINDS = {"M": MAMBA, "*": FULL, "-": "", "E": ""}
+FLOAT_BYTES = 4
+FFN_LAYERS = "num_ffn_layers"  # no field of a file: by `_of_blocks`
+FFN_SIZES = ("intermediate_size", "ffn_dim", "n_inner")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+CHOSEN = ("num_experts_per_tok", "moe_topk", "moe_k", "experts_per_token")
+SHARED_EXPERTS = (
+    *("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
+)
+# Fields of parts that no formula has, and what they are.
+NOT_COUNTED = {
+    "altup_num_inputs": "alternating updates (Gemma 3n)",
+    "global_head_dim": "heads of two sizes (Gemma 4)",
+    "swa_head_dim": "heads of two sizes",
+    "swa_num_key_value_heads": "two numbers of KV heads",
+    "index_topk": "an index that selects keys (sparse attention of DeepSeek-V3.2)",
+    "linear_attn_config": "Kimi's delta attention",
+    "conv_L_cache": "short convolutions (LFM2)",
+}
+ENCODERS = ("vision_config", "audio_config")
+
+
+@dataclass(frozen=True)
+class Family:
+    """What config.json leaves to the code of an architecture.
+
+    Attributes:
+        gated: Whether an FFN has a gate.
+        tied: Whether the output head is the embedding, where the file does not say.
+        every_full: Of how many layers the last sees the whole context, where a window is set and no
+            layer is named; 0: none does.
+        has_window_switch: Whether a window counts only with `use_sliding_window`.
+        has_shared_gate: Whether a shared expert's output passes a gate.
+        has_output_gate: Whether attention's output passes a gate.
+        shared_size: The field of the width of shared experts, where no other has it.
+        dense_size: The field of the width of an FFN in layers without experts.
+        linear: How layers without a context are read, by their number.
+        has_both: Whether every layer has attention of both kinds.
+        float_states: Whether vLLM keeps the states in float32 though the file does not say so.
+        defaults: Fields that published files leave out.
+    """
+
+    gated: bool = True
+    tied: bool = False
+    every_full: int = 0
+    has_window_switch: bool = False
+    has_shared_gate: bool = False
+    has_output_gate: bool = False
+    shared_size: str | None = None
+    dense_size: str = "intermediate_size"
+    linear: Callable[[Facts, int], LinearAttention] | None = None
+    has_both: bool = False
+    float_states: bool = False
+    defaults: Config = field(default_factory=dict)
+
+
+class Facts:
+    """The fields of a config.json, with their types checked. Raises UserError, naming the field."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def has(self, name: str) -> bool:
+        """Return whether a field is there and not null."""
+        return self._config.get(name) is not None
+
+    def first(self, *names: str) -> str | None:
+        """Return the first of `names` that the file has."""
+        return next((name for name in names if self.has(name)), None)
+
+    def size(self, *names: str) -> int:
+        """Return the first of the fields `names`. Raises UserError for none, or no whole number."""
+        name = self.first(*names)
+        if name is None:
+            raise UserError(f"{names[0]} is missing, which the size follows from; {AGAIN}")
+        return self.count(name)
+
+    def count(self, name: str, default: int = 0) -> int:
+        """Return a whole number from 0, or `default` for a field that is not there."""
+        value = self._config.get(name)
+        if value is None:
+            return default
+        if isinstance(value, list) and value and value.count(value[0]) == len(value):
+            value = value[0]  # of each layer, all alike
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise UserError(f"{name}={value!r} is not a whole number from 0; {AGAIN}")
+        return value
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        value = self._config.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise UserError(f"{name}={value!r} is not true or false; {AGAIN}")
+        return value
+
+    def text(self, name: str) -> str:
+        return str(self._config.get(name, ""))
+
+    def names(self, name: str) -> list[str] | None:
+        """Return a list of a name for each layer; None if it is not there."""
+        value = self._config.get(name)
+        if value is None:
+            return None
+        num_layers = self.size("num_hidden_layers", "n_layer")
+        if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != num_layers:
+            raise UserError(
+                f"{name} does not name each of num_hidden_layers={num_layers} layers; {AGAIN}"
+            )
+        return [str(of_layer) for of_layer in value]
+
+    def numbers(self, name: str) -> list[int] | None:
+        """Return a list of whole numbers; None if it is not there."""
+        value = self._config.get(name)
+        if value is None:
+            return None
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise UserError(f"{name}={value!r} is not a list of numbers; {AGAIN}")
+        numbers = []
+        for number in value:
+            if not isinstance(number, int):
+                raise UserError(f"{name} has {number!r}, which is no whole number; {AGAIN}")
+            numbers.append(number)
+        return numbers
+
+    def objects(self, name: str) -> list[Config]:
+        """Return a list of objects."""
+        value = self._config.get(name)
+        if not isinstance(value, Sequence) or not all(isinstance(each, Mapping) for each in value):
+            raise UserError(f"{name}={value!r} is not a list of objects; {AGAIN}")
+        return list(value)
+
+
+def read_published(directory: Path) -> ModelSpec:
+    """Read `directory`/config.json. Raises UserError, naming the field, for what has no formula."""
+    path = directory / "config.json"
+    if not path.exists():
+        raise UserError(
+            f"model.path={directory} has no config.json; name a folder that has one, or a hub id "
+            "such as Qwen/Qwen3-8B"
+        )
+    config = read_object(path, AGAIN)
+    try:
+        return published_spec(config, directory.resolve().name)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def published_spec(config: Config, name: str) -> ModelSpec:
+    """Make the spec that a config.json describes. Raises UserError, naming the field, for what has
+    no formula.
+    """
+    encoders = [name for name in ENCODERS if config.get(name)]
+    text = config.get("text_config") or config.get("llm_config")
+    if isinstance(text, Mapping):
+        config = {**config, **text}
+    model_type = str(config.get("model_type", "")).removesuffix("_text")
+    if model_type not in FAMILIES:
+        raise UserError(
+            f"model_type={config.get('model_type')!r} has no formulas; take a model of "
+            f"{', '.join(sorted(FAMILIES))}, state its shape in conf/model/NAME.yaml, or use "
+            "executor=vllm, which runs others"
+        )
+    if config.get("block_configs") is not None:
+        config = {**config, **_of_blocks(Facts(config))}
+    for name_of_part, part in NOT_COUNTED.items():
+        if config.get(name_of_part):
+            value = config[name_of_part]
+            raise UserError(f"{name_of_part}={value!r}: {part} has no formula; take another model")
+    family = FAMILIES[model_type]
+    reader = Reader(Facts({**family.defaults, **config}), family)
+    return reader.spec(name, read_quantisation(config), tuple(encoders))
+
+
+class Reader:
+    """Reads the shapes of one config.json of a `family`. Raises UserError, naming the field."""
+
+    def __init__(self, facts: Facts, family: Family) -> None:
+        self.facts = facts
+        self.family = family
+        self.num_layers = facts.size("num_hidden_layers", "n_layer")
+
+    def spec(
+        self, name: str, quantisation: Quantisation | None, uncounted: tuple[str, ...]
+    ) -> ModelSpec:
+        """Make the spec."""
+        facts, family = self.facts, self.family
+        num_heads = facts.size("num_attention_heads", "n_head")
+        hidden = facts.size("hidden_size", "n_embd")
+        latent = self._latent()
+        if latent is None:
+            num_kv_heads = facts.count("num_key_value_heads", num_heads)
+            head_size = self._head_size(hidden, num_heads)
+        else:
+            num_kv_heads = num_heads
+            head_size = facts.size("qk_nope_head_dim") + latent.rope_size
+        mixture = self._mixture()
+        return ModelSpec(
+            name=name,
+            num_layers=self.num_layers,
+            hidden_size=hidden,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            vocab_size=facts.size("vocab_size"),
+            max_position=facts.size("max_position_embeddings", "n_positions"),
+            gated_ffn=family.gated,
+            activation="silu" if family.gated else "gelu",
+            tie_embeddings=facts.flag("tie_word_embeddings", default=family.tied),
+            ffn_size=mixture.width,
+            num_experts=mixture.num_experts,
+            experts_per_token=mixture.num_chosen,
+            shared_expert_size=mixture.shared_width,
+            layers=self._layers(mixture, latent),
+            simulation_only=True,
+            quantisation=quantisation,
+            uncounted=uncounted,
+        )
+
+    def _head_size(self, hidden: int, num_heads: int) -> int:
+        name = self.facts.first("head_dim", "attention_head_dim")
+        if name is not None:
+            return self.facts.size(name)
+        if num_heads == 0 or hidden % num_heads:
+            raise UserError(
+                f"hidden_size={hidden} is not a multiple of num_attention_heads={num_heads}, and "
+                f"there is no head_dim; {AGAIN}"
+            )
+        return hidden // num_heads
+
+    def _latent(self) -> Latent | None:
+        facts = self.facts
+        if not facts.has("kv_lora_rank"):
+            return None
+        query_rank = facts.size("q_lora_rank") if facts.has("q_lora_rank") else None
+        nope = "qk_nope_head_dim"  # which values are as wide as where the file does not say
+        return Latent(
+            rank=facts.size("kv_lora_rank"),
+            rope_size=facts.size("qk_rope_head_dim"),
+            query_rank=query_rank,
+            value_size=facts.size("v_head_dim", nope),
+        )
+
+    # -- which layer has what ----------------------------------------------------------------------
+
+    def _layers(self, mixture: Mixture, latent: Latent | None) -> Layers:
+        family = self.family
+        kinds = self._kinds()
+        num_ffns = None
+        if self.facts.has("hybrid_override_pattern"):  # layers of one part each
+            num_ffns = mixture.num_layers + mixture.num_dense
+        elif self.facts.has(FFN_LAYERS):
+            num_ffns = self.facts.count(FFN_LAYERS)
+        kinds = [kind for kind in kinds if kind]
+        num_linear = kinds.count(LINEAR) + kinds.count(MAMBA)
+        num_attention = len(kinds) - num_linear
+        if num_attention == 0:
+            raise UserError("no layer has attention; models of states alone have no formula")
+        if family.has_both:
+            num_linear = self.num_layers
+        linear = None
+        if num_linear and family.linear is None:
+            raise UserError(f"layer_types: {kinds[0]} has no formula for this model_type")
+        if num_linear and family.linear is not None:
+            linear = family.linear(self.facts, num_linear)
+            if family.float_states or self.facts.text("mamba_ssm_dtype") == "float32":
+                linear = replace(linear, state_bytes=FLOAT_BYTES)
+        is_everywhere = num_attention == self.num_layers
+        has_dense = mixture.num_experts > 0 and mixture.num_dense > 0
+        layers = Layers(
+            attention=None if is_everywhere else num_attention,
+            ffn=num_ffns,
+            dense=mixture.num_dense if has_dense else 0,
+            dense_ffn_size=mixture.dense_width if has_dense else 0,
+            shared_gate=family.has_shared_gate or mixture.shared_width == 0,
+            output_gate=self.facts.flag("attn_output_gate", default=family.has_output_gate),
+            latent=latent,
+            linear=linear,
+            window=self._window(kinds),
+            borrowing=self._num_borrowing(),
+            parallel=family.has_both,
+        )
+        return ALIKE if layers == ALIKE else layers
+
+    def _kinds(self) -> list[str]:
+        """Return the kind of attention of each layer; "" for none."""
+        facts = self.facts
+        if facts.has("hybrid_override_pattern"):
+            return [PATTERN_KINDS[part] for part in self._pattern()]
+        name = facts.first("layer_types", "layers_block_type")
+        named = None if name is None else facts.names(name)
+        if named is not None:
+            kinds = [SAME_KIND.get(kind, kind) for kind in named]
+            for kind in kinds:
+                if kind and kind not in KINDS:
+                    raise UserError(f"{name}: a layer of {kind!r} has no formula")
+            return kinds
+        numbers = range(1, self.num_layers + 1)
+        if facts.has("full_attention_interval"):
+            interval = facts.size("full_attention_interval")
+            return [LINEAR if number % interval else FULL for number in numbers]
+        if facts.has("attn_layer_indices"):
+            places = facts.numbers("attn_layer_indices") or []
+            return [FULL if number - 1 in places else MAMBA for number in numbers]
+        return self._window_kinds()
+
+    def _window_kinds(self) -> list[str]:
+        """Return the kinds where the file has a window, and the architecture has its layers."""
+        facts, family = self.facts, self.family
+        all_full = [FULL] * self.num_layers
+        if facts.has("attention_chunk_size"):
+            return self._every(CHUNKED)
+        if not facts.has("sliding_window"):
+            return all_full
+        if family.has_window_switch:
+            if not facts.flag("use_sliding_window", default=False):
+                return all_full
+            num_full = min(self.num_layers, facts.count("max_window_layers"))
+            return [FULL] * num_full + [SLIDING] * (self.num_layers - num_full)
+        return self._every(SLIDING)
+
+    def _every(self, kind: str) -> list[str]:
+        """Return `kind`, but for the last of every few layers."""
+        facts, every = self.facts, self.family.every_full
+        pattern = facts.text("sliding_window_pattern")
+        if pattern and set(pattern) <= {"L", "G"}:
+            every = len(pattern)  # LLLG: three local ones, one global
+        elif facts.has("sliding_window_pattern"):
+            every = facts.size("sliding_window_pattern")
+        if every == 0:
+            return [kind] * self.num_layers
+        numbers = range(1, self.num_layers + 1)
+        return [kind if number % every else FULL for number in numbers]
+
+    def _window(self, kinds: Sequence[str]) -> Window | None:
+        num_sliding, num_chunked = kinds.count(SLIDING), kinds.count(CHUNKED)
+        if num_sliding:
+            return Window(num_sliding, self.facts.size("sliding_window"))
+        if num_chunked:
+            return Window(num_chunked, self.facts.size("attention_chunk_size"), "chunked")
+        return None
+
+    def _num_borrowing(self) -> int:
+        """Count the layers that use the keys and values of another (Hunyuan's CLA)."""
+        facts = self.facts
+        for name in ("num_kv_shared_layers",):
+            if facts.count(name):
+                return facts.count(name)
+        if not facts.flag("use_cla", default=False):
+            return 0
+        return self.num_layers - math.ceil(self.num_layers / facts.size("cla_share_factor"))
+
+    # -- FFNs and experts --------------------------------------------------------------------------
+
+    def _pattern(self) -> str:
+        """Return Nemotron-H's layers, a letter each."""
+        pattern = self.facts.text("hybrid_override_pattern")
+        if len(pattern) != self.num_layers or not set(pattern) <= set(PATTERN_KINDS):
+            raise UserError(
+                f"hybrid_override_pattern={pattern!r} is not one of {''.join(PATTERN_KINDS)} for "
+                f"each of num_hidden_layers={self.num_layers} layers; {AGAIN}"
+            )
+        return pattern
+
+    def _mixture(self) -> Mixture:
+        facts = self.facts
+        name = facts.first(*EXPERTS)
+        num_experts = facts.count(name) if name else 0
+        num_layers = self.num_layers
+        num_dense = self._num_dense()
+        if facts.has("hybrid_override_pattern"):
+            pattern = self._pattern()
+            num_layers, num_dense = pattern.count("E"), pattern.count("-")
+            num_experts = num_experts if num_layers else 0
+        elif num_experts:
+            num_layers -= num_dense
+        if num_experts == 0:
+            width = facts.size("shared_intermediate_size", *FFN_SIZES)
+            if not facts.has("shared_intermediate_size") or not name:
+                width = facts.size(*FFN_SIZES)
+            return Mixture(width, num_dense=num_dense)
+        width = facts.size("moe_intermediate_size", *FFN_SIZES)
+        return Mixture(
+            width,
+            num_experts,
+            num_chosen=facts.size(*CHOSEN),
+            shared_width=self._shared_width(width),
+            num_layers=num_layers,
+            num_dense=num_dense,
+            dense_width=facts.count(self.family.dense_size),
+        )
+
+    def _shared_width(self, width: int) -> int:
+        """Return the width of all shared experts together."""
+        facts = self.facts
+        number = facts.first(*SHARED_EXPERTS)
+        num_shared = facts.count(number) if number else 1
+        if facts.has("moe_shared_expert_intermediate_size"):
+            return num_shared * facts.size("moe_shared_expert_intermediate_size")
+        direct = facts.first("shared_expert_intermediate_size", "shared_intermediate_size")
+        direct = direct or self.family.shared_size
+        if direct is not None:
+            return facts.count(direct)
+        return num_shared * width if number else 0
+
+    def _num_dense(self) -> int:
+        """Count the layers without experts."""
+        facts, numbers = self.facts, range(1, self.num_layers + 1)
+        if facts.has("first_k_dense_replace"):
+            if facts.count("moe_layer_freq", 1) != 1:
+                raise UserError(f"moe_layer_freq={facts.text('moe_layer_freq')} has no formula")
+            return facts.count("first_k_dense_replace")
+        if facts.has("interleave_moe_layer_step"):
+            step = facts.size("interleave_moe_layer_step")
+            return sum(number % step != 0 for number in numbers)
+        if facts.has("moe_layer_start_index"):
+            interval = facts.count("moe_layer_interval", 1)
+            start = facts.count("moe_layer_start_index")
+            return sum(number <= start or number % interval != 0 for number in numbers)
+        step = facts.count("decoder_sparse_step", 1)
+        excluded = facts.numbers("mlp_only_layers") or []
+        return sum(number - 1 in excluded or number % step != 0 for number in numbers)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The FFNs: of `width`, or experts of it in `num_layers` layers and FFNs of `dense_width` in
+    `num_dense` others.
+    """
+
+    width: int
+    num_experts: int = 0
+    num_chosen: int = 0
+    shared_width: int = 0
+    num_layers: int = 0
+    num_dense: int = 0
+    dense_width: int = 0
+
+
+def _of_blocks(facts: Facts) -> Config:
+    """Return what the `block_configs` of Llama Nemotron stand for, by the names of other models:
+    layers without attention or FFN, and FFNs of different widths, which count by their mean.
+    """
+    blocks = facts.objects("block_configs")
+    num_layers = facts.size("num_hidden_layers")
+    if len(blocks) != num_layers:
+        raise UserError(
+            f"block_configs has {len(blocks)} blocks for num_hidden_layers={num_layers}, each of "
+            f"which may be different; {AGAIN}"
+        )
+    kinds, groups, widths = [], set(), []
+    for block in blocks:
+        attention, ffn = block.get("attention"), block.get("ffn")
+        if not isinstance(attention, Mapping) or not isinstance(ffn, Mapping):
+            raise UserError(f"block_configs has {block!r}, without attention or ffn; {AGAIN}")
+        if attention.get("replace_with_linear") or ffn.get("replace_with_linear"):
+            raise UserError("block_configs: replace_with_linear has no formula")
+        kinds.append("none" if attention.get("no_op") else FULL)
+        if not attention.get("no_op"):
+            groups.add(Facts(attention).size("n_heads_in_group"))
+        if not ffn.get("no_op"):
+            widths.append(_width_of(ffn, facts.size("hidden_size")))
+    if len(groups) != 1 or not widths:
+        raise UserError(
+            f"block_configs: n_heads_in_group of {sorted(groups)} with {len(widths)} FFNs has no "
+            "formula, which needs one number of KV heads"
+        )
+    return {
+        "layer_types": kinds,
+        "num_key_value_heads": facts.size("num_attention_heads") // groups.pop(),
+        "intermediate_size": round(sum(widths) / len(widths)),
+        FFN_LAYERS: len(widths),
+    }
+
+
+def _width_of(ffn: Config, hidden: int) -> int:
+    """Return the width of an FFN by its `ffn_mult`: two thirds of it, in whole 256."""
+    value = ffn.get("ffn_mult")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UserError(f"block_configs: ffn_mult={value!r} is no number; {AGAIN}")
+    return math.ceil(int(2 * value * hidden / 3) / 256) * 256
+
+
+def _gated_delta(facts: Facts, num_layers: int) -> LinearAttention:
+    """Read Qwen3-Next's layers."""
+    return LinearAttention(
+        num_layers,
+        num_heads=facts.size("linear_num_value_heads"),
+        num_key_heads=facts.size("linear_num_key_heads"),
+        key_size=facts.size("linear_key_head_dim"),
+        value_size=facts.size("linear_value_head_dim"),
+        conv_size=facts.count("linear_conv_kernel_dim", 4),
+    )
+
+
+def _mamba2(facts: Facts, num_layers: int) -> LinearAttention:
+    """Read layers of Mamba-2, by the names of Nemotron-H or of Bamba and what came from it."""
+    num_heads = facts.size("mamba_num_heads", "mamba_n_heads")
+    if facts.text("mamba_d_head") == "auto":
+        inner = facts.size("mamba_expand") * facts.size("hidden_size")
+        value_size = inner // num_heads
+    else:
+        value_size = facts.size("mamba_head_dim", "mamba_d_head")
+    conv = facts.first("conv_kernel", "mamba_d_conv")
+    chunk = facts.first("chunk_size", "mamba_chunk_size")
+    return LinearAttention(
+        num_layers,
+        num_heads=num_heads,
+        num_key_heads=facts.size("n_groups", "mamba_n_groups"),
+        key_size=facts.size("ssm_state_size", "mamba_d_state"),
+        value_size=value_size,
+        rule="mamba2",
+        conv_size=facts.size(conv) if conv else 4,
+        chunk=facts.size(chunk) if chunk else 128,
+    )
+
+
+_PLAIN = Family()
+_TIED = Family(tied=True)
+_UNGATED = Family(gated=False)
+_QWEN = Family(has_window_switch=True)
+_DELTA = Family(has_shared_gate=True, has_output_gate=True, linear=_gated_delta)
+# Of the 4B model, whose file names little else.
+_GEMMA3: Config = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "sliding_window": 1024,
+}
+FAMILIES: Mapping[str, Family] = {
+    **dict.fromkeys(("llama", "olmo", "olmo2", "granite", "glm", "glm4", "stablelm"), _PLAIN),
+    **dict.fromkeys(("seed_oss", "internlm2", "internlm3", "mistral", "phi3", "exaone"), _PLAIN),
+    **dict.fromkeys(("ministral", "ministral3", "aquila", "nemotron-nas"), _PLAIN),
+    **dict.fromkeys(("gemma", "cohere", "smollm3", "ernie4_5", "hunyuan_v1_dense"), _TIED),
+    **dict.fromkeys(("qwen2", "qwen2_5_vl", "qwen2_vl", "qwen3", "qwen3_vl"), _QWEN),
+    **dict.fromkeys(("nemotron", "gpt_neox", "apertus", "arcee"), _UNGATED),
+    **dict.fromkeys(("opt", "starcoder2"), Family(gated=False, tied=True)),
+    "gemma2": Family(tied=True, every_full=2),
+    "gemma3": Family(tied=True, every_full=6, defaults=_GEMMA3),
+    "cohere2": Family(tied=True, every_full=4),
+    **dict.fromkeys(("olmo3", "exaone4"), Family(every_full=4)),
+    "gpt_oss": Family(every_full=2),
+    **dict.fromkeys(("mixtral", "minimax_m2", "olmoe", "phimoe", "granitemoe"), _PLAIN),
+    **dict.fromkeys(("glm4_moe", "dots1", "bailing_moe", "bailing_moe_v2"), _PLAIN),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"), _PLAIN),
+    **dict.fromkeys(("ernie4_5_moe", "hunyuan", "hunyuan_v1_moe"), _TIED),
+    **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe"), _QWEN),
+    "qwen2_moe": Family(has_window_switch=True, has_shared_gate=True),
+    "llama4": Family(
+        every_full=4, shared_size="intermediate_size", dense_size="intermediate_size_mlp"
+    ),
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), _DELTA),
+    "nemotron_h": Family(gated=False, linear=_mamba2, float_states=True),
+    "falcon_h1": Family(linear=_mamba2, has_both=True),
+    **dict.fromkeys(("granitemoehybrid", "bamba"), Family(linear=_mamba2)),
+}

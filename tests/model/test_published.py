@@ -1,0 +1,380 @@
+"""Published models by the facts of their config.json: sizes that their authors state, windows by
+counting, quantised weights, and what is refused by its field.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.config.paths import REPOSITORY
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.engine.config import EngineConfig
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import serve
+from sarathi_lab.engine.request import Request
+from sarathi_lab.engine.served_system import ServerSetup
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.executor.simulated.hardware import Parallel
+from sarathi_lab.executor.simulated.kernel_times import (
+    QUERY_TILE,
+    AttentionTimes,
+    matmul_time,
+    windowed_tiles,
+)
+from sarathi_lab.executor.simulated.kv_capacity import served_tokens
+from sarathi_lab.model.layers import CachedWindow, Window
+from sarathi_lab.model.published import FAMILIES, published_spec, read_published
+from sarathi_lab.model.quantisation import read_quantisation
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.policy import Sarathi
+from sarathi_lab.policy.systems import VLLM_MEMORY
+
+DATA = Path(__file__).parents[1] / "data" / "published_models.yaml"
+PUBLISHED: dict[str, dict[str, Any]] = yaml.safe_load(DATA.read_text())
+CASES = REPOSITORY.parent / "shared" / "cases" / "models"
+POSITIONS = {"max_position_embeddings": 8192}
+H100 = load_option("hardware", "h100")
+# Options of `model` that were made from the table.
+BY_NAME = {
+    "llama3.3-70b": "Llama-3.3-70B",
+    "llama3.1-405b": "Llama-3.1-405B",
+    "llama4-scout": "Llama-4-Scout",
+    "llama4-maverick": "Llama-4-Maverick",
+    "mistral-small-24b": "Mistral-Small-24B",
+    "qwen2.5-7b": "Qwen2.5-7B",
+    "qwen2.5-32b": "Qwen2.5-32B",
+    "qwen2.5-72b": "Qwen2.5-72B",
+    "qwen3-4b": "Qwen3-4B",
+    "qwen3-14b": "Qwen3-14B",
+    "qwen3-235b-a22b": "Qwen3-235B-A22B",
+    "qwen3-coder-480b-a35b": "Qwen3-Coder-480B-A35B",
+    "gpt-oss-20b": "gpt-oss-20b",
+    "gpt-oss-120b": "gpt-oss-120b",
+    "kimi-k2": "Kimi-K2",
+    "glm-4.5": "GLM-4.5",
+    "glm-4.5-air": "GLM-4.5-Air",
+    "minimax-m2": "MiniMax-M2",
+    "gemma-3-12b": "Gemma-3-12B",
+    "gemma-3-27b": "Gemma-3-27B",
+    "phi-4": "Phi-4",
+}
+# 4 heads of 8, keys and values of 2, a window in two of three layers.
+TOY_CONFIG = {
+    "model_type": "cohere2",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "sliding_window": 6,
+    "sliding_window_pattern": 3,
+    **POSITIONS,
+}
+TOY = published_spec(TOY_CONFIG, "toy")
+
+
+def published(name: str, **fields: Any) -> ModelSpec:
+    return published_spec({**POSITIONS, **PUBLISHED[name]["config"], **fields}, name)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_sizes_are_those_that_the_authors_state(name: str) -> None:
+    spec = published(name)
+    assert spec.num_params == pytest.approx(1e9 * PUBLISHED[name]["billions"], rel=0.02)
+    assert spec.kv_bytes_per_token(2) == PUBLISHED[name]["kv_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("Qwen3-235B-A22B", 22),
+        ("Qwen3-Coder-480B-A35B", 35),
+        ("Kimi-K2", 32.9),
+        ("GLM-4.5", 32),
+        ("DeepSeek-V2", 21),
+        ("Llama-4-Maverick", 17),
+        ("ERNIE-4.5-300B-A47B", 47),
+        ("dots.llm1", 14),
+        ("Granite-4.0-H-Small", 9),
+    ],
+)
+def test_parameters_of_a_token_are_those_stated(name: str, billions: float) -> None:
+    spec = published(name)
+    unused = spec.num_experts - spec.experts_per_token
+    active = spec.num_params - spec.num_expert_params * unused // spec.num_experts
+    assert active == pytest.approx(1e9 * billions, rel=0.06)
+
+
+@pytest.mark.parametrize(("option", "name"), BY_NAME.items())
+def test_models_by_name_are_those_of_the_files(option: str, name: str) -> None:
+    by_name = load_option("model", option)
+    fields = {"max_position_embeddings": by_name.max_position}
+    if by_name.quantisation is not None:
+        fields["quantization_config"] = {"quant_method": by_name.quantisation.name}
+    assert replace(published(name, **fields), name=option) == by_name
+
+
+def test_layers_with_parts_of_their_own() -> None:
+    """Llama Nemotron's blocks: of three layers one has no attention, and one no FFN."""
+    block = {"attention": {"n_heads_in_group": 4, "no_op": False}, "ffn": {"ffn_mult": 12.0}}
+    blocks = [
+        block,
+        {**block, "attention": {"no_op": True}},
+        {**block, "ffn": {"no_op": True}},
+    ]
+    config = {
+        "model_type": "nemotron-nas",
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 8,
+        "num_key_value_heads": None,
+        "vocab_size": 100,
+        "block_configs": blocks,
+        **POSITIONS,
+    }
+    spec = published_spec(config, "toy")
+    assert (spec.num_attention_layers, spec.num_ffn_layers, spec.num_kv_heads) == (2, 2, 2)
+    assert spec.ffn_size == 512  # two thirds of 12 x 64
+    attention = 64 * 64 + 2 * 64 * 16 + 64 * 64
+    assert spec.num_params == 2 * attention + 2 * 3 * 64 * 512 + 2 * 64 * 100
+    for change in ({"n_heads_in_group": 2}, {"replace_with_linear": True}):
+        other = {**block, "attention": {**block["attention"], **change}}
+        with pytest.raises(UserError, match="block_configs"):
+            published_spec({**config, "block_configs": [block, other, block]}, "toy")
+
+
+@pytest.mark.parametrize("window", [Window(1, 6), Window(1, 6, "chunked")], ids=lambda w: w.kind)
+@pytest.mark.parametrize(("start", "num_tokens"), [(0, 4), (0, 20), (3, 1), (5, 9), (40, 13)])
+def test_windows_count_what_each_token_sees(window: Window, start: int, num_tokens: int) -> None:
+    def seen(position: int) -> range:
+        first = max(0, position - 5) if window.kind == "sliding" else position - position % 6
+        return range(first, position + 1)
+
+    keys = [seen(position) for position in range(start, start + num_tokens)]
+    assert window.pairs(start, num_tokens) == sum(map(len, keys))
+    read = {key for of_token in keys for key in of_token}
+    assert window.kv_tokens(start, num_tokens) == len(read)
+    pieces = window.pieces(start, num_tokens)
+    assert sum(number for _, number in pieces) == num_tokens
+
+
+def test_work_of_a_batch_and_of_its_row_in_a_table_are_the_same() -> None:
+    engine = EngineConfig(Sarathi(chunk=8), 2, 40, 4, window=TOY.cached_window)
+    ledger = Ledger()
+    batches = []
+
+    def seconds(batch: Any) -> float:
+        batches.append((TOY.flops(batch), TOY.min_bytes(batch, 2)))
+        return 1.0
+
+    requests = [Request(0, 0.0, 19, 3), Request(1, 0.0, 5, 9)]
+    table = serve(requests, engine, SimulatedExecutor(seconds)).iterations()
+    assert TOY.flops(table).tolist() == [flops for flops, _ in batches]
+    assert TOY.min_bytes(table, 2).tolist() == [num_bytes for _, num_bytes in batches]
+    assert "window_pairs" not in ledger.iterations()
+    with pytest.raises(ValueError, match="window"):
+        TOY.flops(make_batch(num_decodes=1, context=9))
+
+
+def test_flops_of_a_decode_stop_growing_in_layers_with_a_window() -> None:
+    def flops(context: int) -> float:
+        batch = make_batch(num_decodes=1, context=context)
+        batch.window = TOY.layers.window
+        return float(TOY.flops(batch))
+
+    # Of three layers one sees all: 4 heads of 8, for scores and values.
+    assert flops(1000) - flops(900) == 100 * 1 * 4 * 32
+    assert flops(6) - flops(5) == 1 * 3 * 4 * 32
+
+
+@pytest.mark.parametrize("window", [1, 64, 100, 4096])
+@pytest.mark.parametrize(("start", "num_tokens"), [(0, 1), (0, 300), (70, 64), (5000, 129)])
+def test_tiles_in_a_window(window: int, start: int, num_tokens: int) -> None:
+    tiles = windowed_tiles([(start, num_tokens)], window)
+    before = [min(start + first, window) for first in range(0, num_tokens, QUERY_TILE)]
+    within = [min(first, window) for first in range(0, num_tokens, QUERY_TILE)]
+    assert tiles.query_tiles == len(before)
+    assert tiles.dense_keys == sum(before) - sum(within)
+    assert tiles.masked_tiles == len(before) + -(-sum(within) // QUERY_TILE)
+    assert tiles.kv_tokens == Window(1, window).kv_tokens(start, num_tokens)
+
+
+def test_attention_in_a_window_that_holds_all_is_attention_to_all() -> None:
+    chunks = [(0, 100), (640, 64)]
+    whole = AttentionTimes(H100, 8, 2, 128, 256.0)
+    windowed = AttentionTimes(H100, 8, 2, 128, 256.0, window=4096)
+    assert windowed.prefill(chunks) == whole.prefill(chunks)
+    narrow = AttentionTimes(H100, 8, 2, 128, 256.0, window=64)
+    assert narrow.prefill([(60_000, 2048)]) < whole.prefill([(60_000, 2048)]) / 10
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0, 5.2])
+@pytest.mark.parametrize("state_blocks", [0, 3])
+def test_blocks_of_a_window(share: float, state_blocks: int) -> None:
+    """A window of 10 tokens touches four blocks of 4; `tokens_of` inverts `blocks_for`."""
+    window = CachedWindow(Window(1, 10), share)
+    blocks = BlockManager(100, 4, state_blocks=state_blocks, window=window)
+    held = [blocks.blocks_for(tokens) for tokens in range(200)]
+    assert held == sorted(held)
+    assert held[199] - held[159] == 10  # beyond the window only the others grow
+    for num_blocks in range(state_blocks, 60):
+        tokens = blocks.tokens_of(num_blocks)
+        assert blocks.blocks_for(tokens) <= num_blocks
+        assert blocks.blocks_for(tokens + 4) > num_blocks
+
+
+def test_room_of_windowed_layers_is_that_of_vllms_groups() -> None:
+    """Gemma 3 27B: 52 layers with a window in groups of the 10 others, the last one not full."""
+    gemma = published("Gemma-3-27B")
+    window = gemma.cached_window
+    assert window is not None
+    assert window.share == 6
+    assert window.num_blocks(16) == 65
+    assert gemma.cache_bytes_per_token(2) * 62 == gemma.kv_bytes_per_token(2) * 10
+    setup = ServerSetup(VLLM_MEMORY, 8192, 256)
+    as_full = replace(gemma, layers=replace(gemma.layers, window=None))
+    tokens = served_tokens(gemma, H100, 2, setup)
+    assert tokens == pytest.approx(6.2 * served_tokens(as_full, H100, 2, setup), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "weight_bytes", "has_fp8_products", "of"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 1, True, "layers"),
+        (
+            {"quant_method": "awq", "bits": 4, "group_size": 128},
+            0.5 + 20 / 8 / 128,
+            False,
+            "layers",
+        ),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 1, False, "layers"),
+        ({"quant_method": "mxfp4"}, 17 / 32, False, "experts"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 9 / 16, False, "layers"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "group_0": {
+                        "weights": {"num_bits": 4, "strategy": "group", "group_size": 32},
+                        "input_activations": None,
+                    }
+                },
+                "ignore": ["lm_head", "re:.*self_attn.*"],
+            },
+            0.5625,
+            False,
+            "experts",
+        ),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_bytes_of_quantised_weights(
+    settings: dict[str, Any], weight_bytes: float, has_fp8_products: bool, of: str
+) -> None:
+    stored = read_quantisation({"quantization_config": settings})
+    assert stored is not None
+    assert (stored.weight_bytes, stored.has_fp8_products, stored.of) == (
+        weight_bytes,
+        has_fp8_products,
+        of,
+    )
+
+
+def test_quantised_weights_take_fewer_bytes_and_less_time() -> None:
+    experts_only = published("gpt-oss-20b", quantization_config={"quant_method": "mxfp4"})
+    plain = published("gpt-oss-20b")
+    saved = plain.weight_bytes(2) - experts_only.weight_bytes(2)
+    assert saved == pytest.approx(plain.num_expert_params * (2 - 17 / 32))
+    # 12.8 GiB, as the authors state of the checkpoint.
+    assert experts_only.weight_bytes(2) == pytest.approx(12.8 * 2**30, rel=0.01)
+    decode = make_batch(num_decodes=1, context=100)
+    times = [SimulatedBackend(H100).predictor(spec) for spec in (plain, experts_only)]
+    slow, fast = (predictor.operation_times(decode) for predictor in times)
+    assert fast["experts"] < slow["experts"]
+    assert fast["qkv_proj"] == slow["qkv_proj"]
+    assert matmul_time(1, 4096, 4096, H100, 2, 0.5) < matmul_time(1, 4096, 4096, H100, 2)
+
+
+def test_8_bit_weights_run_in_16_bits_where_the_device_has_no_other() -> None:
+    spec = published("Qwen3-8B", quantization_config={"quant_method": "fp8"})
+    chunk = make_batch(prefill_tokens=4096)
+    in_8_bits = SimulatedBackend(H100).predictor(spec).operation_times(chunk)["ffn_up"]
+    without = replace(H100, fp8_flops_per_second=None)
+    in_16_bits = SimulatedBackend(without).predictor(spec).operation_times(chunk)["ffn_up"]
+    assert in_16_bits > 1.1 * in_8_bits
+    stated = SimulatedBackend(H100, weights="fp8")
+    with pytest.raises(UserError, match=r"executor\.weights=fp8.*stored in fp8 already"):
+        stated.check(spec, 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"model_type": "mamba"}, "model_type='mamba'"),
+        ({"global_head_dim": 512}, "global_head_dim=512"),
+        ({"index_topk": 2048}, "index_topk=2048"),
+        ({"layer_types": ["conv", "full_attention", "conv"]}, "layer_types: a layer of 'conv'"),
+        ({"layer_types": ["full_attention"]}, "layer_types does not name each of"),
+        ({"layer_types": ["linear_attention"] * 3}, "no layer has attention"),
+        ({"hidden_size": "wide"}, "hidden_size='wide'"),
+        ({"hidden_size": 30}, "hidden_size=30"),
+        ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+        ({"num_key_value_heads": 3}, "num_kv_heads=3"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quant_method=aqlm"),
+        ({"quantization_config": {"quant_method": "awq"}}, "bits=None"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings=1"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_has_no_formula_is_refused_by_its_field(
+    tmp_path: Path, fields: dict[str, Any], named: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**TOY_CONFIG, **fields}))
+    with pytest.raises(UserError) as caught:
+        read_published(tmp_path)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_with_an_encoder_of_images_says_what_is_not_counted() -> None:
+    text = {**TOY_CONFIG, "model_type": "gemma3_text", "head_dim": 8}
+    spec = published_spec(
+        {"model_type": "gemma3", "text_config": text, "vision_config": {"a": 1}}, "toy"
+    )
+    assert spec.num_params == TOY.num_params
+    cautions = SimulatedBackend(H100).cautions(spec)
+    assert any("vision_config is not counted" in caution for caution in cautions)
+    assert any("2 of 3 layers see a window of 6 tokens" in caution for caution in cautions)
+
+
+@pytest.mark.skipif(not CASES.is_dir(), reason="needs shared/cases")
+def test_cases_are_read_or_refused_by_a_field() -> None:
+    refused = set()
+    for folder in sorted(CASES.iterdir()):
+        try:
+            assert read_published(folder).num_params > 1e8
+        except UserError as error:
+            refused.add((folder.name, "block_configs has 0 blocks" in str(error)))
+    assert refused == {("Llama-3.3-Nemotron-Super-49B", True)}
+
+
+def test_every_family_is_one_word_of_config_files() -> None:
+    assert all(name == name.lower() and not name.endswith("_text") for name in FAMILIES)
+
+
+def test_several_devices_share_windows_as_they_share_other_layers() -> None:
+    gemma = published("Gemma-3-27B")
+    setup = ServerSetup(VLLM_MEMORY, 8192, 256)
+    one = served_tokens(gemma, H100, 2, setup)
+    assert served_tokens(gemma, H100, 2, setup, Parallel(tensor=2)) > 2 * one
