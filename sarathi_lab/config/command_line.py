@@ -44,6 +44,8 @@ WITH_VALUE = ("--cfg -c", "--package -p", "--config-dir -cd")
 SHOWING = ("help", "hydra_help", "version", "cfg", "info", "shell_completion")
 LAUNCHERS = ("basic", "joblib", "ray", "submitit_local", "submitit_slurm")
 PLUGINS = {"hydra/launcher": LAUNCHERS, "hydra/sweeper": ("lab",)}
+# Parameters that no other option of hardware has, and which the user need not name it for.
+OF_DATASHEET = ("base", "peak", "bandwidth", "memory", "link", "network", "fp8_peak")
 MOST_JOBS = 10_000  # of a sweep; all of them are checked before the first one runs
 MOST_NAMES = 1000  # of options of a group that are looked at
 MOST_OPTIONS = 3  # that a line names which have the parameter that another lacks
@@ -87,6 +89,7 @@ def read_arguments(args: Sequence[str]) -> Arguments:
     settings = [word for word in parsed.settings if word not in topics]
     if parsed.verbose:
         settings.append("hydra.verbose=true")
+    settings = _with_datasheet(settings)
     if parsed.config_dir and (parsed.help or not shows):
         settings = _with_folder(settings, parsed.config_dir)
     if not shows or parsed.help:
@@ -166,6 +169,14 @@ def _with_folder(settings: list[str], folder: str) -> list[str]:
     folders = [*_searchpath(settings), f"file://{Path(folder).absolute()}"]
     others = [setting for setting in settings if name_of(setting) != "hydra.searchpath"]
     return [f"hydra.searchpath=[{','.join(map(quoted, folders))}]", *others]
+
+
+def _with_datasheet(settings: list[str]) -> list[str]:
+    """Choose the option whose parameters are named, where a card is described and none chosen."""
+    names = set(map(name_of, settings))
+    if "hardware" in names or names.isdisjoint(f"hardware.{name}" for name in OF_DATASHEET):
+        return settings
+    return ["hardware=datasheet", *settings]
 
 
 def check_names(settings: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from sarathi_lab.config.instantiate import load_option, option_files
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 
-GPUS = [name for name in option_files("hardware") if name != "auto"]
+GPUS = [name for name in option_files("hardware") if name not in ("auto", "datasheet")]
 
 
 @pytest.mark.parametrize("name", GPUS)

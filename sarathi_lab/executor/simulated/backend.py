@@ -156,6 +156,11 @@ class SimulatedBackend:
         if self.composes_kernels:
             return list(cost.cautions)
         cautions = [f"the cost model's mean error on held-out shapes: {stated}"]
+        if self.hardware.is_datasheet:
+            cautions = [
+                f"hardware {self.hardware.name} is by its datasheet, with kernels as on a measured "
+                f"card; none was measured on it, and their mean error is assumed: {stated}"
+            ]
         hardware = self.attending
         within, before = hardware.causal_efficiency, hardware.attention_efficiency
         if self.cost_model == "analytic" and within < before:
@@ -167,8 +172,9 @@ class SimulatedBackend:
         cautions += cost.cautions
         if self.hardware.memory_bytes % ROUND_MEMORY == 0:
             gigabytes = self.hardware.memory_bytes / 1e9
+            setting = "memory" if self.hardware.is_datasheet else "memory_bytes"
             cautions.append(
-                f"hardware.memory_bytes of {self.hardware.name} is a round {gigabytes:g} GB; a GPU "
+                f"hardware.{setting} of {self.hardware.name} is a round {gigabytes:g} GB; a GPU "
                 "sold as such reports about 6 % more, which the cache lacks: state what "
                 "torch.cuda.get_device_properties(0).total_memory is"
             )

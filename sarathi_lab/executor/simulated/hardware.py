@@ -29,6 +29,12 @@ WEIGHTS = "executor.weights"  # the setting that selects 8-bit products
 FUSING = ("attention", "activation", "norm", "all_reduce")
 # Kinds of operation with an entry in `Hardware.uncertainty`; EXPERTS is optional.
 UNCERTAIN, EXPERTS = ("matmul", "attention"), "experts"
+# Figures that may be unknown, by their names in `Datasheet`.
+OF_DATASHEET = {
+    "link_bytes_per_second": "link",
+    "network_bytes_per_second": "network",
+    "fp8_flops_per_second": "fp8_peak",
+}
 
 
 def _require_efficiency(name: str, value: Any) -> None:
@@ -119,6 +125,7 @@ class Hardware:
     # rule: `launch`, `step`, `conv_efficiency` and `decode_launch` (`mixed_layers`).
     latent: Mapping[str, Any] = field(default_factory=dict, compare=False)
     linear: Mapping[str, float] = field(default_factory=dict, compare=False)
+    is_datasheet: bool = flag(False, fix=FIX)  # none of its kernels was measured (`Datasheet`)
 
     def __post_init__(self) -> None:
         check_fields(self, "hardware.")
@@ -211,9 +218,12 @@ class Hardware:
     def required(self, figure: str, setting: str, alternative: str) -> float:
         """Return a constant that `setting` needs. Raises UserError if it is unknown."""
         if (value := getattr(self, figure)) is None:
+            fix = "add it to the hardware file"
+            if self.is_datasheet:
+                fix = f"state hardware.{OF_DATASHEET[figure]}"
             raise UserError(
-                f"hardware {self.name} has no {figure}, which {setting} needs; add it to the "
-                f"hardware file, or set {alternative}"
+                f"hardware {self.name} has no {figure}, which {setting} needs; {fix}, or set "
+                f"{alternative}"
             )
         return float(value)
 

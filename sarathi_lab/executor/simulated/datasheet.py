@@ -1,0 +1,116 @@
+"""A card by its datasheet: its own peaks, memory and links, and the kernels of a measured card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sarathi_lab.config.errors import UserError, require_int, require_number, require_text
+from sarathi_lab.config.instantiate import build, option_files, read_option
+from sarathi_lab.executor.simulated.hardware import EXPERTS, UNCERTAIN, Hardware
+
+# Mean relative error of kernels that were not measured. Seven measured cards that are described so
+# are off by 0.05 to 0.35, in prompts most (tests/executor/test_cost_fit.py).
+ASSUMED_ERROR = 0.3
+BASE = "h100"  # whose kernels are assumed where none is named
+NEEDED = ("peak", "bandwidth", "memory")
+
+
+class Datasheet:
+    """Makes the `Hardware` of a card whose kernels were not measured: its own peaks, and the shares
+    of them, launches and other figures of `base`, an option of hardware.
+
+    With a `base` what is not stated is that card's; without one, `peak`, `bandwidth` and `memory`
+    must be stated, links are unknown, and shares are those of the H100.
+
+    Args:
+        name: The card's.
+        base: The measured card whose figures its kernels have; None: the H100's.
+        peak: FLOP/s of dense products in 16 bits.
+        bandwidth: Bytes/s of its memory.
+        memory: Bytes, as torch.cuda's properties print them.
+        link: Bytes/s to another device of its node, in one direction.
+        network: Bytes/s to another node.
+        fp8_peak: FLOP/s of dense products in 8 bits.
+        num_sms: Multiprocessors; None: as many as reach the peak with those of `base`.
+
+    Raises:
+        UserError: For a figure that is missing or impossible, or a `base` that is no measured card.
+    """
+
+    def __new__(
+        cls,
+        name: str,
+        base: str | None = None,
+        peak: float | None = None,
+        bandwidth: float | None = None,
+        memory: float | None = None,
+        link: float | None = None,
+        network: float | None = None,
+        fp8_peak: float | None = None,
+        num_sms: int | None = None,
+    ) -> Any:
+        require_text("hardware.name", name, "name the card, such as hardware.name=h100-pcie")
+        figures = {
+            "flops_per_second": _rate("peak", peak),
+            "bytes_per_second": _rate("bandwidth", bandwidth),
+            "memory_bytes": _rate("memory", memory),
+            "link_bytes_per_second": _rate("link", link),
+            "network_bytes_per_second": _rate("network", network),
+            "fp8_flops_per_second": _rate("fp8_peak", fp8_peak),
+        }
+        if base is None:
+            for figure, value in zip(NEEDED, (peak, bandwidth, memory), strict=True):
+                if value is None:
+                    raise UserError(
+                        f"hardware.{figure} is not stated, and there is no hardware.base to take "
+                        f"it from; state {', '.join(f'hardware.{known}' for known in NEEDED)}, or "
+                        "a measured card as hardware.base=h100"
+                    )
+        else:
+            figures = {key: value for key, value in figures.items() if value is not None}
+        measured = _measured(base or BASE)
+        if num_sms is None:
+            ratio = (peak or measured.flops_per_second) / measured.flops_per_second
+            num_sms = max(1, round(measured.num_sms * ratio))
+        require_int("hardware.num_sms", num_sms, 1, "use the number of multiprocessors")
+        return replace(
+            measured,
+            name=name,
+            num_sms=num_sms,
+            tables=None,
+            is_datasheet=True,
+            uncertainty=dict.fromkeys((*UNCERTAIN, EXPERTS), ASSUMED_ERROR),
+            latent=_uncertain(measured.latent, dict.fromkeys(UNCERTAIN, ASSUMED_ERROR)),
+            linear=_uncertain(measured.linear, ASSUMED_ERROR),
+            **figures,
+        )
+
+
+def _rate(name: str, value: float | None) -> float | None:
+    """Return a stated figure. Raises UserError for one that no card has."""
+    if value is None:
+        return None
+    fix = "use a number of the datasheet such as 2.0e12, in FLOP/s, bytes/s or bytes"
+    return require_number(f"hardware.{name}", value, above=0, fix=fix)
+
+
+def _uncertain(figures: Mapping[str, Any], error: object) -> Mapping[str, Any]:
+    """Return the figures of a kind of attention, if there are such, with another error."""
+    return {**figures, "uncertainty": error} if figures else figures
+
+
+def _measured(name: str) -> Hardware:
+    """Return the card whose kernels are taken. Raises UserError for one that was not measured."""
+    target = f".{Hardware.__name__}"
+    files = option_files("hardware")
+    nodes = {option: read_option("hardware", path) for option, path in files.items()}
+    measured = [option for option, node in nodes.items() if node["_target_"].endswith(target)]
+    if name not in measured:
+        raise UserError(
+            f"hardware.base={name} is no card whose kernels were measured; use one of "
+            f"{', '.join(measured)}, or leave it out"
+        )
+    hardware: Hardware = build(nodes[name], Hardware)
+    return hardware

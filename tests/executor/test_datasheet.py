@@ -1,0 +1,92 @@
+"""Cards by figures of their datasheets: what they take over, what they assume, what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from simulated import SPEC, TWO_LAYERS, batch_of
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import build, load_option, option_files
+from sarathi_lab.config.sweeper import compose
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.executor.simulated.datasheet import ASSUMED_ERROR, Datasheet
+from sarathi_lab.executor.simulated.hardware import Hardware
+from sarathi_lab.experiment.clock import CostClock
+from sarathi_lab.experiment.scenario import chunked
+
+H100 = load_option("hardware", "h100")
+UNMEASURED = (
+    *("rtx-5090", "rtx-3090", "l4", "a10", "h20", "h100-pcie", "gb200", "b300", "mi300x", "gb10"),
+)
+
+
+def test_what_is_not_stated_is_that_of_the_base() -> None:
+    card = Datasheet("mine", "h100", bandwidth=2e12)
+    assert isinstance(card, Hardware)
+    assert (card.name, card.bytes_per_second, card.tables) == ("mine", 2e12, None)
+    for figure in ("flops_per_second", "memory_bytes", "num_sms", "link_bytes_per_second"):
+        assert getattr(card, figure) == getattr(H100, figure)
+    assert card.with_kernel("flash_attention_2").hybrid_call
+    half = Datasheet("mine", "h100", peak=H100.flops_per_second / 2)
+    assert half.num_sms == H100.num_sms / 2
+
+
+def test_three_figures_are_enough_and_links_are_unknown() -> None:
+    card = Datasheet("mine", peak=1e14, bandwidth=1e12, memory=8e10)
+    assert card.link_bytes_per_second is None
+    assert card.matmul_efficiency == H100.matmul_efficiency
+    with pytest.raises(UserError, match=r"no link_bytes_per_second.*hardware\.link"):
+        SimulatedBackend(card, tensor_parallel=2).check(TWO_LAYERS, 0)
+
+
+@pytest.mark.parametrize(
+    ("figures", "named"),
+    [
+        ({"peak": 1e14}, "hardware.bandwidth is not stated"),
+        ({"base": "l4"}, "hardware.base=l4 is no card whose kernels were measured"),
+        ({"base": "nothing"}, "hardware.base=nothing"),
+        ({"base": "h100", "link": -1}, "hardware.link=-1"),
+        ({"base": "h100", "peak": "fast"}, "hardware.peak=fast"),
+        ({"base": "h100", "num_sms": 0}, "hardware.num_sms=0"),
+        ({"name": "", "base": "h100"}, "hardware.name="),
+    ],
+    ids=str,
+)
+def test_figures_that_are_refused(figures: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Datasheet(**{"name": "mine", **figures})
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", UNMEASURED)
+def test_cards_by_their_datasheets_say_so_wherever_they_are_used(name: str) -> None:
+    card = load_option("hardware", name)
+    assert card.is_datasheet
+    backend = SimulatedBackend(card)
+    assert any("none was measured on it" in caution for caution in backend.cautions(SPEC))
+    cost = backend.predictor(SPEC).operation_times(batch_of(chunk=64))
+    assert all(seconds >= 0 for seconds in cost.values())
+    assert card.fp8_flops_per_second is None or card.fp8_peak > card.flops_per_second
+
+
+def test_the_assumed_error_shows_in_intervals() -> None:
+    card = load_option("hardware", "l4")
+    clock = CostClock(SimulatedBackend(card)._cost(SPEC))
+    assert clock.seconds(chunked(64, 64), ("attn",)).error == ASSUMED_ERROR
+
+
+def test_a_card_may_be_described_without_choosing_an_option() -> None:
+    settings = ["executor=simulated", "hardware.base=h100", "hardware.name=x", "tracking=none"]
+    (job,) = compose(settings).jobs
+    card = build(job.cfg.hardware)
+    assert (card.name, card.is_datasheet) == ("x", True)
+    with pytest.raises(UserError, match=r"hardware\.base"):
+        compose([*settings, "hardware=h100"])
+
+
+def test_every_other_card_was_measured() -> None:
+    others = {*option_files("hardware")} - {*UNMEASURED, "auto", "datasheet"}
+    assert not any(load_option("hardware", name).is_datasheet for name in others)
