@@ -39,6 +39,13 @@ class Quantisation:
 
 
 FP8 = Quantisation("fp8", 1.0, has_fp8_products=True)
+# By names that a run states, of usual checkpoints: 4 bits in groups of 128 (AWQ, GPTQ), and
+# gpt-oss's experts.
+STORED: Mapping[str, Quantisation] = {
+    "fp8": FP8,
+    "int4": Quantisation("int4", (4 + (SCALE_BITS + 4) / 128) / BITS_OF_BYTE),
+    "mxfp4": Quantisation("mxfp4", MXFP4_BITS / BITS_OF_BYTE, of="experts"),
+}
 
 
 def read_quantisation(config: Settings) -> Quantisation | None:
@@ -55,7 +62,7 @@ def read_quantisation(config: Settings) -> Quantisation | None:
         return FP8
     if method == "mxfp4":
         # gpt-oss keeps all but its experts in 16 bits, by `modules_to_not_convert`.
-        return Quantisation(method, MXFP4_BITS / BITS_OF_BYTE, of="experts")
+        return STORED[method]
     if method in ("awq", "gptq", "awq_marlin", "gptq_marlin"):
         return _integers(method, settings)
     if method == "compressed-tensors":

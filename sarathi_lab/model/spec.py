@@ -20,13 +20,14 @@ from sarathi_lab.model.layers import (
     count_field,
     size_field,
 )
-from sarathi_lab.model.quantisation import FP8, Quantisation
+from sarathi_lab.model.quantisation import STORED, Quantisation
 
 Norm = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 RopeKind = Literal["linear", "llama3"]
 KvDtype = Literal["auto", "int8", "fp8"]
 WeightDtype = Literal["auto", "fp8"]
+StoredDtype = Literal["auto", "fp8", "int4", "mxfp4"]
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_SCALE_BYTES = 4  # of the float32 beside every head of 8-bit keys or values
 MAX_LAYERS = 10**4  # a hundred times the deepest models
@@ -102,8 +103,8 @@ class ModelSpec:
     simulation_only: bool = flag(False)
     # of the cache: as the rest, or 8 bits with a scale
     kv_dtype: KvDtype = one_of("auto", valid=get_args(KvDtype))
-    # of the layers' products: as the rest, or 8 bits
-    weight_dtype: WeightDtype = one_of("auto", valid=get_args(WeightDtype))
+    # of the layers' products: as the rest, or in fewer bits, of which engines have 8
+    weight_dtype: StoredDtype = one_of("auto", valid=get_args(StoredDtype))
     quantisation: Quantisation | None = None
     uncounted: Sequence[str] = ()  # parts of the model, by the fields of config.json that have them
 
@@ -308,7 +309,7 @@ class ModelSpec:
     @property
     def stored(self) -> Quantisation | None:
         """How the weights of the layers' products are stored; None: in the run's type."""
-        return FP8 if self.weight_dtype == "fp8" else self.quantisation
+        return STORED.get(self.weight_dtype, self.quantisation)
 
     def linear_bytes(self, dtype_bytes: int) -> float:
         """Bytes of one parameter of the products over all tokens, not of the embedding."""

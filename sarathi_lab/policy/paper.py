@@ -14,6 +14,7 @@ from sarathi_lab.engine.policy import Policy, Reserve, check_budget
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 
+TURNS = "use a number of iterations such as 4"
 _max_prefills = partial(whole, 1, minimum=1, fix="use null for no limit", optional=True)
 
 
@@ -185,7 +186,9 @@ class SarathiServeDynamic(Policy):
 
 @dataclass
 class _Turns:
-    is_decodes: bool = False  # the next turn
+    is_decodes: bool = False  # the next iteration
+    ran_prompts: bool = False  # in the last one
+    num_iterations: int = 0  # of the turn
 
 
 @dataclass(frozen=True)
@@ -195,12 +198,15 @@ class ChunkedOnly(Policy):
 
     A turn of prompts continues running ones within `chunk_size` tokens, and admits only without
     them. The default is that of `SimpleChunkingSchedulerConfig`. An empty turn is skipped (there it
-    is an empty iteration).
+    is an empty iteration). Longer turns are the lab's: of `chunks_per_turn` iterations of prompts,
+    and of `decodes_per_turn` of decodes.
     """
 
     name = "chunked_only"
     budget_field = "chunk_size"
     chunk_size: int = 512
+    chunks_per_turn: int = whole(1, minimum=1, fix=TURNS)
+    decodes_per_turn: int = whole(1, minimum=1, fix=TURNS)
     watermark: float = 0.01
     reserve: Reserve = "prompt"
 
@@ -215,7 +221,16 @@ class ChunkedOnly(Policy):
         if not batch.chunks and is_decode_turn:
             self._prefill(batch, scheduler)
         if batch.chunks:
-            state.is_decodes = batch.num_prefills > 0
+            self._count(state, ran_prompts=batch.num_prefills > 0)
+
+    def _count(self, state: _Turns, *, ran_prompts: bool) -> None:
+        """Count an iteration of the turn, and begin the other's if it was the last."""
+        has_changed = ran_prompts != state.ran_prompts
+        state.num_iterations = 1 if has_changed else state.num_iterations + 1
+        state.ran_prompts = ran_prompts
+        length = self.chunks_per_turn if ran_prompts else self.decodes_per_turn
+        is_over = state.num_iterations >= length
+        state.is_decodes = ran_prompts == is_over
 
     def _prefill(self, batch: Batch, scheduler: Scheduler) -> None:
         scheduler.continue_prefills(batch, self.chunk_size)

@@ -318,6 +318,18 @@ def test_8_bit_weights_run_in_16_bits_where_the_device_has_no_other() -> None:
         stated.check(spec, 0)
 
 
+def test_weights_that_a_run_states_are_those_of_a_quantised_file() -> None:
+    plain = published("gpt-oss-20b")
+    stored = published("gpt-oss-20b", quantization_config={"quant_method": "mxfp4"})
+    chunk = make_batch(prefill_tokens=64)
+    stated = SimulatedBackend(H100, weights="mxfp4").predictor(plain).operation_times(chunk)
+    assert stated == SimulatedBackend(H100).predictor(stored).operation_times(chunk)
+    with pytest.raises(UserError, match=r"executor\.weights=mxfp4 is of experts"):
+        SimulatedBackend(H100, weights="mxfp4").check(published("Qwen3-8B"), 0)
+    with pytest.raises(UserError, match=r"executor\.weights=int4 or fp8"):
+        SimulatedBackend(H100).check(published("Llama-3.3-70B"), 0)
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [

@@ -89,6 +89,14 @@ def test_chunked_only_takes_turns():
     expect(ChunkedOnly(chunk_size=4), "6+3 6+2", expected, batch_size=2)
 
 
+def test_longer_turns_of_chunks_and_of_decodes():
+    # The third chunk of 1 follows a turn of decodes that ends early, as none is left.
+    first = "0:0+4 | 0:4+2 | 0:6+1 | 0:7+1 | 0:8+1"
+    expected = f"{first} | 1:0+4 | 1:4+4 | 0:9+1 | 0:10+1 | 1:8+4 | 1:12+1"
+    policy = ChunkedOnly(chunk_size=4, chunks_per_turn=2, decodes_per_turn=3)
+    expect(policy, "6+6 12+2", expected, batch_size=2)
+
+
 @pytest.mark.parametrize(
     ("changed", "sizes"),
     [

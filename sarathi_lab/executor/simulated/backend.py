@@ -23,8 +23,9 @@ from sarathi_lab.executor.simulated.kv_capacity import (
     served_tokens,
 )
 from sarathi_lab.executor.tables import read_tables, tables_stamp
+from sarathi_lab.model.quantisation import STORED
 from sarathi_lab.model.roofline import Peaks
-from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec, WeightDtype
+from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec, StoredDtype
 
 ROUND_MEMORY = 1e9  # bytes; no device reports a multiple
 # Meaning of dtype=auto, by the hardware file's element size.
@@ -56,7 +57,8 @@ class SimulatedBackend:
 
     `tensor_parallel` devices share a layer, `pipeline_parallel` stages the layers. A `host` with
     stated seconds replaces the hardware's `iteration_overhead`. With `weights="fp8"` the weights
-    and activations of the layers' products have 8 bits (W8A8).
+    and activations of the layers' products have 8 bits (W8A8); in "int4" (AWQ, GPTQ) and "mxfp4"
+    (experts) they are stored, and products computed in the type of the rest.
     """
 
     name: ClassVar[str] = "simulated"
@@ -68,7 +70,7 @@ class SimulatedBackend:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     host: Host = NO_HOST
-    weights: WeightDtype = one_of("auto", name=WEIGHTS, valid=get_args(WeightDtype))
+    weights: StoredDtype = one_of("auto", name=WEIGHTS, valid=get_args(StoredDtype))
 
     def __post_init__(self) -> None:
         for name, kind in (("hardware", Hardware), ("host", Host)):
@@ -189,7 +191,8 @@ class SimulatedBackend:
     def _model_cautions(self, spec: ModelSpec) -> list[str]:
         """List what of a published model is simplified."""
         cautions = []
-        if (stored := spec.quantisation) is not None:
+        stored = STORED.get(self.weights, spec.quantisation)
+        if stored is not None and self.weights != "fp8":
             runs_at = "the rate of the model's type, with no time for their conversion"
             if self.hardware.for_products(stored) is not None:
                 runs_at = "the device's rate of 8-bit products"
@@ -282,5 +285,10 @@ class SimulatedBackend:
             raise UserError(
                 f"{WEIGHTS}={self.weights}: the weights of model {spec.name} are stored in "
                 f"{spec.quantisation.name} already; use {WEIGHTS}=auto"
+            )
+        if self.weights != "auto" and STORED[self.weights].of == "experts" and not spec.num_experts:
+            raise UserError(
+                f"{WEIGHTS}={self.weights} is of experts, which model {spec.name} has not; use "
+                f"{WEIGHTS}=int4, fp8 or auto"
             )
         return replace(spec, weight_dtype=self.weights)

@@ -14,7 +14,6 @@ from sarathi_lab.executor.simulated.hardware import EXPERTS, UNCERTAIN, Hardware
 # are off by 0.05 to 0.35, in prompts most (tests/executor/test_cost_fit.py).
 ASSUMED_ERROR = 0.3
 BASE = "h100"  # whose kernels are assumed where none is named
-NEEDED = ("peak", "bandwidth", "memory")
 
 
 class Datasheet:
@@ -61,13 +60,7 @@ class Datasheet:
             "fp8_flops_per_second": _rate("fp8_peak", fp8_peak),
         }
         if base is None:
-            for figure, value in zip(NEEDED, (peak, bandwidth, memory), strict=True):
-                if value is None:
-                    raise UserError(
-                        f"hardware.{figure} is not stated, and there is no hardware.base to take "
-                        f"it from; state {', '.join(f'hardware.{known}' for known in NEEDED)}, or "
-                        "a measured card as hardware.base=h100"
-                    )
+            _require({"peak": peak, "bandwidth": bandwidth, "memory": memory})
         else:
             figures = {key: value for key, value in figures.items() if value is not None}
         measured = _measured(base or BASE)
@@ -75,17 +68,28 @@ class Datasheet:
             ratio = (peak or measured.flops_per_second) / measured.flops_per_second
             num_sms = max(1, round(measured.num_sms * ratio))
         require_int("hardware.num_sms", num_sms, 1, "use the number of multiprocessors")
-        return replace(
-            measured,
-            name=name,
-            num_sms=num_sms,
-            tables=None,
-            is_datasheet=True,
-            uncertainty=dict.fromkeys((*UNCERTAIN, EXPERTS), ASSUMED_ERROR),
-            latent=_uncertain(measured.latent, dict.fromkeys(UNCERTAIN, ASSUMED_ERROR)),
-            linear=_uncertain(measured.linear, ASSUMED_ERROR),
+        settings: dict[str, Any] = {
             **figures,
-        )
+            "name": name,
+            "num_sms": num_sms,
+            "tables": None,
+            "is_datasheet": True,
+            "uncertainty": dict.fromkeys((*UNCERTAIN, EXPERTS), ASSUMED_ERROR),
+            "latent": _uncertain(measured.latent, dict.fromkeys(UNCERTAIN, ASSUMED_ERROR)),
+            "linear": _uncertain(measured.linear, ASSUMED_ERROR),
+        }
+        return replace(measured, **settings)
+
+
+def _require(figures: Mapping[str, float | None]) -> None:
+    """Raise UserError for the first of `figures` that is not stated."""
+    for name, value in figures.items():
+        if value is None:
+            needed = ", ".join(f"hardware.{figure}" for figure in figures)
+            raise UserError(
+                f"hardware.{name} is not stated, and there is no hardware.base to take it from; "
+                f"state {needed}, or a measured card as hardware.base=h100"
+            )
 
 
 def _rate(name: str, value: float | None) -> float | None:

@@ -60,8 +60,8 @@ def served_tokens(
         more = "" if setup.share is None else "raise cache.memory_share, "
         raise UserError(
             f"model {spec.name} leaves no room for KV on each of {parallel.num_devices} x "
-            f"{hardware.name}: {setup.describe(device)}; {more}take more devices, a smaller model "
-            "or another hardware"
+            f"{hardware.name}: {setup.describe(device)}; {more}{_fewer_bits(spec)}take more "
+            "devices, a smaller model or another hardware"
         )
     return num_tokens
 
@@ -91,8 +91,17 @@ def check_room(
         raise UserError(
             f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB "
             f"for KV, memory of {parallel.num_devices} x {hardware.name} is {memory / 1e9:.0f} GB"
-            f"{alternative}; {fix * (weights < memory)}take a smaller model or another hardware"
+            f"{alternative}; {fix * (weights < memory)}{_fewer_bits(spec)}take a smaller model or "
+            "another hardware"
         )
+
+
+def _fewer_bits(spec: ModelSpec) -> str:
+    """Name the weights that take less room, for a model whose weights are not quantised."""
+    if spec.stored is not None:
+        return ""
+    names = "int4, mxfp4 or fp8" if spec.num_experts else "int4 or fp8"
+    return f"state the weights of a quantised checkpoint by executor.weights={names}, "
 
 
 def _sufficient(spec: ModelSpec, hardware: Hardware, weights: float, stage_cache: float) -> str:

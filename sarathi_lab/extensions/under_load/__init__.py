@@ -121,7 +121,7 @@ class LoadFigure(Figure):
         predictor = cache(partial(backend.predictor, spec))
         states = backend.state_tokens(spec)
         places = (batch, *cache_sizes, most, backend.num_stages)
-        engine = EngineConfig(Orca(), *places, state_tokens=states)
+        engine = EngineConfig(Orca(), *places, state_tokens=states, window=spec.cached_window)
 
         @cache  # a cost model with tables takes a second to make
         def executor(cluster: Topology) -> Executor:
