@@ -19,8 +19,11 @@ from sarathi_lab.config.sweeper import compose
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.tasks.plan import make_plan
 
-# Found by task=validate; where vLLM is missing refused, see test_vllm_backend.
-OF_A_RUN = {("hardware", "auto"), ("host", "auto"), ("executor", "vllm")}
+# Found by task=validate, or of a card that its user describes; where vLLM is missing refused, see
+# test_vllm_backend.
+OF_A_RUN = {
+    *(("hardware", "auto"), ("hardware", "datasheet"), ("host", "auto"), ("executor", "vllm")),
+}
 OPTIONS = [
     (path.parent.name, path.stem)
     for path in sorted(CONF.glob("*/*.yaml"))

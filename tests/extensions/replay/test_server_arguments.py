@@ -515,7 +515,10 @@ def test_more_sequences_than_a_budget_has_tokens_are_named(result):
 
 
 def test_weights_that_have_no_cost_model_are_named(result):
-    replay = as_vllm(result, model="Qwen/Qwen3-30B-A3B", quantization="fp8")
+    """An A100 has no peak of 8-bit products."""
+    mixture = as_vllm(result, model="Qwen/Qwen3-30B-A3B", quantization="fp8")
+    assert mixture.backend.weights == "fp8"
+    replay = replayed(result, "hardware=a100").as_run
     assert replay.backend.weights == "auto"
     assert "not simulated: executor.weights=fp8" in " ".join(replay.describe())
 
@@ -532,7 +535,7 @@ def test_settings_that_a_replay_does_not_read_are_refused(result):
 
 
 BAD_VALUES = ["chunk=0.5", "chunk=auto", "batch=many", "cache.block_size=0", "cache.prefix=2"]
-BAD_VALUES += ["cache.num_blocks=some", "executor.tensor_parallel=x", "executor.weights=int4"]
+BAD_VALUES += ["cache.num_blocks=some", "executor.tensor_parallel=x", "executor.weights=int3"]
 
 
 @pytest.mark.parametrize("setting", BAD_VALUES)
