@@ -35,6 +35,7 @@ from sarathi_lab.executor.simulated.kv_capacity import served_tokens
 from sarathi_lab.model.layers import CachedWindow, Window
 from sarathi_lab.model.published import FAMILIES, published_spec, read_published
 from sarathi_lab.model.quantisation import read_quantisation
+from sarathi_lab.model.roofline import roofline_time
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Sarathi
 from sarathi_lab.policy.systems import VLLM_MEMORY
@@ -66,7 +67,7 @@ BY_NAME = {
     "minimax-m2": "MiniMax-M2",
     "gemma-3-12b": "Gemma-3-12B",
     "gemma-3-27b": "Gemma-3-27B",
-    "phi-4": "Phi-4",
+    "phi-4-14b": "Phi-4",
 }
 # 4 heads of 8, keys and values of 2, a window in two of three layers.
 TOY_CONFIG = {
@@ -93,6 +94,21 @@ def test_sizes_are_those_that_the_authors_state(name: str) -> None:
     spec = published(name)
     assert spec.num_params == pytest.approx(1e9 * PUBLISHED[name]["billions"], rel=0.02)
     assert spec.kv_bytes_per_token(2) == PUBLISHED[name]["kv_bytes"]
+
+
+def test_no_iteration_is_faster_than_its_roofline() -> None:
+    backend = SimulatedBackend(H100)
+    for name in PUBLISHED:
+        spec = published(name)
+        predictor = backend.predictor(spec)
+        for batch in (
+            make_batch(prefill_tokens=512, start=30_000),
+            make_batch(num_decodes=16, context=30_000),
+        ):
+            batch.window = spec.layers.window
+            least = float(roofline_time(spec, batch, 2, backend.peaks()))
+            seconds = sum(predictor.operation_times(batch).values())
+            assert least < seconds < 4 * least, name
 
 
 @pytest.mark.parametrize(
