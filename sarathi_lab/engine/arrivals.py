@@ -17,7 +17,12 @@ from sarathi_lab.engine.request import Request, SequenceState
 
 
 class Arrivals:
-    """Requests at fixed times (an open loop), for one run; `requests` are all of them."""
+    """Requests at fixed times (an open loop), for one run; `requests` are all of them.
+
+    `cached` are prompts that are in the prefix cache before the first arrival, if there is one.
+    """
+
+    cached: Sequence[Request] = ()
 
     def __init__(self, requests: Iterable[Request]) -> None:
         self.requests = list(requests)
@@ -76,8 +81,8 @@ class ClosedLoop(Arrivals):
 
 
 class Turn(NamedTuple):
-    """A request whose prompt is the turn before, its answer and `new_tokens`, and which arrives
-    `pause` seconds after that answer.
+    """A request whose prompt ends in `new_tokens`, behind as much of the turn before and its answer
+    as its length leaves room for, and which arrives `pause` seconds after that answer.
     """
 
     request: Request
@@ -87,29 +92,50 @@ class Turn(NamedTuple):
 
 class Sessions(Arrivals):
     """Sessions of turns: the first arrives at its request's time, each other one a pause after the
-    answer of the one before, whose prompt and answer precede its new tokens.
+    answer of the one before, with whose prompt and answer its own begins.
 
-    In simulations a placeholder that is unique to the request stands for its answer, for the prefix
-    cache.
+    With `num_users` each user has a session at a time, and begins the next one `think_time` seconds
+    after the last answer, but not before its time. In simulations a placeholder that is unique to
+    the request stands for its answer, for the prefix cache.
     """
 
-    def __init__(self, sessions: Sequence[Sequence[Turn]]) -> None:
+    def __init__(
+        self,
+        sessions: Sequence[Sequence[Turn]],
+        num_users: int | None = None,
+        think_time: float = 0.0,
+    ) -> None:
         super().__init__(())
         self.requests = [turn.request for turns in sessions for turn in turns]
+        self._think_time = think_time
         self._next: dict[int, Turn] = {}  # by the request before
         for turns in sessions:
             for before, after in pairwise(turns):
                 self._next[before.request.request_id] = after
-            first = turns[0].request
-            self._send(replace(first, prompt_token_ids=turns[0].new_tokens), first.arrival_time)
+        self._first_turns = iter([turns[0] for turns in sessions])
+        for turn in islice(self._first_turns, num_users):
+            self._begin(turn, 0.0)
 
     def finished(self, sequences: Sequence[SequenceState]) -> None:
         for sequence in sequences:
-            if turn := self._next.get(sequence.request.request_id):
-                prompt = np.concatenate([known_tokens(sequence), turn.new_tokens])
-                assert len(prompt) == turn.request.prompt_len, "the turns before and new tokens"
-                request = replace(turn.request, prompt_token_ids=prompt)
-                self._send(request, sequence.finish_time + turn.pause)
+            turn = self._next.get(sequence.request.request_id)
+            if turn is not None:
+                self._continue(turn, sequence)
+                continue
+            first_turn = next(self._first_turns, None)
+            if first_turn is not None:
+                self._begin(first_turn, sequence.finish_time + self._think_time)
+
+    def _begin(self, turn: Turn, time: float) -> None:
+        request = replace(turn.request, prompt_token_ids=turn.new_tokens)
+        self._send(request, max(time, request.arrival_time))
+
+    def _continue(self, turn: Turn, before: SequenceState) -> None:
+        num_kept = turn.request.prompt_len - len(turn.new_tokens)
+        assert num_kept <= before.num_known, "a prompt is what was said and new tokens"
+        prompt = np.concatenate([known_tokens(before)[:num_kept], turn.new_tokens])
+        request = replace(turn.request, prompt_token_ids=prompt)
+        self._send(request, before.finish_time + turn.pause)
 
 
 def as_arrivals(requests: Iterable[Request] | Arrivals) -> Arrivals:

@@ -124,6 +124,17 @@ class BlockManager:
             sequence.num_computed = len(self.prefix.find(sequence)) * self.block_size
         return sequence
 
+    def warm(self, sequence: SequenceState) -> None:
+        """Let the cache have the full blocks of a prompt that nobody holds, as if it had been
+        computed before; nothing without a prefix cache, or where it does not fit.
+        """
+        num_tokens = sequence.request.prompt_len
+        if self.prefix is None or not self.grow(sequence, num_tokens):
+            return
+        sequence.num_computed = num_tokens
+        self.prefix.publish(sequence)
+        self.free(sequence)
+
     def publish(self, chunks: Sequence[Chunk]) -> None:
         """Make the full blocks of `chunks` available to other sequences."""
         if self.prefix is None:

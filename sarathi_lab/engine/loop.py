@@ -56,6 +56,8 @@ def run_engine(
     arrivals = as_arrivals(requests)
     for request in arrivals.requests:
         scheduler.check_fits(request)  # before anything runs: a late refusal would lose the run
+    for request in arrivals.cached:
+        scheduler.warm(request)
     executor.start()
     while arrivals.next_time < math.inf or scheduler.has_work or executor.num_in_flight:
         while arrivals.next_time <= executor.now:

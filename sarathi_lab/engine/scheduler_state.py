@@ -161,6 +161,10 @@ class SchedulerState:
         self.waiting.append(sequence)
         return sequence
 
+    def warm(self, request: Request) -> None:
+        """Let the prefix cache have a prompt, as if it had been computed before."""
+        self.blocks.warm(SequenceState(request, order=0))
+
     def check_fits(self, request: Request) -> None:
         """Raise UserError if model or cache are too small for `request`, even alone."""
         named = (

@@ -313,6 +313,8 @@ def print_plan(plan: Plan, context: RunContext) -> None:
     print_device(context, plan.spec, plan.backend, policy)
     engine = plan.engine
     cache = f"cache {engine.num_blocks} x {engine.block_size} tokens"
+    if plan.load.repeats_prefixes and not engine.shares_prefixes:
+        cache += ", equal prefixes computed again (cache.prefix=true shares them)"
     print_words(f"  {plan.load.describe()}, batch {engine.batch_size}, {cache}")
     if words := engine.cluster.describe():
         print_words(f"  {words}; batch and cache are those of each")

@@ -58,6 +58,7 @@ class LoadedRequests:
     num_users: int | None = None
     think_time: float = 0.0  # seconds
     sessions: Sequence[Sequence[Turn]] = ()  # where requests wait for answers of others
+    shares_blocks: bool = False  # whether prompts have blocks of tokens in common
     arrival_kind: ArrivalKind | None = None  # None: the file's times
 
     def __post_init__(self) -> None:
@@ -70,10 +71,15 @@ class LoadedRequests:
 
     def arrivals(self) -> Arrivals:
         if self.sessions:
-            return Sessions(self.sessions)
+            return Sessions(self.sessions, self.num_users, self.think_time)
         if self.num_users is None:
             return Arrivals(self.requests)
         return ClosedLoop(self.requests, self.num_users, self.think_time)
+
+    @property
+    def repeats_prefixes(self) -> bool:
+        """Whether prompts begin with what a prefix cache may have."""
+        return bool(self.sessions) or self.shares_blocks
 
     @property
     def waits_for_answers(self) -> bool:

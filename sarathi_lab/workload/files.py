@@ -1,9 +1,9 @@
-"""Requests from files of prompts (JSONL), and the lines of text files."""
+"""Requests from files of prompts: the lab's own, vLLM's, and conversations as ShareGPT has them."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sarathi_lab.config.errors import UserError, require_int, require_number
-from sarathi_lab.config.paths import json_object, of_lab, readable
+from sarathi_lab.config.paths import of_lab
 from sarathi_lab.engine.request import Request
 from sarathi_lab.workload.base import Encode, LoadedRequests
+from sarathi_lab.workload.text_files import json_rows, kind_of_text, read_text
 
 MAX_VOCAB_SIZE = 2**31  # token ids are int32
 
@@ -21,6 +22,14 @@ EXAMPLES = {
     "trace": ", such as AzureLLMInferenceTrace_conv.csv of github.com/Azure/AzurePublicDataset",
     "prompts": ', each line a JSON object of "prompt" (text) and "output_len"',
 }
+# Names of the tokens to generate: the lab's, vLLM's custom data set's, OpenAI's.
+OUTPUT_LENGTHS = ("output_len", "output_tokens", "max_tokens")
+# Keys of a list of turns: ShareGPT's, WildChat's; of a turn's speaker and text.
+TURNS = ("conversations", "conversation")
+SPEAKERS = ("from", "role")
+TEXTS = ("value", "content")
+OF_MODEL = ("gpt", "assistant", "model", "chatgpt", "bing", "bard")
+Row = Mapping[str, Any]
 
 
 def named_file(path: str | None, option: str) -> Path:
@@ -30,19 +39,14 @@ def named_file(path: str | None, option: str) -> Path:
     return of_lab(Path(str(path)).expanduser())
 
 
-def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield number, from 1, and text of every line. Raises UserError for other files."""
-    # Not splitlines: JSON strings may contain other separators, such as U+2028.
-    source = readable(f"workload.path={file}", "name a text file")
-    with source, file.open(encoding="utf-8-sig") as lines:
-        yield from enumerate(lines, start=1)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Prompts:
-    """One JSON object a line: `prompt` (text) or `prompt_token_ids`, and `output_len`.
+    """Prompts from a file of JSON, an object a line or a list of them.
 
-    Maybe `arrival_time` (seconds) and `priority` (lower first). Text is encoded by the checkpoint's
+    An object has `prompt` (text) or `prompt_token_ids`, and `output_len`, which vLLM's custom data
+    sets call `output_tokens`; maybe `arrival_time` (seconds) and `priority` (lower first). Of a
+    conversation (ShareGPT, WildChat) the first question is the prompt, and the tokens of its answer
+    are those to generate, as in vLLM's and SGLang's clients. Text is encoded by the checkpoint's
     tokenizer where there is one, else as its UTF-8 bytes.
     """
 
@@ -50,21 +54,68 @@ class Prompts:
     path: str | None = None
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
-        file, number = named_file(self.path, self.name), 0
-        requests: list[Request] = []
-        for number, line in numbered_lines(file):
-            if line.strip():
-                where = f"{file} line {number}"
-                row = json_object(line, where)
-                requests.append(_prompt_request(len(requests), row, vocab_size, encode, where))
-        if not requests:
+        file = named_file(self.path, self.name)
+        fix = f"name a file of prompts{EXAMPLES[self.name]}"
+        text = read_text(file, f"workload.path={file}", fix)
+        if not text.strip():
             raise UserError(f"{file} is empty; name a file with at least one request")
-        dropped = {"blank": number - len(requests)}
-        return LoadedRequests(f"{self.name} {file.name}", requests, number, dropped)
+        rows = json_rows(text)
+        if rows is None:
+            raise UserError(f"{file} is {kind_of_text(text)}, not JSON; {fix}")
+        if rows.damaged:
+            raise UserError(f"{file} {rows.damaged[0]}; write one object a line")
+        requests = list[Request]()
+        num_unanswered = 0
+        num_later_turns = 0
+        for line, entry in zip(rows.lines, rows.objects, strict=True):
+            where = f"{file} line {line}"
+            row: Row = entry
+            turns = _turns_of(entry)
+            if turns is not None:
+                num_later_turns += max(0, len(turns) // 2 - 1)
+                if len(turns) < 2:
+                    num_unanswered += 1
+                    continue
+                row = _first_exchange(turns, encode, where)
+            request = _prompt_request(len(requests), row, vocab_size, encode, where)
+            requests.append(request)
+        if not requests:
+            raise UserError(f"{file} has no request; name a file with at least one request")
+        dropped = {"blank": rows.num_blank, "without an answer": num_unanswered}
+        num_rows = len(rows.objects) + rows.num_blank
+        notes = []
+        if num_later_turns:
+            notes.append(f"later turns left out: {num_later_turns}")
+        return LoadedRequests(f"{self.name} {file.name}", requests, num_rows, dropped, notes)
+
+
+def _turns_of(row: Row) -> Sequence[Row] | None:
+    """Return the turns of a conversation from its first question on; None for other rows."""
+    turns: Any = next((row[name] for name in TURNS if name in row), None)
+    if not isinstance(turns, list):
+        return None
+    turns = [turn for turn in turns if isinstance(turn, Mapping)]
+    speakers = [str(_first_of(turn, SPEAKERS)).lower() for turn in turns]
+    # Some conversations begin with a system prompt, or with an answer to what was cut off.
+    for number, speaker in enumerate(speakers):
+        if speaker not in (*OF_MODEL, "system"):
+            return turns[number:]
+    return []
+
+
+def _first_exchange(turns: Sequence[Row], encode: Encode | None, where: str) -> Row:
+    """Make a prompt and its length of output of a conversation's first question and answer."""
+    answer = _text_tokens(_first_of(turns[1], TEXTS), encode, where)
+    question = _first_of(turns[0], TEXTS)
+    return {"prompt": question, "output_len": max(1, len(answer))}
+
+
+def _first_of(row: Row, names: Sequence[str]) -> Any:
+    return next((row[name] for name in names if name in row), None)
 
 
 def _prompt_request(
-    request_id: int, row: dict[str, Any], vocab_size: int | None, encode: Encode | None, where: str
+    request_id: int, row: Row, vocab_size: int | None, encode: Encode | None, where: str
 ) -> Request:
     if ("prompt" in row) == ("prompt_token_ids" in row):
         raise UserError(f"{where} needs either prompt or prompt_token_ids; give one of them")
@@ -73,19 +124,26 @@ def _prompt_request(
         token_ids = _text_tokens(row["prompt"], encode, where)
     if not isinstance(token_ids, list) or not token_ids:
         raise UserError(f"{where} has an empty prompt; give at least one token")
-    most, fix = (vocab_size or MAX_VOCAB_SIZE) - 1, "correct the prompt or take another model"
+    largest = (vocab_size or MAX_VOCAB_SIZE) - 1
+    fix = "correct the prompt or take another model"
     for token_id in token_ids:
-        require_int(f"{where}: token id", token_id, 0, fix, maximum=most)
-    fix = "give the tokens to generate"
-    if "output_len" not in row:
-        raise UserError(f"{where} has no output_len; {fix}")
-    output_len = require_int(f"{where}: output_len", row["output_len"], 1, fix)
-    time, fix = row.get("arrival_time", 0.0), "use seconds from 0"
-    time = require_number(f"{where}: arrival_time", time, minimum=0, fix=fix)
-    priority, fix = row.get("priority", 0), "use one such as 0, lower ones first"
+        require_int(f"{where}: token id", token_id, 0, fix, maximum=largest)
+    output_len = _output_len(row, where)
+    time = row.get("arrival_time", 0.0)
+    time = require_number(f"{where}: arrival_time", time, minimum=0, fix="use seconds from 0")
+    priority = row.get("priority", 0)
+    fix = "use one such as 0, lower ones first"
     priority = require_int(f"{where}: priority", priority, -sys.maxsize, fix)
     prompt = np.asarray(token_ids, dtype=np.int32)
     return Request(request_id, time, len(prompt), output_len, prompt, priority)
+
+
+def _output_len(row: Row, where: str) -> int:
+    fix = "give the tokens to generate"
+    for name in OUTPUT_LENGTHS:
+        if name in row:
+            return require_int(f"{where}: {name}", row[name], 1, fix)
+    raise UserError(f"{where} has no output_len; {fix}")
 
 
 def _text_tokens(text: Any, encode: Encode | None, where: str) -> list[int]:

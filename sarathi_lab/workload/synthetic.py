@@ -291,7 +291,8 @@ class Agentic(Lognormal):
 
     A first prompt is the `shared_prefix_len` tokens of a system prompt and new tokens; each turn
     adds new ones. These, the answers and the seconds between an answer and the next turn are drawn
-    from lognormals of the stated median and P90. Sessions arrive by `arrivals`.
+    from lognormals of the stated median and P90. Sessions arrive by `arrivals`; with `users` each
+    user has one at a time, and begins the next one `think_time` seconds after its last answer.
     """
 
     name = "agentic"
@@ -302,12 +303,6 @@ class Agentic(Lognormal):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.arrival_kind == "users":
-            named = "arrivals=users" if self.arrivals else f"users={self.users}"
-            raise UserError(
-                f"workload.{named} has no effect on sessions, whose turns wait for answers anyway; "
-                "use workload.arrivals=closed or poisson"
-            )
         if self.shared_prefix_len + self.prompt_p90 + self.output_p90 >= self.max_len:
             raise UserError(
                 f"workload.max_len={self.max_len} has no room for a first turn behind a system "
@@ -357,3 +352,10 @@ class Agentic(Lognormal):
         deviation = math.log(self.pause_p90 / self.pause_p50) / P90
         pause = self.pause_p50 * math.exp(deviation * float(rng.standard_normal()))
         return Turn(request, tokens, pause)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversations(Agentic):
+    """People who chat: sessions as `Agentic` has them, whose pauses are those of a reader."""
+
+    name = "sessions"

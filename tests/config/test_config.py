@@ -30,7 +30,8 @@ OPTIONS = [
     if path.parent.name in GROUPS and (path.parent.name, path.stem) not in OF_A_RUN
 ]
 LONG_PROMPTS = {
-    ("workload", name) for name in ("agentic", "arxiv_summarization", "openchat_sharegpt4")
+    ("workload", name)
+    for name in ("agentic", "arxiv_summarization", "openchat_sharegpt4", "sessions")
 }
 NEEDS_FILE = {("workload", "prompts"), ("workload", "trace"), ("task", "validate")}
 # for one device: refused, see test_bad_input

@@ -80,6 +80,17 @@ def test_turns_come_in_order_and_each_prompt_begins_with_all_that_was_said(
     assert all(start == starts[0] for start in starts)
 
 
+def test_users_have_a_session_at_a_time():
+    load = small(arrivals="users", users=2, think_time=1.0, num_requests=12).generate(None)
+    requests, _ = served(load)
+    first = [turns[0].request.request_id for turns in load.sessions]
+    last = [turns[-1].request.request_id for turns in load.sessions]
+    begins = requests.arrival_time[first].tolist()
+    ends = sorted(requests.finish_time[last].tolist())
+    assert begins[:2] == [0.0, 0.0]
+    assert begins[2:] == pytest.approx([end + 1.0 for end in ends[: len(begins) - 2]])
+
+
 def test_a_seed_gives_the_same_turns_and_another_others():
     def tokens(seed):
         load = small(seed=seed).generate(100)
@@ -103,7 +114,6 @@ def test_the_real_engine_sends_its_own_answers_back():
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"arrivals": "users", "users": 2}, "wait for answers anyway"),
         ({"pause_p90": 0.5}, "is not above workload.pause_p50"),
         ({"shared_prefix_len": 60}, "no room for a first turn"),
     ],

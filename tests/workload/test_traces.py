@@ -4,6 +4,7 @@ trace shares.
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -12,6 +13,10 @@ import pytest
 from composed import config_of
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.config import EngineConfig
+from sarathi_lab.engine.loop import serve
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.policy import SarathiServe
 from sarathi_lab.tasks.plan import make_plan
 from sarathi_lab.workload.traces import Trace
 
@@ -104,7 +109,7 @@ def test_mooncake_counts_milliseconds_and_equal_ids_are_equal_tokens(load):
 
 
 def test_ids_beyond_the_prompt_are_left_out_and_rows_may_have_none(load):
-    loaded = load(mooncake((0, 512, 5, [1, 2, 3]), (1.5, 8, 2)))
+    loaded = load(mooncake((0, 512, 5, [1, 2, 3]), (1.5, 8, 2)), block_size=512)
     first, second = (one.prompt_token_ids for one in loaded.requests)
     assert (len(first), second) == (512, None)
     assert loaded.requests[1].arrival_time == 0.0015
@@ -158,29 +163,202 @@ def test_one_time_for_all_has_no_rate(load):
         ("", "is empty; name a file"),
         ("a,b\n1,2\n", "the columns a, b, which no .*Azure TIMESTAMP.*BurstGPT.*Mooncake.*lengths"),
         ('{"a": 1}\n', "has the columns a, which no known format has"),
-        (AZURE + "2023-11-16 18:15:50,1,1\n2023-11-16 18:15:50,x,1\n", "line 3 .*ContextTokens=x"),
-        (AZURE + "2023-11-16 18:15:50,1\n", "line 2 is broken .GeneratedTokens=nan"),
-        (AZURE + "now,1,1\n", "line 2 is broken .TIMESTAMP=now"),
-        (AZURE + "3000-11-16 18:15:50,1,1\n", "line 2 is broken"),
+        (AZURE + "2023-11-16 18:15:50,1\n", "line 2: GeneratedTokens=nan"),
+        (AZURE + "now,1,1\n", "line 2: TIMESTAMP=now"),
+        (AZURE + "3000-11-16 18:15:50,1,1\n", "line 2: "),
         (AZURE + '2023-11-16 18:15:50,1,1\n"2023-11-16 18:15:51,1,1\n', "can't be read .*row 2"),
         (AZURE + "2023-11-16 18:15:50,0,1\n", "all 1 rows were dropped .1 without prompt or"),
-        (BURST + "-1,m,1,1,2,x\n", "line 2 is broken .Timestamp=-1"),
-        (BURST + "nan,m,1,1,2,x\n", "line 2 is broken"),
-        (BURST + "1e300,m,1,1,2,x\n", "line 2 is broken"),
-        (BURST + f"1,m,{10**30},1,2,x\n", "line 2 is broken"),
-        (BURST + "1,m,1.5,1,2,x\n", "line 2 is broken"),
-        (mooncake((0, 10, 1, [])) + "{\n", "line 2 is not JSON"),
-        (mooncake((0, 10, 1, []), (1,)), "line 2 is broken .input_length=nan"),
-        (mooncake((0, 10, 1, ["x"])), "line 1 is broken .hash_ids=..x"),
-        (mooncake((0, 10, 1, 5)), "line 1 is broken .hash_ids=5"),
-        (mooncake((None, 10, 1, [])), "line 1 is broken"),
-        (mooncake((True, 10, 1, [])), "line 1 is broken"),
+        (BURST + "-1,m,1,1,2,x\n", "line 2: Timestamp=-1"),
+        (BURST + "nan,m,1,1,2,x\n", "line 2: "),
+        (BURST + "1e300,m,1,1,2,x\n", "line 2: "),
+        (BURST + f"1,m,{10**30},1,2,x\n", "line 2: "),
+        (BURST + "1,m,1.5,1,2,x\n", "line 2: "),
+        (mooncake((0, 10, 1, ["x"])), "line 1: hash_ids=..x"),
+        (mooncake((0, 10, 1, 5)), "line 1: hash_ids=5"),
+        (mooncake((None, 10, 1, [])), "line 1: "),
+        (mooncake((True, 10, 1, [])), "line 1: "),
         (LENGTHS, "empty but for its header"),
     ],
 )
 def test_broken_files_are_named_by_line(load, text, words):
     with pytest.raises(UserError, match=words):
         load(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (AZURE + "2023-11-16 18:15:50,1,1\n2023-11-16 18:15:50,x,1\n", "line 3: ContextTokens=x"),
+        (mooncake((0, 10, 1, [])) + "{\n", "line 2 is not JSON"),
+        (mooncake((0, 10, 1, []), (1,)), "line 2: input_length=nan"),
+    ],
+)
+def test_a_broken_row_does_not_refuse_the_others(load, text, words):
+    loaded = load(text)
+    assert len(loaded.requests) == 1
+    described = loaded.describe()
+    assert "2 rows read = 1 used + 1 dropped, 1 damaged (" in described
+    assert words in described
+
+
+BAILIAN = ("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "hash_ids")
+
+
+def objects(keys, *rows):
+    return "\n".join(json.dumps(dict(zip(keys, row, strict=False))) for row in rows) + "\n"
+
+
+def hits(loaded, block_size=16) -> list[int]:
+    """Cached tokens of each request that is served in turn, with room for all."""
+    engine = EngineConfig(
+        SarathiServe(chunk=4096), 8, num_blocks=2000, block_size=block_size, shares_prefixes=True
+    )
+    executor = SimulatedExecutor(lambda batch: 0.001)
+    served = serve(loaded.arrivals(), engine, executor).requests()
+    return served.sort_values("request_id").prefix_hit_tokens.tolist()
+
+
+def test_blocks_have_the_size_that_their_numbers_say(load):
+    small = mooncake(*[(100 * i, 1000, 5, [*range(63)]) for i in range(3)])
+    loaded = load(small)
+    assert "hash_ids of 16 tokens each" in loaded.describe()
+    assert hits(loaded) == [0, 992, 992]
+    ragged = mooncake((0, 1000, 5, [1]), (1, 1000, 5, [1, 2, 3, 4, 5, 6, 7]))
+    with pytest.raises(UserError, match=r"no size of blocks .*add workload\.block_size=512"):
+        load(ragged)
+    assert hits(load(ragged, block_size=512)) == [0, 512]
+    with pytest.raises(UserError, match="block_size=16 has no effect"):
+        load(BURST + "5,m,10,5,15,x\n", block_size=16)
+
+
+def test_bailians_times_are_seconds_and_its_blocks_small(load):
+    text = objects(BAILIAN, (1, -1, 10.5, 40, 5, [1, 2, 3]), (2, 1, 12.5, 64, 5, [1, 2, 3, 4]))
+    loaded = load(text)
+    assert rows_of(loaded) == [(0.0, 40, 5), (2.0, 64, 5)]
+    assert hits(loaded) == [0, 32]  # the third block of the first prompt is not full
+
+
+SESSIONS = (
+    {"session_id": "a", "timestamp": 0, "input_length": 1024, "output_length": 8},
+    {"session_id": "b", "timestamp": 50, "input_length": 1024, "output_length": 8},
+    {"session_id": "a", "delay": 500, "input_length": 1536, "output_length": 8},
+)
+
+
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_turns_wait_for_answers_and_find_their_history(load, has_ids):
+    ids = ([0, 100], [1, 101], [0, 100, 200])
+    rows = [
+        {**row, "hash_ids": block_ids} if has_ids else row
+        for row, block_ids in zip(SESSIONS, ids, strict=True)
+    ]
+    loaded = load("\n".join(map(json.dumps, rows)))
+    assert "2 sessions, whose turns wait for their answers" in loaded.describe()
+    engine = EngineConfig(
+        SarathiServe(chunk=4096), 8, num_blocks=2000, block_size=16, shares_prefixes=True
+    )
+    served = serve(loaded.arrivals(), engine, SimulatedExecutor(lambda batch: 0.001)).requests()
+    table = served.set_index(["arrival_time"])
+    first, second = served[served.prompt_len == 1024].itertuples()
+    assert (first.arrival_time, second.arrival_time) == (0.0, 0.05)
+    (later,) = served[served.prompt_len == 1536].itertuples()
+    assert later.arrival_time == pytest.approx(first.finish_time + 0.5)
+    # All of the first prompt, and without ids what of its answer has keys.
+    assert later.prefix_hit_tokens == 1024
+    assert len(table) == 3
+
+
+def test_sessions_are_sent_by_users_or_at_a_rate(load):
+    text = "\n".join(map(json.dumps, SESSIONS))
+    engine = EngineConfig(SarathiServe(chunk=4096), 8, num_blocks=2000, block_size=16)
+
+    def served(**settings):
+        arrivals = load(text, **settings).arrivals()
+        return serve(arrivals, engine, SimulatedExecutor(lambda batch: 0.001)).requests()
+
+    by_one_user = served(arrivals="users", users=1).sort_values("arrival_time")
+    assert by_one_user.prompt_len.tolist() == [1024, 1536, 1024]
+    last, after = by_one_user.finish_time.iloc[1], by_one_user.arrival_time.iloc[2]
+    assert after == pytest.approx(last)
+    at_once = served(arrivals="closed")
+    assert sorted(at_once.arrival_time)[:2] == [0.0, 0.0]
+
+
+def test_weka_conversations_pause_to_think_and_number_their_own_blocks(load):
+    turns = [
+        {"t": 0.0, "in": 128, "out": 4, "hash_ids": [0, 1], "think_time": 0.0},
+        {"t": 3.0, "in": 192, "out": 4, "hash_ids": [0, 1, 2], "think_time": 2.0},
+    ]
+    conversations = [
+        {"id": name, "block_size": 64, "hash_id_scope": "local", "requests": turns}
+        for name in ("x", "y")
+    ]
+    loaded = load("\n".join(map(json.dumps, conversations)))
+    assert hits(loaded) == [0, 128, 0, 128]
+    assert [turn.pause for session in loaded.sessions for turn in session[1:]] == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "arrived_at,num_prefill_tokens,num_decode_tokens\n0.5,74,9\n2.5,290,5\n",
+        "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size"
+        "\n0,2,0,0.5,1,74,9\n1,2,0,2.5,1,290,5\n",
+        objects(
+            ("arrival_time_ns", "input_toks", "output_toks"),
+            (5 * 10**8, 74, 9),
+            (25 * 10**8, 290, 5),
+        ),
+        "\ufeff" + AZURE + "2024-05-10 00:00:00.5,74,9\n2024-05-10 00:00:02.5,290,5\n",
+        json.dumps(
+            [
+                {"timestamp": 500, "input_length": 74, "output_length": 9},
+                {"timestamp": 2500, "input_length": 290, "output_length": 5},
+            ]
+        ),
+    ],
+    ids=["vidur", "splitwise-sim", "LLMServingSim", "byte order mark", "list"],
+)
+def test_formats_that_look_alike_have_their_own_times(load, text):
+    assert rows_of(load(text)) == [(0.0, 74, 9), (2.0, 290, 5)]
+
+
+def test_a_packed_trace_is_read(tmp_path):
+    path = tmp_path / "trace.jsonl.gz"
+    path.write_bytes(gzip.compress(mooncake((0, 10, 1), (500, 20, 2)).encode()))
+    assert rows_of(Trace(path=str(path), seed=0).generate(None)) == [(0.0, 10, 1), (0.5, 20, 2)]
+
+
+def test_columns_that_may_matter_are_named(load):
+    rows = "2025-03-10 00:00:00,2,10,5\n"
+    loaded = load("TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n" + rows)
+    assert "column not read: NumImages" in loaded.describe()
+    assert (
+        "not read: arrival_ms"
+        in load("num_prefill_tokens,num_decode_tokens,arrival_ms\n1,2,3\n").describe()
+    )
+    assert "not read" not in load(LENGTHS + "74,918,992,0.08\n").describe()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[{"id": "x", "conversations": []}]', "workload=prompts reads"),
+        ('{"prompt": "x", "output_len": 4}', "workload=prompts reads"),
+        ('{"request_throughput": 1.0}', "task=validate task.run=FILE reads"),
+        ("requests:\n  - prompt: 100\n", "columns requests:"),
+    ],
+)
+def test_other_files_are_refused_with_what_reads_them(load, text, words):
+    with pytest.raises(UserError, match=words):
+        load(text)
+
+
+def test_other_kinds_of_files_are_named(tmp_path):
+    path = tmp_path / "trace.parquet"
+    path.write_bytes(b"PAR1\x00\xff")
+    with pytest.raises(UserError, match="is a Parquet file, which is not read here"):
+        Trace(path=str(path), seed=0).generate(None)
 
 
 def test_a_changed_file_is_read_again(load):

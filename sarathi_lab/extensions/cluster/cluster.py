@@ -136,6 +136,11 @@ class Schedulers:
     def waiting(self) -> list[SequenceState]:
         return [sequence for scheduler in self.schedulers for sequence in scheduler.waiting]
 
+    def warm(self, request: Request) -> None:
+        """Let each engine's prefix cache have a prompt."""
+        for scheduler in self.schedulers:
+            scheduler.warm(request)
+
     def check_fits(self, request: Request) -> None:
         """Raise UserError if model or cache of one are too small for `request`, even alone."""
         for scheduler in {type(one.policy): one for one in self.schedulers}.values():

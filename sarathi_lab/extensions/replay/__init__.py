@@ -30,7 +30,7 @@ from sarathi_lab.extensions.replay.comparison import (
     worst_part,
 )
 from sarathi_lab.extensions.replay.iteration_log import predicted, schedule_table, shared
-from sarathi_lab.extensions.replay.real_run import read_runs
+from sarathi_lab.extensions.replay.real_run import Stated, read_runs
 from sarathi_lab.extensions.replay.run_config import AUTO, server_of
 from sarathi_lab.extensions.replay.settings import OF_WORKLOAD, SETTINGS
 from sarathi_lab.results import metrics
@@ -50,11 +50,12 @@ class Validate(Task):
     """Replay of the run in the folder or file `run` with the simulator's scheduler and cost model,
     as it was run and, if they are named, with other settings.
 
-    Model, GPU, host, policy, sizes and arrivals are those of the run's files and of the server's
-    `log`. What no file states is taken from the user, else it is the server's default; what the
-    user states otherwise than a file is the setting of a further replay. Only hardware, host, model
-    and dtype are then those of both. `chunk` and `batch` are the server's, in any case; `stated`
-    has the settings of the command line (see `settings`).
+    Model, GPU, host, policy, sizes and arrivals are those of the run's files, of the server's `log`
+    and of the command line `server` that started it. What none of them states is taken from the
+    user, else it is the server's default; what the user states otherwise than a file is the setting
+    of a further replay. Only hardware, host, model and dtype are then those of both. `chunk` and
+    `batch` are the server's, in any case; `stated` has the settings of the command line (see
+    `settings`).
     """
 
     has_runs = True
@@ -68,11 +69,14 @@ class Validate(Task):
         self,
         run: str | None = None,
         log: str | None = None,
+        server: str | None = None,
         chunk: int | None = None,
         batch: int | None = None,
         stated: Sequence[str] = (),
     ) -> None:
-        self._place, self._log = run, log
+        self._place = run
+        self._log = log
+        self._server = server
         self._given: dict[str, Any] = {"chunk": chunk, "batch": batch}
         for name, value in (("task.chunk", chunk), ("task.batch", batch)):
             if value is not None:
@@ -85,7 +89,8 @@ class Validate(Task):
         given = self._given | {key: name for key, name in named.items() if name != AUTO}
         if not ("path" in cfg.model and cfg.model.path is None):
             given["model"] = cfg.model.get("name") or "named"
-        return [case_of(cfg, run) for run in read_runs(self._place, self._log, given)]
+        stated = Stated(self._log, self._server, given)
+        return [case_of(cfg, run) for run in read_runs(self._place, stated)]
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         cases: list[Case] = context.prepared or self.check(cfg)

@@ -13,12 +13,10 @@ from omegaconf import DictConfig
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.instantiate import build, class_of, resolved
-from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop
 from sarathi_lab.engine.config import SINGLE, EngineConfig
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
-from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.extensions.cluster.lockstep import LockstepBackend
 from sarathi_lab.extensions.replay.clients import (
@@ -46,6 +44,12 @@ from sarathi_lab.extensions.replay.run_config import (
     with_server_defaults,
     without_idle_threshold,
     without_unknown_weights,
+)
+from sarathi_lab.extensions.replay.sent_again import (
+    arrivals_of,
+    cached_text,
+    num_conversations,
+    requests_of,
 )
 from sarathi_lab.extensions.replay.settings import (
     ReplaySettings,
@@ -100,10 +104,16 @@ class Replay:
         load = f"{len(run.logged)} logged iterations"
         if not run.requests.empty:
             load = f"{len(run.requests)} requests over {run.requests.arrival_time.max():.1f} s"
+            if run.has_conversations:
+                number = num_conversations(run)
+                load += f", {number} conversations, whose turns wait for their answers"
             if self.loop is not None:
                 load += f", {describe(self.loop, self.client)}"
+            if cached_text(run):
+                num_cached = int((run.conversation.cached_len > 0).sum())
+                load += f", cached tokens of {num_cached} of them from the start"
         lines = [
-            f"{server_of(run)} {run.version or '(no version)'} with {engine.policy.budget} tokens "
+            f"{server_of(run)} {run.version or '(no version)'} with {_tokens_of(engine.policy)} "
             f"and {self.config['batch']} sequences an iteration, host={host.name}"
             f"{', scheduled ahead of the device' if host.overlaps else ''}",
             f"{load}; cache {engine.num_blocks} x {engine.block_size} tokens"
@@ -121,6 +131,13 @@ class Replay:
         return [*lines, *run.cautions, *cautions_of_log(run.logged)]
 
 
+def _tokens_of(policy: Policy) -> str:
+    """Describe the tokens of an iteration, which policies of whole prompts do not limit here."""
+    if policy.budget is None:
+        return "whole prompts"
+    return f"{policy.budget} tokens"
+
+
 @dataclass(frozen=True)
 class Case:
     """A load as it was run, and with other settings of the command line (None: the same), which
@@ -134,23 +151,6 @@ class Case:
     @property
     def run(self) -> RealRun:
         return self.as_run.run
-
-
-def arrivals_of(run: RealRun, loop: Loop | None) -> Arrivals:
-    """Return a run's requests at their recorded times, or sent again in a closed loop."""
-    requests = requests_of(run)
-    if loop is None:
-        return Arrivals(requests)
-    due = [
-        replace(request, arrival_time=time)
-        for request, time in zip(requests, loop.due, strict=True)
-    ]
-    return ClosedLoop(due, loop.users, loop.think_time, keeps_times=True)
-
-
-def requests_of(run: RealRun) -> list[Request]:
-    rows = run.requests[["arrival_time", "prompt_len", "output_len"]].itertuples(index=False)
-    return [Request(i, *row) for i, row in enumerate(rows)]
 
 
 def case_of(cfg: DictConfig, run: RealRun) -> Case:
@@ -298,7 +298,9 @@ def _replay(
     engine.check(requests)
     config = {key: value for key, value in resolved(cfg).items() if key in KEYS}
     if think_time is None:
-        think_time = measured_thought(run.requests, client)
+        think_time = 0.0
+        if not run.has_conversations:
+            think_time = measured_thought(run.requests, client)
     loop = loop_of(run.requests, client, think_time)
     config["users"] = None if loop is None else [loop.users, loop.think_time]
     return Replay(run, backend, spec, engine, config, client, loop)

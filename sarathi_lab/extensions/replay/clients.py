@@ -39,12 +39,14 @@ class Client:
         rate: Requests due per second; infinity: all at once.
         source: Where `users` is known from.
         due: Seconds at which each request was due, where the client drew them here; else empty.
+        named_rate: What the file has in place of a rate, such as "trace".
     """
 
     users: int | None = None
     rate: float = math.inf
     source: Source = ""
     due: Sequence[float] = ()
+    named_rate: str = ""
 
     def limited_to(self, num_requests: int) -> Client:
         """Leave out a limit that so many requests can't reach, where a rate sends them."""
@@ -71,10 +73,16 @@ def client_of_rate(rate: Any, users: Any) -> Client:
     """Make the client of a file with a request rate (maybe "inf", or a word such as "trace") and
     the most requests at a time. Raises ValueError for a rate of nothing.
     """
-    number = float(rate) if is_number(rate) else math.inf
+    number = math.inf
+    named_rate = ""
+    if is_number(rate):
+        number = float(rate)
+    elif rate is not None:
+        named_rate = str(rate)
     if not number > 0:
         raise ValueError(f"request_rate={rate} is not above 0")
-    return Client(int(users) if users else None, number, "stated")
+    limit = int(users) if users else None
+    return Client(limit, number, "stated", named_rate=named_rate)
 
 
 def client_of_strategy(strategy: Mapping[str, Any]) -> Client:

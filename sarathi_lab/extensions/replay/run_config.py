@@ -293,9 +293,13 @@ def _graphs_of_run(cfg: DictConfig, run: RealRun) -> dict[str, Any]:
     """
     stated = run.settings.stated
     mode = stated.get("host.graphs.mode", "full_and_piecewise")
-    sizes = [size for size in stated.get("host.graphs.sizes", ()) if size <= cfg.chunk]
+    most_by_default = CudaGraphs().largest
+    # Neither is known yet where the server's defaults are looked up.
+    token_budget = cfg.chunk or most_by_default
+    num_sequences = cfg.batch or most_by_default
+    sizes = [size for size in stated.get("host.graphs.sizes", ()) if size <= token_budget]
     if sizes:
-        return {"mode": mode, "sizes": sizes, "largest": CudaGraphs().largest}
-    default = min(2 * cfg.batch, CudaGraphs().largest)
-    largest = min(stated.get("host.graphs.largest", default), cfg.chunk)
+        return {"mode": mode, "sizes": sizes, "largest": most_by_default}
+    default = min(2 * num_sequences, most_by_default)
+    largest = min(stated.get("host.graphs.largest", default), token_budget)
     return {"mode": mode, "sizes": None, "largest": largest}

@@ -36,6 +36,8 @@ NULL_BLOCKS = 1  # of vLLM's blocks, never allocated
 MISSPELT = 0.85
 SHOWN_VALUE = 24  # characters of a value in a message
 SHOWN_NAMES = 8  # unknown names of a server's dump in a message
+POLICIES = {"sglang": "sglang"}  # schedulers that a system has in all versions
+FLAGS = ("flag", "inverse")  # kinds of arguments without a value
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 NOTHING = ("", "none", "null")
 # vLLM's numbers of its modes of CUDA graphs, and pairs of them: of decodes, of other batches.
@@ -65,6 +67,7 @@ class Statement:
         not_simulated: Arguments that would change the times, with their values and maybe a reason.
         without_effect: Arguments that change nothing here.
         is_complete: Whether what it does not state is the server's default.
+        policy: The name in conf/policy of the server's scheduler; "": the one of the client's file.
     """
 
     source: str
@@ -72,6 +75,7 @@ class Statement:
     not_simulated: Sequence[str] = ()
     without_effect: Sequence[str] = ()
     is_complete: bool = False
+    policy: str = ""
 
 
 class NotSimulated(Exception):
@@ -124,7 +128,7 @@ def read_arguments(
         is_complete: Whether what is not listed has the server's default.
 
     Raises:
-        UserError: For a misspelt name, and a value of another kind.
+        UserError: For a misspelt name and, unless it is a dump, a value of another kind.
     """
     settings: dict[str, Any] = {}
     not_simulated, without_effect, unknown = list[str](), list[str](), list[str]()
@@ -147,11 +151,17 @@ def read_arguments(
                 settings |= _converted(row, value, source)
             except NotSimulated as reason:
                 not_simulated.append(_with_reason(name, value, str(reason)))
+            except UserError:
+                # A person can correct what they wrote, but not what a server wrote.
+                if not is_dump:
+                    raise
+                not_simulated.append(_with_reason(name, value, "not understood"))
     if unknown:
         not_simulated.append(f"{_some(unknown)} (unknown here)")
     if is_dump:
         without_effect.clear()
-    return Statement(source, settings, not_simulated, without_effect, is_complete)
+    policy = POLICIES.get(system, "")
+    return Statement(source, settings, not_simulated, without_effect, is_complete, policy)
 
 
 def as_object(value: Any) -> Mapping[str, Any]:
@@ -183,7 +193,14 @@ def merged(first: Statement, *others: Statement) -> Statement:
         not_simulated |= dict.fromkeys(place.not_simulated)
         without_effect |= dict.fromkeys(place.without_effect)
     is_complete = any(place.is_complete for place in places)
-    return Statement(first.source, settings, [*not_simulated], [*without_effect], is_complete)
+    return Statement(
+        first.source,
+        settings,
+        [*not_simulated],
+        [*without_effect],
+        is_complete,
+        first.policy,
+    )
 
 
 def selected(system: str, content: Mapping[str, Any], *, is_typed: bool = False) -> dict[str, Any]:
@@ -255,7 +272,7 @@ def _parsed(row: Argument, value: Any, source: str) -> Any:
         if number is None or isinstance(value, bool) or (row.kind == "int" and number % 1):
             raise UserError(f"{source}: {row.argument}={text} is not a number; correct it")
         return int(number) if row.kind == "int" else number
-    if row.kind in ("flag", "inverse"):
+    if row.kind in FLAGS:
         if text.lower() not in (*TRUE, *FALSE):
             raise UserError(
                 f"{source}: {row.argument}={text} is neither true nor false; correct it"

@@ -13,7 +13,6 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.sweeper import compose
-from sarathi_lab.extensions.replay.iteration_log import named_values, read_log
 from sarathi_lab.extensions.replay.server_arguments import (
     NO_EFFECT,
     OF_FILES,
@@ -21,6 +20,7 @@ from sarathi_lab.extensions.replay.server_arguments import (
     read_arguments,
     table,
 )
+from sarathi_lab.extensions.replay.server_facts import find_facts, named_values
 from sarathi_lab.extensions.replay.settings import SETTINGS
 
 # Two requests as vLLM's client records them.
@@ -400,7 +400,7 @@ def test_a_log_without_iterations_states_its_server(result, tmp_path):
     assert (engine.max_model_len, engine.shares_prefixes) == (8192, False)
     assert (backend.tensor_parallel, backend.dtype_name) == (2, "float16")
     assert replay.spec.kv_dtype == "fp8"
-    compiled, drafts = read_log(log)[1].not_simulated
+    compiled, drafts = find_facts(log, LOG).not_simulated
     assert (compiled, drafts.partition(" ")[0]) == ("compilation_config", "speculative_config")
     assert named_values("a=1, b='x, y', c={'d': [1, 2]}, e=F(g=1, h=2)") == {
         "a": 1,

@@ -114,8 +114,6 @@ BROKEN = {
         lambda f: (f / "requests.jsonl").write_text('{"input_toks": 3}'),
         ["has no output_toks", "record"],
     ),
-    "no token": (lambda f: edited(f, output_toks=0), ["row 2: output_toks=0", "from 1"]),
-    "backwards": (lambda f: edited(f, last_token_ts=1.0), ["row 2: last_token_ts=1.0 is before"]),
     "no series": (lambda f: (f / "timeseries.csv").write_text("t\n1\n"), ["has no running"]),
 }
 
@@ -128,6 +126,19 @@ def test_a_broken_run_is_refused_in_one_line(name, short_run):
         checked("task=validate", f"task.run={short_run}", *ANALYTIC)
     assert all(word in str(error.value) for word in words)
     assert "\n" not in str(error.value)
+
+
+def test_a_broken_request_does_not_refuse_the_others(short_run):
+    cfg = config_of("task=validate", f"task.run={short_run}", *ANALYTIC)
+    for values, words in (
+        ({"output_toks": 0}, "line 2: output_toks=0"),
+        ({"output_toks": 769, "last_token_ts": 1.0}, "line 2: last_token_ts=1.0"),
+    ):
+        edited(short_run, **values)
+        (case,) = build(cfg.task).check(cfg)
+        assert len(case.run.requests) == 11
+        caution = f"11 of 12 requests replayed; 1 damaged ({words})"
+        assert caution in case.as_run.describe()
 
 
 def test_what_else_is_refused(short_run):

@@ -1,0 +1,430 @@
+"""One load on a server, as a benchmark client recorded it: its requests, how they were sent, what
+the file states of the server, and what of the file is not replayed.
+
+Every time counts from when the client sent the request, as the clients count it themselves, so
+that waiting in the client is in none of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.ledger import REQUEST_COLUMNS
+from sarathi_lab.extensions.replay.clients import CLOCK, Client, inferred
+from sarathi_lab.extensions.replay.server_arguments import Statement
+from sarathi_lab.results.metrics import throughput
+from sarathi_lab.results.serving_metrics import latency
+from sarathi_lab.workload.recording import DAMAGED, FINISHED, Recording, RowCheck, recorded
+
+# Columns that a reader fills in for each finished request, with their least value.
+LENGTHS = ("prompt_len", "output_len")
+SECONDS = ("first_token", "latency")
+# Share of tokens that have a time each, below which a client has recorded chunks of several.
+TOKENS_TIMED = 0.9
+# Share by which what was read may differ from what the file states of all its requests.
+SAME_TOTALS = 0.02
+NOT_STREAMED = "has no times of first tokens, as answers were not streamed; run it again streaming"
+# What of a conversation is kept for a replay, a row a request.
+CONVERSATION = ("cached_len", "session", "delay")
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One load on a server.
+
+    Attributes:
+        labels: Names and settings of the client, for tables.
+        requests: The finished ones in the ledger's columns: times in seconds since the first was
+            sent, NaN where only the server has the value.
+        num_failed: How many have no answer.
+        server: What is recorded of the server's arguments.
+        policy: A name of conf/policy.
+        means: Mean waits (seconds), where no request is recorded.
+        cautions: What of the requests is not known or not replayed.
+        client: How they were sent.
+        conversation: `CONVERSATION` of each request: tokens of the prompt that came from the cache,
+            the session ("": none), seconds between the answer before and it (NaN: first turn).
+    """
+
+    labels: Mapping[str, Any]
+    requests: pd.DataFrame
+    num_failed: int
+    server: Sequence[Statement] = ()
+    policy: str = "vllm_v1"
+    means: Mapping[str, float] = field(default_factory=dict)
+    cautions: Sequence[str] = ()
+    client: Client = CLOCK
+    conversation: pd.DataFrame = field(
+        default_factory=lambda: pd.DataFrame(columns=list(CONVERSATION))
+    )
+
+    @property
+    def summary(self) -> dict[str, float]:
+        """Return quantities by the names of metrics.md."""
+        if self.means:
+            waits = {f"{name}_mean": value for name, value in self.means.items()}
+            return {**waits, "num_failed": self.num_failed}
+        rates = throughput(self.requests, float(self.requests.finish_time.max()))
+        return {**rates, **latency(self.requests), "num_failed": self.num_failed}
+
+    @property
+    def has_conversations(self) -> bool:
+        """Whether some requests continue others."""
+        return bool(self.conversation.delay.notna().any())
+
+
+@dataclass(frozen=True)
+class RecordedLoad:
+    """One load as a reader takes it from a file.
+
+    Attributes:
+        client_name: Of the program that wrote the file.
+        table: Columns of `Recording.requests`, of all requests; arrivals are those of a clock.
+        check: Which finished requests have usable numbers.
+        damaged: Parts of the file that are no request.
+        totals: What the file states of all its requests, by names of metrics.md, and
+            `num_requests`, `num_prompt_tokens`, `num_output_tokens`.
+        labels: Further ones for tables.
+        server: What is recorded of the server's arguments.
+        policy: A name of conf/policy.
+        client: How requests were sent.
+        cautions: What of the requests is not known.
+    """
+
+    client_name: str
+    table: pd.DataFrame
+    check: RowCheck
+    damaged: Sequence[str] = ()
+    totals: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    server: Sequence[Statement] = ()
+    policy: str = "vllm_v1"
+    client: Client = CLOCK
+    cautions: Sequence[str] = ()
+
+
+def checked_table(
+    path: Path, rows: Iterable[Mapping[str, Any]], *, has_arrivals: bool
+) -> tuple[pd.DataFrame, RowCheck]:
+    """Make a table of rows with `LENGTHS`, `SECONDS` and `arrival` (seconds), and check those of
+    finished requests. Raises UserError where no answer was streamed.
+    """
+    table = pd.DataFrame(list(rows))
+    columns = (*LENGTHS, *SECONDS, "arrival")
+    for name in (*columns, "status"):
+        if name not in table:
+            table[name] = FINISHED if name == "status" else np.nan
+    table.index += 1
+    finished = table[table.status == FINISHED]
+    if len(finished) and finished.first_token.isna().all() and finished.latency.notna().any():
+        raise UserError(f"{path} {NOT_STREAMED}")
+    check = RowCheck(finished.index, "row")
+    numbers = {name: check.numbers(finished[name], 1, is_whole=True) for name in LENGTHS}
+    times = [*SECONDS]
+    if has_arrivals:
+        times.append("arrival")
+    numbers |= {name: check.numbers(finished[name], 0) for name in times}
+    for name in columns:
+        table[name] = numbers.get(name, pd.Series(np.nan, index=table.index))
+    return table, check
+
+
+def benchmark_of(path: Path, load: RecordedLoad) -> Benchmark:
+    """Make a benchmark of a load. Raises UserError where it has no request that can be used."""
+    recording = recorded(load.table, load.check, load.damaged)
+    if recording.requests.empty:
+        raise UserError(f"{path}: {_reason_for_nothing(recording)}; see the server's log")
+    cautions = [recording.describe_left_out(), *load.cautions]
+    requests = recording.requests
+    client = load.client
+    is_drawn = bool(requests.arrival.isna().all())
+    if is_drawn:
+        requests, client, caution = _with_drawn_arrivals(requests, client)
+        cautions.append(caution)
+    cautions += _cautions_of_chunks(requests)
+    if _has_chunks_of_tokens(requests):
+        # Times between chunks are no times between tokens.
+        no_gaps: list[Any] = [()] * len(requests)
+        requests = requests.assign(gaps=no_gaps)
+    in_ledger = _in_ledgers_columns(requests)
+    if DAMAGED not in recording.left_out:
+        cautions += _cautions_of_totals(in_ledger, load.totals, is_drawn=is_drawn)
+    conversation = _conversation(requests)
+    cautions += _cautions_of_conversations(requests)
+    if not client.source and not conversation.delay.notna().any():
+        client = inferred(in_ledger)
+    num_failed = sum(recording.left_out.values())
+    labels = {
+        "policy": load.client_name,
+        **load.labels,
+        "executor": "server",
+        "is_baseline": False,
+        "path": str(path),
+    }
+    return Benchmark(
+        labels,
+        in_ledger,
+        num_failed,
+        load.server,
+        load.policy,
+        cautions=[caution for caution in cautions if caution],
+        client=client.limited_to(len(in_ledger)),
+        conversation=conversation,
+    )
+
+
+def _reason_for_nothing(recording: Recording) -> str:
+    counts = {reason: number for reason, number in recording.left_out.items() if number}
+    if not counts:
+        return "it has no request"
+    number = sum(counts.values())
+    if len(counts) > 1 or recording.example:
+        parts = ", ".join(f"{count} {reason}" for reason, count in counts.items())
+        example = f" ({recording.example})" if recording.example else ""
+        return f"none of {number} requests can be replayed: {parts}{example}"
+    return f"all {number} requests {next(iter(counts))}"
+
+
+def _in_ledgers_columns(requests: pd.DataFrame) -> pd.DataFrame:
+    """Return requests as the ledger has them; without gaps times of tokens are unknown."""
+    first = requests.arrival + requests.first_token
+    token_times = list[Any]()
+    for start, gaps in zip(first, requests.gaps, strict=True):
+        times = list[float]()
+        if len(gaps):
+            times = [start, *(start + np.cumsum(gaps))]
+        token_times.append(times)
+    table = requests[list(LENGTHS)].assign(
+        request_id=requests.index,
+        arrival_time=requests.arrival,
+        first_token_time=first,
+        finish_time=np.maximum(requests.arrival + requests.latency, first),
+        token_times=token_times,
+    )
+    return table.reindex(columns=list(REQUEST_COLUMNS))
+
+
+def _with_drawn_arrivals(
+    requests: pd.DataFrame, client: Client
+) -> tuple[pd.DataFrame, Client, str]:
+    """Draw arrivals at the client's rate, with at most so many unanswered as it has users."""
+    due = _due(len(requests), client.rate)
+    sent = _sent(requests.latency, due, client.users)
+    how = f"drawn at random at {client.rate:g}/s"
+    if client.rate == math.inf:
+        how = "all at once"
+    if client.named_rate:
+        how += f", as its rate is {client.named_rate}"
+    if client.users:
+        how += f", at most {client.users} at a time"
+    caution = f"the file has no times at which requests were sent: here {how}"
+    client = replace(client, due=tuple(due - due[0]))
+    arrivals = pd.Series(sent, index=requests.index)
+    requests = requests.assign(arrival=arrivals - arrivals.min())
+    return requests.sort_values("arrival", kind="stable", ignore_index=True), client, caution
+
+
+def _due(number: int, rate: float) -> NDArray[np.float64]:
+    """Draw Poisson arrivals of a `rate` (seconds)."""
+    return np.cumsum(np.random.default_rng(0).exponential(1 / rate, number))
+
+
+def _sent(latency: pd.Series, due: NDArray[np.float64], limit: int | None) -> list[float]:
+    """Hold each request that is `due` until fewer than `limit` are unanswered."""
+    running = list[float]()
+    sent = list[float]()
+    for time, seconds in zip(due, latency, strict=True):
+        begin = float(time)
+        if limit is not None and len(running) >= limit:
+            begin = max(begin, heapq.heappop(running))
+        sent.append(begin)
+        heapq.heappush(running, begin + seconds)
+    return sent
+
+
+def _counts_of_chunks(requests: pd.DataFrame) -> tuple[int, int]:
+    """Count the tokens of requests with times of their chunks, and these chunks."""
+    timed = requests[requests.gaps.map(len) > 0]
+    return int(timed.output_len.sum()), int(timed.gaps.map(len).sum()) + len(timed)
+
+
+def _has_chunks_of_tokens(requests: pd.DataFrame) -> bool:
+    num_tokens, num_chunks = _counts_of_chunks(requests)
+    return num_chunks < TOKENS_TIMED * num_tokens
+
+
+def _cautions_of_chunks(requests: pd.DataFrame) -> list[str]:
+    """Warn where clients record times of chunks of several tokens, as drafts give."""
+    if not _has_chunks_of_tokens(requests):
+        return []
+    num_tokens, num_chunks = _counts_of_chunks(requests)
+    return [
+        f"{num_tokens:,} tokens came in {num_chunks:,} chunks, as of drafts: times between tokens "
+        "(tbt) are not compared; time per output token (tpot) counts tokens, and the replay has no "
+        "drafts"
+    ]
+
+
+def _cautions_of_totals(
+    requests: pd.DataFrame, totals: Mapping[str, float], *, is_drawn: bool
+) -> list[str]:
+    """Hold what a file states of all its requests against those that were read."""
+    if not totals:
+        return []
+    duration = float(requests.finish_time.max())
+    read = {**throughput(requests, duration), **latency(requests)}
+    read["num_requests"] = len(requests)
+    read["num_prompt_tokens"] = float(requests.prompt_len.sum())
+    read["num_output_tokens"] = float(requests.output_len.sum())
+    differences = []
+    for name, stated in totals.items():
+        # Times that were drawn have another end than the run.
+        is_of_clock = name == "duration" or name.endswith("throughput")
+        if name not in read or (is_drawn and is_of_clock) or not stated > 0:
+            continue
+        if abs(read[name] / stated - 1) > SAME_TOTALS:
+            differences.append(f"{name} {stated:.4g} ({read[name]:.4g} read)")
+    if not differences:
+        return []
+    return [
+        "the file's own totals differ by more than 2 % from what was read: "
+        f"{', '.join(differences)}; look at its units, and whether it has all requests"
+    ]
+
+
+def _conversation(requests: pd.DataFrame) -> pd.DataFrame:
+    """Return `CONVERSATION` of each request; what is not recorded of delays follows from times."""
+    table = requests[list(CONVERSATION)].reset_index(drop=True)
+    finish = (requests.arrival + requests.latency).reset_index(drop=True)
+    last_answer = dict[str, float]()
+    delays = list[float]()
+    rows = zip(table.session, requests.arrival, finish, table.delay, strict=True)
+    for session, arrival, end, recorded_delay in rows:
+        delay = math.nan
+        if session and session in last_answer:
+            delay = recorded_delay
+            if math.isnan(delay):
+                delay = max(0.0, arrival - last_answer[session])
+        delays.append(delay)
+        last_answer[session] = end
+    return table.assign(delay=delays)
+
+
+def _cautions_of_conversations(requests: pd.DataFrame) -> list[str]:
+    """Warn where the prompts of later turns do not have room for what was said before."""
+    num_later = 0
+    num_short = 0
+    num_said = dict[str, int]()
+    for session, prompt_len, output_len in zip(
+        requests.session, requests.prompt_len, requests.output_len, strict=True
+    ):
+        if session and session in num_said:
+            num_later += 1
+            num_short += prompt_len < num_said[session]
+        num_said[session] = prompt_len + output_len
+    if num_short == 0:
+        return []
+    return [
+        f"{num_short} of {num_later} later turns have shorter prompts than what was said before: "
+        "they are replayed with as much of it as they have room for"
+    ]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a client that recorded no request states of all of them.
+
+    Attributes:
+        client_name: Of the program that wrote the file.
+        num_requests: Finished ones.
+        prompt_len, output_len: Mean tokens.
+        means: Mean waits in seconds, by the names of metrics.md.
+        client: How they were sent.
+        num_failed: Those without an answer.
+        labels: Further ones for tables.
+        server: What is recorded of the server's arguments.
+        policy: A name of conf/policy.
+    """
+
+    client_name: str
+    num_requests: float
+    prompt_len: float
+    output_len: float
+    means: Mapping[str, float]
+    client: Client
+    num_failed: int = 0
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    server: Sequence[Statement] = ()
+    policy: str = "vllm_v1"
+
+
+def benchmark_of_summary(path: Path, summary: Summary) -> Benchmark:
+    """Make a benchmark of means: as many requests of the mean lengths, at the stated rate or from
+    as many users. Raises UserError for a summary without requests or lengths.
+    """
+    number = summary.num_requests
+    lengths = (summary.prompt_len, summary.output_len)
+    if not (number >= 1 and min(lengths) > 0):
+        raise UserError(
+            f"{path} has neither requests nor their number and mean lengths; name the client's "
+            "file with a record of each request, such as by --save-detailed or --output-details"
+        )
+    means = {name: value for name, value in summary.means.items() if value > 0}
+    if not means:
+        raise UserError(f"{path} states no mean latency; {NOT_STREAMED.partition('; ')[2]}")
+    seconds = means.get("latency", means.get("ttft", 0.0))
+    table = pd.DataFrame(
+        {
+            "prompt_len": [max(1, round(summary.prompt_len))] * round(number),
+            "output_len": max(1, round(summary.output_len)),
+            "arrival": np.nan,
+            "latency": seconds,
+            "first_token": np.nan,
+            "gaps": [()] * round(number),
+        }
+    )
+    requests, client, _ = _with_drawn_arrivals(table, summary.client)
+    how = "all at once"
+    if client.users is not None:
+        how = f"from {client.users} users"
+    elif client.rate < math.inf:
+        how = f"at random at {client.rate:g}/s"
+    caution = (
+        f"the file has means only: {round(number)} requests of {round(summary.prompt_len)} prompt "
+        f"and {round(summary.output_len)} output tokens are sent {how}, and only means are compared"
+    )
+    cautions = [caution]
+    if summary.num_failed:
+        num_all = round(number) + summary.num_failed
+        cautions.insert(0, f"{round(number)} of {num_all} requests; {summary.num_failed} failed")
+    labels = {
+        "policy": summary.client_name,
+        **summary.labels,
+        "executor": "server",
+        "is_baseline": False,
+        "path": str(path),
+    }
+    unknown: list[Any] = [[] for _ in range(len(requests))]
+    in_ledger = requests[["prompt_len", "output_len"]].assign(
+        request_id=requests.index, arrival_time=requests.arrival, token_times=unknown
+    )
+    return Benchmark(
+        labels,
+        in_ledger.reindex(columns=list(REQUEST_COLUMNS)),
+        summary.num_failed,
+        summary.server,
+        summary.policy,
+        means,
+        cautions,
+        client.limited_to(len(in_ledger)),
+    )

@@ -1,0 +1,1 @@
+"""Readers of benchmark clients' files, a module each."""

@@ -1,0 +1,244 @@
+"""Results of NVIDIA's clients.
+
+- AIPerf's `profile_export.jsonl`, a request a line, with conversations and their turns;
+- genai-perf's `profile_export.json`, times of responses without lengths, which the summary beside
+  it has in the mean;
+- the summaries of both, `profile_export_aiperf.json` and `profile_export_genai_perf.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.extensions.replay.benchmark import (
+    Benchmark,
+    RecordedLoad,
+    Summary,
+    benchmark_of,
+    benchmark_of_summary,
+    checked_table,
+)
+from sarathi_lab.extensions.replay.clients import CLOCK, Client, client_of_rate
+from sarathi_lab.extensions.replay.readers.content import Content, Object, nested, number_of
+from sarathi_lab.extensions.replay.server_arguments import Statement, as_object, read_arguments
+from sarathi_lab.workload.recording import FINISHED
+
+AIPERF_SUMMARY = "profile_export_aiperf.json"
+GENAI_PERF_SUMMARY = "profile_export_genai_perf.json"
+MILLISECOND = 1e-3
+NANOSECOND = 1e-9
+PROFILING = ("profiling", None)  # phases whose requests count
+# Names of a metric, and what it is in metrics.md.
+MEANS = {
+    "time_to_first_token": "ttft",
+    "inter_token_latency": "tpot",
+    "request_latency": "latency",
+}
+# Tokens that a server counts itself, in the last of its responses.
+COUNTS = ("prompt_tokens", "completion_tokens")
+COUNTED = {name: re.compile(rf'"{name}":\s*(\d+)') for name in COUNTS}
+END_OF_STREAM = "[DONE]"
+
+
+def is_of_aiperf(content: Content) -> bool:
+    """Whether the file is AIPerf's of its requests."""
+    return {"metadata", "metrics"} <= {*content.first}
+
+
+def read_aiperf(content: Content, _: Object) -> Benchmark:
+    """Read all lines. Raises UserError."""
+    rows = [_row(record) for record in content.objects]
+    table, check = checked_table(content.path, rows, has_arrivals=True)
+    summary = content.beside(AIPERF_SUMMARY)
+    num_sessions = table.session[table.turn > 0].nunique()
+    if num_sessions == 0:
+        table = table.assign(session="")
+    return benchmark_of(
+        content.path,
+        RecordedLoad(
+            "aiperf",
+            table,
+            check,
+            damaged=content.damaged,
+            totals=_totals(summary),
+            server=[_server_of(content, summary)],
+            client=_client_of_aiperf(summary),
+        ),
+    )
+
+
+def _row(record: Object) -> dict[str, Any]:
+    metadata = as_object(record.get("metadata"))
+    metrics = {
+        name: as_object(metric).get("value")
+        for name, metric in as_object(record.get("metrics")).items()
+    }
+    status = FINISHED
+    if metadata.get("benchmark_phase") not in PROFILING:
+        status = "of the warm-up"
+    elif metadata.get("was_cancelled"):
+        status = "cancelled"
+    elif record.get("error"):
+        status = "failed"
+    return {
+        "prompt_len": metrics.get("input_sequence_length"),
+        "output_len": metrics.get("output_sequence_length"),
+        "arrival": NANOSECOND * number_of(metadata.get("request_start_ns")),
+        "first_token": MILLISECOND * number_of(metrics.get("time_to_first_token")),
+        "latency": MILLISECOND * number_of(metrics.get("request_latency")),
+        "gaps": tuple(MILLISECOND * gap for gap in metrics.get("inter_chunk_latency") or ()),
+        "cached_len": int(metrics.get("usage_prompt_cache_read_tokens") or 0),
+        # The user's session: several may be of one conversation of the data set.
+        "session": str(metadata.get("x_correlation_id") or metadata.get("conversation_id") or ""),
+        "turn": int(metadata.get("turn_index") or 0),
+        "status": status,
+    }
+
+
+def is_of_summary(content: Content) -> bool:
+    """Whether the file is a summary of AIPerf's or genai-perf's."""
+    metric = as_object(content.first.get("request_latency"))
+    return "avg" in metric and "unit" in metric
+
+
+def read_summary(content: Content, summary: Object) -> Benchmark:
+    """Read means. Raises UserError."""
+    is_of_genai = "perf_analyzer" in as_object(summary.get("input_config"))
+    return benchmark_of_summary(
+        content.path,
+        Summary(
+            "genai-perf" if is_of_genai else "aiperf",
+            _average(summary, "request_count"),
+            _average(summary, "input_sequence_length"),
+            _average(summary, "output_sequence_length"),
+            _means(summary),
+            _client_of_aiperf(summary),
+            server=[_server_of(content, summary)],
+        ),
+    )
+
+
+def _average(summary: Object, name: str) -> float:
+    return number_of(nested(summary, name, "avg"))
+
+
+def _means(summary: Object) -> dict[str, float]:
+    """Return mean waits in seconds."""
+    means = dict[str, float]()
+    for name, wait in MEANS.items():
+        mean = MILLISECOND * _average(summary, name)
+        if not math.isnan(mean):
+            means[wait] = mean
+    return means
+
+
+def _totals(summary: Object) -> dict[str, float]:
+    totals = {f"{name}_mean": mean for name, mean in _means(summary).items()}
+    throughputs = ("request_throughput", "output_token_throughput", "request_count")
+    names = ("request_throughput", "output_throughput", "num_requests")
+    for name, of_metrics in zip(throughputs, names, strict=True):
+        number = _average(summary, name)
+        if not math.isnan(number):
+            totals[of_metrics] = number
+    return totals
+
+
+def _client_of_aiperf(summary: Object) -> Client:
+    """Read how requests were sent from the configuration in a summary, if it is there."""
+    config = as_object(summary.get("input_config"))
+    load = as_object(config.get("loadgen"))
+    if not load:
+        load = as_object(nested(config, "perf_analyzer", "stimulus"))
+    if not (load.get("concurrency") or load.get("request_rate")):
+        return CLOCK
+    return client_of_rate(load.get("request_rate"), load.get("concurrency"))
+
+
+def _server_of(content: Content, summary: Object) -> Statement:
+    config = as_object(summary.get("input_config"))
+    names: Any = config.get("model_names") or nested(config, "endpoint", "model_names") or [None]
+    if isinstance(names, str):
+        names = [names]
+    return read_arguments("vllm", {"model": names[0]}, str(content.path))
+
+
+def is_of_genai_perf(content: Content) -> bool:
+    """Whether the file is genai-perf's of its requests."""
+    return "experiments" in content.first
+
+
+def read_genai_perf(content: Content, experiment: Object) -> Benchmark:
+    """Read one experiment. Raises UserError without lengths of prompts."""
+    summary = content.beside(GENAI_PERF_SUMMARY)
+    prompt_len = _average(summary, "input_sequence_length")
+    rows = list(_rows_of_responses(experiment["requests"], prompt_len))
+    if all(math.isnan(number_of(row["prompt_len"])) for row in rows):
+        raise UserError(
+            f"{content.path} has no lengths of prompts; put {GENAI_PERF_SUMMARY} of the same run "
+            "beside it"
+        )
+    table, check = checked_table(content.path, rows, has_arrivals=True)
+    mode = as_object(experiment.get("experiment"))
+    client = CLOCK
+    if mode.get("mode") == "concurrency":
+        client = client_of_rate(None, mode.get("value"))
+    elif mode.get("mode") == "request_rate":
+        client = client_of_rate(mode.get("value"), None)
+    caution = (
+        "the file has no lengths: each response counts as a token, and prompts have the mean length"
+    )
+    return benchmark_of(
+        content.path,
+        RecordedLoad(
+            "genai-perf",
+            table,
+            check,
+            totals=_totals(summary),
+            server=[_server_of(content, summary)],
+            client=client,
+            cautions=[caution],
+        ),
+    )
+
+
+def _rows_of_responses(requests: Sequence[Object], prompt_len: float) -> Iterator[dict[str, Any]]:
+    for request in requests:
+        sent = number_of(request.get("timestamp"))
+        outputs = [json.dumps(output) for output in request.get("response_outputs") or ()]
+        times = list(request.get("response_timestamps") or ())
+        if outputs and END_OF_STREAM in outputs[-1] and len(times) == len(outputs):
+            times.pop()
+        counts = {name: _counted(pattern, outputs) for name, pattern in COUNTED.items()}
+        status = FINISHED if times else "failed"
+        row: dict[str, Any] = {"arrival": NANOSECOND * sent, "status": status}
+        if times:
+            row |= {
+                "prompt_len": counts["prompt_tokens"] or round_or_nan(prompt_len),
+                "output_len": counts["completion_tokens"] or len(times),
+                "first_token": NANOSECOND * (times[0] - sent),
+                "latency": NANOSECOND * (times[-1] - sent),
+                "gaps": tuple(NANOSECOND * (after - before) for before, after in pairwise(times)),
+            }
+        else:
+            row["prompt_len"] = round_or_nan(prompt_len)
+        yield row
+
+
+def round_or_nan(number: float) -> float:
+    """Round a number to a whole one; NaN stays."""
+    return number if math.isnan(number) else max(1, round(number))
+
+
+def _counted(pattern: re.Pattern[str], outputs: Sequence[str]) -> int | None:
+    """Return the last count in a server's responses."""
+    for output in reversed(outputs):
+        match = pattern.search(output.replace('\\"', '"'))
+        if match is not None:
+            return int(match[1])
+    return None

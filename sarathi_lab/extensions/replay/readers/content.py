@@ -1,0 +1,69 @@
+"""A client's file as its readers take it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sarathi_lab.config.paths import read_object
+from sarathi_lab.extensions.replay.server_arguments import as_object
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Content:
+    """A file's text and its objects of JSON, none in other files.
+
+    Attributes:
+        path: The file.
+        text: Its text.
+        objects: One, those of a list, or those of its lines.
+        damaged: Lines that are no object, with the reason.
+    """
+
+    path: Path
+    text: str
+    objects: Sequence[Object]
+    damaged: Sequence[str] = ()
+
+    @property
+    def first(self) -> Object:
+        """The first object; an empty one in other files."""
+        return next(iter(self.objects), {})
+
+    def beside(self, name: str) -> Object:
+        """Read the object in another file of the same folder; an empty one if it is not there."""
+        other = self.path.with_name(name)
+        if not other.is_file():
+            return {}
+        return read_object(other, "correct it, or move it away")
+
+
+def number_of(value: Any) -> float:
+    """Read a number, which may be text; NaN for what is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def nested(content: Object, *keys: str) -> Any:
+    """Return the value below several keys; None where one is missing."""
+    value: Any = content
+    for key in keys:
+        value = as_object(value).get(key)
+    return value
+
+
+def stated_numbers(content: Object, names: Mapping[str, str], factor: float) -> dict[str, float]:
+    """Return the numbers of `content`, times `factor`, by other names."""
+    numbers = dict[str, float]()
+    for key, name in names.items():
+        number = factor * number_of(content.get(key))
+        if not math.isnan(number):
+            numbers[name] = number
+    return numbers

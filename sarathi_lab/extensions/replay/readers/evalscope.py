@@ -1,0 +1,143 @@
+"""Results of `evalscope perf`: `benchmark_data.db`, a database with a row a request, and
+`benchmark_summary.json`. `benchmark_args.json` beside them has the model and the users.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import readable
+from sarathi_lab.extensions.replay.benchmark import (
+    Benchmark,
+    RecordedLoad,
+    Summary,
+    benchmark_of,
+    benchmark_of_summary,
+    checked_table,
+)
+from sarathi_lab.extensions.replay.clients import Client
+from sarathi_lab.extensions.replay.readers.content import Content, Object, number_of
+from sarathi_lab.extensions.replay.server_arguments import Statement, read_arguments
+from sarathi_lab.workload.recording import FINISHED
+
+DATABASE = b"SQLite format 3"
+ARGUMENTS = "benchmark_args.json"
+COLUMNS = ("start_time", "latency", "first_chunk_latency", "prompt_tokens", "completion_tokens")
+GAPS = "inter_token_latencies"
+# Headings of the summary, which its versions have worded differently.
+HEADINGS: dict[str, Sequence[str]] = {
+    "num_requests": ("Succeed requests", "Successful requests", "Success requests"),
+    "num_failed": ("Failed requests",),
+    "users": ("Number of concurrency", "Concurrency"),
+    "rate": ("Request rate (req/s)", "Request Rate (req/s)"),
+    "prompt_len": ("Average input tokens per request", "Avg Input Tokens"),
+    "output_len": ("Average output tokens per request", "Avg Output Tokens"),
+    "ttft": ("Average time to first token (s)", "Avg TTFT (s)"),
+    "tpot": ("Average time per output token (s)", "Avg TPOT (s)"),
+    "latency": ("Average latency (s)", "Avg Latency (s)"),
+}
+
+
+def is_database(path: Path) -> bool:
+    """Whether a file is an SQLite database."""
+    with readable(path, "name a client's file"), path.open("rb") as file:
+        return file.read(len(DATABASE)) == DATABASE
+
+
+def read_database(content: Content) -> Benchmark:
+    """Read the requests of a database. Raises UserError for one of another program."""
+    path = content.path
+    try:
+        # Opened for reading only, so that nothing is made where none is.
+        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        connection.row_factory = sqlite3.Row
+        rows = [dict(row) for row in connection.execute("SELECT * FROM result")]
+        connection.close()
+    except sqlite3.Error as error:
+        raise UserError(
+            f"{path} is a database without evalscope's table of results ({error}); name its "
+            "benchmark_data.db"
+        ) from None
+    if rows and not {*COLUMNS} <= {*rows[0]}:
+        raise UserError(f"{path} lacks columns of evalscope's, such as {', '.join(COLUMNS)}")
+    table, check = checked_table(path, _rows(rows), has_arrivals=True)
+    arguments = content.beside(ARGUMENTS)
+    return benchmark_of(
+        path,
+        RecordedLoad(
+            "evalscope",
+            table,
+            check,
+            server=[_server_of(content, arguments)],
+            client=_client_of(arguments.get("parallel"), arguments.get("rate")),
+        ),
+    )
+
+
+def _rows(rows: Sequence[Object]) -> Iterator[dict[str, Any]]:
+    for row in rows:
+        gaps = json.loads(row.get(GAPS) or "[]")
+        yield {
+            "prompt_len": row["prompt_tokens"],
+            "output_len": row["completion_tokens"],
+            "arrival": row["start_time"],
+            "first_token": row["first_chunk_latency"],
+            "latency": row["latency"],
+            "gaps": tuple(gaps),
+            "status": FINISHED if row.get("success", 1) else "failed",
+        }
+
+
+def is_of_evalscope_summary(content: Content) -> bool:
+    """Whether the file is evalscope's summary."""
+    return "Time taken for tests (s)" in content.first
+
+
+def read_evalscope_summary(content: Content, summary: Object) -> Benchmark:
+    """Read means. Raises UserError."""
+    numbers = {name: _first_number(summary, headings) for name, headings in HEADINGS.items()}
+    arguments = content.beside(ARGUMENTS)
+    num_failed = numbers["num_failed"]
+    return benchmark_of_summary(
+        content.path,
+        Summary(
+            "evalscope",
+            numbers["num_requests"],
+            numbers["prompt_len"],
+            numbers["output_len"],
+            {name: numbers[name] for name in ("ttft", "tpot", "latency")},
+            _client_of(numbers["users"], numbers["rate"]),
+            0 if math.isnan(num_failed) else int(num_failed),
+            server=[_server_of(content, arguments)],
+        ),
+    )
+
+
+def _first_number(summary: Object, headings: Sequence[str]) -> float:
+    for heading in headings:
+        if heading in summary:
+            return number_of(summary[heading])
+    return math.nan
+
+
+def _client_of(users: Any, rate: Any) -> Client:
+    """Return the client of so many users, at a rate unless that is -1."""
+    limit = number_of(users)
+    per_second = number_of(rate)
+    if math.isnan(limit) and not per_second > 0:
+        return Client()
+    return Client(
+        None if math.isnan(limit) else int(limit),
+        per_second if per_second > 0 else math.inf,
+        "stated",
+    )
+
+
+def _server_of(content: Content, arguments: Object) -> Statement:
+    return read_arguments("vllm", {"model": arguments.get("model")}, str(content.path))

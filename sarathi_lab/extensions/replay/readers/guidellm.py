@@ -1,0 +1,120 @@
+"""`benchmarks.json` of `guidellm benchmark run`, a load a rate, from 0.2 on.
+
+It records no times between tokens. A file may have a sample of the requests only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from sarathi_lab.extensions.replay.benchmark import (
+    Benchmark,
+    RecordedLoad,
+    benchmark_of,
+    checked_table,
+)
+from sarathi_lab.extensions.replay.clients import client_of_strategy
+from sarathi_lab.extensions.replay.readers.content import Content, Object, nested, number_of
+from sarathi_lab.extensions.replay.server_arguments import Statement, as_object, read_arguments
+from sarathi_lab.workload.recording import FINISHED
+
+# Lists of a load's requests, and what happened to those.
+STATUSES = {"successful": FINISHED, "errored": "failed", "incomplete": "incomplete"}
+# When a request was sent: of 0.4 and newer, and of older files.
+SENT = ("request_start_time", "start_time")
+MILLISECOND = 1e-3
+
+
+def is_of_guidellm(content: Content) -> bool:
+    """Whether the file is GuideLLM's."""
+    return "benchmarks" in content.first
+
+
+def loads_of_guidellm(content: Content) -> list[Object]:
+    """Return the loads of a sweep."""
+    return list(content.first["benchmarks"])
+
+
+def read_guidellm(content: Content, load: Object) -> Benchmark:
+    """Read one load. Raises UserError, and KeyError for a damaged one."""
+    table, check = checked_table(content.path, _rows(load["requests"]), has_arrivals=True)
+    settings = as_object(load.get("config")) or as_object(load.get("args"))
+    strategy = as_object(settings.get("strategy"))
+    num_read = int((table.status == FINISHED).sum())
+    cautions = []
+    num_finished = _num_finished(load)
+    totals = dict[str, float]()
+    if num_finished > num_read:
+        cautions.append(
+            f"the file has {num_read} of {num_finished:.0f} finished requests, a sample: the load "
+            "is replayed with these alone; record all requests"
+        )
+    elif num_read:
+        totals = _totals(load)
+    return benchmark_of(
+        content.path,
+        RecordedLoad(
+            "guidellm",
+            table,
+            check,
+            totals=totals,
+            labels={"workload.rate": strategy.get("rate")},
+            server=[_server_of(content, load, settings)],
+            client=client_of_strategy(strategy),
+            cautions=cautions,
+        ),
+    )
+
+
+def _rows(requests: Object) -> Iterator[dict[str, Any]]:
+    for name, status in STATUSES.items():
+        for request in requests.get(name) or ():
+            sent = next((request[key] for key in SENT if request.get(key) is not None), None)
+            first_token = number_of(request.get("time_to_first_token_ms"))
+            yield {
+                "prompt_len": request.get("prompt_tokens"),
+                "output_len": request.get("output_tokens"),
+                "arrival": sent,
+                "first_token": MILLISECOND * first_token,
+                "latency": request.get("request_latency"),
+                "cached_len": _cached_tokens(request),
+                "status": status,
+            }
+    requests["successful"]  # which every file has
+
+
+def _cached_tokens(request: Object) -> int:
+    of_prompt = as_object(request.get("input_metrics"))
+    return int(request.get("cached_tokens") or of_prompt.get("cached_tokens") or 0)
+
+
+def _num_finished(load: Object) -> float:
+    """Return the finished requests that the file counts; NaN if it does not."""
+    for keys in (("metrics", "request_totals"), ("scheduler_metrics", "requests_made")):
+        number = number_of(nested(load, *keys, "successful"))
+        if not math.isnan(number):
+            return number
+    return math.nan
+
+
+def _totals(load: Object) -> dict[str, float]:
+    """Return mean waits that the file states of its finished requests."""
+    names = {
+        "ttft_mean": ("time_to_first_token_ms", MILLISECOND),
+        "latency_mean": ("request_latency", 1.0),
+    }
+    totals = dict[str, float]()
+    for name, (key, factor) in names.items():
+        mean = number_of(nested(load, "metrics", key, "successful", "mean"))
+        if not math.isnan(mean):
+            totals[name] = factor * mean
+    return totals
+
+
+def _server_of(content: Content, load: Object, settings: Object) -> Statement:
+    backend = as_object(settings.get("backend")) or as_object(load.get("worker"))
+    arguments = as_object(content.first.get("args"))
+    model = backend.get("model") or backend.get("backend_model") or arguments.get("model")
+    return read_arguments("vllm", {"model": model}, str(content.path))

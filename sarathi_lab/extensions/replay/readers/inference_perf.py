@@ -1,0 +1,103 @@
+"""`per_request_lifecycle_metrics.json` of inference-perf (kubernetes-sigs), a list of requests, and
+its `summary_lifecycle_metrics.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+from sarathi_lab.extensions.replay.benchmark import (
+    Benchmark,
+    RecordedLoad,
+    Summary,
+    benchmark_of,
+    benchmark_of_summary,
+    checked_table,
+)
+from sarathi_lab.extensions.replay.clients import client_of_rate
+from sarathi_lab.extensions.replay.readers.content import Content, Object, nested, number_of
+from sarathi_lab.extensions.replay.server_arguments import as_object, read_arguments
+from sarathi_lab.workload.recording import FINISHED
+
+MEANS = {
+    "time_to_first_token": "ttft",
+    "time_per_output_token": "tpot",
+    "request_latency": "latency",
+}
+
+
+def is_of_inference_perf(content: Content) -> bool:
+    """Whether the file is inference-perf's of its requests."""
+    return {"start_time", "end_time", "info"} <= {*content.first}
+
+
+def read_inference_perf(content: Content, _: Object) -> Benchmark:
+    """Read all requests. Raises UserError."""
+    table, check = checked_table(content.path, _rows(content), has_arrivals=True)
+    try:
+        model = as_object(json.loads(str(content.first.get("request")))).get("model")
+    except ValueError:
+        model = None
+    return benchmark_of(
+        content.path,
+        RecordedLoad(
+            "inference-perf",
+            table,
+            check,
+            damaged=content.damaged,
+            server=[read_arguments("vllm", {"model": model}, str(content.path))],
+        ),
+    )
+
+
+def _rows(content: Content) -> Iterator[dict[str, Any]]:
+    for request in content.objects:
+        info = as_object(request.get("info"))
+        # Newer versions have what was received in an object of its own.
+        response = as_object(info.get("response_metrics")) or info
+        sent = number_of(request.get("start_time"))
+        times = list(response.get("output_token_times") or ())
+        row: dict[str, Any] = {
+            "prompt_len": info.get("input_tokens"),
+            "output_len": response.get("output_tokens"),
+            "arrival": sent,
+            "latency": number_of(request.get("end_time")) - sent,
+            "gaps": tuple(after - before for before, after in pairwise(times)),
+            "cached_len": int(
+                nested(response, "server_usage", "prompt_tokens_details", "cached_tokens") or 0
+            ),
+            "status": "failed" if request.get("error") else FINISHED,
+        }
+        if times:
+            row["first_token"] = times[0] - sent
+        yield row
+
+
+def is_of_inference_perf_summary(content: Content) -> bool:
+    """Whether the file is a summary of inference-perf's."""
+    return {"load_summary", "successes"} <= {*content.first}
+
+
+def read_inference_perf_summary(content: Content, summary: Object) -> Benchmark:
+    """Read means. Raises UserError."""
+    successes = as_object(summary.get("successes"))
+    waits = as_object(successes.get("latency"))
+    means = {name: number_of(nested(waits, key, "mean")) for key, name in MEANS.items()}
+    rate = nested(summary, "load_summary", "requested_rate")
+    if rate is None:
+        rate = nested(summary, "load_summary", "achieved_rate")
+    return benchmark_of_summary(
+        content.path,
+        Summary(
+            "inference-perf",
+            number_of(successes.get("count")),
+            number_of(nested(successes, "prompt_len", "mean")),
+            number_of(nested(successes, "output_len", "mean")),
+            means,
+            client_of_rate(rate, None),
+            int(number_of(nested(summary, "failures", "count") or 0)),
+        ),
+    )

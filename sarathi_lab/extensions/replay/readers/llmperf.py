@@ -1,0 +1,114 @@
+"""LLMPerf's `*_individual_responses.json`, a list of requests without times of sending, and its
+`*_summary.json`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from sarathi_lab.extensions.replay.benchmark import (
+    Benchmark,
+    RecordedLoad,
+    Summary,
+    benchmark_of,
+    benchmark_of_summary,
+    checked_table,
+)
+from sarathi_lab.extensions.replay.clients import Client
+from sarathi_lab.extensions.replay.readers.content import Content, Object, number_of, stated_numbers
+from sarathi_lab.extensions.replay.server_arguments import Statement, read_arguments
+from sarathi_lab.workload.recording import FINISHED
+
+USERS = "num_concurrent_requests"
+DEFAULT_USERS = 10  # of its command line
+MEANS = {
+    "results_ttft_s_mean": "ttft",
+    "results_inter_token_latency_s_mean": "tpot",
+    "results_end_to_end_latency_s_mean": "latency",
+}
+
+
+def is_of_llmperf(content: Content) -> bool:
+    """Whether the file is LLMPerf's of its requests."""
+    return {"ttft_s", "number_input_tokens"} <= {*content.first}
+
+
+def read_llmperf(content: Content, _: Object) -> Benchmark:
+    """Read all requests, with the number of users from the summary beside them."""
+    table, check = checked_table(content.path, _rows(content), has_arrivals=False)
+    summary = content.beside(content.path.name.replace("individual_responses", "summary"))
+    cautions = []
+    if USERS not in summary:
+        cautions.append(
+            f"nothing states how many requests were sent at a time: LLMPerf's default of "
+            f"{DEFAULT_USERS} is taken; state workload.users"
+        )
+    return benchmark_of(
+        content.path,
+        RecordedLoad(
+            "llmperf",
+            table,
+            check,
+            damaged=content.damaged,
+            totals={f"{name}_mean": mean for name, mean in _means(summary).items()},
+            server=[_server_of(content, summary)],
+            client=_client_of(summary),
+            cautions=cautions,
+        ),
+    )
+
+
+def _rows(content: Content) -> Iterator[dict[str, Any]]:
+    for response in content.objects:
+        has_error = response.get("error_code") or response.get("error_msg")
+        yield {
+            "prompt_len": response.get("number_input_tokens"),
+            "output_len": response.get("number_output_tokens"),
+            "first_token": response.get("ttft_s"),
+            "latency": response.get("end_to_end_latency_s"),
+            "status": "failed" if has_error else FINISHED,
+        }
+
+
+def is_of_llmperf_summary(content: Content) -> bool:
+    """Whether the file is LLMPerf's summary."""
+    return "results_ttft_s_mean" in content.first
+
+
+def read_llmperf_summary(content: Content, summary: Object) -> Benchmark:
+    """Read means. Raises UserError."""
+    return benchmark_of_summary(
+        content.path,
+        Summary(
+            "llmperf",
+            number_of(summary.get("results_num_completed_requests")),
+            _mean_tokens(summary, "input"),
+            _mean_tokens(summary, "output"),
+            _means(summary),
+            _client_of(summary),
+            int(number_of(summary.get("results_number_errors", 0))),
+            server=[_server_of(content, summary)],
+        ),
+    )
+
+
+def _mean_tokens(summary: Object, kind: str) -> float:
+    """Return mean tokens of prompts ("input") or answers: measured, else as they were asked for."""
+    measured = number_of(summary.get(f"results_number_{kind}_tokens_mean"))
+    if math.isnan(measured):
+        return number_of(summary.get(f"mean_{kind}_tokens"))
+    return measured
+
+
+def _means(summary: Object) -> dict[str, float]:
+    return stated_numbers(summary, MEANS, 1.0)
+
+
+def _client_of(summary: Object) -> Client:
+    return Client(int(summary.get(USERS, DEFAULT_USERS)), source="stated")
+
+
+def _server_of(content: Content, summary: Object) -> Statement:
+    return read_arguments("vllm", {"model": summary.get("model")}, str(content.path))

@@ -1,0 +1,170 @@
+"""Results of `vllm bench serve --save-result`, and of SGLang's `bench_serving`, which was derived
+from it: an object, or one a line.
+
+With `--save-detailed` and `--output-details` they have a list a quantity, with an entry a request;
+else means of all of them. Only newer ones of vLLM have the times at which requests were sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from sarathi_lab.extensions.replay.benchmark import (
+    Benchmark,
+    RecordedLoad,
+    Summary,
+    benchmark_of,
+    benchmark_of_summary,
+    checked_table,
+)
+from sarathi_lab.extensions.replay.clients import client_of_rate
+from sarathi_lab.extensions.replay.readers.content import (
+    Content,
+    Object,
+    number_of,
+    stated_numbers,
+)
+from sarathi_lab.extensions.replay.server_arguments import (
+    Statement,
+    as_object,
+    read_arguments,
+    selected,
+)
+from sarathi_lab.extensions.replay.server_facts import sglang_description
+from sarathi_lab.workload.recording import FINISHED
+
+LISTS = ("input_lens", "output_lens", "ttfts", "itls")  # that details have
+OF_SGLANG = "total_output_tokens_retokenized"
+# What a result states of all its requests.
+TOTALS = {
+    "completed": "num_requests",
+    "total_input_tokens": "num_prompt_tokens",
+    "total_output_tokens": "num_output_tokens",
+    "duration": "duration",
+    "request_throughput": "request_throughput",
+    "output_throughput": "output_throughput",
+}
+MEANS = {
+    "mean_ttft_ms": "ttft",
+    "mean_tpot_ms": "tpot",
+    "mean_e2el_ms": "latency",
+    "mean_e2e_latency_ms": "latency",
+}
+MILLISECOND = 1e-3
+
+
+def is_of_vllm(content: Content) -> bool:
+    """Whether the file is a result of vLLM's or SGLang's client."""
+    return {"completed", "backend"} <= {*content.first}
+
+
+def read_vllm(content: Content, result: Object) -> Benchmark:
+    """Read one result. Raises UserError, and KeyError or ValueError for a damaged one."""
+    if not any(result.get(name) for name in LISTS):
+        return benchmark_of_summary(content.path, _summary(content, result))
+    return benchmark_of(content.path, _details(content, result))
+
+
+def _details(content: Content, result: Object) -> RecordedLoad:
+    number = len(result["input_lens"])
+    lists = {name: result[name] for name in LISTS}
+    # Files of older versions have no errors, no latencies and no times of sending.
+    lists["errors"] = result.get("errors") or [""] * number
+    lists["latencies"] = result.get("latencies") or [None] * number
+    lists["start_times"] = result.get("start_times") or [None] * number
+    lists["cached_tokens"] = result.get("cached_tokens") or [0] * number
+    # Lists of one length, or ValueError.
+    rows: Any = pd.DataFrame(lists).to_dict("records")
+    has_arrivals = any(row["start_times"] is not None for row in rows)
+    table, check = checked_table(
+        content.path, [_row(row) for row in rows], has_arrivals=has_arrivals
+    )
+    totals = stated_numbers(result, TOTALS, 1.0)
+    means = stated_numbers(result, MEANS, MILLISECOND)
+    totals |= {f"{name}_mean": mean for name, mean in means.items()}
+    return RecordedLoad(
+        _client_name(result),
+        table,
+        check,
+        totals=totals,
+        labels=_labels(result),
+        server=[_server_of(content, result)],
+        policy=_policy_of(result),
+        client=client_of_rate(result.get("request_rate"), result.get("max_concurrency")),
+    )
+
+
+def _row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a row of one request's entries in the lists."""
+    gaps = row["itls"]
+    if not isinstance(gaps, list):
+        gaps = []
+    status = FINISHED
+    if row["errors"] or row["output_lens"] == 0:
+        status = "failed"
+    latency = row["latencies"]
+    if latency is None or pd.isna(latency):
+        latency = number_of(row["ttfts"]) + sum(gaps)
+    return {
+        "prompt_len": row["input_lens"],
+        "output_len": row["output_lens"],
+        "arrival": row["start_times"],
+        "first_token": row["ttfts"],
+        "latency": latency,
+        "gaps": tuple(gaps),
+        "cached_len": int(row["cached_tokens"] or 0),
+        "status": status,
+    }
+
+
+def _summary(content: Content, result: Object) -> Summary:
+    number = number_of(result.get("completed"))
+    prompt_tokens = number_of(result.get("total_input_tokens"))
+    output_tokens = number_of(result.get("total_output_tokens"))
+    return Summary(
+        _client_name(result),
+        number,
+        prompt_tokens / number if number else 0.0,
+        output_tokens / number if number else 0.0,
+        stated_numbers(result, MEANS, MILLISECOND),
+        client_of_rate(result.get("request_rate"), result.get("max_concurrency")),
+        int(result.get("failed") or 0),
+        _labels(result),
+        [_server_of(content, result)],
+        _policy_of(result),
+    )
+
+
+def _client_name(result: Object) -> str:
+    if OF_SGLANG in result:
+        return "sglang"
+    return str(result.get("label") or result["backend"])
+
+
+def _policy_of(result: Object) -> str:
+    """Return the scheduler of the server that the client was told to be SGLang's, or vLLM's."""
+    return "sglang" if str(result["backend"]).startswith("sglang") else "vllm_v1"
+
+
+def _labels(result: Object) -> dict[str, Any]:
+    info = as_object(result.get("server_info"))
+    return {
+        "model": result.get("model_id") or info.get("model_path"),
+        "workload.rate": result.get("request_rate"),
+        "batch": result.get("max_concurrency"),
+    }
+
+
+def _server_of(content: Content, result: Object) -> Statement:
+    """Read what a result states of the server: SGLang's description of itself, or vLLM's model and
+    what `--metadata` added.
+    """
+    info = as_object(result.get("server_info"))
+    if info or OF_SGLANG in result:
+        return sglang_description(info, str(content.path))
+    metadata = selected("vllm", result, is_typed=True)
+    arguments = {"model": result.get("model_id"), **metadata}
+    return read_arguments("vllm", arguments, str(content.path))

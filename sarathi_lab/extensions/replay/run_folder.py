@@ -1,0 +1,211 @@
+"""The folder of a run, and what stands beside a client's file.
+
+A folder has what LLMServingSim keeps of a vLLM run (github.com/casys-kaist/LLMServingSim):
+
+- `meta.json`: `vllm_version`, `model`, `engine_kwargs`; maybe `kv_cache` and `resolved_config`;
+- `requests.jsonl`, a request a line: `input_toks`, `output_toks`; `arrival_time`, seconds of the
+  client's clock; `queued_ts`, `scheduled_ts`, `first_token_ts`, `last_token_ts`, seconds of the
+  engine's;
+- `config.json`, if there is one: which `hardware`, and how its devices are linked;
+- `timeseries.csv`, if there is one: `t`, `running`, `waiting`, `kv_cache_pct` once in a while.
+
+A client's file and a log of iterations may have `meta.json` beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import read_object, readable
+from sarathi_lab.extensions.replay.benchmark import CONVERSATION, Benchmark
+from sarathi_lab.extensions.replay.clients import inferred
+from sarathi_lab.extensions.replay.server_arguments import (
+    Statement,
+    as_object,
+    merged,
+    read_arguments,
+    selected,
+)
+from sarathi_lab.workload.recording import RowCheck, recorded
+from sarathi_lab.workload.text_files import json_rows, read_text
+
+FIX = "name the folder of a run, with meta.json and requests.jsonl, or a benchmark client's file"
+REQUESTS, META, CONFIG, TIMELINE = "requests.jsonl", "meta.json", "config.json", "timeseries.csv"
+ENGINE_TIMES = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
+LENGTHS = ("input_toks", "output_toks")
+TIMES = ("arrival_time", *ENGINE_TIMES)
+SERIES = ("t", "running", "waiting", "kv_cache_pct")
+# Columns of the ledger's table that a run has.
+OF_LEDGER = {
+    "arrival_time": "arrival_time",
+    "scheduled_ts": "first_scheduled_time",
+    "first_token_ts": "first_token_time",
+    "last_token_ts": "finish_time",
+    "input_toks": "prompt_len",
+    "output_toks": "output_len",
+}
+# Keys of meta.json that are no arguments of the server.
+OF_META = (
+    *("engine_kwargs", "kv_cache", "resolved_config", "hardware", "schema_version"),
+    *("dataset_path", "dataset_hash", "num_requests", "started_at", "finished_at"),
+    "tick_seconds",
+)
+# Sections of vLLM's resolved configuration, with its names that are others on its command line.
+SECTIONS = ("model", "cache", "scheduler", "parallel", "compilation")
+OTHER_NAMES = {"cache_dtype": "kv_cache_dtype", "policy": "scheduling_policy"}
+SHOWN_FILES = 5  # of a folder in a message
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What files beside the requests state.
+
+    Attributes:
+        statements: Of the server.
+        hardware: Name of the GPU; None: not recorded.
+        link: Bytes/s and seconds of the devices' link.
+        timeline: `SERIES` once in a while, from about the first arrival on; maybe empty.
+    """
+
+    statements: Sequence[Statement]
+    hardware: str | None
+    link: tuple[float, float] | None
+    timeline: pd.DataFrame
+
+
+def no_requests() -> Benchmark:
+    """Make a benchmark without requests, of a log of iterations alone."""
+    table = pd.DataFrame(columns=[*OF_LEDGER.values(), "token_times"])
+    return Benchmark({}, table, 0)
+
+
+def read_folder(folder: Path) -> Benchmark:
+    """Read a folder's requests. Raises UserError for one that has none."""
+    path = folder / REQUESTS
+    if not path.is_file():
+        names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
+        listed = ", ".join(names[:SHOWN_FILES]) or "no files"
+        raise UserError(
+            f"{folder} has no {REQUESTS}, but {listed}; name one of its files (a client's results, "
+            f"or a log), or record {META} and {REQUESTS} there"
+        )
+    rows = json_rows(read_text(path, str(path), FIX))
+    if rows is None:
+        raise UserError(f"{path} is empty or not JSON; {FIX}")
+    table = pd.DataFrame(list(rows.objects), index=list(rows.lines))
+    missing = [name for name in (*LENGTHS, *TIMES) if name not in table]
+    if missing:
+        needed = ", ".join((*LENGTHS, *TIMES))
+        raise UserError(f"{path} has no {missing[0]}; it needs {needed}: record them")
+    check = RowCheck(table.index, "line")
+    numbers = pd.DataFrame(index=table.index)
+    for name in LENGTHS:
+        numbers[name] = check.numbers(table[name], 1, is_whole=True)
+    for name in TIMES:
+        numbers[name] = check.numbers(table[name], 0)
+    for before, after in pairwise(ENGINE_TIMES):
+        check.require(table[after], ~(numbers[after] < numbers[before]))
+    numbers = numbers.rename(columns={"input_toks": "prompt_len", "output_toks": "output_len"})
+    numbers["arrival"] = numbers.arrival_time
+    recording = recorded(numbers, check, rows.damaged)
+    if recording.requests.empty:
+        raise UserError(f"{path} has no request that can be replayed ({recording.example}); {FIX}")
+    requests = _in_ledgers_columns(recording.requests)
+    caution = recording.describe_left_out()
+    return Benchmark(
+        {},
+        requests,
+        sum(recording.left_out.values()),
+        cautions=[caution] if caution else [],
+        client=inferred(requests),
+        conversation=recording.requests[list(CONVERSATION)],
+    )
+
+
+def _in_ledgers_columns(table: pd.DataFrame) -> pd.DataFrame:
+    """Return requests, by arrival, with times since the first of them."""
+    table = table.copy()
+    table["arrival_time"] -= table.arrival_time.min()
+    # The shortest way to the queue counts as zero: what all take is in no simulated time either.
+    table[[*ENGINE_TIMES]] -= (table.queued_ts - table.arrival_time).min()
+    table = table.rename(columns=OF_LEDGER)[list(OF_LEDGER.values())]
+    unknown: list[Any] = [[] for _ in range(len(table))]
+    return table.assign(request_id=table.index, token_times=unknown)
+
+
+def read_surroundings(path: Path) -> Surroundings:
+    """Read what the files of a folder, or beside a client's file, state. Raises UserError."""
+    is_folder = path.is_dir()
+    folder = path if is_folder else path.parent
+    statements = list[Statement]()
+    meta: Mapping[str, Any] = {}
+    meta_path = folder / META
+    if is_folder or meta_path.is_file():
+        meta = read_object(meta_path, FIX)
+        statements.append(_of_meta(meta_path, meta))
+    config: Mapping[str, Any] = {}
+    config_path = folder / CONFIG
+    if is_folder and config_path.is_file():
+        config = read_object(config_path, FIX)
+    instance: Mapping[str, Any] = {}
+    with suppress(KeyError, IndexError, TypeError, ValueError):  # of LLMServingSim: its first
+        instance = dict(config["nodes"][0]["instances"][0])
+    share = as_object(instance.get("npu_mem")).get("mem_util")
+    # The one of LLMServingSim, where the server does not state its share.
+    is_stated = any("cache.memory_share" in statement.settings for statement in statements)
+    if share and not is_stated:
+        memory = {"gpu_memory_utilization": share}
+        statements.append(read_arguments("vllm", memory, str(config_path)))
+    rate = config.get("link_bw")  # GB/s
+    delay = config.get("link_latency")  # nanoseconds
+    link = None
+    if rate and delay is not None:
+        link = (rate * 1e9, delay * 1e-9)
+    device_name = as_object(meta.get("hardware")).get("device_name")
+    timeline = pd.DataFrame(columns=list(SERIES), dtype=float)
+    if is_folder and (folder / TIMELINE).is_file():
+        timeline = _timeline(folder / TIMELINE)
+    return Surroundings(statements, instance.get("hardware") or device_name, link, timeline)
+
+
+def _timeline(path: Path) -> pd.DataFrame:
+    """Read the samples of a run's use. Raises UserError for a damaged file."""
+    with readable(path, "correct it, or delete it"):
+        table = pd.read_csv(path)
+    missing = [name for name in SERIES if name not in table]
+    if missing:
+        raise UserError(f"{path} has no {missing[0]}; it needs {', '.join(SERIES)}: record them")
+    check = RowCheck(table.index, "row")
+    numbers = pd.DataFrame({name: check.numbers(table[name], 0) for name in SERIES})
+    return numbers[check.is_usable].reset_index(drop=True)
+
+
+def _of_meta(path: Path, meta: Mapping[str, Any]) -> Statement:
+    """Read `meta.json`: vLLM's arguments, and what it made of them. Raises UserError."""
+    engine = meta.get("engine_kwargs")
+    if not isinstance(engine, dict):
+        raise UserError(f"{path} has no engine_kwargs, vLLM's arguments; record the run again")
+    resolved = as_object(meta.get("resolved_config"))
+    dumps = [as_object(resolved.get(f"{name}_config")) for name in SECTIONS]
+    dumps += [{"speculative_config": resolved.get("speculative_config")}]
+    dumps += [as_object(meta.get("kv_cache"))]
+    made = dict[str, Any]()
+    for dump in dumps:
+        for name, value in dump.items():
+            if value is not None:
+                made[OTHER_NAMES.get(name, name)] = value
+    others = {name: value for name, value in meta.items() if name not in OF_META}
+    source = str(path)
+    return merged(
+        read_arguments("vllm", selected("vllm", made), source, is_dump=True),
+        read_arguments("vllm", selected("vllm", others, is_typed=True), source, is_typed=True),
+        read_arguments("vllm", engine, source, is_typed=True, is_complete=True),
+    )

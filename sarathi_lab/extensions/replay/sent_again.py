@@ -1,0 +1,95 @@
+"""Requests of a real run, sent again: at their times, by users who wait for answers, or as turns of
+conversations, with what of their prompts was cached.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop, Sessions
+from sarathi_lab.engine.request import Request
+from sarathi_lab.extensions.replay.clients import Loop
+from sarathi_lab.extensions.replay.real_run import RealRun
+from sarathi_lab.workload.sessions import SessionRow, placeholders, turns_of
+
+CACHED_TEXT = -1  # request id of the prompt that cached tokens are taken for
+
+
+def requests_of(run: RealRun) -> list[Request]:
+    """Return a run's requests. Those with cached tokens begin with one text, which is in the cache
+    from the start (`cached_text`), as the file does not say what they had in common.
+    """
+    columns = run.requests[["arrival_time", "prompt_len", "output_len"]]
+    requests = [Request(i, *row) for i, row in enumerate(columns.itertuples(index=False))]
+    text = _text(_longest_cached(run))
+    if not len(text):
+        return requests
+    with_text = []
+    for request, num_cached in zip(requests, run.conversation.cached_len, strict=True):
+        shared = text[: min(int(num_cached), request.prompt_len)]
+        own = placeholders(request.request_id, request.prompt_len - len(shared))
+        prompt = np.concatenate([shared, own])
+        with_text.append(replace(request, prompt_token_ids=prompt))
+    return with_text
+
+
+def cached_text(run: RealRun) -> list[Request]:
+    """Return the prompt that is cached before the first arrival, if requests had cached tokens."""
+    text = _text(_longest_cached(run))
+    if not len(text):
+        return []
+    return [Request(CACHED_TEXT, 0.0, len(text), 1, text)]
+
+
+def arrivals_of(run: RealRun, loop: Loop | None) -> Arrivals:
+    """Return a run's requests at their recorded times, or sent again in a closed loop; later turns
+    of conversations wait for the answers before.
+    """
+    requests = requests_of(run)
+    if loop is not None:
+        requests = [
+            replace(request, arrival_time=time)
+            for request, time in zip(requests, loop.due, strict=True)
+        ]
+    arrivals = Arrivals(requests)
+    if run.has_conversations:
+        arrivals = _sessions(run, requests, loop)
+    elif loop is not None:
+        arrivals = ClosedLoop(requests, loop.users, loop.think_time, keeps_times=True)
+    arrivals.cached = cached_text(run)
+    return arrivals
+
+
+def num_conversations(run: RealRun) -> int:
+    """Count the conversations that have later turns."""
+    continued = run.conversation[run.conversation.delay.notna()]
+    return int(continued.session.nunique())
+
+
+def _sessions(run: RealRun, requests: list[Request], loop: Loop | None) -> Sessions:
+    rows = []
+    columns = run.conversation[["session", "delay"]].itertuples(index=False)
+    for request, (session, delay) in zip(requests, columns, strict=True):
+        is_later = delay == delay  # NaN of a first turn
+        # What a later turn has in common with the one before are the tokens of that one.
+        own = replace(request, prompt_token_ids=None) if is_later else request
+        rows.append(SessionRow(own, session, delay))
+    turns = turns_of(rows, placeholders)
+    if loop is None:
+        return Sessions(turns)
+    return Sessions(turns, loop.users, loop.think_time)
+
+
+def _longest_cached(run: RealRun) -> int:
+    """Return the most cached tokens of a request that continues no other."""
+    table = run.conversation
+    first_turns = table[table.delay.isna()]
+    return int(first_turns.cached_len.max()) if len(first_turns) else 0
+
+
+def _text(num_tokens: int) -> NDArray[np.int32]:
+    """Return token ids that no other prompt has."""
+    return np.arange(1, num_tokens + 1, dtype=np.int32)

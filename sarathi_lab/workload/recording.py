@@ -1,0 +1,134 @@
+"""What a file records of requests: one table for traces of services and results of clients."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+FINISHED = "finished"  # status of a request with an answer
+# Columns that a reader may leave out, with what stands for "not recorded".
+OPTIONAL: dict[str, Any] = {
+    "arrival": np.nan,
+    "cached_len": 0,
+    "session": "",
+    "turn": 0,
+    "delay": np.nan,
+    "first_token": np.nan,
+    "latency": np.nan,
+    "status": FINISHED,
+}
+# Columns with a tuple each.
+OPTIONAL_TUPLES = ("gaps", "block_ids")
+LENGTHS = ("prompt_len", "output_len")
+DAMAGED = "damaged"
+MOST_TOKENS = 2**31  # of a request, beyond which a number is no length
+SHOWN_VALUE = 40  # characters of a value in a message
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Requests of a file, by their arrival, and what of the file is not among them.
+
+    Attributes:
+        requests: A row each.
+
+            - `arrival`: seconds since the first one; NaN where no time is recorded.
+            - `prompt_len`, `output_len`: tokens.
+            - `cached_len`: tokens of the prompt that the server took from its cache.
+            - `session`, `turn`: the conversation ("": none), and which of its requests, from 0.
+            - `delay`: seconds between the answer of the turn before and this request.
+            - `first_token`, `latency`: seconds after the request was sent.
+            - `gaps`: seconds between its tokens, a tuple.
+            - `block_ids`: what identifies each block of its prompt, a tuple.
+            - `status`: `FINISHED`, in all rows.
+        left_out: Numbers of other requests by the reason, such as "failed" or `DAMAGED`.
+        example: Where the first damaged one is and what is wrong with it.
+    """
+
+    requests: pd.DataFrame
+    left_out: Mapping[str, int]
+    example: str = ""
+
+    def describe_left_out(self) -> str:
+        """Describe what is not replayed, such as "39 of 40 requests replayed; 1 failed"; "" if
+        nothing is left out.
+        """
+        counts = [f"{number} {reason}" for reason, number in self.left_out.items() if number]
+        if not counts:
+            return ""
+        num_used = len(self.requests)
+        num_all = num_used + sum(self.left_out.values())
+        example = f" ({self.example})" if self.example else ""
+        return f"{num_used} of {num_all} requests replayed; {', '.join(counts)}{example}"
+
+
+def completed(table: pd.DataFrame) -> pd.DataFrame:
+    """Add the columns of a `Recording` that a reader has left out."""
+    table = table.copy()
+    for name, value in OPTIONAL.items():
+        if name not in table:
+            table[name] = value
+    for name in OPTIONAL_TUPLES:
+        if name not in table:
+            table[name] = [()] * len(table)
+    return table
+
+
+class RowCheck:
+    """Which rows of a table have values that can be used, and where the first other one is.
+
+    Attributes:
+        is_usable: A truth value for each row.
+        example: The first value that can't be used, such as "line 3: ContextTokens=x".
+    """
+
+    def __init__(self, index: pd.Index, unit: str) -> None:
+        """Take all rows of `index` for usable; it counts `unit`, such as "line"."""
+        self.is_usable = pd.Series(True, index=index)
+        self.example = ""
+        self._unit = unit
+
+    def numbers(self, column: pd.Series, least: float, *, is_whole: bool = False) -> pd.Series:
+        """Read finite numbers from `least` on; other values become NaN, and their rows unusable."""
+        is_text = column.map(lambda value: not isinstance(value, bool))
+        numbers = pd.to_numeric(column.where(is_text), errors="coerce").astype(float)
+        is_valid = (numbers >= least) & (numbers < np.inf)
+        if is_whole:
+            is_valid &= (numbers % 1 == 0) & (numbers <= MOST_TOKENS)
+        self.require(column, is_valid)
+        return numbers.where(is_valid)
+
+    def require(self, column: pd.Series, is_valid: pd.Series) -> None:
+        """Take rows for unusable in which a column's value is not valid."""
+        wrong = column.index[self.is_usable & ~is_valid]
+        if len(wrong) and not self.example:
+            value = str(column[wrong[0]])[:SHOWN_VALUE]
+            self.example = f"{self._unit} {wrong[0]}: {column.name}={value}"
+        self.is_usable &= is_valid
+
+
+def recorded(table: pd.DataFrame, check: RowCheck, damaged: Sequence[str] = ()) -> Recording:
+    """Make a recording of the finished requests of `table` that `check` finds usable, by their
+    arrival; `damaged` are parts of the file that are no request, in words.
+    """
+    table = completed(table)
+    is_finished = table.status == FINISHED
+    counts = Counter(table.status[~is_finished])
+    num_damaged = int((is_finished & ~check.is_usable).sum()) + len(damaged)
+    if num_damaged:
+        counts[DAMAGED] = num_damaged
+    usable = table[is_finished & check.is_usable]
+    lengths = {name: usable[name].astype("int64") for name in LENGTHS}
+    usable = usable.assign(**lengths)
+    if usable.arrival.notna().all():
+        usable = usable.sort_values("arrival", kind="stable")
+        usable = usable.assign(arrival=usable.arrival - usable.arrival.min())
+    example = next(iter(damaged), "")
+    if check.example:
+        example = check.example
+    return Recording(usable.reset_index(drop=True), dict(counts), example)

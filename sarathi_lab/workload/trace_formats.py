@@ -1,0 +1,387 @@
+"""Formats of public traces: which columns or keys a file has, and what each of them is here.
+
+| format | columns or keys | unit of times |
+| --- | --- | --- |
+| Azure's LLM inference traces | TIMESTAMP, ContextTokens, GeneratedTokens | date |
+| BurstGPT | Timestamp, Request tokens, Response tokens | s |
+| Bailian (Qwen's) | chat_id, timestamp, input_length, output_length, hash_ids | s |
+| Mooncake, also with AIPerf's session_id and delay | the same without chat_id | ms |
+| vidur, Sarathi-Serve | arrived_at, num_prefill_tokens, num_decode_tokens | s |
+| splitwise-sim | arrival_timestamp, prompt_size, token_size | s |
+| LLMServingSim | arrival_time_ns, input_toks, output_toks | ns |
+| Weka (kv-cache-tester), an object a conversation | t, in, out, hash_ids, think_time | s |
+| lengths | num_prefill_tokens, num_decode_tokens | |
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import readable
+from sarathi_lab.workload.recording import Recording, RowCheck, recorded
+from sarathi_lab.workload.text_files import JsonRows, json_rows, kind_of_text, read_text
+
+DATE = 0  # unit of a column of dates
+SECOND, MILLISECOND, NANOSECOND = 10**9, 10**6, 1  # in nanoseconds
+FIX = "name a trace, such as AzureLLMInferenceTrace_conv.csv of github.com/Azure/AzurePublicDataset"
+# Columns that may be a time or a length, by a part of their names.
+LOOKS_LIKE_TIME = re.compile(r"time|stamp|arriv|delay|interval|elapsed|second|_ms$|_ns$|_at$", re.I)
+LOOKS_LIKE_LENGTH = re.compile(r"len|token|toks|size|images|duration|pages|chars", re.I)
+# Columns that restate others, and are passed over in silence.
+DERIVED = ("num_total_tokens", "Total tokens", "pd_ratio", "input_tok_ids", "batch_size")
+# Share of the rows whose number of ids a size of blocks must explain.
+EXPLAINED = 0.95
+BLOCK_SIZES = tuple(2**power for power in range(13))
+# Keys of files that another class reads, and how.
+READ_ELSEWHERE = {
+    "conversations": "conversations as text, which workload=prompts reads",
+    "conversation": "conversations as text, which workload=prompts reads",
+    "prompt": "prompts as text, which workload=prompts reads",
+    "prompt_token_ids": "prompts, which workload=prompts reads",
+    "messages": "messages as text; write them as prompts for workload=prompts",
+    "text": "prompts as text, without lengths; write prompt and output_len for workload=prompts",
+    "benchmarks": "results of GuideLLM, which task=validate task.run=FILE reads",
+    "request_throughput": "results of a benchmark client, which task=validate task.run=FILE reads",
+    "metrics": "results of AIPerf, which task=validate task.run=FILE reads",
+    "ttft_s": "results of LLMPerf, which task=validate task.run=FILE reads",
+    "experiments": "results of genai-perf, which task=validate task.run=FILE reads",
+}
+
+
+@dataclass(frozen=True)
+class TraceFormat:
+    """Names of a format's columns.
+
+    Attributes:
+        name: How messages name it.
+        prompt: Prompt tokens.
+        output: Output tokens.
+        time: Times of arrival; "": it has none.
+        unit: Nanoseconds in a unit of its times, or `DATE`.
+        marks: Further columns by which it is told from others.
+        ids: Identifiers of the blocks of a prompt.
+        block_size: Tokens of such a block, unless the numbers of ids say otherwise.
+        session: The conversation of a request.
+        delay: Time between the answer before and a request, in the unit of the times.
+        also: Columns that are understood and change nothing.
+    """
+
+    name: str
+    prompt: str
+    output: str
+    time: str = ""
+    unit: int = SECOND
+    marks: Sequence[str] = ()
+    ids: str = "hash_ids"
+    block_size: int = 512
+    session: str = ""
+    delay: str = ""
+    also: Sequence[str] = ()
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Columns without which a file is of another format."""
+        return (*filter(None, (self.time, self.prompt, self.output)), *self.marks)
+
+    @property
+    def read(self) -> set[str]:
+        """Columns that are read, or whose content others have."""
+        names = (*self.needed, self.ids, self.session, self.delay, *self.also, *DERIVED)
+        return {*names}
+
+
+MOONCAKE = TraceFormat(
+    "Mooncake",
+    "input_length",
+    "output_length",
+    "timestamp",
+    MILLISECOND,
+    session="session_id",
+    delay="delay",
+)
+WEKA = TraceFormat(
+    "Weka", "in", "out", "t", ids="hash_ids", block_size=64, session="id", delay="think_time"
+)
+FORMATS = (
+    TraceFormat("Azure", "ContextTokens", "GeneratedTokens", "TIMESTAMP", DATE),
+    TraceFormat(
+        "BurstGPT",
+        "Request tokens",
+        "Response tokens",
+        "Timestamp",
+        also=("Elapsed time", "Session ID"),
+    ),
+    TraceFormat(
+        "Bailian",
+        "input_length",
+        "output_length",
+        "timestamp",
+        marks=("chat_id",),
+        block_size=16,
+    ),
+    MOONCAKE,
+    TraceFormat("vidur", "num_prefill_tokens", "num_decode_tokens", "arrived_at"),
+    TraceFormat("splitwise-sim", "prompt_size", "token_size", "arrival_timestamp"),
+    TraceFormat("LLMServingSim", "input_toks", "output_toks", "arrival_time_ns", NANOSECOND),
+    WEKA,
+    TraceFormat("lengths", "num_prefill_tokens", "num_decode_tokens"),
+)
+
+
+@dataclass(frozen=True)
+class TraceFile:
+    """A trace as read.
+
+    Attributes:
+        recording: Its requests.
+        num_rows: Rows of the file.
+        has_times: Whether requests have times of arrival, or a delay after another one.
+        block_size: Tokens of the blocks that its ids stand for.
+        notes: What of the file is not read, and what is taken for granted.
+    """
+
+    recording: Recording
+    num_rows: int
+    has_times: bool
+    block_size: int
+    notes: Sequence[str] = field(default_factory=tuple)
+
+
+def read_trace_file(file: Path, block_size: int | None = None) -> TraceFile:
+    """Read a trace in one of `FORMATS`: CSV, JSON or JSON lines, maybe packed by gzip.
+
+    A row that can't be read is left out and counted. Dates without an offset are UTC.
+
+    Args:
+        file: The file.
+        block_size: Tokens of a block, if they are stated.
+
+    Raises:
+        UserError: For a file of another kind, or without a row that can be read.
+    """
+    what = f"workload.path={file}"
+    text = read_text(file, what, FIX)
+    rows = json_rows(text)
+    if rows is None:
+        cells = _cells_of_csv(file, text)
+        damaged: Sequence[str] = ()
+    else:
+        cells = _cells_of_json(file, rows)
+        damaged = rows.damaged
+    trace_format = _recognise(file, cells)
+    recording = _recording(cells, trace_format, damaged)
+    if recording.requests.empty:
+        raise UserError(
+            f"{file} {recording.example or 'has no request'}: no row can be read; correct it, or "
+            f"{FIX}"
+        )
+    notes = _notes_on_columns(cells, trace_format)
+    ids_size = trace_format.block_size
+    if recording.requests.block_ids.map(len).any():
+        ids_size = _size_of_blocks(file, recording.requests, trace_format, block_size)
+        if ids_size != trace_format.block_size:
+            notes.append(f"{trace_format.ids} of {ids_size} tokens each")
+    elif block_size is not None:
+        raise UserError(f"workload.block_size={block_size} has no effect: {file} has no block ids")
+    has_times = bool(trace_format.time)
+    num_rows = len(cells) + len(damaged)
+    return TraceFile(recording, num_rows, has_times, ids_size, notes)
+
+
+def _cells_of_csv(file: Path, text: str) -> pd.DataFrame:
+    """Read the text of CSV's cells by number of their line."""
+    if not text.strip():
+        raise UserError(f"{file} is empty; name a file with at least one request")
+    with readable(file, "correct it, or name a file with at least one request"):
+        cells = pd.read_csv(
+            io.StringIO(text),
+            dtype=str,
+            skipinitialspace=True,
+            skip_blank_lines=False,
+            index_col=False,
+        )
+    cells.index += 2  # behind the header
+    cells = cells.rename(columns=str.strip).dropna(how="all")
+    if cells.empty:
+        raise UserError(
+            f"{file} is empty but for its header ({kind_of_text(text)}); name a file with requests"
+        )
+    return cells
+
+
+def _cells_of_json(file: Path, rows: JsonRows) -> pd.DataFrame:
+    """Read the values of objects by number of their line."""
+    if not rows.objects:
+        reason = rows.damaged[0] if rows.damaged else "is an empty list"
+        raise UserError(f"{file} {reason}; {FIX}")
+    if isinstance(rows.objects[0].get("requests"), list):
+        return _cells_of_conversations(rows.objects)
+    return pd.DataFrame(rows.objects, index=list(rows.lines), dtype=object)
+
+
+def _cells_of_conversations(conversations: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Read Weka's conversations, whose ids count within each of them unless they are global."""
+    cells = list[dict[str, Any]]()
+    numbering = dict[tuple[str, Any], int]()
+    for conversation in conversations:
+        name = str(conversation.get("id", len(cells)))
+        is_local = conversation.get("hash_id_scope", "local") == "local"
+        scope = name if is_local else ""
+        for request in conversation["requests"]:
+            # A subagent has requests of its own, which are not part of the conversation.
+            if "in" not in request:
+                continue
+            row = {key: request.get(key) for key in ("t", "in", "out", "think_time")}
+            row["id"] = name
+            local_ids = request.get("hash_ids") or ()
+            row["hash_ids"] = [
+                numbering.setdefault((scope, number), len(numbering)) for number in local_ids
+            ]
+            cells.append(row)
+    table = pd.DataFrame(cells, dtype=object)
+    table.index += 1
+    return table
+
+
+def _recognise(file: Path, cells: pd.DataFrame) -> TraceFormat:
+    names = {*cells}
+    for trace_format in FORMATS:
+        if names >= {*trace_format.needed}:
+            return trace_format
+    for key, content in READ_ELSEWHERE.items():
+        if key in names:
+            raise UserError(f"{file} has {content}: workload.path={file}")
+    formats = "; ".join(f"{form.name} {', '.join(form.needed)}" for form in FORMATS)
+    columns = ", ".join(map(str, cells))[:200]
+    raise UserError(
+        f"{file} has the columns {columns}, which no known format has; rename them to one of: "
+        f"{formats}"
+    )
+
+
+def _recording(cells: pd.DataFrame, trace_format: TraceFormat, damaged: Sequence[str]) -> Recording:
+    """Read the columns of a format."""
+    check = RowCheck(cells.index, "line")
+    table = pd.DataFrame(index=cells.index)
+    table["prompt_len"] = check.numbers(cells[trace_format.prompt], 0, is_whole=True)
+    table["output_len"] = check.numbers(cells[trace_format.output], 0, is_whole=True)
+    if trace_format.ids in cells:
+        ids = cells[trace_format.ids].map(_ids)
+        check.require(cells[trace_format.ids], ids.notna())
+        table["block_ids"] = ids
+    if trace_format.session in cells:
+        table["session"] = cells[trace_format.session].fillna("").astype(str)
+        table["turn"] = table.groupby("session").cumcount()
+    if trace_format.delay in cells:
+        delays = pd.to_numeric(cells[trace_format.delay], errors="coerce")
+        table["delay"] = delays * trace_format.unit / SECOND
+    if trace_format.time:
+        table["arrival"] = _arrivals(cells, trace_format, table, check)
+    return recorded(table, check, damaged)
+
+
+def _arrivals(
+    cells: pd.DataFrame, trace_format: TraceFormat, table: pd.DataFrame, check: RowCheck
+) -> pd.Series:
+    """Read seconds of arrival since the first one; a turn that follows an answer has those of the
+    turn before, and is sorted behind it.
+    """
+    column = cells[trace_format.time]
+    follows = pd.Series(False, index=cells.index)
+    if "delay" in table:
+        follows = table.delay.notna() & (table.turn > 0) & (table.session != "")
+    # Whole numbers, as no float holds nanoseconds since 1970.
+    nanoseconds, is_valid = _nanoseconds(column, trace_format.unit)
+    check.require(column, is_valid | follows)
+    first = nanoseconds[is_valid].min() if is_valid.any() else 0
+    seconds = ((nanoseconds - first) / SECOND).where(is_valid & ~follows)
+    if follows.any():
+        seconds = seconds.groupby(table.session).ffill()
+        check.require(column, seconds.notna())
+    return seconds
+
+
+def _nanoseconds(column: pd.Series, unit: int) -> tuple[pd.Series, pd.Series]:
+    """Read times as nanoseconds from any zero, and which of them are valid."""
+    text = column.astype(str)
+    if unit == DATE:
+        text = text.where(text.str[:1].str.isdigit())  # pandas reads "now" as a time
+        dates = pd.to_datetime(text, format="ISO8601", utc=True, errors="coerce")
+        is_valid = dates.dt.year.between(1970, 2261)  # of nanoseconds in 64 bits
+        dates = dates.where(is_valid, pd.Timestamp(0, tz="UTC"))
+        return dates.dt.as_unit("ns").astype("int64"), is_valid
+    numbers = pd.to_numeric(text, errors="coerce")
+    is_valid = (numbers >= 0) & (numbers * float(unit) < 2**63)
+    numbers = numbers.where(is_valid, 0)
+    whole = np.floor(numbers)  # multiplied exactly, as no float is
+    fraction = ((numbers - whole) * unit).round().astype("int64")
+    return whole.astype("int64") * unit + fraction, is_valid
+
+
+def _ids(value: Any) -> tuple[int, ...] | None:
+    """Read the identifiers of a prompt's blocks; None for what is none."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return None
+    if not isinstance(value, list):
+        return () if pd.isna(value) else None
+    if any(type(number) is not int or number < 0 for number in value):
+        return None
+    return tuple(value)
+
+
+def _size_of_blocks(
+    file: Path, requests: pd.DataFrame, trace_format: TraceFormat, stated: int | None
+) -> int:
+    """Return the tokens of a block: the stated ones, else those of the format, else a power of two
+    by which each prompt has as many blocks as ids. Raises UserError where none fits.
+    """
+    if stated is not None:
+        return stated
+    with_ids = requests[requests.block_ids.map(len) > 0]
+    lengths = with_ids.prompt_len.to_numpy()
+    numbers = with_ids.block_ids.map(len).to_numpy()
+
+    def share_explained(size: int) -> float:
+        # Some writers leave out the last block where it is not full.
+        is_rounded_up = -(-lengths // size) == numbers
+        is_rounded_down = lengths // size == numbers
+        return float((is_rounded_up | is_rounded_down).mean())
+
+    usual = trace_format.block_size
+    size = max((usual, *BLOCK_SIZES), key=share_explained)
+    if share_explained(usual) >= EXPLAINED:
+        return usual
+    if share_explained(size) >= EXPLAINED:
+        return size
+    fits = -(-lengths // usual) == numbers
+    row = int(np.argmin(fits))
+    raise UserError(
+        f"{file}: no size of blocks explains the numbers of {trace_format.ids}, such as "
+        f"{numbers[row]} for {lengths[row]} tokens; add workload.block_size={usual}, or what they "
+        "have"
+    )
+
+
+def _notes_on_columns(cells: pd.DataFrame, trace_format: TraceFormat) -> list[str]:
+    """Name columns that are not read and look like a time or a length."""
+    unread = [str(name) for name in cells if name not in trace_format.read]
+    suspects = [
+        name for name in unread if LOOKS_LIKE_TIME.search(name) or LOOKS_LIKE_LENGTH.search(name)
+    ]
+    if not suspects:
+        return []
+    columns = "columns" if len(suspects) > 1 else "column"
+    return [f"{columns} not read: {', '.join(suspects)}"]

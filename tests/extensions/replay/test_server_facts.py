@@ -1,0 +1,278 @@
+"""What a server states of itself, by whichever source: logs of several versions, descriptions,
+files of arguments and command lines. All are invented.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from composed import config_of, refusal_of
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import build
+from sarathi_lab.extensions.replay.server_facts import find_facts, read_command
+
+MODEL = "meta-llama/Llama-3.1-8B"
+NAMESPACE = (
+    "INFO 10-07 22:54:50 api_server.py:527] args: Namespace(host=None, port=8000, "
+    f"model='{MODEL}', dtype='auto', max_model_len=8192, max_num_seqs=256, block_size=16, "
+    "tensor_parallel_size=2, enable_chunked_prefill=None, max_num_batched_tokens=None, "
+    "speculative_model=None, quantization=None, swap_space=4)\n"
+)
+CONFIG = (
+    f"model='{MODEL}', speculative_config=None, dtype=torch.bfloat16, max_seq_len=8192, "
+    "tensor_parallel_size=2, quantization=None, enable_prefix_caching=False, seed=0, "
+)
+V0 = (
+    "INFO 10-07 22:54:50 api_server.py:526] vLLM API server version 0.6.3\n"
+    + NAMESPACE
+    + "INFO 10-07 22:54:54 llm_engine.py:237] Initializing an LLM engine (v0.6.3) with config: "
+    + CONFIG
+    + "chunked_prefill_enabled=False)\n"
+    + "INFO 10-07 22:55:20 gpu_executor.py:57] # GPU blocks: 27260, # CPU blocks: 4096\n"
+)
+V1 = (
+    "\x1b[1;36m(APIServer pid=1)\x1b[0;0m INFO non-default args: "
+    f"{{'model_tag': '{MODEL}', 'max_num_seqs': 128, 'gpu_memory_utilization': 0.85}}\n"
+    "INFO Chunked prefill is enabled with max_num_batched_tokens=8192.\n"
+    "INFO Asynchronous scheduling is disabled.\n"
+    "(EngineCore_DP0 pid=9) INFO Initializing a V1 LLM engine (v0.11.0) with config: "
+    + CONFIG
+    + "pipeline_parallel_size=1\n"
+    "INFO [kv_cache_utils.py:1087] GPU KV cache size: 161,552 tokens\n"
+    "WARNING Config file not found at ['E=8,N=7,device_name=NVIDIA_H100_80GB_HBM3.json']\n"
+)
+SGLANG = (
+    f"[2025-08-08 03:34:20] server_args=ServerArgs(model_path='{MODEL}', dtype='auto', "
+    "context_length=None, max_running_requests=None, chunked_prefill_size=8192, page_size=64, "
+    "max_prefill_tokens=16384, tp_size=2, pp_size=1, dp_size=1, kv_cache_dtype='auto', "
+    "enable_mixed_chunk=True, disable_radix_cache=False, mem_fraction_static=0.85)\n"
+    "[2025-08-08 03:34:30 TP0] Load weight end. type=X, dtype=torch.bfloat16, avail mem=63 GB\n"
+    "[2025-08-08 03:34:57 TP0] max_total_num_tokens=900032, chunked_prefill_size=8192, "
+    "max_prefill_tokens=16384, max_running_requests=4096, context_len=131072, "
+    "available_gpu_mem=7.74 GB\n"
+)
+INFO = {"model_path": MODEL, "chunked_prefill_size": 4096, "version": "0.5.2"}
+INFO |= {"internal_states": [{"max_total_num_tokens": 400_000}]}
+YAML = f"model: {MODEL}\nmax-num-seqs: 96\ntensor-parallel-size: 2\nenable-prefix-caching: false\n"
+STATED = {
+    "V0": (
+        V0,
+        "prefill_first",
+        {
+            "model": MODEL,
+            "version": "0.6.3",
+            "executor.tensor_parallel": 2,
+            "batch": 256,
+            "max_model_len": 8192,
+            "policy.max_num_batched_tokens": 8192,
+            "cache.num_blocks": 27259,
+            "cache.block_size": 16,
+            "cache.prefix": False,
+            "dtype": "auto",
+        },
+    ),
+    "V0 with chunks": (
+        V0.replace("chunked_prefill_enabled=False", "chunked_prefill_enabled=True").replace(
+            "max_num_batched_tokens=None", "max_num_batched_tokens=512"
+        ),
+        "vllm_v0_chunked",
+        {"chunk": 512, "batch": 256},
+    ),
+    "V1": (
+        V1,
+        "",
+        {
+            "model": MODEL,
+            "version": "0.11.0",
+            "chunk": 8192,
+            "batch": 128,
+            "cache.memory_share": 0.85,
+            "cache.num_blocks": 10096,
+            "host.overlaps": False,
+            "hardware": "NVIDIA_H100_80GB_HBM3",
+        },
+    ),
+    "SGLang": (
+        SGLANG,
+        "sglang",
+        {
+            "model": MODEL,
+            "dtype": "bfloat16",
+            "chunk": 8192,
+            "batch": 4096,
+            "executor.tensor_parallel": 2,
+            "cache.tokens": 900_032,
+            "cache.block_size": 64,
+            "policy.enable_mixed_chunk": True,
+            "max_model_len": 131_072,
+        },
+    ),
+    "server_info": (
+        json.dumps(INFO),
+        "sglang",
+        {"model": MODEL, "chunk": 4096, "cache.tokens": 400_000, "version": "0.5.2"},
+    ),
+    "YAML": (
+        YAML,
+        "",
+        {"model": MODEL, "batch": 96, "executor.tensor_parallel": 2, "cache.prefix": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_a_servers_facts_are_read_from_each_source(name):
+    text, policy, settings = STATED[name]
+    facts = find_facts(Path("server.log"), text)
+    assert facts.policy == policy
+    assert {key: facts.settings.get(key) for key in settings} == settings
+    assert not facts.not_simulated
+
+
+COMMANDS = {
+    f"vllm serve {MODEL} -tp 2 --max-num-seqs=128 --no-enable-prefix-caching "
+    "--max-num-batched-tokens 8k --max-model-len 16K --enforce-eager": {
+        "model": MODEL,
+        "executor.tensor_parallel": 2,
+        "batch": 128,
+        "cache.prefix": False,
+        "chunk": 8000,
+        "max_model_len": 16384,
+        "host.graphs.mode": "none",
+    },
+    "CUDA_VISIBLE_DEVICES=0,1 python -m vllm.entrypoints.openai.api_server \\\n"
+    f"  --model {MODEL} --trust-remote-code -pp 2 --cudagraph-capture-sizes 1 2 4": {
+        "model": MODEL,
+        "executor.pipeline_parallel": 2,
+        "host.graphs.sizes": [1, 2, 4],
+    },
+    f"docker run --gpus all -p 80:80 vllm/vllm-openai:v0.11.0 --model {MODEL} "
+    "--kv-cache-dtype fp8 --no-async-scheduling": {
+        "model": MODEL,
+        "version": "0.11.0",
+        "cache.dtype": "fp8",
+        "host.overlaps": False,
+    },
+    f"vllm serve --enable-prefix-caching {MODEL} --compilation-config "
+    """'{"cudagraph_mode": "FULL"}'""": {
+        "model": MODEL,
+        "cache.prefix": True,
+        "host.graphs.mode": "full",
+    },
+    f"python -m sglang.launch_server --model {MODEL} --tp 2 --chunked-prefill-size -1 "
+    "--enable-mixed-chunk --max-running-requests 64": {
+        "model": MODEL,
+        "executor.tensor_parallel": 2,
+        "chunk": -1,
+        "batch": 64,
+        "policy.enable_mixed_chunk": True,
+    },
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_lines_are_read_as_the_servers_read_them(command):
+    facts = read_command(command)
+    expected = COMMANDS[command]
+    assert {key: facts.settings.get(key) for key in expected} == expected
+    assert facts.policy == ("sglang" if "sglang" in command else "")
+    assert facts.is_complete
+
+
+def test_commands_that_are_not_understood_are_refused():
+    with pytest.raises(UserError, match="did you mean max_num_seqs"):
+        read_command("vllm serve x --max-num-seq 128")
+    with pytest.raises(UserError, match="starts no known server"):
+        read_command("ollama serve")
+    with pytest.raises(UserError, match="close its quotes"):
+        read_command("vllm serve 'x")
+    (reason,) = read_command("vllm serve x --scheduling-policy priority").not_simulated
+    assert reason == "scheduling_policy=priority (the recorded requests have no priorities)"
+
+
+@pytest.fixture
+def client(tmp_path) -> Path:
+    """A client's file that states nothing of the server."""
+    content = {
+        "backend": "openai",
+        "completed": 1,
+        "input_lens": [100],
+        "output_lens": [2],
+        "start_times": [1.0],
+        "ttfts": [0.1],
+        "itls": [[0.05]],
+        "errors": [""],
+    }
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def replayed(path: Path, *settings: str):
+    cfg = config_of("task=validate", f"task.run={path}", *settings)
+    (case,) = build(cfg.task).check(cfg)
+    return case
+
+
+def test_beside_a_clients_file_only_what_neither_states_is_asked_for(client, tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text(V1)
+    replay = replayed(client, f"task.log={log}").as_run
+    engine = replay.engine
+    assert (replay.backend.hardware.name, replay.spec.name) == ("h100", "llama3.1-8b")
+    assert (engine.policy.budget, engine.batch_size, engine.num_blocks) == (8192, 128, 10096)
+    assert replay.backend.tensor_parallel == 2
+    assert not replay.backend.host.overlaps
+    log.write_text(V0)
+    refusal = refusal_of("task=validate", f"task.run={client}", f"task.log={log}")
+    assert refusal.endswith("does not state the server's GPU; add hardware=NAME")
+    replay = replayed(client, f"task.log={log}", "hardware=h100").as_run
+    assert replay.engine.policy.name == "prefill_first"
+    assert "vllm 0.6.3 with whole prompts and 256 sequences" in replay.describe()[0]
+    log.write_text(SGLANG)
+    replay = replayed(client, f"task.log={log}", "hardware=h100").as_run
+    assert (replay.engine.policy.name, replay.engine.num_blocks) == ("sglang", 900_032 // 64)
+
+
+def test_a_command_line_is_one_more_source(client):
+    command = f"'vllm serve {MODEL} --max-num-seqs 128 --enable-lora'"
+    case = replayed(client, "hardware=h100", f"task.server={command}", "batch=64")
+    assert case.as_run.engine.batch_size == 128
+    assert case.what_if.engine.batch_size == 64
+    assert "not simulated: enable_lora=True" in " ".join(case.as_run.describe())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "INFO Engine 000: Avg prompt throughput: 1.0 tokens/s\n",
+            "a log without its start",
+        ),
+        ("| NVIDIA-SMI 535.104.05 |\n", "is text that begins with"),
+        ("{}", "is JSON and states nothing of a server"),
+        ("PAR1\x00", "is a Parquet file"),
+    ],
+)
+def test_logs_that_state_nothing_are_named(text, words, client, tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text(text)
+    refusal = refusal_of("task=validate", f"task.run={client}", f"task.log={log}")
+    assert words in refusal
+    assert f"task.log={log}" in refusal
+
+
+def test_iterations_without_the_use_of_the_cache_are_read(tmp_path):
+    log = tmp_path / "server.log"
+    line = (
+        "INFO [core.py:380] Iteration({}): {} context requests, {} context tokens, {} generation "
+        "requests, {} generation tokens, iteration elapsed time: {} ms\n"
+    )
+    rows = [(0, 1, 2048, 0, 0, 48.0), (1, 0, 0, 16, 16, 9.5)]
+    log.write_text(V1 + "".join(line.format(*row) for row in rows))
+    case = replayed(log)
+    assert case.run.logged.seconds.tolist() == pytest.approx([0.048, 0.0095])
+    assert case.run.logged.cached.isna().all()
