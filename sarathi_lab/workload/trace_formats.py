@@ -238,9 +238,8 @@ def _cells_of_conversations(conversations: Sequence[Mapping[str, Any]]) -> pd.Da
         is_local = conversation.get("hash_id_scope", "local") == "local"
         scope = name if is_local else ""
         for request in conversation["requests"]:
-            # A subagent has requests of its own, which are not part of the conversation.
             if "in" not in request:
-                continue
+                continue  # a subagent, whose own requests are not part of the conversation
             row = {key: request.get(key) for key in ("t", "in", "out", "think_time")}
             row["id"] = name
             local_ids = request.get("hash_ids") or ()

@@ -134,6 +134,9 @@ def checked_table(
     if has_arrivals:
         times.append("arrival")
     numbers |= {name: check.numbers(finished[name], 0) for name in times}
+    if "gaps" in table:
+        has_numbers = finished.gaps.map(lambda gaps: not any(map(math.isnan, gaps)))
+        check.require(finished.gaps, has_numbers)
     for name in columns:
         table[name] = numbers.get(name, pd.Series(np.nan, index=table.index))
     return table, check

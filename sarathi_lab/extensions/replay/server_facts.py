@@ -33,8 +33,9 @@ from sarathi_lab.extensions.replay.server_arguments import (
     selected,
 )
 from sarathi_lab.policy.systems import WHOLE_PROMPT_TOKENS
-from sarathi_lab.workload.text_files import COLORS, kind_of_text
+from sarathi_lab.workload.text_files import COLORS, json_rows, kind_of_text
 
+LOG_KEYS = ("log", "message", "msg", "textPayload")  # of Docker's, and of others
 FIX = (
     "name a server's log with its start-up lines (vLLM's begin with non-default args or engine "
     "config, SGLang's with server_args=ServerArgs), its server_info or its arguments as YAML"
@@ -118,7 +119,7 @@ def read_facts(path: Path, text: str) -> Statement:
 
 def find_facts(path: Path, text: str) -> Statement | None:
     """Read what the text of a file states of a server; None where it states nothing."""
-    text = COLORS.sub("", text)
+    text = COLORS.sub("", _unwrapped(text))
     if text.lstrip()[:1] == "{":
         return _of_description(path, text)
     if SGLANG_ARGUMENTS.search(text) or SGLANG_SIZES.search(text):
@@ -127,6 +128,18 @@ def find_facts(path: Path, text: str) -> Statement | None:
     if statement.settings:
         return statement
     return _of_yaml(path, text)
+
+
+def _unwrapped(text: str) -> str:
+    """Return the lines of a log that a container's runtime has kept as an object each."""
+    rows = json_rows(text)
+    if rows is None:
+        return text
+    for key in LOG_KEYS:
+        lines = [str(entry[key]).rstrip() for entry in rows.objects if key in entry]
+        if len(lines) > 1:
+            return "\n".join(lines)
+    return text
 
 
 def _of_description(path: Path, text: str) -> Statement | None:

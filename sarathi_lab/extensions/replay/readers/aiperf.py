@@ -25,7 +25,14 @@ from sarathi_lab.extensions.replay.benchmark import (
     checked_table,
 )
 from sarathi_lab.extensions.replay.clients import CLOCK, Client, client_of_rate
-from sarathi_lab.extensions.replay.readers.content import Content, Object, nested, number_of
+from sarathi_lab.extensions.replay.readers.content import (
+    Content,
+    Object,
+    count_of,
+    nested,
+    number_of,
+    numbers_of,
+)
 from sarathi_lab.extensions.replay.server_arguments import Statement, as_object, read_arguments
 from sarathi_lab.workload.recording import FINISHED
 
@@ -92,11 +99,11 @@ def _row(record: Object) -> dict[str, Any]:
         "arrival": NANOSECOND * number_of(metadata.get("request_start_ns")),
         "first_token": MILLISECOND * number_of(metrics.get("time_to_first_token")),
         "latency": MILLISECOND * number_of(metrics.get("request_latency")),
-        "gaps": tuple(MILLISECOND * gap for gap in metrics.get("inter_chunk_latency") or ()),
-        "cached_len": int(metrics.get("usage_prompt_cache_read_tokens") or 0),
+        "gaps": tuple(MILLISECOND * gap for gap in numbers_of(metrics.get("inter_chunk_latency"))),
+        "cached_len": count_of(metrics.get("usage_prompt_cache_read_tokens")),
         # The user's session: several may be of one conversation of the data set.
         "session": str(metadata.get("x_correlation_id") or metadata.get("conversation_id") or ""),
-        "turn": int(metadata.get("turn_index") or 0),
+        "turn": count_of(metadata.get("turn_index")),
         "status": status,
     }
 
@@ -208,10 +215,11 @@ def read_genai_perf(content: Content, experiment: Object) -> Benchmark:
 
 
 def _rows_of_responses(requests: Sequence[Object], prompt_len: float) -> Iterator[dict[str, Any]]:
-    for request in requests:
+    for entry in requests:
+        request = as_object(entry)
         sent = number_of(request.get("timestamp"))
         outputs = [json.dumps(output) for output in request.get("response_outputs") or ()]
-        times = list(request.get("response_timestamps") or ())
+        times = [*numbers_of(request.get("response_timestamps"))]
         if outputs and END_OF_STREAM in outputs[-1] and len(times) == len(outputs):
             times.pop()
         counts = {name: _counted(pattern, outputs) for name, pattern in COUNTED.items()}

@@ -51,6 +51,21 @@ def number_of(value: Any) -> float:
         return math.nan
 
 
+def numbers_of(values: Any) -> tuple[float, ...]:
+    """Read a list of numbers, NaN for others; nothing of what is no list."""
+    if not isinstance(values, list):
+        return ()
+    return tuple(number_of(value) for value in values)
+
+
+def count_of(value: Any) -> int:
+    """Read a whole number from 0 on; 0 for what is none."""
+    number = number_of(value)
+    if not 0 <= number < math.inf:
+        return 0
+    return int(number)
+
+
 def nested(content: Object, *keys: str) -> Any:
     """Return the value below several keys; None where one is missing."""
     value: Any = content

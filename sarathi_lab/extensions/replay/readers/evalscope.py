@@ -22,7 +22,13 @@ from sarathi_lab.extensions.replay.benchmark import (
     checked_table,
 )
 from sarathi_lab.extensions.replay.clients import Client
-from sarathi_lab.extensions.replay.readers.content import Content, Object, number_of
+from sarathi_lab.extensions.replay.readers.content import (
+    Content,
+    Object,
+    count_of,
+    number_of,
+    numbers_of,
+)
 from sarathi_lab.extensions.replay.server_arguments import Statement, read_arguments
 from sarathi_lab.workload.recording import FINISHED
 
@@ -82,16 +88,23 @@ def read_database(content: Content) -> Benchmark:
 
 def _rows(rows: Sequence[Object]) -> Iterator[dict[str, Any]]:
     for row in rows:
-        gaps = json.loads(row.get(GAPS) or "[]")
         yield {
             "prompt_len": row["prompt_tokens"],
             "output_len": row["completion_tokens"],
             "arrival": row["start_time"],
             "first_token": row["first_chunk_latency"],
             "latency": row["latency"],
-            "gaps": tuple(gaps),
+            "gaps": _gaps(row.get(GAPS)),
             "status": FINISHED if row.get("success", 1) else "failed",
         }
+
+
+def _gaps(text: Any) -> tuple[float, ...]:
+    """Read the seconds between tokens, a list of JSON; none where that is damaged or missing."""
+    try:
+        return numbers_of(json.loads(text or "[]"))
+    except ValueError:
+        return ()
 
 
 def is_of_evalscope_summary(content: Content) -> bool:
@@ -103,7 +116,6 @@ def read_evalscope_summary(content: Content, summary: Object) -> Benchmark:
     """Read means. Raises UserError."""
     numbers = {name: _first_number(summary, headings) for name, headings in HEADINGS.items()}
     arguments = content.beside(ARGUMENTS)
-    num_failed = numbers["num_failed"]
     return benchmark_of_summary(
         content.path,
         Summary(
@@ -113,7 +125,7 @@ def read_evalscope_summary(content: Content, summary: Object) -> Benchmark:
             numbers["output_len"],
             {name: numbers[name] for name in ("ttft", "tpot", "latency")},
             _client_of(numbers["users"], numbers["rate"]),
-            0 if math.isnan(num_failed) else int(num_failed),
+            count_of(numbers["num_failed"]),
             server=[_server_of(content, arguments)],
         ),
     )

@@ -16,7 +16,13 @@ from sarathi_lab.extensions.replay.benchmark import (
     checked_table,
 )
 from sarathi_lab.extensions.replay.clients import client_of_strategy
-from sarathi_lab.extensions.replay.readers.content import Content, Object, nested, number_of
+from sarathi_lab.extensions.replay.readers.content import (
+    Content,
+    Object,
+    count_of,
+    nested,
+    number_of,
+)
 from sarathi_lab.extensions.replay.server_arguments import Statement, as_object, read_arguments
 from sarathi_lab.workload.recording import FINISHED
 
@@ -70,7 +76,8 @@ def read_guidellm(content: Content, load: Object) -> Benchmark:
 
 def _rows(requests: Object) -> Iterator[dict[str, Any]]:
     for name, status in STATUSES.items():
-        for request in requests.get(name) or ():
+        for entry in requests.get(name) or ():
+            request = as_object(entry)
             sent = next((request[key] for key in SENT if request.get(key) is not None), None)
             first_token = number_of(request.get("time_to_first_token_ms"))
             yield {
@@ -87,7 +94,7 @@ def _rows(requests: Object) -> Iterator[dict[str, Any]]:
 
 def _cached_tokens(request: Object) -> int:
     of_prompt = as_object(request.get("input_metrics"))
-    return int(request.get("cached_tokens") or of_prompt.get("cached_tokens") or 0)
+    return count_of(request.get("cached_tokens") or of_prompt.get("cached_tokens"))
 
 
 def _num_finished(load: Object) -> float:

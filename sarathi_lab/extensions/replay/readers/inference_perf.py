@@ -18,7 +18,14 @@ from sarathi_lab.extensions.replay.benchmark import (
     checked_table,
 )
 from sarathi_lab.extensions.replay.clients import client_of_rate
-from sarathi_lab.extensions.replay.readers.content import Content, Object, nested, number_of
+from sarathi_lab.extensions.replay.readers.content import (
+    Content,
+    Object,
+    count_of,
+    nested,
+    number_of,
+    numbers_of,
+)
 from sarathi_lab.extensions.replay.server_arguments import as_object, read_arguments
 from sarathi_lab.workload.recording import FINISHED
 
@@ -59,15 +66,15 @@ def _rows(content: Content) -> Iterator[dict[str, Any]]:
         # Newer versions have what was received in an object of its own.
         response = as_object(info.get("response_metrics")) or info
         sent = number_of(request.get("start_time"))
-        times = list(response.get("output_token_times") or ())
+        times = numbers_of(response.get("output_token_times"))
         row: dict[str, Any] = {
             "prompt_len": info.get("input_tokens"),
             "output_len": response.get("output_tokens"),
             "arrival": sent,
             "latency": number_of(request.get("end_time")) - sent,
             "gaps": tuple(after - before for before, after in pairwise(times)),
-            "cached_len": int(
-                nested(response, "server_usage", "prompt_tokens_details", "cached_tokens") or 0
+            "cached_len": count_of(
+                nested(response, "server_usage", "prompt_tokens_details", "cached_tokens")
             ),
             "status": "failed" if request.get("error") else FINISHED,
         }
@@ -98,6 +105,6 @@ def read_inference_perf_summary(content: Content, summary: Object) -> Benchmark:
             number_of(nested(successes, "output_len", "mean")),
             means,
             client_of_rate(rate, None),
-            int(number_of(nested(summary, "failures", "count") or 0)),
+            count_of(nested(summary, "failures", "count")),
         ),
     )

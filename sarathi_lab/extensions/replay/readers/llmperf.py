@@ -17,7 +17,13 @@ from sarathi_lab.extensions.replay.benchmark import (
     checked_table,
 )
 from sarathi_lab.extensions.replay.clients import Client
-from sarathi_lab.extensions.replay.readers.content import Content, Object, number_of, stated_numbers
+from sarathi_lab.extensions.replay.readers.content import (
+    Content,
+    Object,
+    count_of,
+    number_of,
+    stated_numbers,
+)
 from sarathi_lab.extensions.replay.server_arguments import Statement, read_arguments
 from sarathi_lab.workload.recording import FINISHED
 
@@ -88,7 +94,7 @@ def read_llmperf_summary(content: Content, summary: Object) -> Benchmark:
             _mean_tokens(summary, "output"),
             _means(summary),
             _client_of(summary),
-            int(number_of(summary.get("results_number_errors", 0))),
+            count_of(summary.get("results_number_errors")),
             server=[_server_of(content, summary)],
         ),
     )

@@ -24,7 +24,9 @@ from sarathi_lab.extensions.replay.clients import client_of_rate
 from sarathi_lab.extensions.replay.readers.content import (
     Content,
     Object,
+    count_of,
     number_of,
+    numbers_of,
     stated_numbers,
 )
 from sarathi_lab.extensions.replay.server_arguments import (
@@ -99,9 +101,7 @@ def _details(content: Content, result: Object) -> RecordedLoad:
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Make a row of one request's entries in the lists."""
-    gaps = row["itls"]
-    if not isinstance(gaps, list):
-        gaps = []
+    gaps = numbers_of(row["itls"])
     status = FINISHED
     if row["errors"] or row["output_lens"] == 0:
         status = "failed"
@@ -114,8 +114,8 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
         "arrival": row["start_times"],
         "first_token": row["ttfts"],
         "latency": latency,
-        "gaps": tuple(gaps),
-        "cached_len": int(row["cached_tokens"] or 0),
+        "gaps": gaps,
+        "cached_len": count_of(row["cached_tokens"]),
         "status": status,
     }
 
@@ -131,7 +131,7 @@ def _summary(content: Content, result: Object) -> Summary:
         output_tokens / number if number else 0.0,
         stated_numbers(result, MEANS, MILLISECOND),
         client_of_rate(result.get("request_rate"), result.get("max_concurrency")),
-        int(result.get("failed") or 0),
+        count_of(result.get("failed")),
         _labels(result),
         [_server_of(content, result)],
         _policy_of(result),
