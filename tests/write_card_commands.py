@@ -29,7 +29,7 @@ Commands with `executor=simulated` need no GPU and are the same everywhere.
 """
 SHOWN = {
     "serve": "throughput and latency of {policy}, beside baselines",
-    "calibrate": "operation times of this device, for `executor.cost_model=profiled`",
+    "calibrate": "iteration times of this device, for `executor.cost_model=profiled`",
 }
 SHORT = ("NVIDIA ", "GeForce ", "-SXM4", " HBM3")
 

@@ -199,6 +199,9 @@ class Backend(Protocol):
     def peaks(self) -> Peaks:
         """Peak FLOP/s and bytes/s of all devices together, measured or from the hardware file."""
 
+    def size(self) -> tuple[int, int]:
+        """Bytes of memory and multiprocessors, or threads of a CPU, of all devices together."""
+
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
         """Limits of predicted figures, a line each; none if measured."""
 

@@ -70,10 +70,13 @@ def exclude_stolen_time(executor: Any) -> Iterator[StealCorrectedClock]:
     """Give the lab's executor on a CPU a `StealCorrectedClock`; leave the clock of a GPU, and of
     others, whose threads do not share each phase of an iteration.
     """
-    clock, before = StealCorrectedClock(), executor.timeline
+    clock = StealCorrectedClock()
     model = getattr(executor, "model", None)
-    if model is not None and model.device.type == "cpu":
-        executor.timeline = HostTimeline(clock)
+    if model is None or model.device.type != "cpu":
+        yield clock
+        return
+    before = executor.timeline
+    executor.timeline = HostTimeline(clock)
     try:
         yield clock
     finally:

@@ -81,8 +81,7 @@ LAYERS: Mapping[str, Layer] = {
     "down_proj": Layer("ffn_down"),
     "act_fn": Layer("activation"),
     "sampler": Layer("sampling", per="emit"),
-    # Granularity of task=calibrate: whole FFN, norms with residuals, output head with sampling, and
-    # the remainder of an iteration.
+    # The paper's Fig 3 has a whole FFN, norms with residuals, and the remainder of an iteration.
     "ffn": Layer("ffn", replaces=("ffn_up", "ffn_down", "activation")),
     "elementwise": Layer("elementwise", replaces=("norms",)),
     "logits": Layer("logits", per="emit", replaces=("lm_head", "sampling")),
@@ -195,8 +194,7 @@ def frames_of(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Split measured rows into tables by file name.
 
     `rows` has the columns operation (of `LAYERS` or `ATTENTION`), num_tokens (new tokens, or
-    decodes), kv_tokens (total that attention reads, else 0), seconds, and optionally timing (graph,
-    calls or host).
+    decodes), kv_tokens (total that attention reads, else 0) and seconds.
     """
     tokens, is_attention = rows.num_tokens, rows.operation.isin(ATTENTION)
     is_decode = rows.operation == "decode_attention"
@@ -219,7 +217,6 @@ def frames_of(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     frames = {}
     for name, place in places.items():
         columns = [*FILES[name].names, *FILES[name].counts, TIME]
-        columns += ["timing"] if "timing" in rows else []
         frames[name] = rows.loc[place, columns].reset_index(drop=True)
     return frames
 

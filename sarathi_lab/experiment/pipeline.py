@@ -4,8 +4,8 @@ replicas without one.
 Set-up of section 5.3: a backlog of 10,000 requests of 1K to 4K tokens (Zipf 0.4) at P:D = 10 on 8
 stages of 8 devices with micro-batches of 27, or on 8 replicas of 8 devices with batches of 11.
 
-On a real device the iterations of its model are measured by operation, and a pipeline of
-equal stages is simulated with these times; sending takes none. Replicas are left out.
+On a real device whole iterations of its model are measured, and a pipeline of equal stages is
+simulated with these times; sending takes none. Replicas are left out.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Backend, Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Batch, Request
-from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.simulated.hardware import Hardware, Parallel
-from sarathi_lab.executor.simulated.profiled import ProfiledOperations
+from sarathi_lab.executor.simulated.iteration_table import IterationTable
 from sarathi_lab.experiment.cases import Point, Round
 from sarathi_lab.experiment.clock import CostClock, Estimate
 from sarathi_lab.experiment.registry import ErrorRow, Figure, Job, Platform, Sizes, figure
@@ -41,6 +40,7 @@ from sarathi_lab.workload.synthetic import Zipf
 
 if TYPE_CHECKING:
     from sarathi_lab.experiment.measure import Measured, Session
+    from sarathi_lab.experiment.measured_iterations import Limits
 
 NUM_REQUESTS = 10_000
 COMPLETED = 0.9981  # the last of the paper's points is the 9,981st of 10,000 requests
@@ -231,35 +231,42 @@ class PipelineFigure(Figure):
         return job.spec, job.backend.hardware
 
     def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
-        from sarathi_lab.executor.torch.profiling import blocks_needed  # torch takes seconds
-
-        shapes = _shapes(sizes)
-        tokens = blocks_needed(shapes, BLOCK_SIZE) * BLOCK_SIZE
-        return Room(tokens, max(shape.count for shape in shapes), sizes["longest"])
+        needed = _limits(sizes).sizes
+        kv_tokens = needed.num_blocks * needed.block_size
+        return Room(kv_tokens, needed.batch_size, sizes["longest"], needed.max_batch_tokens or 0)
 
     def measure(self, session: Session) -> Measured:
-        from sarathi_lab.executor.torch.profiling import measure_profile
-        from sarathi_lab.experiment.measure import measure
+        from sarathi_lab.experiment.measure import measure  # torch takes seconds
+        from sarathi_lab.experiment.measured_iterations import grid_of, table_of, time_iterations
 
-        sizes, spec, backend = session.sizes, session.spec, session.backend
+        sizes = session.sizes
+        limits = _limits(sizes)
+        grid = grid_of(limits)
         with session.loaded(self.name) as (executor, advance):
-            found = measure_profile(executor, _shapes(sizes), session.seconds, advance)
-        hardware = Hardware.at_peaks("measured", backend.peaks(), backend.dtype_bytes)
-        formula = AnalyticOperations(spec, hardware, backend.dtype_bytes)
-        cost = CostModel(formula, ProfiledOperations(found.tables(spec), formula))
+            timings = time_iterations(
+                executor,
+                [composition.make() for composition in grid],
+                limits,
+                num_blocks=executor.num_blocks,
+                block_size=executor.block_size,
+                vocab_size=session.spec.vocab_size,
+                seconds=session.seconds,
+                advance=advance,
+                seed=session.seed,
+            )
+        iterations = IterationTable(table_of(grid, timings.rows))
         rounds = [Round(self.make, sizes, session.seed)]
-        samples = measure(rounds, cost, most=sizes["num_seeds"])
+        samples = measure(rounds, iterations, most=sizes["num_seeds"])
         table = session.table(self.name, samples, is_series=False)
         how = f"simulated pipeline of {sizes['stages']} stages, times measured on "
         return {"": table.assign(device_name=how + table.device_name)}
 
 
-def _shapes(sizes: Sizes) -> list[Any]:
-    """List the iterations to measure: of up to the longest prompt."""
-    from sarathi_lab.executor.torch.profiling import calibration_shapes
+def _limits(sizes: Sizes) -> Limits:
+    """Return the iterations to measure: of up to a full batch of the longest prompts."""
+    from sarathi_lab.experiment.measured_iterations import Limits  # torch takes seconds
 
-    shapes = calibration_shapes(sizes["batch"], sizes["longest"])
-    return [shape for shape in shapes if shape.total_tokens <= sizes["longest"]]
+    return Limits(sizes["batch"], sizes["longest"])
 
 
 @figure(
@@ -300,7 +307,7 @@ def _shapes(sizes: Sizes) -> list[Any]:
     ),
 )
 def fig12(
-    cost: CostModel,
+    iterations: IterationTable,
     seed: int,
     *,
     shortest: int,
@@ -316,7 +323,7 @@ def fig12(
     """
 
     def stage_times(micro_batch: Batch) -> list[float]:
-        return [cost.iteration_time(micro_batch) / stages] * stages
+        return [iterations.seconds(micro_batch) / stages] * stages
 
     def requests(policy: Policy) -> pd.DataFrame:
         system = System(policy, batch, Parallel(1, stages), longest=longest)

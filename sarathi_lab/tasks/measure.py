@@ -127,12 +127,6 @@ class Measure(Task):
             self._require_stages(backend)
         else:
             require_one_stage(backend, "task=measure")
-        if backend.name != "torch" and figure.is_partly_simulated:
-            raise UserError(
-                f"{figure.name} simulates a pipeline from operations that are timed alone, which "
-                f"executor={backend.name} does not do; use executor=torch, or measure the stages "
-                "by experiment=real_bubbles executor.pipeline_parallel=2"
-            )
         self._refuse("every", "is for the recomputed figures of executor=simulated")
         self._refuse("processes", "is for executor=simulated, and a measurement is alone")
         if resolve_model(cfg, backend)[1] is not None:

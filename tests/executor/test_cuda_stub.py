@@ -24,6 +24,7 @@ from toy_executors import SPEC as TOY
 from toy_executors import requests_with_tokens
 
 from sarathi_lab.config.errors import RunError
+from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Sizes
@@ -32,7 +33,6 @@ from sarathi_lab.engine.loop import serve
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.memory import SPARE_BYTES
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
-from sarathi_lab.executor.torch.profiling import Shape, batch_of
 from sarathi_lab.executor.torch.shapes import CudaGraphs
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.experiment.measure import DeviceClock, load_executor
@@ -161,7 +161,7 @@ def test_executors_and_probes_are_freed_without_the_collector(device):
         config = EngineConfig(SarathiServe(chunk=16), num_blocks=12, block_size=16, batch_size=4)
         serve(requests_with_tokens(LENGTHS), config, executor)
         probe = OperationProbe(executor)
-        batch = batch_of(executor, Shape(1, 20, 0))
+        batch = make_batch(prefill_tokens=20, emits=True, blocks=BlockManager(12, 16))
         probe.attention(batch)
         probe.products(batch)
         return [weakref.ref(executor), weakref.ref(probe)]
@@ -199,17 +199,17 @@ def captures(patch: pytest.MonkeyPatch) -> list[Graph]:
 
 
 def test_each_composition_is_captured_once(probe, monkeypatch):
-    shapes = [Shape(1, 20, 0), Shape(2, 1, 30)]
+    prompt = {"prefill_tokens": 20, "emits": True}
+    decodes = {"num_decodes": 2, "context": 31}
     seen = captures(monkeypatch)
     numbers = []
     for _ in range(2):
-        for shape in shapes:
-            batch = batch_of(probe.executor, shape)
+        for sizes, read in ((prompt, 20), (decodes, 62)):
+            batch = make_batch(**sizes, blocks=BlockManager(12, 16))
             assert probe.attention(batch) > 0
             assert probe.timing == "graph"
             assert probe.iteration(batch).seconds > 0
             assert probe.timing == "graph"
-            read = shape.kv_tokens if shape.num_tokens == 1 else shape.num_tokens
             assert probe.keys_read(batch) == pytest.approx(read, rel=1e-3)
             assert set(probe.products(batch)) >= {"qkv_proj", "ffn"}
             assert probe.timing == "graph"
@@ -219,7 +219,8 @@ def test_each_composition_is_captured_once(probe, monkeypatch):
 
 def test_work_that_is_too_large_to_capture_is_launched_in_calls(probe, device):
     def attention(num_tokens: int) -> str:
-        probe.attention(batch_of(probe.executor, Shape(1, num_tokens, 0)))
+        blocks = BlockManager(12, 16)
+        probe.attention(make_batch(prefill_tokens=num_tokens, emits=True, blocks=blocks))
         return probe.timing
 
     device.has_room_in_captures = False

@@ -14,9 +14,10 @@ import torch
 from sarathi_kernels.cpu import build, library
 from sarathi_kernels.runtime.testing import relative_error
 from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.executor.torch import backend
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.profiling import Shape, batch_of
 from sarathi_lab.model.weights import load_model
 
 DOTS = "armv8.2-a+dotprod"  # NEON's own products of four numbers, which not all of it has
@@ -69,7 +70,7 @@ def test_a_forced_set_computes_what_another_does(dtype, bound):
         model = load_model(spec, None, torch.device("cpu"), dtype, seed=0)
         backend.use_native(model, isa=isa)
         executor = TorchExecutor(model, num_blocks=4, block_size=16)
-        batch = batch_of(executor, Shape(1, 37, 0))
+        batch = make_batch(prefill_tokens=37, emits=True, blocks=BlockManager(4, 16))
         logits.append(model(executor.packed(batch), executor.cache).float())
     library.start(torch.get_num_threads())
     assert relative_error(logits[1], logits[0]) < bound

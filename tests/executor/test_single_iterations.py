@@ -14,8 +14,8 @@ from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.single_iteration import host_caution, single_iteration
+from sarathi_lab.experiment import measured_iterations
 from sarathi_lab.experiment.measured_cost import MeasuredCostModel
-from sarathi_lab.extensions.calibration import iterations as calibration
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Sarathi
 from sarathi_lab.results.decode_cost import decode_iteration, measure_decode_cost
@@ -119,11 +119,19 @@ def test_how_each_kind_of_iteration_was_replayed_is_recorded_and_stated():
 
 @pytest.mark.parametrize(("host_seconds", "host_share"), [(3e-3, 0.0), (12e-3, 5 / 12)])
 def test_a_calibration_has_the_hosts_part_beside_each_time(host_seconds, host_share, monkeypatch):
-    monkeypatch.setattr(calibration, "VISIT", 0.0)
+    monkeypatch.setattr(measured_iterations, "VISIT", 0.0)
     executor = executor_on_gpu(host_seconds, seconds_of)
-    limits = calibration.Limits(batch_size=2, longest=64)
-    measured = calibration.measure_iterations(executor, SPEC, limits, 0.0, lambda seconds: None)
-    (decode,) = measured.table.query("n_decode == 1 and prefill_chunk == 0").head(1).itertuples()
-    assert decode.time_us == pytest.approx(1e6 * max(7e-3, host_seconds))
-    assert decode.launching_us == pytest.approx(1e6 * max(0.0, host_seconds - 7e-3))
-    assert measured.host_share == pytest.approx(host_share)
+    decode = make_batch(num_decodes=1, context=8)
+    timings = measured_iterations.time_iterations(
+        executor,
+        [decode],
+        measured_iterations.Limits(batch_size=2, longest=64),
+        num_blocks=executor.num_blocks,
+        block_size=executor.block_size,
+        vocab_size=SPEC.vocab_size,
+        seconds=0.0,
+    )
+    (row,) = timings.rows.itertuples()
+    assert row.seconds == pytest.approx(max(7e-3, host_seconds))
+    assert row.launching == pytest.approx(max(0.0, host_seconds - 7e-3))
+    assert row.host_share == pytest.approx(host_share)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from simplex import Errors, Group, evenly, fit
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
@@ -28,7 +29,6 @@ from sarathi_lab.executor.simulated import kernel_times
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, matmul_time
-from sarathi_lab.extensions.calibration.from_profile import Errors, Group, evenly, fit
 
 START = {
     "matmul_efficiency": 0.9,

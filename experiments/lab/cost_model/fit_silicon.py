@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import silicon
+from simplex import Errors, Group, evenly, fit
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, all_reduce_time, matmul_time
-from sarathi_lab.extensions.calibration.from_profile import Errors, Group, evenly, fit
 
 PRODUCTS = ("matmul_efficiency", "memory_efficiency", "kernel_launch")
 # Where the smallest weight takes ten times a launch, no product shows it: a norm of one token does,

@@ -148,6 +148,11 @@ class SimulatedBackend:
             None if fp8 is None else num_devices * fp8,
         )
 
+    def size(self) -> tuple[int, int]:
+        """Return the hardware file's memory and multiprocessors, of all devices together."""
+        hardware = self.hardware
+        return self.num_devices * int(hardware.memory_bytes), self.num_devices * hardware.num_sms
+
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
         """List the cost model's error on held-out shapes, and effects that favour chunks."""
         cost = self._cost(spec)

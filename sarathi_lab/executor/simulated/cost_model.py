@@ -175,22 +175,20 @@ class CostModel:
 
 
 class IterationCostModel(CostModel):
-    """Seconds of whole iterations that were measured as such (`IterationTable`): operations, stages
-    and layers have no times. Raises UserError for a pipeline, and for weights of another type.
+    """Seconds of whole iterations that were measured as such (`IterationTable`): operations and
+    layers have no times, and a pipeline's stages take equal shares of one. Raises UserError for
+    weights of another type.
     """
 
     has_operations: ClassVar[bool] = False
 
     def __init__(self, formula: AnalyticOperations, tables: OperationTables) -> None:
-        for setting, value, usual in (
-            ("executor.pipeline_parallel", formula.parallel.pipeline, 1),
-            ("executor.weights", formula.spec.weight_dtype, "auto"),
-        ):
-            if value != usual:
-                raise UserError(
-                    f"{setting}={value}: {tables.source} has times of whole iterations without it; "
-                    f"use {setting}={usual}, or executor.cost_model=analytic"
-                )
+        weights = formula.spec.weight_dtype
+        if weights != "auto":
+            raise UserError(
+                f"executor.weights={weights}: {tables.source} has times of whole iterations "
+                "without it; use executor.weights=auto, or executor.cost_model=analytic"
+            )
         super().__init__(formula)
         self._table = IterationTable(tables.frames[ITERATIONS])
         self._tables = tables
@@ -198,24 +196,31 @@ class IterationCostModel(CostModel):
     @property
     def cautions(self) -> Sequence[str]:
         table = self._table
-        return [
+        cautions = [
             f"times are of whole iterations of {self._tables.source}: past {table.most_tokens:g} "
             f"prompt tokens, {table.most_decodes:g} decodes or a context of {table.longest:g} the "
             "costs fitted to them are extrapolated"
         ]
+        if self.parallel.pipeline > 1:
+            cautions.append(
+                f"each of {self.parallel.pipeline} stages takes an equal share of an iteration, "
+                "as the table has no times of layers"
+            )
+        return cautions
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
         return none_as_nan(self._tables.meta.get("uncertainty") or {"iterations": None})
 
-    def iteration_time(self, batch: Batch) -> float:
-        return self._table.seconds(batch)
-
     def stage_times(self, batch: Batch) -> list[float]:
-        return [self.iteration_time(batch)]
+        num_stages = self.parallel.pipeline
+        return [self._table.seconds(batch) / num_stages] * num_stages
 
     def operation_times(self, batch: Batch) -> dict[str, float]:
-        return {WHOLE: self.iteration_time(batch), "overhead": 0.0}
+        times = {WHOLE: self._table.seconds(batch), "overhead": 0.0}
+        if self.parallel.pipeline > 1:
+            times["send"] = (self.parallel.pipeline - 1) * self.send_time(batch)
+        return times
 
 
 def make_cost_model(

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from sarathi_kernels.attention.plan import AttentionPlan
-from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.compositions import make_batch, run_once
+from sarathi_lab.engine.compositions import run_once
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.single_iteration import SingleIteration, single_iteration
 from sarathi_lab.executor.iteration_probe import REFERENCE, Timing
@@ -64,7 +63,8 @@ class OperationProbe:
     @torch.inference_mode()
     def attention(self, batch: Batch) -> float:
         """Return the seconds of the attention of `batch`."""
-        if times := self.operation_times(batch):
+        times = self.operation_times(batch)
+        if times:
             return times["attention"]
         spec = self.model.spec
         inputs = self.executor.packed(batch)
@@ -86,7 +86,8 @@ class OperationProbe:
         """
         inputs = self.executor.packed(batch)
         newest = torch.tensor([chunk.num_tokens for chunk in batch.chunks]).cumsum(0) - 1
-        keys, values = self.executor.cache.keys[0], self.executor.cache.values[0]
+        keys = self.executor.cache.keys[0]
+        values = self.executor.cache.values[0]
         keys.zero_()
         values.zero_().flatten(0, 1)[inputs.slots[newest].long()] = 1.0
         query = self._random(batch.num_tokens, self.model.spec.num_heads, values.shape[-1])
@@ -101,7 +102,8 @@ class OperationProbe:
         num_tokens = batch.num_tokens
         hidden = self._random(num_tokens, self.model.spec.hidden_size)
         attended = self._random(num_tokens, self.model.spec.q_size)
-        residual, operations = hidden.clone(), self.model.operations
+        residual = hidden.clone()
+        operations = self.model.operations
 
         def norms_and_residuals(layer: Layer) -> None:
             operations.add_norm(residual, hidden, layer.attention_norm)
@@ -113,11 +115,11 @@ class OperationProbe:
             "ffn": lambda layer: layer.feed_forward(hidden, operations),
             "elementwise": norms_and_residuals,
         }
-        seconds, timings = {}, set[Timing]()
+        seconds = {}
+        timings = set[Timing]()
         for name, operation in of_a_layer.items():
-            seconds[name] = self._time(
-                name, partial(_in_layers, self.layers, operation), num_tokens
-            )
+            work = partial(_in_layers, self.layers, operation)
+            seconds[name] = self._time(name, work, num_tokens)
             timings.add(self.timing)
         self.timing = min(timings)  # calls, if any
         return seconds
@@ -131,20 +133,6 @@ class OperationProbe:
         hidden = self._random(num_rows, self.model.spec.hidden_size)
         work = partial(_in_layers, self.layers, lambda layer: layer.qkv_proj(hidden))
         return self._time("reference", work, num_rows)
-
-    @torch.inference_mode()
-    def logits(self, num_rows: int) -> float:
-        """Return the seconds of the output head and sampling for `num_rows` emitted tokens; in C++,
-        where the cache has a block for each of them, without the sampling.
-        """
-        if self.model.whole_pass is not None and num_rows <= self.executor.num_blocks:
-            blocks = BlockManager(self.executor.num_blocks, self.executor.block_size)
-            each = make_batch(prefill_tokens=1, num_prefills=num_rows, emits=True, blocks=blocks)
-            return self.operation_times(each)["logits"]
-        model, rows = self.model, self._random(num_rows, self.model.spec.hidden_size)
-        return self._time(
-            "logits", lambda: model.greedy(model.lm_head(model.final_norm(rows))), num_rows
-        )
 
     def iteration(self, batch: Batch) -> SingleIteration:
         """Time an iteration of `batch`, as the engine runs it. A LONG one needs no graph: launches
@@ -167,10 +155,12 @@ class OperationProbe:
         seconds = dict.fromkeys((*PRODUCTS, "attention", "logits"), 0.0)
 
         def record(name: str, spent: float) -> None:
-            if (part := NATIVE.get(name, name)) in seconds:
-                seconds[part] += spent
+            operation = NATIVE.get(name, name)
+            if operation in seconds:
+                seconds[operation] += spent
 
-        before, operations.recorder = operations.recorder, record
+        before = operations.recorder
+        operations.recorder = record
         try:
             whole = run_once(self.executor, batch).busy
         finally:
@@ -181,10 +171,11 @@ class OperationProbe:
         """Return normal values: on a GPU, whose graphs need fixed inputs, always the same ones; on
         a CPU, new ones are in its caches.
         """
-        if (drawn := self._drawn.get(sizes)) is None:
-            drawn = torch.randn(sizes, device=self.model.device, dtype=self.model.dtype)
-            if self._is_gpu:
-                self._drawn[sizes] = drawn
+        if sizes in self._drawn:
+            return self._drawn[sizes]
+        drawn = torch.randn(sizes, device=self.model.device, dtype=self.model.dtype)
+        if self._is_gpu:
+            self._drawn[sizes] = drawn
         return drawn
 
     def _time(

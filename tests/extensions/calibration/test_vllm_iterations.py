@@ -7,23 +7,33 @@ import math
 import pytest
 from vllm_engine import TINY, backend_of
 
+from sarathi_lab.experiment import measured_iterations
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.experiment.measure import DeviceClock, load_executor, measure
-from sarathi_lab.extensions.calibration import iterations
-from sarathi_lab.extensions.calibration.iterations import Limits, measure_iterations
+from sarathi_lab.experiment.measured_iterations import Limits, grid_of, table_of, time_iterations
 
 pytestmark = pytest.mark.vllm
 
 
 def test_a_table_and_a_figure_are_measured_on_its_workers(monkeypatch):
-    monkeypatch.setattr(iterations, "MIN_ROUNDS", 1)
-    backend, limits = backend_of(), Limits(3, 128)
+    monkeypatch.setattr(measured_iterations, "MIN_ROUNDS", 1)
+    backend = backend_of()
+    limits = Limits(3, 128)
+    grid = grid_of(limits)
     executor = backend.build(TINY, None, limits.sizes)
-    found = measure_iterations(executor, TINY, limits, 0.1, lambda seconds: None)
-    assert (found.table.time_us > 0).all()
-    assert found.num_left_out == 0
-    assert set(found.errors) == {"prompt", "prompts", "decodes", "both"}
-    figure, sizes = FIGURES["fig03"], FIGURES["fig03"].sizes("dry")
+    timings = time_iterations(
+        executor,
+        [composition.make() for composition in grid],
+        limits,
+        num_blocks=executor.num_blocks,
+        block_size=executor.block_size,
+        vocab_size=TINY.vocab_size,
+        seconds=0.1,
+    )
+    assert len(timings.rows) == len(grid)
+    assert (table_of(grid, timings.rows).time_us > 0).all()
+    figure = FIGURES["fig03"]
+    sizes = figure.sizes("dry")
     executor = load_executor(backend, TINY, figure.room(TINY, sizes))
     assert executor.block_size == 32  # of which vLLM's attention on a CPU takes multiples
     clock = DeviceClock(executor, TINY)
