@@ -18,10 +18,12 @@ import pandas as pd
 
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.single_iteration import SingleIteration, single_iteration
 from sarathi_lab.model.roofline import TILE
+from sarathi_lab.results.serving_metrics import Slo
 
 REPETITIONS = 5
 MIN_REPETITIONS, MAX_REPETITIONS = 3, 15
@@ -132,6 +134,27 @@ def decode_iteration(
         # `busy` is of one stage.
         seconds.append(result.end - result.start if result.stages else iteration.seconds)
     return median(seconds[1:])  # the first warms up
+
+
+def slo_reference(slo: Slo, engine: EngineConfig, executor: Executor) -> float | None:
+    """Return the decode iteration that a relative objective refers to (seconds), of at most the
+    engine's batch and length; None for bounds in seconds. Runs a few iterations.
+    """
+    if not slo.is_relative:
+        return None
+    assert engine.max_model_len is not None
+    return decode_iteration(
+        executor,
+        min(slo.decode_batch, engine.batch_size),
+        min(slo.decode_context, engine.max_model_len - 1),  # which a last token follows
+        num_blocks=engine.num_blocks,
+        block_size=engine.block_size,
+    )
+
+
+def slo_in_seconds(slo: Slo, engine: EngineConfig, executor: Executor) -> Slo:
+    """Return the objective with its relative bound in this device's seconds."""
+    return slo.resolved(slo_reference(slo, engine, executor))
 
 
 def _fitted(sizes: Sizes, num_blocks: int, block_size: int) -> Sizes:

@@ -33,7 +33,7 @@ from sarathi_lab.model.checkpoint import resolve_model, text_encoder
 from sarathi_lab.model.roofline import TILE, Peaks, roofline_time
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
-from sarathi_lab.results.decode_cost import decode_iteration
+from sarathi_lab.results.decode_cost import slo_in_seconds
 from sarathi_lab.results.serving_metrics import Targets
 from sarathi_lab.results.steady import steady_part
 from sarathi_lab.results.window import ADMISSION, ARRIVAL, Part, Window
@@ -281,24 +281,8 @@ def _advice(plan: Plan, chunks: Sequence[int] | None) -> Advice:
     assert predictor is not None
     # Baselines that the run does not have need not fit the cache.
     baselines = tuple(name for name in BASELINES if name in plan.config["baselines"])
-    slo = plan.targets.slo.resolved(slo_reference(plan, SimulatedExecutor(predictor)))
+    slo = slo_in_seconds(plan.targets.slo, engine, SimulatedExecutor(predictor))
     slo_of_bounds = slo if slo.bounds else None
     run = partial(serve_by, predictor, load.requests)
     prediction = Prediction(load.requests, engine, run, baselines, slo_of_bounds)
     return advise(prediction, TILE, policy=plan.policy.with_budget, chunks=chunks)
-
-
-def slo_reference(plan: Plan, executor: Executor) -> float | None:
-    """Return the decode iteration that a relative objective refers to (seconds), of at most the
-    run's batch and length; None for bounds in seconds. Runs a few iterations.
-    """
-    slo = plan.targets.slo
-    if not slo.is_relative:
-        return None
-    return decode_iteration(
-        executor,
-        min(slo.decode_batch, plan.engine.batch_size),
-        min(slo.decode_context, plan.max_model_len - 1),  # which a last token follows
-        num_blocks=plan.engine.num_blocks,
-        block_size=plan.engine.block_size,
-    )

@@ -27,7 +27,7 @@ from sarathi_lab.engine.single_iteration import host_caution
 from sarathi_lab.experiment.advisor import Advice
 from sarathi_lab.model.roofline import Peaks, request_roofline
 from sarathi_lab.results import metrics
-from sarathi_lab.results.decode_cost import fullest_hybrid, measure_decode_cost
+from sarathi_lab.results.decode_cost import fullest_hybrid, measure_decode_cost, slo_reference
 from sarathi_lab.results.load import AGAIN, load_summary
 from sarathi_lab.results.load_trend import load_trend
 from sarathi_lab.results.provenance import provenance
@@ -47,7 +47,7 @@ from sarathi_lab.results.steady import LEAST_DRIFT, drift, requests_for_steady_p
 from sarathi_lab.results.table import heading
 from sarathi_lab.results.window import Part
 from sarathi_lab.tasks.base import Task, conclude
-from sarathi_lab.tasks.plan import Plan, make_plans, slo_reference
+from sarathi_lab.tasks.plan import Plan, make_plans
 from sarathi_lab.tasks.run_cache import cap_caution
 
 Tables = dict[str, pd.DataFrame]
@@ -219,7 +219,8 @@ def _measured(
         of_cache = {"num_blocks": engine.num_blocks, "block_size": engine.block_size}
         decode_cost = measure_decode_cost(executor, composition, **of_cache)
         cautions += host_caution("the times of decodes", decode_cost.host_share or 0.0)
-    if (reference := slo_reference(plan, executor)) is not None:
+    reference = slo_reference(plan.targets.slo, plan.engine, executor)
+    if reference is not None:
         profile["slo_decode_time"] = reference
     summary = metrics.summarise(iterations, requests, peaks, decode_cost) | rates
     slo = plan.targets.slo.resolved(reference)

@@ -31,9 +31,10 @@ from sarathi_lab.extensions.advice.server_flags import (
 )
 from sarathi_lab.model.roofline import TILE
 from sarathi_lab.policy import Policy
+from sarathi_lab.results.decode_cost import slo_in_seconds
 from sarathi_lab.results.objective import outcome
 from sarathi_lab.results.serving_metrics import Slo
-from sarathi_lab.tasks.plan import Plan, changed, make_plan, slo_reference
+from sarathi_lab.tasks.plan import Plan, changed, make_plan
 
 AN_OPTION = "name an option of policy, or one with parameters as in {sglang:{page_size:16}}"
 LONGER = 4  # times the requests of a run that is to be advised
@@ -149,7 +150,7 @@ def compare(option: Option, chunks: Sequence[int] | None) -> Compared:
     plan = make_plan(_first_config(option))
     executor = plan.build()[1]
     plan = replace(plan, engine=plan.engine.with_cache_of(executor))
-    slo = plan.targets.slo.resolved(slo_reference(plan, executor))
+    slo = slo_in_seconds(plan.targets.slo, plan.engine, executor)
     # With fewer tokens than sequences, a server that chooses both lowers the sequences.
     fewest = min(plan.engine.batch_size, TILE) if _is_free(cfg) else plan.engine.batch_size
     prediction = Prediction(

@@ -17,8 +17,8 @@ from sarathi_lab.config.run_context import RunContext, as_command
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.experiment.advisor import Row, choose
 from sarathi_lab.extensions.advice.compared import Compared
-from sarathi_lab.extensions.capacity.search import WAITS, mean_rate
-from sarathi_lab.extensions.capacity.task import Capacity
+from sarathi_lab.extensions.under_load.capacity import FindCapacity
+from sarathi_lab.extensions.under_load.search import WAITS, mean_rate
 from sarathi_lab.results.objective import outcome
 from sarathi_lab.results.serving_metrics import Slo
 from sarathi_lab.tasks.plan import Plan, make_plan
@@ -136,7 +136,7 @@ def remedies(
     has_lower_rate = lower_rate is not None or more_replicas is not None
     capacity_plan = None
     if lower_rate is not None:
-        capacity_plan = Capacity(seeds=1).check(_of_capacity(nearest.cfg))[0]
+        capacity_plan = FindCapacity().check(_of_capacity(nearest.cfg))
     return Remedies(found, nearest, has_lower_rate, capacity_plan)
 
 
@@ -168,16 +168,16 @@ def _with_rate(best: Compared, compared: Sequence[Compared]) -> Nearest:
             screened = _screened(Nearest(other, row))
             if screened.rate > nearest.rate:
                 nearest = screened
-        found = Capacity(seeds=1).highest_rate(_of_capacity(nearest.cfg))
+        found = FindCapacity().highest_rate(_of_capacity(nearest.cfg))
     except UserError:  # of requests that have no rate
         return nearest._replace(rate=0.0)
-    return nearest._replace(rate=found.median, is_settled=found.is_settled, num_searched=number)
+    return nearest._replace(rate=found.rate, is_settled=found.is_settled, num_searched=number)
 
 
 def _screened(nearest: Nearest) -> Nearest:
     """Return `nearest` with the highest rate of a short, coarse search."""
-    search = Capacity(seeds=1, precision=SCREENED_PRECISION, doublings=1)
-    return nearest._replace(rate=search.highest_rate(_of_capacity(nearest.cfg)).median)
+    search = FindCapacity(precision=SCREENED_PRECISION, doublings=1)
+    return nearest._replace(rate=search.highest_rate(_of_capacity(nearest.cfg)).rate)
 
 
 def _cut_rows(compared: Compared) -> pd.DataFrame:
@@ -232,7 +232,7 @@ def _lower_rate(nearest: Nearest, commands: Commands) -> Remedy | None:
     return Remedy(
         f"a lower rate: {nearest.words} meets it up to {about}{amount(nearest.rate)} "
         f"requests/s{searched}{beside}",
-        commands.of(nearest, "task=capacity", "task.seeds=1", *number, without=["workload.rate"]),
+        commands.of(nearest, "task=capacity", *number, without=["workload.rate"]),
     )
 
 

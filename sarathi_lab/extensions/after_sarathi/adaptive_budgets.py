@@ -23,8 +23,8 @@ from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import PROFILED, Platform
 from sarathi_lab.extensions.after_sarathi import Lprs, SloBudget
-from sarathi_lab.extensions.capacity.search import Grid, at_rate, highest_passing
 from sarathi_lab.extensions.under_load import ServingBench, compared, point, under_load
+from sarathi_lab.extensions.under_load.search import RateGrid, at_rate, highest_passing
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import Slo, is_good, waits
@@ -44,7 +44,7 @@ class Search:
     bench: ServingBench
     dataset: str
     requests: Sequence[Request]
-    grid: Grid
+    grid: RateGrid
     attained: float  # share of the requests
     tokens_per_second: float  # of prompts, where there is nothing else to do
     known: dict[tuple[Policy, int], pd.DataFrame] = field(default_factory=dict)
@@ -135,7 +135,7 @@ def adaptive_budgets(
     some fixed budgets; and the goodput at `overload` times that rate. Adaptive policies take up to
     `largest` tokens.
     """
-    grid = Grid(precision)
+    grid = RateGrid(precision)
     for dataset, kinds in objectives.items():
         requests = bench.requests(dataset, num_searched[dataset], seed)
         speed = prompt_speed(bench, requests, largest)

@@ -17,8 +17,8 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import PROFILED, Ints, Platform
-from sarathi_lab.extensions.capacity.search import at_rate
 from sarathi_lab.extensions.under_load import CHUNKING, ServingBench, compared, point, under_load
+from sarathi_lab.extensions.under_load.search import at_rate
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import jain_index

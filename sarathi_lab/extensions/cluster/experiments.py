@@ -19,7 +19,6 @@ from sarathi_lab.engine.config import SINGLE
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import Platform
-from sarathi_lab.extensions.capacity.search import at_rate
 from sarathi_lab.extensions.cluster import Disaggregated, Replicas, Several
 from sarathi_lab.extensions.cluster.lockstep import Lockstep
 from sarathi_lab.extensions.under_load import (
@@ -33,6 +32,7 @@ from sarathi_lab.extensions.under_load import (
     ratios,
     waited,
 )
+from sarathi_lab.extensions.under_load.search import at_rate
 from sarathi_lab.policy import VllmV1
 from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import Slo, gaps, is_good

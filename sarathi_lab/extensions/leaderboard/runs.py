@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -17,10 +17,11 @@ from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.results.decode_cost import slo_in_seconds
 from sarathi_lab.results.metrics import throughput
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.serving_metrics import Slo, is_good, quantiles, waits
-from sarathi_lab.tasks.plan import Plan, changed, make_plan, slo_reference
+from sarathi_lab.tasks.plan import Plan, changed, make_plan
 from sarathi_lab.tasks.serve import READ, schedule_of, serving_summary_of
 
 GOODPUT = "goodput_"  # and the objective
@@ -110,8 +111,7 @@ class Contest:
         """Return the requests a second that are within each objective."""
         goodputs = {}
         for name, slo in self.objectives.items():
-            judged = replace(plan, targets=replace(plan.targets, slo=slo))
-            in_seconds = slo.resolved(slo_reference(judged, executor))
+            in_seconds = slo_in_seconds(slo, plan.engine, executor)
             num_good = is_good(requests, in_seconds)["all"].sum()
             goodputs[f"{GOODPUT}{name}"] = float(num_good / seconds)
         return goodputs

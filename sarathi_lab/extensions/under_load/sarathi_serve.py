@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from sarathi_lab.experiment.cases import Point
-from sarathi_lab.extensions.capacity.search import Grid, Trials, run_lengths
-from sarathi_lab.extensions.under_load import (
+from sarathi_lab.extensions.under_load.bench import (
     CHUNKING,
     LOAD,
     MISTRAL,
@@ -29,6 +27,7 @@ from sarathi_lab.extensions.under_load import (
     point,
     under_load,
 )
+from sarathi_lab.extensions.under_load.search import RateGrid, RateSearch, run_lengths
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import gaps, latency
@@ -50,24 +49,32 @@ def sarathi_serve_stalls(bench: ServingBench, seed: int, **sizes: Any) -> Iterat
     """The longest gaps between tokens, over time in the first round (Fig 1a), and of all."""
     dataset = list(sizes["datasets"])[-1]  # of the longest prompts
     policies = bench.named(SCHEDULERS, sizes["budget"])
-    found = {name: bench.serve(name, policy, dataset, seed) for name, policy in policies.items()}
+    served = {}
+    for name, policy in policies.items():
+        served[name] = bench.serve(name, policy, dataset, seed)
     if seed == 0:
-        for name, requests in found.items():
+        for name, requests in served.items():
             for time, gap in longest_gaps(requests, STALL_BINS):
-                yield point(dataset, "longest gap", "ms", name, 1e3 * gap, time, kind="curve")
-    waits = {name: _waits(requests, TBT, LONG, TTFT) for name, requests in found.items()}
+                yield point(dataset, LONG, "ms", name, 1e3 * gap, time, kind="curve")
+    waits = {name: _waits(requests, TBT, LONG, TTFT) for name, requests in served.items()}
     yield from compared(dataset, waits, {CHUNKING: waits[CHUNKING]})
 
 
 @under_load("Which half of Sarathi-Serve does what?", 40, look=by_device("bar", TTFT, TBT))
 def sarathi_serve_ablation(bench: ServingBench, seed: int, **sizes: Any) -> Iterator[Point]:
     """Whole prompts beside decodes, chunks apart from decodes, and beside them (Table 4)."""
-    whole, budget = longest(sizes) + sizes["batch"], sizes["budget"]
-    kinds = {BOTH: (CHUNKING, budget), HYBRID: (CHUNKING, whole), CHUNKED: ("chunked_only", budget)}
-    made = {kind: policy for kind, named in kinds.items() if (policy := bench.policy(*named))}
+    budget = sizes["budget"]
+    whole_prompts = longest(sizes) + sizes["batch"]
+    policies = {
+        BOTH: bench.policy(CHUNKING, budget),
+        HYBRID: bench.policy(CHUNKING, whole_prompts),
+        CHUNKED: bench.policy("chunked_only", budget),
+    }
     for dataset in sizes["datasets"]:
-        served = {kind: bench.serve(CHUNKING, one, dataset, seed) for kind, one in made.items()}
-        waits = {kind: _waits(requests, TTFT, TBT) for kind, requests in served.items()}
+        waits = {}
+        for kind, policy in policies.items():
+            if policy is not None:
+                waits[kind] = _waits(bench.serve(CHUNKING, policy, dataset, seed), TTFT, TBT)
         yield from compared(dataset, waits, {"both": waits[BOTH]})
 
 
@@ -95,23 +102,27 @@ def sarathi_serve_capacity(
     until the capacity stands still but at most `doublings` times; then it is not a number.
     """
     dataset = next(iter(sizes["datasets"]))
-    requests = {seed: bench.requests(dataset, num_searched << doublings, seed)}
-    lengths = run_lengths(num_searched << doublings, doublings)
-    known: dict[tuple[str, Policy], Trials] = {}  # has served some rates for another objective
+    num_requests = num_searched << doublings
+    requests = bench.requests(dataset, num_requests, seed)
+    lengths = run_lengths(num_requests, doublings)
     saturation = bench.saturation_rate(dataset)
+    # A policy's search has served some rates for another objective.
+    searches: dict[tuple[str, Policy], RateSearch] = {}
     for kind in slos:
-        slo, found, start = bench.slo(kind), {}, LOAD * saturation
+        slo = bench.slo(kind)
+        start = LOAD * saturation
+        rates = {}
         for name, policy in bench.named(searched, slo_budgets[kind]).items():
-            engine = replace(bench.engine, policy=policy, batch_size=bench.batch_of(name))
-            trials = Trials(engine, bench.executor, requests, Grid(precision))
-            trials = known.setdefault((name, policy), trials)
-            capacity = trials.capacity(slo, start, saturation, lengths)
-            start = capacity.median or start
-            found[name] = capacity.median if capacity.is_settled else math.nan
-            yield point(dataset, "capacity", "1/s", name, found[name], slo=kind)
-        for name, value in found.items():
+            if (name, policy) not in searches:
+                server = bench.server(policy, batch_size=bench.batch_of(name))
+                searches[name, policy] = RateSearch(server, requests, RateGrid(precision))
+            capacity = searches[name, policy].capacity(slo, start, saturation, lengths)
+            start = capacity.rate or start
+            rates[name] = capacity.rate if capacity.is_settled else math.nan
+            yield point(dataset, "capacity", "1/s", name, rates[name], slo=kind)
+        for name, rate in rates.items():
             if name != CHUNKING:
-                gain = found[CHUNKING] / value if value else math.inf
+                gain = rates[CHUNKING] / rate if rate else math.inf
                 quantity = f"capacity of {CHUNKING} / own"
                 yield point(dataset, quantity, "ratio", name, gain, slo=kind)
 
@@ -131,21 +142,25 @@ def sarathi_serve_budget(
             policy = bench.chunking(max(budget, sizes["batch"]))
             waits[budget] = _waits(bench.serve(CHUNKING, policy, dataset, seed), TBT, TTFT)
         largest = {"largest budget": waits[max(budgets)]}
-        for budget, found in waits.items():
-            yield from compared(dataset, {CHUNKING: found}, largest, x=budget)
+        for budget, of_budget in waits.items():
+            yield from compared(dataset, {CHUNKING: of_budget}, largest, x=budget)
 
 
 def _waits(requests: pd.DataFrame, *quantities: str) -> Values:
-    known = latency(requests)
-    found = {TBT: known["tbt_p99"], TTFT: known["ttft_p50"]}
-    found[LONG] = max(gap for _, gap in longest_gaps(requests, 1))
-    return {name: found[name] for name in quantities}
+    latencies = latency(requests)
+    waits = {
+        TBT: latencies["tbt_p99"],
+        TTFT: latencies["ttft_p50"],
+        LONG: max(gap for _, gap in longest_gaps(requests, num_bins=1)),
+    }
+    return {name: waits[name] for name in quantities}
 
 
 def longest_gaps(requests: pd.DataFrame, num_bins: int) -> list[tuple[float, float]]:
     """(end, longest gap that ended in it) in seconds of those of `num_bins` that have one."""
-    ends = np.concatenate([np.empty(0), *(np.asarray(times)[1:] for times in requests.token_times)])
+    times = [np.asarray(tokens)[1:] for tokens in requests.token_times]
+    ends = np.concatenate([np.empty(0), *times])
     between = gaps(requests)
     edges = np.linspace(0.0, float(requests.finish_time.max()), num_bins + 1)
-    places = np.clip(np.searchsorted(edges, ends) - 1, 0, num_bins - 1)
-    return [(float(edges[i + 1]), float(between[places == i].max())) for i in np.unique(places)]
+    bins = np.clip(np.searchsorted(edges, ends) - 1, 0, num_bins - 1)
+    return [(float(edges[i + 1]), float(between[bins == i].max())) for i in np.unique(bins)]

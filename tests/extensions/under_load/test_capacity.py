@@ -14,9 +14,10 @@ from helpers import ScriptedExecutor, requests_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.extensions.capacity.search import (
-    Grid,
-    Trials,
+from sarathi_lab.extensions.under_load.search import (
+    RateGrid,
+    RateSearch,
+    Server,
     at_rate,
     highest_passing,
     mean_rate,
@@ -59,75 +60,60 @@ def test_arrivals_are_stretched_to_the_rate_and_stay_paired():
         at_rate(requests_of((4, 1), (4, 1)), 1.0)
 
 
-def queue(num: int = 40, seeds: int = 3) -> Trials:
+def queue(num: int = 40) -> RateSearch:
     """One server that takes a second a request of one token, which come evenly: it can take one a
     second.
     """
-    loads = {
-        seed: requests_of(*[(4, 1)] * num, arrivals=list(map(float, range(num))))
-        for seed in range(seeds)
-    }
+    requests = requests_of(*[(4, 1)] * num, arrivals=list(map(float, range(num))))
     engine = EngineConfig(RequestLevel(), batch_size=1, num_blocks=10, block_size=4)
-    return Trials(engine, ScriptedExecutor(), loads, Grid(0.05))
+    return RateSearch(Server(engine, ScriptedExecutor()), requests, RateGrid(0.05))
 
 
 def test_the_capacity_of_a_queue_is_its_service_rate():
-    trials = queue()
-    assert trials.saturation_rate(40) == 1.0
-    found = trials.capacity(Slo(name="x", ttft=1.0 + 1e-9), 1.0, 1.0, [20, 40])
+    search = queue()
+    assert search.server.saturation_rate(search.requests) == 1.0
+    found = search.capacity(Slo(name="x", ttft=1.0 + 1e-9), 1.0, 1.0, [20, 40])
     assert found.is_settled
-    assert found.values == [1.0, 1.0, 1.0]
     assert found.remark == ""
-    assert found.summary == {
-        "capacity": 1.0,
-        "capacity_low": 1.0,
-        "capacity_high": pytest.approx(1.05),
-        "capacity_confidence": 0.75,
-        "capacity_seeds": 3.0,
-    }
-    assert sorted({trial.rate for trial in trials.known.values()}) == pytest.approx([1.0, 1.05])
+    assert found.rate == 1.0
+    assert found.next_rate == pytest.approx(1.05)
+    assert sorted({run.rate for run in search.runs.values()}) == pytest.approx([1.0, 1.05])
 
 
 def test_an_objective_that_allows_a_queue_has_more_capacity():
-    trials = queue()
-    strict, loose = (
-        trials.capacity(Slo(name="x", ttft=t), 1.0, 1.0, [20, 40]) for t in (1.001, 5.0)
-    )
+    search = queue()
+    strict = search.capacity(Slo(name="x", ttft=1.001), 1.0, 1.0, [20, 40])
+    loose = search.capacity(Slo(name="x", ttft=5.0), 1.0, 1.0, [20, 40])
     # Of 40 requests the last waits 39 (1 - 1/λ) seconds: 5 at λ = 1.14, of which the P99 is a
     # little less.
-    assert strict.median < loose.median < 1.2
-    before = len(trials.known)
-    trials.capacity(Slo(name="x", ttft=1.001), 1.0, 1.0, [20, 40])
-    assert len(trials.known) == before, "what was served is not served again"
+    assert strict.rate < loose.rate < 1.2
+    before = len(search.runs)
+    search.capacity(Slo(name="x", ttft=1.001), 1.0, 1.0, [20, 40])
+    assert len(search.runs) == before, "what was served is not served again"
 
 
 def test_runs_are_doubled_until_a_growing_queue_no_longer_passes():
     """At a rate λ above 1 the last of n waits n (1 - 1/λ): what passes falls to 1 as n grows."""
     slo, lengths = Slo(name="x", ttft=5.0), [20, 40, 80, 160, 320]
-    found = queue(320, seeds=1).capacity(slo, 1.0, 1.0, lengths)
+    found = queue(320).capacity(slo, 1.0, 1.0, lengths)
     assert found.is_settled
     assert found.num_requests == 80
-    assert found.median == pytest.approx(1.05), "a step of the grid less than with 40"
-    cut = queue(40, seeds=1).capacity(slo, 1.0, 1.0, [20, 40])
+    assert found.rate == pytest.approx(1.05), "a step of the grid less than with 40"
+    cut = queue(40).capacity(slo, 1.0, 1.0, [20, 40])
     assert not cut.is_settled
-    assert math.isnan(cut.summary["capacity"])
     assert "1.22/s in runs of 20, 1.1/s in runs of 40" in cut.remark
 
 
 def test_what_the_limits_cut_off_is_said():
-    trials = queue(seeds=2)
-    above = trials.capacity(Slo(name="x", ttft=1e9), 1.0, 1.0, [20, 40])
-    assert (
-        above.remark
-        == f"even {Grid(0.05).rate(above.highest):.3g}/s, the highest rate tried, passes with 2 "
-        "of 2 seeds"
-    )
+    search = queue()
+    above = search.capacity(Slo(name="x", ttft=1e9), 1.0, 1.0, [20, 40])
+    highest = RateGrid(0.05).rate(above.highest)
+    assert above.remark == f"even {highest:.3g}/s, the highest rate tried, passes"
     assert above.is_lower_bound
-    assert above.summary["capacity_high"] == math.inf
-    below = trials.capacity(Slo(name="x", ttft=0.5), 1.0, 1.0, [20, 40])
-    assert below.values == [0.0, 0.0]
-    assert "the lowest rate tried, fails with 2 of 2 seeds" in below.remark
-    assert below.summary["capacity_seeds"] == 0.0
+    assert above.next_rate == math.inf
+    below = search.capacity(Slo(name="x", ttft=0.5), 1.0, 1.0, [20, 40])
+    assert below.rate == 0.0
+    assert "the lowest rate tried, fails" in below.remark
     assert not below.is_lower_bound
 
 
@@ -150,10 +136,10 @@ SIMULATED = [
 
 
 def test_a_sweep_over_policies_makes_a_table(tmp_path, capsys):
-    args = [*SIMULATED, "slo.tbt=0.014", "task.seeds=2", "task.precision=1.0", f"output={tmp_path}"]
+    args = [*SIMULATED, "slo.tbt=0.014", "task.precision=1.0", f"output={tmp_path}"]
     assert main(["policy=prefill_first,sarathi_serve", "-m", *args]) == 0
     text = capsys.readouterr().out
-    assert text.count("requests/s (") == 2
+    assert text.count(" requests/s under ") == 2
     assert "under mistral-7b-strict,tbt=0.014: P99 TBT 14 ms, P50 scheduling delay 2000 ms" in text
     runs = load_runs(tmp_path).set_index("policy")
     assert set(runs.index) == {"prefill_first", "sarathi_serve"}
@@ -162,14 +148,13 @@ def test_a_sweep_over_policies_makes_a_table(tmp_path, capsys):
         table = pd.read_parquet(f"{found['path']}/capacity.parquet")
         assert set(table.policy) == {policy}
         assert len(table) == found["capacity_trials"]
-        assert set(table.seed) == {0, 1}
+        assert set(table.seed) == {0}
         table = table[table.num_requests == table.num_requests.max()]
-        passing = table[table.slo_met].groupby("seed").rate.max()
-        assert found["capacity"] == pytest.approx(passing.median())
+        assert found["capacity"] == pytest.approx(table[table.slo_met].rate.max())
         assert (table[table.slo_met].tbt_p99 <= 0.014).all()
         failing = table[~table.slo_met]
         assert ((failing.tbt_p99 > 0.014) | (failing.scheduling_delay_p50 > 2.0)).all()
-        assert found["capacity_low"] <= found["capacity"] < found["capacity_high"]
+        assert found["capacity"] < found["capacity_high"]
     assert (tmp_path.rglob("capacity.png").__next__()).stat().st_size > 10_000
 
 
@@ -177,12 +162,11 @@ def test_it_runs_on_a_real_device_with_a_relative_objective(tmp_path, monkeypatc
     monkeypatch.setattr(TorchBackend, "peaks", lambda self: Peaks(1e12, 1e10, "given"))
     lengths = {"prompt_p50": 20, "prompt_p90": 40, "output_p50": 4, "output_p90": 8, "max_len": 64}
     small = [f"workload.{name}={length}" for name, length in lengths.items()]
-    few = ["task.seeds=1", "task.precision=1.0"]
     slo = ["slo=relaxed", "slo.tbt_factor=10000"]  # which noise can't exceed
     own = ["model=tiny", "device=cpu", "executor.threads=1", "policy=sarathi_serve", "chunk=64"]
-    result = run(tmp_path, *SMALL, *own, *small, *few, *slo)
+    result = run(tmp_path, *SMALL, *own, *small, "task.precision=1.0", *slo)
     assert {"capacity", "capacity_trials", "closed_rate"} <= set(result.summary)
-    assert "requests/s (" in result.shown[0]
+    assert " requests/s under " in result.shown[0]
 
 
 @pytest.mark.parametrize(
@@ -196,10 +180,6 @@ def test_it_runs_on_a_real_device_with_a_relative_objective(tmp_path, monkeypatc
         (
             ["workload=trace", "workload.path=tests/data/trace.csv", "workload.max_requests=1"],
             "1 requests come all at once",
-        ),
-        (
-            ["workload=trace", "workload.path=tests/data/trace.csv"],
-            "the same requests for every seed; use task.seeds=1",
         ),
         (["chunk=auto"], "chunk=auto is advised for one load"),
     ],

@@ -1,0 +1,388 @@
+"""What experiments under load are made of: the engine that serves, and the points of a round.
+
+In a round all policies serve the same requests, one after the other, on one engine. Every round
+has another seed, and its values are samples of the points.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pandas as pd
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.engine.arrivals import Arrivals
+from sarathi_lab.engine.config import SINGLE, EngineConfig, Topology
+from sarathi_lab.engine.executor import Executor
+from sarathi_lab.engine.executor import Sizes as BuildSizes
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.request import Request
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.experiment.cases import Kind, Point, Round, Samples, keep, table_of
+from sarathi_lab.experiment.clock import Estimate
+from sarathi_lab.experiment.registry import PROFILED, Figure, Job, Platform, Sizes, figure
+from sarathi_lab.experiment.scenario import BLOCK_SIZE, Room
+from sarathi_lab.extensions.under_load.search import Server, at_rate
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.policy import Orca, Policy
+from sarathi_lab.policy.systems import setup_of
+from sarathi_lab.results import load
+from sarathi_lab.results.decode_cost import slo_in_seconds
+from sarathi_lab.results.intervals import FEWEST_PAIRS, summary
+from sarathi_lab.results.plots.spec import PlotSpec
+from sarathi_lab.results.serving_metrics import Slo, latency
+from sarathi_lab.workload.synthetic import Lognormal
+
+if TYPE_CHECKING:
+    from sarathi_lab.executor.measured_backend import MeasuredBackend
+    from sarathi_lab.experiment.measure import Measured, Session
+
+# Table 1; the paper's ablation, stalls and budgets are of Yi-34B.
+YI = Platform("yi-34b", "a100", 2)
+MISTRAL = Platform("mistral-7b", "a100", 1)
+LOAD = 0.7  # of the rate at which a device serves all that is there at once, where none is stated
+CHUNKING = "sarathi_serve"
+ANY = "any"  # model, in `rates`
+WATERMARK = 1.05  # of blocks, for policies that leave some free
+# By name and token budget; None where there is no such policy.
+MakePolicy = Callable[[str, int], Policy | None]
+Values = Mapping[str, float]  # by quantity
+# Quantities of what requests waited, in seconds, by the names of `latency`.
+WAITED = {
+    "mean latency": "latency_mean",
+    "mean TTFT": "ttft_mean",
+    "P50 TTFT": "ttft_p50",
+    "P99 TTFT": "ttft_p99",
+    "mean TPOT": "tpot_mean",
+    "P50 between tokens": "tbt_p50",
+    "P99 between tokens": "tbt_p99",
+}
+Register = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class LoadFigure(Figure):
+    """An experiment of requests that arrive over time, in rounds."""
+
+    max_spread: float = 0.5
+
+    needs: ClassVar[Sequence[str]] = ("datasets", "batch")
+    takes: ClassVar[Sequence[str]] = ("num_requests", "budget", "batches", "rates")
+    is_in_rounds = has_own_bench = True
+
+    def cases(self, spec: ModelSpec, sizes: Sizes) -> list[Round]:
+        return [Round(self.make, sizes, seed) for seed in range(FEWEST_PAIRS)]
+
+    def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
+        batch = sizes["batch"]
+        longest_request = longest(sizes)
+        blocks_each = math.ceil(longest_request / BLOCK_SIZE)
+        num_blocks = math.ceil(WATERMARK * batch * blocks_each)
+        return Room(num_blocks * BLOCK_SIZE, batch, longest_request)
+
+    def room_on(self, backend: MeasuredBackend, spec: ModelSpec, sizes: Sizes) -> Room:
+        """Return the room of a batch, or what the device has for it."""
+        room = self.room(spec, sizes)
+        setup = setup_of(None, room.batch_size, room.longest)
+        held_tokens = BLOCK_SIZE * backend.kv_blocks(spec, BLOCK_SIZE, setup)
+        return room._replace(kv_tokens=min(room.kv_tokens, held_tokens))
+
+    def least_room(self, spec: ModelSpec, sizes: Sizes) -> int:
+        return 2 * longest(sizes)  # requests may wait
+
+    def measure(self, session: Session) -> Measured:
+        from sarathi_lab.experiment.measure import measure  # torch takes seconds
+
+        spec = session.spec
+        sizes = session.sizes
+        room = session.room
+        with session.loaded(self.name) as (executor, advance):
+            engine = EngineConfig(
+                Orca(), room.batch_size, executor.num_blocks, executor.block_size, room.longest
+            )
+            bench = ServingBench(
+                sizes,
+                spec.name,
+                engine,
+                executor,
+                session.make_policy,
+                spec.vocab_size,
+                session.seed,
+            )
+            for dataset in sizes["datasets"]:  # warms up
+                bench.saturation_rate(dataset)
+            rounds = [Round(self.make, sizes)]
+            samples = measure(rounds, bench, seconds=session.seconds, advance=advance)
+        return {"": session.table(self.name, samples), **_replayed_table(bench)}
+
+    def bench(self, job: Job) -> ServingBench:
+        spec = job.spec
+        backend = job.backend
+        batch = job.sizes["batch"]
+        longest_request = longest(job.sizes)
+        setup = setup_of(None, batch, longest_request)
+        num_blocks = backend.kv_blocks(spec, BLOCK_SIZE, setup)
+        build_sizes = BuildSizes(num_blocks, BLOCK_SIZE, batch)
+        engine = EngineConfig(
+            Orca(),
+            batch,
+            num_blocks,
+            BLOCK_SIZE,
+            longest_request,
+            backend.num_stages,
+            state_tokens=backend.state_tokens(spec),
+            window=spec.cached_window,
+        )
+        predictor = cache(partial(backend.predictor, spec))
+
+        @cache  # a cost model with tables takes a second to make
+        def executor_of(cluster: Topology) -> Executor:
+            build = partial(cluster.backend(backend, spec).build, spec, None, build_sizes)
+            return cluster.executor(build, cluster.link_between(backend, spec))
+
+        @cache
+        def policy_of(name: str, budget: int) -> Policy | None:
+            policy = job.make_policy(name, budget)
+            if policy is None:
+                return None
+            return policy.on_device(predictor, batch, longest_request)
+
+        return ServingBench(
+            job.sizes,
+            spec.name,
+            engine,
+            executor_of(SINGLE),
+            policy_of,
+            vocab_size=None,
+            seed=job.seed,
+            executors=executor_of,
+            backend=backend,
+        )
+
+    def table(self, parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
+        """An interval is that of the median over the rounds: it shows how far seeds differ."""
+        samples: Samples = {}
+        for points in parts:
+            keep(samples, points)
+        return table_of(self.name, samples, math.inf, is_series=False)
+
+
+def _replayed_table(bench: ServingBench) -> dict[str, pd.DataFrame]:
+    """Return the shares of replayed iterations by policy, if any were."""
+    rows = []
+    for policy, shares in bench.replayed.items():
+        labels = {"model": bench.model, "quantity": load.REPLAYED, "policy": policy}
+        rows.append({**labels, **summary(shares, "ratio")})
+    if not any(map(any, bench.replayed.values())):
+        return {}
+    return {"serving": pd.DataFrame(rows)}
+
+
+def under_load(question: str, seconds: float, *papers: Platform, **declared: Any) -> Register:
+    """Register an experiment under load, with what `ServingBench` reads of the sizes."""
+    about = {"question": question, "seconds": seconds, "papers": papers or (YI,)}
+    return figure(LoadFigure, **declared, **about)
+
+
+def only_simulated(question: str, *papers: Platform, look: PlotSpec) -> Register:
+    """Register one that needs more devices than there are."""
+    return under_load(question, 0, *papers, look=look, simulated=PROFILED, is_simulated=True)
+
+
+@dataclass
+class ServingBench:
+    """An engine that serves `model` at `sizes` on `executor`, without tokens if `vocab_size` is
+    None; simulated, also clusters of such engines. The policy of `engine` is that of each run.
+    """
+
+    sizes: Mapping[str, Any]
+    model: str
+    engine: EngineConfig
+    executor: Executor
+    policy: MakePolicy
+    vocab_size: int | None
+    seed: int = 0
+    executors: Callable[[Topology], Executor] | None = None  # of clusters
+    backend: SimulatedBackend | None = None  # of the executor, where it is simulated
+    _saturation: dict[str, float] = field(default_factory=dict)
+    _slos: dict[str, Slo] = field(default_factory=dict)
+    # By data set and objective, where the last round's searches ended (steps of the grid).
+    starts: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
+    # By policy, the share of replayed iterations in each run.
+    replayed: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def server(self, policy: Policy, **settings: Any) -> Server:
+        """Return the engine under a policy; `settings` replace those of the engine. Raises
+        UserError for a cluster on a real device.
+        """
+        engine = replace(self.engine, policy=policy, **settings)
+        if engine.cluster.is_single:
+            return Server(engine, self.executor)
+        if self.executors is None:
+            raise UserError("several engines are simulated only; add executor=simulated")
+        return Server(engine, self.executors(engine.cluster))
+
+    def run(
+        self, requests: Sequence[Request] | Arrivals, policy: Policy, **settings: Any
+    ) -> Ledger:
+        """Serve `requests` under a policy, with the `settings` of `server`."""
+        ledger = self.server(policy, **settings).serve(requests)
+        self.replayed[policy.name].append(ledger.replayed_share)
+        return ledger
+
+    def batch_of(self, policy: str) -> int:
+        """Return the batch that the policy has at these sizes."""
+        return int(self.sizes.get("batches", {}).get(policy, self.sizes["batch"]))
+
+    def requests(self, dataset: str, number: int, seed: int) -> list[Request]:
+        """Draw `number` requests that arrive as a Poisson process of rate 1."""
+        workload = replace(
+            datasets(self.sizes)[dataset],
+            num_requests=number,
+            arrivals="poisson",
+            rate=1.0,
+            seed=self.seed + seed,
+        )
+        return list(workload.generate(self.vocab_size).requests)
+
+    def rate(self, dataset: str) -> float:
+        """Return the requests per second at which a data set is served."""
+        rates = self.sizes.get("rates", {})
+        of_model = rates.get(self.model, rates.get(ANY, {}))
+        if dataset in of_model:
+            return float(of_model[dataset])
+        return LOAD * self.saturation_rate(dataset)
+
+    def saturation_rate(self, dataset: str) -> float:
+        """Return the requests per second of the chunking policy, all there at once; they are served
+        the first time.
+        """
+        if dataset not in self._saturation:
+            requests = self.requests(dataset, self.sizes["num_requests"], 0)
+            server = self.server(self.chunking(self.sizes["budget"]))
+            self._saturation[dataset] = server.saturation_rate(requests)
+        return self._saturation[dataset]
+
+    def chunking(self, budget: int) -> Policy:
+        return self.named([CHUNKING], budget)[CHUNKING]
+
+    def named(self, names: Sequence[str], budget: int) -> dict[str, Policy]:
+        """Make the policies that there are."""
+        policies = {name: self.policy(name, budget) for name in names}
+        return {name: policy for name, policy in policies.items() if policy is not None}
+
+    def slo(self, kind: str) -> Slo:
+        """Return an objective of the sizes in this device's seconds: an option, maybe the model's,
+        or settings.
+        """
+        if kind not in self._slos:
+            slo = self._stated_slo(kind)
+            self._slos[kind] = slo_in_seconds(slo, self.engine, self.executor)
+        return self._slos[kind]
+
+    def _stated_slo(self, kind: str) -> Slo:
+        stated = self.sizes["slos"][kind]
+        if not isinstance(stated, str):
+            return Slo(name=kind, **stated)
+        of_model = f"{self.model}-{stated}"
+        has_own = (CONF / "slo" / f"{of_model}.yaml").is_file()
+        slo: Slo = load_option("slo", of_model if has_own else stated)
+        return slo
+
+    def serve(self, name: str, policy: Policy, dataset: str, seed: int) -> pd.DataFrame:
+        """Serve a round's requests at the data set's rate under a policy; return their table."""
+        requests = self.requests(dataset, self.sizes["num_requests"], seed)
+        arriving = at_rate(requests, self.rate(dataset))
+        return self.run(arriving, policy, batch_size=self.batch_of(name)).requests()
+
+
+def datasets(sizes: Mapping[str, Any]) -> dict[str, Lognormal]:
+    """The data sets of some sizes: options of the group workload, or settings of a `Lognormal`."""
+    workloads = {}
+    for name, stated in sizes["datasets"].items():
+        if isinstance(stated, str):
+            workloads[name] = _option(stated)
+        else:
+            workloads[name] = Lognormal(num_requests=1, seed=0, **stated)
+    return workloads
+
+
+@cache  # composing one takes a tenth of a second, and every point of a round asks
+def _option(name: str) -> Lognormal:
+    workload: Lognormal = load_option("workload", name)
+    return workload
+
+
+def longest(sizes: Mapping[str, Any]) -> int:
+    return max(dataset.max_len for dataset in datasets(sizes).values())
+
+
+def waited(requests: pd.DataFrame, *names: str) -> dict[str, float]:
+    """Return the quantities of `WAITED` that are named."""
+    latencies = latency(requests)
+    return {name: latencies[WAITED[name]] for name in names}
+
+
+def compared(
+    dataset: str,
+    by_series: Mapping[str, Values],
+    others: Mapping[str, Values],
+    units: Mapping[str, str] = MappingProxyType({}),
+    x: float = 0.0,
+    *,
+    kind: Kind = "value",
+) -> Iterator[Point]:
+    """Yield the values of every series in their `units` (seconds), and over those of `others`, by
+    what these are called, that have the quantity.
+    """
+    for series, values in by_series.items():
+        for quantity, value in values.items():
+            unit = units.get(quantity, "s")
+            yield point(dataset, quantity, unit, series, value, x, kind=kind)
+        for called, other in others.items():
+            if other is not values:
+                yield from ratios(dataset, called, series, values, other, x, kind=kind)
+
+
+def ratios(
+    dataset: str,
+    called: str,
+    series: str,
+    values: Values,
+    other: Values,
+    x: float = 0.0,
+    *,
+    kind: Kind = "value",
+) -> Iterator[Point]:
+    """Yield the values of a series over those of another, of the quantities that both have."""
+    for quantity, value in values.items():
+        if quantity in other:
+            ratio = value / other[quantity]
+            yield point(dataset, f"{quantity} / {called}", "ratio", series, ratio, x, kind=kind)
+
+
+def point(
+    dataset: str,
+    quantity: str,
+    unit: str,
+    series: str,
+    y: float,
+    x: float = 0.0,
+    *,
+    slo: str = "",
+    kind: Kind = "value",
+) -> Point:
+    """Make a point in the panel of its data set, objective and quantity."""
+    title = f"{dataset}, {slo}" if slo else dataset
+    suffix = "" if unit == "ratio" else f" [{unit}]"
+    labels = (("dataset", dataset), ("slo", slo), ("quantity", quantity))
+    panel = f"{title}: {quantity}{suffix}"
+    return Point(panel, series, float(x), Estimate(y), unit, kind, labels)

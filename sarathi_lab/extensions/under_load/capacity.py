@@ -1,0 +1,257 @@
+"""The task `capacity`: the highest rate of requests at which the policy meets the objective."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pandas as pd
+from matplotlib.figure import Figure
+from omegaconf import DictConfig
+
+from sarathi_lab.config.checked import number, whole
+from sarathi_lab.config.console import progress_of
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.extensions.under_load.search import (
+    Capacity,
+    RateGrid,
+    RateSearch,
+    RunAtRate,
+    Server,
+    at_rate,
+    is_sustained,
+    run_lengths,
+)
+from sarathi_lab.results.decode_cost import slo_in_seconds
+from sarathi_lab.results.metrics import add_costs, summarise, throughput
+from sarathi_lab.results.plots.style import WIDTH, finished, panels, tick_in_steps
+from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result
+from sarathi_lab.results.serving_metrics import Slo, bounded, latency
+from sarathi_lab.tasks import serve
+from sarathi_lab.tasks.base import Task
+from sarathi_lab.tasks.plan import AUTO, Plan, changed, make_plan
+
+SCALED = ("poisson", "gamma")  # arrivals with a rate
+EXPECTED_RUNS = 9  # for the progress bar
+OF_TABLE = ("policy", "slo", "model", "device")  # labels
+SHOWN = {"ttft_p50": "TTFT P50", "tbt_p99": "TBT P99", "tpot_p99": "TPOT P99"}
+
+
+class Searched(NamedTuple):
+    """A search: its runs, the objective in seconds, the rate of requests that are all there at once
+    (1/s), and the result.
+    """
+
+    search: RateSearch
+    slo: Slo
+    saturation: float
+    capacity: Capacity
+
+
+@dataclass(frozen=True)
+class FindCapacity(Task):
+    """Search of the capacity, to a rate of `precision` (a share).
+
+    The workload's requests are doubled until the capacity converges, `doublings` times at most;
+    given requests, such as a trace's, are searched by half of them and by all. Leaves
+    capacity.parquet (a row per run), and the tables of the run at the capacity.
+    """
+
+    reads = (
+        *("policy", "workload", "executor", "model", "hardware", "slo", "device", "dtype", "seed"),
+        *("chunk", "batch", "pd_ratio", "seq_len", "max_model_len", "cache", "stall", "host"),
+        "queue_order",
+        "prompt_classes",
+        *("cluster", "speculation"),
+    )
+    has_runs = True
+    precision: float = number(0.05, above=0, fix="use a share of the rate, such as 0.05")
+    doublings: int = whole(3, minimum=1, fix="use a few, such as 3")
+
+    def check(self, cfg: DictConfig) -> Plan:
+        if cfg.policy.get("chunk") == AUTO:
+            raise UserError(
+                f"chunk={AUTO} is advised for one load, not for every rate; name a chunk such as "
+                "chunk=512"
+            )
+        plan = make_plan(self._with_arrivals(cfg))
+        slo = plan.targets.slo
+        if not slo.bounds and not slo.is_relative:
+            raise UserError(
+                f"slo={slo.name} has no bounds that a rate could meet; name an objective, such as "
+                "slo=strict or slo=mlperf-llama2-70b"
+            )
+        shortest_run = plan.load.requests[: self._lengths(plan)[0]]
+        at_rate(shortest_run, 1.0)  # raises for requests without gaps
+        return plan
+
+    def highest_rate(self, cfg: DictConfig) -> Capacity:
+        """Search the capacity, as `run` does. Raises UserError for what makes no search."""
+        return self._search(self.check(cfg)).capacity
+
+    def run(self, cfg: DictConfig, context: RunContext) -> Result:
+        plan: Plan = context.prepared or self.check(cfg)
+        serve.print_plan(plan, context)
+        searched = self._search(plan)
+        slo = searched.slo
+        capacity = searched.capacity
+        runs = [run for _, run in sorted(searched.search.runs.items())]
+        labels = serve.labels_of(plan, context.name) | {"slo": slo.name}
+        named = {name: labels[name] for name in (*OF_TABLE, "workload", "seed")}
+        table = pd.DataFrame([_row(run, slo) for run in runs]).assign(**named)
+        at_capacity, tables = _at_capacity(plan, searched)
+        summary = {
+            **at_capacity,
+            "capacity": capacity.rate if capacity.is_settled else math.nan,
+            "capacity_high": capacity.next_rate if capacity.is_settled else math.nan,
+            "capacity_trials": float(len(runs)),
+            "closed_rate": searched.saturation,
+        }
+        where = f"{plan.policy.name}, {plan.spec.name} on {plan.backend.device_name}, {slo.name}"
+        longest = [run for run in runs if run.num_requests == capacity.num_requests]
+        return Result(
+            tables={"capacity.parquet": table, **tables},
+            figures={"capacity": rate_curves(longest, slo, summary["capacity"], where)},
+            summary=summary,
+            shown=_shown(slo, capacity, summary),
+            labels={**labels, "is_baseline": False, "baselines": {}},
+            tags=["capacity", *(str(labels[name]) for name in (*OF_TABLE, "executor"))],
+            config=plan.config,
+        )
+
+    def _lengths(self, plan: Plan) -> list[int]:
+        """List the numbers of requests per run, up to all of the plan's."""
+        is_drawn = "num_requests" in plan.config["workload"]
+        return run_lengths(len(plan.load.requests), self.doublings if is_drawn else 1)
+
+    def _search(self, plan: Plan) -> Searched:
+        lengths = self._lengths(plan)
+        requests = plan.load.requests
+        executor = plan.build()[1]
+        engine = plan.engine.with_cache_of(executor)
+        slo = slo_in_seconds(plan.targets.slo, engine, executor)
+        tokens = sum(request.total_len - 1 for request in requests[: 2 * lengths[0]])
+        with progress_of(f"capacity under {slo.name}", EXPECTED_RUNS * tokens, "tokens") as advance:
+            server = Server(engine, executor, advance)
+            saturation = server.saturation_rate(requests[: lengths[0]])
+            search = RateSearch(server, requests, RateGrid(self.precision))
+            capacity = search.capacity(slo, saturation, saturation, lengths)
+        return Searched(search, slo, saturation, capacity)
+
+    def _with_arrivals(self, cfg: DictConfig) -> DictConfig:
+        """Return `cfg` with the requests of its longest runs, and arrivals whose gaps a rate can
+        stretch. Raises UserError for a rate.
+        """
+        config = changed(cfg)
+        workload = config.workload
+        if isinstance(workload.get("num_requests"), int):
+            workload.num_requests <<= self.doublings
+        kind = workload.get("arrivals")
+        has_rate = "rate" in workload and (kind in ("closed", *SCALED) or _is_drawn(config))
+        if not has_rate:
+            return config
+        if workload.rate is not None:
+            raise UserError(
+                f"workload.rate={workload.rate} has no effect: task=capacity searches the rate; "
+                "drop it"
+            )
+        workload.rate = 1.0
+        if kind not in SCALED:
+            is_gamma = kind is None and workload.get("cv") is not None
+            workload.arrivals = "gamma" if is_gamma else "poisson"
+        return config
+
+
+def _is_drawn(cfg: DictConfig) -> bool:
+    """Return whether times would be drawn at a rate, though no kind of arrivals is named."""
+    workload = cfg.workload
+    of_users = (workload.get("users"), workload.get("think_time"))
+    return workload.arrivals is None and "path" not in workload and of_users == (None, None)
+
+
+def _row(run: RunAtRate, slo: Slo) -> dict[str, float]:
+    """Return the row of a run in capacity.parquet."""
+    return {
+        "num_requests": run.num_requests,
+        "rate": run.rate,
+        "slo_met": is_sustained(run.requests, slo),
+        **latency(run.requests),
+        **throughput(run.requests, float(run.iterations.end.max())),
+    }
+
+
+def _at_capacity(
+    plan: Plan, searched: Searched
+) -> tuple[dict[str, float], dict[str, pd.DataFrame]]:
+    """Return quantities and tables of the run at the capacity; none without one."""
+    capacity = searched.capacity
+    if capacity.step < capacity.lowest or not capacity.is_settled:
+        return {}, {}
+    run = searched.search.runs[capacity.num_requests, capacity.step]
+    peaks = plan.backend.peaks()
+    costs = add_costs(run.iterations, plan.spec, plan.backend.dtype_bytes, peaks)
+    seconds = float(costs.end.max())
+    quantities = summarise(costs, run.requests, peaks, None)
+    quantities |= serve.serving_summary_of(plan, run.requests, seconds, peaks, searched.slo)
+    return quantities, {ITERATIONS: costs, REQUESTS: run.requests}
+
+
+def _shown(slo: Slo, capacity: Capacity, summary: Mapping[str, float]) -> list[str]:
+    """Describe the rate with its interval and objective, and the latencies at that rate."""
+    runs = f"  {summary['capacity_trials']:.0f} runs; all at once {summary['closed_rate']:.3g}/s"
+    if not capacity.is_settled:
+        advice = "raise task.doublings or workload.num_requests, or name a longer file"
+        return [f"  {capacity.remark}; serve more requests: {advice}", runs]
+    at_least = "at least " if capacity.is_lower_bound else ""
+    lines = [
+        f"  capacity {at_least}{capacity.rate:.3g} requests/s under {slo.name}: {slo.describe()}"
+    ]
+    if capacity.remark:
+        lines.append(f"  {capacity.remark}")
+    lines.append(f"  converged: {capacity.history}")
+    latencies = []
+    for name, heading in SHOWN.items():
+        if name in summary:
+            latencies.append(f"{heading} {1e3 * summary[name]:.0f} ms")
+    if latencies:
+        runs += f"; at the capacity, {', '.join(latencies)}"
+    return [*lines, runs]
+
+
+def rate_curves(runs: Sequence[RunAtRate], slo: Slo, capacity: float, title: str) -> Figure:
+    """Draw a panel per bound of `slo`: the bounded quantile over the rate, crossed where a run
+    missed the objective.
+    """
+    import seaborn as sns  # takes two seconds
+
+    rows = []
+    for run in runs:
+        outcome = "met" if is_sustained(run.requests, slo) else "missed"
+        rows.append({"rate": run.rate, "objective": outcome, **bounded(run.requests, slo)})
+    table = pd.DataFrame(rows)
+    bounds = slo.bounds
+    figure, axes = panels(1, len(bounds), (min(WIDTH, 4.6 * len(bounds)), 3.6))
+    for ax, (name, bound) in zip(axes, bounds.items(), strict=True):
+        sns.scatterplot(
+            x=table["rate"],
+            y=1e3 * table[name],
+            hue=table["objective"],
+            style=table["objective"],
+            markers={"met": "o", "missed": "X"},
+            ax=ax,
+        )
+        ax.axhline(1e3 * bound, color="black", ls="--", lw=0.9)
+        if capacity > 0:
+            ax.axvline(capacity, color="0.4", linestyle=":")
+        ax.set_xscale("log")
+        tick_in_steps(ax.xaxis)
+        ax.set(xlabel="requests per second", ylabel=f"{_quantity(slo, name)} [ms]")
+    return finished(figure, title)
+
+
+def _quantity(slo: Slo, bound: str) -> str:
+    """Return what a bound is for, such as "scheduling delay P50"."""
+    return f"{bound.replace('_', ' ')} P{100 * slo.quantile_of(bound):g}"

@@ -1,0 +1,250 @@
+"""Requests served at a rate, and the highest rate that meets an objective: one search for
+`task=capacity` and for experiments under load.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import pandas as pd
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine import loop
+from sarathi_lab.engine.arrivals import Arrivals
+from sarathi_lab.engine.config import EngineConfig
+from sarathi_lab.engine.executor import Executor
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.request import Request
+from sarathi_lab.results.load_trend import load_trend
+from sarathi_lab.results.serving_metrics import Slo, is_met
+
+ROUNDING = 1e-9  # of the logarithm, so that rate and step are inverse
+# Limits of a search, in saturation rates. Above, only a short run meets an objective.
+LIMITS = (1 / 64, 2.0)
+WAITS = {"ttft", "scheduling_delay"}  # bounds that a growing queue exceeds
+
+
+def mean_rate(requests: Sequence[Request]) -> float:
+    """Compute (R - 1) / (a_R - a_1) requests per second; infinite if all arrive at once."""
+    times = [request.arrival_time for request in requests]
+    span = max(times) - min(times)
+    return (len(times) - 1) / span if span > 0 else math.inf
+
+
+def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
+    """Stretch the arrivals to `rate` a second, from 0. Raises UserError if they have no gaps."""
+    present = mean_rate(requests)
+    if not math.isfinite(present):
+        raise UserError(
+            f"the workload's {len(requests)} requests come all at once, so there is no rate to "
+            "change; use a workload with arrivals, such as workload.arrivals=poisson, and at least "
+            "2 requests"
+        )
+    first = min(request.arrival_time for request in requests)
+    stretched = []
+    for request in requests:
+        time = (request.arrival_time - first) * present / rate
+        stretched.append(replace(request, arrival_time=time))
+    return stretched
+
+
+@dataclass(frozen=True)
+class Server:
+    """An engine on its executor. `on_iteration` is called with the tokens of each iteration."""
+
+    engine: EngineConfig
+    executor: Executor
+    on_iteration: Callable[[int], None] = lambda num_tokens: None
+
+    def serve(self, requests: Sequence[Request] | Arrivals) -> Ledger:
+        ledger = Ledger()
+        ledger.on_iteration = self.on_iteration
+        return loop.serve(requests, self.engine, self.executor, ledger)
+
+    def saturation_rate(self, requests: Sequence[Request]) -> float:
+        """Return the requests per second that it serves of `requests`, all there at once."""
+        at_once = [replace(request, arrival_time=0.0) for request in requests]
+        return len(at_once) / float(self.serve(at_once).iterations().end.max())
+
+
+@dataclass(frozen=True)
+class RateGrid:
+    """Rates (1 + `precision`)^k requests/s for whole k, shared by policies and objectives."""
+
+    precision: float
+
+    def rate(self, step: int) -> float:
+        return (1 + self.precision) ** step
+
+    def step(self, rate: float) -> int:
+        """Find the highest step whose rate is not above `rate`."""
+        return math.floor(math.log(rate) / math.log1p(self.precision) + ROUNDING)
+
+
+def highest_passing(passes: Callable[[int], bool], start: int, lowest: int, highest: int) -> int:
+    """Search the highest step from `lowest` to `highest` that passes; `lowest` - 1 if none does.
+
+    Steps 1, 2, 4, ... from `start` up while steps pass, or down while they fail, then bisects. If
+    passing is not monotone, the result is one of its ends.
+    """
+    step = min(max(start, lowest), highest)
+    goes_up = passes(step)
+    end = highest if goes_up else lowest
+    stride = 1
+    while step != end:
+        next_step = min(step + stride, end) if goes_up else max(step - stride, end)
+        if passes(next_step) != goes_up:
+            return _bisected(passes, *sorted((step, next_step)))
+        step = next_step
+        stride *= 2
+    return step if goes_up else step - 1
+
+
+def _bisected(passes: Callable[[int], bool], passing: int, failing: int) -> int:
+    while failing - passing > 1:
+        middle = (passing + failing) // 2
+        if passes(middle):
+            passing = middle
+        else:
+            failing = middle
+    return passing
+
+
+def is_sustained(requests: pd.DataFrame, slo: Slo) -> bool:
+    """Return whether a run meets `slo`. One that bounds no waits is met by any queue, so that
+    requests must not wait the longer the longer it runs.
+    """
+    if not is_met(requests, slo):
+        return False
+    if WAITS & slo.bounds.keys():
+        return True
+    trend = load_trend(requests)
+    return trend is None or not trend.is_overloaded
+
+
+def run_lengths(num_requests: int, doublings: int) -> list[int]:
+    """List the numbers of requests per run, doubling from 2 or more to `num_requests`."""
+    return sorted({max(2, num_requests >> shift) for shift in range(doublings + 1)})
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The highest step of `grid` between `lowest` and `highest` that passed, by requests per run
+    (`lowest` - 1 if none did); what counts is that of the longest runs.
+    """
+
+    grid: RateGrid
+    lowest: int
+    highest: int
+    steps: Mapping[int, int]
+
+    @property
+    def num_requests(self) -> int:
+        return max(self.steps)
+
+    @property
+    def step(self) -> int:
+        return self.steps[self.num_requests]
+
+    @property
+    def rate(self) -> float:
+        """Requests per second; 0 where even the lowest rate fails."""
+        return self._rate_of(self.step)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether doubling the requests moved the rate by at most a step of the grid."""
+        newest = [self._rate_of(step) for step in list(self.steps.values())[-2:]]
+        if len(newest) < 2:
+            return False
+        return max(newest) <= min(newest) * (1 + self.grid.precision) * (1 + ROUNDING)
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether the highest rate of the search passed."""
+        return self.step >= self.highest
+
+    @property
+    def next_rate(self) -> float:
+        """The lowest rate that fails; infinite if the highest rate passed."""
+        return math.inf if self.is_lower_bound else self.grid.rate(self.step + 1)
+
+    @property
+    def history(self) -> str:
+        """Rates by length of run, the shortest first."""
+        parts = []
+        for number, step in self.steps.items():
+            parts.append(f"{self._rate_of(step):.3g}/s in runs of {number:,}")
+        return ", ".join(parts)
+
+    @property
+    def remark(self) -> str:
+        """Why there is no capacity, or no bracket around it; else empty."""
+        if not self.is_settled:
+            return f"no capacity: did not converge ({self.history})"
+        if self.step < self.lowest:
+            return f"even {self.grid.rate(self.lowest):.3g}/s, the lowest rate tried, fails"
+        if self.is_lower_bound:
+            return f"even {self.rate:.3g}/s, the highest rate tried, passes"
+        return ""
+
+    def _rate_of(self, step: int) -> float:
+        return self.grid.rate(step) if step >= self.lowest else 0.0
+
+
+class RunAtRate(NamedTuple):
+    """One run of a search: its number of requests and their rate (1/s), and its tables."""
+
+    num_requests: int
+    rate: float
+    iterations: pd.DataFrame
+    requests: pd.DataFrame
+
+
+@dataclass
+class RateSearch:
+    """Searches for the highest rate at which `server` meets an objective with `requests`. What was
+    served for one objective is not served again for another.
+    """
+
+    server: Server
+    requests: Sequence[Request]
+    grid: RateGrid
+    # By number of requests and step of the grid.
+    runs: dict[tuple[int, int], RunAtRate] = field(default_factory=dict)
+
+    def run(self, number: int, step: int) -> RunAtRate:
+        """Serve the first `number` requests at a step of the grid, if they were not."""
+        if (number, step) not in self.runs:
+            rate = self.grid.rate(step)
+            ledger = self.server.serve(at_rate(self.requests[:number], rate))
+            run = RunAtRate(number, rate, ledger.iterations(), ledger.requests())
+            self.runs[number, step] = run
+        return self.runs[number, step]
+
+    def capacity(
+        self, slo: Slo, start: float, saturation: float, lengths: Sequence[int]
+    ) -> Capacity:
+        """Search the highest rate (1/s) that meets `slo`, from `start` within `LIMITS` of the
+        `saturation` rate.
+
+        A short run meets an objective despite a growing queue, so runs of `lengths` requests are
+        searched in turn until the capacity converges.
+        """
+        lowest, highest = (self.grid.step(share * saturation) for share in LIMITS)
+        step = self.grid.step(start)
+        steps: dict[int, int] = {}
+        for number in lengths:
+
+            def passes(step: int, number: int = number) -> bool:
+                return is_sustained(self.run(number, step).requests, slo)
+
+            step = highest_passing(passes, step, lowest, highest)
+            steps[number] = step
+            capacity = Capacity(self.grid, lowest, highest, dict(steps))
+            if capacity.is_settled:
+                break
+        return capacity
