@@ -8,7 +8,7 @@ VLLM_NEWEST := .vllm-newest
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup run test test-vllm test-vllm-newest gpu_launches figures artifact image gpu-hour lab lint clean
+.PHONY: setup run test test-vllm test-vllm-newest gpu_launches figures artifact image gpu-hour lab docs lint clean
 
 setup: $(VENV)/.installed
 
@@ -73,6 +73,11 @@ lab: setup
 	@mkdir -p outputs/notebooks && cp notebooks/*.py outputs/notebooks
 	@for one in notebooks/*.ipynb; do [ -e outputs/$$one ] || sed 's#](\.\./#](../../#g' $$one > outputs/$$one; done
 	$(BIN)/python -m jupyter lab outputs/notebooks
+
+# The documentation as a site, outputs/site/index.html; REPO_URL=<address of the repository> has links to code lead there.
+docs: setup
+	$(PIP) -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 
 lint: setup
 	$(BIN)/python -m ruff check . && $(BIN)/python -m ruff format --check . && $(BIN)/python -m mypy && $(BIN)/lint-imports

@@ -7,7 +7,7 @@
 - Values that differ by more than `WIDE_RANGE` have a logarithmic axis, and so have settings in
   geometric steps. The label states it.
 
-docs/reference/settings.md has the same rule, under "Sweeps".
+docs/how-to/sweeps.md has the same rule.
 """
 
 from __future__ import annotations
