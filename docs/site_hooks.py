@@ -1,7 +1,7 @@
 """What MkDocs does beyond the pages in docs/: pages from elsewhere, links, generated tables.
 
 Pages are written to be read on a forge, so their links are paths of the repository. The site has
-the pages of docs/, of experiments/ and CONTRIBUTING.md; a link to any other file leads to the
+the pages of docs/ and `outer_pages`; a link to any other file leads to the
 forge, if `repo_url` names one, else its text stays without a link.
 """
 
@@ -57,6 +57,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def outer_pages() -> Iterator[Path]:
     """Yield the pages outside docs/ that the site has, and their pictures."""
     yield ROOT / "CONTRIBUTING.md"
+    yield ROOT / "sarathi_lab" / "README.md"
     for suffix in ("md", "png"):
         yield from sorted((ROOT / "experiments").rglob(f"*.{suffix}"))
     yield ROOT / "notebooks" / "schedules.png"

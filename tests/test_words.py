@@ -18,6 +18,7 @@ SETTINGS = ROOT / "conf"
 FILES = [
     *PACKAGE.rglob("*.py"),
     *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / folder / "README.md" for folder in ("conf", "kernels", "sarathi_lab")),
     *SETTINGS.rglob("*.yaml"),
     *(ROOT / name for name in DOCUMENTS),
 ]

@@ -12,6 +12,7 @@ from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 PAGES = sorted((REPOSITORY / "docs").rglob("*.md"))
 DOCUMENTS = [
     *(path for path in sorted(REPOSITORY.glob("*.md")) if path.name != "CHANGELOG.md"),
+    *(REPOSITORY / folder / "README.md" for folder in ("conf", "sarathi_lab", "kernels")),
     *PAGES,
     *sorted(EXPERIMENTS.rglob("*.md")),
 ]
