@@ -18,7 +18,17 @@ DOCUMENTS = [
 ]
 # Up to its end, or what the shell makes of the rest.
 COMMAND = re.compile(r"(?:python -m sarathi_lab[. ]|sarathi-lab )run ((?:[^`\n#;>']|'[^'`\n]*')+)")
-PLACEHOLDERS = ("DIRECTORY", "FILE", "NAME", "--cfg", "hardware=mine", "=outputs/", "my_policy")
+PLACEHOLDERS = (
+    "DIRECTORY",
+    "FOLDER",
+    "FILE",
+    "NAME",
+    "--cfg",
+    "--help",
+    "hardware=mine",
+    "=outputs/",
+    "my_policy",
+)
 
 
 def find_commands(paths: Iterable[Path]) -> list[str]:
