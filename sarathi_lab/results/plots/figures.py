@@ -131,10 +131,24 @@ def _without_sparse(rows: pd.DataFrame, kind: Kind) -> pd.DataFrame:
     rank = 2 * (rows.method != "") + (rows.level != "profiled")
     best = rank.groupby([rows.hardware, rows.model, rows.panel]).transform("min")
     is_best = rows.level.isin([PAPER, MEASURED, COMPOSED]) | (rank == best)
-    composed = rows.device[rows.level == COMPOSED].value_counts()
-    is_shown = (rows.level != COMPOSED) | rows.device.isin(composed.index[:1])
+    is_shown = (rows.level != COMPOSED) | _is_most_composed(rows)
     kept = rows[rows.value.notna() & is_best & is_shown & ~_is_sparse(rows, kind)]
     return kept if len(kept) else rows[rows.value.notna()]
+
+
+def _is_most_composed(rows: pd.DataFrame) -> pd.Series:
+    """Mark the GPU of whose measured kernels the most series are composed, in panels where these
+    are several, or all that there are.
+    """
+    composed = rows[rows.level == COMPOSED]
+    series = composed.groupby(["device", "panel"]).key.nunique()
+    of_panel = rows.groupby("panel").key.nunique().reindex(series.index, level="panel")
+    shown = series[series >= of_panel.clip(upper=2)]
+    if shown.empty:
+        return pd.Series(False, rows.index)
+    most = shown.groupby("device").sum().idxmax()
+    panels = shown.loc[most].index
+    return (rows.level == COMPOSED) & (rows.device == most) & rows.panel.isin(panels)
 
 
 def _note_on_sparse(rows: pd.DataFrame, spec: PlotSpec) -> str:
@@ -289,5 +303,8 @@ def _source_keys(rows: pd.DataFrame, spec: PlotSpec, lines: Looks) -> list[Artis
         keys.append(Line2D([], [], color="k", marker="o", fillstyle="none", ls="", label="paper"))
     keys += [Line2D([], [], color="black", ls=look, label=name) for name, look in lines.items()]
     if not spec.is_by_device and (rows.level == MEASURED).any():
-        keys.append(Line2D([], [], color="black", marker="o", label="measured, with its interval"))
+        label = "measured, with its interval"
+        if (rows.level == COMPOSED).any():
+            label = "measured, or of measured kernels"
+        keys.append(Line2D([], [], color="black", marker="o", label=label))
     return keys
