@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -29,7 +30,12 @@ PRODUCT_STEP = 16  # tokens between two rows of a product that a straight line m
 # What three repeats leave open: the median second difference of the RTX 4090's and the RTX PRO
 # 6000's products, by experiments/lab/piggyback_boundary/boundary.py, is 0.2 to 0.4 %.
 NOISE = 0.01
-ROUTER = "router"  # of experts: a product of no weight, which no server's table has
+ROUTER = "router"  # of experts: a small product, of which no table here has rows
+# Sizes of a call: equal chunks, of which a row of decodes has one without tokens, and decodes.
+POINT = ("num_prefills", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+NO_PROMPTS = (1.0, 0.0, 0.0)
+NO_DECODES = (0.0, 0.0)
+Floats = NDArray[np.float64]
 OUTPUT_HEAD = "lm_head"  # a product too large to leave out of an iteration that emits
 
 
@@ -50,20 +56,23 @@ class MeasuredKernels:
         for layer, rows in tables.layers.values():
             self._add(layer, rows)
         self._attention = AttentionRows.of(tables, formula)
-        missing = [name for name in self._absent() if name in self._needed()]
-        if not len(self._attention.seconds):
-            missing.append("attention")
-        if missing:
-            raise UserError(
-                f"{tables.source} has no measured {missing[0]} of model {formula.spec.name}, and "
-                "executor.cost_model=measured_kernels takes none by formula; use "
-                "executor.cost_model=profiled"
-            )
+        self._require_layer()
         # A size may differ by `REACH`, and so may the time of attention, which grows with it.
         self.uncertainty = {"matmul": NOISE, "attention": REACH, "experts": NOISE}
 
-    def _needed(self) -> set[str]:
-        return {linear.name for linear in self._formula.spec.layer_linears} - {ROUTER}
+    def _require_layer(self) -> None:
+        """Raise UserError for a product or attention without rows."""
+        spec = self._formula.spec
+        products = {linear.name for linear in spec.layer_linears} - {ROUTER}
+        missing = [name for name in self._absent() if name in products]
+        if self._attention.seconds.size == 0:
+            missing.append("attention")
+        if missing:
+            raise UserError(
+                f"{self.tables.source} has no measured {missing[0]} of model {spec.name}, and "
+                "executor.cost_model=measured_kernels takes none by formula; use "
+                "executor.cost_model=profiled"
+            )
 
     def _add(self, layer: Layer, rows: pd.DataFrame) -> None:
         sizes = rows["size"].to_numpy(float)
@@ -74,8 +83,9 @@ class MeasuredKernels:
 
     def _absent(self) -> list[str]:
         """List the operations of the formula that no row has."""
-        pers: tuple[Per, ...] = ("layer", "iteration", "emit")
-        names = [name for per in pers for name in self._formula.times(per, 1)]
+        names: list[str] = []
+        for per in get_args(Per):
+            names += self._formula.times(per, 1)
         return [name for name in dict.fromkeys(names) if name not in self._covered]
 
     @property
@@ -93,9 +103,11 @@ class MeasuredKernels:
         """Return the seconds of operations `per` layer or iteration over `number` tokens, or per
         emitted token; NaN where they were not measured.
         """
-        functions = self._times_of.get(per, {}).items()
-        times = {name: time(number) if number else 0.0 for name, time in functions}
-        if per == "emit" and number and OUTPUT_HEAD not in self._covered:
+        functions = self._times_of.get(per, {})
+        if number == 0:
+            return dict.fromkeys(functions, 0.0)
+        times = {name: time(number) for name, time in functions.items()}
+        if per == "emit" and OUTPUT_HEAD not in self._covered:
             times[OUTPUT_HEAD] = math.nan
         return times
 
@@ -103,31 +115,31 @@ class MeasuredKernels:
         """Return the seconds of prefills and of decodes; in one call, decodes count as what they
         add to the prefills.
         """
-        prompts = self._prompts(batch)
-        decodes = (0.0, 0.0)
-        if batch.num_decodes:
-            decodes = (batch.num_decodes, batch.decode_kv_tokens / batch.num_decodes)
-        prefill = self._seconds(prompts, (0.0, 0.0)) if batch.num_prefills else 0.0
-        if not batch.num_decodes:
+        seconds_of = self._attention.at
+        prefill = 0.0
+        prompts = equal_prompts(batch)
+        if batch.num_prefills:
+            prefill = seconds_of((*prompts, *NO_DECODES))
+        if batch.num_decodes == 0:
             return prefill, 0.0
+        context = batch.decode_kv_tokens / batch.num_decodes
+        decodes = (batch.num_decodes, context)
         if self._in_one_call and batch.num_prefills:
-            return prefill, self._seconds(prompts, decodes) - prefill
-        return prefill, self._seconds((1.0, 0.0, 0.0), decodes)
-
-    def _prompts(self, batch: Batch) -> tuple[float, float, float]:
-        """Return number, tokens and context of a batch's chunks, which tables have equal only."""
-        chunks = {(chunk.num_tokens, chunk.start) for chunk in batch.chunks if not chunk.is_decode}
-        if len(chunks) > 1:
-            return math.nan, math.nan, math.nan
-        tokens, start = chunks.pop() if chunks else (0, 0)
-        return max(1, batch.num_prefills), tokens, start
-
-    def _seconds(self, prompts: tuple[float, float, float], decodes: tuple[float, float]) -> float:
-        return self._attention.at((*prompts, *decodes))
+            return prefill, seconds_of((*prompts, *decodes)) - prefill
+        return prefill, seconds_of((*NO_PROMPTS, *decodes))
 
 
-POINT = ("num_prefills", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
-Floats = NDArray[np.float64]
+def equal_prompts(batch: Batch) -> tuple[float, float, float]:
+    """Return number, tokens and context of a batch's chunks; NaN where they are not alike, of which
+    no table has calls.
+    """
+    chunks = {(chunk.num_tokens, chunk.start) for chunk in batch.chunks if not chunk.is_decode}
+    if not chunks:
+        return NO_PROMPTS
+    tokens, start = chunks.pop()
+    if chunks:
+        return math.nan, math.nan, math.nan
+    return batch.num_prefills, tokens, start
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,11 +175,13 @@ class AttentionRows:
         differences = np.abs(self.sizes - np.array(sizes))
         # NaN, of chunks that are not alike, is within nothing.
         is_near = (differences <= REACH * self.scales).all(axis=1)
-        if not is_near.any():
-            return math.nan
         near = np.flatnonzero(is_near)
+        if near.size == 0:
+            return math.nan
         shares = differences[near] / np.maximum(self.scales[near], 1.0)
-        return float(self.seconds[near[shares.max(axis=1).argmin()]])
+        most_different = shares.max(axis=1)
+        nearest = near[most_different.argmin()]
+        return float(self.seconds[nearest])
 
 
 class MeasuredExperts:
@@ -204,8 +218,9 @@ class MeasuredExperts:
             return math.nan
         spec = self._spec
         chosen = spec.share_of_experts(num_tokens) * spec.num_experts
-        share = spec.num_expert_layers / spec.num_layers
-        return share * self._seconds_of.ratio(num_tokens * spec.experts_per_token / chosen, chosen)
+        pairs = num_tokens * spec.experts_per_token
+        of_layer = self._seconds_of.ratio(pairs / chosen, chosen)
+        return spec.num_expert_layers / spec.num_layers * of_layer
 
 
 def _between(sizes: Floats, seconds: Floats, size: int) -> float:
