@@ -140,15 +140,16 @@ def _is_most_composed(rows: pd.DataFrame) -> pd.Series:
     """Mark the GPU of whose measured kernels the most series are composed, in panels where these
     are several, or all that there are.
     """
-    composed = rows[rows.level == COMPOSED]
-    series = composed.groupby(["device", "panel"]).key.nunique()
-    of_panel = rows.groupby("panel").key.nunique().reindex(series.index, level="panel")
-    shown = series[series >= of_panel.clip(upper=2)]
+    is_composed = rows.level == COMPOSED
+    drawn = rows.groupby("panel").key.nunique()  # by any device
+    num_series = rows[is_composed].groupby(["device", "panel"]).key.nunique().reset_index()
+    enough = drawn.reindex(num_series.panel).clip(upper=2).to_numpy()
+    shown = num_series[num_series.key >= enough]
     if shown.empty:
         return pd.Series(False, rows.index)
-    most = shown.groupby("device").sum().idxmax()
-    panels = shown.loc[most].index
-    return (rows.level == COMPOSED) & (rows.device == most) & rows.panel.isin(panels)
+    most = shown.groupby("device").key.sum().idxmax()
+    panels = shown.panel[shown.device == most]
+    return is_composed & (rows.device == most) & rows.panel.isin(panels)
 
 
 def _note_on_sparse(rows: pd.DataFrame, spec: PlotSpec) -> str:
