@@ -69,6 +69,11 @@ class RunContext:
     settings: Sequence[str] = ()  # of this run, as typed
     is_verbose: bool = False  # whether to print all of it
 
+    @property
+    def is_brief(self) -> bool:
+        """Whether to leave what a run found to the table of its sweep."""
+        return bool(self.swept) and not self.is_verbose
+
 
 def current_run(prepared: Any = None) -> RunContext:
     """The context of the job that Hydra runs now."""

@@ -103,13 +103,26 @@ def values_of(runs: pd.DataFrame, name: str) -> list[str]:
 
 
 def in_order(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return baselines first, then the others, each by policy and by the settings that vary."""
-    order = pd.DataFrame({"": runs.index.isin(without_baselines(runs).index)}, index=runs.index)
-    for name in ("policy", *varied(runs)):
-        places = {value: i for i, value in enumerate(values_of(runs, name))}
-        order[name] = runs[name].map(text).map(places)
+    """Return runs on the same requests and device together, by the settings that decide these:
+    baselines first, then the others by policy and by the other settings that vary.
+    """
+    work = [name for name in same_work(runs) if name not in SAMPLES]
+    is_baseline = ~runs.index.isin(without_baselines(runs).index)
+    others = [name for name in ("policy", *varied(runs)) if name not in work]
+    order = pd.DataFrame(index=runs.index)
+    for name in work:
+        order[name] = _places(runs, name)
+    order["is no baseline"] = ~is_baseline
+    for name in others:
+        order[name] = _places(runs, name)
     by = list(map(str, order))
     return runs.loc[order.sort_values(by, kind="stable", na_position="first").index]
+
+
+def _places(runs: pd.DataFrame, name: str) -> pd.Series:
+    """Return the place of each run's value among the values of a setting."""
+    places = {value: i for i, value in enumerate(values_of(runs, name))}
+    return runs[name].map(text).map(places)
 
 
 def with_short_devices(runs: pd.DataFrame) -> pd.DataFrame:

@@ -139,13 +139,16 @@ def _executed(
         roofline = plan.roofline(peaks)
         if math.isfinite(roofline):
             predicted["predicted_roofline"] = roofline
-            print_words(f"  predicted roofline {roofline:.2f} s")
+            if not context.is_brief:
+                print_words(f"  predicted roofline {roofline:.2f} s")
     print_cautions([f"peaks {peaks.describe()}"], context)
     if plan.advice is not None:
         print_advice(plan.advice)
     ledger = Ledger()
     try:
-        tables, summary, cautions = _measured(plan, ledger, context.run_dir)
+        tables, summary, cautions = _measured(
+            plan, ledger, context.run_dir, is_brief=context.is_brief
+        )
     except RunError as error:
         done = {ITERATIONS: ledger.iterations(), REQUESTS: ledger.requests()}
         raise Stopped(str(error), replace(result, tables=done)) from error
@@ -154,16 +157,19 @@ def _executed(
     for name, baseline in summaries.items():
         summary |= metrics.compare(summary, baseline, name)
         cautions += metrics.replay_caution(summary, baseline, name)
-    shown: list[DisplayTable | str] = [summary_line(summary)]
-    if context.is_verbose or not is_baseline:
+    shown: list[DisplayTable | str] = []
+    if is_baseline and not context.is_verbose and not context.is_brief:
+        shown = [summary_line(summary)]
+    elif not context.is_brief:
         name = context.policy or plan.policy.name
         shown = summary_table(name, summary, summaries, is_whole=context.is_verbose)
         shown += _counted_of(plan, tables, summary)
-    if "operations" in tables:
+    if "operations" in tables and not context.is_brief:
         shown.append(operation_display(tables["operations"]))
     labels["schedule"] = schedule_of(tables[ITERATIONS])
     graph_use = metrics.graph_use_by_kind(tables[ITERATIONS])
-    shown += graph_use_lines(graph_use)
+    if not context.is_brief:
+        shown += graph_use_lines(graph_use)
     facts = dict(getattr(plan.backend, "facts", {}))
     if graph_use:
         facts["graph_use"] = graph_use
@@ -180,7 +186,7 @@ def schedule_of(iterations: pd.DataFrame) -> str:
 
 
 def _measured(
-    plan: Plan, ledger: Ledger, run_dir: Path
+    plan: Plan, ledger: Ledger, run_dir: Path, *, is_brief: bool
 ) -> tuple[Tables, dict[str, float], list[str]]:
     """Serve the plan, recorded in `ledger`, and what was watched in `run_dir`; returns the tables,
     the metrics of the part that counts (RunError if none does), and cautions.
@@ -237,7 +243,8 @@ def _measured(
         summary |= metrics.pipeline_metrics(iterations, requests, bubbles, backend.num_stages)
     if (trend := load_trend(requests)) is not None:
         summary |= trend.metrics()
-        if (caution := trend.caution()) is not None:
+        caution = trend.caution()
+        if caution is not None and not is_brief:  # a sweep's table marks the run
             cautions.append(f"  {caution}")
     return tables, summary | profile, cautions
 
@@ -310,20 +317,35 @@ def labels_of(plan: Plan, name: str) -> dict[str, Any]:
 
 
 def print_plan(plan: Plan, context: RunContext) -> None:
+    """Print what a run serves, where and how; of a sweep's run only what no run before had."""
+    lines = _facts_of(plan)
+    if context.is_brief:
+        spec, backend = plan.spec, plan.backend
+        device = f"{spec.name} ({spec.num_params / 1e6:,.0f}M parameters, {backend.dtype_name})"
+        facts = [f"{device} on {backend.device_name}", *backend.cautions(spec), *lines]
+        print_cautions([*facts, *cap_caution(plan.engine)], context)
+        return
     policy = f"{context.policy or plan.policy.name}{plan.policy.describe()}"
     print_device(context, plan.spec, plan.backend, policy)
+    for line in lines:
+        print_words(f"  {line}")
+    print_cautions(cap_caution(plan.engine), context)
+
+
+def _facts_of(plan: Plan) -> list[str]:
+    """Return lines on the workload, the batch, the cache and what was assumed."""
     engine = plan.engine
     cache = f"cache {engine.num_blocks} x {engine.block_size} tokens"
     if plan.load.repeats_prefixes and not engine.shares_prefixes:
         cache += ", equal prefixes computed again (cache.prefix=true shares them)"
-    print_words(f"  {plan.load.describe()}, batch {engine.batch_size}, {cache}")
-    if words := engine.cluster.describe():
-        print_words(f"  {words}; batch and cache are those of each")
-    if words := engine.speculation.describe():
-        print_words(f"  {words}")
+    lines = [f"{plan.load.describe()}, batch {engine.batch_size}, {cache}"]
+    if cluster := engine.cluster.describe():
+        lines.append(f"{cluster}; batch and cache are those of each")
+    if speculation := engine.speculation.describe():
+        lines.append(speculation)
     if plan.assumed is not None:
-        print_words(f"  assumed unless stated: {plan.assumed}")
-    print_cautions(cap_caution(plan.engine), context)
+        lines.append(f"assumed unless stated: {plan.assumed}")
+    return lines
 
 
 def print_advice(advice: Advice) -> None:
