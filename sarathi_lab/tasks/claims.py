@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from textwrap import shorten
 
 import pandas as pd
 
@@ -53,10 +52,6 @@ def print_verdicts(table: pd.DataFrame, *, is_long: bool = False) -> None:
         values = values if is_long else [value.partition(" (")[0] for value in values]
         names = SHOWN if is_long else SHORT
         rows = rows.assign(measured=values)
-        if not is_long:
-            others = sum(max(map(len, [name, *rows[name]])) for name in SHORT[:-1])
-            room = max(20, console().width - others - 2 * len(SHORT))
-            rows["claim"] = [shorten(claim, room, placeholder=" …") for claim in rows.claim]
         shown = rows.assign(verdict=styled)[names].to_dict("records")
         machines = table.attrs.get("names", {}).get(device)
         title = f"Recorded on {machines}" if machines else f"On {device}"
@@ -64,7 +59,7 @@ def print_verdicts(table: pd.DataFrame, *, is_long: bool = False) -> None:
             title += ", in brackets the interval and its level"
         if is_long and str(device).startswith(SIMULATED):
             title += " over seeds, else the cost model's error"
-        unbroken = SHOWN[1:4] if is_long else SHORT
+        unbroken = SHOWN[1:4] if is_long else SHORT[:-1]  # a claim is wrapped
         show([DisplayTable(shown, SHOWN, unbroken=unbroken, title=title, markup=True), summary])
 
 

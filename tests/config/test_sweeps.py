@@ -198,7 +198,7 @@ def test_ctrl_c_ends_the_processes_too_and_names_the_command_that_continues(outp
 
 
 def test_jobs_beside_each_other_run_each_baseline_once(output, capfd):
-    assert main([*SIMULATED, *PROCESSES, "chunk=128,256", f"output={output}"]) == 0
+    assert main([*SIMULATED, *PROCESSES, "chunk=128,256", "-v", f"output={output}"]) == 0
     get_reusable_executor().shutdown(kill_workers=True)
     sweep = sweep_of(output)
     assert "All 3 runs of this sweep" in capfd.readouterr().out
@@ -206,3 +206,13 @@ def test_jobs_beside_each_other_run_each_baseline_once(output, capfd):
     assert sum(text.count("\nbaseline orca") for text in texts) == 1
     summaries = [json.loads((sweep / number / "summary.json").read_text()) for number in "01"]
     assert all("throughput_vs_orca" in summary for summary in summaries)
+
+
+def test_a_sweep_prints_a_line_a_run_and_with_v_what_each_found(output, capsys):
+    command = ["executor=simulated", "chunk=128,256", "-m", f"output={output}", "tracking=none"]
+    assert main(command) == 0
+    before_the_table = capsys.readouterr().out.partition("All 4 runs")[0]
+    assert before_the_table.count(" took ") == 2
+    assert len(before_the_table.splitlines()) < 12
+    assert main([*command, "-v"]) == 0
+    assert "KV re-read factor" in capsys.readouterr().out.partition("All 4 runs")[0]
