@@ -7,7 +7,7 @@ that every picture shows the same device without its noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -25,13 +25,14 @@ from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.experiment.advisor import IterationTime
 from sarathi_lab.experiment.measured_cost import MeasuredCostModel, composition, describe
 from sarathi_lab.model.spec import DTYPE_BYTES
 from sarathi_lab.policy import Orca, Policy, PrefillFirst, RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.results.metrics import throughput
 from sarathi_lab.results.serving_metrics import waits
 from sarathi_lab.workload.synthetic import split_length
+
+IterationTime = Callable[[Batch], float]  # seconds of one iteration
 
 BATCH_SIZE = 4
 NUM_DECODES = BATCH_SIZE - 1

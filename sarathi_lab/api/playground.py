@@ -15,7 +15,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import option_files, read_option
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
-from sarathi_lab.experiment.advisor import AS_GOOD
+from sarathi_lab.experiment.advise import AS_GOOD
 from sarathi_lab.results.serving_metrics import latency
 from sarathi_lab.tasks.plan import Plan, changed, make_plans
 from sarathi_lab.tasks.serve import fingerprint

@@ -93,9 +93,11 @@ def seconds(work: WorkSum, kinds: tuple[str, ...] = EVERYTHING) -> Quantity:
     return Quantity("seconds", (work, kinds))
 
 
-def gain(scenario: Scenario) -> Quantity:
-    """Return the throughput over that of request-level batching on the same requests."""
-    return Quantity("gain", (scenario, scenario.baseline))
+def gain(scenario: Scenario, versus: Scenario | None = None) -> Quantity:
+    """Return the throughput over that of request-level batching, or of `versus`, on the same
+    requests.
+    """
+    return Quantity("gain", (scenario, versus or scenario.baseline))
 
 
 def served_ratio(scenario: Scenario, versus: Scenario, name: str = THROUGHPUT) -> Quantity:

@@ -180,8 +180,8 @@ class Clock(ABC):
         """Return the seconds by operation and request; serving has no times of operations."""
         return self.times(counted(scenario))
 
-    def gain(self, scenario: Scenario, baseline: Scenario) -> Estimate:
-        """Return the throughput over that of the baseline."""
+    def gain(self, scenario: Scenario, baseline: Scenario) -> Estimate | None:
+        """Return the throughput over that of the baseline; None where the device can't run it."""
         return self.served_ratio(baseline, scenario, THROUGHPUT)
 
     @abstractmethod
@@ -214,7 +214,7 @@ class CostClock(Clock):
     def request(self, scenario: Scenario) -> Times:
         return request_times(self.cost.operation_times, scenario)
 
-    def gain(self, scenario: Scenario, baseline: Scenario) -> Estimate:
+    def gain(self, scenario: Scenario, baseline: Scenario) -> Estimate | None:
         return self.seconds(request(baseline)).over(self.seconds(request(scenario)))
 
     def served(self, scenario: Scenario) -> Served:

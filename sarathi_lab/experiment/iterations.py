@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
@@ -181,6 +181,8 @@ def _whole(panel: str, series: str, x: int, work: WorkSum) -> Case:
 
 
 CAUSES = {"re-read": "attention", "smaller products": "matmul", "fixed cost": "fixed"}
+# Of the smaller products of a mixture, those of experts, which each chunk loads again.
+OF_EXPERTS = {"experts": "experts"}
 BEHIND = ("attention [ms]", "KV read [MB]")  # panels of one chunk behind cached tokens
 
 
@@ -204,7 +206,7 @@ BEHIND = ("attention [ms]", "KV read [MB]")  # panels of one chunk behind cached
             **dict(zip(BEHIND, ("attention of a chunk", "KV read by a chunk"), strict=True)),
         },
         ys={
-            **{f"price: {cause}": "share of the whole's time" for cause in CAUSES},
+            **{f"price: {cause}": "share of the whole's time" for cause in (*CAUSES, *OF_EXPERTS)},
             **dict(zip(BEHIND, ("ms", "MB"), strict=True)),
         },
         xs=dict.fromkeys(BEHIND, "cached tokens before the chunk"),
@@ -212,17 +214,18 @@ BEHIND = ("attention [ms]", "KV read [MB]")  # panels of one chunk behind cached
 )
 def kv_reread(spec: ModelSpec, *, prompts: Ints, chunks: Ints) -> Cases:
     """Prompts whole beside themselves in chunks; by chunk and context one chunk alone."""
+    causes = {**CAUSES, **OF_EXPERTS} if spec.num_experts else CAUSES
     for prompt in prompts:
         for chunk in chunks:
             if chunk <= prompt:
-                yield _prompt_in_chunks(prompt, chunk)
+                yield _prompt_in_chunks(prompt, chunk, causes)
     longest = max(prompts)
     for chunk in chunks[:3]:
         for start in sorted({0, longest // 4, longest // 2, longest - chunk}):
             yield _chunk_at_context(spec, start, chunk)
 
 
-def _prompt_in_chunks(prompt: int, chunk: int) -> Iterator[Case]:
+def _prompt_in_chunks(prompt: int, chunk: int, causes: Mapping[str, str]) -> Iterator[Case]:
     """List ratios of cut to whole, bytes and the device's counted reads beside the N(N+1)/2 of
     section 4.2, and the price by cause as shares of the whole prompt's time.
     """
@@ -238,7 +241,7 @@ def _prompt_in_chunks(prompt: int, chunk: int) -> Iterator[Case]:
     yield Case("attention time / whole", name, chunk, slower)
     prefill = Quantity("chunking_overhead", (prompt, chunk, "total", 1.0))
     yield Case("prefill time / whole", name, chunk, prefill)
-    for cause, field in CAUSES.items():
+    for cause, field in causes.items():
         share = Quantity("chunking_overhead", (prompt, chunk, field))
         yield Case(f"price: {cause}", name, chunk, share, kind="share")
 

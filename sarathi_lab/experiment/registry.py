@@ -22,7 +22,6 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF, EXPERIMENTS
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.tables import read_tables
 from sarathi_lab.experiment.cases import Case, Group, Point, predicted_table
@@ -189,9 +188,8 @@ class Figure:
 
     def bench(self, job: Job) -> Any:
         """Return what evaluates its cases in simulation."""
-        on = job.backend
-        cost = make_cost_model(on.cost_model, job.spec, on.attending, on.dtype_bytes, on.parallel)
-        if job.method == COUNTED or on.composes_kernels:
+        cost = job.backend.cost_of(job.spec)
+        if job.method == COUNTED or job.backend.composes_kernels:
             return CountingClock(cost)
         return CostClock(cost)
 

@@ -40,6 +40,7 @@ from sarathi_lab.tasks.base import Task
 GPUS = sorted(path.stem for path in CONF.glob("hardware/*.yaml") if path.stem != "auto")
 FORMATS = ("png", "pdf")
 PROCESSES = "use a number such as 2, or null for one a core"
+NEUTRAL = 0.02  # share up to which a gain or a loss is none
 POLICIES = "policies"  # an experiment: a figure for each device that it was recorded on
 
 
@@ -181,6 +182,34 @@ def lines(device: str, table: pd.DataFrame) -> DisplayTable:
             what += f", of {below} of {len(reached)} points of less, as their rounds are alike"
     left = ("panel", "line", "unit", "missing")
     return DisplayTable(rows, left=left, title=f"{table.figure.iloc[0]} on {device}: {what}")
+
+
+def counts(device: str, table: pd.DataFrame) -> DisplayTable:
+    """Count where each map of a table gains, is neutral or loses, with its best and worst cell, and
+    how many loads do with the chunk that is best for them.
+    """
+    rows = []
+    for (model, panel), cells in table.groupby(["model", "panel"], sort=False):
+        best_chunks = cells.groupby("series").y.max()
+        rows.append(
+            {
+                "model": str(model),
+                "map": str(panel),
+                "gain / neutral / lose": _counted(cells.y),
+                "best": f"{cells.y.max() - 1:+.0%}",
+                "worst": f"{cells.y.min() - 1:+.0%}",
+                "with the best chunk": _counted(best_chunks),
+            }
+        )
+    title = f"{table.figure.iloc[0]} on {device}: more than {NEUTRAL:.0%} is a gain or a loss"
+    return DisplayTable(rows, left=("model", "map"), title=title)
+
+
+def _counted(ratios: pd.Series) -> str:
+    """Count ratios that are gains, neutral and losses."""
+    num_gains = int((ratios > 1 + NEUTRAL).sum())
+    num_losses = int((ratios <= 1 - NEUTRAL).sum())
+    return f"{num_gains} / {len(ratios) - num_gains - num_losses} / {num_losses}"
 
 
 def _shown_errors(errors: pd.DataFrame) -> DisplayTable:

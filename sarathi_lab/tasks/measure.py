@@ -39,7 +39,7 @@ from sarathi_lab.results.provenance import device_folder
 from sarathi_lab.results.result import Result
 from sarathi_lab.results.table import rows_of_points
 from sarathi_lab.tasks.base import Task
-from sarathi_lab.tasks.figures import PROCESSES, lines, recompute
+from sarathi_lab.tasks.figures import PROCESSES, counts, lines, recompute
 from sarathi_lab.tasks.plan import changed
 
 AUTO = "auto"
@@ -98,15 +98,20 @@ class Measure(Task):
             self._refuse("every", f"is for the paper's curves, and {figure.name} is none")
         if figure.is_in_rounds:
             self._refuse("setup", "is for measuring: what is simulated has the paper's sizes")
-            if is_usual_model(cfg) and (degree := backend.tensor_parallel) > 1:
-                why = "has no effect: the paper's models have as many devices as there"
-                fix = "choose a model, too, such as model=yi-34b"
-                raise UserError(f"executor.tensor_parallel={degree} {why}; {fix}")
         elif figure.is_of_stages:
             self._require_stages(backend)
-        elif backend.parallel.num_devices > 1 and not backend.composes_kernels:
-            what = backend.parallel.description
-            raise UserError(f"task=measure simulates one device, not {what}; leave that out")
+        elif backend.num_stages > 1 and not backend.composes_kernels:
+            raise UserError(
+                f"executor.pipeline_parallel={backend.num_stages}: {figure.name} is for one batch "
+                "at a time, not for a pipeline; use 1"
+            )
+        has_platforms = is_usual_model(cfg) and bool(figure.papers)
+        if has_platforms and backend.tensor_parallel > 1:
+            raise UserError(
+                f"executor.tensor_parallel={backend.tensor_parallel} has no effect: the models of "
+                f"{figure.name} have as many devices as it names; choose a model, too, such as "
+                "model=yi-34b"
+            )
         jobs = self.jobs(cfg, backend)
         for job in jobs:
             figure.check(job.backend, job.spec, job.sizes)
@@ -272,11 +277,12 @@ class Measure(Task):
             shown = [paper(figure.name)] if figure.has_paper else []
             rows = rows_of_points(pd.concat([*shown, points], ignore_index=True))
             pictures[figure.name] = plots.draw(figure.look, rows)
+        describe = counts if figure.look.kind == "heat" else lines
         return Result(
             tables={POINTS: points, **tables, **others},
             figures=pictures,
             shown=[
-                *(lines(device, table) for device, table in tables.items()),
+                *(describe(device, table) for device, table in tables.items()),
                 *_host_shares(others.get(COMPOSITIONS)),
                 *_operation_shares(others.get(COMPOSITIONS)),
             ],
@@ -294,7 +300,7 @@ class Measure(Task):
 
     def jobs(self, cfg: DictConfig, backend: SimulatedBackend) -> list[Job]:
         """List the chosen model on the chosen device; without a choice those of the paper, each on
-        as many devices as there, of the chosen kind or the paper's.
+        as many devices as there, of the chosen kind (those of it, if it has any) or the paper's.
         """
         figure, hardware = self.figure, str(cfg.hardware.name)
         # The group's default stands for the GPU that the paper used for each figure.
@@ -302,14 +308,16 @@ class Measure(Task):
         if figure.has_paper and not backend.composes_kernels:
             return paper_jobs(figure, gpu and [gpu], self.every, self.sizes)
         if is_usual_model(cfg) and figure.papers:
-            models = [load_option("model", platform.model) for platform in figure.papers]
+            on_gpu = [platform for platform in figure.papers if platform.hardware == gpu]
+            platforms = on_gpu or figure.papers
+            models = [load_option("model", platform.model) for platform in platforms]
             backends = [
                 replace(
                     backend,
                     hardware=backend.hardware if gpu else load_option("hardware", usual),
                     tensor_parallel=num_devices,
                 )
-                for _, usual, num_devices in figure.papers
+                for _, usual, num_devices in platforms
             ]
         else:
             models, backends = [resolve_model(cfg, backend)[0]], [backend]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,7 +27,7 @@ from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.engine.scheduler_state import Speculation
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
-from sarathi_lab.experiment.advisor import BASELINES, Advice, Prediction, advise, serve_by
+from sarathi_lab.experiment.advise import Advice, ChunkSearch, candidates, predict
 from sarathi_lab.model.checkpoint import resolve_model, text_encoder
 from sarathi_lab.model.roofline import TILE, Peaks, roofline_time
 from sarathi_lab.model.spec import ModelSpec
@@ -157,12 +156,9 @@ def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
     return plan, baselines
 
 
-def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
-    """Build and check all parts of a run. Raises UserError for anything that the user can mend.
-
-    chunk=auto is chosen from `chunks`, or as `advisor.advise` does if they are None.
-    """
-    return _fitted(_checked(_parts(cfg, _setup(cfg))), chunks)
+def make_plan(cfg: DictConfig) -> Plan:
+    """Build and check all parts of a run. Raises UserError for anything that the user can mend."""
+    return _fitted(_checked(_parts(cfg, _setup(cfg))))
 
 
 def changed(cfg: DictConfig, **settings: object) -> DictConfig:
@@ -242,14 +238,14 @@ def _load(
     return load
 
 
-def _fitted(plan: Plan, chunks: Sequence[int] | None = None) -> Plan:
+def _fitted(plan: Plan) -> Plan:
     """Return `plan` with its policy fitted to the device and the workload. Raises UserError."""
     policy = plan.policy.on_device(
         lambda: plan.backend.predictor(plan.spec), plan.engine.batch_size, plan.max_model_len
     )
     plan = replace(plan, engine=replace(plan.engine, policy=policy))
     if policy.budget == AUTO:
-        advice = _advice(plan, chunks)
+        advice = _advice(plan)
         settings = {**plan.config["policy"], policy.budget_field: advice.chunk}
         engine = replace(plan.engine, policy=policy.with_budget(advice.chunk))
         config = {**plan.config, "policy": settings}
@@ -261,7 +257,7 @@ def _fitted(plan: Plan, chunks: Sequence[int] | None = None) -> Plan:
     return plan
 
 
-def _advice(plan: Plan, chunks: Sequence[int] | None) -> Advice:
+def _advice(plan: Plan) -> Advice:
     """Return the chunk that the device's cost model predicts to be best. Raises UserError."""
     engine, load, num_stages = plan.engine, plan.load, plan.backend.num_stages
     answers = f"workload={load.name}" if load.sessions else "workload.arrivals=users"
@@ -279,10 +275,13 @@ def _advice(plan: Plan, chunks: Sequence[int] | None) -> Advice:
         if is_so:
             raise UserError(f"chunk={AUTO} {why}; name a number such as chunk=256")
     assert predictor is not None
-    # Baselines that the run does not have need not fit the cache.
-    baselines = tuple(name for name in BASELINES if name in plan.config["baselines"])
-    slo = slo_in_seconds(plan.targets.slo, engine, SimulatedExecutor(predictor))
-    slo_of_bounds = slo if slo.bounds else None
-    run = partial(serve_by, predictor, load.requests)
-    prediction = Prediction(load.requests, engine, run, baselines, slo_of_bounds)
-    return advise(prediction, TILE, policy=plan.policy.with_budget, chunks=chunks)
+    executor = SimulatedExecutor(predictor)
+    stated = slo_in_seconds(plan.targets.slo, engine, executor)
+    slo = stated if stated.bounds else None
+
+    def predict_chunk(chunk: int) -> dict[str, float]:
+        with_chunk = replace(engine, policy=plan.policy.with_budget(chunk))
+        return predict(load.requests, with_chunk, executor, slo)
+
+    first = candidates(load.requests, engine.batch_size, TILE)
+    return ChunkSearch(predict_chunk, slo, TILE).best(None, first, arrive=load.has_times)

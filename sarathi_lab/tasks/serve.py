@@ -24,7 +24,7 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.single_iteration import host_caution
-from sarathi_lab.experiment.advisor import Advice
+from sarathi_lab.experiment.advise import Advice
 from sarathi_lab.model.roofline import Peaks, request_roofline
 from sarathi_lab.results import metrics
 from sarathi_lab.results.decode_cost import fullest_hybrid, measure_decode_cost, slo_reference
@@ -56,10 +56,7 @@ READ = (  # what decides a run's work, and what is read from it
     *("window", "slo", "stall", "prompt_classes", "repetition", "cluster"),
     "speculation",
 )
-ADVICE_COLUMNS = (  # shown
-    *("throughput", "throughput_vs_request_level", "throughput_vs_orca"),
-    *("kv_reread_factor", "tbt_p50", "tbt_p99"),
-)
+ADVICE_COLUMNS = ("throughput", "kv_reread_factor", "tbt_p50", "tbt_p99")  # shown
 
 
 @dataclass(frozen=True)
@@ -143,7 +140,8 @@ def _executed(
                 print_words(f"  predicted roofline {roofline:.2f} s")
     print_cautions([f"peaks {peaks.describe()}"], context)
     if plan.advice is not None:
-        print_advice(plan.advice)
+        longest = max(request.prompt_len for request in plan.load.requests)
+        print_advice(plan.advice, longest)
     ledger = Ledger()
     try:
         tables, summary, cautions = _measured(
@@ -348,20 +346,18 @@ def _facts_of(plan: Plan) -> list[str]:
     return lines
 
 
-def print_advice(advice: Advice) -> None:
+def print_advice(advice: Advice, longest_prompt: int) -> None:
     """Print whether to chunk, the chunk that chunk=auto stands for, and what it was chosen by."""
-    columns = [name for name in ADVICE_COLUMNS if name in advice.table]
-    rows = [
-        {
-            "chunk": f"{row['chunk']} {'*' if row['is_as_good'] else ' '}",
-            **{heading(name): cell(name, row[name]) for name in columns},
-            **({"SLO": "met" if row["slo_met"] else "missed"} if "slo_met" in row else {}),
-        }
-        for row in advice.table.to_dict("records")
-    ]
-    chunk = "chunk=auto"
-    if advice.do_not_chunk:
-        show([f"  do not chunk here: {advice.do_not_chunk}"])
-        chunk = "the best chunk, chunk=auto,"
-    title = f"  {chunk} is {advice.chunk} tokens, predicted to give {advice.objective}"
+    rows = []
+    for prediction in advice.table.to_dict("records"):
+        mark = "*" if prediction["is_as_good"] else " "
+        row = {"chunk": f"{prediction['chunk']} {mark}"}
+        row |= {heading(name): cell(name, prediction[name]) for name in ADVICE_COLUMNS}
+        if "slo_met" in prediction:
+            row["SLO"] = "met" if prediction["slo_met"] else "missed"
+        rows.append(row)
+    if advice.chunk >= longest_prompt:
+        longest = f"the longest has {longest_prompt}"
+        show([f"  do not chunk here: it leaves all prompts whole, {longest}"])
+    title = f"  chunk=auto is {advice.chunk} tokens, predicted to give {advice.objective}"
     show([f"{title} (* within 1 % of the best)", DisplayTable(rows)])

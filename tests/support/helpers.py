@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from sarathi_lab.engine.block_manager import BlockManager
@@ -14,8 +13,10 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch, Chunk, Request
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.experiment.advisor import Prediction, serve_by
-from sarathi_lab.policy import Orca, Policy
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.experiment.advise import predict
+from sarathi_lab.policy import Policy
+from sarathi_lab.results.serving_metrics import Slo
 
 ChunkRow = tuple[int, int, int]  # request id, start, number of tokens
 
@@ -30,14 +31,17 @@ def requests_of(
     ]
 
 
-def prediction_of(
-    requests: Sequence[Request], batch_size: int, iteration_time: Any, **settings: Any
-) -> Prediction:
-    """A prediction with a cache that is never short."""
+def predicted(
+    requests: Sequence[Request],
+    batch_size: int,
+    iteration_time: Any,
+    policy: Policy,
+    slo: Slo | None = None,
+) -> dict[str, float]:
+    """What a run gives with a cache that is never short."""
     longest = max(request.total_len for request in requests)
-    engine = EngineConfig(Orca(), batch_size, batch_size * longest, 16, longest)
-    run = partial(serve_by, iteration_time, requests)
-    return Prediction(requests, engine, run, **settings)
+    engine = EngineConfig(policy, batch_size, batch_size * longest, 16, longest)
+    return predict(requests, engine, SimulatedExecutor(iteration_time), slo)
 
 
 def rows(text: str) -> list[list[ChunkRow]]:

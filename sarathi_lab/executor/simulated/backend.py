@@ -132,7 +132,7 @@ class SimulatedBackend:
         """Raise UserError for a model that does not fit, can't be split or has no cost model. Host
         memory is unlimited.
         """
-        self._cost(spec)
+        self.cost_of(spec)
         check_room(self._held(spec), self.hardware, self.dtype_bytes, self.parallel, kv_tokens)
 
     def peaks(self) -> Peaks:
@@ -155,7 +155,7 @@ class SimulatedBackend:
 
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
         """List the cost model's error on held-out shapes, and effects that favour chunks."""
-        cost = self._cost(spec)
+        cost = self.cost_of(spec)
         stated = ", ".join(
             f"{kind} {'none stated' if math.isnan(error) else f'{error:.0%}'}"
             for kind, error in cost.uncertainty.items()
@@ -221,7 +221,7 @@ class SimulatedBackend:
         return cautions
 
     def predictor(self, spec: ModelSpec) -> Predictor:
-        cost = self._cost(spec)
+        cost = self.cost_of(spec)
 
         def operation_times(batch: Batch) -> dict[str, float]:
             times = cost.operation_times(batch)
@@ -260,7 +260,7 @@ class SimulatedBackend:
                 f"executor.cost_model={MEASURED_KERNELS} has times at measured sizes only, and "
                 "serving takes any; use executor.cost_model=profiled, or task=measure"
             )
-        cost = self._cost(spec)
+        cost = self.cost_of(spec)
         if self.num_stages > 1:
             return PipelineExecutor(self.num_stages, cost.stage_times, cost.send_time)
         return SimulatedExecutor(cost.iteration_time, self.host)
@@ -270,7 +270,8 @@ class SimulatedBackend:
         """The hardware with the host's attention kernel."""
         return self.hardware.with_kernel(self.host.attention_kernel)
 
-    def _cost(self, spec: ModelSpec) -> CostModel:
+    def cost_of(self, spec: ModelSpec) -> CostModel:
+        """Return the cost model of a replica, with this backend's weights, kernels and graphs."""
         hardware, spec = self.attending, SimulatedBackend._held(self, spec)
         if self.host.is_stated:
             hardware = replace(hardware, iteration_overhead=0.0)

@@ -5,6 +5,7 @@ vLLM's data with expert parallelism.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -180,7 +181,7 @@ class LockstepBackend(SimulatedBackend):
     sharing: Lockstep = field(kw_only=True)
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
-        cost = self._cost(spec)
+        cost = self.cost_of(spec)
         return SimulatedExecutor(lambda batch: iteration_time(cost, batch), self.host)
 
     def peaks(self) -> Peaks:
@@ -190,13 +191,13 @@ class LockstepBackend(SimulatedBackend):
             num * one.flops_per_second, num * one.bytes_per_second, f"{one.source} x {num}"
         )
 
-    def _cost(self, spec: ModelSpec) -> CostModel:
+    def cost_of(self, spec: ModelSpec) -> CostModel:
         if self.composes_kernels:
             raise UserError(
                 "executor.cost_model=measured_kernels has times of single iterations, not of "
                 "replicas; use executor.cost_model=profiled"
             )
-        cost = super()._cost(spec)
+        cost = copy(super().cost_of(spec))  # which other backends keep
         assert isinstance(cost.experts, Experts), "replicas share nothing else"
         cost.experts = SharedExperts(cost.experts, self.sharing)
         return cost

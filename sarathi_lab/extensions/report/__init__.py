@@ -153,7 +153,7 @@ def _of_sweep(place: Path, runs: pd.DataFrame, folder: Path) -> Section:
 
 
 def _of_task(place: Path) -> Section:
-    """The tables and pictures that a task left, such as `task=crossover` or an experiment."""
+    """The tables and pictures that a task left, such as `task=advise` or an experiment."""
     given = _overrides(place)
     title = next((one for one in given if one.startswith(("task=", "experiment="))), place.name)
     tables = {path.name: pd.read_csv(path) for path in sorted(place.glob("*.csv"))}

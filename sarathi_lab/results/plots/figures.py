@@ -6,6 +6,7 @@ a broken line beside them, measured ones filled with their interval, in panels o
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import re
 import textwrap
@@ -21,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from sarathi_lab.results.plots import style
+from sarathi_lab.results.plots import heat, style
 from sarathi_lab.results.plots.spec import Kind, PlotSpec, in_tokens
 from sarathi_lab.results.table import COMPOSED, MEASURED, PAPER
 
@@ -34,6 +35,7 @@ PANEL, COLUMN = 2.5, 3.2  # inches: height of a panel, and the widest one
 PREDICTED = "simulated"  # group of the paper's points and all that is simulated
 LETTERS = 11  # of a title in an inch
 MOST_LEVEL = 5  # bars whose names fit beside each other
+NOT_RUN = "not run: exceeds the cache, or the chunk is below the batch"
 UNITS = {"1/s": "requests/s", "times": "ratio"}
 TEXTS = ("panel", "hardware", "model", "method", "dataset", "slo")
 Styles = Mapping[str, tuple[str, str]]  # colour and marker by series
@@ -50,6 +52,8 @@ def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
     shown = _selected(rows, spec)
     note = "" if is_all else _note_on_sparse(shown, spec)
     shown = shown[shown.value.notna()] if is_all else _without_sparse(shown, spec.kind)
+    if spec.kind == "heat":
+        return style.finished(_gain_map(shown, spec), spec.title)
     by_device = partial(_by_device, are_together=spec.kind == "bar")
     groups = (by_device if spec.is_by_device else _by_source)(shown)
     order = list(dict.fromkeys(shown.panel))
@@ -93,11 +97,27 @@ def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
     return style.finished(figure, spec.title)
 
 
+def _gain_map(rows: pd.DataFrame, spec: PlotSpec) -> Figure:
+    """Draw ratios as gains in percent: x along, series upwards, a row of panels for each device."""
+    percent = 100 * (rows.value - 1)
+    cells = rows.assign(
+        shade=percent.where(percent.abs() > heat.NEUTRAL, 0.0),
+        text=percent.map("{:+.0f}".format),
+    )
+    panel = spec.prefix.strip()
+    cells = cells.rename(columns={"x": spec.x, "panel": panel})
+    scale = heat.gain_scale(spec.title)
+    of_devices = cells.groupby("device", sort=False)
+    heat_rows = [heat.HeatRow(group, scale, label=str(name)) for name, group in of_devices]
+    return heat.heat_map(heat_rows, x=spec.x, y="key", col=panel, not_run=NOT_RUN)
+
+
 def _selected(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
     """Select what the spec draws, with its panel and the `key` of its series."""
     shown = rows.reindex(columns=list(dict.fromkeys([*rows, *TEXTS])))
     shown = shown.fillna(dict.fromkeys(TEXTS, ""))
-    shown = shown[~shown.panel.isin(spec.left_out)]
+    for pattern in spec.left_out:
+        shown = shown[~shown.panel.isin(fnmatch.filter(shown.panel, pattern))]
     for column, wanted in (("series", spec.series), ("quantity", spec.quantities)):
         shown = shown[shown[column].isin(wanted)] if wanted else shown
     shown = shown[shown.unit == spec.unit] if spec.unit else shown

@@ -29,6 +29,7 @@ AMOUNTS = "Blues"
 STRONGEST = 30  # percent of gain or loss from which a colour is full
 NEUTRAL = 2  # percent up to which a gain has no colour
 NOT_RUN = "not run"
+FEW_ROWS = 3  # of panels, of which the last alone has the values along x
 DARK = 0.45  # luminance below which a cell's text is white
 LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue
 CELL_HEIGHT, CELL_WIDTH, LEAST_WIDTH = 0.24, 0.55, 6.0  # inches
@@ -142,7 +143,9 @@ def heat_map(
         beside = axes[i * num_columns : (i + 1) * num_columns]
         has_gaps |= _draw_row(beside, row, layout)
         _label_row(beside, row, layout, has_titles=i == 0 and col is not None)
-    for ax in axes[-num_columns:]:
+    # Where there are many rows the last one is far away.
+    num_ticked = len(axes) if len(rows) > FEW_ROWS else num_columns
+    for ax in axes[-num_ticked:]:
         _tick_along(ax, layout)
     _add_colour_bars(figure, axes, rows, num_columns)
     keys = _gain_keys() if any(row.scale.is_gain for row in rows) else []

@@ -26,7 +26,7 @@ SERIES = {
     "decode_speedup": "decodes",
     "throughput_gain": "end to end",
 }
-Kind = Literal["line", "point", "bar", "pair"]
+Kind = Literal["line", "point", "bar", "pair", "heat"]
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,14 @@ class PlotSpec:
     """How the rows of one figure (`table.rows_of_points`) become panels.
 
     "line" and "point" are drawn by x for each series, a "bar" for each series, a "pair" as a point
-    for each value of `hue` at the two `quantities` (y, then x). `is_by_device`: a group of panels
-    for each device instead of one for the paper and all that is simulated.
+    for each value of `hue` at the two `quantities` (y, then x), a "heat" map has a gain in each
+    cell by x and series. `is_by_device`: a group of panels for each device instead of one for the
+    paper and all that is simulated.
 
     `xs` and `ys` are axis labels of panels that differ from `x` and `y`; without a y it is the
     rows' unit. `names` and `panels` are display names, other panels have `prefix` before them.
-    Only `series`, `quantities` and `unit` are drawn where given, `left_out` panels are not.
+    Only `series`, `quantities` and `unit` are drawn where given, panels that match a pattern in
+    `left_out` (such as "* over Orca") are not.
     `is_swapped` panels hold quantiles by share, which are drawn as shares by quantile.
     """
 

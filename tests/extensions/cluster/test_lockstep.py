@@ -136,3 +136,11 @@ def test_only_a_mixture_is_shared():
     assert Lockstep(num=4).backend(backend, EXPERTS).peaks().flops_per_second == (
         4 * LINKED.flops_per_second
     )
+
+
+def test_experts_that_replicas_share_are_not_those_of_other_devices():
+    """Cost models are kept between runs, such as those of a sweep over clusters."""
+    alone = SimulatedBackend(LINKED)
+    shared = Lockstep(num=4).backend(alone, EXPERTS)
+    assert isinstance(shared.cost_of(EXPERTS).experts, SharedExperts)
+    assert not isinstance(alone.cost_of(EXPERTS).experts, SharedExperts)

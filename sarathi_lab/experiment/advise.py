@@ -1,0 +1,315 @@
+"""What a run with a chunk gives on a device, predicted by simulation, and which chunk is best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from sarathi_lab.engine.arrivals import Arrivals
+from sarathi_lab.engine.config import EngineConfig
+from sarathi_lab.engine.executor import Executor
+from sarathi_lab.engine.loop import serve
+from sarathi_lab.engine.request import Request
+from sarathi_lab.results.metrics import throughput
+from sarathi_lab.results.objective import outcome
+from sarathi_lab.results.serving_metrics import Slo, latency
+from sarathi_lab.results.steady import steady_part
+
+AS_GOOD = 0.01  # a throughput that is less than this share below the best is as good
+CLOSE = 0.1  # share of a chunk to which it is found where a bound is crossed
+
+Row = pd.Series | Mapping[Any, Any]  # what one run gives, by the names of metrics.md
+
+
+class Advice(NamedTuple):
+    """The recommended chunk (tokens of an iteration, decodes included), and what it is best by."""
+
+    chunk: int
+    table: pd.DataFrame  # of all predictions
+    objective: str
+
+
+def predict(
+    requests: Iterable[Request] | Arrivals,
+    engine: EngineConfig,
+    executor: Executor,
+    slo: Slo | None = None,
+) -> dict[str, float]:
+    """Serve requests in a simulation: what a policy with its chunk gives on a device.
+
+    Args:
+        requests: What is served, or how it arrives.
+        engine: The policy with its chunk, the sequences and the cache.
+        executor: The simulated device.
+        slo: The objective in seconds; None without bounds.
+
+    Returns:
+        throughput (tokens/s), kv_reread_factor, tbt_p50 and tbt_p99 (seconds; NaN if no request has
+        two tokens) and, with an objective, what `outcome` returns. All are of the part between
+        filling and draining, where there is one.
+
+    Raises:
+        UserError: For a chunk below the batch, or requests that do not fit.
+    """
+    ledger = serve(requests, engine, executor)
+    iterations = ledger.iterations()
+    served = ledger.requests()
+    rates = throughput(served, float(iterations.end.max()))
+    all_wait = not served.arrival_time.any()
+    part = steady_part(served, engine.num_slots) if all_wait else None
+    if part is not None:
+        rates = part.throughput(served)
+        iterations = part.spans(iterations)
+        served = part.requests(served)
+    waits = latency(served)
+    num_read = iterations.prefill_kv_tokens.sum()
+    row = {
+        "throughput": rates["throughput"],
+        "kv_reread_factor": num_read / iterations.num_prefill_tokens.sum(),
+        "tbt_p50": waits.get("tbt_p50", math.nan),
+        "tbt_p99": waits.get("tbt_p99", math.nan),
+    }
+    if slo is not None:
+        row |= outcome(served, slo)
+    return row
+
+
+def candidates(requests: Sequence[Request], batch_size: int, tile: int) -> list[int]:
+    """List the first chunks to predict (tokens), ascending from the batch: multiples of `tile`.
+
+    Powers of two times the tile (section 4.4), up to the first that holds the longest prompt whole
+    beside the decodes; and the neighbours of (P:D) (B - 1), at which prefills and decodes run out
+    together (the optimum P:D = C / (B - 1) of section 4.3.3).
+    """
+    prompt_lens = [request.prompt_len for request in requests]
+    output_lens = [request.output_len for request in requests]
+    num_decodes = batch_size - 1
+    largest = max(prompt_lens) + num_decodes
+    chunk = tile
+    chunks = {chunk}
+    while chunk < largest:
+        chunk *= 2
+        chunks.add(chunk)
+    pd_ratio = sum(prompt_lens) / sum(output_lens)
+    balanced = pd_ratio * num_decodes / tile
+    for num_tiles in (math.floor(balanced), math.ceil(balanced)):
+        if tile <= num_tiles * tile < chunk:
+            chunks.add(num_tiles * tile)
+    return [chunk for chunk in sorted(chunks) if chunk >= batch_size]
+
+
+@dataclass
+class ChunkSearch:
+    """A search among chunks, each of which is predicted once.
+
+    Attributes:
+        predict: What a run with a chunk gives.
+        slo: The objective; None without bounds.
+        tile: Tokens to which the best chunk is found.
+        unit: Tokens of which chunks are multiples where a bound is crossed.
+        rows: What was predicted, by chunk.
+    """
+
+    predict: Callable[[int], Row]
+    slo: Slo | None = None
+    tile: int = 1
+    unit: int = 1
+    rows: dict[int, Row] = field(default_factory=dict)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each chunk, ascending."""
+        rows = []
+        for chunk in sorted(self.rows):
+            row = self.rows[chunk]
+            rows.append({"chunk": chunk, **row})
+        return marked(pd.DataFrame(rows))
+
+    def best(self, chunks: Sequence[int] | None, first: Sequence[int], *, arrive: bool) -> Advice:
+        """Choose among `chunks`; None: among those found from the `first` on (ascending), to a
+        tenth where neighbours differ in a bound that they meet, and to a tile beside the best.
+
+        `arrive`: whether requests arrive over time.
+        """
+        if chunks is not None:
+            self._add(chunks)
+        elif self.slo is None:
+            self._add(first)
+            self._refine()
+        else:
+            if arrive:
+                self._add_from_the_middle(first)
+            else:
+                self._add(first)
+            self._refine()
+            # The largest chunk misses bounds between tokens, but maybe no others.
+            if not self.table.slo_met.any():
+                self._add(first[-1:])
+                self._refine()
+        row = choose(self.table)
+        objective = "the most tokens/s"
+        if self.slo is not None:
+            objective += f" under {self.slo.name} ({self.slo.describe()})"
+            if not row.slo_met:
+                objective += ", which no chunk meets"
+        return Advice(int(row.chunk), self.table, objective)
+
+    def _add(self, chunks: Iterable[int]) -> None:
+        for chunk in chunks:
+            if chunk not in self.rows:
+                self.rows[chunk] = self.predict(chunk)
+
+    def _add_from_the_middle(self, chunks: Sequence[int]) -> None:
+        """Predict chunks up to the first that keeps up with the arrivals and misses a bound between
+        tokens, which larger ones miss, too; and down to the first that misses none of these but
+        keeps requests waiting, as smaller ones do.
+        """
+        middle = len(chunks) // 2
+        for chunk in chunks[middle:]:
+            self._add([chunk])
+            row = self.rows[chunk]
+            if row["is_steady"] and row["gap_bounds_missed"]:
+                break
+        row = self.rows[chunks[middle]]
+        for chunk in reversed(chunks[:middle]):
+            keeps_waiting = row["bounds_missed"] or not row["is_steady"]
+            if keeps_waiting and not row["gap_bounds_missed"]:
+                break
+            self._add([chunk])
+            row = self.rows[chunk]
+
+    def _refine(self) -> None:
+        while untried := self._untried():
+            self._add(untried)
+
+    def _untried(self) -> list[int]:
+        """List the chunks to predict next, between those of the table."""
+        table = self.table
+        if self.slo is None:
+            return self._beside_best(table)
+        crossings = self._crossings(self.slo)
+        if crossings or not table.slo_met.any():
+            return crossings
+        # Where requests arrive over time, all chunks that keep up serve as much.
+        are_alike = table.is_as_good[table.slo_met].all()
+        return [] if are_alike else self._beside_best(table)
+
+    def _beside_best(self, table: pd.DataFrame) -> list[int]:
+        """List multiples of the tile halfway between the best chunk and its neighbours."""
+        tried = table.chunk.tolist()
+        eligible = _eligible(table)
+        fastest = eligible.throughput.to_numpy().argmax()
+        best = int(eligible.chunk.iloc[int(fastest)])
+        position = tried.index(best)
+        neighbours = tried[max(0, position - 1) : position + 2]
+        untried = []
+        for neighbour in neighbours:
+            halfway = (best + neighbour) // 2
+            chunk = halfway // self.tile * self.tile
+            if chunk not in tried:
+                untried.append(chunk)
+        return untried
+
+    def _crossings(self, slo: Slo) -> list[int]:
+        """List the chunks between neighbours where the objective may be met, or a bound of times
+        between tokens is crossed, unless they are `CLOSE`.
+        """
+        chunks = []
+        for low, high in pairwise(sorted(self.rows)):
+            row = self.rows[low]
+            next_row = self.rows[high]
+            missed = _missed(row, slo)
+            next_missed = _missed(next_row, slo)
+            # A bound that both miss is missed between them, too.
+            may_be_met = missed != next_missed and missed.isdisjoint(next_missed)
+            is_crossed = row["gap_bounds_missed"] != next_row["gap_bounds_missed"]
+            if may_be_met or is_crossed:
+                chunks += _between(low, high, self.unit)
+        return chunks
+
+
+def _missed(row: Row, slo: Slo) -> set[str]:
+    """Return the bounds that a run misses, and "steady" where it does not keep up."""
+    missed = set(missed_bounds(row, slo))
+    if not row["is_steady"]:
+        missed.add("steady")
+    return missed
+
+
+def missed_bounds(row: Row, slo: Slo) -> list[str]:
+    """List the bounds of an objective that a run misses, by their names in `slo`."""
+    missed = []
+    for name, bound in slo.bounds.items():
+        value = row[slo.quantity_of(name)]
+        if value > bound:
+            missed.append(name)
+    return missed
+
+
+def _between(low: int, high: int, unit: int) -> list[int]:
+    """Return a chunk near the geometric mean of two, none if they are `CLOSE`: a multiple of
+    `unit`, and of the largest power of two of it that is fine enough, so that it is no odd number.
+    """
+    if high <= (1 + CLOSE) * low:
+        return []
+    step = unit
+    while 2 * step <= CLOSE * low:
+        step *= 2
+    mean = math.sqrt(low * high)
+    middle = round(mean / step) * step
+    return [middle] if low < middle < high else []
+
+
+def marked(table: pd.DataFrame) -> pd.DataFrame:
+    """Mark the rows that are as good as the best (`is_as_good`) in throughput: of those that meet
+    the objective, if any does.
+    """
+    rates = _eligible(table).throughput
+    least = (1 - AS_GOOD) * rates.max()
+    as_good = rates[rates >= least]
+    return table.assign(is_as_good=table.index.isin(as_good.index))
+
+
+def _eligible(table: pd.DataFrame) -> pd.DataFrame:
+    """Select the rows that meet the objective; all if there is none, or none meets it."""
+    if "slo_met" not in table:
+        return table
+    is_met = table.slo_met.astype(bool)
+    return table[is_met] if is_met.any() else table
+
+
+def choose(table: pd.DataFrame) -> pd.Series:
+    """Choose among marked rows, of one policy or of several.
+
+    Without an objective: of those that are as good as the best the one with the least P99 between
+    tokens. Where some meet it: of these the one whose worst requests are farthest within its
+    bounds. Where none does: the steady one that misses the fewest bounds, by the least. Where none
+    is steady: one of the shortest stalls (`outcome`'s classes), as tokens/s alone would crown what
+    lets requests wait longest between tokens, then of the fewest such bounds missed and the most
+    tokens/s. Of equal ones whole prompts go first (`is_whole`, where there is that column), then
+    the smallest chunk, then the first row.
+    """
+    if "slo_met" not in table:
+        return _least(table[table.is_as_good], "tbt_p99")
+    if table.slo_met.any():
+        return _least(table[table.is_as_good], "worst_use")
+    steady = table[table.is_steady.astype(bool)]
+    if not steady.empty:
+        return _least(steady, "bounds_missed", "bound_use")
+    return _least(table, "stall_class", "gap_bounds_missed", "not_served")
+
+
+def _least(table: pd.DataFrame, *columns: str) -> pd.Series:
+    """Return the row that is least in `columns`, then as `choose` says of equal ones."""
+    ranks = table.assign(not_served=-table.throughput, is_cut=True)
+    if "is_whole" in table:
+        ranks["is_cut"] = ~table.is_whole.astype(bool)
+    order = [*columns, "is_cut", "chunk"]
+    ranks = ranks.sort_values(order, kind="stable")
+    first = ranks.index[0]
+    return table.loc[first]

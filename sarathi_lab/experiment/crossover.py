@@ -1,0 +1,131 @@
+"""The map of loads and chunks on which chunked prefill gains, is neutral or loses."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.executor import Backend
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.experiment.cases import Case, Cases, gain
+from sarathi_lab.experiment.clock import CostClock, Estimate, IterationTimes
+from sarathi_lab.experiment.registry import Figure, Ints, Job, Platform, Sizes, figure
+from sarathi_lab.experiment.scenario import Scenario, lengths
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.policy import Sarathi
+from sarathi_lab.policy.systems import setup_of
+from sarathi_lab.results.plots.spec import PlotSpec
+
+
+class CacheClock(CostClock):
+    """A cost model's clock that runs no scenario whose batch exceeds the device's cache.
+
+    Args:
+        cost: Seconds of a batch.
+        kv_tokens: Tokens of the cache.
+        state_tokens: What the states of a sequence take of it, as tokens.
+    """
+
+    def __init__(self, cost: IterationTimes, kv_tokens: int, state_tokens: int) -> None:
+        super().__init__(cost)
+        self.kv_tokens = kv_tokens
+        self.state_tokens = state_tokens
+
+    def gain(self, scenario: Scenario, baseline: Scenario) -> Estimate | None:
+        tokens = scenario.batch_size * (scenario.longest + self.state_tokens)
+        return super().gain(scenario, baseline) if tokens <= self.kv_tokens else None
+
+
+@dataclass(frozen=True)
+class LoadMap(Figure):
+    """An experiment of many loads, of which a device runs those that fit its cache."""
+
+    has_own_bench: ClassVar[bool] = True
+
+    def least_room(self, spec: ModelSpec, sizes: Sizes) -> int:
+        groups = self.cases(spec, sizes)
+        return min(case.room.kv_tokens for group in groups for case in group.subjects)
+
+    def check(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> None:
+        if isinstance(backend, SimulatedBackend) and backend.composes_kernels:
+            raise UserError(
+                f"executor.cost_model={backend.cost_model} has times at measured sizes only, and "
+                f"{self.name} serves batches of any; use executor.cost_model=profiled"
+            )
+        super().check(backend, spec, sizes)
+
+    def bench(self, job: Job) -> CacheClock:
+        sizes = job.sizes
+        largest = Sarathi(max(sizes["chunks"]))
+        setup = setup_of(largest, max(sizes["batches"]), max(sizes["seq_lens"]))
+        kv_tokens = job.backend.kv_blocks(job.spec, 1, setup)
+        cost = super().bench(job).cost
+        return CacheClock(cost, kv_tokens, job.backend.state_tokens(job.spec))
+
+
+@figure(
+    LoadMap,
+    question="Where does chunked prefill pay?",
+    seconds=0,
+    is_simulated=True,
+    papers=[
+        Platform("13b", "a6000"),
+        Platform("33b", "a100"),
+        Platform("13b", "h100"),
+        Platform("llama3-8b", "h100"),
+        Platform("13b", "h200"),
+        Platform("llama3-8b", "h200"),
+        Platform("yi-34b", "h200"),
+        Platform("nemotron-h-56b", "h200"),
+        Platform("nemotron-3-nano-30b-a3b", "h200"),
+        Platform("llama3-8b", "b200"),
+        Platform("qwen3-30b-a3b", "b200"),
+        Platform("qwen3-next-80b-a3b", "b200"),
+        Platform("deepseek-v3", "b200", 8),
+    ],
+    look=PlotSpec(
+        "Gain in steady throughput over request-level batching [%]",
+        "chunk [tokens]",
+        kind="heat",
+        is_by_device=True,
+        prefix="P + D = ",
+        left_out=("* over Orca",),
+    ),
+)
+def crossover(
+    spec: ModelSpec,
+    *,
+    pd_ratios: Sequence[float],
+    seq_lens: Ints,
+    batches: Ints,
+    chunks: Ints,
+    min_decodes: int = 1,
+) -> Cases:
+    """SARATHI's throughput over that of request-level batching and of Orca, by chunk, for equal
+    requests in the steady state; decodes ride in batches of `min_decodes` at least.
+    """
+    if max(chunks) < min(batches):
+        raise UserError(
+            f"task.sizes: chunks {list(chunks)} are all below the batches {list(batches)}; name a "
+            "chunk of at least a batch"
+        )
+    for seq_len, batch, pd_ratio in itertools.product(seq_lens, batches, pd_ratios):
+        size = (*lengths(seq_len, pd_ratio), batch)
+        scenarios = {}
+        for chunk in chunks:
+            if chunk >= batch:
+                policy = Sarathi(chunk, min_decodes)
+                policy.validate(batch, seq_len)
+                scenarios[chunk] = Scenario(policy, *size)
+        yield _gains(str(seq_len), f"B={batch} P:D={pd_ratio:g}", scenarios)
+
+
+def _gains(panel: str, series: str, scenarios: Mapping[int, Scenario]) -> Iterator[Case]:
+    """The gains of one load with each chunk, over both baselines."""
+    for chunk, scenario in scenarios.items():
+        orca = replace(scenario, policy="orca_best")
+        yield Case(panel, series, chunk, gain(scenario))
+        yield Case(f"{panel} over Orca", series, chunk, gain(scenario, orca))

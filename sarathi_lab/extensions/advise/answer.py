@@ -1,0 +1,204 @@
+"""How the advice is shown: the answer first, then what it was chosen from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+
+from sarathi_lab.config.console import amount
+from sarathi_lab.experiment.advise import AS_GOOD, Row, choose, marked
+from sarathi_lab.extensions.advise.options import LONGER, PolicyRuns
+from sarathi_lab.extensions.advise.remedies import NAMES, Remedy
+from sarathi_lab.extensions.advise.server_flags import ServerFlags
+from sarathi_lab.results.report import cell
+from sarathi_lab.results.result import DisplayTable
+from sarathi_lab.results.serving_metrics import Slo
+from sarathi_lab.results.table import heading
+from sarathi_lab.tasks.plan import Plan
+
+AS_GOOD_MARK = " *"
+CONFIRMED = " +"  # in a row whose quantities are of a longer run than the others
+
+
+def best_lines(
+    best: pd.Series, runs: PolicyRuns, table: pd.DataFrame, left_out: Sequence[str]
+) -> list[str]:
+    """Name the policy and the chunk, and whether they meet the objective."""
+    name = f"{best['policy']} with {chunk_of(best)}"
+    lines = []
+    if runs.slo is None:
+        lines.append(f"best: {name}, for the most tokens/s (* within 1 % of the most)")
+    else:
+        lines.append(f"objective {runs.slo.name}: {runs.slo.describe()}")
+        if best["slo_met"]:
+            lines.append(f"best within it: {name}")
+            lines += _not_distinguished(best, table)
+        elif best["is_steady"]:
+            lines.append(f"nothing meets it; nearest comes {name}")
+        else:
+            lines.append(
+                "nothing meets it: requests come faster than any of these serves them, and wait "
+                f"the longer the longer it runs; shown is {name}"
+            )
+    if leaves_whole(best, runs):
+        longest = runs.longest_prompt
+        lines.append(f"do not chunk here: it leaves all prompts whole, the longest has {longest}")
+    bounds = {} if runs.slo is None else runs.slo.bounds
+    if runs.plan.load.all_wait and {"ttft", "scheduling_delay"} & bounds.keys():
+        lines.append(
+            "all requests wait from the start, so that first tokens come after the whole queue; "
+            "state workload.rate for requests that arrive over time"
+        )
+    return [f"  {line}" for line in (*lines, *left_out)]
+
+
+def leaves_whole(row: Row, runs: PolicyRuns) -> bool:
+    """Return whether the run of a row cut no prompt."""
+    return bool(row["is_whole"]) or row["chunk"] >= runs.longest_prompt
+
+
+def chunk_of(row: Row) -> str:
+    return "whole prompts" if row["is_whole"] else f"chunk {row['chunk']:.0f}"
+
+
+def best_of_policies(table: pd.DataFrame) -> list[pd.Series]:
+    """Return the row of each policy that would be advised of it alone, the advised one first."""
+    best = choose(table)
+    rows = [best]
+    for label in table["policy"].unique():
+        if label != best["policy"]:
+            of_policy = table[table["policy"] == label]
+            rows.append(choose(marked(of_policy)))
+    return rows
+
+
+def _not_distinguished(best: pd.Series, table: pd.DataFrame) -> list[str]:
+    """Name the best of other policies that are as far within the objective as `best`, to a share of
+    `AS_GOOD`, with as many tokens/s.
+    """
+    alike = []
+    for row in best_of_policies(table)[1:]:
+        serves_as_much = _are_close(row["throughput"], best["throughput"])
+        is_as_far = _are_close(row["worst_use"], best["worst_use"])
+        if row["slo_met"] and serves_as_much and is_as_far:
+            alike.append(f"{row['policy']} with {chunk_of(row)}")
+    if not alike:
+        return []
+    return [f"not distinguished from it (within 1 %): {', '.join(alike)}"]
+
+
+def _are_close(value: float, other: float) -> bool:
+    return math.isclose(value, other, rel_tol=AS_GOOD)
+
+
+def policies_table(table: pd.DataFrame, slo: Slo | None) -> DisplayTable:
+    """Show each policy with its best chunk, the best policy first."""
+    rows = []
+    for row in best_of_policies(table):
+        label = str(row["policy"]).replace(" ", "\n")
+        cells = {"policy": label, **_cells(row, slo)}
+        if slo is not None:
+            del cells["tokens/s"]  # what arrives, where it keeps up
+        rows.append(cells)
+    return DisplayTable(rows, left=["policy"], unbroken=["policy"])
+
+
+def chunks_table(runs: PolicyRuns) -> DisplayTable:
+    """Show all chunks that were tried for the advised policy."""
+    rows = []
+    table = runs.table.sort_values(["is_whole", "chunk"])
+    for row in table.to_dict("records"):
+        cells = _cells(row, runs.slo)
+        for name in ("kv_reread_factor", "tbt_p50"):
+            cells[heading(name)] = cell(name, row[name])
+        rows.append(cells)
+    return DisplayTable(rows, title=f"  chunks of {runs.option.label}")
+
+
+def _cells(row: Row, slo: Slo | None) -> dict[str, str]:
+    """Return a row's chunk, throughput and bounded quantities as text."""
+    chunk = "whole" if row["is_whole"] else f"{row['chunk']:.0f}"
+    if slo is None and row["is_as_good"]:
+        chunk += AS_GOOD_MARK
+    cells = {
+        "chunk": chunk,
+        "tokens/s": amount(row["throughput"]),
+    }
+    if slo is None:
+        cells[heading("tbt_p99")] = cell("tbt_p99", row["tbt_p99"])
+        return cells
+    for name, bound in slo.bounds.items():
+        value = row[slo.quantity_of(name)]
+        cells[_bound_heading(slo, name)] = _against(value, bound)
+    cells["longest\ngap P99"] = cell("tbt_p99", row["request_gap_p99"])
+    cells["objective"] = _verdict(row)
+    if row["is_confirmed"]:
+        cells["objective"] += CONFIRMED
+    return cells
+
+
+def _bound_heading(slo: Slo, name: str) -> str:
+    """Return the heading of a bounded quantity with its bound, such as "TBT P99 [ms] <= 50"."""
+    quantity = slo.quantity_of(name)
+    _, _, quantile = quantity.rpartition("_p")
+    bound = 1e3 * slo.bounds[name]
+    return f"{NAMES[name]} P{quantile} [ms]\n<= {bound:.4g}"
+
+
+def _against(value: float, bound: float) -> str:
+    if pd.isna(value):
+        return "-"
+    verdict = "met" if value <= bound else "missed"
+    return f"{amount(1e3 * value)} {verdict}"
+
+
+def _verdict(row: Row) -> str:
+    """Return whether a run is within the objective, or its waits grow."""
+    if not row["is_steady"]:
+        return "overloaded"
+    return "met" if row["slo_met"] else "missed"
+
+
+def remedy_lines(remedies: Sequence[Remedy]) -> list[str]:
+    """Show what would meet the objective, each with the command that shows it."""
+    lines = ["  what would meet it:"] if remedies else []
+    for remedy in remedies:
+        lines += [f"    {remedy.text}", f"      {remedy.command}"]
+    return lines
+
+
+def flag_lines(servers: Sequence[ServerFlags], *, is_met: bool, has_server: bool) -> list[str]:
+    """Show how to start the servers as they were simulated; `has_server`: at a lower rate or in
+    replicas.
+    """
+    if not servers:
+        return ["  no flags: no server has this policy; task.policies names servers' policies"]
+    title = "  servers as they were simulated, each with its best chunk"
+    if not is_met:
+        title = "  the server that comes nearest, which MISSES the objective"
+    if has_server:
+        title = "  the server for that rate or those replicas; here it MISSES the objective"
+    lines = [title]
+    for server in servers:  # flags on a separate line, so that they can be copied
+        lines.append(f"  {server.server}, {server.effective_budget} tokens: {server.note}")
+        lines.append(f"    {server.command} {server.flags}")
+        lines += [f"      options.yaml: {line}" for line in server.file]
+    return lines
+
+
+def closing(table: pd.DataFrame, plan: Plan) -> str:
+    """Return what the numbers are of."""
+    number = len(plan.load.requests)
+    num_confirmed = int(table.is_confirmed.sum())
+    runs = f"{len(table)} simulated runs" if len(table) > 1 else "a simulated run"
+    longer = ""
+    if num_confirmed:
+        rows = "the row" if num_confirmed == 1 else f"the {num_confirmed} rows"
+        are = "is" if num_confirmed == 1 else "are"
+        longer = f"; {rows} marked +, nearest to the objective, {are} of {LONGER * number:,}"
+    return (
+        f"  all numbers are of {runs} of {number:,} requests{longer} (seed {plan.config['seed']}); "
+        "no server was run"
+    )

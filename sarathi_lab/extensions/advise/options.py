@@ -1,0 +1,269 @@
+"""The policies that are compared: for each the chunks that were tried, in simulated runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+from omegaconf import DictConfig, OmegaConf
+
+from sarathi_lab.config.errors import UserError, require_one_of, unknown_name
+from sarathi_lab.config.instantiate import (
+    build,
+    class_of,
+    option_files,
+    parameters_of,
+    read_option,
+)
+from sarathi_lab.engine.loop import serve
+from sarathi_lab.experiment.advise import ChunkSearch, Row, candidates, marked, predict
+from sarathi_lab.extensions.advise.server_flags import (
+    chosen_parameters,
+    typed,
+    unit_of,
+    whole_variant,
+)
+from sarathi_lab.model.roofline import TILE
+from sarathi_lab.policy import Policy
+from sarathi_lab.results.decode_cost import slo_in_seconds
+from sarathi_lab.results.objective import outcome
+from sarathi_lab.results.serving_metrics import Slo
+from sarathi_lab.tasks.plan import Plan, changed, make_plan
+
+AN_OPTION = "name an option of policy, or one with parameters as in {sglang:{page_size:16}}"
+LONGER = 4  # times the requests of a run that is to be advised
+NO_PARAMETERS: Mapping[str, Any] = {}
+FIRST_CHUNK = 256  # of the plan, before the chunks are tried
+
+
+@dataclass(frozen=True)
+class Option:
+    """A policy to compare.
+
+    Attributes:
+        label: Its name, with the parameters that are not at their defaults.
+        typed: The settings that choose it on a command line; empty: as they were typed.
+        cfg: The run's configuration with it.
+    """
+
+    label: str
+    typed: tuple[str, ...]
+    cfg: DictConfig
+
+    @property
+    def reads_chunk(self) -> bool:
+        """Whether its token budget is the setting `chunk`."""
+        return "${chunk}" in OmegaConf.to_yaml(self.cfg.policy, resolve=False)
+
+    @property
+    def chunk_setting(self) -> str:
+        """The name of the setting that is its token budget."""
+        return "chunk" if self.reads_chunk else f"policy.{budget_field(build(self.cfg.policy))}"
+
+    def with_chunk(self, chunk: int, parameters: Mapping[str, Any] = NO_PARAMETERS) -> DictConfig:
+        """Return a copy of its configuration with a token budget, and other parameters."""
+        cfg = self.cfg.copy()
+        OmegaConf.update(cfg, self.chunk_setting, chunk)
+        cfg.policy.update(parameters)
+        return cfg
+
+
+@dataclass(frozen=True)
+class PolicyRuns:
+    """A policy with the runs that were simulated for it.
+
+    Attributes:
+        option: The policy.
+        plan: A run under it; the chunk is any.
+        slo: The objective in seconds; None without bounds.
+        table: A row for each chunk that was tried, with what `predict` returns, the `policy` (its
+            label) and whether prompts are left whole (`is_whole`).
+    """
+
+    option: Option
+    plan: Plan
+    slo: Slo | None
+    table: pd.DataFrame
+
+    def config_of(self, row: Row) -> DictConfig:
+        """Return the configuration of the run of a row of the table."""
+        parameters = self._parameters_of(row)
+        return self.option.with_chunk(int(row["chunk"]), parameters)
+
+    def settings_of(self, row: Row) -> list[str]:
+        """Return the settings that make a typed command the run of a row."""
+        settings = policy_settings(self._parameters_of(row))
+        chunk = f"{row['chunk']:.0f}"
+        return [*settings, f"{self.option.chunk_setting}={chunk}"]
+
+    def _parameters_of(self, row: Row) -> Mapping[str, Any]:
+        if row["is_whole"]:
+            return whole_variant(self.plan.policy)
+        return NO_PARAMETERS
+
+    @property
+    def longest_prompt(self) -> int:
+        requests = self.plan.load.requests
+        return max(request.prompt_len for request in requests)
+
+    @property
+    def has_longer(self) -> bool:
+        """Whether `longer` has a run: of requests that arrive over time, in any number."""
+        workload = self.option.cfg.workload
+        is_any_number = isinstance(workload.get("num_requests"), int)
+        arrive = self.plan.load.has_times
+        return self.slo is not None and is_any_number and arrive
+
+    def longer(self, row: Row) -> dict[str, float]:
+        """Hold a run of `LONGER` times the requests against the objective, as waits that grow show
+        in a long run only.
+        """
+        assert self.slo is not None, "`has_longer`"
+        cfg = self.config_of(row)
+        cfg.workload.num_requests = LONGER * cfg.workload.num_requests
+        return outcome_of_run(cfg, self.slo)
+
+
+def predict_run(cfg: DictConfig, slo: Slo | None) -> dict[str, float]:
+    """Return what a run of a configuration gives in simulation. Raises UserError."""
+    plan = make_plan(cfg)
+    _, executor = plan.build()
+    requests = plan.load.arrivals()
+    return predict(requests, plan.engine, executor, slo)
+
+
+def outcome_of_run(cfg: DictConfig, slo: Slo) -> dict[str, float]:
+    """Hold a simulated run of a configuration against an objective (see `outcome`)."""
+    plan = make_plan(cfg)
+    _, executor = plan.build()
+    requests = plan.load.arrivals()
+    ledger = serve(requests, plan.engine, executor)
+    return outcome(ledger.requests(), slo)
+
+
+def options_of(cfg: DictConfig, entries: Sequence[Any]) -> list[Option]:
+    """Return the run's policy, then those of `entries` (names, or a name with parameters) that are
+    others. Raises UserError for what is no policy, or cuts no prompts.
+    """
+    first = Option(_label(cfg), (), cfg)
+    options = {first.label: first}
+    for entry in entries:
+        name, parameters = _named(entry)
+        node = _node(name, parameters)
+        other = changed(cfg, policy=node)
+        label = _label(other)
+        settings = (f"policy={name}", *policy_settings(parameters))
+        options.setdefault(label, Option(label, settings, other))
+    return list(options.values())
+
+
+def policy_settings(parameters: Mapping[str, Any]) -> list[str]:
+    """Return parameters of a policy as they are typed."""
+    settings = []
+    for name, value in parameters.items():
+        settings.append(f"policy.{name}={typed(value)}")
+    return settings
+
+
+def try_chunks(option: Option, chunks: Sequence[int] | None) -> PolicyRuns:
+    """Simulate the requests under a policy with each of `chunks`, or with those that a search
+    tries if they are None. Raises UserError for a run that there can't be.
+    """
+    plan = make_plan(_first_config(option))
+    _, executor = plan.build()
+    stated = slo_in_seconds(plan.targets.slo, plan.engine, executor)
+    slo = stated if stated.bounds else None
+
+    def predict_chunk(chunk: int) -> Row:
+        # Cache and sequences may hang on the budget: each chunk is planned.
+        return predict_run(option.with_chunk(chunk), slo)
+
+    unit = unit_of(plan.policy)
+    tile = max(TILE, unit)
+    fewest = plan.engine.batch_size
+    if option.cfg.batch is None:
+        # With fewer tokens than sequences, a server that chooses both lowers the sequences.
+        fewest = min(fewest, TILE)
+    first = candidates(plan.load.requests, fewest, tile)
+    search = ChunkSearch(predict_chunk, slo, tile, unit)
+    table = search.best(chunks, first, arrive=plan.load.has_times).table
+    table = table.assign(policy=option.label, is_whole=False)
+    runs = PolicyRuns(option, plan, slo, table)
+    # Where smaller chunks miss the objective, no whole prompt was tried.
+    has_largest = chunks is None and table.chunk.max() >= runs.longest_prompt
+    if has_largest and whole_variant(plan.policy):
+        return _with_whole_prompts(runs)
+    return runs
+
+
+def _with_whole_prompts(runs: PolicyRuns) -> PolicyRuns:
+    """Return the runs of a policy with that of whole prompts, by a setting of its server."""
+    engine = runs.plan.engine
+    # Any prompt beside all decodes, as one that does not fit would wait for them.
+    longest = runs.plan.max_model_len + engine.batch_size - 1
+    row: dict[str, Any] = {
+        "policy": runs.option.label,
+        "chunk": longest,
+        "is_whole": True,
+    }
+    row |= predict_run(runs.config_of(row), runs.slo)
+    table = pd.concat([runs.table, pd.DataFrame([row])], ignore_index=True)
+    return replace(runs, table=marked(table))
+
+
+def _first_config(option: Option) -> DictConfig:
+    """Return a configuration whose token budget suits the policy and its sequences: the server's
+    where both are left to it.
+    """
+    batch = option.cfg.batch
+    if option.cfg.chunk is None and batch is None:
+        return option.cfg
+    unit = unit_of(build(option.cfg.policy))
+    least = max(FIRST_CHUNK, batch or 0)
+    return option.with_chunk(-(-least // unit) * unit)
+
+
+def _named(entry: Any) -> tuple[str, Mapping[str, Any]]:
+    """Return the name of an entry of `task.policies`, and the parameters stated there."""
+    if isinstance(entry, str):
+        return entry, {}
+    if isinstance(entry, Mapping) and len(entry) == 1:
+        name, parameters = next(iter(entry.items()))
+        if isinstance(parameters, Mapping):
+            return str(name), parameters
+    raise UserError(f"task.policies: {entry} is no policy; {AN_OPTION}")
+
+
+def _node(name: str, parameters: Mapping[str, Any]) -> DictConfig:
+    """Return the settings of a policy with other parameters. Raises UserError."""
+    files = option_files("policy")
+    require_one_of("task.policies", name, files)
+    node = read_option("policy", files[name])
+    valid = parameters_of(class_of({"policy": node}, "policy")) or []
+    for key, value in parameters.items():
+        if key not in valid:
+            raise unknown_name(f"task.policies: {name}.{key}", valid, "a parameter")
+        node[key] = value
+    return node
+
+
+def budget_field(policy: Policy) -> str:
+    """Return the parameter that is the policy's chunk. Raises UserError for one without."""
+    if policy.budget_field is None:
+        raise UserError(
+            f"policy={policy.name} has no chunk to choose; use policy=vllm_v1 or "
+            "policy=sarathi_serve"
+        )
+    return policy.budget_field
+
+
+def _label(cfg: DictConfig) -> str:
+    """Return the policy's name with its parameters that are not at their defaults."""
+    policy = build(cfg.policy, Policy)
+    budget_field(policy)  # refuses one that has no chunk to compare
+    label = str(policy.name)
+    for name, value in chosen_parameters(policy).items():
+        label += f" {name}={typed(value)}"
+    return label

@@ -1,0 +1,266 @@
+"""What would meet an objective that nothing meets: a lower rate, more replicas, a looser bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from omegaconf import DictConfig
+
+from sarathi_lab.config.console import amount
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import name_of, option_files, read_option
+from sarathi_lab.config.run_context import RunContext, as_command
+from sarathi_lab.experiment.advise import Row, choose, missed_bounds
+from sarathi_lab.extensions.advise.options import PolicyRuns, outcome_of_run
+from sarathi_lab.extensions.under_load.capacity import FindCapacity
+from sarathi_lab.extensions.under_load.search import WAITS, mean_rate
+from sarathi_lab.results.serving_metrics import Slo
+from sarathi_lab.tasks.plan import Plan, make_plan
+
+NAMES = {"ttft": "TTFT", "tbt": "TBT", "tpot": "TPOT", "scheduling_delay": "scheduling delay"}
+MOST_REPLICAS = 16
+TRIED_REPLICAS = 3  # numbers of them, from the one that the highest rate suggests
+DIGITS = 3  # of a looser bound
+NOT_REPEATED = ("task", "output", "tracking", "resume", "hydra")  # in commands
+
+
+class Remedy(NamedTuple):
+    """What would meet the objective, and the command that shows it."""
+
+    text: str
+    command: str
+
+
+class Remedies(NamedTuple):
+    """What would meet the objective, and the run of the server that does at a lower rate or in
+    replicas.
+    """
+
+    found: Sequence[Remedy] = ()
+    server: Plan | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A policy and chunk, and the highest rate at which they meet the objective (requests/s, 0 for
+    none).
+
+    Attributes:
+        runs: The policy.
+        row: The run with the chunk, of its table.
+        rate: The highest rate.
+        is_settled: Whether longer runs give the same rate.
+    """
+
+    runs: PolicyRuns
+    row: Row
+    rate: float = 0.0
+    is_settled: bool = True
+
+    @property
+    def name(self) -> str:
+        chunk_setting = self.runs.settings_of(self.row)[-1]
+        return f"{self.runs.option.label} with {chunk_setting}"
+
+    @property
+    def slo(self) -> Slo:
+        assert self.runs.slo is not None, "what has no objective needs no remedy"
+        return self.runs.slo
+
+    @property
+    def cfg(self) -> DictConfig:
+        """The configuration of its run."""
+        return self.runs.config_of(self.row)
+
+    def at_a_rate(self) -> DictConfig:
+        """Return its configuration for a search of the rate, from half of the requests on."""
+        cfg = self.cfg
+        if "rate" in cfg.workload:
+            cfg.workload.rate = None
+        num_requests = cfg.workload.get("num_requests")
+        if isinstance(num_requests, int):
+            cfg.workload.num_requests = max(2, num_requests // 2)
+        return cfg
+
+    def in_replicas(self, number: int) -> DictConfig:
+        """Return its configuration with `number` engines, and as many requests for each as now."""
+        cfg = self.cfg
+        present = self.runs.plan.engine.cluster.num_instances
+        if present == 1:
+            cfg.cluster = read_option("cluster", option_files("cluster")["replicas"])
+        cfg.cluster.num = number
+        num_requests = cfg.workload.get("num_requests")
+        if isinstance(num_requests, int):
+            cfg.workload.num_requests = num_requests * number // present
+        return cfg
+
+    def command(self, context: RunContext, *added: str, without: Sequence[str] = ()) -> str:
+        """Return a command like the typed one, with this policy and chunk and the settings
+        `added`, which replace typed ones of their names.
+        """
+        not_repeated = [*NOT_REPEATED]
+        own = list(self.runs.option.typed)
+        if own:
+            not_repeated.append("policy")  # typed of another one
+        elif context.policy is not None:
+            own.append(f"policy={context.policy}")
+        *parameters, chunk = self.runs.settings_of(self.row)
+        own += parameters
+        if "task=advise" not in added:  # which names its chunks itself
+            own.append(chunk)
+        replaced = {name_of(setting) for setting in (*own, *added)}
+        replaced.update(without)
+        repeated = ["executor=simulated"]  # which task=advise implies
+        for setting in context.settings:
+            name = name_of(setting)
+            group, _, _ = name.partition(".")
+            if name == "executor":
+                repeated[0] = setting
+            elif name not in replaced and group not in not_repeated:
+                repeated.append(setting)
+        # The task first, as it is what a reader looks for.
+        ordered = sorted(added, key=lambda setting: not setting.startswith("task"))
+        of_task = [setting for setting in ordered if setting.startswith("task")]
+        return as_command([*of_task, *repeated, *own, *ordered[len(of_task) :]])
+
+
+def remedies(best: PolicyRuns, row: Row, context: RunContext) -> Remedies:
+    """Return what would meet an objective that no run meets, as far as anything does: a rate and
+    replicas of the policy that comes nearest, and looser bounds.
+
+    Args:
+        best: The policy that comes nearest.
+        row: Its run that comes nearest.
+        context: The command that was typed, which the remedies' commands repeat.
+    """
+    trial = _with_rate(best)
+    lower_rate = _lower_rate(trial, context)
+    more_replicas = _more_replicas(trial, context)
+    looser_bound = _looser_bound(Trial(best, row), context)
+    tried = [lower_rate, more_replicas, looser_bound]
+    server = None
+    if lower_rate is not None:
+        # Its sequences and lengths are those of the runs that found the rate, not of this load.
+        server = FindCapacity().check(trial.at_a_rate())
+    elif more_replicas is not None:
+        server = make_plan(trial.cfg)
+    return Remedies([remedy for remedy in tried if remedy is not None], server)
+
+
+def _with_rate(best: PolicyRuns) -> Trial:
+    """Search the highest rate at which a policy meets the objective. With which chunk an overloaded
+    run does not tell: it is the largest whose times between tokens are within bounds.
+    """
+    rows = best.table.sort_values("chunk")
+    within = rows[rows.gap_bounds_missed == 0]
+    row = choose(rows) if within.empty else within.iloc[-1]
+    trial = Trial(best, row)
+    if best.plan.load.waits_for_answers:
+        return trial
+    try:
+        capacity = FindCapacity().highest_rate(trial.at_a_rate())
+    except UserError:  # of requests that have no rate
+        return trial
+    return replace(trial, rate=capacity.rate, is_settled=capacity.is_settled)
+
+
+def _lower_rate(trial: Trial, context: RunContext) -> Remedy | None:
+    stated = _stated_rate(trial.runs)
+    is_stated = math.isfinite(stated) and trial.runs.plan.load.has_times
+    if not trial.rate or (is_stated and trial.rate >= stated):
+        return None
+    about = "" if trial.is_settled else "about "
+    text = f"a lower rate: {trial.name} meets it up to {about}{amount(trial.rate)} requests/s"
+    if is_stated:
+        text += f", of {amount(stated)} here"
+    settings = ["task=capacity"]
+    num_requests = trial.at_a_rate().workload.get("num_requests")
+    if isinstance(num_requests, int):
+        settings.append(f"workload.num_requests={num_requests}")
+    command = trial.command(context, *settings, without=["workload.rate"])
+    return Remedy(text, command)
+
+
+def _stated_rate(runs: PolicyRuns) -> float:
+    """Return the rate that was typed (1/s), else the mean of the requests that were drawn."""
+    rate = runs.option.cfg.workload.get("rate")
+    if rate is not None:
+        return float(rate)
+    return mean_rate(runs.plan.load.requests)
+
+
+def _more_replicas(trial: Trial, context: RunContext) -> Remedy | None:
+    """Look for the fewest replicas that meet the objective at the stated rate, or of users."""
+    plan = trial.runs.plan
+    arrives = plan.load.has_times or plan.load.waits_for_answers
+    if not arrives or plan.backend.num_stages > 1:
+        return None
+    present = plan.engine.cluster.num_instances
+    fewest = present + 1
+    if trial.rate:
+        suggested = math.ceil(present * _stated_rate(trial.runs) / trial.rate)
+        fewest = max(fewest, suggested)
+    for number in range(fewest, min(fewest + TRIED_REPLICAS, MOST_REPLICAS + 1)):
+        cfg = trial.in_replicas(number)
+        row = outcome_of_run(cfg, trial.slo)
+        if not row["slo_met"]:
+            continue
+        settings = ["cluster=replicas", f"cluster.num={number}", "baselines=[]"]
+        num_requests = cfg.workload.get("num_requests")
+        if isinstance(num_requests, int):
+            settings.append(f"workload.num_requests={num_requests}")
+        num_devices = number * plan.backend.num_devices
+        return Remedy(
+            f"more replicas: {number} ({num_devices} devices) of {trial.name} meet it "
+            f"({_quantities(row, trial.slo)})",
+            trial.command(context, *settings),
+        )
+    return None
+
+
+def _looser_bound(nearest: Trial, context: RunContext) -> Remedy | None:
+    """State the bounds that the run that comes nearest is within; None where its waits grow."""
+    row = nearest.row
+    slo = nearest.slo
+    missed = missed_bounds(row, slo)
+    # A wait of the whole queue is no property of a server.
+    waits_for_queue = nearest.runs.plan.load.all_wait and not WAITS.isdisjoint(missed)
+    if waits_for_queue or not row["is_steady"]:
+        return None
+    looser = []
+    stated = []
+    for name in missed:
+        setting = f"slo.{name}"
+        value = row[slo.quantity_of(name)]
+        bound = slo.bounds[name]
+        factor = nearest.cfg.slo.tbt_factor
+        if name == "tbt" and factor is not None:
+            # Stated in decode iterations, it is loosened in these.
+            setting = "slo.tbt_factor"
+            value *= factor / bound
+            bound = factor
+        looser.append(f"{setting}={_rounded_up(value):g}")
+        stated.append(f"{bound:g}")
+    chunk = f"task.chunks=[{row['chunk']:.0f}]"
+    command = nearest.command(context, "task=advise", chunk, "task.policies=[]", *looser)
+    bounds = f"{' '.join(looser)} in place of {' and '.join(stated)}"
+    return Remedy(f"a looser bound: {bounds}, with {nearest.name}", command)
+
+
+def _rounded_up(value: float) -> float:
+    exponent = math.floor(math.log10(value))
+    scale = 10.0 ** (exponent - DIGITS + 1)
+    return math.ceil(value / scale) * scale
+
+
+def _quantities(row: Row, slo: Slo) -> str:
+    """Return the bounded quantities, such as "TTFT P99 734 ms, TBT P99 48.2 ms"."""
+    shown = []
+    for name in slo.bounds:
+        quantity = slo.quantity_of(name)
+        quantile = quantity.rpartition("_p")[2]
+        shown.append(f"{NAMES[name]} P{quantile} {amount(1e3 * row[quantity])} ms")
+    return ", ".join(shown)

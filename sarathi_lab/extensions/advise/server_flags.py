@@ -1,0 +1,249 @@
+"""What was simulated as the flags of the server whose policy it was, by the rules of
+`servers.yaml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from sarathi_lab.policy import Policy
+
+# Parameters that are tokens of a page of the cache, or of which chunks are multiples.
+UNITS = ("page_size", "chunk_unit_size")
+Texts = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a server's flags must repeat.
+
+    Attributes:
+        policy: The policy with its token budget.
+        batch_size: The most sequences at a time.
+        max_model_len: The most tokens of a sequence.
+        kv_tokens: Tokens of the cache.
+        options: What else was simulated, by the names of `options` in servers.yaml: a value, or
+            True where the name has it.
+    """
+
+    policy: Policy
+    batch_size: int
+    max_model_len: int
+    kv_tokens: int = 0
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def budget(self) -> int:
+        return cast(int, self.policy.budget)
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """The numbers that servers.yaml names, but for the budget."""
+        num_decodes = self.batch_size - 1  # the most beside a prompt
+        unit = own_unit(self.policy)
+        return {
+            "batch_size": self.batch_size,
+            "max_model_len": self.max_model_len,
+            "kv_tokens": self.kv_tokens,
+            "unit": unit,
+            "num_decodes": num_decodes,
+            "all_tokens": self.batch_size * self.max_model_len,
+            "unit_beside_decodes": unit + num_decodes,
+        }
+
+
+@dataclass(frozen=True)
+class ServerFlags:
+    """How to start a server as it was simulated; `file` has the lines of its YAML file, `note` what
+    its flags mean and what has none.
+    """
+
+    server: str
+    command: str
+    flags: str
+    file: tuple[str, ...]
+    effective_budget: int  # tokens of an iteration that the flags mean
+    note: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Server:
+    """A row of servers.yaml, which describes its fields."""
+
+    name: str
+    policy: Mapping[str, object]
+    command: str
+    flags: Sequence[str]
+    rule: str
+    remark: str
+    source: str
+    minimum: Sequence[int | str]
+    maximum: str | None = None
+    unit: int | str = 1
+    chunked: Sequence[str] = ()
+    whole: Mapping[str, Any] = field(default_factory=dict)
+    options: Texts = field(default_factory=dict)
+    parameters: Texts = field(default_factory=dict)
+    file: Texts = field(default_factory=dict)
+
+    def serves_by(self, policy: Policy) -> bool:
+        """Return whether a policy is the server's."""
+        named = {"name": policy.name, **parameters_of(policy)}
+        return self.policy.items() <= named.items()
+
+    def leaves_whole(self, policy: Policy) -> bool:
+        """Return whether it cuts no prompt under a policy, which has a parameter for that."""
+        if not self.whole:
+            return False
+        switched: Mapping[str, object] = self.whole["policy"]
+        return switched.items() <= parameters_of(policy).items()
+
+    def allowed_budget(self, wanted: int, tokens: Mapping[str, int]) -> int:
+        """Return the least budget from `wanted` on that its rule allows, or the largest.
+
+        Args:
+            wanted: Tokens of an iteration.
+            tokens: Numbers by the names of servers.yaml.
+        """
+        minima = [_number(name, tokens) for name in self.minimum]
+        least = max(wanted, *minima)
+        unit = _number(self.unit, tokens)
+        budget = -(-least // unit) * unit
+        if self.maximum is None:
+            return budget
+        return min(budget, tokens[self.maximum] // unit * unit)
+
+
+def _number(name: int | str, tokens: Mapping[str, int]) -> int:
+    return tokens[name] if isinstance(name, str) else name
+
+
+@cache
+def read_servers() -> list[Server]:
+    """Read servers.yaml."""
+    path = Path(__file__).with_name("servers.yaml")
+    rows = yaml.safe_load(path.read_text())
+    return [Server(**row) for row in rows]
+
+
+def server_of(policy: Policy) -> Server | None:
+    """Return the server that serves by `policy`; None for a rule that no server has."""
+    for server in read_servers():
+        if server.serves_by(policy):
+            return server
+    return None
+
+
+def unit_of(policy: Policy) -> int:
+    """Return the tokens that the budget of the policy's server is a multiple of."""
+    server = server_of(policy)
+    if server is None:
+        return 1
+    return _number(server.unit, {"unit": own_unit(policy)})
+
+
+def own_unit(policy: Policy) -> int:
+    """Return the tokens of the policy's page, or of which it cuts prompts; 1 without such a one."""
+    parameters = parameters_of(policy)
+    for name in UNITS:
+        unit = parameters.get(name)
+        if isinstance(unit, int):
+            return unit
+    return 1
+
+
+def whole_variant(policy: Policy) -> Mapping[str, Any]:
+    """Return the parameters by which the policy's server leaves prompts whole; empty if none do."""
+    server = server_of(policy)
+    if server is None or not server.whole:
+        return {}
+    parameters: Mapping[str, Any] = server.whole["policy"]
+    return parameters
+
+
+def parameters_of(policy: Policy) -> dict[str, object]:
+    """Return the policy's parameters by name."""
+    parameters = {}
+    for parameter in fields(cast(Any, policy)):
+        parameters[parameter.name] = getattr(policy, parameter.name)
+    return parameters
+
+
+def chosen_parameters(policy: Policy) -> dict[str, object]:
+    """Return the policy's parameters that are not at their defaults, but for its budget."""
+    defaults = {parameter.name: parameter.default for parameter in fields(cast(Any, policy))}
+    chosen: dict[str, object] = {}
+    for name, value in parameters_of(policy).items():
+        is_budget = name == policy.budget_field
+        is_default = value == defaults[name]
+        if not is_budget and not is_default and isinstance(value, int | float | str):
+            chosen[name] = value
+    return chosen
+
+
+def server_flags(simulated: Simulated) -> ServerFlags | None:
+    """Return the flags of the policy's server; None for a rule that no server has.
+
+    The budget is the least from the simulated one on that the server's rule allows, or the largest.
+    """
+    policy = simulated.policy
+    server = server_of(policy)
+    if server is None:
+        return None
+    tokens = simulated.tokens
+    budget = server.allowed_budget(simulated.budget, tokens)
+    tokens["budget"] = budget
+    is_whole = server.leaves_whole(policy)
+    cutting: Sequence[str] = server.whole["flags"] if is_whole else server.chunked
+    flags = [template.format(**tokens) for template in server.flags]
+    flags += cutting
+    lines: list[str] = []
+    without: list[str] = []
+    texts = {**server.options, **server.parameters}
+    for name, value in {**simulated.options, **chosen_parameters(policy)}.items():
+        if name in texts:
+            flags.append(texts[name].format(typed(value), **tokens))
+        elif name in server.file:
+            lines.append(server.file[name].format(typed(value), **tokens))
+        else:
+            without.append(name if value is True else f"{name}={typed(value)}")
+    # An empty text is what the server does by default.
+    lines = [line for line in lines if line]
+    if lines:
+        flags.append("--config options.yaml")
+    notes = [] if budget == simulated.budget else [_moved(server, simulated.budget, tokens)]
+    if is_whole:
+        notes.append("chunked prefill is off, so it cuts no prompt")
+    else:
+        notes.append(server.remark.format(**tokens))
+    if without:
+        notes.append(f"simulated, and no flag here: {', '.join(without)}")
+    return ServerFlags(
+        server=server.name,
+        command=server.command,
+        flags=" ".join(flag for flag in flags if flag),
+        file=tuple(lines),
+        effective_budget=budget,
+        note="; ".join(notes),
+        source=server.source,
+    )
+
+
+def _moved(server: Server, wanted: int, tokens: Mapping[str, int]) -> str:
+    """Explain why the budget is not the simulated one."""
+    budget = tokens["budget"]
+    moved = "rounded up" if budget > wanted else "lowered"
+    rule = server.rule.format(**tokens)
+    return f"{moved} from {wanted} to {budget}: {rule}"
+
+
+def typed(value: object) -> str:
+    """Write a value as flags have it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

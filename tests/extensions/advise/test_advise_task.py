@@ -1,0 +1,322 @@
+"""The task `advise` from the command line: what it simulates, prints and writes, and the mistakes
+that it refuses.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from itertools import pairwise
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from composed import config_of, refusal_of, run
+from helpers import predicted, requests_of
+from omegaconf import OmegaConf
+
+from sarathi_lab.config.instantiate import build, load_option
+from sarathi_lab.executor.simulated.cost_model import make_cost_model
+from sarathi_lab.experiment.advise import choose
+from sarathi_lab.extensions.advise.task import Advice, Advise
+from sarathi_lab.policy import VllmV1
+from sarathi_lab.results.result import DisplayTable, Result
+from sarathi_lab.run import main
+
+COST = make_cost_model("analytic", load_option("model", "13b"), load_option("hardware", "a6000"), 2)
+SMALL = ["task=advise", "workload.num_requests=12", "batch=6", "tracking=none"]
+ALONE = [*SMALL, "task.policies=[]"]
+H100 = ["hardware=h100", "model=llama3-8b"]
+# Requests that arrive over time on a fast device, a few of them.
+LOADED = ["task=advise", "tracking=none", *H100, "batch=32", "cache.num_blocks=auto"]
+LOADED += ["workload.arrivals=poisson", "workload.num_requests=24"]
+TABLES = ("advice", "flags")
+
+
+def advised(folder: Path, *args: str) -> dict[str, pd.DataFrame]:
+    """The tables of one run with `args`, of few chunks."""
+    return dict(run(folder, *ALONE, "task.chunks=[128,512]", *args).tables)
+
+
+def advice_of(*args: str) -> Advice:
+    cfg = config_of(*args)
+    task: Advise = build(cfg.task)
+    return task.check(cfg)
+
+
+def lines_of(result: Result) -> str:
+    return "\n".join(one for one in result.shown if isinstance(one, str))
+
+
+def cells_of(result: Result) -> str:
+    tables = [one for one in result.shown if isinstance(one, DisplayTable)]
+    return "\n".join(" | ".join(line) for table in tables for line in table.cells())
+
+
+def test_the_tables_are_the_advice_and_the_flags(tmp_path, capsys):
+    assert main([*ALONE, f"output={tmp_path}"]) == 0
+    tables = {name: pd.read_csv(next(tmp_path.rglob(f"{name}.csv"))) for name in TABLES}
+    requests = requests_of(*[(992, 32)] * 12)
+    chunks = tables["advice"][~tables["advice"].is_whole]
+    for row in chunks.itertuples():
+        expected = predicted(requests, 6, COST.iteration_time, VllmV1(row.chunk))
+        assert row.throughput == pytest.approx(expected["throughput"])
+    best = choose(tables["advice"]).chunk
+    text = capsys.readouterr().out
+    assert f"best: vllm_v1 with chunk {best}, for the most tokens/s" in text
+    assert f"--max-num-batched-tokens {best} --max-num-seqs 6" in text
+    assert "simulated runs of 12 requests (seed 0); no server was run" in text
+    (config,) = tmp_path.rglob("[!.]*/config.yaml")
+    assert OmegaConf.load(config).policy.max_num_batched_tokens == best
+
+
+def test_where_chunks_do_not_pay_it_says_so_and_no_flag_cuts_a_prompt(tmp_path):
+    load = [*H100, "batch=32", "workload.num_requests=96", "tracking=none"]
+    result = run(tmp_path, "task=advise", "task.policies=[]", *load)
+    text = lines_of(result)
+    assert "do not chunk here: it leaves all prompts whole, the longest has 992" in text
+    assert "--max-num-batched-tokens 1055 " in text  # 1024 + 31 decodes
+    assert "--no-enable-chunked-prefill" in text
+    assert not re.search(r"(?<!no)-enable-chunked-prefill", text)
+    assert result.summary["chunking_pays"] == 0
+
+
+def test_every_setting_that_it_reads_has_an_effect(tmp_path):
+    plain = advised(tmp_path / "plain")
+    others = (
+        *("hardware=a100", "policy=sarathi_serve", "executor.cost_model=profiled", "slo.tbt=0.1"),
+        *("max_model_len=2000", "cache.num_blocks=100", "host=vllm_0_19"),
+        *("speculation=assumed", "executor.pipeline_parallel=2", "cache.prefix=true"),
+        *("workload.prompt_len=500 workload.output_len=20", "cluster=replicas"),
+    )
+    for i, other in enumerate(others):
+        tables = advised(tmp_path / str(i), *other.split())
+        assert any(not tables[name].equals(plain[name]) for name in tables), other
+
+
+@pytest.mark.parametrize(
+    ("launch", "words"),
+    [
+        # 40 layers launched eagerly in 5 ms each take longer than their products.
+        ("0.005", "captured to 512 tokens, 64 now, the best chunk is 512"),
+        ("0.0001", "captured beyond the 64 tokens of now gain nothing"),
+        (None, ""),
+    ],
+)
+def test_larger_graphs_are_advised_where_launches_are_known_and_outlast_the_device(
+    launch, words, tmp_path
+):
+    graphs = "host.graphs.mode=full_and_piecewise", "host.graphs.largest=64"
+    host = ["host=vllm_0_19", *([*graphs, f"host.graphs.layer_launch={launch}"] if launch else ())]
+    result = run(tmp_path, *ALONE, "task.chunks=[128,512]", *host)
+    assert ("CUDA graphs" in lines_of(result)) == bool(launch)
+    assert words in lines_of(result)
+    flags = "vLLM: --max-num-batched-tokens 512 --max-cudagraph-capture-size 512"
+    assert (flags in lines_of(result)) == (launch == "0.005")
+
+
+def test_a_mixture_is_advised_larger_chunks(tmp_path):
+    long = ("hardware=h100", "seq_len=8192", "pd_ratio=32", "task.chunks=[512,4096]")
+    best = [
+        run(tmp_path / model, *ALONE, *long, f"model={model}").summary["chunk"]
+        for model in ("llama3-8b", "qwen3-30b-a3b")
+    ]
+    assert best == [512, 4096]
+
+
+# -- policies --------------------------------------------------------------------------------------
+
+
+def test_policies_of_servers_are_compared_and_each_has_its_flags(tmp_path):
+    result = run(tmp_path, *SMALL, "task.chunks=[256]", "executor.tensor_parallel=2")
+    assert list(result.tables["advice"].policy) == [
+        *("vllm_v1", "sglang", "sglang enable_mixed_chunk=true", "trtllm")
+    ]
+    flags = result.tables["flags"].set_index("server")["flags"]
+    assert "--tensor-parallel-size 2" in flags["vLLM"]
+    assert "--enable-mixed-chunk" in flags["SGLang with mixed chunks"]
+    assert "--enable-mixed-chunk" not in flags["SGLang"]
+    assert "--tp_size 2" in flags["TensorRT-LLM"]
+
+
+def test_named_policies_take_parameters_and_a_rule_without_a_server_has_no_flags(tmp_path):
+    policies = "task.policies=[{sglang: {page_size: 16}},sarathi]"
+    result = run(tmp_path, *SMALL, "policy=sarathi", "task.chunks=[256]", policies)
+    assert list(result.tables["advice"].policy) == ["sarathi", "sglang page_size=16"]
+    assert list(result.tables["flags"].server) == ["SGLang"]
+    assert "--page-size 16" in result.tables["flags"]["flags"][0]
+
+
+def test_a_policy_that_can_not_run_is_left_out_with_its_reason(tmp_path):
+    policies = "task.policies=[{sarathi_serve: {watermark: 2}}]"
+    result = run(tmp_path, *SMALL, "task.chunks=[256]", policies)
+    assert "sarathi_serve watermark=2 is left out: watermark=2 is not" in lines_of(result)
+
+
+# -- objectives ------------------------------------------------------------------------------------
+
+
+def test_a_bound_is_found_to_a_tenth_and_every_bound_is_shown(tmp_path):
+    bounds = ["slo.ttft=0.5", "slo.tbt=0.012", "slo.quantile=0.9", "workload.rate=8"]
+    result = run(tmp_path, *LOADED, *bounds, "task.policies=[]")
+    table = result.tables["advice"]
+    table = table[~table.is_whole.astype(bool)].sort_values("chunk")
+    rows = list(zip(table.chunk, table.tbt_p90 <= 0.012, strict=True))
+    crossed = [(low, high) for (low, met), (high, too) in pairwise(rows) if met != too]
+    assert crossed
+    assert all(high <= 1.1 * low for low, high in crossed)
+    chosen = table[table.chunk == result.summary["chunk"]]
+    assert chosen.slo_met.all()
+    assert "TTFT P90 [ms]" in cells_of(result)
+    assert "TBT P90 [ms]" in cells_of(result)
+    assert " met" in cells_of(result)
+    assert "best within it: vllm_v1" in lines_of(result)
+
+
+def test_what_would_meet_an_objective_is_found_by_runs_that_its_commands_repeat(tmp_path, capsys):
+    load = [*LOADED, "workload.rate=30", "slo.ttft=0.1", "slo.tbt=0.012", "task.policies=[]"]
+    # So many requests that the search converges.
+    load += ["workload.num_requests=48", "task.chunks=[256,512]"]
+    assert main([*load, f"output={tmp_path}"]) == 0
+    text = capsys.readouterr().out
+    assert "nothing meets it" in text
+    assert "MISSES the objective" in text
+    assert ", of 30 here" in text  # the rate that was typed, not that of the requests drawn
+    commands = [line.split("sarathi_lab.run ")[1] for line in text.splitlines() if "-m sar" in line]
+    rate = re.search(
+        r"a lower rate: vllm_v1 with chunk=(\d+) meets it up to (?:about )?([\d.]+)", text
+    )
+    assert rate is not None
+    assert len(commands) >= 2
+    assert f"--max-num-batched-tokens {rate[1]} " in text
+    output = [f"output={tmp_path}", "tracking=none"]
+    assert main([*shlex.split(commands[0]), *output]) == 0
+    said = capsys.readouterr().out
+    assert f"capacity {rate[2]} requests/s under " in said
+    assert "as workload.rate is set" not in said  # the search sets it
+    assert re.search(r"more replicas: \d+ \(\d+ devices\)", text)
+    assert main([*shlex.split(commands[1]), *output]) == 0
+    assert re.search(r"requests within the SLO +100.0%", capsys.readouterr().out)
+    for command in commands[2:]:  # a looser bound, where any run keeps up
+        assert main([*shlex.split(command), *output]) == 0
+        assert "best within it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rate", [12, 20])
+def test_what_is_advised_or_has_flags_was_confirmed_by_longer_runs(rate, tmp_path):
+    policies = "task.policies=[{sglang: {enable_mixed_chunk: true}},vllm_v1]"
+    bounds = ["slo.ttft=1", "slo.tbt=0.02", f"workload.rate={rate}", "task.chunks=[256,512]"]
+    load = [setting for setting in LOADED if not setting.startswith("workload.num_requests")]
+    advice = advice_of(*load, *bounds, policies)
+    assert advice.is_met
+    assert advice.best["is_confirmed"]
+    for runs in advice.compared.values():
+        row = choose(runs.table)
+        assert row["is_confirmed"] or not row["slo_met"]
+
+
+def test_equal_schedules_are_not_distinguished_and_the_first_policy_is_taken(tmp_path):
+    """Mixed chunks of SGLang in pages of a token are vLLM's schedule."""
+    policies = "task.policies=[{sglang: {enable_mixed_chunk: true}}]"
+    bounds = ["slo.ttft=2", "slo.tbt=0.1", "workload.rate=8", "task.chunks=[256]"]
+    text = lines_of(run(tmp_path, *LOADED, *bounds, policies))
+    assert "best within it: vllm_v1 with chunk 256" in text
+    assert "not distinguished from it (within 1 %): sglang enable_mixed_chunk=true" in text
+
+
+def test_where_nothing_meets_the_objective_the_nearest_misses_the_fewest_bounds():
+    """The largest chunk is tried, too, which alone serves first tokens in time."""
+    bounds = ["slo.ttft=0.15", "slo.tbt=0.001", "workload.rate=8", "task.policies=[]"]
+    advice = advice_of(*LOADED, *bounds)
+    longest = max(request.prompt_len for request in advice.of_best.plan.load.requests)
+    assert not advice.is_met
+    assert advice.table.chunk.max() >= longest
+    steady = advice.table[advice.table.is_steady.astype(bool)]
+    assert advice.best["bounds_missed"] == steady.bounds_missed.min()
+
+
+def test_flags_for_a_rate_are_those_of_the_search(tmp_path, capsys):
+    """A closed load has the paper's batch of 8, with which no rate was searched."""
+    load = ["task=advise", "tracking=none", *H100, "slo.ttft=0.2", "slo.tbt=0.05"]
+    load += ["workload.num_requests=24", "task.policies=[]", "task.chunks=[256]"]
+    text = lines_of(run(tmp_path, *load))
+    assert "a lower rate: " in text
+    assert "--max-num-seqs 256 " in text
+    assert "a looser bound" not in text  # of waits that are the queue's
+
+
+def test_sglang_without_mixed_chunks_takes_any_chunk_beside_its_sequences():
+    advice = advice_of(
+        *LOADED,
+        "policy=sglang",
+        "workload.rate=4",
+        "batch=512",
+        "task.policies=[]",
+        "task.chunks=[128]",
+    )
+    assert list(advice.table.chunk.unique()) == [128]
+
+
+def test_a_run_whose_waits_grow_is_not_within_an_objective(tmp_path):
+    """TBT alone is bounded, which a growing queue does not touch."""
+    load = [*LOADED, "workload.rate=80", "slo.tbt=1", "task.policies=[]", "task.chunks=[256]"]
+    result = run(tmp_path, *load)
+    assert result.summary["is_steady"] == result.summary["slo_met"] == 0
+    assert "overloaded" in cells_of(result)
+    assert "requests come faster than any of these serves them" in lines_of(result)
+    assert "most is served" not in lines_of(result)
+    assert "a lower rate: " in lines_of(result)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["workload.arrivals=users", "workload.users=4", "slo.tbt=1"], "best within it"),
+        (["workload=trace", "workload.path=tests/data/trace.csv", "slo.ttft=9"], "best within it"),
+        (["slo=strict"], "all requests wait from the start"),
+        (["slo.tbt=0.001"], "a looser bound: slo.tbt="),
+        (["slo=strict", "slo.tbt_factor=0.5"], "a looser bound: slo.tbt_factor="),
+        (["workload.arrivals=users", "workload.users=4", "slo.tbt=0.001"], "a looser bound"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_other_loads_have_a_readable_answer(args, said, tmp_path):
+    small = [*ALONE, "task.chunks=[64,128]", *H100]
+    small = [one for one in small if not (one.startswith("workload.") and "trace" in str(args))]
+    assert said in lines_of(run(tmp_path, *small, *args))
+
+
+# -- mistakes --------------------------------------------------------------------------------------
+
+
+def test_the_simulated_numbers_of_the_chosen_chunk_are_the_summary(tmp_path):
+    result = run(tmp_path, *ALONE, "task.chunks=[256,1024]")
+    (row,) = result.tables["advice"].query(f"chunk == {result.summary['chunk']}").to_dict("records")
+    assert row["is_as_good"]
+    assert result.summary["throughput"] == row["throughput"]
+    assert list(result.tables) == list(TABLES)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["policy=orca"], ["policy=orca has no chunk", "policy=vllm_v1"]),
+        (["executor=torch", "model=tiny"], ["executor=torch has no cost model", "use executor="]),
+        (
+            ["policy.max_num_batched_tokens=300"],
+            ["policy.max_num_batched_tokens=300 has no effect", "task.chunks"],
+        ),
+        (["task.chunks=[4,256]"], ["=4 is smaller than the 5 decodes", ">=6"]),
+        (["cache.num_blocks=3"], ["can never fit the KV cache"]),
+        (["model=33b"], ["model 33b needs 64.6 GB"]),
+        (["task.policies=[vllm_v2]"], ["vllm_v2 is unknown (did you mean vllm_v1?)"]),
+        (["task.policies=[orca]"], ["policy=orca has no chunk"]),
+        (["task.policies=[{sglang: {page: 4}}]"], ["sglang.page is not a parameter"]),
+        (["task.policies=vllm_v1"], ["task.policies=vllm_v1 is no list"]),
+        (["cluster=disaggregated"], ["is for engines that are alike", "cluster=replicas"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_what_cannot_be_advised_is_one_line(args, words):
+    said = refusal_of(*SMALL, *args)
+    assert all(word in said for word in words), said
