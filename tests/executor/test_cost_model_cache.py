@@ -19,14 +19,14 @@ def test_a_cost_model_is_made_once_until_its_tables_change(tmp_path):
     copytree(REPOSITORY / hardware.tables, tables)
     hardware = replace(hardware, tables=str(tables))
     backend = SimulatedBackend(hardware, cost_model="profiled")
-    first = backend._cost(spec)
-    assert SimulatedBackend(hardware, cost_model="profiled")._cost(spec) is first
+    first = backend.cost_of(spec)
+    assert SimulatedBackend(hardware, cost_model="profiled").cost_of(spec) is first
     file = next(tables.rglob("attention.csv"))
     os.utime(file, ns=(0, 0))
-    assert backend._cost(spec) is not first
+    assert backend.cost_of(spec) is not first
 
 
 def test_lists_of_a_configuration_make_a_cost_model_of_their_own():
     host = Host("x", graphs=CudaGraphs(mode="full", sizes=[8, 16]))
     backend = SimulatedBackend(load_option("hardware", "a100"), host=host)
-    assert backend._cost(load_option("model", "7b")).spec.num_layers == 32
+    assert backend.cost_of(load_option("model", "7b")).spec.num_layers == 32

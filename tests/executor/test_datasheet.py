@@ -74,7 +74,7 @@ def test_cards_by_their_datasheets_say_so_wherever_they_are_used(name: str) -> N
 
 def test_the_assumed_error_shows_in_intervals() -> None:
     card = load_option("hardware", "l4")
-    clock = CostClock(SimulatedBackend(card)._cost(SPEC))
+    clock = CostClock(SimulatedBackend(card).cost_of(SPEC))
     assert clock.seconds(chunked(64, 64), ("attn",)).error == ASSUMED_ERROR
 
 

@@ -19,7 +19,7 @@ TABLES = Path("experiments/lab/cost_model/tables")
 def cost(model="llama3.1-8b", cost_model="analytic", **of_host):
     host = replace(load_option("host", "none"), **of_host)
     hardware = load_option("hardware", "h100")
-    return SimulatedBackend(hardware, host=host, cost_model=cost_model)._cost(
+    return SimulatedBackend(hardware, host=host, cost_model=cost_model).cost_of(
         load_option("model", model)
     )
 
@@ -96,7 +96,7 @@ def test_a_fused_kernel_takes_the_conversions_behind_it_and_an_all_reduce_its_no
     def layer(*fused):
         host = replace(load_option("host", "none"), fused=list(fused) or None)
         backend = SimulatedBackend(hardware, tensor_parallel=2, weights="fp8", host=host)
-        return sum(backend._cost(spec).operations.times("layer", tokens).values())
+        return sum(backend.cost_of(spec).operations.times("layer", tokens).values())
 
     def moved(num_bytes):
         return hardware.kernel_launch + tokens * num_bytes / hardware.memory_rate
@@ -115,7 +115,7 @@ def test_attention_to_a_cache_in_8_bits_is_by_formula_beside_measured_products()
     batch = make_batch(prefill_tokens=512, start=1024)
     of = replace(load_option("model", "llama3.1-8b"), kv_dtype="fp8")
     both = (
-        SimulatedBackend(load_option("hardware", "h100"), cost_model=level)._cost(of)
+        SimulatedBackend(load_option("hardware", "h100"), cost_model=level).cost_of(of)
         for level in ("analytic", "profiled")
     )
     formula, tables = (each.operations for each in both)
