@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 METRICS = ("throughput", "ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99", "kv_reread_factor")
 CLIENT_FILES = "sarathi_lab.extensions.replay.bench_files"  # the core imports no extension
+CLIENT_SUFFIXES = (".json", ".jsonl", ".gz", ".db")
 MOST_CURVES = 6  # in one picture
 MOST_ROWS = 30  # of a table in a notebook
 Reader = Callable[[], pd.DataFrame]
@@ -209,7 +210,7 @@ def load(*places: str | Path) -> Results:
 
 def _load(place: str | Path) -> Results:
     path = Path(place)
-    if path.is_file() and path.suffix in (".json", ".jsonl"):
+    if path.is_file() and path.suffix in CLIENT_SUFFIXES:
         benchmarks = import_module(CLIENT_FILES).read_benchmarks(path)
         runs = pd.DataFrame([{**one.labels, **one.summary} for one in benchmarks])
         requests = [partial(getattr, one, "requests") for one in benchmarks]

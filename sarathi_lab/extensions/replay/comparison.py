@@ -27,7 +27,14 @@ UNITS = {
     "num_preemptions": "",
     "blocks_used": "blocks",
 }
+QUANTILES = ("", "mean", "p50", "p90", "p99")
 NUM_WINDOWS = 8  # of a load
+# Columns of the ledger's iterations.
+OF_ITERATIONS = {
+    "running": "num_running",
+    "waiting": "num_waiting",
+    "blocks": "num_blocks_used",
+}
 STYLES: dict[str, dict[str, Any]] = {
     "real": {"color": "0.25"},
     "simulated": {"color": "C1", "linestyle": "--"},
@@ -58,31 +65,38 @@ class Load:
         """Measured quantities by the names of metrics.md."""
         if self.run.means:
             return {f"{name}_mean": value for name, value in self.run.means.items()}
-        requests, blocks = self.run.requests, over_time(self.run, self.iterations).real_blocks
+        requests = self.run.requests
+        blocks = over_time(self.run, self.iterations).real_blocks
         return _quantities(requests, float(requests.finish_time.max()), blocks, math.nan)
 
     @property
     def simulated(self) -> dict[str, float]:
         """The same of the replay."""
-        end, preempted = self.iterations.end.max(), self.iterations.num_preemptions.sum()
+        end = float(self.iterations.end.max())
+        num_preemptions = float(self.iterations.num_preemptions.sum())
         blocks = over_time(self.run, self.iterations).simulated_blocks
-        return _quantities(self.requests, float(end), blocks, float(preempted))
+        return _quantities(self.requests, end, blocks, num_preemptions)
 
 
 def _quantities(
     requests: pd.DataFrame, duration: float, blocks: pd.Series, num_preemptions: float
 ) -> dict[str, float]:
-    found = {**throughput(requests, duration), **latency(requests)}
-    return {**found, **quantiles("blocks_used", blocks), "num_preemptions": num_preemptions}
+    return {
+        **throughput(requests, duration),
+        **latency(requests),
+        **quantiles("blocks_used", blocks),
+        "num_preemptions": num_preemptions,
+    }
 
 
 def mean_of(summaries: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Average what all loads have."""
-    return {
-        name: float(np.mean([one[name] for one in summaries]))
-        for name in summaries[0]
-        if all(name in one for one in summaries)
-    }
+    means = {}
+    for name in summaries[0]:
+        values = [summary[name] for summary in summaries if name in summary]
+        if len(values) == len(summaries):
+            means[name] = float(np.mean(values))
+    return means
 
 
 def validation_table(
@@ -93,17 +107,24 @@ def validation_table(
     """Compare quantities: metric, quantile, unit, real, simulated and their relative error, NaN
     without a measurement; if settings were `changed`, `what_if` and its ratio to the replay as run.
     """
-    names = {
-        f"{metric}_{quantile}".rstrip("_"): (metric, quantile, unit)
-        for metric, unit in UNITS.items()
-        for quantile in ("", "mean", "p50", "p90", "p99")
-    }
-    names = {name: row for name, row in names.items() if name in real and name in simulated}
-    table = pd.DataFrame([*names.values()], columns=["metric", "quantile", "unit"])
-    table["real"], table["simulated"] = ([one[name] for name in names] for one in (real, simulated))
-    table["error"] = table.simulated / table.real - 1
+    rows = []
+    for metric, unit in UNITS.items():
+        for quantile in QUANTILES:
+            name = f"{metric}_{quantile}".rstrip("_")
+            if name not in real or name not in simulated:
+                continue
+            row: dict[str, Any] = {"metric": metric, "quantile": quantile, "unit": unit}
+            row |= {"real": real[name], "simulated": simulated[name]}
+            if changed is not None:
+                row["what_if"] = changed.get(name, math.nan)
+            rows.append(row)
+    columns = ["metric", "quantile", "unit", "real", "simulated"]
     if changed is not None:
-        table["what_if"] = [changed.get(name, math.nan) for name in names]
+        columns.append("what_if")
+    table = pd.DataFrame(rows, columns=columns)
+    # Behind what it compares.
+    table.insert(columns.index("simulated") + 1, "error", table.simulated / table.real - 1)
+    if changed is not None:
         table["change"] = table.what_if / table.simulated - 1
     return table
 
@@ -116,15 +137,22 @@ def mean_errors(table: pd.DataFrame) -> dict[str, float]:
 
 def over_time(run: RealRun, iterations: pd.DataFrame) -> pd.DataFrame:
     """Sample requests and blocks at the `time` (seconds) of each row of the run's timeline."""
-    line, num_blocks = run.timeline, run.settings.num_blocks or math.nan
-    is_recorded = line.kv_cache_pct.any()
-    samples: dict[str, Any] = {"time": line.t, "real_running": line.running}
-    samples["real_waiting"] = line.waiting
-    samples["real_blocks"] = line.kv_cache_pct / 100 * num_blocks if is_recorded else math.nan
+    line = run.timeline
+    num_blocks = run.settings.num_blocks or math.nan
+    real_blocks: Any = math.nan
+    if line.kv_cache_pct.any():
+        real_blocks = line.kv_cache_pct / 100 * num_blocks
+    samples: dict[str, Any] = {
+        "time": line.t,
+        "real_running": line.running,
+        "real_waiting": line.waiting,
+        "real_blocks": real_blocks,
+    }
     last = np.searchsorted(iterations.end, line.t, side="right")
-    for name in ("running", "waiting", "blocks_used"):
-        values = np.concatenate([[0.0], iterations[f"num_{name}"]])
-        samples[f"simulated_{name.partition('_')[0]}"] = values[last]
+    for name, column in OF_ITERATIONS.items():
+        # Before the first iteration nothing is in use.
+        values = np.concatenate([[0.0], iterations[column]])
+        samples[f"simulated_{name}"] = values[last]
     return pd.DataFrame(samples)
 
 
@@ -133,18 +161,21 @@ def part_table(loads: Sequence[Load], changed: Sequence[Load] = ()) -> pd.DataFr
     `NUM_WINDOWS` stretches of time, `since` a second. Columns as "ttft real" by `STYLES`.
     """
     rows = []
-    for place, load in enumerate(loads):
-        is_split = len(loads) == 1 and not load.run.means
-        arrival = load.run.requests.arrival_time.to_numpy()
-        number = min(NUM_WINDOWS, len(arrival)) if is_split else 1
+    for number, load in enumerate(loads):
         tables = {"real": load.run.requests, "simulated": load.requests}
-        tables |= {"what if": changed[place].requests} if changed else {}
+        if changed:
+            tables["what if"] = changed[number].requests
         seconds = {whose: waits(table) for whose, table in tables.items()}
-        for part in np.array_split(np.arange(len(arrival)), number):
-            row: dict[str, Any] = {"load": load.run.name, "since": arrival[part[0]]}
-            for wait, (whose, found) in product(WAITS, seconds.items()):
-                row[f"{wait} {whose}"] = pd.Series(found[wait][part]).mean()
-            row |= {f"{wait} real": mean for wait, mean in load.run.means.items()}
+        arrivals = load.run.requests.arrival_time.to_numpy()
+        num_parts = 1
+        if len(loads) == 1 and not load.run.means:
+            num_parts = min(NUM_WINDOWS, len(arrivals))
+        for part in np.array_split(np.arange(len(arrivals)), num_parts):
+            row: dict[str, Any] = {"load": load.run.name, "since": arrivals[part[0]]}
+            for wait, whose in product(WAITS, seconds):
+                row[f"{wait} {whose}"] = pd.Series(seconds[whose][wait][part]).mean()
+            for wait, mean in load.run.means.items():
+                row[f"{wait} real"] = mean
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -152,48 +183,65 @@ def part_table(loads: Sequence[Load], changed: Sequence[Load] = ()) -> pd.DataFr
 def worst_part(parts: pd.DataFrame) -> str:
     """Describe where the end-to-end times of a `part_table` differ by the largest factor."""
     ratio = parts["latency simulated"] / parts["latency real"]
-    worst = parts.iloc[int(np.abs(np.log(ratio.to_numpy())).argmax())]
-    where = f"sent from {worst.since:.1f} s on"
+    factors = np.abs(np.log(ratio.to_numpy()))
+    if np.isnan(factors).all():
+        return "  no end-to-end times are recorded"
+    worst = parts.iloc[int(np.nanargmax(factors))]
+    selection = f"sent from {worst.since:.1f} s on"
     if parts.load.nunique() > 1:
-        where = f"of {worst.load}"
+        selection = f"of {worst.load}"
     return (
-        f"  largest difference end to end, for requests {where}: real "
+        f"  largest difference end to end, for requests {selection}: real "
         f"{worst['latency real']:.3g} s, simulated {worst['latency simulated']:.3g} s"
     )
 
 
 def picture(
-    loads: Sequence[Load], parts: pd.DataFrame, changed: Sequence[Load], where: str
+    loads: Sequence[Load], parts: pd.DataFrame, changed: Sequence[Load], title: str
 ) -> Figure:
     """Draw distributions of waits above; below `over_time` of a recorded run, else `part_table`."""
     figure, axes = panels(2, 3, (12, 6.4))
-    known = [one.run.requests for one in loads if not one.run.means]
-    tables = {"real": known, "simulated": [one.requests for one in loads]}
-    tables |= {"what if": [one.requests for one in changed]} if changed else {}
-    for whose, some in tables.items():
-        for ax, (name, (factor, label)) in zip(axes[:3], SHOWN.items(), strict=True):
-            if some:
-                seconds = np.concatenate([waits(one)[name] for one in some])
-                ax.ecdf(pd.Series(factor * seconds).dropna(), label=whose, **STYLES[whose])
-            ax.set(xlabel=label, ylabel="share of requests", ylim=(0, 1))
-    if len(loads) == 1 and len(loads[0].run.timeline):
-        use = over_time(loads[0].run, loads[0].iterations).set_index("time")
+    _draw_waits(axes[:3], loads, changed)
+    run = loads[0].run
+    if len(loads) == 1 and len(run.timeline):
+        use = over_time(run, loads[0].iterations).set_index("time")
         use = use.rename(columns=lambda name: " ".join(reversed(name.split("_"))))
-        _draw(axes[3:], use, IN_USE, linewidth=1.2)
+        _draw_lines(axes[3:], use, IN_USE, linewidth=1.2)
         if not use["blocks real"].any():
             axes[5].set_title("the run did not record them", fontsize="small")
+    elif len(loads) == 1:
+        _draw_lines(axes[3:], parts.set_index(parts.since.rename("sent")), SHOWN, marker=".")
     else:
-        by = parts.set_index(parts.since if len(loads) == 1 else parts.index + 1)
-        _draw(axes[3:], by.rename_axis("sent" if len(loads) == 1 else "load"), SHOWN, marker=".")
-    axes[3 if len(loads) > 1 else 0].legend(fontsize="small")
-    return finished(figure, where)
+        numbers = pd.RangeIndex(1, len(parts) + 1, name="load")
+        _draw_lines(axes[3:], parts.set_index(numbers), SHOWN, marker=".")
+    with_legend = axes[0] if len(loads) == 1 else axes[3]
+    with_legend.legend(fontsize="small")
+    return finished(figure, title)
 
 
-def _draw(axes: Sequence[Axes], table: pd.DataFrame, shown: Mapping[str, Any], **look: Any) -> None:
+def _draw_waits(axes: Sequence[Axes], loads: Sequence[Load], changed: Sequence[Load]) -> None:
+    """Draw the distribution of each wait, a panel each."""
+    tables = {
+        "real": [load.run.requests for load in loads if not load.run.means],
+        "simulated": [load.requests for load in loads],
+        "what if": [load.requests for load in changed],
+    }
+    for ax, (name, (factor, label)) in zip(axes, SHOWN.items(), strict=True):
+        for whose, requests in tables.items():
+            if requests:
+                seconds = np.concatenate([waits(table)[name] for table in requests])
+                ax.ecdf(pd.Series(factor * seconds).dropna(), label=whose, **STYLES[whose])
+        ax.set(xlabel=label, ylabel="share of requests", ylim=(0, 1))
+
+
+def _draw_lines(
+    axes: Sequence[Axes], table: pd.DataFrame, shown: Mapping[str, Any], **look: Any
+) -> None:
     """Draw quantities (factor and label) by the index of a table, a panel each."""
     unit = "" if table.index.name == "load" else " [s]"
     for ax, (name, (factor, label)) in zip(axes, shown.items(), strict=True):
-        for whose in (one for one in STYLES if f"{name} {one}" in table):
-            values = factor * table[f"{name} {whose}"]
-            ax.plot(table.index, values, label=whose, **STYLES[whose], **look)
+        for whose, style in STYLES.items():
+            column = f"{name} {whose}"
+            if column in table:
+                ax.plot(table.index, factor * table[column], label=whose, **style, **look)
         ax.set(xlabel=f"{table.index.name}{unit}", ylabel=label, ylim=(0, None))
