@@ -46,6 +46,8 @@ LAUNCHERS = ("basic", "joblib", "ray", "submitit_local", "submitit_slurm")
 PLUGINS = {"hydra/launcher": LAUNCHERS, "hydra/sweeper": ("lab",)}
 # Parameters that no other option of hardware has, and which the user need not name it for.
 OF_DATASHEET = ("base", "peak", "bandwidth", "memory", "link", "network", "fp8_peak")
+# Settings whose value is a command line, in which Hydra's grammar has no say.
+COMMANDS = ("task.server",)
 MOST_JOBS = 10_000  # of a sweep; all of them are checked before the first one runs
 MOST_NAMES = 1000  # of options of a group that are looked at
 MOST_OPTIONS = 3  # that a line names which have the parameter that another lacks
@@ -86,7 +88,7 @@ def read_arguments(args: Sequence[str]) -> Arguments:
         if getattr(parsed, name) and not parsed.cfg:
             raise UserError(f"option --{name} has no effect without --cfg; add --cfg job")
     topics = [word for word in parsed.settings if parsed.help and "=" not in word]
-    settings = [word for word in parsed.settings if word not in topics]
+    settings = [_with_quotes(word) for word in parsed.settings if word not in topics]
     if parsed.verbose:
         settings.append("hydra.verbose=true")
     settings = _with_datasheet(settings)
@@ -143,6 +145,14 @@ def _sets_launcher(setting: str) -> bool:
 def quoted(text: str) -> str:
     """Quote `text` as a setting's value."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _with_quotes(setting: str) -> str:
+    """Quote the value of one of `COMMANDS`, unless it is quoted."""
+    name, _, value = setting.partition("=")
+    if name not in COMMANDS or value in ("", "null") or value[0] in "'\"":
+        return setting
+    return f"{name}={quoted(value)}"
 
 
 def _searchpath(settings: Sequence[str]) -> list[str]:

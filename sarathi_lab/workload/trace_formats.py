@@ -19,7 +19,7 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +44,18 @@ EXPLAINED = 0.95
 BLOCK_SIZES = tuple(2**power for power in range(13))
 # Keys of files that another class reads, and how.
 READ_ELSEWHERE = {
-    "conversations": "conversations as text, which workload=prompts reads",
-    "conversation": "conversations as text, which workload=prompts reads",
-    "prompt": "prompts as text, which workload=prompts reads",
-    "prompt_token_ids": "prompts, which workload=prompts reads",
+    "conversations": "conversations as text; workload=prompts workload.path=FILE reads it",
+    "conversation": "conversations as text; workload=prompts workload.path=FILE reads it",
+    "prompt": "prompts as text; workload=prompts workload.path=FILE reads it",
+    "prompt_token_ids": "prompts; workload=prompts workload.path=FILE reads it",
     "messages": "messages as text; write them as prompts for workload=prompts",
+    "turns": "turns as text, without lengths; write prompt and output_len for workload=prompts",
     "text": "prompts as text, without lengths; write prompt and output_len for workload=prompts",
-    "benchmarks": "results of GuideLLM, which task=validate task.run=FILE reads",
-    "request_throughput": "results of a benchmark client, which task=validate task.run=FILE reads",
-    "metrics": "results of AIPerf, which task=validate task.run=FILE reads",
-    "ttft_s": "results of LLMPerf, which task=validate task.run=FILE reads",
-    "experiments": "results of genai-perf, which task=validate task.run=FILE reads",
+    "benchmarks": "results of GuideLLM; task=validate task.run=FILE reads it",
+    "request_throughput": "results of a benchmark client; task=validate task.run=FILE reads it",
+    "metrics": "results of AIPerf; task=validate task.run=FILE reads it",
+    "ttft_s": "results of LLMPerf; task=validate task.run=FILE reads it",
+    "experiments": "results of genai-perf; task=validate task.run=FILE reads it",
 }
 
 
@@ -71,7 +72,7 @@ class TraceFormat:
         marks: Further columns by which it is told from others.
         ids: Identifiers of the blocks of a prompt.
         block_size: Tokens of such a block, unless the numbers of ids say otherwise.
-        session: The conversation of a request.
+        session: The conversation of a request, by one of these names.
         delay: Time between the answer before and a request, in the unit of the times.
         also: Columns that are understood and change nothing.
     """
@@ -84,7 +85,7 @@ class TraceFormat:
     marks: Sequence[str] = ()
     ids: str = "hash_ids"
     block_size: int = 512
-    session: str = ""
+    session: Sequence[str] = ()
     delay: str = ""
     also: Sequence[str] = ()
 
@@ -96,22 +97,22 @@ class TraceFormat:
     @property
     def read(self) -> set[str]:
         """Columns that are read, or whose content others have."""
-        names = (*self.needed, self.ids, self.session, self.delay, *self.also, *DERIVED)
+        names = (*self.needed, self.ids, *self.session, self.delay, *self.also, *DERIVED)
         return {*names}
 
 
+SESSIONS = ("session_id", "conversation_id")
 MOONCAKE = TraceFormat(
     "Mooncake",
     "input_length",
     "output_length",
     "timestamp",
     MILLISECOND,
-    session="session_id",
+    session=SESSIONS,
     delay="delay",
+    also=("turn_index",),
 )
-WEKA = TraceFormat(
-    "Weka", "in", "out", "t", ids="hash_ids", block_size=64, session="id", delay="think_time"
-)
+WEKA = TraceFormat("Weka", "in", "out", "t", block_size=64, session=("id",), delay="think_time")
 FORMATS = (
     TraceFormat("Azure", "ContextTokens", "GeneratedTokens", "TIMESTAMP", DATE),
     TraceFormat(
@@ -130,6 +131,8 @@ FORMATS = (
         block_size=16,
     ),
     MOONCAKE,
+    # As AIPerf writes it, where no turn has a time.
+    replace(MOONCAKE, name="Mooncake without times", time=""),
     TraceFormat("vidur", "num_prefill_tokens", "num_decode_tokens", "arrived_at"),
     TraceFormat("splitwise-sim", "prompt_size", "token_size", "arrival_timestamp"),
     TraceFormat("LLMServingSim", "input_toks", "output_toks", "arrival_time_ns", NANOSECOND),
@@ -259,7 +262,7 @@ def _recognise(file: Path, cells: pd.DataFrame) -> TraceFormat:
             return trace_format
     for key, content in READ_ELSEWHERE.items():
         if key in names:
-            raise UserError(f"{file} has {content}: workload.path={file}")
+            raise UserError(f"{file} has {content}")
     formats = "; ".join(f"{form.name} {', '.join(form.needed)}" for form in FORMATS)
     columns = ", ".join(map(str, cells))[:200]
     raise UserError(
@@ -278,8 +281,9 @@ def _recording(cells: pd.DataFrame, trace_format: TraceFormat, damaged: Sequence
         ids = cells[trace_format.ids].map(_ids)
         check.require(cells[trace_format.ids], ids.notna())
         table["block_ids"] = ids
-    if trace_format.session in cells:
-        table["session"] = cells[trace_format.session].fillna("").astype(str)
+    session = next((name for name in trace_format.session if name in cells), None)
+    if session is not None:
+        table["session"] = cells[session].fillna("").astype(str)
         table["turn"] = table.groupby("session").cumcount()
     if trace_format.delay in cells:
         delays = pd.to_numeric(cells[trace_format.delay], errors="coerce")

@@ -268,6 +268,16 @@ def test_turns_wait_for_answers_and_find_their_history(load, has_ids):
     assert len(table) == 3
 
 
+def test_turns_without_any_time_begin_as_the_settings_say(load):
+    rows = [{"conversation_id": "a", "input_length": 100, "output_length": 4}]
+    rows.append({**rows[0], "delay": 250, "input_length": 150})
+    loaded = load("\n".join(map(json.dumps, rows)), rate=1.0)
+    assert loaded.arrival_kind == "poisson"
+    ((first, second),) = loaded.sessions
+    assert (first.request.arrival_time, second.pause) == (0.0, 0.25)
+    assert hits(loaded) == [0, 96]
+
+
 def test_sessions_are_sent_by_users_or_at_a_rate(load):
     text = "\n".join(map(json.dumps, SESSIONS))
     engine = EngineConfig(SarathiServe(chunk=4096), 8, num_blocks=2000, block_size=16)
@@ -343,9 +353,9 @@ def test_columns_that_may_matter_are_named(load):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('[{"id": "x", "conversations": []}]', "workload=prompts reads"),
-        ('{"prompt": "x", "output_len": 4}', "workload=prompts reads"),
-        ('{"request_throughput": 1.0}', "task=validate task.run=FILE reads"),
+        ('[{"id": "x", "conversations": []}]', "workload=prompts workload.path=FILE reads it"),
+        ('{"prompt": "x", "output_len": 4}', "workload=prompts workload.path=FILE reads it"),
+        ('{"request_throughput": 1.0}', "task=validate task.run=FILE reads it"),
         ("requests:\n  - prompt: 100\n", "columns requests:"),
     ],
 )

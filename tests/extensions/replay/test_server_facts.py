@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from composed import config_of, refusal_of
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from sarathi_lab.config.command_line import read_arguments
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.extensions.replay.server_facts import find_facts, read_command
@@ -180,6 +182,15 @@ def test_command_lines_are_read_as_the_servers_read_them(command):
     assert {key: facts.settings.get(key) for key in expected} == expected
     assert facts.policy == ("sglang" if "sglang" in command else "")
     assert facts.is_complete
+
+
+def test_a_command_line_needs_no_quotes_of_hydra():
+    typed = f"task.server=vllm serve {MODEL} --max-num-seqs=128 --compilation-config '{{}}'"
+    (setting,) = read_arguments([typed]).settings
+    (override,) = OverridesParser.create().parse_overrides([setting])
+    assert override.value() == typed.partition("=")[2]
+    for kept in ("task.server=null", "task.server='vllm serve x'"):
+        assert read_arguments([kept]).settings == (kept,)
 
 
 def test_commands_that_are_not_understood_are_refused():

@@ -87,6 +87,8 @@ def _rows(requests: Object) -> Iterator[dict[str, Any]]:
                 "first_token": MILLISECOND * first_token,
                 "latency": request.get("request_latency"),
                 "cached_len": _cached_tokens(request),
+                "session": str(request.get("conversation_id") or ""),
+                "turn": count_of(request.get("turn_index")),
                 "status": status,
             }
     requests["successful"]  # which every file has
