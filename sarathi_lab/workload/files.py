@@ -55,20 +55,20 @@ class Prompts:
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
         file = named_file(self.path, self.name)
-        fix = f"name a file of prompts{EXAMPLES[self.name]}"
-        text = read_text(file, f"workload.path={file}", fix)
+        remedy = f"name a file of prompts{EXAMPLES[self.name]}"
+        text = read_text(file, f"workload.path={file}", remedy)
         if not text.strip():
             raise UserError(f"{file} is empty; name a file with at least one request")
         rows = json_rows(text)
         if rows is None:
-            raise UserError(f"{file} is {kind_of_text(text)}, not JSON; {fix}")
+            raise UserError(f"{file} is {kind_of_text(text)}, not JSON; {remedy}")
         if rows.damaged:
             raise UserError(f"{file} {rows.damaged[0]}; write one object a line")
         requests = list[Request]()
         num_unanswered = 0
         num_later_turns = 0
         for line, entry in zip(rows.lines, rows.objects, strict=True):
-            where = f"{file} line {line}"
+            source = f"{file} line {line}"
             row: Row = entry
             turns = _turns_of(entry)
             if turns is not None:
@@ -76,8 +76,8 @@ class Prompts:
                 if len(turns) < 2:
                     num_unanswered += 1
                     continue
-                row = _first_exchange(turns, encode, where)
-            request = _prompt_request(len(requests), row, vocab_size, encode, where)
+                row = _first_exchange(turns, encode, source)
+            request = _prompt_request(len(requests), row, vocab_size, encode, source)
             requests.append(request)
         if not requests:
             raise UserError(f"{file} has no request; name a file with at least one request")
@@ -103,9 +103,9 @@ def _turns_of(row: Row) -> Sequence[Row] | None:
     return []
 
 
-def _first_exchange(turns: Sequence[Row], encode: Encode | None, where: str) -> Row:
+def _first_exchange(turns: Sequence[Row], encode: Encode | None, source: str) -> Row:
     """Make a prompt and its length of output of a conversation's first question and answer."""
-    answer = _text_tokens(_first_of(turns[1], TEXTS), encode, where)
+    answer = _text_tokens(_first_of(turns[1], TEXTS), encode, source)
     question = _first_of(turns[0], TEXTS)
     return {"prompt": question, "output_len": max(1, len(answer))}
 
@@ -115,41 +115,41 @@ def _first_of(row: Row, names: Sequence[str]) -> Any:
 
 
 def _prompt_request(
-    request_id: int, row: Row, vocab_size: int | None, encode: Encode | None, where: str
+    request_id: int, row: Row, vocab_size: int | None, encode: Encode | None, source: str
 ) -> Request:
     if ("prompt" in row) == ("prompt_token_ids" in row):
-        raise UserError(f"{where} needs either prompt or prompt_token_ids; give one of them")
+        raise UserError(f"{source} needs either prompt or prompt_token_ids; give one of them")
     token_ids = row.get("prompt_token_ids")
     if "prompt" in row:
-        token_ids = _text_tokens(row["prompt"], encode, where)
+        token_ids = _text_tokens(row["prompt"], encode, source)
     if not isinstance(token_ids, list) or not token_ids:
-        raise UserError(f"{where} has an empty prompt; give at least one token")
+        raise UserError(f"{source} has an empty prompt; give at least one token")
     largest = (vocab_size or MAX_VOCAB_SIZE) - 1
-    fix = "correct the prompt or take another model"
+    remedy = "correct the prompt or take another model"
     for token_id in token_ids:
-        require_int(f"{where}: token id", token_id, 0, fix, maximum=largest)
-    output_len = _output_len(row, where)
+        require_int(f"{source}: token id", token_id, 0, remedy, maximum=largest)
+    output_len = _output_len(row, source)
     time = row.get("arrival_time", 0.0)
-    time = require_number(f"{where}: arrival_time", time, minimum=0, fix="use seconds from 0")
+    time = require_number(f"{source}: arrival_time", time, minimum=0, fix="use seconds from 0")
     priority = row.get("priority", 0)
-    fix = "use one such as 0, lower ones first"
-    priority = require_int(f"{where}: priority", priority, -sys.maxsize, fix)
+    remedy = "use one such as 0, lower ones first"
+    priority = require_int(f"{source}: priority", priority, -sys.maxsize, remedy)
     prompt = np.asarray(token_ids, dtype=np.int32)
     return Request(request_id, time, len(prompt), output_len, prompt, priority)
 
 
-def _output_len(row: Row, where: str) -> int:
-    fix = "give the tokens to generate"
+def _output_len(row: Row, source: str) -> int:
+    remedy = "give the tokens to generate"
     for name in OUTPUT_LENGTHS:
         if name in row:
-            return require_int(f"{where}: {name}", row[name], 1, fix)
-    raise UserError(f"{where} has no output_len; {fix}")
+            return require_int(f"{source}: {name}", row[name], 1, remedy)
+    raise UserError(f"{source} has no output_len; {remedy}")
 
 
-def _text_tokens(text: Any, encode: Encode | None, where: str) -> list[int]:
+def _text_tokens(text: Any, encode: Encode | None, source: str) -> list[int]:
     try:
         as_bytes = text.encode("utf-8")
     except (AttributeError, UnicodeEncodeError):  # half of a surrogate pair
-        fix = "correct it, or use prompt_token_ids for token ids"
-        raise UserError(f"{where}: prompt is not text; {fix}") from None
+        remedy = "correct it, or use prompt_token_ids for token ids"
+        raise UserError(f"{source}: prompt is not text; {remedy}") from None
     return list(as_bytes) if encode is None else encode(text)

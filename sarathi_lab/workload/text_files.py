@@ -30,26 +30,26 @@ YAML_LINE = re.compile(r"^[\w.-]+:(\s|$)")
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def read_text(path: Path, what: str, fix: str) -> str:
+def read_text(path: Path, what: str, remedy: str) -> str:
     """Read a text file in UTF-8, maybe packed by gzip, without a byte order mark.
 
     Args:
         path: The file.
         what: How messages name it, such as "workload.path=FILE".
-        fix: How messages end.
+        remedy: How messages end.
 
     Raises:
         UserError: For a file that can't be read, or is no text.
     """
-    with readable(what, fix):
+    with readable(what, remedy):
         content = path.read_bytes()
     if content.startswith(GZIP):
         with readable(what, "pack the file again, or name it unpacked", EOFError):
             content = gzip.decompress(content)
     for first_bytes, kind in MAGIC.items():
         if content.startswith(first_bytes):
-            raise UserError(f"{what} is {kind}, which is not read here; {fix}")
-    with readable(what, fix):
+            raise UserError(f"{what} is {kind}, which is not read here; {remedy}")
+    with readable(what, remedy):
         return content.decode("utf-8-sig")
 
 

@@ -326,9 +326,9 @@ def _nanoseconds(column: pd.Series, unit: int) -> tuple[pd.Series, pd.Series]:
     numbers = pd.to_numeric(text, errors="coerce")
     is_valid = (numbers >= 0) & (numbers * float(unit) < 2**63)
     numbers = numbers.where(is_valid, 0)
-    whole = np.floor(numbers)  # multiplied exactly, as no float is
-    fraction = ((numbers - whole) * unit).round().astype("int64")
-    return whole.astype("int64") * unit + fraction, is_valid
+    whole_units = np.floor(numbers)  # multiplied exactly, as no float is
+    fraction = ((numbers - whole_units) * unit).round().astype("int64")
+    return whole_units.astype("int64") * unit + fraction, is_valid
 
 
 def _ids(value: Any) -> tuple[int, ...] | None:

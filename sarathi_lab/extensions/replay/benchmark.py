@@ -192,9 +192,9 @@ def _reason_for_nothing(recording: Recording) -> str:
         return "it has no request"
     number = sum(counts.values())
     if len(counts) > 1 or recording.example:
-        parts = ", ".join(f"{count} {reason}" for reason, count in counts.items())
+        counted = ", ".join(f"{count} {reason}" for reason, count in counts.items())
         example = f" ({recording.example})" if recording.example else ""
-        return f"none of {number} requests can be replayed: {parts}{example}"
+        return f"none of {number} requests can be replayed: {counted}{example}"
     return f"all {number} requests {next(iter(counts))}"
 
 

@@ -166,8 +166,8 @@ def case_of(cfg: DictConfig, run: RealRun) -> Case:
         name = getattr(class_of(cfg, "executor"), "name", "this")
         raise UserError(f"task=validate replays in simulation, executor={name} is none")
     settings = replay_settings(cfg, run)
-    named, found = configured(cfg, run)
-    as_run, notes = _config_as_run(cfg, run, settings, named, found)
+    named, from_files = configured(cfg, run)
+    as_run, notes = _config_as_run(cfg, run, settings, named, from_files)
     what_if = _config_what_if(cfg, run, settings, named, as_run)
     client, client_of_user = _clients(cfg, run)
     if client is not run.client:
@@ -191,11 +191,11 @@ def case_of(cfg: DictConfig, run: RealRun) -> Case:
 
 
 def _config_as_run(
-    cfg: DictConfig, run: RealRun, settings: ReplaySettings, named: DictConfig, found: Found
+    cfg: DictConfig, run: RealRun, settings: ReplaySettings, named: DictConfig, from_files: Found
 ) -> tuple[DictConfig, list[str]]:
     """Return the configuration of the run as it was, and notes on where its settings are from."""
     is_named = cfg.hardware.name != AUTO
-    notes = [*found.notes, *settings.notes]
+    notes = [*from_files.notes, *settings.notes]
     as_run = with_host_of_stages(settings.config_as_run(named), cfg)
     if as_run.host.name != named.host.name:
         notes.append(f"not simulated for a pipeline: host={named.host.name}")
@@ -206,7 +206,7 @@ def _config_as_run(
         refused.append(f"not simulated: batch={as_run.batch} above chunk={as_run.chunk}")
         as_run = with_settings(as_run, {"batch": as_run.chunk})
     as_run = without_idle_threshold(with_graphs(as_run, run), run)
-    assumed = [*found.assumed, *settings.assumed, *defaults]
+    assumed = [*from_files.assumed, *settings.assumed, *defaults]
     if assumed:
         notes.insert(0, f"assumed, as nothing states them: {', '.join(assumed)}")
     return as_run, [*notes, *refused]

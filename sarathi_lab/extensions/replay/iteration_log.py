@@ -24,6 +24,7 @@ ITERATION = re.compile(
 CACHE = re.compile(r"KV cache size: ([\d,]+) tokens")
 COUNTS = ["num_prefills", "num_prefill_tokens", "num_decodes", "num_decode_tokens"]
 KINDS = {(True, False): "prompts", (False, True): "decodes", (True, True): "both"}
+QUANTITIES = {"iterations": "", "tokens of one": "", "time of one": "ms"}
 SHORTEST = 1e-4  # seconds, below which no GPU runs a model's iteration
 NO_LOG = pd.DataFrame(columns=[*COUNTS, "seconds", "cached"], dtype=float)
 
@@ -81,31 +82,43 @@ def predicted(logged: pd.DataFrame, executor: Executor) -> pd.DataFrame:
 
 def schedule_table(logged: pd.DataFrame, simulated: pd.DataFrame) -> pd.DataFrame:
     """Compare schedules by what is in a batch: iterations, and their mean tokens and time."""
+    real_kinds = _kinds(logged)
+    simulated_kinds = _kinds(simulated)
     rows = []
-    both = [table.assign(batch=_kinds(table)) for table in (logged, simulated)]
     for kind in (*KINDS.values(), "all"):
-        selected = both
-        if kind != "all":
-            selected = [table[table.batch == kind] for table in both]
-        tokens = [(table.num_prefill_tokens + table.num_decode_tokens).mean() for table in selected]
-        milliseconds = [1e3 * table.seconds.mean() for table in selected]
-        rows.append((kind, "iterations", "", *map(len, selected)))
-        rows.append((kind, "tokens of one", "", *tokens))
-        rows.append((kind, "time of one", "ms", *milliseconds))
+        real = _means(logged, real_kinds, kind)
+        replayed = _means(simulated, simulated_kinds, kind)
+        for name, unit in QUANTITIES.items():
+            rows.append((kind, name, unit, real[name], replayed[name]))
     table = pd.DataFrame(rows, columns=["batch", "quantity", "unit", "real", "simulated"])
     return table.assign(error=table.simulated / table.real.where(table.real > 0) - 1)
 
 
+def _means(table: pd.DataFrame, kinds: pd.Series, kind: str) -> dict[str, float]:
+    """Return `QUANTITIES` of the iterations of a kind."""
+    if kind != "all":
+        table = table[kinds == kind]
+    num_tokens = table.num_prefill_tokens + table.num_decode_tokens
+    values = (len(table), num_tokens.mean(), 1e3 * table.seconds.mean())
+    return dict(zip(QUANTITIES, values, strict=True))
+
+
+def _kinds(table: pd.DataFrame) -> pd.Series:
+    """Return what each iteration has, by `KINDS`."""
+    has_prompts = (table.num_prefill_tokens > 0).tolist()
+    has_decodes = (table.num_decode_tokens > 0).tolist()
+    kinds = [KINDS[pair] for pair in zip(has_prompts, has_decodes, strict=True)]
+    return pd.Series(kinds, index=table.index, dtype=object)
+
+
 def shared(logged: pd.DataFrame, simulated: pd.DataFrame) -> float:
     """Return the share of logged iterations with the tokens of a simulated one, counted once."""
-    names = ["num_prefill_tokens", "num_decode_tokens"]
-    first, second = (
-        Counter(table[names].astype(int).itertuples(index=False, name=None))
-        for table in (logged, simulated)
-    )
-    return (first & second).total() / max(len(logged), 1)
+    in_both = _counts(logged) & _counts(simulated)
+    return in_both.total() / max(len(logged), 1)
 
 
-def _kinds(table: pd.DataFrame) -> list[str]:
-    pairs = zip(table.num_prefill_tokens > 0, table.num_decode_tokens > 0, strict=True)
-    return [KINDS[bool(prompts), bool(decodes)] for prompts, decodes in pairs]
+def _counts(table: pd.DataFrame) -> Counter[tuple[int, int]]:
+    """Count iterations by their tokens of prompts and of decodes."""
+    prompts = table.num_prefill_tokens.astype(int).tolist()
+    decodes = table.num_decode_tokens.astype(int).tolist()
+    return Counter(zip(prompts, decodes, strict=True))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -81,17 +81,22 @@ class ServerSettings:
 
     def notes(self) -> list[str]:
         """Name what of the server's arguments the simulator has not, and where sources differ."""
+        not_simulated = dict[str, None]()
+        without_effect = dict[str, None]()
+        for statement in self.statements:
+            not_simulated |= dict.fromkeys(statement.not_simulated)
+            without_effect |= dict.fromkeys(statement.without_effect)
         notes = []
-        for kind, words in (("not_simulated", "not simulated"), ("without_effect", "no effect")):
-            names = dict.fromkeys(chain(*(getattr(one, kind) for one in self.statements)))
-            if names:
-                notes.append(f"{words}: {', '.join(names)}")
+        if not_simulated:
+            notes.append(f"not simulated: {', '.join(not_simulated)}")
+        if without_effect:
+            notes.append(f"no effect: {', '.join(without_effect)}")
         for before, after in combinations(self.statements, 2):
             for name, value in after.settings.items():
-                other = before.settings.get(name, value)
-                if other != value and name not in NAMES:
+                value_before = before.settings.get(name, value)
+                if value_before != value and name not in NAMES:
                     notes.append(
-                        f"{after.source} states {name}={value}, {before.source} {other}: "
+                        f"{after.source} states {name}={value}, {before.source} {value_before}: "
                         f"{value} is taken"
                     )
         return notes
@@ -134,9 +139,9 @@ class Stated:
     settings: Mapping[str, Any] | None = None
 
 
-def read_runs(place: str | Path, stated: Stated = Stated()) -> list[RealRun]:
-    """Read the run in `place`, a load each, and what is stated of its server. Raises UserError."""
-    path = Path(place).expanduser()
+def read_runs(source: str | Path, stated: Stated = Stated()) -> list[RealRun]:
+    """Read the run in `source`, a load each, and what is stated of its server. Raises UserError."""
+    path = Path(source).expanduser()
     logged = NO_LOG
     statements = list[Statement]()
     if stated.log is not None:
@@ -215,7 +220,7 @@ def _run(
 
 def _check_needed(path: Path, stated: Mapping[str, Any]) -> None:
     """Raise UserError for what nothing states, and no server has by default."""
-    missing = [words for name, words in NEEDED.items() if not stated.get(name)]
+    missing = [names for name, names in NEEDED.items() if not stated.get(name)]
     if missing:
         names = ", ".join(name for name, _ in missing)
         flags = " ".join(flag for _, flag in missing)

@@ -102,7 +102,7 @@ def find(system: str, name: str) -> Argument | None:
 
 def misspelt(system: str, name: str) -> str | None:
     """Return the argument that `name` is a misspelling of; None if it is like none."""
-    names = [one for one in table(system) if "*" not in one]
+    names = [argument for argument in table(system) if "*" not in argument]
     close = difflib.get_close_matches(name, names, n=1, cutoff=MISSPELT)
     return close[0] if close else None
 
@@ -187,12 +187,12 @@ def merged(first: Statement, *others: Statement) -> Statement:
     """Merge what one source states in several places, the last place first."""
     settings: dict[str, Any] = {}
     not_simulated, without_effect = dict[str, None](), dict[str, None]()
-    places = (first, *others)
-    for place in places:
-        settings |= place.settings
-        not_simulated |= dict.fromkeys(place.not_simulated)
-        without_effect |= dict.fromkeys(place.without_effect)
-    is_complete = any(place.is_complete for place in places)
+    statements = (first, *others)
+    for statement in statements:
+        settings |= statement.settings
+        not_simulated |= dict.fromkeys(statement.not_simulated)
+        without_effect |= dict.fromkeys(statement.without_effect)
+    is_complete = any(statement.is_complete for statement in statements)
     return Statement(
         first.source,
         settings,

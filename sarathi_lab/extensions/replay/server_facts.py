@@ -297,7 +297,7 @@ def named_values(text: str) -> dict[str, Any]:
 
 def _split(text: str) -> list[str]:
     """Cut `text` at the commas outside brackets and quotes."""
-    parts = list[str]()
+    pieces = list[str]()
     depth = 0
     quote = ""
     start = 0
@@ -311,11 +311,11 @@ def _split(text: str) -> list[str]:
         elif character in CLOSING:
             depth -= 1
             if depth < 0:  # the end of what the text was cut out of
-                return [*parts, text[start:position]]
+                return [*pieces, text[start:position]]
         elif character == "," and depth == 0:
-            parts.append(text[start:position])
+            pieces.append(text[start:position])
             start = position + 1
-    return [*parts, text[start:]]
+    return [*pieces, text[start:]]
 
 
 def read_command(command: str) -> Statement:
@@ -332,10 +332,10 @@ def read_command(command: str) -> Statement:
     # A command that was copied over several lines.
     joined = command.replace("\\\n", " ")
     try:
-        words = shlex.split(joined)
+        tokens = shlex.split(joined)
     except ValueError as error:
         raise UserError(f"task.server can't be read ({error}); close its quotes") from None
-    arguments = dict(_arguments_of(system, _behind_command(system, words)))
+    arguments = dict(_arguments_of(system, _behind_command(system, tokens)))
     image = re.search(r"vllm-openai:v(\d+\.\d+(?:\.\d+)?)", command)
     if image is not None:
         arguments["version"] = image[1]
@@ -352,20 +352,20 @@ def _system_of(command: str) -> str:
     )
 
 
-def _behind_command(system: str, words: Sequence[str]) -> Sequence[str]:
+def _behind_command(system: str, tokens: Sequence[str]) -> Sequence[str]:
     """Return the words behind the one that names the server."""
     signs = {part for sign in SERVER_COMMANDS[system] for part in sign.split()}
     last = 0
-    for position, word in enumerate(words):
+    for position, word in enumerate(tokens):
         is_image = any("/" in sign and sign in word for sign in signs)
         if word in signs or is_image or word.endswith(("launch_server", "api_server")):
             last = position
-    return words[last + 1 :]
+    return tokens[last + 1 :]
 
 
-def _arguments_of(system: str, words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _arguments_of(system: str, tokens: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yield the arguments of a command, by the names of the table."""
-    remaining = list(words)
+    remaining = list(tokens)
     has_model = False
     while remaining:
         word = remaining.pop(0)

@@ -37,10 +37,10 @@ class Content:
 
     def beside(self, name: str) -> Object:
         """Read the object in another file of the same folder; an empty one if it is not there."""
-        other = self.path.with_name(name)
-        if not other.is_file():
+        neighbour = self.path.with_name(name)
+        if not neighbour.is_file():
             return {}
-        return read_object(other, "correct it, or move it away")
+        return read_object(neighbour, "correct it, or move it away")
 
 
 def number_of(value: Any) -> float:
