@@ -22,25 +22,17 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"
-# Groups whose files are settings, with what these are typed after. `requests` and `objective`
-# are what options of `workload` and `slo` share. The other groups hold data, such as a GPU's.
-GROUPS = {
-    "policy": "policy.",
-    "workload": "workload.",
-    "requests": "workload.",
-    "executor": "executor.",
-    "cluster": "cluster.",
-    "speculation": "speculation.",
-    "slo": "slo.",
-    "objective": "slo.",
-    "tracking": "tracking.",
-    "task": "",  # its files name `task` themselves
-}
+# Groups whose files are settings. The files of the others are data, such as a GPU's constants.
+GROUPS = ("policy", "workload", "executor", "cluster", "speculation", "slo", "tracking", "task")
 DATA_GROUPS = ("model", "hardware", "host", "experiment")
+# Folders with what options of a group share; no user types their names.
+SHARED = {"workload": "requests", "slo": "objective"}
 TEXT = r"[^\[\]]*(?:\[[^\]]*\][^\[\]]*)*"  # of a link, maybe with a picture in it
 LINK = re.compile(rf"(!?)\[({TEXT})\]\((?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?\)")
 SETTING = re.compile(r"^(?P<indent> *)(?P<name>[\w.-]+):(?P<value>[^#]*)(?:# (?P<meaning>.*))?$")
-UNLISTED = ("_target_", "defaults", "hydra")
+TARGET = re.compile(r"^_target_: (\S+)$", re.MULTILINE)
+UNLISTED = frozenset({"_target_", "defaults", "hydra"})
+INDENT = 2  # spaces of a level in conf/
 GLOBAL = "# @package _global_\n"
 
 
@@ -65,10 +57,11 @@ def outer_pages() -> Iterator[Path]:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fill in the generated tables, then turn the repository's links into the site's."""
-    source = Path(page.file.abs_src_path)
-    filled = fill_in(markdown)
-    on_site = {file.src_uri for file in files}
-    return relinked(filled, source.relative_to(ROOT).as_posix(), on_site, config.repo_url or "")
+    path = Path(page.file.abs_src_path).relative_to(ROOT)
+    on_site = frozenset(file.src_uri for file in files)
+    repo_url = (config.repo_url or "").rstrip("/")
+    relinker = Relinker(path.as_posix(), on_site, repo_url)
+    return relinker.text(fill_in(markdown))
 
 
 def fill_in(markdown: str) -> str:
@@ -84,28 +77,51 @@ def fill_in(markdown: str) -> str:
 # Links
 
 
-def relinked(markdown: str, page: str, on_site: set[str], repo_url: str) -> str:
-    """Rewrite the links of `page`, a path in the repository, outside blocks of code."""
-    site_folder = os.path.dirname(site_path(page))
+@dataclass(frozen=True)
+class Relinker:
+    """Turns links of a page, written for the repository, into links of the site.
 
-    def rewrite(link: re.Match[str]) -> str:
-        is_picture, text, path, anchor = link[1], link[2], link[3], link[4] or ""
-        target = os.path.normpath(os.path.join(os.path.dirname(page), path))
-        for candidate in (site_path(target), f"{site_path(target)}/README.md"):
-            if candidate in on_site:
-                relative = os.path.relpath(candidate, site_folder or ".")
-                return f"{is_picture}[{text}]({relative}{anchor})"
-        if repo_url:
-            return f"[{text}]({repo_url.rstrip('/')}/blob/main/{target}{anchor})"
+    `page` is the page's path in the repository, `on_site` the paths of all sources of the site.
+    """
+
+    page: str
+    on_site: frozenset[str]
+    repo_url: str
+
+    def text(self, markdown: str) -> str:
+        """Rewrite the links of a page outside its blocks of code."""
+        lines = []
+        is_code = False
+        for line in markdown.split("\n"):
+            if line.lstrip().startswith("```"):
+                is_code = not is_code
+            if is_code:
+                lines.append(line)
+            else:
+                lines.append(LINK.sub(self.link, line))
+        return "\n".join(lines)
+
+    def link(self, link: re.Match[str]) -> str:
+        """Rewrite a link: to a page of the site, else to the forge, else to its bare text."""
+        picture_mark, text, path, anchor = link.groups(default="")
+        folder = os.path.dirname(self.page)
+        target = os.path.normpath(os.path.join(folder, path))
+        source = self.source(target)
+        if source:
+            site_folder = os.path.dirname(site_path(self.page))
+            relative = os.path.relpath(source, site_folder or ".")
+            return f"{picture_mark}[{text}]({relative}{anchor})"
+        if self.repo_url:
+            return f"[{text}]({self.repo_url}/blob/main/{target}{anchor})"
         return text
 
-    lines = []
-    is_code = False
-    for line in markdown.split("\n"):
-        if line.lstrip().startswith("```"):
-            is_code = not is_code
-        lines.append(line if is_code else LINK.sub(rewrite, line))
-    return "\n".join(lines)
+    def source(self, target: str) -> str | None:
+        """Return the site's source for a file, or for a folder its page."""
+        path = site_path(target)
+        for candidate in (path, f"{path}/README.md"):
+            if candidate in self.on_site:
+                return candidate
+        return None
 
 
 def site_path(path: str) -> str:
@@ -127,26 +143,42 @@ class Setting:
 
 def settings_tables() -> str:
     """Write a table of settings for conf/config.yaml and for each option, from their comments."""
-    sections = ["## Short names\n", settings_table(CONF / "config.yaml", ""), ""]
-    for group, prefix in GROUPS.items():
-        sections.append(f"## {group}\n")
+    sections = ["## Short names", settings_table(CONF / "config.yaml", "")]
+    for group in GROUPS:
+        sections.append(f"## {group}")
+        prefix = f"{group}."
+        if group == "task":
+            prefix = ""  # its files name `task` themselves
         for path in options(group):
-            sections += [f"### {group}={path.stem}\n", f"{summary(path)}\n"]
-            sections += [settings_table(path, prefix), ""]
+            sections += [f"### {group}={path.stem}", summary(path), settings_table(path, prefix)]
+        folder = SHARED.get(group)
+        if folder:
+            for path in options(folder):
+                title = f"### {path.stem}, shared by options of {group}"
+                sections += [title, summary(path), settings_table(path, prefix)]
     for group in DATA_GROUPS:
-        sections += [f"## {group}\n", "| option | what it is |", "| --- | --- |"]
-        sections += [f"| `{path.stem}` | {in_cell(summary(path))} |" for path in options(group)]
-        sections.append("")
-    return "\n".join(sections)
+        sections += [f"## {group}", summary_table(group)]
+    return "\n\n".join(sections)
+
+
+def summary_table(group: str) -> str:
+    """Write a row for each option of a group: what it is."""
+    rows = ["| option | what it is |", "| --- | --- |"]
+    for path in options(group):
+        meaning = in_cell(summary(path))
+        rows.append(f"| `{path.stem}` | {meaning} |")
+    return "\n".join(rows)
 
 
 def policy_table() -> str:
     """Write a row for each policy: its option, its rule and source, and its class."""
     rows = ["| `policy=` | rule and source | class |", "| --- | --- | --- |"]
     for path in options("policy"):
-        target = re.search(r"^_target_: (\S+)$", path.read_text(), re.MULTILINE)
-        class_name = target[1].rpartition(".")[2] if target else ""
-        rows.append(f"| `{path.stem}` | {in_cell(summary(path))} | `{class_name}` |")
+        target = TARGET.search(path.read_text())
+        assert target is not None, f"{path} names no class"
+        class_name = target[1].rpartition(".")[2]
+        rule = in_cell(summary(path))
+        rows.append(f"| `{path.stem}` | {rule} | `{class_name}` |")
     return "\n".join(rows)
 
 
@@ -164,33 +196,36 @@ def summary(path: Path) -> str:
 
 def settings_table(path: Path, prefix: str) -> str:
     """Write a table of a file's settings; empty if it has none."""
-    rows = ["| setting | default | meaning |", "| --- | --- | --- |"]
     settings = settings_of(path)
+    if not settings:
+        return ""
+    rows = ["| setting | default | meaning |", "| --- | --- | --- |"]
     for setting in settings:
-        cells = (f"`{prefix}{setting.name}`", in_cell(setting.default), in_cell(setting.meaning))
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows) if settings else ""
+        default = in_cell(setting.default)
+        meaning = in_cell(setting.meaning)
+        rows.append(f"| `{prefix}{setting.name}` | {default} | {meaning} |")
+    return "\n".join(rows)
 
 
 def settings_of(path: Path) -> list[Setting]:
     """Read the settings of a file with their comments, nested ones by their dotted names."""
     settings = []
-    outer: list[tuple[int, str]] = []  # indents and names of the settings around a line
+    outer: list[str] = []  # names of the settings around a line
     for line in path.read_text().splitlines():
         match = SETTING.match(line)
         if match is None:
             continue
-        indent = len(match["indent"])
-        while outer and outer[-1][0] >= indent:
-            outer.pop()
-        outer.append((indent, match["name"]))
-        names = [name for _, name in outer]
+        depth = len(match["indent"]) // INDENT
+        outer = [*outer[:depth], match["name"]]
+        if not UNLISTED.isdisjoint(outer):
+            continue
         value = match["value"].strip()
-        default = f"`{value}`" if value else ""
+        default = ""
+        if value:
+            default = f"`{value}`"
         meaning = match["meaning"] or ""
-        is_listed = not any(name in UNLISTED for name in names)
-        if is_listed and (default or meaning):
-            settings.append(Setting(".".join(names), default, meaning))
+        if default or meaning:
+            settings.append(Setting(".".join(outer), default, meaning))
     return settings
 
 
