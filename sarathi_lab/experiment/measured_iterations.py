@@ -92,8 +92,9 @@ def _prompts(limits: Limits) -> Iterator[Composition]:
 
 def _decodes(limits: Limits) -> Iterator[Composition]:
     size = limits.batch_size
-    numbers = {2**power for power in range(size.bit_length())} | {size}
-    for number, context in product(sorted(numbers), _contexts(limits)):
+    powers_of_two = {2**power for power in range(size.bit_length())}
+    numbers = sorted(powers_of_two | {size})
+    for number, context in product(numbers, _contexts(limits)):
         yield Composition(num_decodes=number, context=context, emits=True)
 
 
@@ -104,18 +105,23 @@ def _hybrids(limits: Limits) -> Iterator[Composition]:
         return
     chunks = set()
     for tokens in HYBRID_TOKENS:
-        if tokens <= limits.longest // 2:
-            has_room = tokens > 2 * size
-            chunks.add(tokens - size if has_room else tokens)
+        if tokens > limits.longest // 2:
+            continue
+        has_room = tokens > 2 * size
+        chunks.add(tokens - size if has_room else tokens)
+    starts = (0, limits.longest // 2)
     numbers = sorted({1, math.isqrt(size), size - 1})
     contexts = _contexts(limits)[1::2]
-    starts = (0, limits.longest // 2)
     for chunk, start, number, context in product(sorted(chunks), starts, numbers, contexts):
         yield Composition(chunk, start, num_decodes=number, context=context, emits=True)
 
 
 def _contexts(limits: Limits) -> list[int]:
-    return [max(2, int(share * limits.longest_decode)) for share in CONTEXTS]
+    contexts = []
+    for share in CONTEXTS:
+        context = int(share * limits.longest_decode)
+        contexts.append(max(2, context))
+    return contexts
 
 
 @dataclass(frozen=True)
@@ -150,7 +156,10 @@ def time_iterations(
         advance: called with the seconds that passed since the call before.
     """
     timer = _Timer(executor, num_blocks, block_size, vocab_size, seed)
-    fitting = [number for number, batch in enumerate(batches) if timer.place(batch) is not None]
+    fitting = []
+    for number, batch in enumerate(batches):
+        if timer.place(batch) is not None:
+            fitting.append(number)
     begun = time.perf_counter()
     elapsed = 0.0
     timer.fill(min(limits.longest, limits.prompt_tokens), FILLING * seconds)
@@ -171,10 +180,13 @@ def time_iterations(
 
 
 def _row(iterations: Sequence[SingleIteration]) -> dict[str, float]:
+    seconds = [iteration.seconds for iteration in iterations]
+    launching = [iteration.launching for iteration in iterations]
+    host_shares = [iteration.host_share for iteration in iterations]
     return {
-        "seconds": float(np.quantile([each.seconds for each in iterations], LOWER)),
-        "launching": float(np.median([each.launching for each in iterations])),
-        "host_share": float(np.median([each.host_share for each in iterations])),
+        "seconds": float(np.quantile(seconds, LOWER)),
+        "launching": float(np.median(launching)),
+        "host_share": float(np.median(host_shares)),
     }
 
 

@@ -17,7 +17,7 @@ from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.hardware import UNCERTAIN, Hardware
 from sarathi_lab.executor.simulated.iteration_table import IterationTable
-from sarathi_lab.experiment.measured_iterations import MAX_REPETITIONS, Limits
+from sarathi_lab.experiment.measured_iterations import Limits
 from sarathi_lab.model.spec import ModelSpec
 
 HELD_OUT = 16  # compositions of each kind
@@ -61,23 +61,26 @@ def held_out_of(limits: Limits, seed: int) -> list[tuple[str, Batch]]:
 
 
 def _add_prompts(batch: Batch, number: int, limits: Limits, random: np.random.Generator) -> None:
-    most_tokens = min(limits.longest, limits.prompt_tokens // number)
+    share = limits.prompt_tokens // number
     for _ in range(number):
-        tokens = _log_uniform(most_tokens, random)
+        tokens = _log_uniform(min(limits.longest, share), random)
         start = int(random.integers(0, limits.longest - tokens + 1))
-        batch.add(make_sequence(start, tokens, emits=True, order=len(batch)), tokens)
+        prompt = make_sequence(start, tokens, emits=True, order=len(batch))
+        batch.add(prompt, tokens)
 
 
 def _add_decodes(
     batch: Batch, most_decodes: int, limits: Limits, random: np.random.Generator
 ) -> None:
     for _ in range(_log_uniform(most_decodes, random)):
-        start = int(random.integers(1, limits.longest - MAX_REPETITIONS))
-        batch.add(make_sequence(start, is_decode=True, order=len(batch)), 1)
+        start = int(random.integers(1, limits.longest_decode))
+        decode = make_sequence(start, is_decode=True, order=len(batch))
+        batch.add(decode, 1)
 
 
 def _log_uniform(largest: int, random: np.random.Generator) -> int:
-    return round(math.exp(random.uniform(0, math.log(largest))))
+    logarithm = random.uniform(0, math.log(largest))
+    return round(math.exp(logarithm))
 
 
 def describe(batch: Batch) -> str:
@@ -123,8 +126,10 @@ def predictions(
 
 def mean_errors(held_out: pd.DataFrame, column: str) -> dict[str, float]:
     """Return the mean absolute error by kind of held-out composition."""
-    means = held_out[column].abs().groupby(held_out["kind"], sort=False).mean()
-    return {str(kind): float(error) for kind, error in means.items()}
+    errors = {}
+    for kind, of_kind in held_out.groupby("kind", sort=False):
+        errors[str(kind)] = float(of_kind[column].abs().mean())
+    return errors
 
 
 def fit_hardware(
@@ -145,12 +150,14 @@ def fit_hardware(
     measured = np.log(seconds)
 
     def with_values(logs: NDArray[np.float64]) -> Hardware:
-        values: dict[str, Any] = dict(zip(names, np.exp(logs).tolist(), strict=True))
+        figures = np.exp(logs).tolist()
+        values: dict[str, Any] = dict(zip(names, figures, strict=True))
         return replace(hardware, **values)
 
     def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
         seconds_of = predictor(with_values(logs), spec)
-        return np.log([seconds_of(batch) for batch in batches]) - measured
+        predicted = [seconds_of(batch) for batch in batches]
+        return np.log(predicted) - measured
 
     start = np.log(list(START.values()))
     solution = least_squares(
@@ -161,7 +168,8 @@ def fit_hardware(
 
 def predictor(hardware: Hardware, spec: ModelSpec) -> Callable[[Batch], float]:
     """Return the analytic cost model's seconds of an iteration."""
-    return make_cost_model("analytic", spec, hardware, hardware.dtype_bytes).iteration_time
+    cost_model = make_cost_model("analytic", spec, hardware, hardware.dtype_bytes)
+    return cost_model.iteration_time
 
 
 def with_error(hardware: Hardware, error: float) -> Hardware:

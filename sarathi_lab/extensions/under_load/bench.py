@@ -240,7 +240,8 @@ class ServingBench:
 
     def batch_of(self, policy: str) -> int:
         """Return the batch that the policy has at these sizes."""
-        return int(self.sizes.get("batches", {}).get(policy, self.sizes["batch"]))
+        stated = self.sizes.get("batches", {})
+        return int(stated.get(policy, self.sizes["batch"]))
 
     def requests(self, dataset: str, number: int, seed: int) -> list[Request]:
         """Draw `number` requests that arrive as a Poisson process of rate 1."""
@@ -276,8 +277,12 @@ class ServingBench:
 
     def named(self, names: Sequence[str], budget: int) -> dict[str, Policy]:
         """Make the policies that there are."""
-        policies = {name: self.policy(name, budget) for name in names}
-        return {name: policy for name, policy in policies.items() if policy is not None}
+        policies = {}
+        for name in names:
+            policy = self.policy(name, budget)
+            if policy is not None:
+                policies[name] = policy
+        return policies
 
     def slo(self, kind: str) -> Slo:
         """Return an objective of the sizes in this device's seconds: an option, maybe the model's,
@@ -301,7 +306,8 @@ class ServingBench:
         """Serve a round's requests at the data set's rate under a policy; return their table."""
         requests = self.requests(dataset, self.sizes["num_requests"], seed)
         arriving = at_rate(requests, self.rate(dataset))
-        return self.run(arriving, policy, batch_size=self.batch_of(name)).requests()
+        batch = self.batch_of(name)
+        return self.run(arriving, policy, batch_size=batch).requests()
 
 
 def datasets(sizes: Mapping[str, Any]) -> dict[str, Lognormal]:
@@ -322,7 +328,8 @@ def _option(name: str) -> Lognormal:
 
 
 def longest(sizes: Mapping[str, Any]) -> int:
-    return max(dataset.max_len for dataset in datasets(sizes).values())
+    workloads = datasets(sizes).values()
+    return max(workload.max_len for workload in workloads)
 
 
 def waited(requests: pd.DataFrame, *names: str) -> dict[str, float]:

@@ -90,7 +90,8 @@ class FindCapacity(Task):
 
     def highest_rate(self, cfg: DictConfig) -> Capacity:
         """Search the capacity, as `run` does. Raises UserError for what makes no search."""
-        return self._search(self.check(cfg)).capacity
+        plan = self.check(cfg)
+        return self._search(plan).capacity
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         plan: Plan = context.prepared or self.check(cfg)
@@ -98,10 +99,11 @@ class FindCapacity(Task):
         searched = self._search(plan)
         slo = searched.slo
         capacity = searched.capacity
-        runs = [run for _, run in sorted(searched.search.runs.items())]
+        runs = [searched.search.runs[key] for key in sorted(searched.search.runs)]
         labels = serve.labels_of(plan, context.name) | {"slo": slo.name}
-        named = {name: labels[name] for name in (*OF_TABLE, "workload", "seed")}
-        table = pd.DataFrame([_row(run, slo) for run in runs]).assign(**named)
+        of_table = {name: labels[name] for name in (*OF_TABLE, "workload", "seed")}
+        rows = [_row(run, slo) for run in runs]
+        table = pd.DataFrame(rows).assign(**of_table)
         at_capacity, tables = _at_capacity(plan, searched)
         summary = {
             **at_capacity,
@@ -112,20 +114,25 @@ class FindCapacity(Task):
         }
         where = f"{plan.policy.name}, {plan.spec.name} on {plan.backend.device_name}, {slo.name}"
         longest = [run for run in runs if run.num_requests == capacity.num_requests]
+        figure = rate_curves(longest, slo, summary["capacity"], where)
+        tags = [str(labels[name]) for name in (*OF_TABLE, "executor")]
         return Result(
             tables={"capacity.parquet": table, **tables},
-            figures={"capacity": rate_curves(longest, slo, summary["capacity"], where)},
+            figures={"capacity": figure},
             summary=summary,
             shown=_shown(slo, capacity, summary),
             labels={**labels, "is_baseline": False, "baselines": {}},
-            tags=["capacity", *(str(labels[name]) for name in (*OF_TABLE, "executor"))],
+            tags=["capacity", *tags],
             config=plan.config,
         )
 
     def _lengths(self, plan: Plan) -> list[int]:
         """List the numbers of requests per run, up to all of the plan's."""
+        num_requests = len(plan.load.requests)
         is_drawn = "num_requests" in plan.config["workload"]
-        return run_lengths(len(plan.load.requests), self.doublings if is_drawn else 1)
+        if not is_drawn:
+            return run_lengths(num_requests, doublings=1)
+        return run_lengths(num_requests, self.doublings)
 
     def _search(self, plan: Plan) -> Searched:
         lengths = self._lengths(plan)
@@ -133,10 +140,11 @@ class FindCapacity(Task):
         executor = plan.build()[1]
         engine = plan.engine.with_cache_of(executor)
         slo = slo_in_seconds(plan.targets.slo, engine, executor)
-        tokens = sum(request.total_len - 1 for request in requests[: 2 * lengths[0]])
+        shortest_run = requests[: lengths[0]]
+        tokens = 2 * sum(request.total_len - 1 for request in shortest_run)
         with progress_of(f"capacity under {slo.name}", EXPECTED_RUNS * tokens, "tokens") as advance:
             server = Server(engine, executor, advance)
-            saturation = server.saturation_rate(requests[: lengths[0]])
+            saturation = server.saturation_rate(shortest_run)
             search = RateSearch(server, requests, RateGrid(self.precision))
             capacity = search.capacity(slo, saturation, saturation, lengths)
         return Searched(search, slo, saturation, capacity)
@@ -168,8 +176,10 @@ class FindCapacity(Task):
 def _is_drawn(cfg: DictConfig) -> bool:
     """Return whether times would be drawn at a rate, though no kind of arrivals is named."""
     workload = cfg.workload
-    of_users = (workload.get("users"), workload.get("think_time"))
-    return workload.arrivals is None and "path" not in workload and of_users == (None, None)
+    if workload.arrivals is not None or "path" in workload:
+        return False
+    is_of_users = any(workload.get(name) is not None for name in ("users", "think_time"))
+    return not is_of_users
 
 
 def _row(run: RunAtRate, slo: Slo) -> dict[str, float]:
@@ -191,8 +201,9 @@ def _at_capacity(
     if capacity.step < capacity.lowest or not capacity.is_settled:
         return {}, {}
     run = searched.search.runs[capacity.num_requests, capacity.step]
-    peaks = plan.backend.peaks()
-    costs = add_costs(run.iterations, plan.spec, plan.backend.dtype_bytes, peaks)
+    backend = plan.backend
+    peaks = backend.peaks()
+    costs = add_costs(run.iterations, plan.spec, backend.dtype_bytes, peaks)
     seconds = float(costs.end.max())
     quantities = summarise(costs, run.requests, peaks, None)
     quantities |= serve.serving_summary_of(plan, run.requests, seconds, peaks, searched.slo)
@@ -254,4 +265,6 @@ def rate_curves(runs: Sequence[RunAtRate], slo: Slo, capacity: float, title: str
 
 def _quantity(slo: Slo, bound: str) -> str:
     """Return what a bound is for, such as "scheduling delay P50"."""
-    return f"{bound.replace('_', ' ')} P{100 * slo.quantile_of(bound):g}"
+    percent = 100 * slo.quantile_of(bound)
+    words = bound.replace("_", " ")
+    return f"{words} P{percent:g}"

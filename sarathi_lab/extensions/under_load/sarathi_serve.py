@@ -56,7 +56,9 @@ def sarathi_serve_stalls(bench: ServingBench, seed: int, **sizes: Any) -> Iterat
         for name, requests in served.items():
             for time, gap in longest_gaps(requests, STALL_BINS):
                 yield point(dataset, LONG, "ms", name, 1e3 * gap, time, kind="curve")
-    waits = {name: _waits(requests, TBT, LONG, TTFT) for name, requests in served.items()}
+    waits = {}
+    for name, requests in served.items():
+        waits[name] = _waits(requests, TBT, LONG, TTFT)
     yield from compared(dataset, waits, {CHUNKING: waits[CHUNKING]})
 
 
@@ -74,7 +76,8 @@ def sarathi_serve_ablation(bench: ServingBench, seed: int, **sizes: Any) -> Iter
         waits = {}
         for kind, policy in policies.items():
             if policy is not None:
-                waits[kind] = _waits(bench.serve(CHUNKING, policy, dataset, seed), TTFT, TBT)
+                requests = bench.serve(CHUNKING, policy, dataset, seed)
+                waits[kind] = _waits(requests, TTFT, TBT)
         yield from compared(dataset, waits, {"both": waits[BOTH]})
 
 
@@ -140,7 +143,8 @@ def sarathi_serve_budget(
         waits = {}
         for budget in budgets:
             policy = bench.chunking(max(budget, sizes["batch"]))
-            waits[budget] = _waits(bench.serve(CHUNKING, policy, dataset, seed), TBT, TTFT)
+            requests = bench.serve(CHUNKING, policy, dataset, seed)
+            waits[budget] = _waits(requests, TBT, TTFT)
         largest = {"largest budget": waits[max(budgets)]}
         for budget, of_budget in waits.items():
             yield from compared(dataset, {CHUNKING: of_budget}, largest, x=budget)
@@ -157,10 +161,19 @@ def _waits(requests: pd.DataFrame, *quantities: str) -> Values:
 
 
 def longest_gaps(requests: pd.DataFrame, num_bins: int) -> list[tuple[float, float]]:
-    """(end, longest gap that ended in it) in seconds of those of `num_bins` that have one."""
+    """Return the end and the longest gap that ended in it (seconds), of each of `num_bins` parts of
+    the run that has one.
+    """
     times = [np.asarray(tokens)[1:] for tokens in requests.token_times]
     ends = np.concatenate([np.empty(0), *times])
     between = gaps(requests)
-    edges = np.linspace(0.0, float(requests.finish_time.max()), num_bins + 1)
-    bins = np.clip(np.searchsorted(edges, ends) - 1, 0, num_bins - 1)
-    return [(float(edges[i + 1]), float(between[bins == i].max())) for i in np.unique(bins)]
+    last = float(requests.finish_time.max())
+    edges = np.linspace(0.0, last, num_bins + 1)
+    bins = np.searchsorted(edges, ends) - 1
+    bins = np.clip(bins, 0, num_bins - 1)
+    longest_by_end = []
+    for number in np.unique(bins):
+        longest_gap = between[bins == number].max()
+        end = edges[number + 1]
+        longest_by_end.append((float(end), float(longest_gap)))
+    return longest_by_end

@@ -31,7 +31,9 @@ def mean_rate(requests: Sequence[Request]) -> float:
     """Compute (R - 1) / (a_R - a_1) requests per second; infinite if all arrive at once."""
     times = [request.arrival_time for request in requests]
     span = max(times) - min(times)
-    return (len(times) - 1) / span if span > 0 else math.inf
+    if span == 0:
+        return math.inf
+    return (len(times) - 1) / span
 
 
 def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
@@ -67,7 +69,9 @@ class Server:
     def saturation_rate(self, requests: Sequence[Request]) -> float:
         """Return the requests per second that it serves of `requests`, all there at once."""
         at_once = [replace(request, arrival_time=0.0) for request in requests]
-        return len(at_once) / float(self.serve(at_once).iterations().end.max())
+        iterations = self.serve(at_once).iterations()
+        seconds = float(iterations.end.max())
+        return len(at_once) / seconds
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,8 @@ class RateGrid:
 
     def step(self, rate: float) -> int:
         """Find the highest step whose rate is not above `rate`."""
-        return math.floor(math.log(rate) / math.log1p(self.precision) + ROUNDING)
+        power = math.log(rate) / math.log1p(self.precision)
+        return math.floor(power + ROUNDING)
 
 
 def highest_passing(passes: Callable[[int], bool], start: int, lowest: int, highest: int) -> int:
@@ -127,7 +132,11 @@ def is_sustained(requests: pd.DataFrame, slo: Slo) -> bool:
 
 def run_lengths(num_requests: int, doublings: int) -> list[int]:
     """List the numbers of requests per run, doubling from 2 or more to `num_requests`."""
-    return sorted({max(2, num_requests >> shift) for shift in range(doublings + 1)})
+    lengths = set()
+    for halvings in range(doublings + 1):
+        shorter = num_requests >> halvings
+        lengths.add(max(2, shorter))
+    return sorted(lengths)
 
 
 @dataclass(frozen=True)
@@ -157,10 +166,12 @@ class Capacity:
     @property
     def is_settled(self) -> bool:
         """Whether doubling the requests moved the rate by at most a step of the grid."""
-        newest = [self._rate_of(step) for step in list(self.steps.values())[-2:]]
-        if len(newest) < 2:
+        if len(self.steps) < 2:
             return False
-        return max(newest) <= min(newest) * (1 + self.grid.precision) * (1 + ROUNDING)
+        *_, before, newest = self.steps.values()
+        low, high = sorted((self._rate_of(before), self._rate_of(newest)))
+        step_above = low * (1 + self.grid.precision)
+        return high <= step_above * (1 + ROUNDING)
 
     @property
     def is_lower_bound(self) -> bool:
@@ -170,7 +181,9 @@ class Capacity:
     @property
     def next_rate(self) -> float:
         """The lowest rate that fails; infinite if the highest rate passed."""
-        return math.inf if self.is_lower_bound else self.grid.rate(self.step + 1)
+        if self.is_lower_bound:
+            return math.inf
+        return self.grid.rate(self.step + 1)
 
     @property
     def history(self) -> str:
@@ -192,7 +205,9 @@ class Capacity:
         return ""
 
     def _rate_of(self, step: int) -> float:
-        return self.grid.rate(step) if step >= self.lowest else 0.0
+        if step < self.lowest:
+            return 0.0
+        return self.grid.rate(step)
 
 
 class RunAtRate(NamedTuple):
@@ -220,9 +235,11 @@ class RateSearch:
         """Serve the first `number` requests at a step of the grid, if they were not."""
         if (number, step) not in self.runs:
             rate = self.grid.rate(step)
-            ledger = self.server.serve(at_rate(self.requests[:number], rate))
-            run = RunAtRate(number, rate, ledger.iterations(), ledger.requests())
-            self.runs[number, step] = run
+            arriving = at_rate(self.requests[:number], rate)
+            ledger = self.server.serve(arriving)
+            iterations = ledger.iterations()
+            requests = ledger.requests()
+            self.runs[number, step] = RunAtRate(number, rate, iterations, requests)
         return self.runs[number, step]
 
     def capacity(
@@ -240,7 +257,8 @@ class RateSearch:
         for number in lengths:
 
             def passes(step: int, number: int = number) -> bool:
-                return is_sustained(self.run(number, step).requests, slo)
+                run = self.run(number, step)
+                return is_sustained(run.requests, slo)
 
             step = highest_passing(passes, step, lowest, highest)
             steps[number] = step
