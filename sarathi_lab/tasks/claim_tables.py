@@ -44,14 +44,18 @@ def readme_table(table: pd.DataFrame) -> str:
     return markdown(rows)
 
 
-def front_table(table: pd.DataFrame) -> str:
-    """Format the claims of the front page in Markdown, without their sources."""
-    devices = _measured_devices(table)
-    rows = [["claim", "expected", COMPOSED_SOURCE, *devices, "simulated"]]
+def front_lines(table: pd.DataFrame) -> str:
+    """Format the claims of the front page in Markdown: a line each, values without intervals."""
+    lines = []
     for name in FIRST:
-        judged = table[table.id == name]
-        rows.append([*judged[["claim", "expected"]].iloc[0], *_cells(judged, devices)])
-    return markdown(rows)
+        judged = table[(table.id == name) & (table.verdict != NOT_MEASURED)]
+        values = []
+        for row in judged.sort_values("device").to_dict("records"):
+            value = in_words(row).partition(" (")[0]
+            values.append(f"{row['device']} {value} ({row['verdict']})")
+        claim, expected = table.loc[table.id == name, ["claim", "expected"]].iloc[0]
+        lines.append(f"- {claim} (**{expected}**): {', '.join(values)}")
+    return "\n".join(lines)
 
 
 def count_table(table: pd.DataFrame) -> str:
@@ -195,7 +199,7 @@ def blocks(table: pd.DataFrame) -> Iterator[tuple[Path, str, str]]:
     yield README, "claims", readme_table(table)
     yield README, "map", map_table(table)
     yield README, "names", names_table(table)
-    yield FRONT, "claims", front_table(table)
+    yield FRONT, "claims", front_lines(table)
     yield README, "counts", count_table(table)
     yield PAPER, "errors", errors_of_paper(error_table(points_of()))
 
