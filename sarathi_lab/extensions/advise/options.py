@@ -171,7 +171,7 @@ def try_chunks(option: Option, chunks: Sequence[int] | None) -> PolicyRuns:
     """Simulate the requests under a policy with each of `chunks`, or with those that a search
     tries if they are None. Raises UserError for a run that there can't be.
     """
-    plan = make_plan(_first_config(option))
+    plan = make_plan(first_config(option))
     _, executor = plan.build()
     stated = slo_in_seconds(plan.targets.slo, plan.engine, executor)
     slo = stated if stated.bounds else None
@@ -213,7 +213,7 @@ def _with_whole_prompts(runs: PolicyRuns) -> PolicyRuns:
     return replace(runs, table=marked(table))
 
 
-def _first_config(option: Option) -> DictConfig:
+def first_config(option: Option) -> DictConfig:
     """Return a configuration whose token budget suits the policy and its sequences: the server's
     where both are left to it.
     """

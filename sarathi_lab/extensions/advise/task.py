@@ -22,7 +22,9 @@ from sarathi_lab.extensions.advise import answer
 from sarathi_lab.extensions.advise.options import (
     AN_OPTION,
     LONGER,
+    Option,
     PolicyRuns,
+    first_config,
     options_of,
     try_chunks,
 )
@@ -91,10 +93,18 @@ class Advise(Task):
         may_be_empty=True,
     )
 
-    def check(self, cfg: DictConfig) -> Advice:
+    def check(self, cfg: DictConfig) -> list[Option]:
+        """Return the policies to compare, of which the first can run."""
         check_settings(cfg)
-        cfg = with_requests(cfg)
-        first, *others = options_of(cfg, self.policies)
+        options = options_of(with_requests(cfg), self.policies)
+        make_plan(first_config(options[0]))
+        for chunk in self.chunks or ():
+            make_plan(options[0].with_chunk(chunk))
+        return options
+
+    def advise(self, options: Sequence[Option]) -> Advice:
+        """Simulate the policies, and choose."""
+        first, *others = options
         compared = {}
         left_out = []
         with progress_of("advising"):
@@ -110,7 +120,7 @@ class Advise(Task):
         return Advice(compared, left_out, table, choose(table))
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
-        advice: Advice = context.prepared or self.check(cfg)
+        advice = self.advise(context.prepared or self.check(cfg))
         runs = advice.of_best
         remedied = Remedies()
         if not advice.is_met:

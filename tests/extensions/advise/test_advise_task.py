@@ -41,7 +41,7 @@ def advised(folder: Path, *args: str) -> dict[str, pd.DataFrame]:
 def advice_of(*args: str) -> Advice:
     cfg = config_of(*args)
     task: Advise = build(cfg.task)
-    return task.check(cfg)
+    return task.advise(task.check(cfg))
 
 
 def lines_of(result: Result) -> str:
