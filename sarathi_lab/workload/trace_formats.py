@@ -161,7 +161,8 @@ class TraceFile:
 
 
 def read_trace_file(file: Path, block_size: int | None = None) -> TraceFile:
-    """Read a trace in one of `FORMATS`: CSV, JSON or JSON lines, maybe packed by gzip.
+    """Read a trace in one of `FORMATS`: CSV, JSON or JSON lines, maybe packed by gzip, or a folder
+    of files of JSON.
 
     A row that can't be read is left out and counted. Dates without an offset are UTC.
 
@@ -172,12 +173,15 @@ def read_trace_file(file: Path, block_size: int | None = None) -> TraceFile:
     Raises:
         UserError: For a file of another kind, or without a row that can be read.
     """
-    what = f"workload.path={file}"
-    text = read_text(file, what, FIX)
-    rows = json_rows(text)
+    damaged: Sequence[str] = ()
+    rows = None
+    if file.is_dir():
+        rows = _rows_of_folder(file)
+    else:
+        text = read_text(file, f"workload.path={file}", FIX)
+        rows = json_rows(text)
     if rows is None:
         cells = _cells_of_csv(file, text)
-        damaged: Sequence[str] = ()
     else:
         cells = _cells_of_json(file, rows)
         damaged = rows.damaged
@@ -199,6 +203,22 @@ def read_trace_file(file: Path, block_size: int | None = None) -> TraceFile:
     has_times = bool(trace_format.time)
     num_rows = len(cells) + len(damaged)
     return TraceFile(recording, num_rows, has_times, ids_size, notes)
+
+
+def _rows_of_folder(folder: Path) -> JsonRows:
+    """Read the objects of all files of JSON in a folder, as Weka's conversations come. Raises
+    UserError for a folder without any.
+    """
+    objects = list[dict[str, Any]]()
+    damaged = list[str]()
+    for path in sorted(folder.glob("*.json*")):
+        rows = json_rows(read_text(path, f"workload.path={path}", FIX))
+        if rows is not None:
+            objects += rows.objects
+            damaged += [f"{path.name} {reason}" for reason in rows.damaged]
+    if not objects:
+        raise UserError(f"workload.path={folder} is a folder without files of JSON; {FIX}")
+    return JsonRows(objects, range(1, len(objects) + 1), damaged)
 
 
 def _cells_of_csv(file: Path, text: str) -> pd.DataFrame:

@@ -294,7 +294,7 @@ def test_sessions_are_sent_by_users_or_at_a_rate(load):
     assert sorted(at_once.arrival_time)[:2] == [0.0, 0.0]
 
 
-def test_weka_conversations_pause_to_think_and_number_their_own_blocks(load):
+def test_weka_conversations_pause_to_think_and_number_their_own_blocks(load, tmp_path):
     turns = [
         {"t": 0.0, "in": 128, "out": 4, "hash_ids": [0, 1], "think_time": 0.0},
         {"t": 3.0, "in": 192, "out": 4, "hash_ids": [0, 1, 2], "think_time": 2.0},
@@ -305,6 +305,13 @@ def test_weka_conversations_pause_to_think_and_number_their_own_blocks(load):
     ]
     loaded = load("\n".join(map(json.dumps, conversations)))
     assert hits(loaded) == [0, 128, 0, 128]
+    folder = tmp_path / "weka"
+    folder.mkdir()
+    for conversation in conversations:
+        (folder / f"{conversation['id']}.json").write_text(json.dumps(conversation))
+    assert rows_of(Trace(path=str(folder), seed=0).generate(None)) == rows_of(loaded)
+    with pytest.raises(UserError, match="a folder without files of JSON"):
+        Trace(path=str(tmp_path / "weka" / ".."), seed=0).generate(None)
     assert [turn.pause for session in loaded.sessions for turn in session[1:]] == [2.0, 2.0]
 
 

@@ -55,6 +55,9 @@ CACHE_BLOCKS = re.compile(r"# (?:GPU|cuda) blocks: (\d+)")
 MODEL_LENGTH = re.compile(r"Using max model len (\d+)")
 ASYNCHRONOUS = re.compile(r"Asynchronous scheduling is (enabled|disabled)")
 DEVICE_NAME = re.compile(r"device_name=(\w+?)(?:,|\.json)")
+# Of its configuration of graphs, which is no literal of Python.
+GRAPH_MODE = re.compile(r"cudagraph_mode['\"]?: (?:<CUDAGraphMode\.)?(\w+|\[\d, \d\])")
+GRAPH_SIZES = re.compile(r"cudagraph_capture_sizes['\"]?: ?\[([\d, ]+)\]")
 PERIODIC = re.compile(r"Avg prompt throughput")
 
 # SGLang's lines.
@@ -196,6 +199,7 @@ def _of_vllm_log(path: Path, text: str) -> Statement:
     engine = ENGINE.search(text)
     if engine is not None:
         resolved |= selected("vllm", named_values(engine[1]))
+        resolved |= _graphs(engine[1])
     for name, pattern in (
         ("max_num_batched_tokens", BUDGET),
         ("max_model_len", MODEL_LENGTH),
@@ -231,6 +235,20 @@ def _of_vllm_log(path: Path, text: str) -> Statement:
     if V0_ENGINE.search(text):
         return _with_rules_of_v0(statement)
     return statement
+
+
+def _graphs(config: str) -> dict[str, Any]:
+    """Find the CUDA graphs in the text of vLLM's configuration."""
+    graphs = dict[str, Any]()
+    mode = GRAPH_MODE.search(config)
+    if mode is not None:
+        graphs["cudagraph_mode"] = mode[1]
+        if mode[1].startswith("["):
+            graphs["cudagraph_mode"] = json.loads(mode[1])
+    sizes = GRAPH_SIZES.search(config)
+    if sizes is not None:
+        graphs["cudagraph_capture_sizes"] = sorted(map(int, sizes[1].split(",")))
+    return graphs
 
 
 def _num_blocks(text: str, typed: Mapping[str, Any]) -> int | None:

@@ -42,7 +42,9 @@ V1 = (
     "INFO Asynchronous scheduling is disabled.\n"
     "(EngineCore_DP0 pid=9) INFO Initializing a V1 LLM engine (v0.11.0) with config: "
     + CONFIG
-    + "pipeline_parallel_size=1\n"
+    + "pipeline_parallel_size=1, compilation_config={'level': 3, "
+    "'cudagraph_mode': <CUDAGraphMode.FULL_AND_PIECEWISE: (2, 1)>, "
+    "'cudagraph_capture_sizes': [4, 2, 1]}\n"
     "INFO [kv_cache_utils.py:1087] GPU KV cache size: 161,552 tokens\n"
     "WARNING Config file not found at ['E=8,N=7,device_name=NVIDIA_H100_80GB_HBM3.json']\n"
 )
@@ -94,6 +96,8 @@ STATED = {
             "cache.memory_share": 0.85,
             "cache.num_blocks": 10096,
             "host.overlaps": False,
+            "host.graphs.mode": "full_and_piecewise",
+            "host.graphs.sizes": [1, 2, 4],
             "hardware": "NVIDIA_H100_80GB_HBM3",
         },
     ),

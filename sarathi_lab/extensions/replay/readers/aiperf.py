@@ -169,10 +169,14 @@ def _client_of_aiperf(summary: Object) -> Client:
 
 def _server_of(content: Content, summary: Object) -> Statement:
     config = as_object(summary.get("input_config"))
-    names: Any = config.get("model_names") or nested(config, "endpoint", "model_names") or [None]
+    names: Any = config.get("model_names") or nested(config, "endpoint", "model_names")
+    if not names:
+        # As newer versions write it.
+        names = [as_object(model).get("name") for model in nested(config, "models", "items") or ()]
     if isinstance(names, str):
         names = [names]
-    return read_arguments("vllm", {"model": names[0]}, str(content.path))
+    model = names[0] if names else None
+    return read_arguments("vllm", {"model": model}, str(content.path))
 
 
 def is_of_genai_perf(content: Content) -> bool:

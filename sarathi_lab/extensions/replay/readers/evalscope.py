@@ -109,7 +109,8 @@ def _gaps(text: Any) -> tuple[float, ...]:
 
 def is_of_evalscope_summary(content: Content) -> bool:
     """Whether the file is evalscope's summary."""
-    return "Time taken for tests (s)" in content.first
+    signs = ("Time taken for tests (s)", *HEADINGS["ttft"], *HEADINGS["latency"])
+    return any(heading in content.first for heading in signs)
 
 
 def read_evalscope_summary(content: Content, summary: Object) -> Benchmark:

@@ -60,7 +60,8 @@ MILLISECOND = 1e-3
 
 def is_of_vllm(content: Content) -> bool:
     """Whether the file is a result of vLLM's or SGLang's client."""
-    return {"completed", "backend"} <= {*content.first}
+    names = {*content.first}
+    return "completed" in names and not names.isdisjoint(("backend", "model_id", OF_SGLANG))
 
 
 def read_vllm(content: Content, result: Object) -> Benchmark:
@@ -141,12 +142,13 @@ def _summary(content: Content, result: Object) -> Summary:
 def _client_name(result: Object) -> str:
     if OF_SGLANG in result:
         return "sglang"
-    return str(result.get("label") or result["backend"])
+    return str(result.get("label") or result.get("backend") or "vllm")
 
 
 def _policy_of(result: Object) -> str:
     """Return the scheduler of the server that the client was told to be SGLang's, or vLLM's."""
-    return "sglang" if str(result["backend"]).startswith("sglang") else "vllm_v1"
+    backend = str(result.get("backend") or "")
+    return "sglang" if backend.startswith("sglang") else "vllm_v1"
 
 
 def _labels(result: Object) -> dict[str, Any]:
