@@ -57,18 +57,17 @@ def score(path: Path) -> bool:
 def print_errors(predicted: Mapping[str, float], measured: Mapping[str, float]) -> None:
     """Print each measured value beside its prediction, and how far off they are."""
     errors = []
-    signs = []
     for setting, value in measured.items():
         if setting not in predicted:
             print(f"  {setting}: measured {value:g}, not predicted")
             continue
         guess = predicted[setting]
-        errors.append(abs(guess / value - 1))
-        signs.append((guess > 1) == (value > 1))
-        print(f"  {setting}: predicted {guess:g}, measured {value:g} ({guess / value - 1:+.1%})")
+        error = guess / value - 1
+        errors.append(abs(error))
+        print(f"  {setting}: predicted {guess:g}, measured {value:g} ({error:+.1%})")
     if errors:
-        mean, right = np.mean(errors), sum(signs)
-        print(f"  mean error {mean:.1%}; {right} of {len(signs)} on the right side of 1")
+        mean, median = np.mean(errors), np.median(errors)
+        print(f"  {len(errors)} predictions: mean error {mean:.1%}, median {median:.1%}")
 
 
 if __name__ == "__main__":
