@@ -83,8 +83,8 @@ def _log_uniform(largest: int, random: np.random.Generator) -> int:
     return round(math.exp(logarithm))
 
 
-def describe(batch: Batch) -> str:
-    """Describe a composition, such as "239 at 512 + 17 decodes of 900"."""
+def _name_of(batch: Batch) -> str:
+    """Return a composition in words, such as "239 at 512 + 17 decodes of 900", their mean."""
     parts = []
     for chunk in batch.chunks:
         if not chunk.is_decode:
@@ -113,7 +113,7 @@ def predictions(
         analytic = by_formula(batch)
         row = {
             "kind": kind,
-            "composition": describe(batch),
+            "composition": _name_of(batch),
             "seconds": measured,
             "predicted": predicted,
             "error": predicted / measured - 1,
