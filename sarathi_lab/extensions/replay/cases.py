@@ -111,7 +111,8 @@ class Replay:
                 load += f", {describe(self.loop, self.client)}"
             if cached_text(run):
                 num_cached = int((run.conversation.cached_len > 0).sum())
-                load += f", cached tokens of {num_cached} of them from the start"
+                fate = "from the start" if engine.shares_prefixes else "computed again"
+                load += f", cached tokens of {num_cached} of them {fate}"
         lines = [
             f"{server_of(run)} {run.version or '(no version)'} with {_tokens_of(engine.policy)} "
             f"and {self.config['batch']} sequences an iteration, host={host.name}"
@@ -200,6 +201,14 @@ def _config_as_run(
     if as_run.host.name != named.host.name:
         notes.append(f"not simulated for a pipeline: host={named.host.name}")
     as_run, refused = without_unknown_weights(as_run, run, is_named=is_named)
+    stated_length = run.settings.stated.get("max_model_len")
+    if stated_length is not None and stated_length < run.longest:
+        # The server has answered it: clients and servers count a prompt's template differently.
+        refused.append(
+            f"requests have up to {run.longest} tokens, more than max_model_len={stated_length}: "
+            f"{run.longest} is taken"
+        )
+        as_run = with_settings(as_run, {"max_model_len": run.longest})
     as_run, defaults = with_server_defaults(as_run, run, is_named=is_named)
     if "batch" not in settings.by_user and as_run.batch > as_run.chunk:
         # A batch has a token for each sequence here.

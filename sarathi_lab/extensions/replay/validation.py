@@ -28,7 +28,7 @@ from sarathi_lab.extensions.replay.comparison import (
     worst_part,
 )
 from sarathi_lab.extensions.replay.iteration_log import predicted, schedule_table, shared
-from sarathi_lab.extensions.replay.real_run import Stated, read_runs
+from sarathi_lab.extensions.replay.real_run import RealRun, Stated, read_runs
 from sarathi_lab.extensions.replay.run_config import AUTO, server_of
 from sarathi_lab.extensions.replay.settings import OF_WORKLOAD, SETTINGS
 from sarathi_lab.results import metrics
@@ -92,7 +92,7 @@ class Validate(Task):
         if not is_model_of_run:
             settings["model"] = cfg.model.get("name") or "named"
         runs = read_runs(self._run, Stated(self._log, self._server, settings))
-        return [case_of(cfg, run) for run in runs]
+        return cases_of(cfg, runs)
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         cases: list[Case] = context.prepared or self.check(cfg)
@@ -113,6 +113,25 @@ class Validate(Task):
         }
         tags = ["validate", first.spec.name, first.backend.device_name]
         return replace(result, labels=labels, tags=tags)
+
+
+def cases_of(cfg: DictConfig, runs: Sequence[RealRun]) -> list[Case]:
+    """Prepare the replays of all loads but those that can't be simulated, which the first one
+    names. Raises UserError if that is all of them.
+    """
+    cases = list[Case]()
+    cautions = list[str]()
+    for run in runs:
+        try:
+            cases.append(case_of(cfg, run))
+        except UserError as error:
+            if len(cautions) + 1 == len(runs):
+                raise
+            cautions.append(f"load {run.name} is left out: {error}")
+    first = cases[0].as_run
+    run_with_cautions = replace(first.run, cautions=[*first.run.cautions, *cautions])
+    cases[0] = replace(cases[0], as_run=replace(first, run=run_with_cautions))
+    return cases
 
 
 def print_cases(cases: Sequence[Case], context: RunContext) -> None:

@@ -319,6 +319,30 @@ def test_one_bad_load_does_not_refuse_the_others(tmp_path):
     ]
 
 
+def test_one_load_that_can_not_be_simulated_does_not_refuse_the_others(tmp_path):
+    path = tmp_path / "results.jsonl"
+    loads = [vllm_detailed(input_lens=[100, 10**6]), vllm_detailed()]
+    path.write_text("\n".join(map(json.dumps, loads)))
+    settings = ["hardware=h100", "task.chunk=2048", "task.batch=64", "max_model_len=4096"]
+    cfg = config_of("task=validate", f"task.run={path}", *settings)
+    (case,) = build(cfg.task).check(cfg)
+    assert case.run.name.startswith("2: vllm")
+    (caution,) = case.run.cautions
+    assert caution.startswith("load 1: vllm at 2.0/s is left out: ")
+    path.write_text(json.dumps(loads[0]))
+    assert "exceeds max_model_len=4096" in refusal_of(
+        "task=validate", f"task.run={path}", *settings
+    )
+
+
+def test_a_request_that_the_server_has_answered_is_not_too_long_for_it(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(vllm_detailed(max_model_len=100)))
+    replay = replayed(path)
+    assert replay.engine.max_model_len == 103
+    assert "up to 103 tokens, more than max_model_len=100" in " ".join(replay.describe())
+
+
 def test_files_without_times_of_sending_are_drawn_at_their_rate(tmp_path):
     content = vllm_detailed()
     del content["start_times"]
