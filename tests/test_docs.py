@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from site_hooks import GROUPS, Relinker, fill_in, options, outer_pages, settings
 
 from sarathi_lab.__main__ import main
 from sarathi_lab.config.paths import CONF, REPOSITORY
+from sarathi_lab.extensions.check_policy import check_policy
 
 DOCS = REPOSITORY / "docs"
 NAV = (REPOSITORY / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
@@ -62,6 +64,21 @@ def test_every_anchor_is_a_heading(path: Path):
 def test_its_python_is_python(path: Path):
     for block in PYTHON.findall(path.read_text()):
         ast.parse(block)
+
+
+def test_the_policy_to_write_breaks_no_rule(tmp_path, monkeypatch):
+    blocks = PYTHON.findall((DOCS / "how-to" / "own-policy.md").read_text())
+    (tmp_path / "page_policy.py").write_text(blocks[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    policy = import_module("page_policy").HalfWhenBusy
+    check_policy(policy, num_queues=20)
+
+
+def test_the_parts_serve_requests_without_the_command():
+    blocks = PYTHON.findall((DOCS / "how-to" / "python.md").read_text())
+    names = {}
+    exec(compile(blocks[-1], "python.md", "exec"), names)
+    assert len(names["ledger"].requests()) == len(names["requests"])
 
 
 SITE = frozenset({"reference/metrics.md", "experiments/README.md", "experiments/a.png"})
