@@ -33,7 +33,7 @@ from sarathi_lab.extensions.replay.iteration_log import cautions_of_log
 from sarathi_lab.extensions.replay.real_run import RealRun
 from sarathi_lab.extensions.replay.run_config import (
     AUTO,
-    Found,
+    FromFiles,
     configured,
     devices,
     num_blocks,
@@ -192,7 +192,11 @@ def case_of(cfg: DictConfig, run: RealRun) -> Case:
 
 
 def _config_as_run(
-    cfg: DictConfig, run: RealRun, settings: ReplaySettings, named: DictConfig, from_files: Found
+    cfg: DictConfig,
+    run: RealRun,
+    settings: ReplaySettings,
+    named: DictConfig,
+    from_files: FromFiles,
 ) -> tuple[DictConfig, list[str]]:
     """Return the configuration of the run as it was, and notes on where its settings are from."""
     is_named = cfg.hardware.name != AUTO

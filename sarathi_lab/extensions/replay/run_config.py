@@ -25,6 +25,7 @@ from sarathi_lab.policy.systems import setup_of, vllm_memory
 from sarathi_lab.tasks.plan import changed
 from sarathi_lab.tasks.run_cache import memory_share
 
+MAKERS = re.compile(r"^[^a-z0-9]*((nvidia|geforce|tesla|amd|instinct|meta)[^a-z0-9]*)+")
 AUTO = "auto"  # of hardware, host, model and dtype: as recorded in the run
 
 
@@ -34,7 +35,7 @@ def server_of(run: RealRun) -> str:
 
 
 @dataclass
-class Found:
+class FromFiles:
     """What the run's files name in place of `AUTO`.
 
     Attributes:
@@ -51,92 +52,110 @@ class Found:
         self.notes.append(f"{name}={value} as you state; the file states {stated}")
 
 
-def configured(cfg: DictConfig, run: RealRun) -> tuple[DictConfig, Found]:
+def configured(cfg: DictConfig, run: RealRun) -> tuple[DictConfig, FromFiles]:
     """Return `cfg` with the run's devices, host, model and type in place of `AUTO`, and what was
-    found. Raises UserError for what no file of conf/ stands for.
+    from_files. Raises UserError for what no file of conf/ stands for.
     """
-    found = Found()
-    _find_hardware(cfg, run, found)
-    _find_host(cfg, run, found)
-    _find_model(cfg, run, found)
-    _find_dtype(cfg, run, found)
-    return changed(cfg, **found.settings), found
+    from_files = FromFiles()
+    _find_hardware(cfg, run, from_files)
+    _find_host(cfg, run, from_files)
+    _find_model(cfg, run, from_files)
+    _find_dtype(cfg, run, from_files)
+    return changed(cfg, **from_files.settings), from_files
 
 
-def _find_hardware(cfg: DictConfig, run: RealRun, found: Found) -> None:
+def _find_hardware(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
     typed = typed_settings(cfg)
     name = cfg.hardware.name
     if name == AUTO:
-        # Such as the folder of tables.
-        given = {
-            str(key): value
-            for key, value in cfg.hardware.items()
-            if key not in ("name", "_target_") and value is not None
-        }
         option = _matching("hardware", run.hardware, run)
-        found.settings["hardware"] = OmegaConf.merge(option, given)
+        from_files.settings["hardware"] = OmegaConf.merge(option, _parameters(cfg.hardware))
     elif run.hardware and not _fits(name, run.hardware):
-        found.note_named("hardware", name, run.hardware)
+        from_files.note_named("hardware", name, run.hardware)
     has_tables = name == AUTO and cfg.hardware.tables is not None
     names_tables = has_tables or "hardware.tables" in typed
     if names_tables and "executor.cost_model" not in typed:
         profiled = {"cost_model": "profiled"}
-        found.settings["executor"] = OmegaConf.merge(cfg.executor, profiled)
+        from_files.settings["executor"] = OmegaConf.merge(cfg.executor, profiled)
 
 
-def _find_host(cfg: DictConfig, run: RealRun, found: Found) -> None:
+def _parameters(hardware: DictConfig) -> dict[str, Any]:
+    """Return what the user states of devices that a file names, such as the folder of tables."""
+    parameters = dict[str, Any]()
+    for key, value in hardware.items():
+        if key not in ("name", "_target_") and value is not None:
+            parameters[str(key)] = value
+    return parameters
+
+
+def _find_host(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
     name = cfg.host.name
     if name == AUTO:
         host = _host(run)
-        found.settings["host"] = host
+        from_files.settings["host"] = host
         if not run.version:
-            found.assumed.append(f"host={host.name}")
+            from_files.assumed.append(f"host={host.name}")
         return
     overlaps = run.settings.stated.get("host.overlaps")
     differs = overlaps is not None and cfg.host.overlaps != overlaps
     if differs and name != NO_HOST.name:
-        found.note_named("host", name, f"async_scheduling={overlaps}")
+        from_files.note_named("host", name, f"async_scheduling={overlaps}")
 
 
-def _find_model(cfg: DictConfig, run: RealRun, found: Found) -> None:
+def _find_model(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
     stated = run.settings.stated.get("model")
     is_auto = "path" in cfg.model and cfg.model.path is None
     if is_auto:
-        found.settings["model"] = _matching("model", str(stated).rpartition("/")[2], run)
+        from_files.settings["model"] = _matching("model", str(stated).rpartition("/")[2], run)
         return
     name = cfg.model.get("name")
     if name and stated and not _fits(name, stated):
-        found.note_named("model", name, stated)
+        from_files.note_named("model", name, stated)
 
 
-def _find_dtype(cfg: DictConfig, run: RealRun, found: Found) -> None:
+def _find_dtype(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
     stated = run.settings.stated.get("dtype", AUTO)
     if cfg.dtype == AUTO and stated != AUTO:
         if stated not in DTYPE_BYTES:
             raise UserError(f"{run.source}: dtype={stated} can't be simulated; add dtype=bfloat16")
-        found.settings["dtype"] = stated
+        from_files.settings["dtype"] = stated
     elif stated not in (AUTO, cfg.dtype):
-        found.note_named("dtype", cfg.dtype, stated)
+        from_files.note_named("dtype", cfg.dtype, stated)
 
 
 def _matching(group: str, name: str | None, run: RealRun) -> DictConfig:
-    """Read the option that `name` begins with (letters and digits only). Raises UserError."""
+    """Read the option that `name` begins with. Raises UserError."""
     files = option_files(group)
-    fitting = [option for option in files if _plain(name or "").startswith(_plain(option))]
+    fitting = [option for option in files if begins_with(name or "", option)]
     if not fitting:
+        options = [option for option in files if option != AUTO]
         raise UserError(
             f"{run.source}: {group} {name or 'is not named and'} has no file in conf/{group}; add "
-            f"{group}=NAME, one of {', '.join(option for option in files if option != AUTO)}"
+            f"{group}=NAME, one of {', '.join(options)}"
         )
     return read_option(group, files[max(fitting, key=len)])
+
+
+def begins_with(name: str, option: str) -> bool:
+    """Return whether a name begins with an option's letters and digits, and its last number is not
+    part of a longer one: an L40 is no L4.
+    """
+    characters = _plain(option)
+    if not characters:
+        return False
+    pattern = r"[^a-z0-9]*".join(characters)
+    if characters[-1].isdigit():
+        pattern += r"(?!\d)"
+    return re.match(pattern, _without_maker(name)) is not None
 
 
 def _host(run: RealRun) -> DictConfig:
     """Choose the host of the server's version or the nearest one, with the run's `overlaps`."""
 
+    of_run = _numbers(run.version)
+
     def distance(name: str) -> list[int]:
-        versions = (re.findall(r"\d+", one)[:2] for one in (name, run.version))
-        return [abs(int(a) - int(b)) for a, b in zip(*versions, strict=False)]
+        return [abs(a - b) for a, b in zip(_numbers(name), of_run, strict=False)]
 
     files = option_files("host")
     names = [name for name in files if name.startswith(f"{server_of(run)}_")]
@@ -147,6 +166,11 @@ def _host(run: RealRun) -> DictConfig:
     return node
 
 
+def _numbers(version: str) -> list[int]:
+    """Return the major and minor number of a version."""
+    return [int(number) for number in re.findall(r"\d+", version)[:2]]
+
+
 def _fits(option: str, name: str) -> bool:
     """Return whether an option's file may stand for what a file names."""
     return option == AUTO or _plain(name.rpartition("/")[2]).startswith(_plain(option)[:4])
@@ -154,8 +178,12 @@ def _fits(option: str, name: str) -> bool:
 
 def _plain(name: str) -> str:
     """Return the letters and digits of a name, without the maker's."""
-    plain = re.sub(r"[^a-z0-9]", "", name.lower())
-    return plain.removeprefix("nvidia").removeprefix("geforce")
+    return re.sub(r"[^a-z0-9]", "", _without_maker(name))
+
+
+def _without_maker(name: str) -> str:
+    """Return a name in small letters, without the maker's and the series' in front."""
+    return MAKERS.sub("", name.lower())
 
 
 def devices(cfg: DictConfig, run: RealRun, *, is_named: bool) -> tuple[SimulatedBackend, ModelSpec]:
@@ -170,13 +198,13 @@ def _of_run(
     backend: SimulatedBackend, cfg: DictConfig, run: RealRun, *, is_named: bool
 ) -> SimulatedBackend:
     """Return `backend` with the run's link unless the hardware is named, and its replicas."""
-    hardware, stated = backend.hardware, run.settings.stated
+    hardware = backend.hardware
     if run.link is not None and not is_named:
         rate, latency = run.link
         hardware = replace(hardware, link_bytes_per_second=rate, link_latency=latency)
         hardware = replace(hardware, link_efficiency=1.0)
         backend = replace(backend, hardware=hardware)
-    num_replicas = stated.get("cluster.num", 1)
+    num_replicas = run.settings.stated.get("cluster.num", 1)
     if num_replicas == 1:
         return backend
     captured = max(CudaGraphs(**_graphs_of_run(cfg, run)).captured, default=0)
@@ -256,8 +284,8 @@ def with_server_defaults(
     if cfg.batch is None:
         longest = cfg.max_model_len or spec.max_position
         # Where the number depends on the cache, the cache does not depend on the number.
-        most = system.num_sequences(device, CacheRoom(0, longest))
-        blocks = num_blocks(cfg, run, backend, spec, most)
+        limit = system.num_sequences(device, CacheRoom(0, longest))
+        blocks = num_blocks(cfg, run, backend, spec, limit)
         room = CacheRoom(blocks * cfg.cache.block_size, longest)
         # A batch has a token for each sequence, in servers as here.
         number = min(system.num_sequences(device, room), cfg.chunk)
@@ -282,8 +310,10 @@ def with_graphs_of_user(cfg: DictConfig, configured: DictConfig) -> DictConfig:
     if graphs.mode is not None:
         return with_settings(cfg, {"host": configured.host})
     if graphs.sizes or graphs.largest != CudaGraphs().largest:
-        fix = "add host.graphs.mode=full_and_piecewise"
-        raise UserError(f"host.graphs has sizes, but no mode, so that none is captured; {fix}")
+        raise UserError(
+            "host.graphs has sizes, but no mode, so that none is captured; add "
+            "host.graphs.mode=full_and_piecewise"
+        )
     return cfg
 
 

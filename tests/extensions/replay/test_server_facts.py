@@ -14,6 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from sarathi_lab.config.command_line import read_arguments
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
+from sarathi_lab.extensions.replay.run_config import begins_with
 from sarathi_lab.extensions.replay.server_facts import find_facts, read_command
 
 MODEL = "meta-llama/Llama-3.1-8B"
@@ -291,3 +292,18 @@ def test_iterations_without_the_use_of_the_cache_are_read(tmp_path):
     case = replayed(log)
     assert case.run.logged.seconds.tolist() == pytest.approx([0.048, 0.0095])
     assert case.run.logged.cached.isna().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "is_same"),
+    [
+        ("NVIDIA_H100_80GB_HBM3", "h100", True),
+        ("NVIDIA L40", "l4", False),
+        ("NVIDIA A100-SXM4-80GB", "a10", False),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090", True),
+        ("Meta-Llama-3-8B-Instruct", "llama3-8b", True),
+        ("Llama-3.1-8B", "llama3-8b", False),
+    ],
+)
+def test_names_of_files_choose_the_option_that_they_begin_with(name, option, is_same):
+    assert begins_with(name, option) == is_same
