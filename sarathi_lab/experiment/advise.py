@@ -26,7 +26,7 @@ CLOSE = 0.1  # share of a chunk to which it is found where a bound is crossed
 Row = pd.Series | Mapping[Any, Any]  # what one run gives, by the names of metrics.md
 
 
-class Advice(NamedTuple):
+class BestChunk(NamedTuple):
     """The recommended chunk (tokens of an iteration, decodes included), and what it is best by."""
 
     chunk: int
@@ -130,34 +130,37 @@ class ChunkSearch:
             rows.append({"chunk": chunk, **row})
         return marked(pd.DataFrame(rows))
 
-    def best(self, chunks: Sequence[int] | None, first: Sequence[int], *, arrive: bool) -> Advice:
-        """Choose among `chunks`; None: among those found from the `first` on (ascending), to a
-        tenth where neighbours differ in a bound that they meet, and to a tile beside the best.
+    def among(self, chunks: Iterable[int]) -> BestChunk:
+        """Choose among `chunks`."""
+        self._add(chunks)
+        return self._best()
+
+    def search(self, first: Sequence[int], *, arrive: bool) -> BestChunk:
+        """Choose among the chunks that are found from the `first` on (ascending): to a tenth where
+        neighbours differ in a bound that they meet, and to a tile beside the best.
 
         `arrive`: whether requests arrive over time.
         """
-        if chunks is not None:
-            self._add(chunks)
-        elif self.slo is None:
-            self._add(first)
-            self._refine()
+        if arrive and self.slo is not None:
+            self._add_from_the_middle(first)
         else:
-            if arrive:
-                self._add_from_the_middle(first)
-            else:
-                self._add(first)
+            self._add(first)
+        self._refine()
+        # The largest chunk misses bounds between tokens, but maybe no others.
+        if self.slo is not None and not self.table.slo_met.any():
+            self._add(first[-1:])
             self._refine()
-            # The largest chunk misses bounds between tokens, but maybe no others.
-            if not self.table.slo_met.any():
-                self._add(first[-1:])
-                self._refine()
-        row = choose(self.table)
+        return self._best()
+
+    def _best(self) -> BestChunk:
+        table = self.table
+        row = choose(table)
         objective = "the most tokens/s"
         if self.slo is not None:
             objective += f" under {self.slo.name} ({self.slo.describe()})"
             if not row.slo_met:
                 objective += ", which no chunk meets"
-        return Advice(int(row.chunk), self.table, objective)
+        return BestChunk(int(row.chunk), table, objective)
 
     def _add(self, chunks: Iterable[int]) -> None:
         for chunk in chunks:

@@ -27,7 +27,7 @@ from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.engine.scheduler_state import Speculation
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
-from sarathi_lab.experiment.advise import Advice, ChunkSearch, candidates, predict
+from sarathi_lab.experiment.advise import BestChunk, ChunkSearch, candidates, predict
 from sarathi_lab.model.checkpoint import resolve_model, text_encoder
 from sarathi_lab.model.roofline import TILE, Peaks, roofline_time
 from sarathi_lab.model.spec import ModelSpec
@@ -58,7 +58,7 @@ class Plan:
     load: LoadedRequests
     window: Window
     targets: Targets = field(default_factory=Targets)
-    advice: Advice | None = None
+    advice: BestChunk | None = None
     assumed: str | None = None
 
     @property
@@ -257,7 +257,7 @@ def _fitted(plan: Plan) -> Plan:
     return plan
 
 
-def _advice(plan: Plan) -> Advice:
+def _advice(plan: Plan) -> BestChunk:
     """Return the chunk that the device's cost model predicts to be best. Raises UserError."""
     engine, load, num_stages = plan.engine, plan.load, plan.backend.num_stages
     answers = f"workload={load.name}" if load.sessions else "workload.arrivals=users"
@@ -284,4 +284,4 @@ def _advice(plan: Plan) -> Advice:
         return predict(load.requests, with_chunk, executor, slo)
 
     first = candidates(load.requests, engine.batch_size, TILE)
-    return ChunkSearch(predict_chunk, slo, TILE).best(None, first, arrive=load.has_times)
+    return ChunkSearch(predict_chunk, slo, TILE).search(first, arrive=load.has_times)

@@ -24,7 +24,7 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.single_iteration import host_caution
-from sarathi_lab.experiment.advise import Advice
+from sarathi_lab.experiment.advise import BestChunk
 from sarathi_lab.model.roofline import Peaks, request_roofline
 from sarathi_lab.results import metrics
 from sarathi_lab.results.decode_cost import fullest_hybrid, measure_decode_cost, slo_reference
@@ -346,7 +346,7 @@ def _facts_of(plan: Plan) -> list[str]:
     return lines
 
 
-def print_advice(advice: Advice, longest_prompt: int) -> None:
+def print_advice(advice: BestChunk, longest_prompt: int) -> None:
     """Print whether to chunk, the chunk that chunk=auto stands for, and what it was chosen by."""
     rows = []
     for prediction in advice.table.to_dict("records"):

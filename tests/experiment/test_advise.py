@@ -51,7 +51,7 @@ def searched(requests, batch, iteration_time=COST.iteration_time, policy=Sarathi
 def advised(requests, batch, **options):
     first = candidates(requests, batch, TILE)
     arrive = any(request.arrival_time for request in requests)
-    return searched(requests, batch, tile=TILE, **options).best(None, first, arrive=arrive)
+    return searched(requests, batch, tile=TILE, **options).search(first, arrive=arrive)
 
 
 # -- candidates and predictions --------------------------------------------------------------------
@@ -100,7 +100,7 @@ def test_the_advice_is_within_one_percent_of_a_full_sweep(name):
     advice = advised(requests, batch, policy=policy)
     longest = max(request.prompt_len for request in requests) + batch - 1
     every_tile = searched(requests, batch, policy=policy)
-    sweep = every_tile.best(range(TILE, longest + TILE, TILE), (), arrive=False).table
+    sweep = every_tile.among(range(TILE, longest + TILE, TILE)).table
     row = advice.table.set_index("chunk").loc[advice.chunk]
     assert row.throughput >= 0.99 * sweep.throughput.max()
     rivals = advice.table[advice.table.is_as_good]
@@ -121,12 +121,12 @@ def test_an_objective_rules_out_chunks_that_miss_it():
 
     requests = requests_of(*[(100, 20)] * 8)
     within = searched(requests, 4, by_token, slo=Slo(name="gaps", tbt=5.0))
-    advice = within.best([16, 32, 64], (), arrive=False)
+    advice = within.among([16, 32, 64])
     assert advice.table.slo_met.tolist() == [True, True, False]
     assert advice.chunk == 32 < advice.table.chunk[advice.table.throughput.argmax()]
     assert advice.objective == "the most tokens/s under gaps (P99 TBT 5000 ms)"
     missed = searched(requests, 4, by_token, slo=Slo(name="gaps", tbt=0.1))
-    assert missed.best([16, 32], (), arrive=False).objective.endswith(", which no chunk meets")
+    assert missed.among([16, 32]).objective.endswith(", which no chunk meets")
 
 
 def test_of_overloaded_runs_stalls_decide_before_tokens_a_second():

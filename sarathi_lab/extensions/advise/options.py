@@ -186,10 +186,13 @@ def try_chunks(option: Option, chunks: Sequence[int] | None) -> PolicyRuns:
     if option.cfg.batch is None:
         # With fewer tokens than sequences, a server that chooses both lowers the sequences.
         fewest = min(fewest, TILE)
-    first = candidates(plan.load.requests, fewest, tile)
-    search = ChunkSearch(predict_chunk, slo, tile, unit)
-    table = search.best(chunks, first, arrive=plan.load.has_times).table
-    table = table.assign(policy=option.label, is_whole=False)
+    chunk_search = ChunkSearch(predict_chunk, slo, tile, unit)
+    if chunks is None:
+        first = candidates(plan.load.requests, fewest, tile)
+        best = chunk_search.search(first, arrive=plan.load.has_times)
+    else:
+        best = chunk_search.among(chunks)
+    table = best.table.assign(policy=option.label, is_whole=False)
     runs = PolicyRuns(option, plan, slo, table)
     # Where smaller chunks miss the objective, no whole prompt was tried.
     has_largest = chunks is None and table.chunk.max() >= runs.longest_prompt
