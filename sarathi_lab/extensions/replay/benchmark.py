@@ -126,7 +126,7 @@ def checked_table(
             table[name] = FINISHED if name == "status" else np.nan
     table.index += 1
     finished = table[table.status == FINISHED]
-    if len(finished) and finished.first_token.isna().all() and finished.latency.notna().any():
+    if _is_not_streamed(finished):
         raise UserError(f"{path} {NOT_STREAMED}")
     check = RowCheck(finished.index, "row")
     numbers = {name: check.numbers(finished[name], 1, is_whole=True) for name in LENGTHS}
@@ -140,6 +140,17 @@ def checked_table(
     for name in columns:
         table[name] = numbers.get(name, pd.Series(np.nan, index=table.index))
     return table, check
+
+
+def _is_not_streamed(finished: pd.DataFrame) -> bool:
+    """Return whether no answer has a time of its first token, or all of them that of their end."""
+    numbers = finished[["output_len", *SECONDS]].apply(pd.to_numeric, errors="coerce")
+    # Of one token the first is the last.
+    answered = numbers[numbers.latency.notna() & ~(numbers.output_len <= 1)]
+    if answered.empty:
+        return False
+    comes_at_end = answered.first_token >= answered.latency
+    return bool((answered.first_token.isna() | comes_at_end).all())
 
 
 def benchmark_of(path: Path, load: RecordedLoad) -> Benchmark:

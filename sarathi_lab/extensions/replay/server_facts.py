@@ -61,7 +61,7 @@ GRAPH_SIZES = re.compile(r"cudagraph_capture_sizes['\"]?: ?\[([\d, ]+)\]")
 PERIODIC = re.compile(r"Avg prompt throughput")
 
 # SGLang's lines.
-SGLANG_ARGUMENTS = re.compile(r"server_args=ServerArgs\((.*)\)")
+SGLANG_ARGUMENTS = re.compile(r"server_args=(?:ServerArgs\(|\{)(.*)")
 SGLANG_SIZES = re.compile(r"max_total_num_tokens=\d+.*")
 SGLANG_CACHE = re.compile(r"KV Cache is allocated\..*?#tokens: (\d+)")
 SGLANG_DTYPE = re.compile(r"Load weight end\..*?dtype=([\w.]+)")

@@ -446,6 +446,7 @@ def test_cached_tokens_are_not_computed(tmp_path):
         ),
         ("model: x/y\nmax-num-seqs: 8\n", "describes a server and has no requests; name it as"),
         (json.dumps({"backend": "vllm", "completed": 2}), "such as by --save-detailed"),
+        (json.dumps(vllm_detailed(itls=[[], []])), "has no times of first tokens"),
         (json.dumps([inference_perf(1.0, 9, [1.0], info={"input_tokens": 9})]), "not streamed"),
     ],
 )

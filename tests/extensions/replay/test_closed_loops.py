@@ -56,7 +56,7 @@ def served(tmp_path_factory):
     at a rate alone.
     """
     blank = pd.DataFrame(lengths(), columns=["prompt_len", "output_len"])
-    blank = blank.assign(arrival_time=0.0, first_token_time=1.0, token_times=[[1.0]] * 24)
+    blank = blank.assign(arrival_time=0.0, first_token_time=1.0, token_times=[[1.0, 1.5]] * 24)
     path = tmp_path_factory.mktemp("blank") / "result.json"
     path.write_text(vllm_file(blank, max_concurrency=None))
     replay = check(path).as_run
