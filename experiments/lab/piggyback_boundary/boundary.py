@@ -21,6 +21,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
@@ -61,6 +62,7 @@ CARDS = (
     # a token. The pinned run shares its experts with another card, and does not state its blocks.
     Card("rtx-pro-6000", "qwen3-30b-a3b", SERVERS / "rtx-pro-6000-qwen3-30b-a3b" / "tp1", 290_000),
 )
+Floats = NDArray[np.float64]
 FALL = 0.05  # a larger call that takes less than that much of a smaller one's time was disturbed
 
 
@@ -115,11 +117,9 @@ def mixed_batches(card: Card, tables: OperationTables) -> pd.DataFrame:
     `one` call, `two` calls, two `batches`; of decodes `alone`; whether all `is_measured`.
     """
     rows = tables.frames["attention"].rename(columns={TIME: "mixed"})
-    of_prompt = rows.query("n_decode == 0").set_index(SIZES[:2]).mixed
-    of_decodes = rows.query("prefill_chunk == 0").set_index(SIZES[2:]).mixed
     calls = rows.query("prefill_chunk > 0 and n_decode > 0").reset_index(drop=True)
-    prompt = of_prompt.reindex(pd.MultiIndex.from_frame(calls[SIZES[:2]])).to_numpy()
-    decodes = of_decodes.reindex(pd.MultiIndex.from_frame(calls[SIZES[2:]])).to_numpy()
+    prompt = attention_alone(rows.query("n_decode == 0"), calls, SIZES[:2])
+    decodes = attention_alone(rows.query("prefill_chunk == 0"), calls, SIZES[2:])
     products = products_of(card, tables)
     together = calls.prefill_chunk + calls.n_decode
     linear = together.map(products.extended)
@@ -129,14 +129,21 @@ def mixed_batches(card: Card, tables: OperationTables) -> pd.DataFrame:
     alone = linear_decodes + decodes
     one, two = linear + calls.mixed, linear + prompt + decodes
     ways = calls.assign(one=one, two=two, batches=before + alone, alone=alone)
+    cached = calls.prefill_chunk + calls.kv_prefill + calls.n_decode * calls.kv_decode
     return ways.assign(
         best=ways[["one", "two", "batches"]].min(axis=1),
         speedup_one=alone / (one - before),
         speedup_two=alone / (two - before),
         is_measured=together.map(products.measured).notna(),
-        fits=calls.prefill_chunk + calls.kv_prefill + calls.n_decode * calls.kv_decode
-        <= card.cache_tokens,
+        fits=cached <= card.cache_tokens,
     )
+
+
+def attention_alone(rows: pd.DataFrame, calls: pd.DataFrame, sizes: list[str]) -> Floats:
+    """Return the microseconds of each call's prompt, or of its decodes, in a call of its own."""
+    by_size = rows.set_index(sizes).mixed
+    wanted = pd.MultiIndex.from_frame(calls[sizes])
+    return by_size.reindex(wanted).to_numpy()
 
 
 def describe(card: Card, batches: pd.DataFrame) -> None:
@@ -155,13 +162,15 @@ def describe(card: Card, batches: pd.DataFrame) -> None:
         ("measured, fit the cache", served[served.is_measured & served.fits]),
     ):
         slower = chosen.one / chosen.best
-        print(
-            f"  {name}: {len(chosen)} batches; one call costs more than two batches in "
-            f"{(chosen.one > chosen.batches).mean():.1%}, two calls in "
-            f"{(chosen.two > chosen.batches).mean():.1%}; two calls are faster than one in "
-            f"{(chosen.two < chosen.one).mean():.1%}; one over the best: at most "
-            f"{slower.max():.2f}, a tenth above {slower.quantile(0.9):.2f}"
-        )
+        one_is_dearer = (chosen.one > chosen.batches).mean()
+        two_are_dearer = (chosen.two > chosen.batches).mean()
+        two_are_faster = (chosen.two < chosen.one).mean()
+        print(f"  {name}: {len(chosen)} batches")
+        print(f"    one call costs more than two batches in {one_is_dearer:.1%}")
+        print(f"    two calls cost more than two batches in {two_are_dearer:.1%}")
+        print(f"    two calls are faster than one in {two_are_faster:.1%}")
+        tenth = slower.quantile(0.9)
+        print(f"    one call over the best: at most {slower.max():.2f}, a tenth above {tenth:.2f}")
 
 
 def describe_tables(card: Card, tables: OperationTables) -> None:
@@ -177,18 +186,17 @@ def describe_tables(card: Card, tables: OperationTables) -> None:
         share = (growth < -FALL).mean()
         print(f"  calls that take {FALL:.0%} less than with fewer {size}: {share:.2%}")
     hardware = load_option("hardware", card.hardware)
-    token_bytes = load_option("model", card.model).kv_head_bytes(2) * 2
-    token_bytes *= load_option("model", card.model).num_kv_heads
+    spec = load_option("model", card.model)
+    token_bytes = 2 * spec.num_kv_heads * spec.kv_head_bytes(2)
     decodes = rows.query("prefill_chunk == 0")
     num_bytes = decodes.n_decode * decodes.kv_decode * token_bytes
     rate = num_bytes / (decodes[TIME] * 1e-6)
     is_cached = rate > hardware.bytes_per_second
-    largest = num_bytes[is_cached].max() / 1e6 if is_cached.any() else 0
-    print(
-        f"  decodes faster than the memory: {is_cached.sum()} of {len(decodes)} calls, "
-        f"of at most {largest:.0f} MB of keys and values; largest rate "
-        f"{rate.max() / hardware.bytes_per_second:.2f} of the memory's"
-    )
+    share = rate.max() / hardware.bytes_per_second
+    print(f"  decodes faster than the memory: {is_cached.sum()} of {len(decodes)} calls")
+    print(f"    the fastest reads at {share:.2f} of the memory's rate")
+    if is_cached.any():
+        print(f"    they have at most {num_bytes[is_cached].max() / 1e6:.0f} MB of keys and values")
 
 
 def second_differences(products: pd.DataFrame) -> Iterator[float]:
