@@ -275,6 +275,7 @@ def test_a_table_that_contradicts_held_out_iterations_is_not_installed(
         return [dataclasses.replace(each, seconds=factor * each.seconds) for each in iterations]
 
     monkeypatch.setattr(measured_iterations._Timer, "visit", visit_with_others)
+    monkeypatch.setattr(fit, "fit_hardware", lambda at_peaks, *measured: at_peaks)
     monkeypatch.setattr(task, "CONF", tmp_path / "conf")
     device = ["executor=simulated", "hardware=a40", "model=13b", "batch=2", "tracking=none"]
     more = ["task.install=true", f"output={tmp_path / 'out'}"]
