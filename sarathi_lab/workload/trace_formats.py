@@ -39,6 +39,7 @@ LOOKS_LIKE_TIME = re.compile(r"time|stamp|arriv|delay|interval|elapsed|second|_m
 LOOKS_LIKE_LENGTH = re.compile(r"len|token|toks|size|images|duration|pages|chars", re.I)
 # Columns that restate others, and are passed over in silence.
 DERIVED = ("num_total_tokens", "Total tokens", "pd_ratio", "input_tok_ids", "batch_size")
+OTHER_KINDS = ("YAML", "a log", "HTML or XML")  # of text, which are no CSV
 # Share of the rows whose number of ids a size of blocks must explain.
 EXPLAINED = 0.95
 BLOCK_SIZES = tuple(2**power for power in range(13))
@@ -225,6 +226,9 @@ def _cells_of_csv(file: Path, text: str) -> pd.DataFrame:
     """Read the text of CSV's cells by number of their line."""
     if not text.strip():
         raise UserError(f"{file} is empty; name a file with at least one request")
+    kind = kind_of_text(text)
+    if kind in OTHER_KINDS:
+        raise UserError(f"{file} is {kind}, which has no requests; {FIX}")
     with readable(file, "correct it, or name a file with at least one request"):
         cells = pd.read_csv(
             io.StringIO(text),
@@ -236,9 +240,7 @@ def _cells_of_csv(file: Path, text: str) -> pd.DataFrame:
     cells.index += 2  # behind the header
     cells = cells.rename(columns=str.strip).dropna(how="all")
     if cells.empty:
-        raise UserError(
-            f"{file} is empty but for its header ({kind_of_text(text)}); name a file with requests"
-        )
+        raise UserError(f"{file} is empty but for its header ({kind}); name a file with requests")
     return cells
 
 

@@ -159,12 +159,13 @@ class Trace(Arriving):
         self, file: Path, trace: TraceFile, used: pd.DataFrame, *, has_sessions: bool
     ) -> NDArray[np.float64]:
         """Return seconds of arrival, of a conversation's turns those of its first one."""
-        if self.arrivals is not None or not trace.has_times:
-            if not has_sessions:
-                return self.times(len(used))
+        numbers = np.arange(len(used))  # of the conversation that each row belongs to
+        if has_sessions:
             names = used.session.where(used.session != "", used.index.astype(str))
-            numbers, sessions = pd.factorize(names)
-            return self.times(len(sessions))[numbers]
+            numbers = pd.factorize(names)[0]
+        num_arrivals = int(numbers.max()) + 1
+        if self.arrivals is not None or not trace.has_times:
+            return self.times(num_arrivals)[numbers]
         times = used.arrival.to_numpy()
         if self.part:
             times = times - times[0]
@@ -176,7 +177,7 @@ class Trace(Arriving):
                 f"workload.rate={self.rate} can't rescale {file}: its {len(times)} usable rows "
                 "share one time; drop it, or make other times with workload.arrivals=poisson"
             )
-        return times * (float((len(times) - 1) / duration) / self.rate)
+        return times * (float((num_arrivals - 1) / duration) / self.rate)
 
     def _shapes(
         self,

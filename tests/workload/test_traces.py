@@ -290,6 +290,8 @@ def test_sessions_are_sent_by_users_or_at_a_rate(load):
     assert by_one_user.prompt_len.tolist() == [1024, 1536, 1024]
     last, after = by_one_user.finish_time.iloc[1], by_one_user.arrival_time.iloc[2]
     assert after == pytest.approx(last)
+    # Two conversations, 50 ms apart: one in a second.
+    assert load(text, rate=1.0).requests[-1].arrival_time == pytest.approx(1.0)
     at_once = served(arrivals="closed")
     assert sorted(at_once.arrival_time)[:2] == [0.0, 0.0]
 
@@ -363,7 +365,7 @@ def test_columns_that_may_matter_are_named(load):
         ('[{"id": "x", "conversations": []}]', "workload=prompts workload.path=FILE reads it"),
         ('{"prompt": "x", "output_len": 4}', "workload=prompts workload.path=FILE reads it"),
         ('{"request_throughput": 1.0}', "task=validate task.run=FILE reads it"),
-        ("requests:\n  - prompt: 100\n", "columns requests:"),
+        ("requests:\n  - prompt: 100\n", "is YAML, which has no requests"),
     ],
 )
 def test_other_files_are_refused_with_what_reads_them(load, text, words):
