@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from sarathi_lab.experiment.cases import Case, Cases, Quantity, seconds
 from sarathi_lab.experiment.clock import COMPUTE, FOUR
 from sarathi_lab.experiment.iterations import OPERATIONS
-from sarathi_lab.experiment.registry import Aims, ErrorRow, Ints, figure
-from sarathi_lab.experiment.scenario import Scenario, batch, best_pd_ratio, request
+from sarathi_lab.experiment.registry import Aims, ErrorRow, Figure, Ints, Sizes, figure
+from sarathi_lab.experiment.scenario import Room, Scenario, batch, best_pd_ratio, request
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.spec import PlotSpec
 
@@ -156,7 +157,17 @@ def _hybrid_attention(chunk: int, context: int, number: int) -> Iterator[Case]:
 AS_CALLED, TWO_CALLS = "as called", "two calls"  # of attention, for a chunk with decodes
 
 
+@dataclass(frozen=True)
+class Map(Figure):
+    """Batches of many sizes, of which a device measures those that its memory holds."""
+
+    def least_room(self, spec: ModelSpec, sizes: Sizes) -> int:
+        rooms = [Room.of(group.subjects) for group in self.cases(spec, sizes)]
+        return min(room.kv_tokens for room in rooms)
+
+
 @figure(
+    Map,
     question="Does a decode that rides on a chunk cost less than in a batch of its own?",
     seconds=60,
     look=PlotSpec(

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.experiment.claims import COLUMNS as CLAIM_COLUMNS
 from sarathi_lab.experiment.claims import verdict
@@ -121,3 +122,12 @@ def test_recorded_results_of_devices_are_among_the_points(monkeypatch):
     (found,) = points_of("fig08").query("source == 'measured'").to_dict("records")
     expected = {**MEASURED, "device": "cpu, 30m", "y": 3.0, "low": 2.5, "high": 3.5}
     assert {name: found[name] for name in expected} == expected
+
+
+def test_a_map_of_batches_needs_room_for_its_smallest_one():
+    """Of a GPU with little memory the larger ones are left out, and a simulated one has all."""
+    figure = FIGURES["piggyback_boundary"]
+    spec = load_option("model", "llama3.1-8b")
+    sizes = figure.sizes("paper")
+    assert figure.least_room(spec, sizes) < 1024
+    assert figure.room(spec, sizes).kv_tokens > 8_000_000
