@@ -26,6 +26,7 @@ from sarathi_lab.tasks.plan import changed
 from sarathi_lab.tasks.run_cache import memory_share
 
 MAKERS = re.compile(r"^[^a-z0-9]*((nvidia|geforce|tesla|amd|instinct|meta)[^a-z0-9]*)+")
+CACHED_MODEL = re.compile(r"models--[^/]+--([^/]+)")  # a folder of the hub's cache
 AUTO = "auto"  # of hardware, host, model and dtype: as recorded in the run
 
 
@@ -106,11 +107,19 @@ def _find_model(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
     stated = run.settings.stated.get("model")
     is_auto = "path" in cfg.model and cfg.model.path is None
     if is_auto:
-        from_files.settings["model"] = _matching("model", str(stated).rpartition("/")[2], run)
+        from_files.settings["model"] = _matching("model", _name_of_model(str(stated)), run)
         return
     name = cfg.model.get("name")
     if name and stated and not _fits(name, stated):
         from_files.note_named("model", name, stated)
+
+
+def _name_of_model(path: str) -> str:
+    """Return the name of a model by its path or its hub's id."""
+    in_cache = CACHED_MODEL.search(path)
+    if in_cache is not None:
+        return in_cache[1]
+    return path.rstrip("/").rpartition("/")[2]
 
 
 def _find_dtype(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
@@ -173,7 +182,7 @@ def _numbers(version: str) -> list[int]:
 
 def _fits(option: str, name: str) -> bool:
     """Return whether an option's file may stand for what a file names."""
-    return option == AUTO or _plain(name.rpartition("/")[2]).startswith(_plain(option)[:4])
+    return option == AUTO or _plain(_name_of_model(name)).startswith(_plain(option)[:4])
 
 
 def _plain(name: str) -> str:

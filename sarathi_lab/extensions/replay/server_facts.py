@@ -15,6 +15,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,8 @@ SHORT_FLAGS = {
     },
 }
 UNITS = {"k": 1000, "m": 10**6, "g": 10**9, "K": 1024, "M": 2**20, "G": 2**30}  # vLLM's
+OPTIMIZATION = re.compile(r"^-O(\d)$")
+SHELL = re.compile(r"\d?[<>|&;]")  # where a command ends
 NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 SCALED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
 
@@ -378,7 +381,8 @@ def _behind_command(system: str, tokens: Sequence[str]) -> Sequence[str]:
         is_image = any("/" in sign and sign in word for sign in signs)
         if word in signs or is_image or word.endswith(("launch_server", "api_server")):
             last = position
-    return tokens[last + 1 :]
+    behind = tokens[last + 1 :]
+    return list(takewhile(lambda token: SHELL.match(token) is None, behind))
 
 
 def _arguments_of(system: str, tokens: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -393,6 +397,7 @@ def _arguments_of(system: str, tokens: Sequence[str]) -> Iterator[tuple[str, Any
                 has_model = True
                 yield "model", word
             continue
+        word = OPTIMIZATION.sub(r"--optimization-level=\1", word)
         flag, has_value, value = word.partition("=")
         name, is_on = _name_of(system, flag)
         row = find(system, name)

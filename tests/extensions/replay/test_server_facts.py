@@ -169,6 +169,10 @@ COMMANDS = {
         "cache.prefix": True,
         "host.graphs.mode": "full",
     },
+    f"nohup vllm serve --max-num-seqs 64 -O3 {MODEL} > server.log 2>&1 &": {
+        "model": MODEL,
+        "batch": 64,
+    },
     f"python -m sglang.launch_server --model {MODEL} --tp 2 --chunked-prefill-size -1 "
     "--enable-mixed-chunk --max-running-requests 64": {
         "model": MODEL,
@@ -307,3 +311,9 @@ def test_iterations_without_the_use_of_the_cache_are_read(tmp_path):
 )
 def test_names_of_files_choose_the_option_that_they_begin_with(name, option, is_same):
     assert begins_with(name, option) == is_same
+
+
+def test_a_models_path_has_its_name(client):
+    for path in ("/models/Llama-3.1-8B-Instruct/", "/hub/models--meta--Llama-3.1-8B/snapshots/1a"):
+        replay = replayed(client, "hardware=h100", f"task.server='vllm serve {path}'").as_run
+        assert replay.spec.name == "llama3.1-8b"
