@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment.cases import Case, Cases, gain
 from sarathi_lab.experiment.clock import CostClock, Estimate, IterationTimes
 from sarathi_lab.experiment.registry import Figure, Ints, Job, Platform, Sizes, figure
 from sarathi_lab.experiment.scenario import Scenario, lengths
+from sarathi_lab.model.layers import CachedWindow
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Sarathi
 from sarathi_lab.policy.systems import setup_of
@@ -27,15 +29,23 @@ class CacheClock(CostClock):
         cost: Seconds of a batch.
         kv_tokens: Tokens of the cache.
         state_tokens: What the states of a sequence take of it, as tokens.
+        window: What layers with a window take of it.
     """
 
-    def __init__(self, cost: IterationTimes, kv_tokens: int, state_tokens: int) -> None:
+    def __init__(
+        self,
+        cost: IterationTimes,
+        kv_tokens: int,
+        state_tokens: int,
+        window: CachedWindow | None = None,
+    ) -> None:
         super().__init__(cost)
         self.kv_tokens = kv_tokens
-        self.state_tokens = state_tokens
+        # In blocks of a token, as any number of them is asked for.
+        self._held = BlockManager(0, 1, state_blocks=state_tokens, window=window)
 
     def gain(self, scenario: Scenario, baseline: Scenario) -> Estimate | None:
-        tokens = scenario.batch_size * (scenario.longest + self.state_tokens)
+        tokens = scenario.batch_size * self._held.blocks_for(scenario.longest)
         return super().gain(scenario, baseline) if tokens <= self.kv_tokens else None
 
 
@@ -63,7 +73,8 @@ class LoadMap(Figure):
         setup = setup_of(largest, max(sizes["batches"]), max(sizes["seq_lens"]))
         kv_tokens = job.backend.kv_blocks(job.spec, 1, setup)
         cost = super().bench(job).cost
-        return CacheClock(cost, kv_tokens, job.backend.state_tokens(job.spec))
+        state_tokens = job.backend.state_tokens(job.spec)
+        return CacheClock(cost, kv_tokens, state_tokens, job.spec.cached_window)
 
 
 @figure(

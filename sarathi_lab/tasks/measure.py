@@ -184,7 +184,8 @@ class Measure(Task):
 
     def _require_usual_model(self, cfg: DictConfig, why: str) -> None:
         if not is_usual_model(cfg):
-            raise UserError(f"model={cfg.model.name} has no effect: {self.experiment} {why}")
+            chosen = cfg.model.get("name") or cfg.model.get("path")
+            raise UserError(f"model={chosen} has no effect: {self.experiment} {why}")
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """Leave figure.parquet, a CSV by device, also recorded, and a picture."""
@@ -355,7 +356,8 @@ def _operation_shares(compositions: pd.DataFrame | None) -> list[str]:
 
 
 def is_usual_model(cfg: DictConfig) -> bool:
-    return "AutoModel" in str(cfg.model["_target_"])
+    """Return whether no model is chosen, neither by its name nor by its files."""
+    return "AutoModel" in str(cfg.model["_target_"]) and cfg.model.get("path") is None
 
 
 def policy_of(cfg: DictConfig, name: str, budget: int) -> Policy | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
-from composed import refusal_of, run
+from composed import config_of, refusal_of, run
 from helpers import requests_of
 from matplotlib.figure import Figure
 
@@ -17,7 +17,9 @@ from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.crossover import CacheClock, crossover
 from sarathi_lab.experiment.scenario import Scenario, request_times
+from sarathi_lab.model.layers import CachedWindow, Window
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi
+from sarathi_lab.tasks.measure import is_usual_model
 
 SPEC = load_option("model", "13b")
 COST = make_cost_model("analytic", SPEC, load_option("hardware", "a6000"), 2)
@@ -40,8 +42,10 @@ def test_the_steady_state_is_that_of_a_long_run(policy):
     )
 
 
-def points_of(kv_tokens: int = 6000, state_tokens: int = 0) -> pd.DataFrame:
-    clock = CacheClock(COST, kv_tokens, state_tokens)
+def points_of(
+    kv_tokens: int = 6000, state_tokens: int = 0, window: CachedWindow | None = None
+) -> pd.DataFrame:
+    clock = CacheClock(COST, kv_tokens, state_tokens, window)
     points = [point for group in crossover(SPEC, **LOADS) for point in points_on(clock, group)]
     return pd.DataFrame([point._asdict() for point in points])
 
@@ -60,6 +64,16 @@ def test_cells_that_a_device_can_not_run_are_left_out():
     # Prompt, decodes and the token that comes with the prompt: 513 a sequence.
     assert len(points_of(4 * 528, 15)) == len(points_of(4 * 528 - 1, 15)) + 2 * 2 * 3
     assert points_of(4 * 256).empty
+    # Layers with a window of 16 tokens hold as many blocks of a token, half as large.
+    window = CachedWindow(Window(1, 16), 0.5)
+    assert len(points_of(4 * 521, 0, window)) == len(points_of(4 * 521 - 1, 0, window)) + 2 * 2 * 3
+
+
+def test_a_model_by_its_files_is_a_choice():
+    usual = config_of("experiment=crossover", "executor=simulated")
+    assert is_usual_model(usual)
+    usual.model.path = "somewhere"
+    assert not is_usual_model(usual)
 
 
 def test_a_gain_is_the_ratio_of_steady_throughputs():
