@@ -66,57 +66,82 @@ def ends_of_median(
     Samples are in the order of measurement if `is_series`, else independent (seeds). They may be
     positive infinity (a cost below the noise).
     """
-    ordered, number = np.sort(np.asarray(samples, dtype=float)), len(samples)
-    blocks = _blocks(samples) if is_series else number
-    wanted = (k for k in range(number // 2, 1, -1) if _confidence(k, number, blocks) >= level)
-    k = next(wanted, 1)
-    return Ends(float(ordered[k - 1]), float(ordered[-k]), _confidence(k, number, blocks))
+    ordered = np.sort(np.asarray(samples, dtype=float))
+    number = len(samples)
+    num_independent = _num_independent(samples) if is_series else number
+    k = number // 2
+    while k > 1 and _confidence(k, number, num_independent) < level:
+        k -= 1
+    k = max(k, 1)
+    confidence = _confidence(k, number, num_independent)
+    return Ends(float(ordered[k - 1]), float(ordered[-k]), confidence)
 
 
-def _confidence(k: int, number: int, blocks: int) -> float:
+def _confidence(k: int, number: int, num_independent: int) -> float:
     """Return the confidence of the k-th smallest and largest of `number` correlated samples."""
-    beyond = sum(math.comb(blocks, i) for i in range((k - 1) * blocks // number + 1))
-    return max(0.0, 1 - 2 * beyond / 2**blocks)
+    most_beyond = (k - 1) * num_independent // number
+    num_outcomes = sum(math.comb(num_independent, i) for i in range(most_beyond + 1))
+    return max(0.0, 1 - 2 * num_outcomes / 2**num_independent)
 
 
-def _blocks(samples: Sequence[float]) -> int:
+def _num_independent(samples: Sequence[float]) -> int:
     """Return the effective number of samples by the autocorrelation of neighbours' ranks."""
+    number = len(samples)
     _, places, counts = np.unique(samples, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places] - (len(samples) + 1) / 2
-    alike = float(ranks[1:] @ ranks[:-1]) / (float(ranks @ ranks) or 1.0)
-    alike = alike if alike > 0.5 / math.sqrt(len(samples)) else 0.0
-    return max(1, math.floor(len(samples) * (1 - alike) / (1 + alike) + 1e-9))
+    mean_ranks = np.cumsum(counts) - (counts - 1) / 2  # equal samples share one
+    ranks = mean_ranks[places] - (number + 1) / 2
+    variance = float(ranks @ ranks) or 1.0
+    correlation = float(ranks[1:] @ ranks[:-1]) / variance
+    if correlation <= 0.5 / math.sqrt(number):  # within chance
+        correlation = 0.0
+    effective = number * (1 - correlation) / (1 + correlation)
+    return max(1, math.floor(effective + 1e-9))
 
 
 def median_of(
     samples: Sequence[float], max_spread: float, *, of: float | None = None, is_series: bool = True
 ) -> Interval:
-    """Return the median of paired samples with its interval, and a reason if pairs are too few or
-    differ too much: half the interval over the median (or over `of`, for differences that may be
-    zero) exceeds `max_spread`. NaN samples could not be measured. `is_series`: `ends_of_median`.
+    """Return the median of paired samples with its interval.
+
+    Args:
+        samples: One of each pair; NaN where it could not be measured.
+        max_spread: Most half of the interval over the median (or over `of`) that is accepted.
+        of: What the spread is related to, for differences that may be zero.
+        is_series: See `ends_of_median`.
+
+    Returns:
+        The interval, with a reason if pairs are too few or differ too much.
     """
-    known = [sample for sample in samples if not math.isnan(sample)]
-    if not known:
-        nan = math.nan
+    measured = [sample for sample in samples if not math.isnan(sample)]
+    nan = math.nan
+    if not measured:
         return Interval(nan, nan, nan, nan, nan, nan, 0, "could not be measured")
-    ends, median = ends_of_median(known, is_series=is_series), float(np.median(known))
-    q20, q80 = (float(end) for end in np.quantile(known, (0.2, 0.8), method="inverted_cdf"))
-    whole, reason = abs(median) if of is None else of, None
-    spread = (ends.high - ends.low) / 2 / whole if whole else math.inf
-    if len(known) < FEWEST_PAIRS:
-        reason = f"{len(known)} of {FEWEST_PAIRS} pairs"
+    ends = ends_of_median(measured, is_series=is_series)
+    median = float(np.median(measured))
+    q20, q80 = (float(end) for end in np.quantile(measured, (0.2, 0.8), method="inverted_cdf"))
+    base = abs(median) if of is None else of
+    spread = math.inf
+    if base:
+        spread = (ends.high - ends.low) / 2 / base
+    reason = None
+    if len(measured) < FEWEST_PAIRS:
+        reason = f"{len(measured)} of {FEWEST_PAIRS} pairs"
     elif not math.isfinite(ends.high):
         reason = "below the noise"
     elif spread > max_spread:
         reason = f"spread {spread:.0%}, more than {max_spread:.0%}"
-    return Interval(median, *ends, q20, q80, len(known), reason)
+    return Interval(median, *ends, q20, q80, len(measured), reason)
 
 
 def coarse_to_fine(items: Sequence[T]) -> list[T]:
     """Order items by ends and middles first, so that a cut list covers the whole range."""
-    steps = (2**i for i in range(len(items).bit_length(), -1, -1))
-    indices = range(len(items))
-    order = dict.fromkeys(index for step in steps for index in (*indices[::step], *indices[-1:]))
+    order: dict[int, None] = {}
+    last = len(items) - 1
+    for power in range(len(items).bit_length(), -1, -1):
+        for index in range(0, len(items), 2**power):
+            order.setdefault(index)
+        if items:
+            order.setdefault(last)
     return [items[index] for index in order]
 
 

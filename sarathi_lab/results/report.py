@@ -233,12 +233,14 @@ def _save_table(folder: Path, runs: pd.DataFrame) -> Path:
 
 def save_picture(folder: Path, runs: pd.DataFrame, **axes: Any) -> Path:
     """Draw sweep.png and sweep.pdf (`draw_sweep`); returns the former's path. Raises UserError."""
-    from sarathi_lab.results.plots.sweeps import draw_sweep  # matplotlib takes a second
+    from sarathi_lab.results.plots.files import save_figure  # matplotlib takes a second
+    from sarathi_lab.results.plots.sweeps import draw_sweep
 
     figure = draw_sweep(runs, **axes)
     figure.savefig(folder / "sweep.pdf")
     figure.set_layout_engine("none")  # it is laid out: once more takes as long as drawing
-    figure.savefig(path := folder / "sweep.png", dpi=150)
+    path = folder / "sweep.png"
+    save_figure(figure, path)
     return path
 
 

@@ -314,6 +314,9 @@ def _save(result: Result, folder: Path) -> None:
         else:
             path = folder / f"{name.removesuffix('.csv')}.csv"
             table.to_csv(path, index=False, float_format=result.float_format)
-    for name, figure in result.figures.items():
-        figure.savefig(folder / f"{name}.png", dpi=150)
+    if result.figures:
+        from sarathi_lab.results.plots.files import save_figure  # matplotlib takes a second
+
+        for name, figure in result.figures.items():
+            save_figure(figure, folder / f"{name}.png")
     OmegaConf.save(OmegaConf.create(result.config), folder / "config.yaml")

@@ -30,8 +30,12 @@ NOT_WORK = ("baselines", "output", "resume", "limit", "tracking", "repeat", "plo
 def _top_level() -> frozenset[str]:
     """Return the names at the top of conf/config.yaml, groups included."""
     config: Any = OmegaConf.to_container(OmegaConf.load(CONF / "config.yaml"))
-    groups = {key for one in config.pop("defaults") if isinstance(one, dict) for key in one}
-    return frozenset({*config, *groups, "threads"} - {*NOT_WORK, "hydra", "task"})
+    names = {"threads"}
+    for default in config.pop("defaults"):
+        if isinstance(default, dict):
+            names.update(default)
+    names.update(config)
+    return frozenset(names - {*NOT_WORK, "hydra", "task"})
 
 
 def is_setting(name: str) -> bool:
@@ -48,35 +52,56 @@ def without_baselines(runs: pd.DataFrame) -> pd.DataFrame:
 
 def without_repeated(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame:
     """Leave out baselines that equal a swept run of their policy in the quantities `names`."""
-    swept = without_baselines(runs)
-    settings = [one for one in varied(runs) if one != "chunk"]  # baselines have none
-    keys = list(dict.fromkeys(["policy", *settings, *(n for n in names if "_vs_" not in n)]))
-    groups, is_swept = group_keys(runs, keys), runs.index.isin(swept.index)
-    return runs[is_swept | ~groups.isin(groups[is_swept])]
+    settings = [name for name in varied(runs) if name != "chunk"]  # baselines have none
+    quantities = [name for name in names if "_vs_" not in name]
+    keys = list(dict.fromkeys(["policy", *settings, *quantities]))
+    groups = group_keys(runs, keys)
+    is_swept = runs.index.isin(without_baselines(runs).index)
+    is_repeated = groups.isin(groups[is_swept])
+    return runs[is_swept | ~is_repeated]
 
 
 def varied(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
-    """Return the settings in which the runs differ, without those in `leaving` (baselines are not
-    considered): of one sweep those that the sweeper stored; of runs put together model, device, and
-    all that differ without those determined by others before them.
+    """Return the settings in which the runs differ; baselines are not considered.
+
+    Args:
+        runs: Runs of one sweep, whose settings the sweeper stored, or of several put together.
+            Of the latter these are model, device and all settings that differ, without those
+            that others before them determine.
+        leaving: First or last parts of settings that are left out, as that of `workload.seed`.
     """
-
-    def is_left(name: str) -> bool:  # by its first or last part, as that of workload.seed
-        return not {name.partition(".")[0], name.rpartition(".")[2]}.isdisjoint(leaving)
-
     swept = without_baselines(runs)
+    stored = _stored_by_sweeper(swept)
+    candidates = stored
+    if stored is None:
+        candidates = [name for name in map(str, swept) if is_setting(name)]
+    names = []
+    for name in candidates or []:
+        ends = {name.partition(".")[0], name.rpartition(".")[2]}
+        if name in swept and ends.isdisjoint(leaving) and swept[name].map(text).nunique() > 1:
+            names.append(name)
+    return names if stored is not None else _independent(swept, names)
+
+
+def _stored_by_sweeper(swept: pd.DataFrame) -> list[str] | None:
+    """Return the settings that the sweeper stored; None for runs of several sweeps."""
     stored: list[object] = list(swept.swept.unique()) if "swept" in swept else []
-    is_one = len(stored) == 1 and isinstance(stored[0], str)
-    is_one &= "sweep" not in swept or swept["sweep"].nunique() == 1
-    known = str(stored[0]).strip("[]").split(",") if is_one else filter(is_setting, map(str, swept))
-    names = [name for name in known if name in swept and not is_left(name)]
-    names = [name for name in names if swept[name].map(text).nunique() > 1]
-    if is_one:
-        return names
+    if len(stored) != 1 or not isinstance(stored[0], str):
+        return None
+    if "sweep" in swept and swept["sweep"].nunique() > 1:
+        return None
+    return stored[0].strip("[]").split(",")
+
+
+def _independent(swept: pd.DataFrame, names: Sequence[str]) -> list[str]:
+    """Leave out settings that those before them determine; short names come first."""
     chosen = [name for name in IDENTITY if name in names]
+    num_groups = group_keys(swept, chosen).nunique()
     for name in sorted(names, key=lambda name: "." in name):
-        if group_keys(swept, [*chosen, name]).nunique() > group_keys(swept, chosen).nunique():
+        num_split = group_keys(swept, [*chosen, name]).nunique()
+        if num_split > num_groups:
             chosen.append(name)
+            num_groups = num_split
     return chosen
 
 
@@ -97,9 +122,10 @@ def is_numeric(runs: pd.DataFrame, name: str) -> bool:
 
 def values_of(runs: pd.DataFrame, name: str) -> list[str]:
     """Return the values of a setting as text, numbers in order, others as they come."""
-    known = runs[name].dropna()
-    known = known.sort_values(kind="stable") if is_numeric(runs, name) else known
-    return list(dict.fromkeys(known.map(text)))
+    values = runs[name].dropna()
+    if is_numeric(runs, name):
+        values = values.sort_values(kind="stable")
+    return list(dict.fromkeys(values.map(text)))
 
 
 def in_order(runs: pd.DataFrame) -> pd.DataFrame:
@@ -136,57 +162,71 @@ def with_short_devices(runs: pd.DataFrame) -> pd.DataFrame:
 
 def find_column(runs: pd.DataFrame, name: str) -> str:
     """Return the column that `name` is or ends, as `rate` ends `workload.rate`."""
-    if name in runs:
+    columns = [str(column) for column in runs]
+    if name in columns:
         return name
-    ends = [str(one) for one in runs if str(one).endswith(f".{name}")]
-    if len(ends) == 1:
-        return ends[0]
-    settings = [*varied(runs), *(one for one in SAMPLES if one in runs)]
-    known = ", ".join([*settings, "throughput", "ttft_p50", "tbt_p99"])
-    close = suggestion(name, [*map(str, runs)])
-    what = f"is one of {', '.join(ends)}" if ends else "is no setting or quantity of these runs"
-    raise UserError(f"{name} {what}{close}; use such as {known}")
+    ending = [column for column in columns if column.endswith(f".{name}")]
+    if len(ending) == 1:
+        return ending[0]
+    problem = "is no setting or quantity of these runs"
+    if ending:
+        problem = f"is one of {', '.join(ending)}"
+    samples = [sample for sample in SAMPLES if sample in runs]
+    usable = ", ".join([*varied(runs), *samples, "throughput", "ttft_p50", "tbt_p99"])
+    raise UserError(f"{name} {problem}{suggestion(name, columns)}; use such as {usable}")
 
 
 def relative(runs: pd.DataFrame, name: str, to: str) -> pd.DataFrame:
     """Return `runs` with `<name>_vs_<to>` filled in: divided by the run of the policy `to` on the
     same requests, a baseline or not; 1 for those runs. Unchanged if there is none.
     """
-    ratio, base = f"{name}_vs_{to}", runs[runs.policy == to]
+    base = runs[runs.policy == to]
     if base.empty or name not in runs:
         return runs
-    known = runs[ratio] if ratio in runs else pd.Series(math.nan, runs.index)
-    return runs.assign(**{ratio: known.fillna(ratios(runs, base, [name], same_work(runs))[name])})
+    ratio = f"{name}_vs_{to}"
+    recorded = pd.Series(math.nan, runs.index)
+    if ratio in runs:
+        recorded = runs[ratio]
+    computed = ratios(runs, base, [name], same_work(runs))[name]
+    return runs.assign(**{ratio: recorded.fillna(computed)})
 
 
 def same_work(runs: pd.DataFrame) -> list[str]:
     """Return the columns in which runs on the same requests and device agree."""
     settings = varied(runs, leaving=(*SAMPLES, "policy", "chunk"))
-    return [*settings, *(one for one in SAMPLES if one in runs)]
+    samples = [sample for sample in SAMPLES if sample in runs]
+    return [*settings, *samples]
 
 
 def ratios(
     runs: pd.DataFrame, base: pd.DataFrame, names: Sequence[str], keys: Sequence[str]
 ) -> pd.DataFrame:
     """Divide `names` of each run by the median of the runs of `base` that agree in `keys`."""
-    groups, others = group_keys(runs, keys), group_keys(base, keys)
-    divisors = {name: groups.map(base[name].groupby(others).median()) for name in names}
-    return runs[list(names)] / pd.DataFrame(divisors, runs.index)
+    groups = group_keys(runs, keys)
+    groups_of_base = group_keys(base, keys)
+    divisors = pd.DataFrame(index=runs.index)
+    for name in names:
+        divisors[name] = groups.map(base[name].groupby(groups_of_base).median())
+    return runs[list(names)] / divisors
 
 
 def group_keys(runs: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
     """Return equal texts for runs that agree in `keys`."""
+    if not keys:
+        return pd.Series("", index=runs.index)
     parts = [runs[key].map(text) for key in keys]
-    return pd.Series(list(zip(*parts, strict=True)) if parts else "", index=runs.index)
+    return pd.Series(list(zip(*parts, strict=True)), index=runs.index)
 
 
 def references(runs: pd.DataFrame) -> list[str]:
     """Return the policies to compare with: those of `REFERENCES`, else another baseline."""
     if runs.policy.nunique() < 2:
         return []
-    policies = set(runs.policy)
-    marks = runs.is_baseline.astype(bool) if "is_baseline" in runs else runs.policy.isna()
-    return [name for name in REFERENCES if name in policies] or list(runs.policy[marks])[:1]
+    present = [name for name in REFERENCES if name in set(runs.policy)]
+    if present or "is_baseline" not in runs:
+        return present
+    baselines = runs.policy[runs.is_baseline.astype(bool)]
+    return list(baselines)[:1]
 
 
 def reference(runs: pd.DataFrame) -> str | None:
@@ -197,23 +237,33 @@ def reference(runs: pd.DataFrame) -> str | None:
 def medians(
     runs: pd.DataFrame, by: Sequence[str], *names: str, level: float | None = None
 ) -> pd.DataFrame:
-    """Return the long table of a sweep: for each of the quantities `names` a row per combination of
-    `by`, in the order of the runs, with those settings, the `quantity`, the median over seeds and
-    repetitions as `value`, `low`, `high` and `confidence` of its interval, `num_samples`, and
-    whether it `is_decided` that a ratio differs from 1, by the `level` of noise (None: that of
-    these runs).
+    """Return the long table of a sweep.
+
+    Args:
+        runs: A row a run.
+        by: Settings, each combination of which is a row for each quantity, in the runs' order.
+        names: The quantities.
+        level: The noise that a ratio must exceed; None: that of these runs.
+
+    Returns:
+        The settings `by`, the `quantity`, its median over seeds and repetitions as `value`, `low`,
+        `high` and `confidence` of its interval, `num_samples`, and whether it `is_decided` that a
+        ratio differs from 1.
     """
-    rows = list[dict[Any, Any]]()
-    level = noise(runs) if level is None else level
+    rows: list[dict[Any, Any]] = []
+    measured_noise = noise(runs) if level is None else level
     for name in names:
-        known = runs.dropna(subset=[name])
-        for _, group in known.groupby(group_keys(known, by), sort=False):
+        with_value = runs.dropna(subset=[name])
+        for _, group in with_value.groupby(group_keys(with_value, by), sort=False):
             samples = group[name].astype(float)
-            ends = ends_of_median(list(samples), is_series=False)._asdict()
-            row = {**group[list(by)].iloc[0], "quantity": name, "value": samples.median()}
-            row |= {**ends, "num_samples": len(samples)}
-            of_group = DETERMINISTIC if _are_simulated(group) else level
-            rows.append({**row, "is_decided": is_decided(row, of_group)})
+            row = dict(group[list(by)].iloc[0])
+            row["quantity"] = name
+            row["value"] = samples.median()
+            row |= ends_of_median(list(samples), is_series=False)._asdict()
+            row["num_samples"] = len(samples)
+            group_noise = DETERMINISTIC if _are_simulated(group) else measured_noise
+            row["is_decided"] = is_decided(row, group_noise)
+            rows.append(row)
     columns = ["quantity", "value", "low", "high", "confidence", "num_samples", "is_decided"]
     return pd.DataFrame(rows, columns=[*by, *columns])
 
@@ -225,12 +275,17 @@ def is_decided(row: Mapping[Any, Any], noise: float) -> bool:
     _, is_ratio, base = row["quantity"].partition("_vs_")
     if not is_ratio or row["policy"] == base:
         return True
-    if row["num_samples"] == 1 and noise == DETERMINISTIC:
+    is_single = row["num_samples"] == 1
+    if is_single and noise == DETERMINISTIC:
         return True
-    if row["low"] <= 1 <= row["high"] or (row["num_samples"] == 1 and math.isnan(noise)):
+    if is_single and math.isnan(noise):
         return False  # one sample does not show the noise
-    is_beyond = max(row["value"], 1 / row["value"]) > (1 if math.isnan(noise) else noise)
-    return bool(row["num_samples"] >= FEWEST_PAIRS or is_beyond)
+    if row["low"] <= 1 <= row["high"]:
+        return False
+    if row["num_samples"] >= FEWEST_PAIRS:
+        return True
+    least = 1.0 if math.isnan(noise) else noise
+    return bool(max(row["value"], 1 / row["value"]) > least)
 
 
 def _are_simulated(runs: pd.DataFrame) -> bool:
@@ -246,12 +301,13 @@ def noise(runs: pd.DataFrame) -> float:
         return DETERMINISTIC
     if not {"schedule", "throughput"}.issubset(runs):
         return math.nan
-    known = runs.dropna(subset=["schedule", "throughput"])
-    keys = ["schedule", *(one for one in same_work(runs) if one not in SAMPLES)]
-    ends = known.groupby(group_keys(known, keys)).throughput.agg(["min", "max", "size"])
+    measured = runs.dropna(subset=["schedule", "throughput"])
+    settings = [name for name in same_work(runs) if name not in SAMPLES]
+    groups = group_keys(measured, ["schedule", *settings])
+    ends = measured.groupby(groups).throughput.agg(["min", "max", "size"])
     ends = ends[ends["size"] > 1]
-    ratios = (ends["max"] / ends["min"]).where(ends["min"] > 0, math.inf)  # of differences
-    return float(ratios.max())
+    spreads = (ends["max"] / ends["min"]).where(ends["min"] > 0, math.inf)  # of differences
+    return float(spreads.max())
 
 
 def are_steady(runs: pd.DataFrame, by: Sequence[str]) -> pd.Series:

@@ -32,6 +32,7 @@ from sarathi_lab.results import load
 from sarathi_lab.results.intervals import LEVEL
 from sarathi_lab.results.load import POINTS
 from sarathi_lab.results.plots import figures as plots
+from sarathi_lab.results.plots.files import save_figure
 from sarathi_lab.results.plots.sweeps import draw_sweep, policies
 from sarathi_lab.results.result import DisplayTable, Result
 from sarathi_lab.results.table import rows_of_points
@@ -76,7 +77,7 @@ def redraw(root: Path = EXPERIMENTS) -> int:
             picture = draw_sweep(runs)
         else:
             continue
-        picture.savefig(path, dpi=150)
+        save_figure(picture, path)
         print_place("figure", path)
     return 0
 
@@ -98,7 +99,7 @@ def _main(options: argparse.Namespace) -> int:
                 pictures = {name: draw(name, is_all=options.all)}
             for stem, picture in pictures.items():
                 for ending in FORMATS:
-                    picture.savefig(options.out / f"{stem}.{ending}", dpi=150)
+                    save_figure(picture, options.out / f"{stem}.{ending}")
             advance(1)
     print_place("figures", options.out)
     return 0

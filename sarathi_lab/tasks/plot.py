@@ -52,7 +52,9 @@ def _plot(folder: Path, settings: Sequence[str], out: Path | None) -> int:
     figure = _draw(folder, dict(setting.split("=", 1) for setting in settings))
     names = (folder / f"plot{f'-{number}' if number > 1 else ''}.png" for number in count(1))
     out = out or next(path for path in names if not path.exists())
-    figure.savefig(out, dpi=150)
+    from sarathi_lab.results.plots.files import save_figure  # matplotlib takes a second
+
+    save_figure(figure, out)
     print_place("figure", out)
     return 0
 

@@ -26,16 +26,18 @@ def curve(sizes: Numbers, seconds: Numbers) -> Callable[[int], float]:
     Above the last size a token costs as much as in the cheapest row of the upper half, so that a
     large batch pays for no half-empty tile, and never less than the last row.
     """
-    sizes, seconds = np.asarray(sizes, float), np.asarray(seconds, float)
-    upper = sizes >= sizes[-1] / 2
-    per_token = float((seconds[upper] / sizes[upper]).min())
-    last, last_seconds = float(sizes[-1]), float(seconds[-1])
+    measured_sizes = np.asarray(sizes, float)
+    measured_seconds = np.asarray(seconds, float)
+    largest = float(measured_sizes[-1])
+    seconds_of_largest = float(measured_seconds[-1])
+    is_upper = measured_sizes >= largest / 2
+    per_token = float((measured_seconds[is_upper] / measured_sizes[is_upper]).min())
 
     @cache
     def time(size: int) -> float:
-        if size <= last:
-            return float(np.interp(size, sizes, seconds))
-        return max(last_seconds, per_token * size)
+        if size <= largest:
+            return float(np.interp(size, measured_sizes, measured_seconds))
+        return max(seconds_of_largest, per_token * size)
 
     return time
 
@@ -56,14 +58,15 @@ class Grid:
         """Interpolate at `point`."""
         corners = [(0, 1.0)]  # offset into the flat values, and weight
         for x, axis, stride in zip(point, self._axes, self._strides, strict=True):
-            i, upper = place(axis, x)
+            i, share = place(axis, x)
             base = i * stride
-            lower = [(at + base, weight * (1.0 - upper)) for at, weight in corners]
-            if upper > 0.0:
-                lower += [(at + base + stride, weight * upper) for at, weight in corners]
-            corners = lower
+            next_corners = [(offset + base, weight * (1.0 - share)) for offset, weight in corners]
+            if share > 0.0:  # else the upper corner may be past the edge
+                base += stride
+                next_corners += [(offset + base, weight * share) for offset, weight in corners]
+            corners = next_corners
         flat = self._flat
-        return sum([flat[at] * weight for at, weight in corners])
+        return sum([flat[offset] * weight for offset, weight in corners])
 
 
 def place(axis: Sequence[float], x: float) -> tuple[int, float]:
@@ -80,23 +83,34 @@ def make_grid(table: pd.DataFrame, columns: Sequence[str]) -> Grid | None:
     """Make the grid of most rows' `seconds` (`full_grid`). None if less than half of the rows are
     on it or an axis has a single value.
     """
-    rows = full_grid(table[[*columns, "seconds"]], columns).sort_values(list(columns))
+    rows = full_grid(table[[*columns, "seconds"]], columns)
+    rows = rows.sort_values(list(columns))
     axes = [np.unique(rows[column].to_numpy(float)) for column in columns]
-    if len(rows) <= len(table) / 2 or min(map(len, axes)) < 2:
+    lengths = [len(axis) for axis in axes]
+    if len(rows) <= len(table) / 2 or min(lengths) < 2:
         return None
-    return Grid(axes, rows.seconds.to_numpy(float).reshape([len(axis) for axis in axes]))
+    return Grid(axes, rows.seconds.to_numpy(float).reshape(lengths))
 
 
 def full_grid(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     """Drop the rows with the rarest values of `columns` until each combination of values exists."""
     while True:
-        values = [rows[column].value_counts() for column in columns]
-        expected = math.prod(map(len, values))
-        if len(rows) >= expected:
+        counts = {column: rows[column].value_counts() for column in columns}
+        num_combinations = math.prod(len(of_column) for of_column in counts.values())
+        if len(rows) >= num_combinations:
             return rows
-        share = [counts * len(counts) / expected for counts in values]
-        worst = min(range(len(columns)), key=lambda i: (share[i].min(), -len(share[i])))
-        rows = rows[rows[columns[worst]] != share[worst].idxmin()]
+        rarest_column = ""
+        rarest = (
+            math.inf,
+            0,
+        )  # the share of a value's combinations that exist, less of more values
+        for column, of_column in counts.items():
+            num_expected = num_combinations / len(of_column)
+            rarity = (of_column.min() / num_expected, -len(of_column))
+            if rarity < rarest:
+                rarest = rarity
+                rarest_column = column
+        rows = rows[rows[rarest_column] != counts[rarest_column].idxmin()]
 
 
 class RatioGrid:
@@ -109,10 +123,11 @@ class RatioGrid:
         rows = pd.DataFrame({"first": first, "second": second, "ratio": ratios})
         table = rows.pivot_table(index="first", columns="second", values="ratio")
         has_row = table.notna().to_numpy()
-        larger = np.maximum.accumulate(has_row[::-1, ::-1], axis=0)
-        larger = np.maximum.accumulate(larger, axis=1)[::-1, ::-1]
-        table = table.where(has_row | ~larger, 1.0)
-        table = table.ffill(axis=1).bfill(axis=1).ffill().bfill()
+        reversed_rows = has_row[::-1, ::-1]
+        has_larger = np.maximum.accumulate(np.maximum.accumulate(reversed_rows, axis=0), axis=1)
+        has_larger = has_larger[::-1, ::-1]
+        table = table.where(has_row | ~has_larger, 1.0)
+        table = table.ffill(axis=1).bfill(axis=1).ffill().bfill()  # the nearest edge
         axes = [np.log(axis.to_numpy(float)) for axis in table.axes]
         self._logs = Grid(axes, np.log(table.to_numpy(float)))
 
@@ -125,8 +140,10 @@ def nearest_shape(
 ) -> tuple[tuple[int, ...], pd.DataFrame]:
     """Return the values of `columns` at the least `distance`, and the rows that have them."""
     shapes = rows[list(columns)]
-    nearest = min(map(tuple, shapes.drop_duplicates().to_numpy(int).tolist()), key=distance)
-    return nearest, rows[(shapes == list(nearest)).all(axis=1)]
+    different = [tuple(shape) for shape in shapes.drop_duplicates().to_numpy(int).tolist()]
+    nearest = min(different, key=distance)
+    has_shape = (shapes == list(nearest)).all(axis=1)
+    return nearest, rows[has_shape]
 
 
 def log_distance(one: Sequence[int], other: Sequence[int]) -> float:
@@ -145,17 +162,20 @@ class Costs:
     def __init__(self, features: Floats, sizes: Floats, seconds: Floats) -> None:
         from scipy.optimize import nnls  # takes 0.3 s, and most tables are grids
 
-        scaled = features / seconds[:, None]
-        scale = np.linalg.norm(scaled, axis=0)
-        scaled /= scale
-        chosen: list[int] = []
+        relative = features / seconds[:, None]  # so that errors count relative to the seconds
+        norms = np.linalg.norm(relative, axis=0)
+        relative /= norms
+        independent: list[int] = []
         for i in range(features.shape[1]):
-            if np.linalg.matrix_rank(scaled[:, [*chosen, i]], tol=1e-6) > len(chosen):
-                chosen.append(i)
-        costs = np.zeros(len(scale))
-        costs[chosen] = nnls(scaled[:, chosen], np.ones(len(seconds)))[0] / scale[chosen]
+            rank = np.linalg.matrix_rank(relative[:, [*independent, i]], tol=1e-6)
+            if rank > len(independent):
+                independent.append(i)
+        fitted, _ = nnls(relative[:, independent], np.ones(len(seconds)))
+        costs = np.zeros(len(norms))
+        costs[independent] = fitted / norms[independent]
         self._costs = costs.tolist()
-        ratios = pd.Series(seconds / (features @ costs)).groupby(sizes).mean()
+        remaining = pd.Series(seconds / (features @ costs))
+        ratios = remaining.groupby(sizes).mean()
         self._ratios = Grid([ratios.index.to_numpy(float)], np.asarray(ratios, float))
 
     def time(self, size: float, *features: float) -> float:

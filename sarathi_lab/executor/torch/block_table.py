@@ -29,11 +29,14 @@ class BlockTable:
         """Return the rows of `sequences`, which were preempted so many times; valid until other
         sequences are requested, or one of these is preempted.
         """
-        if missing := [one for one in sequences if one not in self._row_of]:
+        missing = [sequence for sequence in sequences if sequence not in self._row_of]
+        if missing:
             self._give_rows(missing, set(sequences))
-        rows = np.array([self._row_of[one] for one in sequences], dtype=np.int64)
-        lost = rows[self._num_preemptions[rows] != preemptions]
-        self._ids[lost], self._num_written[lost] = 0, 0
+        row_numbers = [self._row_of[sequence] for sequence in sequences]
+        rows = np.array(row_numbers, dtype=np.int64)
+        preempted = rows[self._num_preemptions[rows] != preemptions]
+        self._ids[preempted] = 0
+        self._num_written[preempted] = 0
         self._num_preemptions[rows] = preemptions
         return rows
 
@@ -44,9 +47,11 @@ class BlockTable:
         kv_lens: NDArray[np.int64],
     ) -> None:
         """Write the blocks of `sequences` to their `rows` where `kv_lens` tokens need more."""
-        lacking = (self._num_written[rows] * self.block_size < kv_lens).nonzero()[0]
-        for i, row in zip(lacking.tolist(), rows[lacking].tolist(), strict=True):
-            block_ids, first = sequences[i].block_ids, int(self._num_written[row])
+        needs_more = self._num_written[rows] * self.block_size < kv_lens
+        for i in needs_more.nonzero()[0].tolist():
+            row = int(rows[i])
+            block_ids = sequences[i].block_ids
+            first = int(self._num_written[row])
             if len(block_ids) > self._ids.shape[1]:
                 self._resize(len(self._ids), 2 * len(block_ids))
             self._ids[row, first : len(block_ids)] = block_ids[first:]
@@ -65,18 +70,26 @@ class BlockTable:
 
     def _give_rows(self, missing: Sequence[SequenceState], here: set[SequenceState]) -> None:
         """Assign rows to `missing`: first those of sequences that ended and are not `here`."""
-        gone = [one for one in self._row_of if not one.is_running and one not in here]
-        self._free += [self._row_of.pop(one) for one in gone]
-        if (lacking := len(missing) - len(self._free)) > 0:
+        ended = [
+            sequence
+            for sequence in self._row_of
+            if not sequence.is_running and sequence not in here
+        ]
+        self._free += [self._row_of.pop(sequence) for sequence in ended]
+        num_lacking = len(missing) - len(self._free)
+        if num_lacking > 0:
             num_rows = len(self._ids)
-            self._resize(num_rows + max(num_rows, lacking), self._ids.shape[1])
+            self._resize(num_rows + max(num_rows, num_lacking), self._ids.shape[1])
             self._free += range(num_rows, len(self._ids))
         for sequence in missing:
-            row = self._row_of[sequence] = self._free.pop()
-            self._ids[row], self._num_written[row] = 0, 0
+            row = self._free.pop()
+            self._row_of[sequence] = row
+            self._ids[row] = 0
+            self._num_written[row] = 0
 
     def _resize(self, num_rows: int, num_columns: int) -> None:
-        more = num_rows - len(self._ids)
-        self._ids = np.pad(self._ids, ((0, more), (0, num_columns - self._ids.shape[1])))
-        self._num_written = np.pad(self._num_written, (0, more))
-        self._num_preemptions = np.pad(self._num_preemptions, (0, more))
+        new_rows = num_rows - len(self._ids)
+        new_columns = num_columns - self._ids.shape[1]
+        self._ids = np.pad(self._ids, ((0, new_rows), (0, new_columns)))
+        self._num_written = np.pad(self._num_written, (0, new_rows))
+        self._num_preemptions = np.pad(self._num_preemptions, (0, new_rows))

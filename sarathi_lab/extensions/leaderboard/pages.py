@@ -12,7 +12,8 @@ from sarathi_lab.extensions.leaderboard import verdicts
 from sarathi_lab.extensions.leaderboard.board import long_table, objectives
 from sarathi_lab.extensions.leaderboard.picture import draw
 from sarathi_lab.extensions.leaderboard.runs import CONTEST, SELECTION
-from sarathi_lab.extensions.report import Section, png, write_page
+from sarathi_lab.extensions.report import Section, write_page
+from sarathi_lab.results.plots.files import as_png
 from sarathi_lab.results.result import DisplayTable, markdown
 
 SCORES = EXPERIMENTS / "lab" / "rankings" / "results" / "scores.csv"
@@ -78,7 +79,7 @@ def _write_workload(
     name: str, board: pd.DataFrame, facts: Mapping[str, str], folder: Path
 ) -> Section:
     """Write table and picture of one workload, and return its section of the page."""
-    picture = png(draw(board))
+    picture = as_png(draw(board))
     (folder / f"{name}.png").write_bytes(picture)
     tables = []
     for _, in_contest in board.groupby([*CONTEST, "objective"], sort=False):

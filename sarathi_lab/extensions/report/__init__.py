@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import yaml
@@ -24,13 +22,11 @@ from sarathi_lab.experiment.claims import HOLDS, HOLDS_WITHIN, in_words, kind_of
 from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.results import load, sweep_analysis
 from sarathi_lab.results.conclusion import conclusion
+from sarathi_lab.results.plots.files import as_png
 from sarathi_lab.results.provenance import last_commit, provenance
 from sarathi_lab.results.report import notes_of, sweep_table
 from sarathi_lab.results.result import DisplayTable, markdown
 from sarathi_lab.tasks.figures import draw
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PAGE = "report.html"
 CLAIMS_TITLE, EXPERIMENTS_TITLE = "Which claims hold", "Experiments and claims"
@@ -49,12 +45,6 @@ class Section:
     facts: Mapping[str, str] = field(default_factory=dict)
     pictures: Mapping[str, bytes] = field(default_factory=dict)
     tables: Sequence[DisplayTable] = ()
-
-
-def png(figure: Figure) -> bytes:
-    """Return a picture as a PNG file."""
-    figure.savefig(file := BytesIO(), format="png", dpi=150)
-    return file.getvalue()
 
 
 def main(args: Sequence[str]) -> int:
@@ -141,7 +131,7 @@ def _of_sweep(place: Path, runs: pd.DataFrame, folder: Path) -> Section:
     else:
         from sarathi_lab.results.plots.sweeps import draw_sweep  # matplotlib takes a second
 
-        picture = png(draw_sweep(runs))
+        picture = as_png(draw_sweep(runs))
     failed = _failed(place)
     return Section(
         title,
@@ -250,7 +240,7 @@ def _of_experiment(folder: Path, root: Path, judged: pd.DataFrame) -> Section:
     files = sorted(folder.rglob("*.png"))
     pictures = {str(path.relative_to(folder)): path.read_bytes() for path in files}
     if is_lab and not pictures and name in FIGURES:
-        pictures = {name: png(draw(name))}
+        pictures = {name: as_png(draw(name))}
     claimed = judged[judged.experiment == name]
     devices = {path: path.parent.name for path in sweeps}
     return Section(
