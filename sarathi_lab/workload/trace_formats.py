@@ -263,14 +263,14 @@ def _cells_of_conversations(conversations: Sequence[Mapping[str, Any]]) -> pd.Da
         is_local = conversation.get("hash_id_scope", "local") == "local"
         scope = name if is_local else ""
         for request in conversation["requests"]:
-            if "in" not in request:
+            if not isinstance(request, Mapping) or "in" not in request:
                 continue  # a subagent, whose own requests are not part of the conversation
             row = {key: request.get(key) for key in ("t", "in", "out", "think_time")}
             row["id"] = name
-            local_ids = request.get("hash_ids") or ()
-            row["hash_ids"] = [
-                numbering.setdefault((scope, number), len(numbering)) for number in local_ids
-            ]
+            ids: Any = request.get("hash_ids") or []
+            if _ids(ids) is not None:
+                ids = [numbering.setdefault((scope, number), len(numbering)) for number in ids]
+            row["hash_ids"] = ids
             cells.append(row)
     table = pd.DataFrame(cells, dtype=object)
     table.index += 1

@@ -110,7 +110,10 @@ def _read_loads(content: Content, reader: Reader) -> list[Benchmark]:
     """
     benchmarks = list[Benchmark]()
     cautions = list[str]()
-    loads = reader.loads(content)
+    try:
+        loads = reader.loads(content)
+    except DAMAGE as error:
+        raise UserError(f"{content.path} {_reason_of(error)}; {FIX}") from None
     for number, load in enumerate(loads, 1):
         try:
             benchmarks.append(reader.read(content, load))

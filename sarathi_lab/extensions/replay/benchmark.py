@@ -259,7 +259,7 @@ def _sent(latency: pd.Series, due: NDArray[np.float64], limit: int | None) -> li
     sent = list[float]()
     for time, seconds in zip(due, latency, strict=True):
         begin = float(time)
-        if limit is not None and len(running) >= limit:
+        if limit and len(running) >= limit:
             begin = max(begin, heapq.heappop(running))
         sent.append(begin)
         heapq.heappush(running, begin + seconds)

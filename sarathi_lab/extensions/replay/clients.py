@@ -81,7 +81,9 @@ def client_of_rate(rate: Any, users: Any) -> Client:
         named_rate = str(rate)
     if not number > 0:
         raise ValueError(f"request_rate={rate} is not above 0")
-    limit = int(users) if users else None
+    limit = int(users or 0)
+    if limit < 1:  # as some clients write no limit
+        return Client(None, number, "stated", named_rate=named_rate)
     return Client(limit, number, "stated", named_rate=named_rate)
 
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import sqlite3
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -297,6 +299,33 @@ def test_one_bad_record_does_not_refuse_the_others(tmp_path):
     assert "1 of 2 requests replayed; 1 damaged (row 1: arrival=nan)" in cautions_of(tmp_path, bad)
     bad = vllm_detailed(output_lens=[3, -1])
     assert "1 damaged (row 2: output_len=-1)" in cautions_of(tmp_path, bad)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("value", [None, "x", [], {}, -1, float("inf")], ids=str)
+def test_no_value_gives_more_than_a_line(name, value, tmp_path):
+    """Each key of the first request, and of what is around it, with a value that it can't have."""
+    path = tmp_path / "file.json"
+    text = json.dumps(FILES[name])
+    refusals = []
+    for key in sorted(set(re.findall(r'"(\w+)": ', text))):
+        spoilt = json.loads(text, object_hook=partial(spoiled, key=key, value=value))
+        path.write_text(json.dumps(spoilt))
+        refusals += refusals_of(path)
+    assert refusals
+    assert not any("\n" in refusal for refusal in refusals)
+
+
+def spoiled(entry: dict, key: str, value) -> dict:
+    return {**entry, key: value} if key in entry else entry
+
+
+def refusals_of(path: Path) -> list[str]:
+    try:
+        read_benchmarks(path)
+    except UserError as error:
+        return [str(error)]
+    return []
 
 
 def test_a_sample_and_what_was_not_finished_is_said(tmp_path):

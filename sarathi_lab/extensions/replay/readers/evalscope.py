@@ -141,15 +141,11 @@ def _first_number(summary: Object, headings: Sequence[str]) -> float:
 
 def _client_of(users: Any, rate: Any) -> Client:
     """Return the client of so many users, at a rate unless that is -1."""
-    limit = number_of(users)
+    limit = count_of(users) or None
     per_second = number_of(rate)
-    if math.isnan(limit) and not per_second > 0:
+    if limit is None and not per_second > 0:
         return Client()
-    return Client(
-        None if math.isnan(limit) else int(limit),
-        per_second if per_second > 0 else math.inf,
-        "stated",
-    )
+    return Client(limit, per_second if per_second > 0 else math.inf, "stated")
 
 
 def _server_of(content: Content, arguments: Object) -> Statement:

@@ -113,7 +113,7 @@ def _means(summary: Object) -> dict[str, float]:
 
 
 def _client_of(summary: Object) -> Client:
-    return Client(int(summary.get(USERS, DEFAULT_USERS)), source="stated")
+    return Client(count_of(summary.get(USERS)) or DEFAULT_USERS, source="stated")
 
 
 def _server_of(content: Content, summary: Object) -> Statement:
