@@ -329,6 +329,9 @@ def test_8_bit_weights_run_in_16_bits_where_the_device_has_no_other() -> None:
     without = replace(H100, fp8_flops_per_second=None)
     in_16_bits = SimulatedBackend(without).predictor(spec).operation_times(chunk)["ffn_up"]
     assert in_16_bits > 1.1 * in_8_bits
+    kernels = SimulatedBackend(H100, cost_model="measured_kernels")
+    with pytest.raises(UserError, match=r"measured_kernels.*Qwen3-8B are in fp8"):
+        kernels.check(spec, 0)
     stated = SimulatedBackend(H100, weights="fp8")
     with pytest.raises(UserError, match=r"executor\.weights=fp8.*stored in fp8 already"):
         stated.check(spec, 0)

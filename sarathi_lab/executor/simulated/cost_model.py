@@ -244,6 +244,11 @@ def make_cost_model(
     formula = kind(spec, hardware, dtype_bytes, parallel, fused)
     operations = experts = None
     if level == MEASURED_KERNELS:
+        if spec.stored is not None:
+            raise UserError(
+                f"executor.cost_model={level} has times of weights in the model's type, and those "
+                f"of model {spec.name} are in {spec.stored.name}; use executor.cost_model=analytic"
+            )
         tables = tables_for(formula, level)
         measured_experts = MeasuredExperts(tables, spec) if spec.num_experts else None
         return CostModel(formula, MeasuredKernels(tables, formula), measured_experts)
