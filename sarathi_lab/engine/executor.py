@@ -222,6 +222,11 @@ class Backend(Protocol):
     def read_model(self, checkpoint: Path) -> ModelSpec | None:
         """The spec of a checkpoint that only this backend computes; None if it does not, either."""
 
+    def with_weights(self, spec: ModelSpec, checkpoint: Path | None) -> ModelSpec:
+        """The spec with the weights as this backend holds them. Raises UserError for a type that it
+        does not have.
+        """
+
     def expect(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> None:
         """Take note of a run to come, where several share what `build` makes first."""
 

@@ -50,7 +50,10 @@ GPU_MODELS = (
     DefaultModel("llama3-8b", card_bytes=20.0e9, num_params=8.03e9),
     DefaultModel("llama3.2-3b", card_bytes=10.0e9, num_params=3.21e9),
 )
-EIGHT_BITS = "executor.weights=fp8 with executor=simulated, or a model in 8 bits with executor=vllm"
+EIGHT_BITS = (
+    "for weights in 8 bits executor.weights=fp8 with executor=simulated, or "
+    '"executor.options={quantization: fp8_per_channel}" with executor=vllm'
+)
 SMALL_GPU_MODEL = "120m"
 FIRST_ROUNDS = 4  # of peaks, before anything is announced
 PRODUCT_SIZE = {"cpu": 1024, "cuda": 8192}  # of square matrices, for the peak of products

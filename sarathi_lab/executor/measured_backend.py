@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -101,8 +100,7 @@ class MeasuredBackend(ABC):
         return devices.default_model_name(self.torch_device, self.dtype_bytes)
 
     def memory(self, spec: ModelSpec) -> Memory:
-        """Return the memory of one part on a GPU, of all on a CPU, before weights are quantised."""
-        spec = replace(spec, weight_dtype="auto")
+        """Return the memory of one part on a GPU, of all on a CPU."""
         if self.uses_gpus and self.num_devices > 1:
             # Each has about its share of the layers, or of every layer.
             spec = spec.of_part(self.num_devices)
@@ -159,6 +157,10 @@ class MeasuredBackend(ABC):
     def read_model(self, checkpoint: Path) -> ModelSpec | None:
         """Return None: it computes what `model.huggingface` reads, and nothing else."""
         return None
+
+    def with_weights(self, spec: ModelSpec, checkpoint: Path | None) -> ModelSpec:
+        """Return `spec`: weights are in the run's type."""
+        return spec
 
     def expect(  # noqa: B027
         self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes

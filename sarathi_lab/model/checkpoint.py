@@ -4,6 +4,7 @@ checked and named, nothing loaded.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,13 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ["*.json", "*.safetensors"]
 SHAPE_FILES = ["config.json"]  # what a simulation reads
 DTYPES = ("F64", "F32", "BF16", "F16")
+# Of an element, by safetensors' names of types.
+ELEMENT_BYTES = {
+    **dict.fromkeys(("F64", "I64", "U64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("BF16", "F16", "I16", "U16"), 2),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL"), 1),
+}
 # Buffers that old versions of transformers saved, which follow from the settings.
 UNUSED = re.compile(r"rotary_emb\.inv_freq$|attention\.(masked_)?bias$")
 
@@ -36,6 +44,17 @@ class Stored:
     file: Path
     dtype: str  # as safetensors names it
     shape: tuple[int, ...]
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Raises UserError for a type that this module does not know."""
+        if self.dtype not in ELEMENT_BYTES:
+            raise UserError(f"{self.file} has tensors of {self.dtype}, whose size is unknown")
+        return self.num_elements * ELEMENT_BYTES[self.dtype]
 
 
 def find_checkpoint(path: str, files: Sequence[str] = HUB_FILES) -> Path:
@@ -195,7 +214,8 @@ def resolve_model(cfg: DictConfig, backend: Any) -> tuple[ModelSpec, Path | None
             f"cache.dtype={spec.kv_dtype} instead"
         )
     weights = cfg.executor.get("weights", "auto")
-    return replace(spec, kv_dtype=cfg.cache.dtype, weight_dtype=weights), checkpoint
+    spec = replace(spec, kv_dtype=cfg.cache.dtype, weight_dtype=weights)
+    return backend.with_weights(spec, checkpoint), checkpoint
 
 
 def text_encoder(checkpoint: Path | None) -> Callable[[str], list[int]] | None:

@@ -25,7 +25,8 @@ class Peaks:
     flops_per_second: float
     bytes_per_second: float
     source: str
-    fp8_flops_per_second: float | None = None  # None: unknown
+    # None: as 16 bits; not a number where products of 8 bits have another peak, which is unknown.
+    fp8_flops_per_second: float | None = None
 
     def rate(self, spec: ModelSpec) -> float:
         """Return the FLOP/s of the products of `spec`: in 8 bits where its checkpoint has these."""
@@ -66,14 +67,15 @@ def operation_rooflines(
     num_tokens = work.num_prefill_tokens + work.num_decode_tokens
     token_bytes = num_tokens * spec.num_layers * dtype_bytes
 
-    def seconds(flops: float, num_bytes: float) -> float:
-        return max(flops / peaks.flops_per_second, num_bytes / peaks.bytes_per_second)
+    def seconds(flops: float, num_bytes: float, peak: float = peaks.flops_per_second) -> float:
+        return max(flops / peak, num_bytes / peaks.bytes_per_second)
 
     def product(
         linear: Linear, rows: float, used: float = 1.0, weight: float = dtype_bytes
     ) -> float:
         moved = rows * (linear.in_features + linear.out_features) * linear.count * dtype_bytes
-        return seconds(2 * rows * linear.num_params, used * linear.num_params * weight + moved)
+        read = used * linear.num_params * weight
+        return seconds(2 * rows * linear.num_params, read + moved, peaks.rate(spec))
 
     def attention(rows: float, pairs: float, kv_tokens: float) -> float:
         moved = 2 * rows * spec.num_layers * spec.q_size * dtype_bytes

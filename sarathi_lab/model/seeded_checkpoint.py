@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -68,7 +67,7 @@ def require_architecture(spec: ModelSpec) -> None:
     """Raise UserError for a shape that no architecture in transformers has: read back, its
     config.json would be another model.
     """
-    plain = replace(spec, kv_dtype="auto", weight_dtype="auto")
+    plain = spec.unquantised()
     if spec_of(with_defaults(config_of(spec, "float32")), spec.name) != plain:
         raise UserError(
             f"model {spec.name} has no architecture in transformers, which checkpoints need; take "
@@ -87,8 +86,8 @@ def path_of_config(spec: ModelSpec, dtype: torch.dtype) -> Path:
 
 
 def _path_of(kind: str, spec: ModelSpec, *settings: object) -> Path:
-    spec = replace(spec, kv_dtype="auto", weight_dtype="auto")
-    key = hashlib.sha256(repr((spec, *settings)).encode()).hexdigest()[:16]
+    plain = spec.unquantised()
+    key = hashlib.sha256(repr((plain, *settings)).encode()).hexdigest()[:16]
     return cache_folder() / kind / key / spec.name
 
 
@@ -179,7 +178,7 @@ def _tensors(
     folder: Path, spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int
 ) -> dict[str, Tensor]:
     """Return the drawn weights by their names in the checkpoint, on the host."""
-    model = load_model(replace(spec, weight_dtype="auto"), None, device, dtype, seed)
+    model = load_model(spec.unquantised(), None, device, dtype, seed)
     parameters = dict(model.named_parameters())
     tensors: dict[str, Tensor] = {}
     for name, sources in parameter_sources(folder, spec, ()):

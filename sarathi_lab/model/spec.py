@@ -159,6 +159,15 @@ class ModelSpec:
         """Whether FLOPs and bytes read are known, and not only sizes (`StoredSpec`)."""
         return True
 
+    @property
+    def size(self) -> str:
+        """In words."""
+        return f"{self.num_params / 1e6:,.0f}M parameters"
+
+    def unquantised(self) -> ModelSpec:
+        """Return the same with weights and cache in the run's type."""
+        return replace(self, kv_dtype="auto", weight_dtype="auto", quantisation=None)
+
     def of_part(self, num_parts: int) -> ModelSpec:
         """Return what each of so many devices holds, the layers divided among them."""
         return replace(self, num_layers=-(-self.num_layers // num_parts))

@@ -19,7 +19,7 @@ class StoredSpec(ModelSpec):
     MFU and MBU, which tables leave blank.
     """
 
-    stored_params: int = 0
+    stored_params: int = 0  # elements, of which packed ones have several parameters
     stored_bytes: int | None = None  # None: of the run's dtype
     cached_values: int = 0  # of one token, over all layers
 
@@ -35,6 +35,12 @@ class StoredSpec(ModelSpec):
             stored_bytes=num_bytes,
             cached_values=-(-self.cached_values // num_parts),
         )
+
+    @property
+    def size(self) -> str:
+        if self.stored_bytes is None:
+            return super().size
+        return f"{self.stored_bytes / 1e9:.1f} GB of quantised weights"
 
     @cached_property
     def num_params(self) -> int:

@@ -56,8 +56,9 @@ def summarise(
     decodes.
     """
     # NaN, not the sum of what is there, for a model without formulas.
-    flops, min_bytes = iterations.flops.sum(skipna=False), iterations.min_bytes.sum(skipna=False)
+    min_bytes = iterations.min_bytes.sum(skipna=False)
     busy, roofline = iterations.busy.sum(), iterations.roofline.sum(skipna=False)
+    busy_at_peak = (iterations.mfu * iterations.busy).sum(skipna=False)
     kv_tokens = iterations.prefill_kv_tokens.sum()
     summary = {
         "num_iterations": len(iterations),
@@ -72,7 +73,7 @@ def summarise(
         **_time_over_roofline_by_kind(iterations),
         "peak_flops_per_second": peaks.flops_per_second,
         "peak_bytes_per_second": peaks.bytes_per_second,
-        "mfu": flops / (busy * peaks.flops_per_second),
+        "mfu": busy_at_peak / busy,
         "mbu": min_bytes / (busy * peaks.bytes_per_second),
         "tile_efficiency": iterations.useful_tiles.sum() / iterations.computed_tiles.sum(),
         **_overheads(iterations),

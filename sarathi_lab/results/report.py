@@ -65,7 +65,7 @@ _cautioned: set[tuple[str, str]] = set()  # by sweep
 def print_device(place: RunContext, spec: ModelSpec, backend: Backend, policy: str) -> None:
     """Print the name of a run, its model, device and policy."""
     print_words(f"\n{place.name}", style="bold")
-    model = f"{spec.name} ({spec.num_params / 1e6:,.0f}M parameters, {backend.dtype_name})"
+    model = f"{spec.name} ({spec.size}, {backend.dtype_name})"
     print_words(f"  {model} on {backend.device_name}, policy {policy}")
     print_cautions(backend.cautions(spec), place)
 

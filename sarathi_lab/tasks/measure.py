@@ -236,7 +236,8 @@ class Measure(Task):
         """Return the chosen model, or those that the experiment compares, or the usual one."""
         compared = self._sizes(backend).get("models", ())
         if compared and is_usual_model(cfg):
-            return [load_option("model", name) for name in compared]
+            specs = [load_option("model", name) for name in compared]
+            return [backend.with_weights(spec, None) for spec in specs]
         return [resolve_model(cfg, backend)[0]]
 
     def _measured(self, sessions: Sequence[Session], context: RunContext) -> Result:

@@ -96,7 +96,7 @@ def test_a_simulation_says_what_it_does_not_count():
     ("setting", "fix"),
     [
         ("cache.dtype=int8", "use executor=vllm or executor=simulated"),
-        ("dtype=int8", "executor.weights=fp8 with executor=simulated, or a model in 8 bits with"),
+        ("dtype=int8", '{quantization: fp8_per_channel}" with executor=vllm'),
         ("executor.weights=fp8", "add executor=simulated"),
     ],
 )

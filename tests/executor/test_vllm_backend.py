@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import logging.config
+import math
 import os
 import sys
 from dataclasses import make_dataclass, replace
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from bookkeeper import Bookkeeper
+from quantised_checkpoints import make_quantised, num_bytes_of
 from vllm_engine import SIZES, TINY
 
 from sarathi_lab.config.errors import RunError, UserError
@@ -32,8 +34,9 @@ from sarathi_lab.executor.vllm import executor as executors
 from sarathi_lab.executor.vllm import worker_errors
 from sarathi_lab.executor.vllm import workers as vllm
 from sarathi_lab.executor.vllm.backend import SharedEngine, VllmBackend
-from sarathi_lab.model.checkpoint import check_checkpoint
+from sarathi_lab.model.checkpoint import AutoModel, check_checkpoint
 from sarathi_lab.model.huggingface import read_spec
+from sarathi_lab.model.roofline import Peaks, roofline_time
 from sarathi_lab.model.seeded_checkpoint import (
     config_of,
     require_architecture,
@@ -42,11 +45,12 @@ from sarathi_lab.model.seeded_checkpoint import (
 from sarathi_lab.model.spec import ModelSpec, RopeScaling
 from sarathi_lab.model.weights import load_model
 from sarathi_lab.policy import Orca
+from tests.support.simulated import batch_of
 
 NAMES = ["model", "attention_backend", "max_num_seqs", "block_size", "async_scheduling"]
 NAMES += ["compilation_config", "max_cudagraph_capture_size"]
 NAMES += ["enable_lora", "data_parallel_size", "speculative_config", "max_logprobs"]
-NAMES += ["hf_overrides", "worker_extension_cls"]
+NAMES += ["hf_overrides", "worker_extension_cls", "quantization"]
 
 
 def module(name: str, monkeypatch: Any, **content: Any) -> None:
@@ -195,6 +199,108 @@ def test_options_are_merged_with_what_a_run_needs(stub):
     backend = VllmBackend(options={"hf_overrides": {"max_position_embeddings": 9}})
     with pytest.raises(UserError, match="max_position_embeddings=9, but this run needs 5000"):
         backend.arguments(TINY, None, longer)
+
+
+def test_blocks_of_another_size_than_asked_for_are_refused(stub, monkeypatch):
+    engine = SharedEngine()
+    monkeypatch.setattr(backends, "_engine", engine)
+    monkeypatch.setattr(engine, "get", lambda key, start: SimpleNamespace(block_size=64))
+    with pytest.raises(UserError, match=r"made blocks of 64 tokens .* use cache.block_size=64"):
+        VllmBackend().build(TINY, None, SIZES)
+
+
+SHAPE = vllm.ModelShape(
+    num_layers=2,
+    hidden_size=64,
+    num_heads=2,
+    num_kv_heads=1,
+    head_size=24,
+    ffn_size=96,
+    vocab_size=211,
+    max_position=512,
+    is_latent=False,
+    has_plain_rotation=True,
+    is_quantised=False,
+    block_size=32,
+    beyond=None,
+)
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        (SHAPE, "heads of 24 on a CPU"),
+        (SHAPE._replace(is_latent=True), "latent attention with plain rotary embeddings on a CPU"),
+        (SHAPE._replace(is_latent=True, has_plain_rotation=False), "latents of 24"),
+        (SHAPE._replace(beyond="an encoder"), "an encoder"),
+    ],
+)
+def test_a_checkpoint_that_does_not_run_here_is_refused_by_what_it_has(
+    shape, reason, stub, tmp_path, monkeypatch
+):
+    (tmp_path / "config.json").touch()
+    latent_attention = SimpleNamespace(get_supported_head_sizes=lambda: [576])
+    for package in ("vllm.v1.attention.backends.mla", "vllm.v1.attention.backends.mla.cpu_mla"):
+        module(package, monkeypatch, CPUMLABackend=latent_attention)
+    monkeypatch.setattr(vllm, "model_shape", lambda arguments, runner: shape)
+    with pytest.raises(UserError, match=f"has {reason}.*, which executor=vllm does not run"):
+        VllmBackend().read_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "expected"),
+    [
+        (vllm.WeightBytes(dense=1.0, expert=None), 1),
+        (vllm.WeightBytes(dense=None, expert=1.0), "quantises experts, which model tiny-vllm has"),
+        (None, "states no bytes of such weights"),
+        (ValueError("no config file"), r"vLLM refuses it \(ValueError: no config file\); drop it"),
+    ],
+)
+def test_weights_that_vllm_quantises_are_counted_by_its_configuration(
+    num_bytes, expected, stub, monkeypatch
+):
+    def configured(arguments: Any, runner: str) -> Any:
+        if isinstance(num_bytes, ValueError):
+            raise num_bytes
+        return num_bytes
+
+    monkeypatch.setattr(vllm, "weight_bytes", configured)
+    backend = VllmBackend(options={"quantization": "some"})
+    assert VllmBackend().with_weights(TINY, None) == TINY
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=f"executor.options.quantization=some:? .*{expected}"):
+            backend.with_weights(TINY, None)
+        return
+    spec = backend.with_weights(TINY, None)
+    assert spec.linear_bytes(4) == expected
+    assert backend.memory(spec).weights == spec.weight_bytes(4) < TINY.weight_bytes(4)
+    work = batch_of(decodes=3)
+    assert spec.flops(work) == TINY.flops(work)
+    with monkeypatch.context() as patch:
+        patch.setattr(devices, "measure_peaks", lambda *_: Peaks(1e12, 1e11, "measured"))
+        peaks = backend.peaks()
+    assert math.isnan(roofline_time(spec, work, 4, peaks)), "products of 8 bits are not measured"
+    assert roofline_time(TINY, work, 4, peaks) > 0
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_a_quantised_checkpoint_of_a_model_with_formulas_has_its_bytes(
+    method, stub, tmp_path, monkeypatch
+):
+    make_quantised(method, tmp_path)
+    shape = SHAPE._replace(is_quantised=True, head_size=32)
+    monkeypatch.setattr(vllm, "model_shape", lambda arguments, runner: shape)
+    backend = VllmBackend()
+    spec, _ = AutoModel(str(tmp_path)).resolve("tiny", backend.read_model)
+    assert spec.has_formulas
+    # The rest are norms, and the indices of rows that GPTQ saves: much of a small model.
+    assert spec.weight_bytes(2) == pytest.approx(num_bytes_of(tmp_path), rel=0.1)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace(f'"{method}"', '"other"'))
+    unknown = backend.read_model(tmp_path)
+    assert not unknown.has_formulas
+    assert unknown.weight_bytes(2) == num_bytes_of(tmp_path)
+    assert "of quantised weights" in unknown.size
 
 
 def test_a_newer_vllm_is_a_caution(stub, monkeypatch):
@@ -374,7 +480,12 @@ def test_errors_of_vllm_are_one_line():
 
     text = "1 validation error for VllmConfig\n  Value error, no Triton [type=value_error]"
     memory = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-    for error, reason in ((Invalid(text), "Value error, no Triton"), (memory, "out of memory")):
+    listed = ValueError("No kernel. Reasons:\n  A requires AMX,\n  B a GPU")
+    for error, reason in (
+        (Invalid(text), "Value error, no Triton"),
+        (memory, "out of memory"),
+        (listed, "No kernel. Reasons: A requires AMX, B a GPU"),
+    ):
         with pytest.raises(RunError, match=reason), executors.explained("it"):
             raise error
     with pytest.raises(RunError, match=r"\(RuntimeError: it failed, by ValueError: no such head\)"):

@@ -40,7 +40,7 @@ def backend_of(**settings: Any) -> Any:
     """A `VllmBackend` without graphs or compilation."""
     from sarathi_lab.executor.vllm.backend import VllmBackend
 
-    return VllmBackend(device="cpu", dtype="float32", **{"eager": True, **settings})
+    return VllmBackend(**{"device": "cpu", "dtype": "float32", "eager": True, **settings})
 
 
 def requests_of_tokens(number: int = 8, *, prefix: int = 0, longest: int = 180) -> list[Request]:
@@ -62,7 +62,7 @@ def served(
 ) -> Ledger:
     """The ledger of `requests` served with a cache of `num_blocks`."""
     sizes = {"block_size": SIZES.block_size, "max_model_len": SIZES.max_model_len}
-    engine = EngineConfig(policy, SIZES.batch_size, num_blocks, **sizes, **settings)
+    engine = EngineConfig(policy, SIZES.batch_size, num_blocks, **{**sizes, **settings})
     return serve(requests, engine, executor)
 
 

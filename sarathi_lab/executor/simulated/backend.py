@@ -248,6 +248,10 @@ class SimulatedBackend:
     def read_model(self, checkpoint: Path) -> None:
         """Return None: it has formulas for what `model.huggingface` reads, and for nothing else."""
 
+    def with_weights(self, spec: ModelSpec, checkpoint: Path | None) -> ModelSpec:
+        """Return `spec`, which has the weights that are stated."""
+        return spec
+
     def expect(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> None:
         """Do nothing: every run has an executor of its size."""
 

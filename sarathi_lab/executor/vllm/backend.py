@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from os.path import getsize
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,9 +26,13 @@ from sarathi_lab.executor.timeline import HostTimeline, timeline_of
 from sarathi_lab.executor.vllm import workers as vllm
 from sarathi_lab.executor.vllm.engine_arguments import check_options, check_overrides, with_options
 from sarathi_lab.executor.vllm.executor import VllmExecutor, explained
+from sarathi_lab.executor.vllm.model_reading import (
+    quantised_setting,
+    read_spec,
+    shape_of,
+    with_quantised_weights,
+)
 from sarathi_lab.executor.vllm.stages import StagedExecutor
-from sarathi_lab.executor.vllm.worker_errors import last_line
-from sarathi_lab.model.checkpoint import stored_tensors
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.seeded_checkpoint import (
     config_folder,
@@ -40,7 +43,6 @@ from sarathi_lab.model.seeded_checkpoint import (
     seeded_checkpoint,
 )
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.model.stored_spec import StoredSpec
 
 AUTO, SEEDED = "auto", "seeded"
 BLOCK_MULTIPLES = {"cpu": 32, "cuda": 16}  # of tokens, that vLLM's attention reads
@@ -139,46 +141,36 @@ class VllmBackend(MeasuredBackend):
                 f"compute on a CPU; use model=30m, or model.head_size of {_listed(sizes)}"
             )
 
+    def with_weights(self, spec: ModelSpec, checkpoint: Path | None) -> ModelSpec:
+        """Return the spec with the bytes of the weights as `options` have vLLM quantise them.
+        Raises UserError for what vLLM refuses, and for a way whose bytes are not known.
+        """
+        setting = quantised_setting(self.options or {})
+        if setting is None or not spec.has_formulas or spec.quantisation is not None:
+            return spec
+        if checkpoint is None:
+            checkpoint = config_folder(spec, self.torch_dtype)
+        arguments = self._arguments_of_model(checkpoint)
+        return with_quantised_weights(spec, arguments, self.runner, setting=setting)
+
     def read_model(self, checkpoint: Path) -> ModelSpec | None:
-        """Return the spec of a checkpoint by vLLM's reading. Raises UserError for one that vLLM
-        refuses, or that has what executor=vllm has no part in.
+        """Return the spec of a checkpoint by vLLM's reading; None for a folder without one. Raises
+        UserError for one that does not run here.
         """
         if not (checkpoint / "config.json").is_file():
             return None
-        try:
-            shape = self._shape_of(checkpoint)
-        except Exception as error:
-            raise UserError(
-                f"model.path={checkpoint}: vLLM can't load it ({last_line(error)}); take another"
-            ) from None
-        if shape.beyond is not None:
-            raise UserError(
-                f"model.path={checkpoint} has {shape.beyond}, which executor=vllm does not run; "
-                "take another"
-            )
-        tensors = stored_tensors(checkpoint).values()
-        files = {tensor.file for tensor in tensors}
-        num_cached = shape.head_size * (1 if shape.is_latent else 2 * shape.num_kv_heads)
-        return StoredSpec(
-            checkpoint.resolve().name,
-            *shape[:3],
-            num_kv_heads=1 if shape.is_latent else shape.num_kv_heads,
-            ffn_size=shape.ffn_size,
-            vocab_size=shape.vocab_size,
-            head_size=shape.head_size,
-            max_position=shape.max_position,
-            stored_params=sum(math.prod(tensor.shape) for tensor in tensors),
-            stored_bytes=sum(map(getsize, files)) if shape.is_quantised else None,
-            cached_values=shape.num_layers * num_cached,
-        )
+        arguments = self._arguments_of_model(checkpoint)
+        return read_spec(checkpoint, arguments, self.runner, on_gpu=self.uses_gpus)
 
-    def _shape_of(self, checkpoint: Path) -> vllm.ModelShape:
-        key = f"{self} {checkpoint}"
-        if key not in _shapes:
-            arguments = {"model": str(checkpoint), "dtype": self.dtype_name, **vllm.ALWAYS}
-            options = with_options(arguments, self.options or {})
-            _shapes[key] = vllm.model_shape(options, self.runner)
-        return _shapes[key]
+    def _arguments_of_model(self, folder: Path) -> dict[str, Any]:
+        """Return the engine arguments by which vLLM reads a model's configuration."""
+        arguments = {
+            "model": str(folder),
+            "dtype": self.dtype_name,
+            "block_size": self.block_multiple,
+            **vllm.ALWAYS,
+        }
+        return with_options(arguments, self.options or {})
 
     def _check_devices(self) -> None:
         """Raise UserError for more GPUs than this machine has, unless Ray has those of others."""
@@ -224,7 +216,9 @@ class VllmBackend(MeasuredBackend):
     def peaks(self) -> Peaks:
         """Measure the peaks of this device, times the number of GPUs."""
         with devices.explain_lack_of_memory("the measurement of its peaks"):
-            return self.of_all_devices(devices.measure_peaks(self.torch_device, self.torch_dtype))
+            peaks = devices.measure_peaks(self.torch_device, self.torch_dtype)
+        # Products of 8 bits are not measured: their rooflines are left blank.
+        return replace(self.of_all_devices(peaks), fp8_flops_per_second=math.nan)
 
     def expect(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> None:
         """Have an engine made with room for `sizes`. Raises UserError for what vLLM refuses."""
@@ -237,24 +231,37 @@ class VllmBackend(MeasuredBackend):
                 f"executor.random_weights={self.random_weights} is of models without a checkpoint, "
                 f"and model.path={checkpoint} names one; drop one of the two"
             )
-        kind, multiple = self.torch_device.type, self.block_multiple
-        if sizes.block_size % multiple:
-            raise UserError(
-                f"cache.block_size={sizes.block_size}: vLLM's attention on a {kind} reads blocks "
-                f"of a multiple of {multiple} tokens; use cache.block_size={multiple}"
-            )
+        self._check_block_size(spec, checkpoint, sizes.block_size)
         if sizes.num_drafts:
             raise UserError("executor=vllm verifies no drafts; use speculation=none")
         longest, most = _limits(sizes)
         sizes = replace(sizes, max_model_len=longest, max_batch_tokens=most)
         _engine.expect(self._key(spec, checkpoint, sizes), sizes)
 
+    def _check_block_size(self, spec: ModelSpec, checkpoint: Path | None, block_size: int) -> None:
+        """Raise UserError for blocks that vLLM's attention does not read."""
+        kind, multiple = self.torch_device.type, self.block_multiple
+        if checkpoint is not None and not spec.has_formulas:
+            needed = shape_of(self._arguments_of_model(checkpoint), self.runner).block_size
+            if needed == block_size:
+                return
+            if needed != multiple:  # that was asked for
+                raise UserError(
+                    f"cache.block_size={block_size}: vLLM's attention of {spec.name} reads blocks "
+                    f"of {needed} tokens on a {kind}; use cache.block_size={needed}"
+                )
+        if block_size % multiple:
+            raise UserError(
+                f"cache.block_size={block_size}: vLLM's attention on a {kind} reads blocks "
+                f"of a multiple of {multiple} tokens; use cache.block_size={multiple}"
+            )
+
     def _check_room_for_checkpoint(self, spec: ModelSpec) -> None:
         """Raise UserError if the disk or the host's memory is too small for the seeded weights."""
         folder = path_of(spec, self.torch_device, self.torch_dtype, self.seed)
         if folder.is_dir():
             return
-        num_bytes = replace(spec, weight_dtype="auto").weight_bytes(self.dtype_bytes)
+        num_bytes = spec.unquantised().weight_bytes(self.dtype_bytes)
         needed = f"the seeded weights of {spec.name} need {num_bytes / 1e9:.1f} GB"
         fix = "use executor.random_weights=dummy, which needs neither, or a smaller model"
         existing = next(parent for parent in folder.parents if parent.is_dir())
@@ -279,6 +286,12 @@ class VllmBackend(MeasuredBackend):
         start = partial(self._start, spec, checkpoint)
         with explained(f"the start of its engine for {spec.name}"):
             workers = _engine.get(self._key(spec, checkpoint, sizes), start)
+        if workers.block_size != sizes.block_size:
+            raise UserError(
+                f"cache.block_size={sizes.block_size}: vLLM has made blocks of "
+                f"{workers.block_size} tokens for {spec.name}; use "
+                f"cache.block_size={workers.block_size}"
+            )
         on_stream = workers.in_process and self.uses_gpus
         executor_class = StagedExecutor if self.num_stages > 1 else VllmExecutor
         executor = executor_class(
@@ -438,7 +451,6 @@ class SharedEngine:
             workers.close()
 
 
-_shapes: dict[str, vllm.ModelShape] = {}  # that vLLM has read, a second each, by checkpoint
 _engine = SharedEngine()
 atexit.register(_engine.close)
 devices.engine_ends.append(_engine.close)

@@ -63,6 +63,8 @@ def _reason(error: BaseException) -> str:
     if not reasons:
         return "no message"
     reason = reasons[0].partition(" [type=")[0]
+    if reason.endswith(":"):  # what follows is a list
+        reason = " ".join([reason, *reasons[1:]])
     return reason if len(reason) <= LONGEST_LINE else f"{reason[:LONGEST_LINE]}..."
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, NamedTuple
 
+import torch
+
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.processes import require_child_processes, start_methods_of_python
 from sarathi_lab.engine.executor import GraphUse
@@ -54,8 +56,17 @@ class ModelShape(NamedTuple):
     vocab_size: int
     max_position: int
     is_latent: bool  # whether attention caches latents (MLA) instead of keys and values
+    has_plain_rotation: bool  # of queries and keys, not scaled for longer contexts
     is_quantised: bool
+    block_size: int  # tokens of a block of the cache, which vLLM may have changed
     beyond: str | None  # what executor=vllm has no part in, if the model has it
+
+
+class WeightBytes(NamedTuple):
+    """Bytes of a parameter in weights that vLLM quantises when it loads them; None: as they are."""
+
+    dense: float | None  # of the layers' products
+    expert: float | None
 
 
 class NewSequence(NamedTuple):
@@ -151,6 +162,15 @@ def head_sizes_of_cpu() -> list[int]:
     return list(CPUAttentionBackend.get_supported_head_sizes())
 
 
+def latent_sizes_of_cpu() -> list[int]:
+    """Return the sizes of latents that vLLM's attention computes on any CPU, where it checks
+    none.
+    """
+    from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend
+
+    return list(CPUMLABackend.get_supported_head_sizes())
+
+
 def engine_arguments() -> list[str]:
     """Return the names of vLLM's engine arguments."""
     from vllm.engine.arg_utils import EngineArgs
@@ -215,9 +235,53 @@ def model_shape(arguments: Mapping[str, Any], runner: str) -> ModelShape:
         vocab_size=model.get_vocab_size(),
         max_position=model.max_model_len,
         is_latent=model.use_mla,
+        has_plain_rotation=_rotation_of(text) == "default",
         is_quantised=model.quantization is not None,
+        block_size=config.cache_config.block_size,
         beyond=next((feature for feature, has_it in beyond.items() if has_it), None),
     )
+
+
+def _rotation_of(text_config: Any) -> str:
+    """Return the type of a model's rotary embedding, by transformers' name."""
+    settings = getattr(text_config, "rope_parameters", None) or {}
+    return str(settings.get("rope_type", "default"))
+
+
+def weight_bytes(arguments: Mapping[str, Any], runner: str) -> WeightBytes | None:
+    """Return the bytes of weights that vLLM quantises by engine arguments; None for a way of which
+    its configuration states none. Raises what vLLM does.
+    """
+    config = make_config(arguments, runner)
+    formats = getattr(config.quant_config, "args", None)
+    if formats is None or formats.targets or formats.ignore:
+        return None
+    return WeightBytes(_bytes_of(formats.linear), _bytes_of(formats.moe))
+
+
+def lacks_fp8_quantiser() -> bool:
+    """Whether the installed vLLM can't quantise tensors to fp8: its build for CPUs declares the
+    operator without arguments, and has none.
+    """
+    if device_type() != "cpu":
+        return False
+    from vllm import _custom_ops  # noqa: F401  (loads operators)
+
+    return not torch.ops._C.static_scaled_fp8_quant.default._schema.arguments
+
+
+def _bytes_of(weights: Any) -> float | None:
+    """Return the bytes of a parameter with its share of the scales, by vLLM's `QuantSpec`."""
+    if weights is None or weights.weight is None:
+        return None
+    key = weights.weight
+    num_bytes = float(key.dtype.itemsize)
+    if key.dtype is torch.uint8:  # two values of 4 bits
+        num_bytes /= 2
+    rows, columns = key.scale.group_shape
+    if rows > 0 and columns > 0:  # else of a whole row or tensor: nearly nothing
+        num_bytes += key.scale.dtype.itemsize / (rows * columns)
+    return num_bytes
 
 
 class Workers:
@@ -401,8 +465,6 @@ def require_one_list_of_blocks(cache: Any, config: Any) -> None:
 
 def facts_of(worker: Any) -> dict[str, Any]:
     """Return the names of a worker's attention kernels and its threads, in its process."""
-    import torch
-
     groups = getattr(worker.model_runner, "attn_groups", [])
     names = {group.backend.get_name() for of_cache in groups for group in of_cache}
     return {"attention": ", ".join(sorted(names)), "threads": torch.get_num_threads()}
