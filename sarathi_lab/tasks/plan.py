@@ -89,9 +89,9 @@ class Plan:
     def roofline(self, peaks: Peaks) -> float:
         """Predict the seconds of the run if every iteration met its roofline time, on a virtual
         clock. On a pipeline the roofline is that of each stage's share of work and devices. NaN for
-        a model without formulas.
+        a model without formulas, or for products whose peak is not known.
         """
-        if not self.spec.has_formulas:
+        if not self.spec.has_formulas or math.isnan(peaks.rate(self.spec)):
             return math.nan
         num_stages = self.backend.num_stages
 
