@@ -213,7 +213,8 @@ class Reader:
         self, name: str, quantisation: Quantisation | None, uncounted: tuple[str, ...]
     ) -> ModelSpec:
         """Make the spec."""
-        facts, family = self.facts, self.family
+        facts = self.facts
+        family = self.family
         num_heads = facts.size("num_attention_heads", "n_head")
         hidden = facts.size("hidden_size", "n_embd")
         latent = self._latent()
@@ -335,7 +336,8 @@ class Reader:
 
     def _window_kinds(self) -> list[str]:
         """Return the kinds where the file has a window, and the architecture has its layers."""
-        facts, family = self.facts, self.family
+        facts = self.facts
+        family = self.family
         all_full = [FULL] * self.num_layers
         if facts.has("attention_chunk_size"):
             return self._every(CHUNKED)
@@ -350,7 +352,8 @@ class Reader:
 
     def _every(self, kind: str) -> list[str]:
         """Return `kind`, but for the last of every few layers."""
-        facts, every = self.facts, self.family.every_full
+        facts = self.facts
+        every = self.family.every_full
         pattern = facts.text("sliding_window_pattern")
         if pattern and set(pattern) <= {"L", "G"}:
             every = len(pattern)  # LLLG: three local ones, one global
@@ -362,21 +365,18 @@ class Reader:
         return [kind if number % every else FULL for number in numbers]
 
     def _window(self, kinds: Sequence[str]) -> Window | None:
-        num_sliding, num_chunked = kinds.count(SLIDING), kinds.count(CHUNKED)
-        if num_sliding:
-            return Window(num_sliding, self.facts.size("sliding_window"))
-        if num_chunked:
-            return Window(num_chunked, self.facts.size("attention_chunk_size"), "chunked")
+        if SLIDING in kinds:
+            return Window(kinds.count(SLIDING), self.facts.size("sliding_window"))
+        if CHUNKED in kinds:
+            size = self.facts.size("attention_chunk_size")
+            return Window(kinds.count(CHUNKED), size, "chunked")
         return None
 
     def _num_borrowing(self) -> int:
-        """Count the layers that use the keys and values of another (Hunyuan's CLA)."""
+        """Count the layers that use the keys and values of another."""
         facts = self.facts
-        for name in ("num_kv_shared_layers",):
-            if facts.count(name):
-                return facts.count(name)
         if not facts.flag("use_cla", default=False):
-            return 0
+            return facts.count("num_kv_shared_layers")
         return self.num_layers - math.ceil(self.num_layers / facts.size("cla_share_factor"))
 
     # -- FFNs and experts --------------------------------------------------------------------------
@@ -399,15 +399,15 @@ class Reader:
         num_dense = self._num_dense()
         if facts.has("hybrid_override_pattern"):
             pattern = self._pattern()
-            num_layers, num_dense = pattern.count("E"), pattern.count("-")
+            num_layers = pattern.count("E")
+            num_dense = pattern.count("-")
             num_experts = num_experts if num_layers else 0
         elif num_experts:
             num_layers -= num_dense
         if num_experts == 0:
-            width = facts.size("shared_intermediate_size", *FFN_SIZES)
-            if not facts.has("shared_intermediate_size") or not name:
-                width = facts.size(*FFN_SIZES)
-            return Mixture(width, num_dense=num_dense)
+            # Granite 4's dense models keep the name of their mixtures.
+            sizes = ("shared_intermediate_size", *FFN_SIZES) if name else FFN_SIZES
+            return Mixture(facts.size(*sizes), num_dense=num_dense)
         width = facts.size("moe_intermediate_size", *FFN_SIZES)
         return Mixture(
             width,
@@ -434,7 +434,8 @@ class Reader:
 
     def _num_dense(self) -> int:
         """Count the layers without experts."""
-        facts, numbers = self.facts, range(1, self.num_layers + 1)
+        facts = self.facts
+        numbers = range(1, self.num_layers + 1)
         if facts.has("first_k_dense_replace"):
             if facts.count("moe_layer_freq", 1) != 1:
                 raise UserError(f"moe_layer_freq={facts.text('moe_layer_freq')} has no formula")
@@ -477,9 +478,12 @@ def _of_blocks(facts: Facts) -> Config:
             f"block_configs has {len(blocks)} blocks for num_hidden_layers={num_layers}, each of "
             f"which may be different; {AGAIN}"
         )
-    kinds, groups, widths = [], set(), []
+    kinds: list[str] = []
+    groups: set[int] = set()
+    widths: list[int] = []
     for block in blocks:
-        attention, ffn = block.get("attention"), block.get("ffn")
+        attention = block.get("attention")
+        ffn = block.get("ffn")
         if not isinstance(attention, Mapping) or not isinstance(ffn, Mapping):
             raise UserError(f"block_configs has {block!r}, without attention or ffn; {AGAIN}")
         if attention.get("replace_with_linear") or ffn.get("replace_with_linear"):
