@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sarathi_kernels.attention.decode_part import attend_part
+from sarathi_kernels.attention.paging import Cache, Rows, Sequences
 from sarathi_kernels.attention.plan import MAX_PARTS, AttentionPlan
 from sarathi_kernels.attention.support import (
     LOG2_E,
@@ -66,9 +67,12 @@ def decode_kernel(
     """Grid: KV heads, which lie side by side in the cache, then parts."""
     attend_part(
         tl.program_id(1), tl.program_id(0),
-        query, keys, values, out, partial, log_sums,
-        query_starts, kv_lens, block_table, parts,
-        stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
+        Rows(query, stride_query),
+        Cache(keys, values, stride_block, stride_slot),
+        Rows(out, stride_out),
+        partial, log_sums,
+        Sequences(query_starts, kv_lens, block_table, stride_table),
+        parts, window, qk_scale,
         NUM_KV_HEADS, GROUP, ROWS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, STAGES, HAS_WINDOW,
         IS_SPLIT,
     )  # fmt: skip

@@ -22,6 +22,7 @@ from torch import Tensor
 from sarathi_kernels.attention import decode, prefill
 from sarathi_kernels.attention.decode import decode_config, dot_rows, make_scratch, reduce_parts
 from sarathi_kernels.attention.decode_part import attend_part
+from sarathi_kernels.attention.paging import Cache, Rows, Sequences
 from sarathi_kernels.attention.plan import AttentionPlan, interleave
 from sarathi_kernels.attention.prefill import PrefillConfig, prefill_config
 from sarathi_kernels.attention.prefill_tile import attend_tile
@@ -102,14 +103,16 @@ def fused_kernel(
     """Grid: whole waves of programs; the last of each kind has some without work."""
     is_tile, number = place_in_order(tl.program_id(0), WAVE_SIZE, tile_waves, part_waves)
     num_heads = NUM_KV_HEADS * GROUP
+    queries = Rows(query, stride_query)
+    cache = Cache(keys, values, stride_block, stride_slot)
+    outputs = Rows(out, stride_out)
+    sequences = Sequences(query_starts, kv_lens, block_table, stride_table)
     if is_tile:
         entry = num_tiles * TILE_PARTS - 1 - number // num_heads  # as in prefill_kernel
         if entry >= 0:
             attend_tile(
                 entry, number % num_heads,
-                query, keys, values, out,
-                query_starts, kv_lens, block_table, tiles,
-                stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
+                queries, cache, outputs, sequences, tiles, window, qk_scale,
                 GROUP, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_M, BLOCK_N, TILE_PARTS, HAS_WINDOW,
                 False,
             )  # fmt: skip
@@ -118,9 +121,7 @@ def fused_kernel(
         if part < num_parts:
             attend_part(
                 part, number % NUM_KV_HEADS,
-                query, keys, values, out, partial, log_sums,
-                query_starts, kv_lens, block_table, parts,
-                stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
+                queries, cache, outputs, partial, log_sums, sequences, parts, window, qk_scale,
                 NUM_KV_HEADS, GROUP, ROWS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, DECODE_BLOCK_N,
                 DECODE_STAGES, HAS_WINDOW, IS_SPLIT,
             )  # fmt: skip

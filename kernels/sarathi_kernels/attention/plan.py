@@ -107,12 +107,12 @@ def tiles_of(query_lens: Sequence[int], tile_rows: int) -> NDArray[np.int32]:
     """(sequence, first query) of every tile of the sequences with more than one new token,
     [num_tiles, 2].
     """
-    tiles = [
-        (sequence, first)
-        for sequence, num_queries in enumerate(query_lens)
-        if num_queries > 1
-        for first in range(0, num_queries, tile_rows)
-    ]
+    tiles: list[tuple[int, int]] = []
+    for sequence, num_queries in enumerate(query_lens):
+        if num_queries <= 1:
+            continue
+        for first_query in range(0, num_queries, tile_rows):
+            tiles.append((sequence, first_query))
     return np.array(tiles, dtype=np.int32).reshape(-1, 2)
 
 
@@ -125,8 +125,9 @@ def choose_tile_rows(num_prefill_tokens: int, num_heads: int, num_sms: int) -> i
     """
 
     def cost(rows: int) -> float:
-        programs = -(-num_prefill_tokens // rows) * num_heads
-        return -(-programs // num_sms) * rows * ROW_COST[rows]
+        num_tiles = -(-num_prefill_tokens // rows)
+        num_waves = -(-num_tiles * num_heads // num_sms)
+        return num_waves * rows * ROW_COST[rows]
 
     return min(reversed(TILE_ROWS), key=cost)
 
@@ -137,7 +138,8 @@ def room_for_parts(num_decodes: int, num_kv_heads: int, longest: int, num_sms: i
     """
     if num_decodes == 0 or longest <= PART_TOKENS:
         return num_decodes
-    return num_decodes - (-MAX_WAVES * PROGRAMS_PER_SM * num_sms // num_kv_heads)
+    num_programs = MAX_WAVES * PROGRAMS_PER_SM * num_sms
+    return num_decodes + -(-num_programs // num_kv_heads)
 
 
 def choose_part_tokens(
@@ -150,13 +152,21 @@ def choose_part_tokens(
     (Graham's bound of list scheduling).
     """
     longest = int(lengths.max())
-    sizes = -(-longest // (PARTS_OF_LONGEST * PART_TOKENS)) * PART_TOKENS
-    num_parts = (-(-lengths // sizes[:, None])).sum(1)
+    multiples = -(-longest // (PARTS_OF_LONGEST * PART_TOKENS))
+    sizes = multiples * PART_TOKENS
+    parts_of_each = -(-lengths // sizes[:, None])
+    num_parts = parts_of_each.sum(1)
     share = num_kv_heads / (PROGRAMS_PER_SM * num_sms)
-    waves, largest = num_parts * share, np.minimum(sizes, longest)
-    cost = np.minimum(np.ceil(waves) * largest, lengths.sum() * share + largest)
-    cost += waves * PROGRAM_TOKENS + (num_parts > len(lengths)) * REDUCTION_TOKENS
-    cost[1:][num_parts[1:] > max_parts] = np.inf  # whole contexts always have room
+    waves = num_parts * share
+    largest = np.minimum(sizes, longest)
+    in_waves = np.ceil(waves) * largest
+    as_taken = lengths.sum() * share + largest
+    cost = np.minimum(in_waves, as_taken) + waves * PROGRAM_TOKENS
+    is_split = num_parts > len(lengths)
+    cost[is_split] += REDUCTION_TOKENS
+    lacks_room = num_parts > max_parts
+    lacks_room[0] = False  # undivided contexts always have room
+    cost[lacks_room] = np.inf
     return int(sizes[cost.argmin()])
 
 
@@ -164,19 +174,23 @@ def divide(
     sequences: NDArray[Any], kv_lens: NDArray[Any], part_tokens: int, window: int | None = None
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """`parts` and `reductions` of decodes, the longest first: the last to be begun are short."""
-    firsts = _first_keys(kv_lens, window)
-    order = np.argsort(firsts - kv_lens, kind="stable")
-    sequences, kv_lens, firsts = sequences[order], kv_lens[order], firsts[order]
-    counts = -((firsts - kv_lens) // part_tokens)
-    begun = np.cumsum(counts) - counts
-    owner = np.repeat(np.arange(len(counts)), counts)
-    parts = np.empty((len(owner), 4), dtype=np.int32)
+    first_keys = _first_keys(kv_lens, window)
+    lengths = kv_lens - first_keys
+    order = np.argsort(-lengths, kind="stable")
+    counts = -(-lengths[order] // part_tokens)
+    first_parts = np.cumsum(counts) - counts
+    is_split = counts > 1
+    # By part: the decode that it belongs to, in this order and in that of the arguments.
+    decode = np.repeat(np.arange(len(counts)), counts)
+    owner = order[decode]
+    number = np.arange(len(decode)) - first_parts[decode]  # among the parts of its decode
+    parts = np.empty((len(decode), 4), dtype=np.int32)
     parts[:, 0] = sequences[owner]
-    parts[:, 1] = firsts[owner] + (np.arange(len(owner)) - begun[owner]) * part_tokens
+    parts[:, 1] = first_keys[owner] + number * part_tokens
     parts[:, 2] = np.minimum(parts[:, 1] + part_tokens, kv_lens[owner])
-    parts[:, 3] = counts[owner] > 1
-    split = counts > 1
-    reductions = np.stack([sequences[split], begun[split], counts[split]], axis=1)
+    parts[:, 3] = is_split[decode]
+    columns = [sequences[order], first_parts, counts]
+    reductions = np.stack(columns, axis=1)[is_split]
     return parts, reductions.astype(np.int32)
 
 
@@ -184,13 +198,15 @@ def with_parts_of(
     plan: AttentionPlan, part_tokens: int, window: int | None = None
 ) -> AttentionPlan:
     """`plan` with parts of so many tokens, to compare or test; copies from and to the device."""
+    device = plan.decodes.device
     sequences = plan.decodes[plan.decodes >= 0]
-    on_host = (sequences.cpu().numpy(), plan.kv_lens[sequences].cpu().numpy())
-    parts, reductions = (
-        torch.from_numpy(entries).to(plan.decodes.device)
-        for entries in divide(*on_host, part_tokens, window)
+    kv_lens = plan.kv_lens[sequences].cpu().numpy()
+    parts, reductions = divide(sequences.cpu().numpy(), kv_lens, part_tokens, window)
+    return replace(
+        plan,
+        parts=torch.from_numpy(parts).to(device),
+        reductions=torch.from_numpy(reductions).to(device),
     )
-    return replace(plan, parts=parts, reductions=reductions)
 
 
 def plan_parts(
@@ -207,11 +223,9 @@ def plan_parts(
     if len(sequences) == 0:
         return np.empty((0, 4), np.int32), np.empty((0, 3), np.int32)
     lengths = kv_lens - _first_keys(kv_lens, window)
-    part_tokens = (
-        choose_part_tokens(lengths, num_kv_heads, num_sms, max_parts)
-        if max_parts > len(sequences)
-        else int(lengths.max())
-    )
+    part_tokens = int(lengths.max())
+    if max_parts > len(sequences):
+        part_tokens = choose_part_tokens(lengths, num_kv_heads, num_sms, max_parts)
     return divide(sequences, kv_lens, part_tokens, window)
 
 
@@ -219,7 +233,8 @@ def _first_keys(kv_lens: NDArray[Any], window: int | None) -> NDArray[Any]:
     """Where the parts of contexts begin: in front of what the newest token sees."""
     if window is None:
         return np.zeros_like(kv_lens)
-    return np.maximum(kv_lens - window, 0) // PART_TOKENS * PART_TOKENS
+    hidden = np.maximum(kv_lens - window, 0)
+    return hidden // PART_TOKENS * PART_TOKENS
 
 
 def make_plan(
@@ -242,15 +257,17 @@ def make_plan(
         if not 1 <= num_queries <= kv_len:
             raise ValueError(f"{num_queries} queries cannot be the newest of {kv_len} tokens")
     num_prefill_tokens = sum(n for n in query_lens if n > 1)
-    decodes = np.flatnonzero(np.array(query_lens) == 1)
-    contexts = np.array(kv_lens)[decodes]
+    is_decode = np.array(query_lens) == 1
+    decodes = np.flatnonzero(is_decode)
+    contexts = np.array(kv_lens)[is_decode]
     longest = int(contexts.max(initial=0))
     max_parts = room_for_parts(len(decodes), num_kv_heads, longest, num_sms)
     parts, reductions = plan_parts(
         decodes, contexts, num_kv_heads, num_sms, max_parts, sliding_window
     )
     tile_rows = choose_tile_rows(num_prefill_tokens, num_heads, num_sms)
-    table = np.full((len(blocks), max(map(len, blocks), default=1)), PADDING, dtype=np.int32)
+    most_blocks = max(map(len, blocks), default=1)
+    table = np.full((len(blocks), most_blocks), PADDING, dtype=np.int32)
     for row, ids in zip(table, blocks, strict=True):
         row[: len(ids)] = ids
 

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sarathi_kernels.attention.paging import Cache, Rows, Sequences
 from sarathi_kernels.attention.plan import AttentionPlan
 from sarathi_kernels.attention.prefill_tile import attend_tile
 from sarathi_kernels.attention.support import (
@@ -74,9 +75,11 @@ def prefill_kernel(
     """Grid: heads, then the parts of tiles from the last to the first."""
     attend_tile(
         num_tiles * TILE_PARTS - 1 - tl.program_id(1), tl.program_id(0),
-        query, keys, values, out,
-        query_starts, kv_lens, block_table, tiles,
-        stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
+        Rows(query, stride_query),
+        Cache(keys, values, stride_block, stride_slot),
+        Rows(out, stride_out),
+        Sequences(query_starts, kv_lens, block_table, stride_table),
+        tiles, window, qk_scale,
         GROUP, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_M, BLOCK_N, TILE_PARTS, HAS_WINDOW, AHEAD,
     )  # fmt: skip
 

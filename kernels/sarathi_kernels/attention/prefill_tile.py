@@ -5,17 +5,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sarathi_kernels.attention.paging import slot_offsets
+from sarathi_kernels.attention.paging import Cache, Rows, Sequences, slot_offsets
 
 
 @triton.jit
 def load_tile(
-    cache: tl.tensor,  # pointer to the KV head's first element
+    first_slot: tl.tensor,  # keys or values of `cache`
+    cache: Cache,
     table: tl.tensor,
     first_key: tl.tensor,
     kv_len: tl.tensor,
-    stride_block: tl.tensor,
-    stride_slot: tl.tensor,
     HEAD_SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -25,25 +24,23 @@ def load_tile(
     """[BLOCK_N, PADDED_SIZE] keys or values of one KV head; tokens from `kv_len` on are
     zero if MASKED.
     """
-    tokens = first_key + tl.arange(0, BLOCK_N)
-    dims = tl.arange(0, PADDED_SIZE)
+    tokens = tl.arange(0, BLOCK_N)[:, None]
+    dims = tl.arange(0, PADDED_SIZE)[None, :]
     # One 64-bit address a tile, where it is in one block: one of each token takes registers that
     # then spill.
     if BLOCK_SIZE % BLOCK_N == 0:
         block = tl.load(table + first_key // BLOCK_SIZE).to(tl.int64)
-        first = cache + (block * stride_block + first_key % BLOCK_SIZE * stride_slot)
-        pointers = first + (tl.arange(0, BLOCK_N)[:, None] * stride_slot + dims[None, :])
+        slot = first_key % BLOCK_SIZE
+        first = first_slot + (block * cache.stride_block + slot * cache.stride_slot)
+        pointers = first + (tokens * cache.stride_slot + dims)
     else:
-        offsets = slot_offsets(
-            table, first_key, kv_len, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N
-        )
-        pointers = cache + offsets[:, None] + dims[None, :]
+        offsets = slot_offsets(cache, table, first_key, kv_len, BLOCK_SIZE, BLOCK_N)
+        pointers = first_slot + offsets[:, None] + dims
     if MASKED:
-        tile = tl.load(
-            pointers, mask=(tokens[:, None] < kv_len) & (dims[None, :] < HEAD_SIZE), other=0.0
-        )
+        is_cached = first_key + tokens < kv_len
+        tile = tl.load(pointers, mask=is_cached & (dims < HEAD_SIZE), other=0.0)
     elif HEAD_SIZE != PADDED_SIZE:
-        tile = tl.load(pointers, mask=dims[None, :] < HEAD_SIZE, other=0.0)
+        tile = tl.load(pointers, mask=dims < HEAD_SIZE, other=0.0)
     else:
         tile = tl.load(pointers)
     return tile
@@ -55,16 +52,13 @@ def attend_keys(
     row_max: tl.tensor,  # [BLOCK_M] float32: largest scaled score so far
     row_sum: tl.tensor,  # [BLOCK_M] float32: sum of exp2(score - row_max)
     query: tl.tensor,  # [BLOCK_M, PADDED_SIZE]
-    keys: tl.tensor,  # pointer to the KV head's first element, as `values`
-    values: tl.tensor,
+    cache: Cache,  # of the KV head
     table: tl.tensor,
     begin: tl.tensor,  # multiple of BLOCK_N
     end: tl.tensor,
     last_keys: tl.tensor,  # [BLOCK_M]: the newest token that each query sees
     window: tl.tensor,
     kv_len: tl.tensor,
-    stride_block: tl.tensor,
-    stride_slot: tl.tensor,
     qk_scale: tl.tensor,
     HEAD_SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
@@ -83,19 +77,33 @@ def attend_keys(
     if AHEAD:
         last_key = tl.maximum(end - BLOCK_N, 0)
         key = load_tile(
-            keys, table, tl.multiple_of(tl.minimum(begin, last_key), BLOCK_N), kv_len,
-            stride_block, stride_slot,
-            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED,
-        )  # fmt: skip
+            cache.key,
+            cache,
+            table,
+            tl.multiple_of(tl.minimum(begin, last_key), BLOCK_N),
+            kv_len,
+            HEAD_SIZE,
+            PADDED_SIZE,
+            BLOCK_SIZE,
+            BLOCK_N,
+            MASKED,
+        )
         scores = tl.dot(query, key.T, input_precision="ieee")
     for first_key in tl.range(begin, end, BLOCK_N):
         first_key = tl.multiple_of(first_key, BLOCK_N)
         next_key = tl.minimum(first_key + BLOCK_N, last_key) if AHEAD else first_key
         key = load_tile(
-            keys, table, tl.multiple_of(next_key, BLOCK_N), kv_len, stride_block,
-            stride_slot,
-            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED,
-        )  # fmt: skip
+            cache.key,
+            cache,
+            table,
+            tl.multiple_of(next_key, BLOCK_N),
+            kv_len,
+            HEAD_SIZE,
+            PADDED_SIZE,
+            BLOCK_SIZE,
+            BLOCK_N,
+            MASKED,
+        )
         product = tl.dot(query, key.T, input_precision="ieee")
         if not AHEAD:
             scores = product
@@ -108,17 +116,26 @@ def attend_keys(
         new_max = tl.maximum(row_max, tl.max(scores, 1) * qk_scale)
         # A window may hide all keys so far from a query, whose maximum is then no number to
         # subtract.
-        shift = (
-            tl.where(new_max == float("-inf"), 0.0, new_max) if MASKED and HAS_WINDOW else new_max
-        )
+        shift = new_max
+        if MASKED and HAS_WINDOW:
+            shift = tl.where(new_max == float("-inf"), 0.0, new_max)
         rescale = tl.math.exp2(row_max - shift)
         weights = tl.math.exp2(scores * qk_scale - shift[:, None])
         row_sum = row_sum * rescale + tl.sum(weights, 1)
         value = load_tile(
-            values, table, first_key, kv_len, stride_block, stride_slot,
-            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED,
-        )  # fmt: skip
-        acc = tl.dot(weights.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
+            cache.value,
+            cache,
+            table,
+            first_key,
+            kv_len,
+            HEAD_SIZE,
+            PADDED_SIZE,
+            BLOCK_SIZE,
+            BLOCK_N,
+            MASKED,
+        )
+        acc *= rescale[:, None]
+        acc = tl.dot(weights.to(value.dtype), value, acc, input_precision="ieee")
         row_max = new_max
         if AHEAD:
             scores = product
@@ -129,19 +146,11 @@ def attend_keys(
 def attend_tile(
     entry: tl.tensor,  # part of a tile, counted over all tiles
     head: tl.tensor,
-    query: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    out: tl.tensor,
-    query_starts: tl.tensor,
-    kv_lens: tl.tensor,
-    block_table: tl.tensor,
+    query: Rows,
+    cache: Cache,
+    out: Rows,
+    sequences: Sequences,
     tiles: tl.tensor,
-    stride_query: tl.tensor,
-    stride_out: tl.tensor,
-    stride_block: tl.tensor,
-    stride_slot: tl.tensor,
-    stride_table: tl.tensor,
     window: tl.tensor,
     qk_scale: tl.tensor,
     GROUP: tl.constexpr,
@@ -157,50 +166,57 @@ def attend_tile(
     """Attend for one head of up to BLOCK_M queries of one sequence and store the result; without
     queries, nothing.
     """
-    sequence = tl.load(tiles + entry // TILE_PARTS * 2)
-    # The tile's first query, counted from the sequence's first new token.
-    first_row = tl.load(tiles + entry // TILE_PARTS * 2 + 1) + entry % TILE_PARTS * BLOCK_M
+    tile_entry = tiles + entry // TILE_PARTS * 2
+    sequence = tl.load(tile_entry)
+    # The part's first query, counted from the sequence's first new token.
+    first_row = tl.load(tile_entry + 1) + entry % TILE_PARTS * BLOCK_M
     if sequence >= 0:
-        start = tl.load(query_starts + sequence)
-        num_queries = tl.load(query_starts + sequence + 1) - start
-        kv_len = tl.load(kv_lens + sequence)
+        start = tl.load(sequences.query_starts + sequence)
+        num_queries = tl.load(sequences.query_starts + sequence + 1) - start
+        kv_len = tl.load(sequences.kv_lens + sequence)
         if first_row < num_queries:
             rows = first_row + tl.arange(0, BLOCK_M)
-            dims = tl.arange(0, PADDED_SIZE)
-            exists = (rows[:, None] < num_queries) & (dims[None, :] < HEAD_SIZE)
-            columns = head * HEAD_SIZE + dims[None, :]
+            dims = tl.arange(0, PADDED_SIZE)[None, :]
+            exists = (rows[:, None] < num_queries) & (dims < HEAD_SIZE)
+            columns = head * HEAD_SIZE + dims
             packed = (start + rows).to(tl.int64)[:, None]
-            tile = tl.load(query + packed * stride_query + columns, mask=exists, other=0.0)
+            pointers = query.first + packed * query.stride + columns
+            tile = tl.load(pointers, mask=exists, other=0.0)
 
-            first_position = kv_len - num_queries + first_row
-            last_keys = tl.minimum(kv_len - num_queries + rows, kv_len - 1)
+            num_earlier = kv_len - num_queries
+            first_position = num_earlier + first_row
+            last_keys = tl.minimum(num_earlier + rows, kv_len - 1)
             end = tl.minimum(first_position + BLOCK_M, kv_len)
             masked_from = (first_position + 1) // BLOCK_N * BLOCK_N
-            table = block_table + sequence.to(tl.int64) * stride_table
-            keys += head // GROUP * HEAD_SIZE
-            values += head // GROUP * HEAD_SIZE
+            table = sequences.block_table + sequence.to(tl.int64) * sequences.stride_table
+            column = head // GROUP * HEAD_SIZE
+            keys = cache.key + column
+            values = cache.value + column
+            of_group = Cache(keys, values, cache.stride_block, cache.stride_slot)
             acc = tl.zeros([BLOCK_M, PADDED_SIZE], tl.float32)
             row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
             row_sum = tl.zeros([BLOCK_M], tl.float32)
             begin = 0
             if HAS_WINDOW:
-                window_begin = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
-                begin = tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N
+                oldest_key = tl.maximum(first_position - window + 1, 0)
+                window_begin = oldest_key // BLOCK_N * BLOCK_N
+                seen_by_all = tl.maximum(end - window, 0)
+                begin = tl.cdiv(seen_by_all, BLOCK_N) * BLOCK_N
                 begin = tl.minimum(tl.maximum(begin, window_begin), masked_from)
                 acc, row_max, row_sum = attend_keys(
-                    acc, row_max, row_sum, tile, keys, values, table,
-                    window_begin, begin, last_keys, window, kv_len, stride_block, stride_slot,
-                    qk_scale, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, True, False,
+                    acc, row_max, row_sum, tile, of_group, table,
+                    window_begin, begin, last_keys, window, kv_len, qk_scale,
+                    HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, True, False,
                 )  # fmt: skip
             acc, row_max, row_sum = attend_keys(
-                acc, row_max, row_sum, tile, keys, values, table,
-                begin, masked_from, last_keys, window, kv_len, stride_block, stride_slot, qk_scale,
+                acc, row_max, row_sum, tile, of_group, table,
+                begin, masked_from, last_keys, window, kv_len, qk_scale,
                 HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, False, HAS_WINDOW, AHEAD,
             )  # fmt: skip
             acc, row_max, row_sum = attend_keys(
-                acc, row_max, row_sum, tile, keys, values, table,
-                masked_from, end, last_keys, window, kv_len, stride_block, stride_slot, qk_scale,
+                acc, row_max, row_sum, tile, of_group, table,
+                masked_from, end, last_keys, window, kv_len, qk_scale,
                 HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, HAS_WINDOW, False,
             )  # fmt: skip
-            attended = (acc / row_sum[:, None]).to(out.dtype.element_ty)
-            tl.store(out + packed * stride_out + columns, attended, mask=exists)
+            attended = (acc / row_sum[:, None]).to(out.first.dtype.element_ty)
+            tl.store(out.first + packed * out.stride + columns, attended, mask=exists)

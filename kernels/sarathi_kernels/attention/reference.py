@@ -106,32 +106,31 @@ def paged_attention(
         )
         for segment in segments
     ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts)
 
 
 def _context(cache: Tensor, segment: Segment) -> Tensor:
     """The visible cached tokens, [kv_len - first_key, num_kv_heads, head_size]."""
-    blocks = (
-        cache[segment.blocks]
-        if isinstance(segment.blocks, slice)
-        else cache.index_select(0, segment.blocks)
-    )
+    if isinstance(segment.blocks, slice):
+        blocks = cache[segment.blocks]
+    else:
+        blocks = cache.index_select(0, segment.blocks)
     return blocks.flatten(0, 1)[segment.first_key : segment.kv_len]
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, segment: Segment, scale: float) -> Tensor:
     num_queries, num_heads, head_size = query.shape
     num_kv_heads = key.shape[1]
-    key, value = (
-        key.transpose(0, 1)[None],
-        value.transpose(0, 1)[None],
-    )  # [1, num_kv_heads, keys, head_size]
+    # [1, num_kv_heads, keys, head_size]
+    key = key.transpose(0, 1)[None]
+    value = value.transpose(0, 1)[None]
     if num_queries == 1:
         # The heads of a group see the same keys: as queries of one head they read them once.
         grouped = query.view(1, num_kv_heads, num_heads // num_kv_heads, head_size)
-        return F.scaled_dot_product_attention(grouped, key, value, scale=scale).view(
-            1, num_heads, head_size
-        )
+        attended = F.scaled_dot_product_attention(grouped, key, value, scale=scale)
+        return attended.view(1, num_heads, head_size)
     attended = F.scaled_dot_product_attention(
         query.transpose(0, 1)[None],
         key,

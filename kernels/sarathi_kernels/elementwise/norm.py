@@ -87,12 +87,16 @@ def add_norm_reference(
     if kind == "layer":
         return F.layer_norm(hidden.float(), size, weight.float(), wide_bias, eps).to(hidden.dtype)
     normalised = F.rms_norm(hidden.float(), size, weight.float(), eps)
-    return (normalised if wide_bias is None else normalised + wide_bias).to(hidden.dtype)
+    if wide_bias is not None:
+        normalised += wide_bias
+    return normalised.to(hidden.dtype)
 
 
 def _row_strides(x: Tensor) -> tuple[int, int]:
     """Strides of the outer and of the inner row index."""
-    return (x.stride(0), x.stride(1) if x.dim() == 3 else 0)
+    if x.dim() == 3:
+        return x.stride(0), x.stride(1)
+    return x.stride(0), 0
 
 
 def _check(
@@ -150,20 +154,19 @@ def add_norm_kernel(
     """ROWS_BLOCK whole rows."""
     row = tl.program_id(0) * ROWS_BLOCK + tl.arange(0, ROWS_BLOCK)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
-    outer, inner = (row // NUM_INNER).to(tl.int64), row % NUM_INNER
+    outer = (row // NUM_INNER).to(tl.int64)
+    inner = row % NUM_INNER
     is_column = column < SIZE
     mask = (row < num_rows) & is_column
 
-    stored = tl.load(
-        hidden + outer * hidden_outer + inner * hidden_inner + column, mask=mask, other=0.0
-    )
+    hidden_at = hidden + outer * hidden_outer + inner * hidden_inner + column
+    stored = tl.load(hidden_at, mask=mask, other=0.0)
     x = stored.to(tl.float32)
     if update is not None:
-        change = tl.load(
-            update + outer * update_outer + inner * update_inner + column, mask=mask, other=0.0
-        )
+        update_at = update + outer * update_outer + inner * update_inner + column
+        change = tl.load(update_at, mask=mask, other=0.0)
         total = (x + change.to(tl.float32)).to(stored.dtype)
-        tl.store(hidden + outer * hidden_outer + inner * hidden_inner + column, total, mask=mask)
+        tl.store(hidden_at, total, mask=mask)
         x = total.to(tl.float32)
     if not IS_RMS:
         mean = tl.sum(x, axis=1)[:, None] / SIZE
@@ -173,4 +176,5 @@ def add_norm_kernel(
     y = x * tl.rsqrt(variance + eps) * scale
     if bias is not None:
         y += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)
-    tl.store(out + outer * out_outer + inner * out_inner + column, y.to(stored.dtype), mask=mask)
+    out_at = out + outer * out_outer + inner * out_inner + column
+    tl.store(out_at, y.to(stored.dtype), mask=mask)

@@ -14,8 +14,11 @@ def rotary_tables(
     """Cosine and sine of every angle, each [num_tokens, 1, rotary_size / 2]; angles are worked out
     in float32.
     """
-    angles = positions[:, None].float() * inverse_frequencies.float()[None, :]
-    return angles.cos().to(dtype)[:, None], angles.sin().to(dtype)[:, None]
+    angles = torch.outer(positions.float(), inverse_frequencies.float())
+    angles = angles[:, None]
+    cos = angles.cos().to(dtype)
+    sin = angles.sin().to(dtype)
+    return cos, sin
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -25,13 +28,18 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     as they are.
     """
     half = cos.shape[-1]
-    if x.shape[-1] < 2 * half or len(cos) != len(x):
+    num_rest = x.shape[-1] - 2 * half
+    if num_rest < 0 or len(cos) != len(x):
         raise ValueError(f"tables {tuple(cos.shape)} do not match {tuple(x.shape)}")
-    first, second, rest = x.split((half, half, x.shape[-1] - 2 * half), dim=-1)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    sizes = (half, half, num_rest)
+    first, second, rest = x.split(sizes, dim=-1)
+    out_first, out_second, out_rest = out.split(sizes, dim=-1)
     # Two passes per half straight into the result: on a CPU the memory of temporaries costs more
     # than the arithmetic.
-    torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=out[..., half : 2 * half]).addcmul_(first, sin)
-    out[..., 2 * half :] = rest
+    torch.mul(first, cos, out=out_first)
+    out_first.addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=out_second)
+    out_second.addcmul_(first, sin)
+    out_rest.copy_(rest)
     return out

@@ -84,11 +84,8 @@ def rotate_and_store_reference(
     """
     num_kv_heads = key_cache.shape[2]
     query_key, value = qkv.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
-    query, key = (
-        apply_rotary(query_key.float(), cos, sin)
-        .to(qkv.dtype)
-        .split((num_heads, num_kv_heads), dim=1)
-    )
+    rotated = apply_rotary(query_key.float(), cos, sin).to(qkv.dtype)
+    query, key = rotated.split((num_heads, num_kv_heads), dim=1)
     rows = (slots >= 0).nonzero()[:, 0]
     write_kv(key[rows], value[rows], key_cache, value_cache, slots[rows].long())
     return query
@@ -168,39 +165,43 @@ def rotate_and_store_kernel(
 ) -> None:
     """HEADS_BLOCK heads, of queries, keys and values alike, of one token."""
     token = tl.program_id(0).to(tl.int64)
-    head = (tl.program_id(1) * HEADS_BLOCK + tl.arange(0, HEADS_BLOCK))[:, None]
+    heads = tl.program_id(1) * HEADS_BLOCK + tl.arange(0, HEADS_BLOCK)
+    head = heads[:, None]
+    key_head = head - NUM_HEADS
+    value_head = key_head - NUM_KV_HEADS
     pair = tl.arange(0, HALF_BLOCK)[None, :]
     is_pair = pair < HALF
     slot = tl.load(slots + token).to(tl.int64)
     is_query = head < NUM_HEADS
-    is_key = (head >= NUM_HEADS) & (head < NUM_HEADS + NUM_KV_HEADS) & (slot >= 0)
-    is_value = (
-        (head >= NUM_HEADS + NUM_KV_HEADS) & (head < NUM_HEADS + 2 * NUM_KV_HEADS) & (slot >= 0)
-    )
-    wanted = is_query | is_key | is_value
+    is_stored = slot >= 0
+    is_key = (key_head >= 0) & (value_head < 0) & is_stored
+    is_value = (value_head >= 0) & (value_head < NUM_KV_HEADS) & is_stored
+    is_wanted_pair = (is_query | is_key | is_value) & is_pair
 
     row = qkv + token * qkv_stride + head * HEAD_SIZE
-    key_row = key_cache + slot * key_stride + (head - NUM_HEADS) * HEAD_SIZE
-    value_row = value_cache + slot * value_stride + (head - NUM_HEADS - NUM_KV_HEADS) * HEAD_SIZE
+    key_row = key_cache + slot * key_stride + key_head * HEAD_SIZE
+    value_row = value_cache + slot * value_stride + value_head * HEAD_SIZE
     # Both elements of a pair lie in the same thread, so that writing in place overtakes no other
     # thread's read.
-    first = tl.load(row + pair, mask=wanted & is_pair)
-    second = tl.load(row + HALF + pair, mask=wanted & is_pair)
+    first = tl.load(row + pair, mask=is_wanted_pair)
+    second = tl.load(row + HALF + pair, mask=is_wanted_pair)
     c = tl.load(cos + token * HALF + pair, mask=is_pair)
     s = tl.load(sin + token * HALF + pair, mask=is_pair)
-    rotated_first = (first.to(tl.float32) * c - second.to(tl.float32) * s).to(first.dtype)
-    rotated_second = (second.to(tl.float32) * c + first.to(tl.float32) * s).to(first.dtype)
+    x = first.to(tl.float32)
+    y = second.to(tl.float32)
+    rotated_first = (x * c - y * s).to(first.dtype)
+    rotated_second = (y * c + x * s).to(first.dtype)
 
     tl.store(row + pair, rotated_first, mask=is_query & is_pair)
     tl.store(row + HALF + pair, rotated_second, mask=is_query & is_pair)
     if REST_BLOCK > 0:
         column = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
-        kept = column < HEAD_SIZE
-        rest = tl.load(row + column, mask=(is_key | is_value) & kept, other=0.0)
+        exists = column < HEAD_SIZE
+        rest = tl.load(row + column, mask=(is_key | is_value) & exists, other=0.0)
     tl.store(key_row + pair, rotated_first, mask=is_key & is_pair)
     tl.store(key_row + HALF + pair, rotated_second, mask=is_key & is_pair)
     tl.store(value_row + pair, first, mask=is_value & is_pair)
     tl.store(value_row + HALF + pair, second, mask=is_value & is_pair)
     if REST_BLOCK > 0:
-        tl.store(key_row + column, rest, mask=is_key & kept)
-        tl.store(value_row + column, rest, mask=is_value & kept)
+        tl.store(key_row + column, rest, mask=is_key & exists)
+        tl.store(value_row + column, rest, mask=is_value & exists)

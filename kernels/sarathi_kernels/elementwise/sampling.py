@@ -15,6 +15,7 @@ NAN_TOKEN = -2  # "sampled" from a row of which some logit is not a number
 COLUMNS_PER_STEP = 2048
 PROGRAMS_PER_SM = 2
 MAX_PARTS = 256
+NO_TOKEN = tl.constexpr(2**31 - 1)  # of a column that is not the largest: above all tokens
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -34,7 +35,8 @@ def greedy(logits: Tensor) -> Tensor:
     if num_rows == 0:
         return tokens
     steps = triton.cdiv(vocab, COLUMNS_PER_STEP)
-    wanted_parts = triton.cdiv(PROGRAMS_PER_SM * chip_of(logits.device).num_sms, num_rows)
+    num_programs = PROGRAMS_PER_SM * chip_of(logits.device).num_sms
+    wanted_parts = triton.cdiv(num_programs, num_rows)
     part_steps = triton.cdiv(steps, min(steps, wanted_parts, MAX_PARTS))
     num_parts = triton.cdiv(steps, part_steps)  # none is empty
     best = torch.empty((num_rows, num_parts), device=logits.device, dtype=torch.float32)
@@ -87,7 +89,9 @@ def best_of_part_kernel(
     BLOCK: tl.constexpr,
 ) -> None:
     """Largest logit and its lowest token among `part_steps` times BLOCK columns of one row."""
-    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    row_start = logits + row * row_stride
     first = part * part_steps * BLOCK
     lane = first + tl.arange(0, BLOCK)
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -95,17 +99,19 @@ def best_of_part_kernel(
     is_nan = tl.zeros([BLOCK], tl.int32)
     for step in range(part_steps):
         column = lane + step * BLOCK
-        x = tl.load(
-            logits + row * row_stride + column, mask=column < vocab, other=float("-inf")
-        ).to(tl.float32)
-        token = tl.where(x > largest, column, token)
-        largest = tl.where(x > largest, x, largest)
+        stored = tl.load(row_start + column, mask=column < vocab, other=float("-inf"))
+        x = stored.to(tl.float32)
+        is_larger = x > largest
+        token = tl.where(is_larger, column, token)
+        largest = tl.where(is_larger, x, largest)
         is_nan |= (x != x).to(tl.int32)
     winner = tl.max(largest, axis=0)
-    lowest = tl.min(tl.where(largest == winner, token, 2147483647), axis=0)
+    winners = tl.where(largest == winner, token, NO_TOKEN)
+    lowest = tl.min(winners, axis=0)
+    has_nan = tl.max(is_nan, axis=0) > 0
     at = row * tl.num_programs(1) + part
     tl.store(best + at, winner)
-    tl.store(best_tokens + at, tl.where(tl.max(is_nan, axis=0) > 0, NAN_TOKEN, lowest))
+    tl.store(best_tokens + at, tl.where(has_nan, NAN_TOKEN, lowest))
 
 
 @triton.jit(do_not_specialize=["num_parts"])
@@ -121,8 +127,11 @@ def best_of_row_kernel(
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, BLOCK)
     mask = part < num_parts
-    x = tl.load(best + row * num_parts + part, mask=mask, other=float("-inf"))
-    token = tl.load(best_tokens + row * num_parts + part, mask=mask, other=2147483647)
-    lowest = tl.min(tl.where(x == tl.max(x, axis=0), token, 2147483647), axis=0)
+    entry = row * num_parts + part
+    x = tl.load(best + entry, mask=mask, other=float("-inf"))
+    token = tl.load(best_tokens + entry, mask=mask, other=NO_TOKEN)
+    winners = tl.where(x == tl.max(x, axis=0), token, NO_TOKEN)
+    lowest = tl.min(winners, axis=0)
     has_nan = tl.min(token, axis=0) == NAN_TOKEN
-    tl.store(tokens + row, tl.where(has_nan, NAN_TOKEN, lowest).to(tl.int64))
+    chosen = tl.where(has_nan, NAN_TOKEN, lowest)
+    tl.store(tokens + row, chosen.to(tl.int64))

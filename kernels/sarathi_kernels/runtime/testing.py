@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -10,14 +12,16 @@ def relative_error(out: Tensor, reference: Tensor) -> float:
     """‖out - reference‖ / ‖reference‖ in float64; infinite where `out` has an element that is not a
     number.
     """
-    out, reference = out.double(), reference.double()
     if out.shape != reference.shape:
         raise ValueError(f"shapes {tuple(out.shape)} and {tuple(reference.shape)} differ")
     if not torch.isfinite(out).all():
-        return float("inf")
-    return float((out - reference).norm() / reference.norm().clamp_min(1e-30))
+        return math.inf
+    wide_reference = reference.double()
+    error = (out.double() - wide_reference).norm()
+    size = wide_reference.norm().clamp_min(1e-30)
+    return float(error / size)
 
 
 def poisoned(*sizes: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """A tensor of NaN: what a kernel leaves unwritten, or reads without need, shows."""
-    return torch.full(sizes, float("nan"), device=device, dtype=dtype)
+    return torch.full(sizes, math.nan, device=device, dtype=dtype)

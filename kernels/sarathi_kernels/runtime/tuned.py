@@ -23,8 +23,11 @@ def tuned(
     """Return the configuration of `kernel` on `chip`, as the fields of its class; None if it was
     not measured. `work` is what else it depends on: rows of a tile, heads that share a cache.
     """
-    values = _table().get(name_of(kernel, chip, head_size, dtype, work))
-    return None if values is None else tuple(values)
+    name = name_of(kernel, chip, head_size, dtype, work)
+    values = _table().get(name)
+    if values is None:
+        return None
+    return tuple(values)
 
 
 def name_of(kernel: str, chip: Chip, head_size: int, dtype: torch.dtype, work: int) -> str:
@@ -32,11 +35,15 @@ def name_of(kernel: str, chip: Chip, head_size: int, dtype: torch.dtype, work: i
     return f"sm_{chip.capability} {chip.num_sms} {kernel} {head_size} {name} {work}"
 
 
-def write(found: dict[str, list[int]]) -> None:
+def write(measured: dict[str, list[int]]) -> None:
     """Add entries to the file; those of other GPUs stay. Raises OSError."""
-    entries = sorted((_table() | found).items())
-    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(values)}" for name, values in entries)
-    FILE.write_text(f"{{\n{lines}\n}}\n")
+    entries = _table() | measured
+    lines = []
+    for name in sorted(entries):
+        values = json.dumps(entries[name])
+        lines.append(f"  {json.dumps(name)}: {values}")
+    text = ",\n".join(lines)
+    FILE.write_text(f"{{\n{text}\n}}\n")
     forget()
 
 
@@ -48,4 +55,6 @@ def forget() -> None:
 
 @cache
 def _table() -> dict[str, list[int]]:
-    return dict(json.loads(FILE.read_text())) if FILE.is_file() else {}
+    if not FILE.is_file():
+        return {}
+    return dict(json.loads(FILE.read_text()))
