@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sarathi_lab.config.paths import REPOSITORY
-from sarathi_lab.experiment.claims import verdicts
+from sarathi_lab.experiment.claims import load_claims, verdicts
 from sarathi_lab.experiment.registry import FIGURES, PAPERS
 from sarathi_lab.results.load import group_of
 from sarathi_lab.tasks.claim_tables import AFTER
@@ -165,7 +165,10 @@ def test_notebooks_of_records_show_pictures_and_verdicts(monkeypatch):
 
 def test_the_committed_map_has_every_claim():
     text = _shown(json.loads((NOTEBOOKS / f"{AFTER}.ipynb").read_text())["cells"])[0]
-    assert all(f"[{name}](../experiments/{AFTER}/{name}/README.md)" in text for name in LATER)
+    with_claims = {claim.experiment for claim in load_claims()} & set(LATER)
+    assert len(with_claims) > 5
+    for name in with_claims:
+        assert f"[{name}](../experiments/{AFTER}/{name}/README.md)" in text
 
 
 @pytest.mark.parametrize("name", PICTURES)

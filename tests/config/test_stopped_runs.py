@@ -36,7 +36,7 @@ def refusing(monkeypatch):
 def test_the_sweep_goes_on_runs_a_stopped_baseline_no_second_time_and_ends_with_2(
     tmp_path, capfd, refusing
 ):
-    args = [*SMALL, "executor.kernels=torch", "baselines=[request_level]", "repeat=1", "-m"]
+    args = [*SMALL, "executor.kernels=torch", "baselines=[request_level]", "repeat=1", "-m", "-v"]
     args += [f"output={tmp_path}", f"hydra.sweep.dir={tmp_path}/s", "chunk=16,24,32"]
     assert main(args) == 2
     stopped, *finished = (tmp_path / "s" / number for number in "012")

@@ -209,10 +209,10 @@ def test_jobs_beside_each_other_run_each_baseline_once(output, capfd):
 
 
 def test_a_sweep_prints_a_line_a_run_and_with_v_what_each_found(output, capsys):
-    command = ["executor=simulated", "chunk=128,256", "-m", f"output={output}", "tracking=none"]
+    command = [*SIMULATED, "chunk=128,256", f"output={output}"]
     assert main(command) == 0
-    before_the_table = capsys.readouterr().out.partition("All 4 runs")[0]
+    before_the_table = capsys.readouterr().out.partition("All 3 runs")[0]
     assert before_the_table.count(" took ") == 2
     assert len(before_the_table.splitlines()) < 12
     assert main([*command, "-v"]) == 0
-    assert "KV re-read factor" in capsys.readouterr().out.partition("All 4 runs")[0]
+    assert "KV re-read factor" in capsys.readouterr().out.partition("All 3 runs")[0]

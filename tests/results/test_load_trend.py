@@ -84,7 +84,7 @@ def swept(**columns: object) -> pd.DataFrame:
 def test_a_sweep_states_which_runs_are_not_steady() -> None:
     table = sweep_table(swept(), "All")
     assert [row["policy"] for row in table.rows] == [
-        *("orca *", "orca * !", "vllm_v1", "vllm_v1 !", "sglang", "sglang !"),
+        *("orca *", "vllm_v1", "sglang", "orca * !", "vllm_v1 !", "sglang !"),
     ]
     assert "!: not steady" in table.title
     overloaded, short, baselines = unsteady_note(swept())
