@@ -174,7 +174,7 @@ def read_trace_file(file: Path, block_size: int | None = None) -> TraceFile:
     Raises:
         UserError: For a file of another kind, or without a row that can be read.
     """
-    damaged: Sequence[str] = ()
+    damaged = list[str]()
     rows = None
     if file.is_dir():
         rows = _rows_of_folder(file)
@@ -184,8 +184,7 @@ def read_trace_file(file: Path, block_size: int | None = None) -> TraceFile:
     if rows is None:
         cells = _cells_of_csv(file, text)
     else:
-        cells = _cells_of_json(file, rows)
-        damaged = rows.damaged
+        cells, damaged = _cells_of_json(file, rows)
     trace_format = _recognise(file, cells)
     recording = _recording(cells, trace_format, damaged)
     if recording.requests.empty:
@@ -244,18 +243,27 @@ def _cells_of_csv(file: Path, text: str) -> pd.DataFrame:
     return cells
 
 
-def _cells_of_json(file: Path, rows: JsonRows) -> pd.DataFrame:
-    """Read the values of objects by number of their line."""
+def _cells_of_json(file: Path, rows: JsonRows) -> tuple[pd.DataFrame, list[str]]:
+    """Read the values of objects by number of their line, and list what is none."""
     if not rows.objects:
         reason = rows.damaged[0] if rows.damaged else "is an empty list"
         raise UserError(f"{file} {reason}; {FIX}")
-    if isinstance(rows.objects[0].get("requests"), list):
-        return _cells_of_conversations(rows.objects)
-    return pd.DataFrame(rows.objects, index=list(rows.lines), dtype=object)
+    damaged = [*rows.damaged]
+    has_conversations = any(isinstance(entry.get("requests"), list) for entry in rows.objects)
+    if not has_conversations:
+        return pd.DataFrame(rows.objects, index=list(rows.lines), dtype=object), damaged
+    conversations = list[Mapping[str, Any]]()
+    for line, conversation in zip(rows.lines, rows.objects, strict=True):
+        if isinstance(conversation.get("requests"), list):
+            conversations.append(conversation)
+        else:
+            damaged.append(f"line {line}: requests is not a list")
+    return _cells_of_conversations(conversations), damaged
 
 
 def _cells_of_conversations(conversations: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Read Weka's conversations, whose ids count within each of them unless they are global."""
+    keys = ("t", "in", "out", "think_time")
     cells = list[dict[str, Any]]()
     numbering = dict[tuple[str, Any], int]()
     for conversation in conversations:
@@ -265,14 +273,14 @@ def _cells_of_conversations(conversations: Sequence[Mapping[str, Any]]) -> pd.Da
         for request in conversation["requests"]:
             if not isinstance(request, Mapping) or "in" not in request:
                 continue  # a subagent, whose own requests are not part of the conversation
-            row = {key: request.get(key) for key in ("t", "in", "out", "think_time")}
+            row = {key: request.get(key) for key in keys}
             row["id"] = name
             ids: Any = request.get("hash_ids") or []
             if _ids(ids) is not None:
                 ids = [numbering.setdefault((scope, number), len(numbering)) for number in ids]
             row["hash_ids"] = ids
             cells.append(row)
-    table = pd.DataFrame(cells, dtype=object)
+    table = pd.DataFrame(cells, columns=[*keys, "id", "hash_ids"], dtype=object)
     table.index += 1
     return table
 

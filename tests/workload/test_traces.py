@@ -4,6 +4,7 @@ trace shares.
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 from pathlib import Path
@@ -315,6 +316,69 @@ def test_weka_conversations_pause_to_think_and_number_their_own_blocks(load, tmp
     with pytest.raises(UserError, match="a folder without files of JSON"):
         Trace(path=str(tmp_path / "weka" / ".."), seed=0).generate(None)
     assert [turn.pause for session in loaded.sessions for turn in session[1:]] == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("changes", [{"requests": None}, {"requests": 5}, {}], ids=str)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_weka_conversation_without_requests_is_a_damaged_row(changes, is_first, load):
+    turn = {"t": 0.0, "in": 128, "out": 4, "hash_ids": [0, 1], "think_time": 0.0}
+    rows = [{"id": "x", "requests": [turn]}, {"id": "y", **changes}]
+    if is_first:
+        rows.reverse()
+    loaded = load("\n".join(map(json.dumps, rows)))
+    assert len(loaded.requests) == 1
+    line = 1 if is_first else 2
+    said = f"2 rows read = 1 used + 1 dropped, 1 damaged (line {line}: requests is not a list"
+    assert said in loaded.describe()
+
+
+FORMATS_OF_JSON = {
+    "mooncake": [
+        {**row, "hash_ids": [number, 9], "turn_index": 0} for number, row in enumerate(SESSIONS)
+    ],
+    "bailian": [dict(zip(BAILIAN, (1, -1, 10.5, 40, 5, [1, 2, 3]), strict=True))] * 2,
+    "llmservingsim": [{"arrival_time_ns": 5, "input_toks": 7, "output_toks": 9}] * 2,
+    "weka": [
+        {
+            "id": "x",
+            "block_size": 64,
+            "hash_id_scope": "local",
+            "requests": [
+                {"t": 0.0, "in": 128, "out": 4, "hash_ids": [0, 1], "think_time": 0.0},
+            ],
+        }
+    ]
+    * 2,
+}
+VALUES = (None, "x", [], {}, -1, float("inf"))
+
+
+def mutations(content):
+    """Yield what a part of nested JSON may be in place of itself: another value, or gone."""
+    yield from VALUES
+    entries = content.items() if isinstance(content, dict) else ()
+    if isinstance(content, list):
+        entries = enumerate(content)
+    for key, value in entries:
+        for other in mutations(value):
+            changed = copy.copy(content)
+            changed[key] = other
+            yield changed
+        rest = copy.copy(content)
+        del rest[key]
+        yield rest
+
+
+@pytest.mark.parametrize("name", FORMATS_OF_JSON)
+def test_no_value_of_a_trace_gives_more_than_a_line(name, load):
+    first, *others = FORMATS_OF_JSON[name]
+    refusals = []
+    for changed in mutations(first):
+        try:
+            load(json.dumps([*others, changed]))
+        except UserError as error:
+            refusals.append(str(error))
+    assert not any("\n" in refusal for refusal in refusals)
 
 
 @pytest.mark.parametrize(
