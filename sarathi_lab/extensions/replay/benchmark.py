@@ -232,11 +232,11 @@ def _with_drawn_arrivals(
     requests: pd.DataFrame, client: Client
 ) -> tuple[pd.DataFrame, Client, str]:
     """Draw arrivals at the client's rate, with at most so many unanswered as it has users."""
-    due = _due(len(requests), client.rate)
+    due = client.drawn(len(requests))
     sent = _sent(requests.latency, due, client.users)
-    how = f"drawn at random at {client.rate:g}/s"
-    if client.rate == math.inf:
-        how = "all at once"
+    how = client.timing
+    if client.rate < math.inf:
+        how = f"drawn {how}"
     if client.named_rate:
         how += f", as its rate is {client.named_rate}"
     if client.users:
@@ -246,11 +246,6 @@ def _with_drawn_arrivals(
     arrivals = pd.Series(sent, index=requests.index)
     requests = requests.assign(arrival=arrivals - arrivals.min())
     return requests.sort_values("arrival", kind="stable", ignore_index=True), client, caution
-
-
-def _due(number: int, rate: float) -> NDArray[np.float64]:
-    """Draw Poisson arrivals of a `rate` (seconds)."""
-    return np.cumsum(np.random.default_rng(0).exponential(1 / rate, number))
 
 
 def _sent(latency: pd.Series, due: NDArray[np.float64], limit: int | None) -> list[float]:
@@ -408,11 +403,11 @@ def benchmark_of_summary(path: Path, summary: Summary) -> Benchmark:
         }
     )
     requests, client, _ = _with_drawn_arrivals(table, summary.client)
-    how = "all at once"
+    how = client.timing
     if client.users is not None:
         how = f"from {client.users} users"
-    elif client.rate < math.inf:
-        how = f"at random at {client.rate:g}/s"
+    if client.named_rate:
+        how += f", as the rate is {client.named_rate}"
     caution = (
         f"the file has means only: {round(number)} requests of {round(summary.prompt_len)} prompt "
         f"and {round(summary.output_len)} output tokens are sent {how}, and only means are compared"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +28,8 @@ LEAST_ROUNDS = 3  # of all users, below which nothing is inferred from times
 SOON = 0.05
 # GuideLLM's strategies of one and of several users; others have a clock.
 ONE_USER, SEVERAL_USERS = "synchronous", ("concurrent", "throughput")
+# Coefficients of variation of gaps.
+POISSON, EVEN = 1.0, 0.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Client:
         source: Where `users` is known from.
         due: Seconds at which each request was due, where the client drew them here; else empty.
         named_rate: What the file has in place of a rate, such as "trace".
+        cv: Coefficient of variation of the gaps at this rate: 1 of a Poisson process, 0 of even
+            ones, others of a gamma distribution.
     """
 
     users: int | None = None
@@ -47,12 +51,35 @@ class Client:
     source: Source = ""
     due: Sequence[float] = ()
     named_rate: str = ""
+    cv: float = POISSON
+
+    @property
+    def timing(self) -> str:
+        """How requests are due where no time is recorded, such as "at random at 2/s"."""
+        if self.rate == math.inf:
+            return "all at once"
+        if self.cv == EVEN:
+            return f"evenly at {self.rate:g}/s"
+        timing = f"at random at {self.rate:g}/s"
+        if self.cv != POISSON:
+            timing += f" with gamma gaps of cv={self.cv:.3g}"
+        return timing
+
+    def drawn(self, number: int) -> NDArray[np.float64]:
+        """Draw when as many requests are due (seconds, ascending)."""
+        if self.rate == math.inf:
+            return np.zeros(number)
+        if self.cv == EVEN:
+            return np.arange(number) / self.rate
+        shape = self.cv**-2
+        gaps = np.random.default_rng(0).standard_gamma(shape, number)
+        return np.cumsum(gaps / (shape * self.rate))
 
     def limited_to(self, num_requests: int) -> Client:
         """Leave out a limit that so many requests can't reach, where a rate sends them."""
         if self.users is None or self.rate == math.inf or self.users < num_requests:
             return self
-        return Client(None, self.rate, self.source, self.due)
+        return replace(self, users=None)
 
 
 CLOCK = Client()
@@ -69,9 +96,10 @@ class Loop:
     due: tuple[float, ...]
 
 
-def client_of_rate(rate: Any, users: Any) -> Client:
-    """Make the client of a file with a request rate (maybe "inf", or a word such as "trace") and
-    the most requests at a time. Raises ValueError for a rate of nothing.
+def client_of_rate(rate: Any, users: Any, cv: float = POISSON) -> Client:
+    """Make the client of a file with a request rate (maybe "inf", or a word such as "trace"), the
+    most requests at a time and the gaps' coefficient of variation. Raises ValueError for a rate of
+    nothing.
     """
     number = math.inf
     named_rate = ""
@@ -82,9 +110,24 @@ def client_of_rate(rate: Any, users: Any) -> Client:
     if not number > 0:
         raise ValueError(f"request_rate={rate} is not above 0")
     limit = int(users or 0)
-    if limit < 1:  # as some clients write no limit
-        return Client(None, number, "stated", named_rate=named_rate)
-    return Client(limit, number, "stated", named_rate=named_rate)
+    return Client(
+        limit if limit >= 1 else None,  # some clients write no limit as 0
+        number,
+        "stated",
+        named_rate=named_rate,
+        cv=cv,
+    )
+
+
+def cv_of_gamma(shape: Any) -> float:
+    """Return the coefficient of variation of gamma gaps of a `shape`, which clients call burstiness
+    or smoothness; None is 1. Raises ValueError for what is no shape.
+    """
+    if shape is None:
+        return POISSON
+    if not float(shape) > 0:
+        raise ValueError(f"burstiness={shape} is not above 0")
+    return float(shape) ** -0.5
 
 
 def client_of_strategy(strategy: Mapping[str, Any]) -> Client:

@@ -203,6 +203,27 @@ def test_llmperfs_users_send_one_after_the_other(tmp_path):
     assert benchmark.requests.arrival_time.tolist() == pytest.approx([0.0, 0.5])
 
 
+def test_llmperfs_time_between_tokens_has_no_time_to_the_first(tmp_path):
+    """Of 100 tokens, 0.5 s to the first and 20 ms to each further one: LLMPerf states 24.8 ms."""
+    summary = {
+        **SUMMARIES["llmperf"],
+        "results_ttft_s_mean": 0.5,
+        "results_end_to_end_latency_s_mean": 2.48,
+        "results_inter_token_latency_s_mean": 0.0248,
+        "results_number_output_tokens_mean": 100,
+    }
+    path = tmp_path / "x_summary.json"
+    path.write_text(json.dumps(summary))
+    (benchmark,) = read_benchmarks(path)
+    assert benchmark.means["tpot"] == pytest.approx(0.02)
+    response = {"ttft_s": 0.5, "end_to_end_latency_s": 2.48, "number_input_tokens": 9}
+    path = tmp_path / "x_individual_responses.json"
+    path.write_text(json.dumps([{**response, "number_output_tokens": 100}] * 2))
+    (benchmark,) = read_benchmarks(path)
+    assert benchmark.summary["tpot_mean"] == pytest.approx(0.02)
+    assert "totals differ" not in "; ".join(benchmark.cautions)
+
+
 def average(value, unit):
     return {"unit": unit, "avg": value}
 
@@ -233,8 +254,8 @@ SUMMARIES = {
     "llmperf": {
         "num_concurrent_requests": 2,
         "results_ttft_s_mean": 0.06,
-        "results_inter_token_latency_s_mean": 0.011,
-        "results_end_to_end_latency_s_mean": 0.4,
+        "results_inter_token_latency_s_mean": 0.4 / 24,
+        "results_end_to_end_latency_s_mean": 0.06 + 23 * 0.011,
         "results_number_input_tokens_mean": "512",
         "results_number_output_tokens_mean": "24",
         "results_num_completed_requests": 6,
@@ -270,7 +291,9 @@ def test_summaries_are_replayed_by_their_means(name, tmp_path):
     path = tmp_path / "summary.json"
     path.write_text(json.dumps(SUMMARIES[name]))
     (benchmark,) = read_benchmarks(path)
-    assert benchmark.means == pytest.approx(MEANS)
+    # The same time per token: LLMPerf's follows from the other two.
+    means = {**MEANS, "latency": 0.313} if name == "llmperf" else MEANS
+    assert benchmark.means == pytest.approx(means)
     assert set(benchmark.requests.prompt_len) == {512}
     assert set(benchmark.requests.output_len) == {24}
     assert len(benchmark.requests) == 6
@@ -377,6 +400,56 @@ def test_files_without_times_of_sending_are_drawn_at_their_rate(tmp_path):
     del content["start_times"]
     said = cautions_of(tmp_path, content)
     assert "no times at which requests were sent: here drawn at random at 2/s" in said
+
+
+BURSTS = {
+    "vllm": ({"burstiness": 0.25}, 2.0),
+    "smooth": ({"burstiness": 4}, 0.5),
+    "even": ({"burstiness": float("inf")}, 0.0),
+    "poisson": ({}, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", BURSTS)
+def test_gaps_vary_as_the_clients_burstiness_says(name, tmp_path):
+    changes, cv = BURSTS[name]
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({**SUMMARIES["vllm"], "completed": 4000, **changes}))
+    (benchmark,) = read_benchmarks(path)
+    gaps = np.diff(benchmark.requests.arrival_time)
+    assert gaps.mean() == pytest.approx(0.5, rel=0.1)
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.1, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("load", "cv"),
+    [
+        ({"arrival_pattern": "gamma", "arrival_smoothness": 4}, 0.5),
+        ({"arrival_smoothness": 0.25}, 2.0),
+        ({"arrival_pattern": "constant"}, 0.0),
+        ({"request_rate_mode": "poisson"}, 1.0),
+    ],
+    ids=str,
+)
+def test_gaps_vary_as_aiperfs_pattern_says(load, cv, tmp_path):
+    path = tmp_path / "summary.json"
+    path.write_text(
+        json.dumps({**AVERAGES, "input_config": {"loadgen": {"request_rate": 2.0, **load}}})
+    )
+    (benchmark,) = read_benchmarks(path)
+    assert benchmark.client.cv == cv
+
+
+def test_what_is_drawn_otherwise_than_at_random_is_said(tmp_path):
+    content = vllm_detailed(burstiness=0.25)
+    del content["start_times"]
+    assert "here drawn at random at 2/s with gamma gaps of cv=2" in cautions_of(tmp_path, content)
+    assert "are sent evenly at 2/s" in cautions_of(tmp_path, SUMMARIES["genai-perf"])
+    ramp = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1, "ramp_up_end_rps": 9}
+    said = cautions_of(tmp_path, {**SUMMARIES["vllm"], "request_rate": "inf", **ramp})
+    assert "are sent all at once, as the rate is a linear ramp from 1 to 9/s" in said
+    with pytest.raises(UserError, match="burstiness=0 is not above 0"):
+        cautions_of(tmp_path, {**SUMMARIES["vllm"], "burstiness": 0})
 
 
 def test_tokens_that_came_together_are_timed_by_the_token(tmp_path):

@@ -24,7 +24,14 @@ from sarathi_lab.extensions.replay.benchmark import (
     benchmark_of_summary,
     checked_table,
 )
-from sarathi_lab.extensions.replay.clients import CLOCK, Client, client_of_rate
+from sarathi_lab.extensions.replay.clients import (
+    CLOCK,
+    EVEN,
+    POISSON,
+    Client,
+    client_of_rate,
+    cv_of_gamma,
+)
 from sarathi_lab.extensions.replay.readers.content import (
     Content,
     Object,
@@ -160,11 +167,25 @@ def _client_of_aiperf(summary: Object) -> Client:
     """Read how requests were sent from the configuration in a summary, if it is there."""
     config = as_object(summary.get("input_config"))
     load = as_object(config.get("loadgen"))
+    cv = _cv_of_aiperf(load)
     if not load:
         load = as_object(nested(config, "perf_analyzer", "stimulus"))
+        cv = EVEN  # perf_analyzer's default, which genai-perf leaves as it is
     if not (load.get("concurrency") or load.get("request_rate")):
         return CLOCK
-    return client_of_rate(load.get("request_rate"), load.get("concurrency"))
+    return client_of_rate(load.get("request_rate"), load.get("concurrency"), cv)
+
+
+def _cv_of_aiperf(load: Object) -> float:
+    """Read the coefficient of variation of gaps; without a pattern they are of a Poisson process,
+    or of the gamma distribution whose shape is stated.
+    """
+    pattern = load.get("arrival_pattern") or load.get("request_rate_mode")
+    if pattern == "constant":
+        return EVEN
+    if pattern == "poisson":
+        return POISSON
+    return cv_of_gamma(load.get("arrival_smoothness"))
 
 
 def _server_of(content: Content, summary: Object) -> Statement:

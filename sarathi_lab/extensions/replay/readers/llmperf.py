@@ -31,7 +31,6 @@ USERS = "num_concurrent_requests"
 DEFAULT_USERS = 10  # of its command line
 MEANS = {
     "results_ttft_s_mean": "ttft",
-    "results_inter_token_latency_s_mean": "tpot",
     "results_end_to_end_latency_s_mean": "latency",
 }
 
@@ -85,14 +84,15 @@ def is_of_llmperf_summary(content: Content) -> bool:
 
 def read_llmperf_summary(content: Content, summary: Object) -> Benchmark:
     """Read means. Raises UserError."""
+    output_len = _mean_tokens(summary, "output")
     return benchmark_of_summary(
         content.path,
         Summary(
             "llmperf",
             number_of(summary.get("results_num_completed_requests")),
             _mean_tokens(summary, "input"),
-            _mean_tokens(summary, "output"),
-            _means(summary),
+            output_len,
+            _with_time_per_token(_means(summary), output_len),
             _client_of(summary),
             count_of(summary.get("results_number_errors")),
             server=[_server_of(content, summary)],
@@ -110,6 +110,16 @@ def _mean_tokens(summary: Object, kind: str) -> float:
 
 def _means(summary: Object) -> dict[str, float]:
     return stated_numbers(summary, MEANS, 1.0)
+
+
+def _with_time_per_token(means: dict[str, float], output_len: float) -> dict[str, float]:
+    """Add the mean time of the tokens after the first. LLMPerf's `inter_token_latency_s` is none:
+    it has the time to the first token in it.
+    """
+    has_both = {"ttft", "latency"} <= {*means}
+    if not has_both or not output_len > 1:
+        return means
+    return {**means, "tpot": (means["latency"] - means["ttft"]) / (output_len - 1)}
 
 
 def _client_of(summary: Object) -> Client:

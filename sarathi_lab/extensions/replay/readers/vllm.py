@@ -20,7 +20,7 @@ from sarathi_lab.extensions.replay.benchmark import (
     benchmark_of_summary,
     checked_table,
 )
-from sarathi_lab.extensions.replay.clients import client_of_rate
+from sarathi_lab.extensions.replay.clients import Client, client_of_rate, cv_of_gamma
 from sarathi_lab.extensions.replay.readers.content import (
     Content,
     Object,
@@ -96,7 +96,7 @@ def _details(content: Content, result: Object) -> RecordedLoad:
         labels=_labels(result),
         server=[_server_of(content, result)],
         policy=_policy_of(result),
-        client=client_of_rate(result.get("request_rate"), result.get("max_concurrency")),
+        client=_client_of(result),
     )
 
 
@@ -131,7 +131,7 @@ def _summary(content: Content, result: Object) -> Summary:
         prompt_tokens / number if number else 0.0,
         output_tokens / number if number else 0.0,
         stated_numbers(result, MEANS, MILLISECOND),
-        client_of_rate(result.get("request_rate"), result.get("max_concurrency")),
+        _client_of(result),
         count_of(result.get("failed")),
         _labels(result),
         [_server_of(content, result)],
@@ -149,6 +149,17 @@ def _policy_of(result: Object) -> str:
     """Return the scheduler of the server that the client was told to be SGLang's, or vLLM's."""
     backend = str(result.get("backend") or "")
     return "sglang" if backend.startswith("sglang") else "vllm_v1"
+
+
+def _client_of(result: Object) -> Client:
+    """Read how requests were sent; a rate that rises is named, as it is not drawn here."""
+    rate = result.get("request_rate")
+    ramp = result.get("ramp_up_strategy")
+    if ramp:
+        first, last = result.get("ramp_up_start_rps"), result.get("ramp_up_end_rps")
+        rate = f"a {ramp} ramp from {first} to {last}/s"
+    cv = cv_of_gamma(result.get("burstiness"))
+    return client_of_rate(rate, result.get("max_concurrency"), cv)
 
 
 def _labels(result: Object) -> dict[str, Any]:
