@@ -202,6 +202,13 @@ def _config_as_run(
     is_named = cfg.hardware.name != AUTO
     notes = [*from_files.notes, *settings.notes]
     as_run = with_host_of_stages(settings.config_as_run(named), cfg)
+    num_blocks_of_run = run.settings.num_blocks
+    if num_blocks_of_run is not None and not from_files.has_run_cache:
+        notes.append(
+            f"the file's cache of {num_blocks_of_run} blocks is of another model, and not taken"
+        )
+        asked = settings.by_user.get("cache.num_blocks")
+        as_run = with_settings(as_run, {"cache.num_blocks": asked})
     if as_run.host.name != named.host.name:
         notes.append(f"not simulated for a pipeline: host={named.host.name}")
     as_run, refused = without_unknown_weights(as_run, run, is_named=is_named)
@@ -306,6 +313,7 @@ def _replay(
         shares_prefixes=cfg.cache.prefix,
         aligns_chunks=cfg.cache.align_chunks,
         state_tokens=backend.state_tokens(spec),
+        window=spec.cached_window,
         cluster=getattr(backend, "sharing", SINGLE),
     )
     engine.check(requests)

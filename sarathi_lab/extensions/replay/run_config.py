@@ -43,11 +43,13 @@ class FromFiles:
         settings: Nodes and values of the configuration.
         assumed: What nothing states.
         notes: What the user names otherwise than a file.
+        has_run_cache: Whether the run's number of blocks is that of the named model.
     """
 
     settings: dict[str, object] = field(default_factory=dict)
     assumed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    has_run_cache: bool = True
 
     def note_named(self, name: str, value: Any, stated: Any) -> None:
         self.notes.append(f"{name}={value} as you state; the file states {stated}")
@@ -71,7 +73,7 @@ def _find_hardware(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None
     if name == AUTO:
         option = _matching("hardware", run.hardware, run)
         from_files.settings["hardware"] = OmegaConf.merge(option, _parameters(cfg.hardware))
-    elif run.hardware and not _fits(name, run.hardware):
+    elif run.hardware and not _stands_for("hardware", name, run.hardware):
         from_files.note_named("hardware", name, run.hardware)
     has_tables = name == AUTO and cfg.hardware.tables is not None
     names_tables = has_tables or "hardware.tables" in typed
@@ -110,8 +112,13 @@ def _find_model(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
         from_files.settings["model"] = _matching("model", _name_of_model(str(stated)), run)
         return
     name = cfg.model.get("name")
-    if name and stated and not _fits(name, stated):
+    if not name or name == AUTO or not stated:
+        return
+    name_in_file = _name_of_model(str(stated))
+    if not _stands_for("model", name, name_in_file):
         from_files.note_named("model", name, stated)
+        # A model of no option's name, as of one that was trained further, has the named shapes.
+        from_files.has_run_cache = not _option_of("model", name_in_file)
 
 
 def _name_of_model(path: str) -> str:
@@ -135,14 +142,20 @@ def _find_dtype(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
 def _matching(group: str, name: str | None, run: RealRun) -> DictConfig:
     """Read the option that `name` begins with. Raises UserError."""
     files = option_files(group)
-    fitting = [option for option in files if begins_with(name or "", option)]
-    if not fitting:
+    chosen = _option_of(group, name or "")
+    if not chosen:
         options = [option for option in files if option != AUTO]
         raise UserError(
             f"{run.source}: {group} {name or 'is not named and'} has no file in conf/{group}; add "
             f"{group}=NAME, one of {', '.join(options)}"
         )
-    return read_option(group, files[max(fitting, key=len)])
+    return read_option(group, files[chosen])
+
+
+def _option_of(group: str, name: str) -> str:
+    """Return the longest option that `name` begins with; "": none."""
+    fitting = [option for option in option_files(group) if begins_with(name, option)]
+    return max(fitting, key=len, default="")
 
 
 def begins_with(name: str, option: str) -> bool:
@@ -156,6 +169,12 @@ def begins_with(name: str, option: str) -> bool:
     if characters[-1].isdigit():
         pattern += r"(?!\d)"
     return re.match(pattern, _without_maker(name)) is not None
+
+
+def _stands_for(group: str, option: str, name: str) -> bool:
+    """Return whether a name in a file begins with an option's, and with no longer one."""
+    card_or_model = option.partition("_")[0]  # a100_2023 is an A100
+    return begins_with(name, card_or_model) and len(_option_of(group, name)) <= len(option)
 
 
 def _host(run: RealRun) -> DictConfig:
@@ -178,11 +197,6 @@ def _host(run: RealRun) -> DictConfig:
 def _numbers(version: str) -> list[int]:
     """Return the major and minor number of a version."""
     return [int(number) for number in re.findall(r"\d+", version)[:2]]
-
-
-def _fits(option: str, name: str) -> bool:
-    """Return whether an option's file may stand for what a file names."""
-    return option == AUTO or _plain(_name_of_model(name)).startswith(_plain(option)[:4])
 
 
 def _plain(name: str) -> str:

@@ -485,6 +485,53 @@ def test_a_replay_with_other_devices_has_their_cache(result):
     assert case.what_if.engine.num_blocks > 10_000
 
 
+@pytest.mark.parametrize(
+    ("file_model", "model", "is_noted", "has_cache"),
+    [
+        ("meta-llama/Llama-3.1-8B", "llama2-7b", True, False),
+        ("Qwen/Qwen3-30B-A3B", "qwen3-8b", True, False),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama3.1-8b", False, True),
+        # Of no option's name: the user's stands for it.
+        ("my/finetune", "llama3.1-8b", True, True),
+    ],
+)
+def test_another_model_than_the_files_is_named_and_has_its_own_cache(
+    file_model, model, is_noted, has_cache, result
+):
+    result.write_text(json.dumps({**CLIENT, "model_id": file_model}))
+    settings = {**SIZES, "num_gpu_blocks_override": 400}
+    result.with_name("meta.json").write_text(json.dumps({"engine_kwargs": settings}))
+    replay = replayed(result, f"model={model}", "executor.tensor_parallel=2").as_run
+    said = " ".join(replay.describe())
+    note = f"model={model} as you state; the file states {file_model}"
+    assert (note in said) == is_noted
+    assert (replay.engine.num_blocks == 399) == has_cache
+    assert ("cache of 399 blocks is of another model" in said) != has_cache
+
+
+@pytest.mark.parametrize(
+    ("in_file", "option", "is_noted"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "h100", True),
+        ("NVIDIA H100 PCIe", "h100", True),
+        ("NVIDIA H100 80GB HBM3", "h100", False),
+        ("NVIDIA A100-SXM4-80GB", "a100_fig12", False),
+        ("NVIDIA L40S", "l4", True),
+    ],
+)
+def test_another_card_than_the_files_is_named(in_file, option, is_noted, result):
+    result.write_text(json.dumps({**CLIENT, "gpu": in_file, **SIZES}))
+    said = " ".join(replayed(result, f"hardware={option}").as_run.describe())
+    assert (f"hardware={option} as you state; the file states" in said) == is_noted
+
+
+def test_layers_with_a_window_have_its_cache(result):
+    result.write_text(json.dumps({**CLIENT, "model_id": "google/gemma-3-12b-it"}))
+    replay = as_vllm(result)
+    assert replay.spec.cached_window is not None
+    assert replay.engine.window == replay.spec.cached_window
+
+
 def test_without_chunks_the_longest_prompt_is_one(result):
     replay = as_sglang(result, chunked_prefill_size=-1, page_size=16)
     assert replay.engine.policy.budget == 112  # of 100 tokens, in whole pages
