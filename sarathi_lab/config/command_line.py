@@ -25,12 +25,12 @@ from sarathi_lab.config.errors import UserError, require_one_of, unknown_name
 from sarathi_lab.config.instantiate import (
     CHOICES,
     GROUPS,
-    class_of,
     name_of,
     option_files,
     parameter_names,
     parameters_of,
     read_option,
+    target_of,
     top_level,
 )
 from sarathi_lab.config.paths import CONF
@@ -45,7 +45,7 @@ SHOWING = ("help", "hydra_help", "version", "cfg", "info", "shell_completion")
 LAUNCHERS = ("basic", "joblib", "ray", "submitit_local", "submitit_slurm")
 PLUGINS = {"hydra/launcher": LAUNCHERS, "hydra/sweeper": ("lab",)}
 # Parameters that no other option of hardware has, and which the user need not name it for.
-OF_DATASHEET = ("base", "peak", "bandwidth", "memory", "link", "network", "fp8_peak")
+OF_DATASHEET = ("base", "peak", "bandwidth", "memory", "link", "network", "fp8_peak", "error")
 # Settings whose value is a command line, in which Hydra's grammar has no say.
 COMMANDS = ("task.server",)
 MOST_JOBS = 10_000  # of a sweep; all of them are checked before the first one runs
@@ -277,7 +277,7 @@ def _unknown_key(key: str, settings: Sequence[str]) -> UserError:
     names = parameter_names(node, group)
     is_typo = bool(difflib.get_close_matches(key, names, cutoff=0.9))
     # Importing the class takes a second: only where a typo is not the likelier mistake.
-    listed = parameters_of(class_of({group: node}, group)) if not is_typo else None
+    listed = parameters_of(target_of({group: node}, group)) if not is_typo else None
     if parameter.partition(".")[0] in (listed or ()):
         return UserError(f"{key} is not listed by the option's file; write +{key}=VALUE")
     owner = str(node.get("_target_", group)).rpartition(".")[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module
@@ -148,21 +148,37 @@ def build(node: DictConfig | ListConfig, kind: Any = object) -> Any:
 
 def class_of(cfg: Mapping[Any, Any], group: str) -> type:
     """The class that `GROUP._target_` names. Raises UserError if it can't be imported."""
-    module, _, name = str(target := cfg[group]["_target_"]).rpartition(".")
-    reason = "it is no class"
+    target = target_of(cfg, group)
+    if isinstance(target, type):
+        return target
+    raise _no_target(cfg, group, "it is no class")
+
+
+def target_of(cfg: Mapping[Any, Any], group: str) -> Callable[..., object]:
+    """Return the class or function that `GROUP._target_` names, which makes the group's object.
+    Raises UserError if it can't be imported.
+    """
+    module, _, name = str(cfg[group]["_target_"]).rpartition(".")
     try:
-        if isinstance(found := getattr(import_module(module or name), name), type):
-            return found
+        target: object = getattr(import_module(module or name), name)
     except Exception as error:  # any of importing a user's module
         reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise _no_target(cfg, group, reason) from None
+    if not callable(target):
+        raise _no_target(cfg, group, "it is no class")
+    return target
+
+
+def _no_target(cfg: Mapping[Any, Any], group: str, reason: str) -> UserError:
+    target = cfg[group]["_target_"]
     fix = "name a class as module.Class, with the module in the current folder or installed"
-    raise UserError(f"{group}._target_={target} can't be imported ({reason}); {fix}")
+    return UserError(f"{group}._target_={target} can't be imported ({reason}); {fix}")
 
 
-def parameters_of(cls: type) -> list[str] | None:
-    """The names that its constructor takes; None if it takes any."""
+def parameters_of(target: Callable[..., object]) -> list[str] | None:
+    """The names that a class or function takes; None if it takes any."""
     try:
-        parameters = inspect.signature(cls).parameters
+        parameters = inspect.signature(target).parameters
     except ValueError:  # of some that are built in
         return None
     takes_any = any(found.kind is found.VAR_KEYWORD for found in parameters.values())
@@ -186,7 +202,9 @@ def fit_targets(cfg: DictConfig, settings: Sequence[str]) -> None:
     named = set(map(name_of, settings))
     nodes = [str(key) for key in cfg if OmegaConf.is_dict(cfg[key]) and "_target_" in cfg[key]]
     for group in nodes:
-        if (valid := parameters_of(class_of(cfg, group))) is None:
+        # Only hardware is made by functions: of the others, attributes of the class are read.
+        target = target_of(cfg, group) if group == "hardware" else class_of(cfg, group)
+        if (valid := parameters_of(target)) is None:
             continue
         for key in [one for one in cfg[group] if one not in valid and not one.startswith("_")]:
             name = f"{group}.{key}"

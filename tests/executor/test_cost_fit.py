@@ -16,7 +16,7 @@ from scripts import load_script
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
-from sarathi_lab.executor.simulated.datasheet import ASSUMED_ERROR, Datasheet
+from sarathi_lab.executor.simulated.datasheet import ASSUMED_ERROR, datasheet
 from sarathi_lab.results.load import load_paper
 
 
@@ -120,11 +120,11 @@ DATASHEETS = {
 
 @pytest.mark.parametrize("has_base", [True, False])
 def test_a_datasheet_is_within_the_error_that_is_assumed(silicon_fit, has_base):
-    """Cards by another one's kernels, beside their own: prompts are the worst, up to 0.6."""
+    """Cards by another one's kernels, beside their own: prompts are the worst, up to 0.62."""
     cards = {}
     for gpu, (peak, base) in DATASHEETS.items():
         own = load_option("hardware", gpu)
-        cards[gpu] = Datasheet(
+        cards[gpu] = datasheet(
             gpu,
             base if has_base else None,
             peak=peak,
@@ -136,4 +136,6 @@ def test_a_datasheet_is_within_the_error_that_is_assumed(silicon_fit, has_base):
     errors = mean_errors(silicon_fit, cards).drop("reduces", level=1)
     by_card = errors.groupby(level=0).mean()
     assert 0.1 < by_card.mean() < ASSUMED_ERROR
-    assert by_card.max() < 1.25 * ASSUMED_ERROR
+    assert by_card.max() < ASSUMED_ERROR
+    other_maker = load_option("hardware", "mi300x")
+    assert errors.max() < other_maker.uncertainty["attention"]

@@ -11,7 +11,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build, load_option, option_files
 from sarathi_lab.config.sweeper import compose
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.executor.simulated.datasheet import ASSUMED_ERROR, Datasheet
+from sarathi_lab.executor.simulated.datasheet import ASSUMED_ERROR, datasheet
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.experiment.clock import CostClock
 from sarathi_lab.experiment.scenario import chunked
@@ -23,18 +23,18 @@ UNMEASURED = (
 
 
 def test_what_is_not_stated_is_that_of_the_base() -> None:
-    card = Datasheet("mine", "h100", bandwidth=2e12)
+    card = datasheet("mine", "h100", bandwidth=2e12)
     assert isinstance(card, Hardware)
     assert (card.name, card.bytes_per_second, card.tables) == ("mine", 2e12, None)
     for figure in ("flops_per_second", "memory_bytes", "num_sms", "link_bytes_per_second"):
         assert getattr(card, figure) == getattr(H100, figure)
     assert card.with_kernel("flash_attention_2").hybrid_call
-    half = Datasheet("mine", "h100", peak=H100.flops_per_second / 2)
+    half = datasheet("mine", "h100", peak=H100.flops_per_second / 2)
     assert half.num_sms == H100.num_sms / 2
 
 
 def test_three_figures_are_enough_and_links_are_unknown() -> None:
-    card = Datasheet("mine", peak=1e14, bandwidth=1e12, memory=8e10)
+    card = datasheet("mine", peak=1e14, bandwidth=1e12, memory=8e10)
     assert card.link_bytes_per_second is None
     assert card.matmul_efficiency == H100.matmul_efficiency
     with pytest.raises(UserError, match=r"no link_bytes_per_second.*hardware\.link"):
@@ -50,13 +50,14 @@ def test_three_figures_are_enough_and_links_are_unknown() -> None:
         ({"base": "h100", "link": -1}, "hardware.link=-1"),
         ({"base": "h100", "peak": "fast"}, "hardware.peak=fast"),
         ({"base": "h100", "num_sms": 0}, "hardware.num_sms=0"),
+        ({"base": "h100", "error": 0}, "hardware.error=0"),
         ({"name": "", "base": "h100"}, "hardware.name="),
     ],
     ids=str,
 )
 def test_figures_that_are_refused(figures: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError) as caught:
-        Datasheet(**{"name": "mine", **figures})
+        datasheet(**{"name": "mine", **figures})
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -83,8 +84,16 @@ def test_a_card_may_be_described_without_choosing_an_option() -> None:
     (job,) = compose(settings).jobs
     card = build(job.cfg.hardware)
     assert (card.name, card.is_datasheet) == ("x", True)
+    assert card.uncertainty["matmul"] == ASSUMED_ERROR
     with pytest.raises(UserError, match=r"hardware\.base"):
         compose([*settings, "hardware=h100"])
+
+
+def test_an_error_that_is_stated_takes_the_place_of_the_assumed_one() -> None:
+    stated = SimulatedBackend(datasheet("mine", "h100", error=0.5)).cost_of(SPEC).uncertainty
+    assert set(stated.values()) == {0.5}
+    of_other_maker = load_option("hardware", "mi300x")
+    assert of_other_maker.uncertainty["matmul"] > ASSUMED_ERROR
 
 
 def test_every_other_card_was_measured() -> None:

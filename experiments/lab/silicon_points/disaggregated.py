@@ -35,7 +35,7 @@ def why_not(row: dict[str, str]) -> str:
     if any(name in row["model_path"] for name in MIXTURES):
         return "mixture of experts"
     if row["system"] not in GPUS:
-        return "GPU without a hardware file"
+        return "GPU whose kernels were not measured"
     if row["gemm_quant_mode"] not in WEIGHTS or row["model_path"] not in MODELS:
         return "4-bit weights"
     return ""

@@ -29,7 +29,7 @@ WEIGHTS = "executor.weights"  # the setting that selects 8-bit products
 FUSING = ("attention", "activation", "norm", "all_reduce")
 # Kinds of operation with an entry in `Hardware.uncertainty`; EXPERTS is optional.
 UNCERTAIN, EXPERTS = ("matmul", "attention"), "experts"
-# Figures that may be unknown, by their names in `Datasheet`.
+# Figures that may be unknown, by their names in `datasheet`.
 OF_DATASHEET = {
     "link_bytes_per_second": "link",
     "network_bytes_per_second": "network",
@@ -125,7 +125,7 @@ class Hardware:
     # rule: `launch`, `step`, `conv_efficiency` and `decode_launch` (`mixed_layers`).
     latent: Mapping[str, Any] = field(default_factory=dict, compare=False)
     linear: Mapping[str, float] = field(default_factory=dict, compare=False)
-    is_datasheet: bool = flag(False, fix=FIX)  # none of its kernels was measured (`Datasheet`)
+    is_datasheet: bool = flag(False, fix=FIX)  # none of its kernels was measured (`datasheet`)
 
     def __post_init__(self) -> None:
         check_fields(self, "hardware.")
