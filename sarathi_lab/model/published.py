@@ -14,7 +14,7 @@ from pathlib import Path
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import read_object
 from sarathi_lab.model.layers import ALIKE, Latent, Layers, LinearAttention, Window
-from sarathi_lab.model.quantisation import Quantisation, read_quantisation
+from sarathi_lab.model.quantised_config import read_quantisation, unused_fields
 from sarathi_lab.model.spec import ModelSpec
 
 Config = Mapping[str, object]
@@ -198,7 +198,12 @@ def published_spec(config: Config, name: str) -> ModelSpec:
             raise UserError(f"{name_of_part}={value!r}: {part} has no formula; take another model")
     family = FAMILIES[model_type]
     reader = Reader(Facts({**family.defaults, **config}), family)
-    return reader.spec(name, read_quantisation(config), tuple(encoders))
+    spec = reader.spec(name)
+    return replace(
+        spec,
+        quantisation=read_quantisation(config, spec),
+        uncounted=(*encoders, *unused_fields(config)),
+    )
 
 
 class Reader:
@@ -209,10 +214,8 @@ class Reader:
         self.family = family
         self.num_layers = facts.size("num_hidden_layers", "n_layer")
 
-    def spec(
-        self, name: str, quantisation: Quantisation | None, uncounted: tuple[str, ...]
-    ) -> ModelSpec:
-        """Make the spec."""
+    def spec(self, name: str) -> ModelSpec:
+        """Make the spec, with weights in the model's type."""
         facts = self.facts
         family = self.family
         num_heads = facts.size("num_attention_heads", "n_head")
@@ -243,8 +246,6 @@ class Reader:
             shared_expert_size=mixture.shared_width,
             layers=self._layers(mixture, latent),
             simulation_only=True,
-            quantisation=quantisation,
-            uncounted=uncounted,
         )
 
     def _head_size(self, hidden: int, num_heads: int) -> int:

@@ -118,9 +118,11 @@ class ModelSpec:
         """Describe a contradiction between fields that are valid one by one."""
         scaling, num_rotated = self.rope_scaling, self.rotary_size + self.rotary_size % 2
         stored = self.quantisation
+        is_of_experts = isinstance(stored, Quantisation) and stored.of == "experts"
         is_mixture = 0 < self.experts_per_token <= self.num_experts
         experts = ("num_experts", "experts_per_token", "shared_expert_size")
         has_experts = any(getattr(self, name) for name in experts)
+        of_none = "has none of the experts that the quantisation is of"
         rotated = f"rotates {self.rotary_size} entries, which must be pairs within the head"
         heads, rotary = ("num_heads", "num_kv_heads"), ("rotary_fraction", "head_size")
         for names, is_wrong, reason in (
@@ -128,6 +130,7 @@ class ModelSpec:
             (("rope_scaling",), not isinstance(scaling, RopeScaling | None), "is no RopeScaling"),
             (("layers",), not isinstance(self.layers, Layers), "is no Layers"),
             (("quantisation",), not isinstance(stored, Quantisation | None), "is no Quantisation"),
+            (("num_experts",), is_of_experts and not self.num_experts, of_none),
             (("uncounted",), not isinstance(self.uncounted, tuple), "is no tuple of names"),
             (heads, self.num_heads % self.num_kv_heads, "does not divide num_heads"),
             (rotary, not 0 < num_rotated <= self.head_size, rotated),

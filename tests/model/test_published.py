@@ -14,7 +14,6 @@ import yaml
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.config import EngineConfig
@@ -34,7 +33,7 @@ from sarathi_lab.executor.simulated.kernel_times import (
 from sarathi_lab.executor.simulated.kv_capacity import served_tokens
 from sarathi_lab.model.layers import CachedWindow, Window
 from sarathi_lab.model.published import FAMILIES, published_spec, read_published
-from sarathi_lab.model.quantisation import read_quantisation
+from sarathi_lab.model.quantised_config import read_quantisation
 from sarathi_lab.model.roofline import roofline_time
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Sarathi
@@ -42,7 +41,7 @@ from sarathi_lab.policy.systems import VLLM_MEMORY
 
 DATA = Path(__file__).parents[1] / "data" / "published_models.yaml"
 PUBLISHED: dict[str, dict[str, Any]] = yaml.safe_load(DATA.read_text())
-CASES = REPOSITORY.parent / "shared" / "cases" / "models"
+CASES = Path(__file__).resolve().parents[3] / "shared" / "cases" / "models"
 POSITIONS = {"max_position_embeddings": 8192}
 H100 = load_option("hardware", "h100")
 # Options of `model` that were made from the table.
@@ -298,13 +297,103 @@ def test_room_of_windowed_layers_is_that_of_vllms_groups() -> None:
 def test_bytes_of_quantised_weights(
     settings: dict[str, Any], weight_bytes: float, has_fp8_products: bool, of: str
 ) -> None:
-    stored = read_quantisation({"quantization_config": settings})
+    mixture = published("Qwen3-30B-A3B")
+    stored = read_quantisation({"quantization_config": settings}, mixture)
     assert stored is not None
     assert (stored.weight_bytes, stored.has_fp8_products, stored.of) == (
         weight_bytes,
         has_fp8_products,
         of,
     )
+
+
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+INT4 = {"num_bits": 4, "strategy": "channel"}
+GROUP = {"weights": INT4, "targets": ["Linear"]}
+COMPRESSED = {"quant_method": "compressed-tensors", "config_groups": {"group_0": GROUP}}
+
+
+def attention_of(*layers: int) -> list[str]:
+    """Names of modules of attention, one by one."""
+    names = []
+    for layer in layers:
+        for product in "qkvo":
+            names.append(f"model.layers.{layer}.self_attn.{product}_proj")
+    return names
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "ignored", "of"),
+    [
+        ("Llama-3.1-8B", "ignore", ["lm_head", "model.layers.3.input_layernorm"], "layers"),
+        (
+            "Qwen3-30B-A3B",
+            "modules_to_not_convert",
+            ["lm_head", "model.layers.0.mlp.gate"],
+            "layers",
+        ),
+        ("Qwen3-30B-A3B", "ignore", ["re:.*mlp.gate$", "re:visual.*"], "layers"),
+        ("Qwen3-30B-A3B", "exclude_modules", attention_of(*range(48)), "experts"),
+        ("Qwen3-30B-A3B", "modules_to_not_convert", ["model.layers.*.self_attn"], "experts"),
+        (
+            "Kimi-K2",
+            "ignore",
+            [
+                "re:.*self_attn.*",
+                "re:.*shared_experts.*",
+                r"re:.*mlp\.(gate|up|gate_up|down)_proj.*",
+                "model.layers.61.self_attn.q_a_proj",
+            ],
+            "experts",
+        ),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_modules_that_are_ignored_leave_all_products_or_experts(
+    name: str, field: str, ignored: list[str], of: str
+) -> None:
+    for settings in (NVFP4, COMPRESSED, {"quant_method": "fp8"}):
+        spec = published(name, quantization_config={**settings, field: ignored})
+        assert spec.quantisation is not None
+        assert spec.quantisation.of == of
+
+
+@pytest.mark.parametrize(
+    ("name", "ignored", "named"),
+    [
+        ("Llama-3.1-8B", ["re:.*self_attn.*"], "leaves FFNs quantised"),
+        ("Llama-3.1-8B", ["re:.*mlp.*"], "leaves attention quantised"),
+        ("Llama-3.1-8B", ["self_attn", "mlp"], "leaves nothing quantised"),
+        ("Llama-3.1-8B", ["layers.0.self_attn.q_proj"], "ignores some of the attention"),
+        ("Llama-3.1-8B", attention_of(*range(31)), "cover those of 31 layers, of 32"),
+        ("Llama-3.1-8B", ["re:.*gate.*"], "ignores some of the FFNs"),
+        ("Llama-3.1-8B", ["c_attn"], "c_attn is none of the modules that are known"),
+        ("Llama-3.1-8B", ["re:("], "is no regular expression"),
+        ("Llama-3.1-8B", "lm_head", "is no list of names"),
+        ("Qwen3-30B-A3B", ["experts"], "leaves attention quantised"),
+        ("Qwen3-30B-A3B", ["re:.*experts.0.*"], "ignores some of the experts"),
+        ("Kimi-K2", ["re:.*self_attn.*"], "leaves FFNs and shared experts and experts quantised"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_modules_that_leave_another_part_are_refused_by_name(
+    name: str, ignored: list[str] | str, named: str
+) -> None:
+    for field in ("ignore", "exclude_modules", "modules_to_not_convert"):
+        with pytest.raises(UserError) as caught:
+            published(name, quantization_config={**NVFP4, field: ignored})
+        assert named in str(caught.value)
+        assert f"quantization_config.{field}=" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_cache_that_the_file_quantises_is_named_as_not_counted() -> None:
+    scheme = {"num_bits": 8, "type": "float"}
+    settings = {**COMPRESSED, "kv_cache_scheme": scheme}
+    spec = published("Llama-3.1-8B", quantization_config=settings)
+    cautions = SimulatedBackend(H100).cautions(spec)
+    assert any("kv_cache_scheme (the cache is stored by cache.dtype)" in each for each in cautions)
+    assert published("Llama-3.1-8B", quantization_config=COMPRESSED).uncounted == ()
 
 
 def test_quantised_weights_take_fewer_bytes_and_less_time() -> None:
@@ -363,7 +452,19 @@ def test_weights_that_a_run_states_are_those_of_a_quantised_file() -> None:
         ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
         ({"num_key_value_heads": 3}, "num_kv_heads=3"),
         ({"quantization_config": {"quant_method": "aqlm"}}, "quant_method=aqlm"),
-        ({"quantization_config": {"quant_method": "awq"}}, "bits=None"),
+        *(
+            ({"quantization_config": settings}, named)
+            for settings, named in (
+                ({"quant_method": "mxfp4"}, "mxfp4 is of experts"),
+                ({"quant_method": "awq"}, "bits=None"),
+                ({"quant_method": "awq", "bits": 0}, "bits=0"),
+                ({"quant_method": "awq", "bits": 4, "group_size": 0}, "group_size=0"),
+                ({"quant_method": "gptq", "dynamic": {"-:.*attn.*": {}}}, "dynamic="),
+                ({**COMPRESSED, "config_groups": {"g": 5}}, "config_groups.g=5"),
+                ({**COMPRESSED, "config_groups": {"g": {"weights": 5}}}, "g.weights=5"),
+                ({**COMPRESSED, "config_groups": {"g": {**GROUP, "targets": ["a"]}}}, "['a']"),
+            )
+        ),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings=1"),
     ],
     ids=lambda value: str(value)[:40],
@@ -389,7 +490,7 @@ def test_a_model_with_an_encoder_of_images_says_what_is_not_counted() -> None:
     assert any("2 of 3 layers see a window of 6 tokens" in caution for caution in cautions)
 
 
-@pytest.mark.skipif(not CASES.is_dir(), reason="needs shared/cases")
+@pytest.mark.skipif(not CASES.is_dir(), reason="config files of other models are not here")
 def test_cases_are_read_or_refused_by_a_field() -> None:
     refused = set()
     for folder in sorted(CASES.iterdir()):

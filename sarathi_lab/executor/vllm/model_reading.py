@@ -12,7 +12,8 @@ from sarathi_lab.executor.vllm import workers as vllm
 from sarathi_lab.executor.vllm.worker_errors import last_line
 from sarathi_lab.model.checkpoint import stored_tensors
 from sarathi_lab.model.huggingface import read_config, spec_of
-from sarathi_lab.model.quantisation import Quantisation, Quantised, read_quantisation
+from sarathi_lab.model.quantisation import Quantisation, Quantised
+from sarathi_lab.model.quantised_config import read_quantisation
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.stored_spec import StoredSpec
 
@@ -58,12 +59,11 @@ def _quantised_spec(checkpoint: Path) -> ModelSpec | None:
     """
     try:
         config = read_config(checkpoint)
-        quantisation = read_quantisation(config)
         plain = {**config, "quantization_config": None}
         spec = spec_of(plain, checkpoint.resolve().name)
+        return replace(spec, quantisation=read_quantisation(config, spec))
     except (UserError, KeyError):
         return None
-    return replace(spec, quantisation=quantisation)
 
 
 def _lack_on_cpu(shape: vllm.ModelShape) -> str | None:
