@@ -66,6 +66,7 @@ def test_figures_that_are_refused(figures: dict[str, Any], named: str) -> None:
 def test_cards_by_their_datasheets_say_so_wherever_they_are_used(name: str) -> None:
     card = load_option("hardware", name)
     assert card.is_datasheet
+    assert min(card.uncertainty.values()) >= ASSUMED_ERROR
     backend = SimulatedBackend(card)
     assert any("none was measured on it" in caution for caution in backend.cautions(SPEC))
     cost = backend.predictor(SPEC).operation_times(batch_of(chunk=64))
