@@ -124,12 +124,23 @@ def _main(options: argparse.Namespace, run: Command) -> int:
     return int(bool(failed))
 
 
+def _judging(names: Sequence[str], table: pd.DataFrame) -> list[str]:
+    """Return the experiments that judge what a figure of the paper claims, such as fig09's."""
+    numbers = [name.removeprefix("fig").lstrip("0") for name in names if name.startswith("fig")]
+    experiments = []
+    for number in numbers:
+        is_of_figure = table.source.str.contains(rf"Fig {number}(?!\d)")
+        experiments += list(table.experiment[is_of_figure].unique())
+    return experiments
+
+
 def _selected(table: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
     """Return the rows of the experiments and devices that were asked for. Raises UserError."""
     chosen = table[table.experiment.isin(options.only)] if options.only else table
     if chosen.empty and not (options.run or options.simulate):
-        known = ", ".join(table.experiment.unique())
-        raise UserError(f"--only {' '.join(options.only)} has no claim; use one of {known}")
+        named = " ".join(options.only)
+        with_claims = _judging(options.only, table) or list(table.experiment.unique())
+        raise UserError(f"--only {named} has no claim; use one of {', '.join(with_claims)}")
     if options.device:
         chosen = chosen[chosen.device.str.contains(options.device, regex=False)]
         if chosen.empty:

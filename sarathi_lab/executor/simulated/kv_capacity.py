@@ -61,7 +61,7 @@ def served_tokens(
         raise UserError(
             f"model {spec.name} leaves no room for KV on each of {parallel.num_devices} x "
             f"{hardware.name}: {setup.describe(device)}; {more}{_fewer_bits(spec)}take more "
-            "devices, a smaller model or another hardware"
+            "devices (executor.tensor_parallel=8), a smaller model or another hardware"
         )
     return num_tokens
 

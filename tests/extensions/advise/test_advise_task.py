@@ -320,3 +320,14 @@ def test_the_simulated_numbers_of_the_chosen_chunk_are_the_summary(tmp_path):
 def test_what_cannot_be_advised_is_one_line(args, words):
     said = refusal_of(*SMALL, *args)
     assert all(word in said for word in words), said
+
+
+def test_a_short_run_within_its_bounds_that_looks_overloaded_is_tried_longer() -> None:
+    """128 requests at 6/s fill and drain most of the time; 512 are served within the objective."""
+    arrivals = ["workload=openchat_sharegpt4", "workload.rate=6", "slo.ttft=2", "slo.tbt=0.05"]
+    one_run = ["task.chunks=[1024]", "task.policies=[]"]
+    args = ["task=advise", "hardware=h100", "model=llama3.1-8b", *arrivals, *one_run]
+    best = advice_of("executor=simulated", *args).best
+    assert best.is_confirmed
+    assert best.slo_met
+    assert best.chunk == 1024
