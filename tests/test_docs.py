@@ -28,6 +28,11 @@ PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"\d[\d.,]* of [\d,]+|\d+\.\d+")
 
 
+def states(text: str, number: str) -> bool:
+    """Whether `text` has `number` and not merely digits of a longer one."""
+    return re.search(rf"(?<![\d.,]){re.escape(number)}(?!\d|[.,]\d)", text) is not None
+
+
 def name_of(path: Path) -> str:
     return str(path.relative_to(REPOSITORY))
 
@@ -128,6 +133,11 @@ def test_the_page_of_policies_has_a_row_for_each():
     assert "SARATHI, section 4.2" in rows["sarathi"]
 
 
+def test_a_number_is_not_found_within_another():
+    assert states("errors of 0.4, of 1.7 %", "0.4")
+    assert not any(states(longer, "0.4") for longer in ("10.45", "0.45", "10.4", "1,0.4"))
+
+
 def test_the_errors_of_the_cost_model_are_those_of_the_pages_that_it_links_to():
     page = DOCS / "explanation" / "cost-model.md"
     table = page.read_text().partition("## How wrong it is")[2].partition("\n\nThe last")[0]
@@ -137,7 +147,7 @@ def test_the_errors_of_the_cost_model_are_those_of_the_pages_that_it_links_to():
         (link,) = re.findall(r"\]\(([^)]+)\)", row)
         source = (page.parent / link).resolve().read_text().replace("%", " %")
         for number in NUMBER.findall(row):
-            assert number.rstrip(",") in source, number
+            assert states(source, number.rstrip(",")), number
 
 
 SHOWN = re.compile(r"^```\n\$ python -m sarathi_lab[. ](.+)\n((?:.+\n)+)```$", re.MULTILINE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -14,6 +15,7 @@ from sarathi_lab.executor.simulated.attention_calls import (
     backend_of,
     most_riding_decodes,
 )
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.hardware import NO_HOST
 
@@ -47,3 +49,21 @@ def test_fewer_decodes_ride_the_longer_they_are(context, expected):
     apart = dataclasses.replace(a100, hybrid_call=False)
     cost = make_cost_model("profiled", spec, apart, 2)
     assert most_riding_decodes(cost, 1024, context, start=1024) == MOST_DECODES
+
+
+@pytest.mark.parametrize(
+    ("gpu", "host", "said"),
+    [
+        ("a100", "vllm_0_19", r"one call, by flash_attention_2 .+ more than \d+ decodes of 4,096"),
+        ("h100", "vllm_0_19", r"two calls .+ are simulated; flash_attention_3 .+ makes one"),
+        ("h100", "trtllm_1_0", None),
+    ],
+)
+def test_a_simulated_server_says_what_its_one_call_means(gpu, host, said):
+    hardware, server = load_option("hardware", gpu), load_option("host", host)
+    spec = load_option("model", "llama3.1-8b")
+    lines = SimulatedBackend(hardware, host=server).cautions(spec)
+    attention = [line for line in lines if line.startswith("attention:")]
+    assert len(attention) == int(said is not None)
+    if said is not None:
+        assert re.search(said, attention[0])

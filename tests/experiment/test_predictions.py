@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 
+import pytest
 import yaml
 
 from sarathi_lab.config.paths import EXPERIMENTS
 
 LEDGER = EXPERIMENTS / "lab" / "predictions"
+PAGE = (LEDGER / "README.md").read_text()
 
 
 def test_entries_are_what_was_hashed_and_a_changed_one_is_noticed(tmp_path, capsys):
@@ -29,3 +32,22 @@ def test_entries_are_what_was_hashed_and_a_changed_one_is_noticed(tmp_path, caps
     printed = capsys.readouterr().out
     assert "(+100.0%)" in printed
     assert "another: measured 1, not predicted" in printed
+
+
+def test_the_page_has_the_errors_of_the_recorded_values(capsys):
+    ledger = runpy.run_path(str(LEDGER / "score.py"))
+    predicted = yaml.safe_load((LEDGER / "splitwise_70b.yaml").read_text())["predicted"]
+    measured = yaml.safe_load((LEDGER / "splitwise_70b.result.yaml").read_text())["measured"]
+    doubted = {f"2 x {card}, 64 of 512: prompts" for card in ("a100-80gb", "h100-80gb")}
+    trusted = {name: value for name, value in measured.items() if name not in doubted}
+    assert len(measured) == len(trusted) + 2
+    (row,) = [line for line in PAGE.splitlines() if line.startswith("| [splitwise_70b]")]
+    stated = re.search(r"mean error (\d+) %, median (\d+) %\*\* over (\d+) values", row)
+    doubting = re.search(r"; (\d+) % and (\d+) % over the (\d+) without", row)
+    for values, numbers in ((measured, stated), (trusted, doubting)):
+        mean, median, count = (int(number) for number in numbers.groups())
+        ledger["print_errors"](predicted, values)
+        printed = capsys.readouterr().out.splitlines()[-1]
+        errors = [float(error) for error in re.findall(r"([\d.]+)%", printed)]
+        assert errors == pytest.approx([mean, median], abs=0.5)
+        assert f"  {count} predictions:" in printed

@@ -2,9 +2,16 @@
 
     python experiments/lab/measured_kernels/make_tables.py --silicon FOLDER --vidur FOLDER
 
-The first folder is `systems/data` of PyPI package aiconfigurator-core 0.12.0 (Apache-2.0), the
-second has `gemm_ms.csv` and `attention_ms_a100_tp2_64q_8kv_d128.csv`, the medians of vidur's
-profiles (MIT). Rows are copied, never fitted, joined or left out between others.
+The first folder is `systems/data` of PyPI package aiconfigurator-core 0.12.0 (Apache-2.0). The
+second has two files that were condensed from profiles of microsoft/vidur (MIT, VIDUR_FILES):
+
+- `gemm_ms.csv`: gpu, model, tp, op, in_features, out_features, num_tokens, ms. A product's time is
+  the median of its `time_stats.*.median`, over the rows of a size.
+- `attention_ms_a100_tp2_64q_8kv_d128.csv`: phase, batch_size, prefill_chunk_size, kv_cache_size,
+  ms, of `attn_prefill` and `attn_decode` in the same way. It has chunks of 64, 128, 256, 384, 512,
+  1,024 and 2,048 tokens and nine numbers of decodes, a selection of what was profiled.
+
+Here rows are copied, never fitted, joined or left out between others.
 """
 
 from __future__ import annotations
@@ -31,6 +38,11 @@ QWEN3_8B = {  # inputs, outputs and calls of a layer's products, gate and up apa
 }
 QWEN3_8B_HEADS = (32, 8, 128)
 GPUS = {"a100": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm"}
+ENGINES = {"a100": "0.14.0", "h100": "0.24.0", "h200": "0.24.0", "b200": "0.24.0"}  # vLLM's
+VIDUR_FILES = {  # with the commits at which some values were compared with the tables'
+    "products": "data/profiling/compute/a100/meta-llama/Llama-2-70b-hf/mlp.csv at 25e529d",
+    "attention": "data/profiling/a100/attention.csv at e2d00e9",
+}
 ISOLATED = (
     "Replays of one kernel at a time. Gate and up are the times of two products: theirs as one was "
     "not measured. Chunks have no context."
@@ -53,8 +65,8 @@ def main() -> None:
 
 def write_qwen(gpu: str, folder: Path) -> None:
     """Write one GPU's tables of Qwen3-8B, whose products were all measured but one, as two."""
-    path = next(folder.glob("gemm/vllm/*/gemm_perf.parquet"))
-    rows = pd.read_parquet(path)
+    engine = ENGINES[gpu]
+    rows = pd.read_parquet(folder / "gemm" / "vllm" / engine / "gemm_perf.parquet")
     rows = rows[rows.gemm_dtype == "bfloat16"]
     layers = []
     for layer, (inputs, outputs, calls) in QWEN3_8B.items():
@@ -68,7 +80,7 @@ def write_qwen(gpu: str, folder: Path) -> None:
         "source": f"aiconfigurator-core 0.12.0, systems/data/{folder.name}",
         "licence": "Apache-2.0",
         "device": str(rows.device.iloc[0]),
-        "engine": f"vLLM {path.parent.name}",
+        "engine": f"vLLM {engine}",
         "note": ISOLATED,
     }
     write(f"{gpu}-qwen3-8b", "tp1", layers, attention, meta)
@@ -94,6 +106,7 @@ def write_llama(folder: Path) -> None:
     meta = {
         "model": "llama3.1-70b",
         "source": "microsoft/vidur's profiles",
+        "files": VIDUR_FILES,
         "licence": "MIT",
         "device": "NVIDIA A100 80GB",
         "engine": "an old FlashAttention",

@@ -2,8 +2,9 @@
 
     python experiments/lab/predictions/splitwise_70b.py FILE [--result]
 
-FILE is splitwise-sim's table (Mutinifni/splitwise-sim, MIT). Without --result only its columns of
-settings are read, and splitwise_70b.yaml is written; with it, medians of its times are entered in
+FILE is `data/perf_model.csv` of github.com/Mutinifni/splitwise-sim at commit 3780880 (MIT,
+LICENSE-splitwise-sim). Without --result only its columns of settings are read, and
+splitwise_70b.yaml is written; with it, medians of its times are entered in
 splitwise_70b.result.yaml. Times are taken for milliseconds: of a whole batch of prompts, and
 between two tokens.
 """

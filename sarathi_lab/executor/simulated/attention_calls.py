@@ -8,6 +8,7 @@ decodes may ride on a chunk before riding costs more than a batch of their own.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.executor.simulated.cost_model import CostModel
@@ -15,6 +16,8 @@ from sarathi_lab.executor.simulated.hardware import Hardware, Host
 
 FLASH_ATTENTION_2 = "flash_attention_2"
 MOST_DECODES = 1024  # beside a chunk, above which nothing is looked for
+EXAMPLE_CHUNK = 1024  # tokens, of the batch that a caution names
+EXAMPLE_CONTEXT = 4096  # tokens of each of its decodes
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,35 @@ def attention_calls(hardware: Hardware, host: Host) -> int | None:
     return None if backend is None else backend.calls
 
 
+def caution_of(hardware: Hardware, host: Host, cost: CostModel) -> str | None:
+    """Say what a served system's single attention call means for a simulated run by `cost`.
+
+    Returns:
+        A line; None where the system makes two calls, or nothing is known of it.
+    """
+    if attention_calls(hardware, host) != 1:
+        return None
+    backend = backend_of(hardware, host)
+    name = "the kernel that is stated"
+    if backend is not None and backend.calls == 1:
+        name = f"{backend.name} ({backend.systems})"
+    if hardware.with_kernel(host.attention_kernel).hybrid_call is None:
+        # The backend is known to make one call, but no figures say what that costs.
+        return (
+            f"attention: two calls for prompts and decodes are simulated; {name} makes one, of "
+            "which no measurement was published"
+        )
+    caution = f"attention: prompts and decodes are in one call, by {name}"
+    number = most_riding_decodes(cost, EXAMPLE_CHUNK, EXAMPLE_CONTEXT)
+    if number == MOST_DECODES:
+        return caution
+    return (
+        f"{caution}; beside {EXAMPLE_CHUNK:,} tokens of a prompt, more than {number} decodes of "
+        f"{EXAMPLE_CONTEXT:,} cost more than in a batch of their own"
+    )
+
+
+@lru_cache(maxsize=32)  # every run of a sweep asks it of the same cost model
 def most_riding_decodes(cost: CostModel, chunk: int, context: int, start: int = 0) -> int:
     """Return how many decodes of `context` tokens may ride on a chunk of `chunk` tokens, `start`
     behind, before riding takes longer than two batches; `MOST_DECODES` where it never does.

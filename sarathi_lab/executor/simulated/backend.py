@@ -14,6 +14,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Executor, Predictor, Sizes
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.served_system import ServerSetup, ServingDevice
+from sarathi_lab.executor.simulated.attention_calls import caution_of
 from sarathi_lab.executor.simulated.cost_model import MEASURED_KERNELS, CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import NO_HOST, WEIGHTS, Hardware, Host, Parallel
@@ -177,6 +178,9 @@ class SimulatedBackend:
                 f"attention faster here; compare with hardware.causal_efficiency={before:g}"
             )
         cautions += cost.cautions
+        attention = caution_of(self.hardware, self.host, cost)
+        if attention is not None:
+            cautions.append(attention)
         if self.hardware.memory_bytes % ROUND_MEMORY == 0:
             gigabytes = self.hardware.memory_bytes / 1e9
             setting = "memory" if self.hardware.is_datasheet else "memory_bytes"
