@@ -245,7 +245,8 @@ def _within_bounds(table: pd.DataFrame) -> list[pd.Series]:
     if table["is_confirmed"].any() or not is_within.any():
         return []
     rows = table[is_within]
-    return [rows.loc[rows.throughput.idxmax()]]
+    serves_most = int(rows.throughput.to_numpy().argmax())
+    return [rows.iloc[serves_most]]
 
 
 def graphs_gain(runs: PolicyRuns, best: pd.Series, chunks: Sequence[int] | None) -> list[str]:
