@@ -16,8 +16,8 @@ from sarathi_lab.executor.simulated.hardware import Hardware, Host
 
 FLASH_ATTENTION_2 = "flash_attention_2"
 MOST_DECODES = 1024  # beside a chunk, above which nothing is looked for
-EXAMPLE_CHUNK = 1024  # tokens, of the batch that a caution names
-EXAMPLE_CONTEXT = 4096  # tokens of each of its decodes
+EXAMPLE_CHUNK = 960  # tokens of a prompt, which leave 64 decodes room in their last tile
+EXAMPLE_CONTEXT = 4096  # tokens of a decode beside it
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def caution_of(hardware: Hardware, host: Host, cost: CostModel) -> str | None:
         return caution
     return (
         f"{caution}; beside {EXAMPLE_CHUNK:,} tokens of a prompt, more than {number} decodes of "
-        f"{EXAMPLE_CONTEXT:,} cost more than in a batch of their own"
+        f"{EXAMPLE_CONTEXT:,} cost more than in a batch of their own, by this cost model"
     )
 
 
