@@ -146,7 +146,7 @@ class FindCapacity(Task):
             server = Server(engine, executor, advance)
             saturation = server.saturation_rate(shortest_run)
             search = RateSearch(server, requests, RateGrid(self.precision))
-            capacity = search.capacity(slo, saturation, saturation, lengths)
+            capacity = search.capacity(slo, saturation, saturation, lengths, is_confirmed=True)
         return Searched(search, slo, saturation, capacity)
 
     def _with_arrivals(self, cfg: DictConfig) -> DictConfig:

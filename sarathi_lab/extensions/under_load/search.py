@@ -243,13 +243,26 @@ class RateSearch:
         return self.runs[number, step]
 
     def capacity(
-        self, slo: Slo, start: float, saturation: float, lengths: Sequence[int]
+        self,
+        slo: Slo,
+        start: float,
+        saturation: float,
+        lengths: Sequence[int],
+        *,
+        is_confirmed: bool = False,
     ) -> Capacity:
-        """Search the highest rate (1/s) that meets `slo`, from `start` within `LIMITS` of the
-        `saturation` rate.
+        """Search the highest rate (1/s) that meets `slo`.
 
         A short run meets an objective despite a growing queue, so runs of `lengths` requests are
         searched in turn until the capacity converges.
+
+        Args:
+            slo: The objective, in seconds.
+            start: The rate (1/s) of the first run.
+            saturation: The rate (1/s) of which `LIMITS` are shares.
+            lengths: Requests per run, ascending.
+            is_confirmed: Whether a capacity must also pass in a run of the longest of `lengths`,
+                as two short runs may agree on a rate that no long one sustains.
         """
         lowest, highest = (self.grid.step(share * saturation) for share in LIMITS)
         step = self.grid.step(start)
@@ -263,6 +276,8 @@ class RateSearch:
             step = highest_passing(passes, step, lowest, highest)
             steps[number] = step
             capacity = Capacity(self.grid, lowest, highest, dict(steps))
-            if capacity.is_settled:
+            if not capacity.is_settled:
+                continue
+            if not is_confirmed or step < lowest or passes(step, lengths[-1]):
                 break
         return capacity
