@@ -345,7 +345,7 @@ def test_claims_are_printed_by_device(tmp_path, capsys, monkeypatch):
     assert main(["claims", "--results", str(tmp_path), "--device", "cqu"]) == 2
     assert "--device cqu is in no device's name; use one of cpu" in capsys.readouterr().err
     assert main(["claims", "--results", str(tmp_path), "--only", "fig09"]) == 2
-    assert "--only fig09 has no claim; use one of fig08, " in capsys.readouterr().err
+    assert "--only fig09 has no claim; use one of chunk_optimum" in capsys.readouterr().err
     assert main(["claims", "--results", str(tmp_path), "--long"]) == 0
     out = capsys.readouterr().out
     assert "Recorded on cpu (a processor, 2 threads), in brackets the interval and its level" in out

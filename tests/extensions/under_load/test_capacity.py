@@ -99,6 +99,8 @@ def test_runs_are_doubled_until_a_growing_queue_no_longer_passes():
     assert found.is_settled
     assert found.num_requests == 80
     assert found.rate == pytest.approx(1.05), "a step of the grid less than with 40"
+    confirmed = queue(320).capacity(slo, 1.0, 1.0, lengths, is_confirmed=True)
+    assert confirmed.rate == pytest.approx(1.0), "320 requests wait too long at 1.05/s"
     cut = queue(40).capacity(slo, 1.0, 1.0, [20, 40])
     assert not cut.is_settled
     assert "1.22/s in runs of 20, 1.1/s in runs of 40" in cut.remark
