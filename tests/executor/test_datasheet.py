@@ -62,6 +62,13 @@ def test_figures_that_are_refused(figures: dict[str, Any], named: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("figure", [{"peak": 500}, {"bandwidth": 2}, {"memory": 64}, {"link": 900}])
+def test_a_figure_in_another_unit_is_refused(figure: dict[str, float]) -> None:
+    ((name, value),) = figure.items()
+    with pytest.raises(UserError, match=rf"hardware\.{name}={value} is less than any card has"):
+        datasheet("mine", "h100", **figure)
+
+
 @pytest.mark.parametrize("name", UNMEASURED)
 def test_cards_by_their_datasheets_say_so_wherever_they_are_used(name: str) -> None:
     card = load_option("hardware", name)

@@ -15,6 +15,15 @@ from sarathi_lab.executor.simulated.hardware import EXPERTS, UNCERTAIN, Hardware
 # (tests/executor/test_cost_fit.py). All are NVIDIA's: state more for another maker's.
 ASSUMED_ERROR = 0.36
 BASE = "h100"  # whose kernels are assumed where none is named
+# Less is no card that serves models, but a figure in another unit, such as 500 for 500 TFLOP/s.
+LEAST = {
+    "peak": 1e12,  # FLOP/s
+    "fp8_peak": 1e12,
+    "bandwidth": 1e10,  # bytes/s
+    "memory": 1e9,  # bytes
+    "link": 1e8,  # bytes/s
+    "network": 1e8,
+}
 
 
 def datasheet(
@@ -98,8 +107,11 @@ def _rate(name: str, value: float | None) -> float | None:
     """Return a stated figure. Raises UserError for one that no card has."""
     if value is None:
         return None
-    fix = "use a number of the datasheet such as 2.0e12, in FLOP/s, bytes/s or bytes"
-    return require_number(f"hardware.{name}", value, above=0, fix=fix)
+    fix = "use the datasheet's number in FLOP/s, bytes/s or bytes, such as 2.0e12"
+    number = require_number(f"hardware.{name}", value, above=0, fix=fix)
+    if number < LEAST[name]:
+        raise UserError(f"hardware.{name}={value:g} is less than any card has; {fix}")
+    return number
 
 
 def _uncertain(figures: Mapping[str, Any], error: object) -> Mapping[str, Any]:
