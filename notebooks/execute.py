@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import argparse
 from base64 import b64decode, b64encode
-from io import BytesIO
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
-from PIL import Image
 
 from sarathi_lab.results.plots.files import with_palette
 
@@ -29,16 +27,9 @@ def execute(path: Path) -> None:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             if PNG in data:
-                data[PNG] = smaller(data[PNG])
+                picture = with_palette(b64decode(data[PNG]))
+                data[PNG] = b64encode(picture).decode()
     nbformat.write(notebook, path)
-
-
-def smaller(picture: str) -> str:
-    """Return a PNG in base 64 with a palette."""
-    image = Image.open(BytesIO(b64decode(picture)))
-    file = BytesIO()
-    with_palette(image).save(file, "PNG", optimize=True)
-    return b64encode(file.getvalue()).decode()
 
 
 def main() -> None:

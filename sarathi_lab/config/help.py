@@ -37,7 +37,7 @@ POINTERS = (
     ("policy=vllm_v1 --help", "the settings of chosen options"),
     ("--help all", "everything"),
 )
-FIRST_SETTINGS = ("chunk", "batch", "pd_ratio", "seq_len", "seed", "baselines", "cache", "output")
+FIRST_SETTINGS = ("chunk", "batch", "pd_ratio", "seq_len", "seed", "baselines", "output")
 
 
 def help_text(settings: Sequence[str], topics: Sequence[str] = ()) -> str:
@@ -71,7 +71,7 @@ def _overview() -> Iterator[str]:
     yield f"flags:\n{FLAGS}"
     yield _list_groups()
     comments = dict(re.findall(r"^(\w+):.*? # ([^;\n]+)", _top_level_text(), flags=re.MULTILINE))
-    shown = [f"  {name:10} {comments[name]}" for name in FIRST_SETTINGS if name in comments]
+    shown = [f"  {name:10} {comments[name]}" for name in FIRST_SETTINGS]
     yield "\n".join(["settings, among others:", *shown])
     yield "\n".join(["more:", *(f"  {example:24} {says}" for example, says in POINTERS)])
 

@@ -19,6 +19,7 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.tables import TIME, read_tables
+from sarathi_lab.results.plots.files import save_figure
 
 SERVERS = EXPERIMENTS / "lab" / "real_servers"
 RUNS = {
@@ -38,7 +39,7 @@ def main() -> None:
         draw(axes, gpu, calls.query(SERVED))
     all_axes[0].set_ylabel("one call / two calls")
     figure.tight_layout()
-    figure.savefig(Path(__file__).parent / "one_call.png", dpi=150)
+    save_figure(figure, Path(__file__).parent / "one_call.png")
 
 
 def mixed_calls(folder: Path, gpu: str, model: str) -> pd.DataFrame:

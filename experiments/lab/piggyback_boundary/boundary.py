@@ -29,6 +29,7 @@ from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.interpolation import curve
 from sarathi_lab.executor.simulated.measured_kernels import MeasuredExperts, MeasuredKernels
 from sarathi_lab.executor.tables import TIME, OperationTables, read_tables
+from sarathi_lab.results.plots.files import save_figure
 
 SERVERS = EXPERIMENTS / "lab" / "real_servers"
 SIZES = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode"]
@@ -88,7 +89,7 @@ def main() -> None:
         for chunk, axes in zip(MAPPED_CHUNKS, axes_of_card, strict=True):
             draw_map(axes, card, chunk, batches)
     figure.suptitle(TITLE, fontsize=10)
-    figure.savefig(Path(__file__).parent / "map.png", dpi=150)
+    save_figure(figure, Path(__file__).parent / "map.png")
 
 
 def products_of(card: Card, tables: OperationTables) -> Products:

@@ -23,6 +23,7 @@ from simulate import BLOCK_SIZE, INFERENCE_MAX, SHORTEST, Point, chosen
 
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.executor import Predictor
+from sarathi_lab.results.plots.files import save_figure
 
 ANY = {"isl": 0, "osl": 0, "concurrency": 0, "real_ttft": 0.0, "real_tpot": 0.0, "version": ""}
 MEAN_SHARE = (1 + SHORTEST) / 2  # of the nominal length, where lengths are drawn
@@ -85,9 +86,8 @@ def main() -> None:
     for reason, count in reasons.most_common():
         print(f"{count:5} {reason}")
     shown = {"simulated / real": own.assign(ratio=own.told / own.real)}
-    ratios(shown, "Time of a whole answer, simulated over measured").savefig(
-        FOLDER / "answers.png", dpi=150
-    )
+    picture = ratios(shown, "Time of a whole answer, simulated over measured")
+    save_figure(picture, FOLDER / "answers.png")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from sarathi_lab.results.plots.files import save_figure
 from sarathi_lab.results.plots.style import (
     WIDTH,
     finished,
@@ -46,7 +47,7 @@ def write_report(results: pd.DataFrame, num_points: int, reasons: Counter[str]) 
     found.to_csv(FOLDER / "orders.csv", index=False)
     own = table[table.cost_model == LEVEL]
     if own.groupby(SERIES).size().max() >= FEW:
-        picture(own).savefig(FOLDER / "points.png", dpi=150)
+        save_figure(picture(own), FOLDER / "points.png")
 
 
 def with_errors(results: pd.DataFrame) -> pd.DataFrame:

@@ -23,15 +23,16 @@ def as_png(figure: Figure) -> bytes:
     """Return a picture as an opaque PNG file in at most 256 colours of its own."""
     drawn = BytesIO()
     figure.savefig(drawn, format="png", dpi=DPI)
-    file = BytesIO()
-    with_palette(Image.open(drawn)).save(file, "PNG", optimize=True)
-    return file.getvalue()
+    return with_palette(drawn.getvalue())
 
 
-def with_palette(image: Image.Image) -> Image.Image:
-    """Reduce an image to at most 256 colours of its own, without dithering.
+def with_palette(png: bytes) -> bytes:
+    """Return a PNG file with at most 256 colours of its own, without dithering.
 
     An octree keeps rare colours, such as a few red marks on a map; a median cut mixes them.
     """
-    opaque = image.convert("RGB")
-    return opaque.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    opaque = Image.open(BytesIO(png)).convert("RGB")
+    reduced = opaque.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    file = BytesIO()
+    reduced.save(file, "PNG", optimize=True)
+    return file.getvalue()
