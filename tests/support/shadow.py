@@ -17,6 +17,7 @@ from sarathi_lab.engine.request import Batch, Chunk, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.extensions import check_policy as check
 from sarathi_lab.extensions.check_policy import hold
+from sarathi_lab.extensions.cluster.lockstep import LockstepBatch
 from sarathi_lab.extensions.speculation import Assumed, Drafts, Drawn
 
 History = list[int]  # by position: a number for the token there and all before it
@@ -172,6 +173,9 @@ class Checker(check.Checker):
         self.num_tokens += batch.num_tokens - num_rejected
         self.num_hits += batch.prefix_hit_tokens
         self.num_emits += batch.num_emits - num_rejected
+
+    def batches(self, batch: Batch) -> Sequence[Batch]:
+        return batch.parts if isinstance(batch, LockstepBatch) else (batch,)
 
     def check_cache(self, scheduler: Scheduler) -> None:
         check_integrity(scheduler.blocks, scheduler.running)

@@ -19,8 +19,8 @@ from sarathi_lab.engine.config import SINGLE
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import Platform
-from sarathi_lab.extensions.cluster import Disaggregated, Replicas, Several
 from sarathi_lab.extensions.cluster.lockstep import Lockstep
+from sarathi_lab.extensions.cluster.topologies import Disaggregated, Replicas, Several
 from sarathi_lab.extensions.under_load import (
     ServingBench,
     Values,

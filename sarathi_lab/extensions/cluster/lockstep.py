@@ -22,9 +22,9 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import CostModel
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.experts import Experts
-from sarathi_lab.extensions.cluster import Replicas
 from sarathi_lab.extensions.cluster.cluster import Schedulers
 from sarathi_lab.extensions.cluster.routers import ROUTERS, Router
+from sarathi_lab.extensions.cluster.topologies import Replicas
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import ModelSpec
 

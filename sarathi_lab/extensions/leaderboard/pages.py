@@ -12,7 +12,7 @@ from sarathi_lab.extensions.leaderboard import verdicts
 from sarathi_lab.extensions.leaderboard.board import long_table, objectives
 from sarathi_lab.extensions.leaderboard.picture import draw
 from sarathi_lab.extensions.leaderboard.runs import CONTEST, SELECTION
-from sarathi_lab.extensions.report import Section, write_page
+from sarathi_lab.extensions.report.page import Section, write_page
 from sarathi_lab.results.plots.files import as_png
 from sarathi_lab.results.result import DisplayTable, markdown
 

@@ -15,7 +15,7 @@ from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.scheduler_state import NO_SPECULATION, Speculation
 from sarathi_lab.experiment.cases import Point
 from sarathi_lab.experiment.registry import PROFILED, Ints, Platform
-from sarathi_lab.extensions.speculation import Assumed, PromptLookup
+from sarathi_lab.extensions.speculation.settings import Assumed, PromptLookup
 from sarathi_lab.extensions.under_load import ServingBench, Values, compared, point, under_load
 from sarathi_lab.extensions.under_load.search import at_rate
 from sarathi_lab.results.plots.spec import by_device

@@ -1,0 +1,81 @@
+"""Random queues of requests, with the engines that serve them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from textwrap import shorten
+
+from sarathi_lab.engine.config import EngineConfig
+from sarathi_lab.engine.request import Request
+from sarathi_lab.policy import Policy
+
+LONGEST_PROMPT, LONGEST_OUTPUT = 28, 12  # tokens
+STREAM = 40  # requests of equal size that arrive while others wait
+STREAM_INTERVAL = 0.4  # seconds
+ARRIVALS = (0.0, 0.0, 3.0, 4.5, 12.0)  # seconds, of requests that are no stream
+NUM_SHOWN = 6  # requests of a queue
+
+
+@dataclass(frozen=True)
+class Case:
+    """Queue of requests and the engine that serves it."""
+
+    requests: tuple[Request, ...]
+    engine: EngineConfig
+
+    def __str__(self) -> str:
+        queue = [f"{r.prompt_len}+{r.output_len} at {r.arrival_time:g} s" for r in self.requests]
+        if len(queue) > NUM_SHOWN:
+            queue = [*queue[:NUM_SHOWN], "..."]
+        engine = self.engine
+        policy = shorten(repr(engine.policy), 160)
+        return (
+            f"{len(self.requests)} requests ({', '.join(queue)}), {policy}, "
+            f"batch {engine.batch_size}, {engine.num_blocks} blocks of {engine.block_size}, "
+            f"{engine.num_micro_batches} in flight"
+        )
+
+
+def draw_case(policy: Policy, random: Random, max_requests: int) -> Case:
+    """Draw a stream every fourth time, else up to `max_requests` and an often tight cache."""
+    is_stream = random.random() < 0.25
+    batch_size = random.randint(1, 5)
+    requests = _stream(random) if is_stream else _queue(random, max_requests)
+    block_size = random.choice((1, 3, 4, 8))
+    longest = max(request.total_len for request in requests)
+    spare_blocks = batch_size * longest if is_stream else random.randint(-1, 12)
+    if policy.budget_field and random.random() < 0.75:
+        policy = policy.with_budget(random.randint(batch_size, 24))
+    engine = EngineConfig(
+        policy,
+        batch_size=batch_size,
+        num_blocks=max(1, -(-longest // block_size) + spare_blocks),
+        block_size=block_size,
+        max_model_len=longest,
+        num_micro_batches=1 if is_stream else random.choice((1, 1, 2, 4)),
+    )
+    return Case(requests, engine)
+
+
+def _stream(random: Random) -> tuple[Request, ...]:
+    prompt_len = random.randint(1, 9)
+    output_len = random.randint(1, 5)
+    requests = []
+    for number in range(STREAM):
+        requests.append(Request(number, STREAM_INTERVAL * number, prompt_len, output_len))
+    return tuple(requests)
+
+
+def _queue(random: Random, max_requests: int) -> tuple[Request, ...]:
+    size = random.randint(1, max_requests)
+    lengths = []
+    for _ in range(size):
+        prompt_len = random.randint(1, LONGEST_PROMPT)
+        output_len = random.randint(1, LONGEST_OUTPUT)
+        lengths.append((prompt_len, output_len))
+    times = sorted(random.choice(ARRIVALS) for _ in range(size))
+    requests = []
+    for number, (prompt_len, output_len) in enumerate(lengths):
+        requests.append(Request(number, times[number], prompt_len, output_len))
+    return tuple(requests)

@@ -1,0 +1,135 @@
+"""The rules that each batch and the cache must keep, checked in every iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.executor import StepResult
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.request import Batch, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.extensions.check_policy.queues import Case
+
+MAX_ITERATIONS = 5000  # of a run of a few short requests
+Schedule = list[list[tuple[int, int, int]]]  # by iteration: request, start and tokens of each chunk
+
+
+class PolicyFault(UserError):
+    """Violation of a rule of `check_policy`.
+
+    Args:
+        rule: Its name.
+        how: What breaks it.
+        case: The queue and the engine that show it; None where the caller knows them.
+    """
+
+    def __init__(self, rule: str, how: str, case: Case | None = None) -> None:
+        seen = f"; seen with {case}" if case else ""
+        super().__init__(f"{rule}: {how}{seen}")
+        self.rule = rule
+        self.how = how
+        self.case = case
+
+
+def hold(condition: bool, rule: str, how: str) -> None:
+    """Raise PolicyFault unless the condition holds."""
+    if not condition:
+        raise PolicyFault(rule, how)
+
+
+class Checker(Ledger):
+    """Ledger that checks every iteration, and records the schedule and what finished."""
+
+    def __init__(self, *schedulers: Scheduler) -> None:
+        super().__init__()
+        self.schedulers = schedulers
+        self.finished: list[SequenceState] = []
+        self.schedule: Schedule = []
+
+    def record(self, result: StepResult, finished: list[SequenceState]) -> None:
+        super().record(result, finished)
+        batches = self.batches(result.batch)
+        for scheduler, batch in zip(self.schedulers, batches, strict=True):
+            check_batch(batch, scheduler)
+            self.check_cache(scheduler)
+        rows = []
+        for chunk in result.batch.chunks:
+            rows.append((chunk.sequence.request.request_id, chunk.start, chunk.num_tokens))
+        self.schedule.append(rows)
+        self.finished += finished
+        hold(len(self.schedule) < MAX_ITERATIONS, "progress", "sequences evict one another")
+
+    def batches(self, batch: Batch) -> Sequence[Batch]:
+        """The batch of each scheduler."""
+        return (batch,)
+
+    def check_cache(self, scheduler: Scheduler) -> None:
+        check_blocks(scheduler.blocks, scheduler.running)
+
+
+def check_batch(batch: Batch, scheduler: Scheduler) -> None:
+    """Raise PolicyFault unless `batch` keeps its limits and sums up its chunks."""
+    chunks = batch.chunks
+    sequences = {chunk.sequence for chunk in chunks}
+    hold(len(sequences) == len(chunks), "batch", "a sequence is in it twice")
+    how = f"it has {len(chunks)} sequences, where batch={scheduler.batch_size}"
+    hold(len(chunks) <= scheduler.batch_size, "batch", how)
+    hold(all(chunk.num_tokens > 0 for chunk in chunks), "batch", "a chunk has no tokens")
+    _check_sums(batch)
+    _check_budget(batch, scheduler)
+
+
+def _check_sums(batch: Batch) -> None:
+    prompts = [chunk for chunk in batch.chunks if not chunk.is_decode]
+    decodes = [chunk for chunk in batch.chunks if chunk.is_decode]
+    # Drafts that are no longer in their chunks.
+    rejected = batch.num_draft_tokens - batch.num_accepted_tokens
+    prefill_tokens = sum(chunk.num_tokens for chunk in prompts)
+    decode_tokens = sum(chunk.num_tokens for chunk in decodes) + rejected
+    prefill_context = sum(chunk.start for chunk in prompts)
+    decode_context = sum(chunk.start for chunk in decodes)
+    sums = {
+        "num_prefills": (batch.num_prefills, len(prompts)),
+        "num_decodes": (batch.num_decodes, len(decodes)),
+        "num_decode_tokens": (batch.num_decode_tokens, decode_tokens),
+        "num_prefill_tokens": (batch.num_prefill_tokens, prefill_tokens),
+        "prefill_kv_tokens": (batch.prefill_kv_tokens, prefill_context + prefill_tokens),
+        "decode_kv_tokens": (batch.decode_kv_tokens, decode_context + decode_tokens),
+    }
+    for name, (counted, of_chunks) in sums.items():
+        how = f"{name} is {counted}, its chunks make {of_chunks}; use Batch.add"
+        hold(counted == of_chunks, "batch", how)
+
+
+def _check_budget(batch: Batch, scheduler: Scheduler) -> None:
+    policy = scheduler.policy
+    budget = policy.budget
+    num_decodes = sum(chunk.is_decode for chunk in batch.chunks)
+    # A sequence that comes back to its cached tokens looks like a decode beside whole prompts.
+    is_cut = num_decodes > 0 and scheduler.blocks.prefix is None
+    if budget is None or not (policy.is_capped or is_cut):
+        return
+    on_top = batch.num_decode_tokens if policy.decodes_on_top else 0
+    subject = " for prompts" if on_top else ""
+    how = (
+        f"a batch has {batch.num_tokens} tokens, {num_decodes} of them decodes, where "
+        f"{budget} are allowed{subject}"
+    )
+    hold(batch.num_tokens <= max(budget + on_top, num_decodes), "budget", how)
+
+
+def check_blocks(blocks: BlockManager, sequences: Iterable[SequenceState]) -> None:
+    """Raise PolicyFault unless every block of a cache without shared prefixes is free or held by
+    one of `sequences`, and these hold as many as they have computed.
+    """
+    held: list[int] = []
+    for sequence in sequences:
+        held += sequence.block_ids
+        has_room = len(sequence.block_ids) * blocks.block_size >= sequence.num_computed
+        how = f"{sequence} has computed tokens for which it holds no block"
+        hold(has_room, "blocks", how)
+    hold(len(set(held)) == len(held), "blocks", "two sequences hold a block")
+    how = f"{len(held)} held + {blocks.num_free} free blocks are not the {blocks.num_blocks} blocks"
+    hold(len(held) + blocks.num_free == blocks.num_blocks, "blocks", how)

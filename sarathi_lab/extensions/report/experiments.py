@@ -1,0 +1,98 @@
+"""Sections of recorded experiments: the claims, then each experiment that has results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from sarathi_lab.config.console import progress_of
+from sarathi_lab.config.paths import CONF, EXPERIMENTS
+from sarathi_lab.experiment.claims import HOLDS, HOLDS_WITHIN, in_words, kind_of, verdicts
+from sarathi_lab.experiment.registry import FIGURES
+from sarathi_lab.extensions.report.page import Section
+from sarathi_lab.results.conclusion import conclusion
+from sarathi_lab.results.plots.files import as_png
+from sarathi_lab.results.provenance import last_commit
+from sarathi_lab.results.report import sweep_table
+from sarathi_lab.results.result import DisplayTable
+from sarathi_lab.tasks.figures import draw
+
+CLAIMS_TITLE = "Which claims hold"
+CLAIMS = ["claim", "device", "verdict", "measured", "expected", "source", "note"]
+DEVICE_COLUMNS = ("device_name", "device")
+SWEEP_COLUMNS = {"policy", "is_baseline"}  # of recorded sweeps
+
+
+def sections_of_experiments(root: Path) -> list[Section]:
+    """Return the claims, then every experiment that has results."""
+    judged = verdicts(root)
+    folders = {path.parent for path in root.glob("*/*/results")}
+    sections = [_of_claims(judged)]
+    with progress_of("drawing", len(folders)) as advance:
+        for folder in sorted(folders, key=lambda path: path.name):
+            sections.append(_of_experiment(folder, root, judged))
+            advance(1)
+    return sections
+
+
+def _of_claims(judged: pd.DataFrame) -> Section:
+    kinds = judged.verdict.map(kind_of)
+    num_claims = judged.groupby(kinds).id.nunique()
+    summary = (
+        f"Of {judged.id.nunique()} claims {num_claims.get(HOLDS, 0)} hold on at least one device, "
+        f"{num_claims.get(HOLDS_WITHIN, 0)} within a tolerance, simulated ones included, and "
+        f"{num_claims.get('fails', 0)} fail on at least one."
+    )
+    counts = pd.crosstab(judged.device, judged.verdict).reset_index().to_dict("records")
+    by_device = DisplayTable(counts, left=["device"], title="Verdicts by device")
+    return Section(CLAIMS_TITLE, [summary], tables=[by_device, _claims_table(judged)])
+
+
+def _claims_table(judged: pd.DataFrame) -> DisplayTable:
+    table = judged.assign(measured=[in_words(row) for row in judged.to_dict("records")])
+    rows = table[CLAIMS].to_dict("records")
+    return DisplayTable(rows, left=CLAIMS, title="In brackets the interval")
+
+
+def _of_experiment(folder: Path, root: Path, judged: pd.DataFrame) -> Section:
+    """Return what is recorded of an experiment; its pictures are drawn if there are none."""
+    name = folder.name
+    is_lab = root.resolve() == EXPERIMENTS
+    claimed = judged[judged.experiment == name]
+    tables = [_claims_table(claimed)] if len(claimed) else []
+    sentences = []
+    devices: set[str] = set()
+    for path in sorted((folder / "results").rglob("*.csv")):
+        table = pd.read_csv(path).copy()
+        for column in DEVICE_COLUMNS:
+            if column in table:
+                devices.update(map(str, table[column].dropna()))
+        if {*table} >= SWEEP_COLUMNS:
+            device = path.parent.name
+            sentences.append(" ".join([f"{device}:", *conclusion(table)]))
+            tables.append(sweep_table(table, f"Runs on {device}"))
+    has_settings = (CONF / "experiment" / f"{name}.yaml").is_file()
+    facts = {
+        "question": FIGURES[name].question if name in FIGURES else "",
+        "command": f"python -m sarathi_lab.run experiment={name}" if has_settings else "",
+        "devices": "; ".join(sorted(devices)),
+        "recorded": (is_lab and last_commit(folder)) or "",
+    }
+    return Section(
+        name,
+        sentences=sentences,
+        facts={label: fact for label, fact in facts.items() if fact},
+        pictures=_pictures(folder, is_lab=is_lab),
+        tables=tables,
+    )
+
+
+def _pictures(folder: Path, *, is_lab: bool) -> dict[str, bytes]:
+    """PNGs in `folder` by their names; of the lab's figures one is drawn if there are none."""
+    pictures = {}
+    for path in sorted(folder.rglob("*.png")):
+        pictures[str(path.relative_to(folder))] = path.read_bytes()
+    if is_lab and not pictures and folder.name in FIGURES:
+        pictures[folder.name] = as_png(draw(folder.name))
+    return pictures

@@ -1,0 +1,143 @@
+"""Sections of what was run: sweeps, runs with their baselines, and tasks."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from sarathi_lab.config.paths import read_object
+from sarathi_lab.config.run_context import SweepRecord, as_command
+from sarathi_lab.extensions.report.page import Section
+from sarathi_lab.results import load, sweep_analysis
+from sarathi_lab.results.conclusion import conclusion
+from sarathi_lab.results.plots.files import as_png
+from sarathi_lab.results.report import notes_of, sweep_table
+from sarathi_lab.results.result import DisplayTable
+
+MAX_ROWS = 200  # of a task's table on the page
+LABELS = ("device", "model", "dtype", "executor")  # of runs, that are facts of the sweep
+NO_TASK = ("run.json", "failed.json", "hydra.yaml")  # in folders of runs, failures and Hydra
+
+
+def sections_of_runs(folder: Path) -> list[Section]:
+    """Return the sweeps in `folder`, the newest first, then the tasks; none if it has neither."""
+    runs = load.load_runs(folder)
+    sections = []
+    if not runs.empty:
+        started = runs.groupby("sweep").started_at.max()
+        for sweep in started.sort_values(ascending=False, kind="stable").index:
+            sections.append(_of_sweep(Path(str(sweep)), runs[runs.sweep == sweep], folder))
+    tasks = {path.parent for path in folder.rglob("config.yaml")}
+    for task in sorted(tasks, reverse=True):
+        is_task = not any((task / name).exists() for name in NO_TASK)
+        if is_task and any(task.glob("*.csv")):
+            sections.append(_of_task(task))
+    return sections
+
+
+def _of_sweep(sweep: Path, runs: pd.DataFrame, folder: Path) -> Section:
+    """A sweep, or a single run with its baselines; `folder` is what was asked for."""
+    runs = runs.dropna(axis="columns", how="all")
+    varying = sweep_analysis.varied(runs)
+    swept = sweep_analysis.without_baselines(runs)
+    title = f"Sweep of {', '.join(varying)}" if varying else str(swept.name.iloc[0])
+    tables = [sweep_table(runs, "Runs")]
+    failures = _failures(sweep)
+    if failures.rows:
+        tables.append(failures)
+    sentences = [*notes_of(runs), *conclusion(runs)]
+    return Section(
+        title,
+        sentences=[sentence.strip() for sentence in sentences],
+        facts={**_facts(sweep, swept), "folder": str(sweep)},
+        pictures={title: _picture(sweep, runs, folder)},
+        tables=tables,
+    )
+
+
+def _picture(sweep: Path, runs: pd.DataFrame, folder: Path) -> bytes:
+    """The sweep's picture, maybe by axes that the user chose; drawn if there is none."""
+    drawn = sweep / "sweep.png"
+    is_inside = folder.resolve() in (sweep.resolve(), *sweep.resolve().parents)
+    if drawn.is_file() and is_inside:
+        return drawn.read_bytes()
+    from sarathi_lab.results.plots.sweeps import draw_sweep  # matplotlib takes a second
+
+    return as_png(draw_sweep(runs))
+
+
+def _of_task(folder: Path) -> Section:
+    """The tables and pictures that a task left, such as `task=advise` or an experiment."""
+    overrides = _overrides(folder)
+    title = folder.name
+    for override in reversed(overrides):
+        if override.startswith(("task=", "experiment=")):
+            title = override
+    facts = {"command": as_command(overrides)} if overrides else {}
+    tables = []
+    for path in sorted(folder.glob("*.csv")):
+        table = pd.read_csv(path)
+        if len(table):
+            tables.append(_shown(path.name, table))
+    return Section(
+        title,
+        facts={**facts, "folder": str(folder)},
+        pictures={path.stem: path.read_bytes() for path in sorted(folder.glob("*.png"))},
+        tables=tables,
+    )
+
+
+def _shown(name: str, table: pd.DataFrame) -> DisplayTable:
+    texts = [*table.select_dtypes(exclude="number")]
+    formats = dict.fromkeys(map(str, table.select_dtypes("float")), ".4g")
+    title = name if len(table) <= MAX_ROWS else f"{name}, {MAX_ROWS} of {len(table)} rows"
+    rows = table.head(MAX_ROWS).to_dict("records")
+    return DisplayTable(rows, left=texts, formats=formats, title=title)
+
+
+def _overrides(folder: Path) -> list[str]:
+    path = folder / ".hydra" / "overrides.yaml"
+    return yaml.safe_load(path.read_text()) if path.is_file() else []
+
+
+def _facts(sweep: Path, runs: pd.DataFrame) -> dict[str, str]:
+    """The command, devices and versions, by the runs' labels and the sweep's record."""
+    facts = {"runs": str(len(runs))}
+    record = SweepRecord.find(sweep)
+    overrides = _overrides(sweep)  # of a single run
+    if record is not None:
+        facts = {"command": record.command, "host": record.host}
+        facts["runs"] = f"{len(runs)} of {record.num_jobs} finished"
+    elif overrides:
+        facts["command"] = as_command(overrides)
+    for label in LABELS:
+        facts[label] = _values(runs, label)
+    started = runs.started_at.dropna().map(datetime.fromisoformat)
+    if len(started):
+        facts["started"] = f"{started.min():%Y-%m-%d %H:%M} UTC"
+    facts["commit"] = _values(runs, "git_commit")
+    versions = []
+    for column in map(str, runs):
+        if column.startswith("versions."):
+            package = column.removeprefix("versions.")
+            versions.append(f"{package} {_values(runs, column)}")
+    facts["versions"] = ", ".join(versions)
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def _values(runs: pd.DataFrame, column: str) -> str:
+    """All values of a column; empty without it."""
+    if column not in runs:
+        return ""
+    return " or ".join(map(str, runs[column].dropna().unique()))
+
+
+def _failures(sweep: Path) -> DisplayTable:
+    rows = []
+    for path in sorted(sweep.glob("*/failed.json")):
+        failure = read_object(path, load.AGAIN)
+        rows.append({"run": path.parent.name, "error": failure.get("error")})
+    return DisplayTable(rows, left=["run", "error"], title="Runs that failed")

@@ -1,0 +1,103 @@
+"""The drafter of a scheduler: adds drafts to the decodes of a batch, and verifies them.
+
+A decode with k drafts is a chunk of 1 + k tokens with logits of every row. Drafts are right if the
+rows before them sample the same tokens; the first row behind them gives one token more. The cache
+of wrong drafts is overwritten, as positions are counted from computed tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sarathi_lab.engine.executor import NO_TOKEN, StepResult
+from sarathi_lab.engine.request import Batch, Request, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.engine.scheduler_state import Drafter
+from sarathi_lab.extensions.speculation.drafts import Drafts
+
+
+class Proposer(Drafter):
+    """A drafter whose drafts are tokens of the batch as in vLLM, so that less of the budget remains
+    for prompts.
+
+    Args:
+        max_drafts: The most drafts of a decode.
+        make_drafts: What drafts the tokens of a request, called once for each.
+    """
+
+    def __init__(self, max_drafts: int, make_drafts: Callable[[Request], Drafts]) -> None:
+        self._max_drafts = max_drafts
+        self._make_drafts = make_drafts
+        self._drafts: dict[int, Drafts] = {}  # of unfinished requests, by their ids
+
+    def drafts_of(self, request: Request) -> Drafts:
+        if request.request_id not in self._drafts:
+            self._drafts[request.request_id] = self._make_drafts(request)
+        return self._drafts[request.request_id]
+
+    def add_drafts(self, batch: Batch, first: int, scheduler: Scheduler) -> None:
+        """Add drafts that leave a token of the budget to every sequence that may still join the
+        batch, go no further than the request's last token, and evict no sequence.
+        """
+        policy = scheduler.policy
+        budget = None if policy.decodes_on_top else policy.budget
+        num_unfinished = len(scheduler.running) + len(scheduler.waiting)
+        num_joining = min(scheduler.batch_size, num_unfinished) - len(batch)
+        reserved = max(0, num_joining)
+        for index in range(first, len(batch)):
+            sequence, num_computed, _, is_decode, _ = batch.chunks[index]
+            if not is_decode:
+                continue
+            num_slots = scheduler.blocks.num_slots(sequence)
+            limit = min(_num_missing(sequence), self._max_drafts, num_slots - 1)
+            if budget is not None:
+                limit = min(limit, budget - batch.num_tokens - reserved)
+            if limit <= 0:
+                continue
+            drafts = self.drafts_of(sequence.request).propose(sequence, limit)
+            num_cached = num_computed + 1 + len(drafts)
+            if drafts and scheduler.blocks.grow(sequence, num_cached):
+                _append(batch, index, drafts)
+
+    def verify(self, result: StepResult) -> list[int]:
+        batch = result.batch
+        tokens = result.token_ids
+        if not batch.num_draft_tokens:
+            return tokens
+        row = 0
+        last_tokens: list[int] = []
+        for index, chunk in enumerate(batch.chunks):
+            if not chunk.emits_token:
+                continue
+            sequence = chunk.sequence
+            sampled = tokens[row : row + chunk.num_rows]
+            row += chunk.num_rows
+            if chunk.num_rows > 1:
+                number = self.drafts_of(sequence.request).num_accepted(sequence, sampled)
+                sequence.output_token_ids += sampled[:number] or [NO_TOKEN] * number
+                sequence.token_times += [result.end] * number
+                sequence.draft_token_ids = ()
+                batch.chunks[index] = chunk._replace(num_tokens=1 + number)
+                batch.num_accepted_tokens += number
+                sampled = sampled[number : number + 1]
+            last_tokens += sampled
+            if _num_missing(sequence) <= 0:  # it ends with this batch
+                self._drafts.pop(sequence.request.request_id, None)
+        return last_tokens
+
+
+def _num_missing(sequence: SequenceState) -> int:
+    """Count the output tokens of `sequence` behind the next one."""
+    return sequence.request.output_len - len(sequence.output_token_ids) - 1
+
+
+def _append(batch: Batch, index: int, drafts: Sequence[int]) -> None:
+    """Append `drafts` to a decode of `batch`; they attend to one another and its context."""
+    chunk = batch.chunks[index]
+    number = len(drafts)
+    chunk.sequence.draft_token_ids = drafts
+    batch.chunks[index] = chunk._replace(num_tokens=1 + number)
+    batch.num_draft_tokens += number
+    batch.num_decode_tokens += number
+    batch.decode_kv_tokens += number
+    batch.num_emits += number
