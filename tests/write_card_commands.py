@@ -14,7 +14,7 @@ from cards import CARDS
 from composing import quicken
 
 from sarathi_lab.config.paths import REPOSITORY
-from sarathi_lab.experiment.figures import FIGURES
+from sarathi_lab.experiment.registry import FIGURES
 
 HEAD = """# What the documented commands do on a GPU
 

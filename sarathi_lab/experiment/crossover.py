@@ -11,9 +11,10 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.experiment.cases import Case, Cases, gain
-from sarathi_lab.experiment.clock import CostClock, Estimate, IterationTimes
-from sarathi_lab.experiment.registry import Figure, Ints, Job, Platform, Sizes, figure
+from sarathi_lab.experiment.bench import Bench, CostBench, IterationTimes
+from sarathi_lab.experiment.decodes import Map
+from sarathi_lab.experiment.points import Parts, Point, part
+from sarathi_lab.experiment.registry import Ints, Job, Platform, Sizes, figure
 from sarathi_lab.experiment.scenario import Scenario, lengths
 from sarathi_lab.model.layers import CachedWindow
 from sarathi_lab.model.spec import ModelSpec
@@ -22,8 +23,8 @@ from sarathi_lab.policy.systems import setup_of
 from sarathi_lab.results.plots.spec import PlotSpec
 
 
-class CacheClock(CostClock):
-    """A cost model's clock that runs no scenario whose batch exceeds the device's cache.
+class CacheBench(CostBench):
+    """A cost model's bench that has no room for a batch that exceeds the device's cache.
 
     Args:
         cost: Seconds of a batch.
@@ -44,20 +45,16 @@ class CacheClock(CostClock):
         # In blocks of a token, as any number of them is asked for.
         self._held = BlockManager(0, 1, state_blocks=state_tokens, window=window)
 
-    def gain(self, scenario: Scenario, baseline: Scenario) -> Estimate | None:
+    def holds(self, scenario: Scenario) -> bool:
         tokens = scenario.batch_size * self._held.blocks_for(scenario.longest)
-        return super().gain(scenario, baseline) if tokens <= self.kv_tokens else None
+        return tokens <= self.kv_tokens
 
 
 @dataclass(frozen=True)
-class LoadMap(Figure):
+class LoadMap(Map):
     """An experiment of many loads, of which a device runs those that fit its cache."""
 
     has_own_bench: ClassVar[bool] = True
-
-    def least_room(self, spec: ModelSpec, sizes: Sizes) -> int:
-        groups = self.cases(spec, sizes)
-        return min(case.room.kv_tokens for group in groups for case in group.subjects)
 
     def check(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> None:
         if isinstance(backend, SimulatedBackend) and backend.composes_kernels:
@@ -67,14 +64,14 @@ class LoadMap(Figure):
             )
         super().check(backend, spec, sizes)
 
-    def bench(self, job: Job) -> CacheClock:
+    def bench(self, job: Job) -> CacheBench:
         sizes = job.sizes
         largest = Sarathi(max(sizes["chunks"]))
         setup = setup_of(largest, max(sizes["batches"]), max(sizes["seq_lens"]))
         kv_tokens = job.backend.kv_blocks(job.spec, 1, setup)
         cost = super().bench(job).cost
         state_tokens = job.backend.state_tokens(job.spec)
-        return CacheClock(cost, kv_tokens, state_tokens, job.spec.cached_window)
+        return CacheBench(cost, kv_tokens, state_tokens, job.spec.cached_window)
 
 
 @figure(
@@ -114,7 +111,7 @@ def crossover(
     batches: Ints,
     chunks: Ints,
     min_decodes: int = 1,
-) -> Cases:
+) -> Parts:
     """SARATHI's throughput over that of request-level batching and of Orca, by chunk, for equal
     requests in the steady state; decodes ride in batches of `min_decodes` at least.
     """
@@ -131,12 +128,15 @@ def crossover(
                 policy = Sarathi(chunk, min_decodes)
                 policy.validate(batch, seq_len)
                 scenarios[chunk] = Scenario(policy, *size)
-        yield _gains(str(seq_len), f"B={batch} P:D={pd_ratio:g}", scenarios)
+        yield part(_gains, str(seq_len), f"B={batch} P:D={pd_ratio:g}", scenarios)
 
 
-def _gains(panel: str, series: str, scenarios: Mapping[int, Scenario]) -> Iterator[Case]:
-    """The gains of one load with each chunk, over both baselines."""
+def _gains(
+    bench: Bench, panel: str, series: str, scenarios: Mapping[int, Scenario]
+) -> Iterator[Point]:
+    """Yield the gains of one load with each chunk, over both baselines."""
     for chunk, scenario in scenarios.items():
-        orca = replace(scenario, policy="orca_best")
-        yield Case(panel, series, chunk, gain(scenario))
-        yield Case(f"{panel} over Orca", series, chunk, gain(scenario, orca))
+        if bench.holds(scenario):
+            orca = replace(scenario, policy="orca_best")
+            yield Point(panel, series, chunk, bench.gain(scenario))
+            yield Point(f"{panel} over Orca", series, chunk, bench.gain(scenario, orca))

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sarathi_lab.experiment.cases import Case, Cases, Quantity, seconds
-from sarathi_lab.experiment.clock import COMPUTE, FOUR
+from sarathi_lab.experiment.bench import COMPUTE, FOUR, Bench, room_of
 from sarathi_lab.experiment.iterations import OPERATIONS
+from sarathi_lab.experiment.points import Estimate, Parts, Point, part
 from sarathi_lab.experiment.registry import Aims, ErrorRow, Figure, Ints, Sizes, figure
-from sarathi_lab.experiment.scenario import Room, Scenario, batch, best_pd_ratio, request
+from sarathi_lab.experiment.scenario import Scenario, Work, batch, best_pd_ratio, request
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.spec import PlotSpec
 
 SPEEDUP: Aims = {"profiled": (0.04, 0.12), "analytic": (0.10, 0.20)}  # aims of decode speed-ups
 
 
-def speedup(panel: str, series: str, x: float, seq_len: int, size: int, chunk: int) -> Case:
-    """Return the time of a decode alone over its marginal time in a decode-maximal batch.
+def speedup(
+    bench: Bench, panel: str, series: str, x: float, seq_len: int, size: int, chunk: int
+) -> Iterator[Point]:
+    """Yield the time of a decode alone over its marginal time in a decode-maximal batch.
 
     Marginal is that batch less a prefill of as many tokens, per decode (section 5.1.1, Table 2).
     """
@@ -25,7 +27,8 @@ def speedup(panel: str, series: str, x: float, seq_len: int, size: int, chunk: i
     alone = batch(num_decodes=size, context=seq_len)
     hybrid = batch(prefill_tokens=chunk - riders, num_decodes=riders, context=seq_len)
     prefill = batch(prefill_tokens=chunk)
-    return Case(panel, series, x, Quantity("saving", (alone, hybrid, prefill)) * (riders / size))
+    saving = bench.saving(alone, hybrid, prefill)
+    yield Point(panel, series, x, saving * (riders / size))
 
 
 @figure(
@@ -41,11 +44,11 @@ def speedup(panel: str, series: str, x: float, seq_len: int, size: int, chunk: i
 )
 def fig08(
     spec: ModelSpec, *, seq_lens: Mapping[str, int], batches: Mapping[str, Ints], chunk: int
-) -> Cases:
+) -> Parts:
     """Decode speed-up by batch and length at one chunk."""
     for name, sizes in batches.items():
         for size in sizes:
-            yield speedup("", name, size, seq_lens[name], size, chunk)
+            yield part(speedup, "", name, size, seq_lens[name], size, chunk)
 
 
 FIG_10: Aims = {"profiled": (0.02, 0.08), "analytic": (0.06, 0.15)}
@@ -70,22 +73,22 @@ TOTALS = "in ('baseline total', 'sarathi total')"
 )
 def fig10(
     spec: ModelSpec, *, seq_lens: Mapping[str, int], batches: Mapping[str, Ints], chunks: Ints
-) -> Cases:
+) -> Parts:
     """Seconds by operation to serve B requests at P:D = C/(B-1), baseline and SARATHI."""
     for chunk in chunks:
         for name, sizes in batches.items():
             for size in sizes:
                 pd_ratio = best_pd_ratio(chunk, size)
                 scenario = Scenario.of("sarathi", seq_lens[name], pd_ratio, size, chunk)
-                yield _operations(f"{name} C={chunk}", scenario)
+                yield part(_operations, f"{name} C={chunk}", scenario)
 
 
-def _operations(panel: str, scenario: Scenario) -> Iterator[Case]:
+def _operations(bench: Bench, panel: str, scenario: Scenario) -> Iterator[Point]:
     size = scenario.batch_size
     for system, served in (("baseline", scenario.baseline), ("sarathi", scenario)):
         for operation, kinds in {**OPERATIONS, "total": FOUR}.items():
-            y = seconds(request(served), kinds) * size
-            yield Case(panel, f"{system} {operation}", size, y, "s")
+            y = bench.seconds(request(served), kinds) * size
+            yield Point(panel, f"{system} {operation}", size, y, "s")
 
 
 @figure(
@@ -101,27 +104,28 @@ def _operations(panel: str, scenario: Scenario) -> Iterator[Case]:
         left_out=("ratio",),
     ),
 )
-def table2(spec: ModelSpec, *, num_tokens: int, num_decodes: int) -> Cases:
+def table2(spec: ModelSpec, *, num_tokens: int, num_decodes: int) -> Parts:
     """Milliseconds of batches of a prompt, of decodes at `num_tokens` of context, and of both; and
     what a decode takes alone over what it adds.
     """
-    yield _kinds_of_batch(num_tokens, num_decodes)
+    yield part(_kinds_of_batch, num_tokens, num_decodes)
 
 
-def _kinds_of_batch(num_tokens: int, num_decodes: int) -> Iterator[Case]:
+def _kinds_of_batch(bench: Bench, num_tokens: int, num_decodes: int) -> Iterator[Point]:
     riders = num_decodes - 1
     prefill = batch(prefill_tokens=num_tokens)
     decodes = batch(num_decodes=num_decodes, context=num_tokens)
     both = batch(prefill_tokens=num_tokens - riders, num_decodes=riders, context=num_tokens)
     linear = tuple(kind for kind in COMPUTE if kind != "attn")
-    parts = {"linear": linear, "attention": ("attn",), "total": COMPUTE}
-    works = {"prefill-only": prefill, "decode-only": decodes, "decode-maximal": both}
-    for panel, work in works.items():
-        for name, kinds in parts.items():
-            yield Case(panel, name, work.num_tokens, seconds(work, kinds) * 1e3, "ms")
-    alone = seconds(decodes, COMPUTE) * (1 / num_decodes)
-    ratio = alone / (seconds(both - prefill, COMPUTE) * (1 / riders))
-    yield Case("ratio", "decode alone / added", num_decodes, ratio)
+    kinds_by_series = {"linear": linear, "attention": ("attn",), "total": COMPUTE}
+    work_by_panel = {"prefill-only": prefill, "decode-only": decodes, "decode-maximal": both}
+    for panel, work in work_by_panel.items():
+        for series, kinds in kinds_by_series.items():
+            milliseconds = bench.seconds(work, kinds) * 1e3
+            yield Point(panel, series, work.num_tokens, milliseconds, "ms")
+    alone = bench.seconds(decodes, COMPUTE) * (1 / num_decodes)
+    added = bench.seconds(both - prefill, COMPUTE) * (1 / riders)
+    yield Point("ratio", "decode alone / added", num_decodes, alone / added)
 
 
 @figure(
@@ -129,32 +133,39 @@ def _kinds_of_batch(num_tokens: int, num_decodes: int) -> Iterator[Case]:
     seconds=30,
     look=PlotSpec(x="decodes", y="ratio"),
 )
-def hybrid_attention(spec: ModelSpec, *, chunks: Ints, decodes: Ints, contexts: Ints) -> Cases:
+def hybrid_attention(spec: ModelSpec, *, chunks: Ints, decodes: Ints, contexts: Ints) -> Parts:
     """Attention of a chunk and decodes over that of either alone, and what it leaves of the decode
     speed-up (section 5.1.1), as it is and with a call for each (section 4.3.2).
     """
     for chunk in chunks:
         for context in contexts:
             for number in decodes:
-                yield _hybrid_attention(chunk, context, number)
+                yield part(_hybrid_attention, chunk, context, number)
 
 
-def _hybrid_attention(chunk: int, context: int, number: int) -> Iterator[Case]:
+def _hybrid_attention(bench: Bench, chunk: int, context: int, number: int) -> Iterator[Point]:
     """The chunk's context is half of the decodes', as of a prompt that is half done."""
     start = context // 2
-    whole = batch(prefill_tokens=chunk, start=start)
-    alone = batch(num_decodes=number, context=context)
+    prompt = batch(prefill_tokens=chunk, start=start)
+    decodes = batch(num_decodes=number, context=context)
     both = batch(prefill_tokens=chunk, start=start, num_decodes=number, context=context)
-    together, separate = seconds(both, ("attn",)), seconds(whole + alone, ("attn",))
-    added = seconds(both - whole)
-    added_separate = Quantity("with_attention_of", (both - whole, whole + alone, both))
+    together = bench.seconds(both, ("attn",))
+    apart = bench.seconds(prompt + decodes, ("attn",))
+    alone = bench.seconds(decodes)
+    added = bench.seconds(both - prompt)
+    # Errors of the attention in place of the other are not added.
+    seconds_apart = added.value - together.value + apart.value
+    added_apart = Estimate(seconds_apart, added.error)
     series = f"chunk {chunk}, context {context}"
-    yield Case("attention / apart", series, number, together / separate)
-    yield Case("decode speed-up", series, number, seconds(alone) / added)
-    yield Case("decode speed-up, apart", series, number, seconds(alone) / added_separate)
+    yield Point("attention / apart", series, number, together / apart)
+    yield Point("decode speed-up", series, number, alone / added)
+    yield Point("decode speed-up, apart", series, number, alone / added_apart)
 
 
-AS_CALLED, TWO_CALLS = "as called", "two calls"  # of attention, for a chunk with decodes
+# Ways to call attention for a chunk with decodes.
+AS_CALLED = "as called"
+TWO_CALLS = "two calls"
+PRODUCTS = tuple(kind for kind in FOUR if kind != "attn")
 
 
 @dataclass(frozen=True)
@@ -162,7 +173,7 @@ class Map(Figure):
     """Batches of many sizes, of which a device measures those that its memory holds."""
 
     def least_room(self, spec: ModelSpec, sizes: Sizes) -> int:
-        rooms = [Room.of(group.subjects) for group in self.cases(spec, sizes)]
+        rooms = [room_of(part) for part in self.parts(spec, sizes)]
         return min(room.kv_tokens for room in rooms)
 
 
@@ -186,7 +197,7 @@ def piggyback_boundary(
     starts: Ints,
     decodes: Ints,
     contexts: Ints,
-) -> Cases:
+) -> Parts:
     """Products and attention of a chunk with decodes over those of two batches, and the decodes
     alone over what they add, with attention `ways`: as the device calls it, and with a call for
     prompts and one for decodes (section 4.3.2).
@@ -195,23 +206,46 @@ def piggyback_boundary(
         for start in starts:
             for context in contexts:
                 for number in decodes:
-                    yield _ways_to_decode(ways, chunk, start, context, number)
+                    yield part(_ways_to_decode, ways, chunk, start, context, number)
 
 
 def _ways_to_decode(
-    ways: Sequence[str], chunk: int, start: int, context: int, number: int
-) -> Iterator[Case]:
+    bench: Bench, ways: Sequence[str], chunk: int, start: int, context: int, number: int
+) -> Iterator[Point]:
     prompt = batch(prefill_tokens=chunk, start=start)
-    alone = batch(num_decodes=number, context=context)
+    decodes = batch(num_decodes=number, context=context)
     both = batch(prefill_tokens=chunk, start=start, num_decodes=number, context=context)
     series = f"{chunk} behind {start}, {context} each"
     if AS_CALLED in ways:
-        apart = seconds(prompt + alone, FOUR)
-        gained = Quantity("saving", (alone, both, prompt, FOUR))
-        yield Case(f"{AS_CALLED} / two batches", series, number, seconds(both, FOUR) / apart)
-        yield Case(f"decode speed-up, {AS_CALLED}", series, number, gained)
+        riding = bench.seconds(both, FOUR) / bench.seconds(prompt + decodes, FOUR)
+        gained = bench.saving(decodes, both, prompt, FOUR)
+        yield Point(f"{AS_CALLED} / two batches", series, number, riding)
+        yield Point(f"decode speed-up, {AS_CALLED}", series, number, gained)
     if TWO_CALLS in ways:
-        riding = Quantity("riding_apart", (both, prompt + alone, FOUR))
-        gained = Quantity("riding_saves", (alone, both, prompt, FOUR))
-        yield Case(f"{TWO_CALLS} / two batches", series, number, riding)
-        yield Case(f"decode speed-up, {TWO_CALLS}", series, number, gained)
+        riding = _riding_in_two_calls(bench, both, prompt + decodes)
+        gained = _saved_in_two_calls(bench, decodes, both, prompt)
+        yield Point(f"{TWO_CALLS} / two batches", series, number, riding)
+        yield Point(f"decode speed-up, {TWO_CALLS}", series, number, gained)
+
+
+def _riding_in_two_calls(bench: Bench, both: Work, separate: Work) -> Estimate:
+    """Return the seconds of `both`, with the attention of `separate` batches as its calls, over
+    those of these batches. Attention is the same in both, so its errors cancel.
+    """
+    products = bench.seconds(both, PRODUCTS)
+    products_apart = bench.seconds(separate, PRODUCTS)
+    attention = bench.seconds(separate, ("attn",)).value
+    total = products.value + attention
+    off = abs(products.value) * products.error + abs(products_apart.value) * products_apart.error
+    return Estimate(total / (products_apart.value + attention), off / total if total else 0.0)
+
+
+def _saved_in_two_calls(bench: Bench, decodes: Work, both: Work, prompt: Work) -> Estimate:
+    """Return the seconds of `decodes` over what they add to a `prompt`, each in an attention call
+    of its own.
+    """
+    products = bench.seconds(both - prompt, PRODUCTS)
+    attention = bench.seconds(decodes, ("attn",))
+    error = max(products.error, attention.error)
+    added = Estimate(products.value + attention.value, error)
+    return bench.seconds(decodes, FOUR) / added

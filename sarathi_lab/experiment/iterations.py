@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 
 import pandas as pd
 
-from sarathi_lab.experiment.cases import Case, Cases, Quantity, constant, seconds
-from sarathi_lab.experiment.clock import COMPUTE, EVERYTHING, FOUR
+from sarathi_lab.experiment.bench import COMPUTE, EVERYTHING, FOUR, Bench
+from sarathi_lab.experiment.points import Estimate, Parts, Point, part
 from sarathi_lab.experiment.registry import Aims, ErrorRow, Ints, figure
-from sarathi_lab.experiment.scenario import WorkSum, batch, chunked
+from sarathi_lab.experiment.scenario import Work, batch, chunked
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.spec import PlotSpec
 
@@ -32,27 +33,29 @@ OPERATIONS = {kind: (kind,) for kind in FOUR}
         ys={"ratio": "ratio"},
     ),
 )
-def fig03(spec: ModelSpec, *, batches: Ints, seq_len: int) -> Cases:
+def fig03(spec: ModelSpec, *, batches: Ints, seq_len: int) -> Parts:
     """Milliseconds per token by operation of prefills and decodes alone, and their ratio (3.1)."""
-    yield from (_token_costs(number, seq_len) for number in batches)
+    for number in batches:
+        yield part(_token_costs, number, seq_len)
 
 
-def _token_costs(number: int, seq_len: int) -> Iterator[Case]:
+def _token_costs(bench: Bench, number: int, seq_len: int) -> Iterator[Point]:
     prefills = batch(prefill_tokens=seq_len, num_prefills=number)
     decodes = batch(num_decodes=number, context=seq_len)
     series = {**OPERATIONS, "others": ("elementwise", "others"), "total": EVERYTHING}
     for panel, phase in (("prefill", prefills), ("decode", decodes)):
         for name, kinds in series.items():
-            y = seconds(phase, kinds) * (1e3 / phase.num_tokens)
-            yield Case(panel, name, number, y, "ms/token")
-    prefilled = seconds(prefills) * (1 / prefills.num_tokens)
-    decoded = seconds(decodes) * (1 / number)
-    yield Case("ratio", "decode / prefill", number, decoded / prefilled)
+            y = bench.seconds(phase, kinds) * (1e3 / phase.num_tokens)
+            yield Point(panel, name, number, y, "ms/token")
+    prefilled = bench.seconds(prefills) * (1 / prefills.num_tokens)
+    decoded = bench.seconds(decodes) * (1 / number)
+    yield Point("ratio", "decode / prefill", number, decoded / prefilled)
 
 
 def _fig04_at(points: pd.DataFrame) -> dict[str, object]:
     points = points.astype({"x": int})
-    speed, products = (points[points.unit == unit] for unit in ("tokens/ms", "FLOP/B"))
+    speed = points[points.unit == "tokens/ms"]
+    products = points[points.unit == "FLOP/B"]
     phase = products.panel.str.removesuffix(" intensity")
     return {
         "layers": list(zip(speed.panel, speed.series.astype(int), speed.x, strict=True)),
@@ -87,40 +90,53 @@ def fig04(
     batches: Ints,
     layers: Sequence[tuple[str, int, int]] = (),
     products: Sequence[tuple[str, str, int]] = (),
-) -> Cases:
+) -> Parts:
     """Tokens per millisecond of one layer by length and batch, and FLOPs per byte of its products.
 
     `layers` (phase, length, batch) and `products` (phase, operation, batch) are single points, in
     place of all of `lengths` and `batches`.
     """
-    phases = ("prefill", "decode")
-    grid = [(phase, length, number) for phase in phases for length in lengths for number in batches]
+    grid = product(("prefill", "decode"), lengths, batches)
     for phase, length, number in layers or grid:
-        rate = _layer_rate(spec, phase, length, number)
-        yield Case(phase, str(length), number, rate, "tokens/ms")
+        yield part(_layer_rate, spec.num_layers, phase, length, number)
     for phase, operation, number in products:
-        intensity = constant(_intensity(spec, phase, operation, number))
-        yield Case(f"{phase} intensity", operation, number, intensity, "FLOP/B")
+        yield part(_intensity, spec, phase, operation, number)
 
 
-def _layer_rate(spec: ModelSpec, phase: str, length: int, number: int) -> Quantity:
-    prefills = batch(prefill_tokens=length, num_prefills=number)
-    work = prefills if phase == "prefill" else batch(num_decodes=number, context=length)
-    return constant(work.num_tokens) / (seconds(work, COMPUTE) * (1e3 / spec.num_layers))
+def _layer_rate(
+    bench: Bench, num_layers: int, phase: str, length: int, number: int
+) -> Iterator[Point]:
+    if phase == "prefill":
+        work = batch(prefill_tokens=length, num_prefills=number)
+    else:
+        work = batch(num_decodes=number, context=length)
+    of_layer = bench.seconds(work, COMPUTE) * (1e3 / num_layers)
+    rate = Estimate(work.num_tokens) / of_layer
+    yield Point(phase, str(length), number, rate, "tokens/ms")
 
 
-def _intensity(spec: ModelSpec, phase: str, operation: str, number: int) -> float:
-    """Return FLOPs per element of [rows, k] x [k, n] at length 1024, in whole numbers."""
-    rows, hidden = number * (1024 if phase == "prefill" else 1), spec.hidden_size
+def _intensity(
+    bench: Bench, spec: ModelSpec, phase: str, operation: str, number: int
+) -> Iterator[Point]:
+    """Yield FLOPs per element of [rows, k] x [k, n] at length 1024, in whole numbers."""
+    rows = 1024 * number if phase == "prefill" else number
+    hidden = spec.hidden_size
     shapes = {
         "preproj": (hidden, spec.q_size + 2 * spec.kv_size),
         "postproj": (spec.q_size, hidden),
         "ffn": (hidden, spec.ffn_size),
     }
     k, n = shapes[operation]
-    return max(1.0, math.floor(1 / (1 / rows + 1 / k + 1 / n)))
+    intensity = max(1.0, math.floor(1 / (1 / rows + 1 / k + 1 / n)))
+    yield Point(f"{phase} intensity", operation, number, Estimate(intensity), "FLOP/B")
 
 
+PREFILL_OPERATIONS: Mapping[str, tuple[str, ...]] = {
+    "preproj": ("preproj",),
+    "postproj": ("postproj",),
+    "ffn": ("ffn",),
+    "total": COMPUTE,
+}
 # The analytic model is fitted to the odd tiles of 128 tokens (experiments/lab/cost_model/fit.py).
 FIG_07: Aims = {"analytic": (0.08, 0.20)}
 EVEN_TILES = "series == 'total' and (x - 1) // 128 % 2 == 1"
@@ -145,39 +161,48 @@ EVEN_TILES = "series == 'total' and (x - 1) // 128 % 2 == 1"
         xs={"step": "tokens that fill tiles"},
     ),
 )
-def fig07(spec: ModelSpec, *, tokens: Ints, tiles: Ints) -> Cases:
+def fig07(spec: ModelSpec, *, tokens: Ints, tiles: Ints) -> Parts:
     """Milliseconds of a prefill by operation and tokens; and of one token more than fills its
     tiles, over that of full tiles (section 4.4).
     """
-    operations = {**{name: (name,) for name in ("preproj", "postproj", "ffn")}, "total": COMPUTE}
     for num_tokens in tokens:
-        prefill = batch(prefill_tokens=num_tokens)
-        yield [
-            Case("", name, num_tokens, seconds(prefill, kinds) * 1e3, "ms")
-            for name, kinds in operations.items()
-        ]
+        yield part(_prefill_times, num_tokens)
     for num_tokens in tiles:
-        full, more = (seconds(batch(prefill_tokens=n)) for n in (num_tokens, num_tokens + 1))
-        yield Case("step", "one token more", num_tokens, more / full)
+        yield part(_step_past_tiles, num_tokens)
+
+
+def _prefill_times(bench: Bench, num_tokens: int) -> Iterator[Point]:
+    prefill = batch(prefill_tokens=num_tokens)
+    for name, kinds in PREFILL_OPERATIONS.items():
+        seconds = bench.seconds(prefill, kinds)
+        yield Point("", name, num_tokens, seconds * 1e3, "ms")
+
+
+def _step_past_tiles(bench: Bench, num_tokens: int) -> Iterator[Point]:
+    full = bench.seconds(batch(prefill_tokens=num_tokens))
+    more = bench.seconds(batch(prefill_tokens=num_tokens + 1))
+    yield Point("step", "one token more", num_tokens, more / full)
 
 
 @figure(question="Does the engine reach on a GPU what it should?", seconds=15)
 def gpu_targets(
     spec: ModelSpec, *, context: int, decodes: Ints, prefills: Ints, chunks: Ints, beside: int
-) -> Cases:
+) -> Parts:
     """Milliseconds of the iterations that the targets are judged by."""
-    at = f"context {context}"
-    for n in decodes:
-        yield _whole("decodes", at, n, batch(num_decodes=n, context=context))
-    for n in prefills:
-        yield _whole("prefill", "alone", n, batch(prefill_tokens=n))
-    for n in chunks:
-        both = batch(prefill_tokens=n - beside, num_decodes=beside, context=context)
-        yield _whole("hybrid", f"{beside} decodes at {context}", n, both)
+    for number in decodes:
+        work = batch(num_decodes=number, context=context)
+        yield part(milliseconds, "decodes", f"context {context}", number, work)
+    for number in prefills:
+        work = batch(prefill_tokens=number)
+        yield part(milliseconds, "prefill", "alone", number, work)
+    for number in chunks:
+        work = batch(prefill_tokens=number - beside, num_decodes=beside, context=context)
+        yield part(milliseconds, "hybrid", f"{beside} decodes at {context}", number, work)
 
 
-def _whole(panel: str, series: str, x: int, work: WorkSum) -> Case:
-    return Case(panel, series, x, seconds(work) * 1e3, "ms")
+def milliseconds(bench: Bench, panel: str, series: str, x: int, work: Work) -> Iterator[Point]:
+    """Yield the time of one iteration."""
+    yield Point(panel, series, x, bench.seconds(work) * 1e3, "ms")
 
 
 CAUSES = {"re-read": "attention", "smaller products": "matmul", "fixed cost": "fixed"}
@@ -212,46 +237,52 @@ BEHIND = ("attention [ms]", "KV read [MB]")  # panels of one chunk behind cached
         xs=dict.fromkeys(BEHIND, "cached tokens before the chunk"),
     ),
 )
-def kv_reread(spec: ModelSpec, *, prompts: Ints, chunks: Ints) -> Cases:
+def kv_reread(spec: ModelSpec, *, prompts: Ints, chunks: Ints) -> Parts:
     """Prompts whole beside themselves in chunks; by chunk and context one chunk alone."""
     causes = {**CAUSES, **OF_EXPERTS} if spec.num_experts else CAUSES
     for prompt in prompts:
         for chunk in chunks:
             if chunk <= prompt:
-                yield _prompt_in_chunks(prompt, chunk, causes)
+                yield part(_prompt_in_chunks, prompt, chunk, causes)
     longest = max(prompts)
     for chunk in chunks[:3]:
         for start in sorted({0, longest // 4, longest // 2, longest - chunk}):
-            yield _chunk_at_context(spec, start, chunk)
+            yield part(_chunk_at_context, spec, start, chunk)
 
 
-def _prompt_in_chunks(prompt: int, chunk: int, causes: Mapping[str, str]) -> Iterator[Case]:
-    """List ratios of cut to whole, bytes and the device's counted reads beside the N(N+1)/2 of
+def _prompt_in_chunks(
+    bench: Bench, prompt: int, chunk: int, causes: Mapping[str, str]
+) -> Iterator[Point]:
+    """Yield ratios of cut to whole, bytes and the device's counted reads beside the N(N+1)/2 of
     section 4.2, and the price by cause as shares of the whole prompt's time.
     """
-    name, whole, cut = str(prompt), chunked(prompt, prompt), chunked(prompt, chunk)
+    name = str(prompt)
+    uncut = chunked(prompt, prompt)
+    cut = chunked(prompt, chunk)
     ends = [min(start + chunk, prompt) for start in range(0, prompt, chunk)]
     formula = (len(ends) + 1) / 2
-    yield Case("KV bytes / whole", name, chunk, constant(sum(ends) / prompt))
-    yield Case("N(N+1)/2 / N", name, chunk, constant(formula))
-    yield Case(
-        "counted / N(N+1)/2", name, chunk, Quantity("keys_read", (cut,)) * (1 / prompt / formula)
-    )
-    slower = seconds(cut, ("attn",)) / seconds(whole, ("attn",))
-    yield Case("attention time / whole", name, chunk, slower)
-    prefill = Quantity("chunking_overhead", (prompt, chunk, "total", 1.0))
-    yield Case("prefill time / whole", name, chunk, prefill)
-    for cause, field in causes.items():
-        share = Quantity("chunking_overhead", (prompt, chunk, field))
-        yield Case(f"price: {cause}", name, chunk, share, kind="share")
+    yield Point("KV bytes / whole", name, chunk, Estimate(sum(ends) / prompt))
+    yield Point("N(N+1)/2 / N", name, chunk, Estimate(formula))
+    num_read = bench.keys_read(cut)
+    if num_read is not None:
+        yield Point("counted / N(N+1)/2", name, chunk, num_read * (1 / prompt / formula))
+    slower = bench.seconds(cut, ("attn",)) / bench.seconds(uncut, ("attn",))
+    yield Point("attention time / whole", name, chunk, slower)
+    losses = bench.chunking_losses(prompt, chunk)
+    total = losses["total"]
+    prefill = Estimate(1.0 + total.value, total.error)
+    yield Point("prefill time / whole", name, chunk, prefill)
+    for title, cause in causes.items():
+        yield Point(f"price: {title}", name, chunk, losses[cause], kind="share")
 
 
-def _chunk_at_context(spec: ModelSpec, start: int, chunk: int) -> Iterator[Case]:
-    """List one chunk's attention behind `start` cached tokens, and the keys and values it reads."""
-    work, series = batch(prefill_tokens=chunk, start=start), f"C={chunk}"
-    megabytes = (start + chunk) * spec.kv_bytes_per_token(KV_BYTES) / 1e6
-    yield Case("attention [ms]", series, start, seconds(work, ("attn",)) * 1e3, "ms")
-    yield Case("KV read [MB]", series, start, constant(float(megabytes)), "MB")
+def _chunk_at_context(bench: Bench, spec: ModelSpec, start: int, chunk: int) -> Iterator[Point]:
+    """Yield a chunk's attention behind `start` cached tokens, and the keys and values it reads."""
+    work = batch(prefill_tokens=chunk, start=start)
+    attention = bench.seconds(work, ("attn",)) * 1e3
+    megabytes = float((start + chunk) * spec.kv_bytes_per_token(KV_BYTES) / 1e6)
+    yield Point("attention [ms]", f"C={chunk}", start, attention, "ms")
+    yield Point("KV read [MB]", f"C={chunk}", start, Estimate(megabytes), "MB")
 
 
 @figure(
@@ -259,7 +290,7 @@ def _chunk_at_context(spec: ModelSpec, start: int, chunk: int) -> Iterator[Case]
     seconds=60,
     look=PlotSpec(x="tokens", log_x=True, log_y=True, legend="context"),
 )
-def iteration_time(spec: ModelSpec, *, tokens: Ints, decodes: Ints, contexts: Ints) -> Cases:
+def iteration_time(spec: ModelSpec, *, tokens: Ints, decodes: Ints, contexts: Ints) -> Parts:
     """Milliseconds of one prompt's `tokens` and of `decodes`, one a sequence, all behind
     `contexts` of cached tokens: where more tokens cost nothing, reading the weights bounds them.
     """
@@ -267,7 +298,7 @@ def iteration_time(spec: ModelSpec, *, tokens: Ints, decodes: Ints, contexts: In
         series = f"context {context}"
         for number in tokens:
             prompt = batch(prefill_tokens=number, start=context, emits=True)
-            yield Case("one prompt", series, number, seconds(prompt) * 1e3, "ms")
+            yield part(milliseconds, "one prompt", series, number, prompt)
         for number in decodes:
             together = batch(num_decodes=number, context=context + 1)
-            yield Case("decodes", series, number, seconds(together) * 1e3, "ms")
+            yield part(milliseconds, "decodes", series, number, together)

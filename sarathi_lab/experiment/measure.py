@@ -24,16 +24,16 @@ from sarathi_lab.executor.steal_corrected_clock import exclude_stolen_time
 from sarathi_lab.executor.torch.backend import WARM_UP_TOKENS
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
-from sarathi_lab.experiment.cases import Group, Part, Point, Samples, keep, table_of
-from sarathi_lab.experiment.clock import EVERYTHING, Clock, Estimate
+from sarathi_lab.experiment.bench import EVERYTHING, NOTHING, Bench, PlanningBench
 from sarathi_lab.experiment.measured_cost import TOO_SMALL, MeasuredCostModel
+from sarathi_lab.experiment.points import Estimate, Part, Point, Samples, keep, table_of
 from sarathi_lab.experiment.scenario import (
     BLOCK_SIZE,
     Room,
     Scenario,
     Served,
     Times,
-    WorkSum,
+    Work,
     serve,
 )
 from sarathi_lab.model.spec import ModelSpec
@@ -44,7 +44,7 @@ from sarathi_lab.results.intervals import FEWEST_PAIRS, LEVEL, coarse_to_fine, m
 WARM_UP_DECODES = 4
 
 
-class DeviceClock(Clock):
+class DeviceBench(Bench):
     """A device's: every batch and scenario is measured once in a round, the first of each kind
     after a warm-up that does not count; what cache or memory are too small for is not a number.
     """
@@ -68,7 +68,7 @@ class DeviceClock(Clock):
             self._now.clear()
             self._round = number
 
-    def times(self, work: WorkSum) -> Times:
+    def times(self, work: Work) -> Times:
         if not self._is_warm:
             self._is_warm = True
             super().times(work)
@@ -77,9 +77,9 @@ class DeviceClock(Clock):
 
     def saving(
         self,
-        alone: WorkSum,
-        both: WorkSum,
-        without: WorkSum,
+        alone: Work,
+        both: Work,
+        without: Work,
         kinds: tuple[str, ...] = EVERYTHING,
     ) -> Estimate:
         """Return medians of turns on a CPU: of two times that were taken one after the other, the
@@ -87,70 +87,100 @@ class DeviceClock(Clock):
         """
         if not self.cost.is_shared or kinds != EVERYTHING:
             return super().saving(alone, both, without, kinds)
-        batches = [batch for work in (alone, both, without) for batch in work.batches]
-        whole, more, less = self.cost.alternated(batches).T
-        return Estimate(float(np.median(whole))).over(Estimate(float(np.median(more - less))))
+        batches = [*alone.batches, *both.batches, *without.batches]
+        seconds_alone, seconds_both, seconds_without = self.cost.alternated(batches).T
+        added = Estimate(float(np.median(seconds_both - seconds_without)))
+        return Estimate(float(np.median(seconds_alone))) / added
 
-    def keys_read(self, work: WorkSum) -> Estimate | None:
+    def keys_read(self, work: Work) -> Estimate | None:
         if not isinstance(self.cost.probe, OperationProbe):
             return None  # other kernels have no cache that can be written
         total = 0.0
         for batch in work.batches:
-            placed = self.cost.placed(batch)
-            total += math.nan if placed is None else self.cost.probe.keys_read(placed)
+            batch_with_cache = self.cost.placed(batch)
+            if batch_with_cache is None:
+                return NOTHING
+            total += self.cost.probe.keys_read(batch_with_cache)
         return Estimate(total)
 
     def served(self, scenario: Scenario) -> Served | None:
         if scenario not in self._now:
-            if not self.runs and not self._too_large:
+            is_first = not self.runs and not self._too_large
+            if is_first:
                 self._run(replace(scenario, num_decodes=WARM_UP_DECODES))
-            self._now[scenario] = found = self._run(scenario)
-            if found is not None:
-                self.runs[scenario].append(found)
+            served = self._run(scenario)
+            if served is not None:
+                self.runs[scenario].append(served)
+            self._now[scenario] = served
         return self._now[scenario]
 
     def _run(self, scenario: Scenario) -> Served | None:
         if scenario in self._too_large:
             return None
-        executor, reason, found = self.executor, TOO_SMALL, None
-        cache = {"num_blocks": executor.num_blocks, "block_size": executor.block_size}
-        wanted = {"batch_size": scenario.batch_size, "longest": scenario.longest}
-        wanted["chunk_tokens"] = scenario.chunk or WARM_UP_TOKENS
-        wanted["max_tokens"] = scenario.chunk or scenario.longest + scenario.batch_size
+        executor = self.executor
+        served = None
+        reason = TOO_SMALL
         try:
-            if wanted != self._prepared and isinstance(
-                executor, TorchExecutor
-            ):  # as the engine does before a run: graphs are recorded
-                executor.warm_up(**wanted)
-                self._prepared = wanted
-            found = serve(executor, scenario, **cache, vocab_size=self.cost.spec.vocab_size)
+            self._warm_up(scenario)
+            served = serve(
+                executor,
+                scenario,
+                num_blocks=executor.num_blocks,
+                block_size=executor.block_size,
+                vocab_size=self.cost.spec.vocab_size,
+            )
         except RunError as error:
             reason = str(error)
             while executor.num_in_flight:
                 executor.collect()
-        if found is None:
+        if served is None:
             self._too_large.add(scenario)
             self.cost.reason = reason
-        return found
+        return served
+
+    def _warm_up(self, scenario: Scenario) -> None:
+        """Record graphs, as the engine does before a run."""
+        if not isinstance(self.executor, TorchExecutor):
+            return
+        sizes = {
+            "batch_size": scenario.batch_size,
+            "longest": scenario.longest,
+            "chunk_tokens": scenario.chunk or WARM_UP_TOKENS,
+            "max_tokens": scenario.chunk or scenario.longest + scenario.batch_size,
+        }
+        if sizes != self._prepared:
+            self.executor.warm_up(**sizes)
+            self._prepared = sizes
 
     def serving_rows(self, model: str) -> list[dict[str, object]]:
         """A row per scenario and quantity: milliseconds a request, shares of idle and replayed."""
         rows: list[dict[str, object]] = []
-        of_scenario = ("policy", "chunk", "prompt_len", "num_decodes")
         for scenario, runs in self.runs.items():
-            labels = {"model": model, **{name: getattr(scenario, name) for name in of_scenario}}
-            labels |= {"batch": scenario.batch_size, "iterations": runs[0].num_iterations}
-            for quantity, samples, unit in (
-                ("time per request", [1e3 * run.seconds_per_request for run in runs], "ms"),
-                ("idle share", [run.idle_share for run in runs], "ratio"),
-                (load.REPLAYED, [run.replayed_share for run in runs], "ratio"),
-            ):
-                rows.append({**labels, "quantity": quantity, **summary(samples, unit)})
+            labels = {
+                "model": model,
+                "policy": scenario.policy,
+                "chunk": scenario.chunk,
+                "prompt_len": scenario.prompt_len,
+                "num_decodes": scenario.num_decodes,
+                "batch": scenario.batch_size,
+                "iterations": runs[0].num_iterations,
+            }
+            milliseconds = [1e3 * run.seconds_per_request for run in runs]
+            idle_shares = [run.idle_share for run in runs]
+            replayed_shares = [run.replayed_share for run in runs]
+            quantities = {
+                "time per request": summary(milliseconds, "ms"),
+                "idle share": summary(idle_shares, "ratio"),
+                load.REPLAYED: summary(replayed_shares, "ratio"),
+            }
+            for quantity, values in quantities.items():
+                rows.append({**labels, "quantity": quantity, **values})
         return rows
 
 
 LEFT_OUT = "the time was over"
-MOST_ROUNDS, MOST_OF_GROUP = 15, 40  # rounds of requests, and of a group of cases
+MAX_ROUNDS = 15  # of requests
+MAX_ROUNDS_OF_PART = 40  # of batches and scenarios
 Advance = Callable[..., None]  # called with the seconds that passed, and those expected in all
 
 
@@ -162,8 +192,8 @@ Measured = dict[str, pd.DataFrame]
 @dataclass(frozen=True)
 class Session:
     """A device with a model, and how an experiment is measured on it: for up to `seconds` without
-    loading, but at least `FEWEST_PAIRS` rounds. With `is_cut` only as many groups of cases are
-    measured, ends and middles first, as that many rounds fit the time for.
+    loading, but at least `FEWEST_PAIRS` rounds. With `is_cut` only as many parts are measured,
+    ends and middles first, as that many rounds fit the time for.
 
     `room` is that of the experiment's cases on this device.
     """
@@ -192,6 +222,10 @@ class Session:
         what = f"measuring {name} with {self.spec.name}"
         with progress_of(what, self.seconds, "s") as advance, exclude_stolen_time(executor):
             yield executor, advance
+
+    def model_of(self, executor: Any) -> ModelSpec:
+        """Return the model of an executor: the lab's knows its own."""
+        return executor.model.spec if isinstance(executor, TorchExecutor) else self.spec
 
     def table(self, name: str, samples: Samples, *, is_series: bool = True) -> pd.DataFrame:
         """Return the recorded points of an experiment. `is_series`: see `ends_of_median`."""
@@ -234,25 +268,30 @@ def load_executor(backend: MeasuredBackend, spec: ModelSpec, room: Room) -> Any:
     return backend.build(spec, None, sizes)
 
 
-def measure_cases(name: str, groups: Sequence[Group], session: Session) -> Measured:
-    """Measure groups of cases on one executor, which has room for each of them."""
+def measure_parts(name: str, parts: Sequence[Part], session: Session) -> Measured:
+    """Measure parts on one executor, which has room for each of them."""
     with session.loaded(name) as (executor, advance):
-        clock = DeviceClock(executor, getattr(executor, "model", session).spec)
+        bench = DeviceBench(executor, session.model_of(executor))
         samples = measure(
-            groups,
-            clock,
+            parts,
+            bench,
             seconds=session.seconds,
-            most=MOST_OF_GROUP,
+            max_rounds=MAX_ROUNDS_OF_PART,
             narrow=session.max_spread,
             is_cut=session.is_cut,
             advance=advance,
         )
     table = session.table(name, samples)
-    table.loc[table.num_pairs == 0, "reason"] = clock.cost.reason or LEFT_OUT
+    table.loc[table.num_pairs == 0, "reason"] = bench.cost.reason or LEFT_OUT
     table.loc[[not values for values in samples.values()], "reason"] = LEFT_OUT
-    compositions = clock.cost.rows(session.spec.name, session.backend.dtype_bytes)
-    further = {COMPOSITIONS: compositions, "serving": clock.serving_rows(session.spec.name)}
-    return {"": table, **{stem: pd.DataFrame(rows) for stem, rows in further.items() if rows}}
+    tables = {"": table}
+    compositions = bench.cost.rows(session.spec.name, session.backend.dtype_bytes)
+    if compositions:
+        tables[COMPOSITIONS] = pd.DataFrame(compositions)
+    serving = bench.serving_rows(session.spec.name)
+    if serving:
+        tables["serving"] = pd.DataFrame(serving)
+    return tables
 
 
 def measure(
@@ -260,51 +299,61 @@ def measure(
     bench: Any,
     *,
     seconds: float = math.inf,
-    most: int = MOST_ROUNDS,
+    max_rounds: int = MAX_ROUNDS,
     narrow: float | None = None,
     is_cut: bool = False,
     advance: Advance = lambda *seconds: None,
 ) -> Samples:
-    """Return samples of the points of all parts, one a round: for `seconds` and `most` rounds, but
+    """Return samples of the points of all parts, one a round: for `seconds` and `max_rounds`, but
     `FEWEST_PAIRS` rounds of them at least. `advance` is called with the seconds that a part took,
     and in the first round with those that all rounds are expected to take.
 
     After the fewest rounds a part is left alone once the intervals of all its points are within
-    `narrow` of the median, so that the time that is left goes to the others. With `is_cut` ends and
+    `narrow` of the median, so that the rest of the time goes to the others. With `is_cut` ends and
     middles come first, and parts for whose fewest rounds the time is too short have no samples.
     """
-    chosen = coarse_to_fine(parts) if is_cut else list(parts)
+    due = coarse_to_fine(parts) if is_cut else list(parts)
     samples: Samples = {}
-    left, began, longest = list[Part](), time.monotonic(), dict.fromkeys(map(id, parts), 0.0)
-    for number in range(most):
-        for place, part in enumerate(list(chosen)):
-            start = time.monotonic()
-            if is_cut and number == 0 and place and start - began > seconds / FEWEST_PAIRS:
-                left = chosen[place:]
-                del chosen[place:]
+    unmeasured: list[Part] = []
+    longest = dict.fromkeys(map(id, parts), 0.0)
+    begun = time.monotonic()
+    for number in range(max_rounds):
+        for position, part in enumerate(list(due)):
+            elapsed = time.monotonic() - begun
+            is_late = elapsed > seconds / FEWEST_PAIRS
+            if is_cut and number == 0 and position > 0 and is_late:
+                unmeasured = due[position:]
+                del due[position:]
                 break
-            if number >= FEWEST_PAIRS and start - began + longest[id(part)] > seconds:
-                chosen.clear()
+            if number >= FEWEST_PAIRS and elapsed + longest[id(part)] > seconds:
+                due.clear()
                 break
             points = part.points(bench, number)
             keep(samples, points)
-            took = time.monotonic() - start
+            elapsed_after = time.monotonic() - begun
+            took = elapsed_after - elapsed
             longest[id(part)] = max(longest[id(part)], took)
-            share = (place + 1) / len(chosen) if number == 0 and not is_cut else 1.0
-            needed = FEWEST_PAIRS * (time.monotonic() - began) / share
-            advance(took, max(seconds, needed) if number == 0 and seconds < math.inf else None)
-            if number + 1 >= FEWEST_PAIRS and narrow and _are_narrow(samples, points, narrow):
-                chosen.remove(part)
-    return samples | {place: [] for part in left for place in part.places}
+            expected = None
+            if number == 0 and seconds < math.inf:
+                share = 1.0 if is_cut else (position + 1) / len(due)
+                expected = max(seconds, FEWEST_PAIRS * elapsed_after / share)
+            advance(took, expected)
+            is_enough = number + 1 >= FEWEST_PAIRS
+            if is_enough and narrow and _are_narrow(samples, points, narrow):
+                due.remove(part)
+    for part in unmeasured:
+        for point in part.points(PlanningBench()):
+            samples[point.position] = []
+    return samples
 
 
 def _are_narrow(samples: Samples, points: Iterable[Point], max_spread: float) -> bool:
     """Whether the intervals of all points reach `LEVEL` within `max_spread`, or never will."""
-    intervals = [
-        median_of(samples[point.place], max_spread, of=point.whole)
-        for point in points
-        if point.kind != "curve"
-    ]
-    return all(
-        not one.num_pairs or (one.reason is None and one.confidence >= LEVEL) for one in intervals
-    )
+    for point in points:
+        if point.kind == "curve":
+            continue
+        interval = median_of(samples[point.position], max_spread, of=point.total)
+        is_narrow = interval.reason is None and interval.confidence >= LEVEL
+        if interval.num_pairs and not is_narrow:
+            return False
+    return True

@@ -29,8 +29,8 @@ from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.simulated.hardware import Hardware, Parallel
 from sarathi_lab.executor.simulated.iteration_table import IterationTable
-from sarathi_lab.experiment.cases import Point, Round
-from sarathi_lab.experiment.clock import CostClock, Estimate
+from sarathi_lab.experiment.bench import CostBench
+from sarathi_lab.experiment.points import Estimate, Part, Point
 from sarathi_lab.experiment.registry import ErrorRow, Figure, Job, Platform, Sizes, figure
 from sarathi_lab.experiment.scenario import BLOCK_SIZE, Room, batch
 from sarathi_lab.model.spec import ModelSpec
@@ -182,7 +182,7 @@ def predicted(
     parallel = SYSTEMS["sarathi"].parallel
     cost = make_cost_model("analytic", spec, hardware, hardware.dtype_bytes, parallel)
     typical = batch(prefill_tokens=230, start=1000, num_decodes=26, context=2000)
-    error = CostClock(cost).seconds(typical).error
+    error = CostBench(cost).seconds(typical).error
     of_ratio = math.hypot(error, error)
     for panel, series, x, y in zip(curves.panel, curves.series, curves.x, curves.y, strict=True):
         yield Point(panel, series, x, Estimate(y, error), "s")
@@ -215,8 +215,8 @@ class PipelineFigure(Figure):
     def paper_sizes(self, every: int = 1, stated: Sizes | None = None) -> dict[str, Any]:
         return {"paper": self.paper_points(), "every": every}
 
-    def cases(self, spec: ModelSpec, sizes: Sizes) -> list[Round]:
-        return [Round(predicted, sizes)]
+    def parts(self, spec: ModelSpec, sizes: Sizes) -> list[Part]:
+        return [Part(predicted, sizes=sizes, seed=0)]
 
     def check(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> None:
         if not isinstance(backend, SimulatedBackend):
@@ -255,8 +255,8 @@ class PipelineFigure(Figure):
                 seed=session.seed,
             )
         iterations = IterationTable(table_of(grid, timings.rows))
-        rounds = [Round(self.make, sizes, session.seed)]
-        samples = measure(rounds, iterations, most=sizes["num_seeds"])
+        rounds = [Part(self.make, sizes=sizes, seed=session.seed)]
+        samples = measure(rounds, iterations, max_rounds=sizes["num_seeds"])
         table = session.table(self.name, samples, is_series=False)
         how = f"simulated pipeline of {sizes['stages']} stages, times measured on "
         return {"": table.assign(device_name=how + table.device_name)}

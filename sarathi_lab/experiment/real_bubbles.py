@@ -18,9 +18,8 @@ from sarathi_lab.engine.executor import Sizes as BuildSizes
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
-from sarathi_lab.experiment.cases import Point, Round, Samples, keep, table_of
-from sarathi_lab.experiment.clock import Estimate
 from sarathi_lab.experiment.pipeline import completion_time, workload
+from sarathi_lab.experiment.points import Estimate, Part, Point, Samples, keep, table_of
 from sarathi_lab.experiment.registry import Figure, Job, Sizes, figure
 from sarathi_lab.experiment.scenario import BLOCK_SIZE, Room
 from sarathi_lab.experiment.stage_times import StageTimes
@@ -96,8 +95,9 @@ class StagedFigure(Figure):
 
     is_of_stages = has_own_bench = True
 
-    def cases(self, spec: ModelSpec, sizes: Sizes) -> list[Round]:
-        return [Round(self.make, sizes, seed) for seed in range(sizes["num_seeds"])]
+    def parts(self, spec: ModelSpec, sizes: Sizes) -> list[Part]:
+        seeds = range(sizes["num_seeds"])
+        return [Part(self.make, sizes=sizes, seed=seed) for seed in seeds]
 
     def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
         """Return the room of one stage's micro-batch."""
@@ -120,10 +120,10 @@ class StagedFigure(Figure):
             engine = _engine(sizes, num_stages, *cache)
             bench = PipelineBench(session.spec, engine, {MEASURED: executor})
             samples = measure(
-                [Round(self.make, sizes, session.seed)],
+                [Part(self.make, sizes=sizes, seed=session.seed)],
                 bench.with_simulation(sizes),
                 seconds=session.seconds,
-                most=sizes["num_seeds"],
+                max_rounds=sizes["num_seeds"],
                 advance=advance,
             )
         return {"": session.table(self.name, samples, is_series=False)}
@@ -136,10 +136,10 @@ class StagedFigure(Figure):
         executor = job.backend.build(job.spec, None, build_sizes)
         return PipelineBench(job.spec, engine, {SIMULATED: executor})
 
-    def table(self, parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
+    def table(self, points_of_parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
         """Return medians over the sets of requests, and how far the sets differ."""
         samples: Samples = {}
-        for points in parts:
+        for points in points_of_parts:
             keep(samples, points)
         return table_of(self.name, samples, math.inf, is_series=False)
 

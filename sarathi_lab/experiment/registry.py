@@ -24,8 +24,8 @@ from sarathi_lab.engine.executor import Backend
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.tables import read_tables
-from sarathi_lab.experiment.cases import Case, Group, Point, predicted_table
-from sarathi_lab.experiment.clock import CostClock, CountingClock
+from sarathi_lab.experiment.bench import CostBench, room_of
+from sarathi_lab.experiment.points import Part, Point, predicted_table
 from sarathi_lab.experiment.scenario import Room
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
@@ -143,14 +143,13 @@ class Figure:
         at = {} if self.at is None else self.at(self.paper_points(every))
         return {**self.sizes("paper", stated), **at}
 
-    def cases(self, spec: ModelSpec, sizes: Sizes) -> Sequence[Any]:
-        """List what is run: groups of cases, or rounds."""
-        parts = self.make(spec, **sizes)
-        return [Group((part,) if isinstance(part, Case) else tuple(part)) for part in parts]
+    def parts(self, spec: ModelSpec, sizes: Sizes) -> Sequence[Part]:
+        """List what is run, each part once a round."""
+        return list(self.make(spec, **sizes))
 
     def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
-        """Return the room that its largest case needs of a device."""
-        return Room.of(case for group in self.cases(spec, sizes) for case in group.subjects)
+        """Return the room that its largest part needs of a device."""
+        return Room.largest(room_of(part) for part in self.parts(spec, sizes))
 
     def room_on(self, backend: MeasuredBackend, spec: ModelSpec, sizes: Sizes) -> Room:
         """Return the room that it takes on a real device."""
@@ -182,20 +181,19 @@ class Figure:
 
     def measure(self, session: Session) -> Measured:
         """Measure on a real device: the table of points, and others by the end of their name."""
-        from sarathi_lab.experiment.measure import measure_cases  # torch takes seconds
+        from sarathi_lab.experiment.measure import measure_parts  # torch takes seconds
 
-        return measure_cases(self.name, self.cases(session.spec, session.sizes), session)
+        return measure_parts(self.name, self.parts(session.spec, session.sizes), session)
 
     def bench(self, job: Job) -> Any:
         """Return what evaluates its cases in simulation."""
         cost = job.backend.cost_of(job.spec)
-        if job.method == COUNTED or job.backend.composes_kernels:
-            return CountingClock(cost)
-        return CostClock(cost)
+        is_counting = job.method == COUNTED or job.backend.composes_kernels
+        return CostBench(cost, is_counting=is_counting)
 
-    def table(self, parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
+    def table(self, points_of_parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
         """Return recorded points of predicted ones; what was not measured has no value."""
-        return predicted_table(self.name, parts).dropna(subset="y").reset_index(drop=True)
+        return predicted_table(self.name, points_of_parts).dropna(subset="y").reset_index(drop=True)
 
 
 @dataclass(frozen=True)

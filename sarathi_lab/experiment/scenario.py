@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -65,10 +65,12 @@ class Scenario:
         """The policy itself. SARATHI's decodes ride in full batches of B - 1 only."""
         if isinstance(self.policy, Policy):
             return self.policy
-        whole = {"request_level": RequestLevel(), "orca_best": Orca()}
-        whole["orca_worst"] = Orca(max_prefills=None)
-        if self.policy in whole:
-            return whole[self.policy]
+        if self.policy == "request_level":
+            return RequestLevel()
+        if self.policy == "orca_best":
+            return Orca()
+        if self.policy == "orca_worst":
+            return Orca(max_prefills=None)
         assert self.chunk is not None
         if self.policy == "sarathi":
             return Sarathi(chunk=self.chunk, min_decodes=self.batch_size - 1)
@@ -118,20 +120,26 @@ def serve(
     """Serve requests of `scenario`; None if the cache can't hold its batch."""
     if scenario.blocks(block_size) > num_blocks:
         return None
-    batch_size, steady = scenario.batch_size, scenario.is_steady
-    requests = _requests(scenario, 2 if steady else 1, vocab_size)
+    batch_size = scenario.batch_size
+    num_batches = 2 if scenario.is_steady else 1
+    requests = _requests(scenario, num_batches, vocab_size)
     policy = scenario.make_policy()
     engine = EngineConfig(policy, batch_size, num_blocks, block_size, scenario.longest)
     ledger = loop.serve(requests, engine, executor)
-    iterations, served = ledger.iterations(), ledger.requests()
-    start, end, count = 0.0, float(iterations.end.max()), batch_size
-    if steady:
+    iterations = ledger.iterations()
+    served = ledger.requests()
+    start = 0.0
+    end = float(iterations.end.max())
+    count = batch_size
+    if scenario.is_steady:
         # From the admission that the last shorter request makes room for until a whole batch was
         # admitted since: B - 1 shorter requests and the first whole one start at once, and what
         # happens in between repeats with every batch.
         admitted = served.first_scheduled_time.to_numpy()
         first = 2 * batch_size - 2
-        start, end, count = admitted[first], admitted[-1], len(admitted) - 1 - first
+        start = admitted[first]
+        end = admitted[-1]
+        count = len(admitted) - 1 - first
     within = iterations[(iterations.start >= start) & (iterations.start < end)]
     waits = latency(served)
     return Served(
@@ -151,7 +159,8 @@ def request_times(cost: OperationTimes, scenario: Scenario) -> Times:
     if not scenario.is_steady:
         spent = _spent(cost, scenario, 1)
         return {name: seconds / scenario.batch_size for name, seconds in spent.items()}
-    fewer, more = (_spent(cost, scenario, number) for number in (FEWER, MORE))
+    fewer = _spent(cost, scenario, FEWER)
+    more = _spent(cost, scenario, MORE)
     count = (MORE - FEWER) * scenario.batch_size
     return {name: (seconds - fewer[name]) / count for name, seconds in more.items()}
 
@@ -160,14 +169,19 @@ def _requests(scenario: Scenario, num_batches: int, vocab_size: int | None = Non
     """Make equal requests, for a steady state after B - 1 whose outputs have evenly spread lengths:
     equal requests that start together would all decode at once, which the paper does not count.
     """
-    prompt_len, num_decodes = scenario.prompt_len, scenario.num_decodes
-    shorter = scenario.batch_size - 1 if scenario.is_steady else 0
-    outputs = [1 + max(1, round(num_decodes * (i + 1) / shorter)) for i in range(shorter)]
-    outputs += [num_decodes + 1] * scenario.batch_size * num_batches
-    return [
-        Request(i, 0.0, prompt_len, output_len, random_prompt(i, prompt_len, vocab_size, 0))
-        for i, output_len in enumerate(outputs)
-    ]
+    prompt_len = scenario.prompt_len
+    num_decodes = scenario.num_decodes
+    num_shorter = scenario.batch_size - 1 if scenario.is_steady else 0
+    output_lens = []
+    for i in range(num_shorter):
+        decodes = max(1, round(num_decodes * (i + 1) / num_shorter))
+        output_lens.append(1 + decodes)
+    output_lens += [num_decodes + 1] * scenario.batch_size * num_batches
+    requests = []
+    for i, output_len in enumerate(output_lens):
+        prompt = random_prompt(i, prompt_len, vocab_size, 0)
+        requests.append(Request(i, 0.0, prompt_len, output_len, prompt))
+    return requests
 
 
 class _Unrecorded:
@@ -178,7 +192,8 @@ class _Unrecorded:
 
 def _spent(cost: OperationTimes, scenario: Scenario, num_batches: int) -> Times:
     """Seconds by operation of serving all, with a cache that holds a batch of the longest."""
-    policy, requests = scenario.make_policy(), _requests(scenario, num_batches)
+    policy = scenario.make_policy()
+    requests = _requests(scenario, num_batches)
     spent: Times = defaultdict(float)
 
     def iteration_time(batch: Batch) -> float:
@@ -210,9 +225,10 @@ class Composition:
 
     @property
     def room(self) -> Room:
-        prompts = [self.start + self.prefill_tokens] * self.num_prefills
-        ends = [self.context] * self.num_decodes + (prompts if self.prefill_tokens else [])
-        num_blocks = sum(-(-tokens // BLOCK_SIZE) for tokens in ends)
+        ends = [self.context] * self.num_decodes
+        if self.prefill_tokens:
+            ends += [self.start + self.prefill_tokens] * self.num_prefills
+        num_blocks = sum(math.ceil(tokens / BLOCK_SIZE) for tokens in ends)
         return Room((num_blocks + 1) * BLOCK_SIZE, len(ends), max(ends) + 1)
 
 
@@ -230,48 +246,39 @@ class Room(NamedTuple):
     batch_tokens: int = 0
 
     @classmethod
-    def of(cls, subjects: Iterable[Subject]) -> Room:
-        """Return the room for each of `subjects`, one after the other."""
-        return cls(*map(max, zip(cls(), *(one.room for one in subjects), strict=True)))
+    def largest(cls, rooms: Iterable[Room]) -> Room:
+        """Return the room for what needs each of `rooms`, one after the other."""
+        return cls(*map(max, zip(cls(), *rooms, strict=True)))
 
 
 @dataclass(frozen=True)
-class WorkSum:
+class Work:
     """A weighted sum of batches and of requests of scenarios. Where times cancel in the sum, their
     errors cancel, too.
     """
 
-    parts: tuple[tuple[float, Subject], ...]
+    terms: tuple[tuple[float, Subject], ...]
 
-    def __add__(self, other: WorkSum) -> WorkSum:
-        return WorkSum(self.parts + other.parts)
+    def __add__(self, other: Work) -> Work:
+        return Work(self.terms + other.terms)
 
-    def __sub__(self, other: WorkSum) -> WorkSum:
+    def __sub__(self, other: Work) -> Work:
         return self + -1.0 * other
 
-    def __rmul__(self, weight: float) -> WorkSum:
-        return WorkSum(tuple((weight * factor, subject) for factor, subject in self.parts))
+    def __rmul__(self, weight: float) -> Work:
+        return Work(tuple((weight * factor, subject) for factor, subject in self.terms))
 
     def times(self, times_of: Callable[[Any], Mapping[str, float]]) -> Times:
         """Return the sum of the seconds by operation of its batches and scenarios."""
         total: Times = defaultdict(float)
-        for weight, subject in self.parts:
+        for weight, subject in self.terms:
             for name, seconds in times_of(subject).items():
                 total[name] += weight * seconds
         return total
 
     @property
-    def subjects(self) -> Iterator[Subject]:
-        """The batches and scenarios that a device runs: a request's time is counted there."""
-        for _, subject in self.parts:
-            if isinstance(subject, Composition):
-                yield subject
-            else:
-                yield from counted(subject).subjects
-
-    @property
     def batches(self) -> list[Batch]:
-        return [subject.make() for _, subject in self.parts if isinstance(subject, Composition)]
+        return [subject.make() for _, subject in self.terms if isinstance(subject, Composition)]
 
     @property
     def num_tokens(self) -> int:
@@ -279,37 +286,39 @@ class WorkSum:
         return sum(batch.num_tokens for batch in self.batches)
 
 
-def batch(*, emits: bool = False, **sizes: int) -> WorkSum:
+def batch(*, emits: bool = False, **sizes: int) -> Work:
     """Return the work of one iteration; `sizes` are fields of `Composition`."""
-    return WorkSum(((1.0, Composition(emits=emits, **sizes)),))
+    return Work(((1.0, Composition(emits=emits, **sizes)),))
 
 
-def chunked(prompt_len: int, chunk: int, *, emits: bool = False, **decodes: int) -> WorkSum:
+def chunked(prompt_len: int, chunk: int, *, emits: bool = False, **decodes: int) -> Work:
     """Return the work of a prompt in chunks of `chunk` tokens (the last may be shorter), each
     beside `decodes` (`num_decodes`, `context`); with `emits` the last one emits a token.
     """
-    ends = [min(start + chunk, prompt_len) for start in range(0, prompt_len, chunk)]
-    chunks = [
-        Composition(end - start, start, emits=emits and end == prompt_len, **decodes)
-        for start, end in zip([0, *ends], ends, strict=False)
-    ]
-    return WorkSum(tuple((1.0, one) for one in chunks))
+    chunks = []
+    for start in range(0, prompt_len, chunk):
+        end = min(start + chunk, prompt_len)
+        is_emitting = emits and end == prompt_len
+        chunks.append((1.0, Composition(end - start, start, emits=is_emitting, **decodes)))
+    return Work(tuple(chunks))
 
 
-def request(scenario: Scenario) -> WorkSum:
+def request(scenario: Scenario) -> Work:
     """Return the work of one request of a scenario."""
-    return WorkSum(((1.0, scenario),))
+    return Work(((1.0, scenario),))
 
 
-def counted(scenario: Scenario) -> WorkSum:
+def counted(scenario: Scenario) -> Work:
     """Return a request's share of single batches, decodes at their mean context.
 
     Under SARATHI, P / (C - (B-1)) chunks carry B-1 decodes each. Decodes that remain run in
     batches of B; prompt tokens that remain cost what they cost in whole prompts. Raises
     ValueError for other policies than that and request-level batching.
     """
-    prompt_len, num_decodes = scenario.prompt_len, scenario.num_decodes
-    size, riders = scenario.batch_size, scenario.batch_size - 1
+    prompt_len = scenario.prompt_len
+    num_decodes = scenario.num_decodes
+    size = scenario.batch_size
+    riders = size - 1
     context = prompt_len + num_decodes // 2
     prompts = batch(prefill_tokens=prompt_len, num_prefills=size)
     decodes = batch(num_decodes=size, context=context)
@@ -318,10 +327,11 @@ def counted(scenario: Scenario) -> WorkSum:
     if scenario.policy != "sarathi" or scenario.chunk is None:
         raise ValueError(f"{scenario.policy} is not counted")
     chunks = chunked(prompt_len, scenario.chunk - riders, num_decodes=riders, context=context)
-    # The share of chunks that have decodes to carry; what is left over of either.
-    share = min(1.0, num_decodes / riders / len(chunks.parts))
-    left = num_decodes - share * len(chunks.parts) * riders
-    return share * chunks + ((1 - share) / size) * prompts + (left / size) * decodes
+    num_chunks = len(chunks.terms)
+    # The share of chunks that have decodes to carry; prompts or decodes remain.
+    share = min(1.0, num_decodes / riders / num_chunks)
+    num_remaining = num_decodes - share * num_chunks * riders
+    return share * chunks + ((1 - share) / size) * prompts + (num_remaining / size) * decodes
 
 
 def best_pd_ratio(chunk: int, batch_size: int) -> float:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
-from sarathi_lab.experiment.cases import Case, Cases, gain, seconds, served_ratio
-from sarathi_lab.experiment.clock import THROUGHPUT
+from sarathi_lab.experiment.bench import COMPARED, THROUGHPUT, Bench
 from sarathi_lab.experiment.decodes import SPEEDUP, speedup
+from sarathi_lab.experiment.points import Parts, Point, part
 from sarathi_lab.experiment.registry import A6000, Aims, ErrorRow, Ints, Platform, figure
 from sarathi_lab.experiment.scenario import Scenario, best_pd_ratio, chunked
 from sarathi_lab.experiment.scenario import lengths as whole_lengths
@@ -21,6 +21,21 @@ GAIN: Aims = {"profiled": (0.01, 0.04), "analytic": (0.04, 0.10)}  # aims of Fig
 WHOLE: Aims = {"profiled": (0.04, 0.10), "analytic": (0.08, 0.20)}  # of Fig 13, end to end
 CHUNKED: Aims = {"profiled": (0.15, 0.40), "analytic": (0.15, 0.40)}  # of prefills in chunks
 Lengths = Mapping[str, int]
+
+
+def throughput_gain(
+    bench: Bench, panel: str, series: str, x: float, scenario: Scenario
+) -> Iterator[Point]:
+    """Yield the throughput of a scenario over that of request-level batching."""
+    yield Point(panel, series, x, bench.gain(scenario))
+
+
+def served_gain(
+    bench: Bench, panel: str, series: str, x: float, scenario: Scenario
+) -> Iterator[Point]:
+    """Yield the same where both are served on the engine, also in simulation."""
+    ratios = bench.served_ratios(scenario.baseline, scenario)
+    yield Point(panel, series, x, ratios[THROUGHPUT])
 
 
 def _fig09_at(points: pd.DataFrame) -> dict[str, object]:
@@ -51,21 +66,22 @@ def fig09(
     chunks: Ints,
     pd_ratios: Sequence[float],
     points: Sequence[tuple[str, int, float]] = (),
-) -> Cases:
+) -> Parts:
     """Throughput over the baseline against P:D: each chunk at its C/(B-1), and at the first
     length the first two chunks at `pd_ratios`; or at `points` (length by name, chunk, P:D).
     """
-    grid = [
-        (name, chunk, best_pd_ratio(chunk, batches[name]))
-        for chunk in chunks
-        for name in seq_lens
-        if chunk > batches[name]
-    ]
+    grid = []
+    for chunk in chunks:
+        for name in seq_lens:
+            if chunk > batches[name]:
+                grid.append((name, chunk, best_pd_ratio(chunk, batches[name])))
     first = next(iter(seq_lens))
-    grid += [(first, chunk, ratio) for ratio in pd_ratios for chunk in chunks[:2]]
+    for ratio in pd_ratios:
+        for chunk in chunks[:2]:
+            grid.append((first, chunk, ratio))
     for name, chunk, ratio in points or grid:
         scenario = Scenario.of("sarathi", seq_lens[name], ratio, batches[name], chunk)
-        yield Case(name, f"C={chunk}", ratio, gain(scenario))
+        yield part(throughput_gain, name, f"C={chunk}", ratio, scenario)
 
 
 def _fig11_at(points: pd.DataFrame) -> dict[str, object]:
@@ -98,7 +114,7 @@ def fig11(
     chunks: Ints,
     pd_ratios: Sequence[float],
     by_pd: Sequence[tuple[int | None, float]] = (),
-) -> Cases:
+) -> Parts:
     """Orca's best and worst case and SARATHI over the baseline: by length at the P:D that suits the
     first chunk, and by P:D at the first length, `by_pd` giving chunk (None: Orca) and P:D.
     """
@@ -107,13 +123,16 @@ def fig11(
         for policy in ("orca_worst", "orca_best", "sarathi"):
             chunk = chunks[0] if policy == "sarathi" else None
             scenario = Scenario.of(policy, seq_len, pd_ratio, batches[name], chunk)
-            yield Case("a", policy, seq_len, gain(scenario))
+            yield part(throughput_gain, "a", policy, seq_len, scenario)
     first = next(iter(seq_lens))
-    grid = [(chunk, pd_ratio) for pd_ratio in pd_ratios for chunk in (*chunks[:2], None)]
+    grid = []
+    for pd_ratio in pd_ratios:
+        for chunk in (*chunks[:2], None):
+            grid.append((chunk, pd_ratio))
     for chunk, pd_ratio in by_pd or grid:
         policy = "orca_best" if chunk is None else "sarathi"
         scenario = Scenario.of(policy, seq_lens[first], pd_ratio, batches[first], chunk)
-        yield Case("b", f"{policy}{chunk or ''}", pd_ratio, gain(scenario))
+        yield part(throughput_gain, "b", f"{policy}{chunk or ''}", pd_ratio, scenario)
 
 
 @figure(
@@ -140,24 +159,28 @@ def fig13(
     seq_lens: Lengths,
     batches: Lengths,
     chunks: Ints,
-) -> Cases:
+) -> Parts:
     """Speed of a prefill in chunks over that of the whole, attention alone and all of it; and
     throughput over the baseline, each chunk at its P:D = C/(B-1).
     """
     for name, length in prefill_lens.items():
         for chunk in prefill_chunks:
-            yield _chunked_prefill(name, length, chunk)
+            yield part(_chunked_prefill, name, length, chunk)
     for name, length in seq_lens.items():
         for chunk in chunks:
-            if chunk > (batch := batches[name]):
-                scenario = Scenario.of("sarathi", length, best_pd_ratio(chunk, batch), batch, chunk)
-                yield Case("c_overall", name, chunk, gain(scenario))
+            batch = batches[name]
+            if chunk > batch:
+                pd_ratio = best_pd_ratio(chunk, batch)
+                scenario = Scenario.of("sarathi", length, pd_ratio, batch, chunk)
+                yield part(throughput_gain, "c_overall", name, chunk, scenario)
 
 
-def _chunked_prefill(name: str, length: int, chunk: int) -> Iterator[Case]:
-    whole, cut = chunked(length, length), chunked(length, chunk)
-    yield Case("a_attn", name, chunk, seconds(whole, ("attn",)) / seconds(cut, ("attn",)))
-    yield Case("b_prefill", name, chunk, seconds(whole) / seconds(cut))
+def _chunked_prefill(bench: Bench, name: str, length: int, chunk: int) -> Iterator[Point]:
+    uncut = chunked(length, length)
+    cut = chunked(length, chunk)
+    of_attention = bench.seconds(uncut, ("attn",)) / bench.seconds(cut, ("attn",))
+    yield Point("a_attn", name, chunk, of_attention)
+    yield Point("b_prefill", name, chunk, bench.seconds(uncut) / bench.seconds(cut))
 
 
 OF_33B = "panel == '33b' and series =="
@@ -189,16 +212,16 @@ def table4(
     seq_lens: Lengths,
     chunk: int,
     settings: Mapping[str, Sequence[tuple[str, int, float]]],
-) -> Cases:
+) -> Parts:
     """Decode speed-up and throughput gain; `settings` are length by name, batch and P:D by model,
     the first model's for all that are not there.
     """
     stated = settings.get(spec.name, next(iter(settings.values())))
     for name, batch, pd_ratio in stated:
         length = seq_lens[name]
-        yield speedup(spec.name, "decode_speedup", length, length, batch, chunk)
-        whole = Scenario.of("sarathi", length, pd_ratio, batch, chunk)
-        yield Case(spec.name, "throughput_gain", length, gain(whole))
+        yield part(speedup, spec.name, "decode_speedup", length, length, batch, chunk)
+        scenario = Scenario.of("sarathi", length, pd_ratio, batch, chunk)
+        yield part(throughput_gain, spec.name, "throughput_gain", length, scenario)
 
 
 # -- beyond the paper's figures: served on the engine, also in simulation --------------------------
@@ -209,14 +232,13 @@ def table4(
     seconds=45,
     look=PlotSpec(x="P:D in C/(B-1)", y="throughput gain", log_x=True, prefix="P + D = "),
 )
-def chunk_optimum(spec: ModelSpec, *, seq_len: int, batch: int, chunks: Ints) -> Cases:
+def chunk_optimum(spec: ModelSpec, *, seq_len: int, batch: int, chunks: Ints) -> Parts:
     """Throughput against P:D, counted in C/(B-1)."""
     for chunk in chunks:
         for share in SHARES_OF_OPTIMUM:
             pd_ratio = share * best_pd_ratio(chunk, batch)
             scenario = Scenario.of("sarathi", seq_len, pd_ratio, batch, chunk)
-            ratio = served_ratio(scenario.baseline, scenario)
-            yield Case(f"{seq_len} B={batch}", f"C={chunk}", share, ratio)
+            yield part(served_gain, f"{seq_len} B={batch}", f"C={chunk}", share, scenario)
 
 
 @figure(
@@ -224,7 +246,7 @@ def chunk_optimum(spec: ModelSpec, *, seq_len: int, batch: int, chunks: Ints) ->
     seconds=25,
     look=PlotSpec(x="P + D [tokens]", y="gain", log_x=True),
 )
-def sequence_length(spec: ModelSpec, *, lengths: Ints, batch: int, chunk: int) -> Cases:
+def sequence_length(spec: ModelSpec, *, lengths: Ints, batch: int, chunk: int) -> Parts:
     """Decode speed-up and throughput gain against length at one batch."""
     sizes = [(length, length, batch) for length in lengths]
     yield from _speedups_and_gains(f"B={batch} C={chunk}", sizes, chunk)
@@ -235,19 +257,19 @@ def sequence_length(spec: ModelSpec, *, lengths: Ints, batch: int, chunk: int) -
     seconds=25,
     look=PlotSpec(x="batch", y="gain", prefix="P + D = "),
 )
-def batch_size(spec: ModelSpec, *, seq_len: int, batches: Ints, chunk: int) -> Cases:
+def batch_size(spec: ModelSpec, *, seq_len: int, batches: Ints, chunk: int) -> Parts:
     """Decode speed-up and throughput gain against batch at one length."""
     sizes = [(batch, seq_len, batch) for batch in batches]
     yield from _speedups_and_gains(f"{seq_len} C={chunk}", sizes, chunk)
 
 
-def _speedups_and_gains(panel: str, sizes: Sequence[tuple[int, int, int]], chunk: int) -> Cases:
+def _speedups_and_gains(panel: str, sizes: Sequence[tuple[int, int, int]], chunk: int) -> Parts:
     """At sizes of x, length and batch."""
     for x, seq_len, batch in sizes:
-        yield speedup(panel, "decode_speedup", x, seq_len, batch, chunk)
+        yield part(speedup, panel, "decode_speedup", x, seq_len, batch, chunk)
     for x, seq_len, batch in sizes:
         scenario = Scenario.of("sarathi", seq_len, best_pd_ratio(chunk, batch), batch, chunk)
-        yield Case(panel, "throughput_gain", x, served_ratio(scenario.baseline, scenario))
+        yield part(served_gain, panel, "throughput_gain", x, scenario)
 
 
 @figure(
@@ -261,12 +283,18 @@ def _speedups_and_gains(panel: str, sizes: Sequence[tuple[int, int, int]], chunk
         names={"tbt_p99": "TBT P99", "ttft_p50": "TTFT P50", THROUGHPUT: "time per request"},
     ),
 )
-def token_budget(spec: ModelSpec, *, seq_len: int, batch: int, budgets: Ints) -> Cases:
+def token_budget(spec: ModelSpec, *, seq_len: int, batch: int, budgets: Ints) -> Parts:
     """Time to the first token and between tokens by token budget, over those of the largest."""
     size = (*whole_lengths(seq_len, 4.0), batch)
     largest = Scenario("sarathi_serve", *size, budgets[-1])
     for budget in budgets[:-1]:
         scenario = Scenario("sarathi_serve", *size, budget)
-        for quantity in ("tbt_p99", "ttft_p50", THROUGHPUT):
-            ratio = served_ratio(scenario, largest, quantity)
-            yield Case(f"{seq_len} B={batch}", quantity, budget, ratio)
+        yield part(_waits, f"{seq_len} B={batch}", budget, scenario, largest)
+
+
+def _waits(
+    bench: Bench, panel: str, budget: int, scenario: Scenario, largest: Scenario
+) -> Iterator[Point]:
+    ratios = bench.served_ratios(scenario, largest)
+    for quantity in reversed(COMPARED):
+        yield Point(panel, quantity, budget, ratios[quantity])

@@ -18,7 +18,7 @@ from sarathi_lab.experiment.claims import (
     kind_of,
     load_claims,
 )
-from sarathi_lab.experiment.figures import error_table, points_of
+from sarathi_lab.experiment.recorded import error_table, points_of
 from sarathi_lab.results import load
 from sarathi_lab.results.load import COMPOSED, COMPOSED_SOURCE, SIMULATED
 from sarathi_lab.results.result import markdown

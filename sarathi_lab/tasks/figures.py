@@ -18,16 +18,16 @@ from sarathi_lab.config.console import print_place, progress_of, typed
 from sarathi_lab.config.errors import exit_code, require_one_of
 from sarathi_lab.config.paths import CONF, EXPERIMENTS, OUTPUTS, make_folder
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.experiment.figures import (
+from sarathi_lab.experiment.recorded import (
     COLUMNS,
     LABELS,
     as_points,
     error_table,
     paper,
     points_of,
-    simulate,
 )
 from sarathi_lab.experiment.registry import FIGURES, PAPERS, Job, paper_jobs
+from sarathi_lab.experiment.simulate import simulate
 from sarathi_lab.results import load
 from sarathi_lab.results.intervals import LEVEL
 from sarathi_lab.results.load import POINTS

@@ -26,9 +26,10 @@ from sarathi_lab.executor.measured_backend import MeasuredBackend
 from sarathi_lab.executor.memory import NoRoom
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.torch.checks import require_one_stage
-from sarathi_lab.experiment.figures import as_points, by_folder, paper, simulate
 from sarathi_lab.experiment.measure import COMPOSITIONS, Session
+from sarathi_lab.experiment.recorded import as_points, paper
 from sarathi_lab.experiment.registry import FIGURES, SETUPS, Figure, Job, load_figure, paper_jobs
+from sarathi_lab.experiment.simulate import by_folder, simulate
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy

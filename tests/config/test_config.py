@@ -16,7 +16,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import GROUPS, build
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.sweeper import compose
-from sarathi_lab.experiment.figures import FIGURES
+from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.tasks.plan import make_plan
 
 # Found by task=validate, or of a card that its user describes; where vLLM is missing refused, see

@@ -34,9 +34,9 @@ from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.memory import SPARE_BYTES
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
 from sarathi_lab.executor.torch.shapes import CudaGraphs
-from sarathi_lab.experiment.figures import FIGURES
-from sarathi_lab.experiment.measure import DeviceClock, load_executor
+from sarathi_lab.experiment.measure import DeviceBench, load_executor
 from sarathi_lab.experiment.measured_cost import MeasuredCostModel
+from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.experiment.scenario import Room
 from sarathi_lab.policy import SarathiServe
 from sarathi_lab.run import main
@@ -240,8 +240,8 @@ def test_what_is_measured_says_how(probe, device):
 
 
 def test_rounds_of_a_figure_capture_nothing_again(probe, monkeypatch):
-    clock, seen, numbers = DeviceClock(probe.executor), captures(monkeypatch), []
-    groups = list(FIGURES["kv_reread"].cases(SPEC, {"prompts": [24], "chunks": [8, 16]}))
+    clock, seen, numbers = DeviceBench(probe.executor), captures(monkeypatch), []
+    groups = list(FIGURES["kv_reread"].parts(SPEC, {"prompts": [24], "chunks": [8, 16]}))
     for _ in range(2):
         for group in groups:
             clock.cost.forget()

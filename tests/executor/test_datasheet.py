@@ -13,7 +13,7 @@ from sarathi_lab.config.sweeper import compose
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.datasheet import ASSUMED_ERROR, datasheet
 from sarathi_lab.executor.simulated.hardware import Hardware
-from sarathi_lab.experiment.clock import CostClock
+from sarathi_lab.experiment.bench import CostBench
 from sarathi_lab.experiment.scenario import chunked
 
 H100 = load_option("hardware", "h100")
@@ -83,7 +83,7 @@ def test_cards_by_their_datasheets_say_so_wherever_they_are_used(name: str) -> N
 
 def test_the_assumed_error_shows_in_intervals() -> None:
     card = load_option("hardware", "l4")
-    clock = CostClock(SimulatedBackend(card).cost_of(SPEC))
+    clock = CostBench(SimulatedBackend(card).cost_of(SPEC))
     assert clock.seconds(chunked(64, 64), ("attn",)).error == ASSUMED_ERROR
 
 

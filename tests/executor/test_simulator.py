@@ -16,7 +16,7 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.kernel_times import matmul_time
-from sarathi_lab.experiment.clock import CostClock
+from sarathi_lab.experiment.bench import CostBench
 from sarathi_lab.experiment.scenario import batch
 
 SHAPES = {
@@ -157,7 +157,7 @@ def test_an_error_that_was_never_held_out_is_said_to_be_none():
     backend, spec = SimulatedBackend(gpu), load_option("model", "tiny")
     (said, *_) = backend.cautions(spec)
     assert said.endswith("matmul 10%, attention none stated")
-    clock = CostClock(make_cost_model("analytic", spec, gpu, gpu.dtype_bytes))
+    clock = CostBench(make_cost_model("analytic", spec, gpu, gpu.dtype_bytes))
     work = batch(prefill_tokens=8, num_decodes=2, context=8)
     assert clock.seconds(work, ["ffn"]).error == pytest.approx(0.1)
     assert math.isnan(clock.seconds(work).error)

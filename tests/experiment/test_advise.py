@@ -23,7 +23,8 @@ from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.advise import ChunkSearch, candidates, choose, marked
-from sarathi_lab.experiment.clock import LossSplit, times_by
+from sarathi_lab.experiment.bench import CostBench
+from sarathi_lab.experiment.scenario import chunked
 from sarathi_lab.policy import Sarathi, SarathiServe
 from sarathi_lab.results.serving_metrics import Slo
 from sarathi_lab.run import main
@@ -189,25 +190,28 @@ def test_auto_finds_where_a_bound_is_crossed_beside_a_servers_sequences():
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 3000), st.integers(1, 3000))
 def test_the_loss_adds_up_exactly(prompt_len, chunk):
-    split = LossSplit.of(times_by(COST.operation_times), prompt_len, chunk)
+    bench = CostBench(COST)
+    losses = bench.losses(prompt_len, chunk)
+    uncut = bench.seconds(chunked(prompt_len, prompt_len, emits=True)).value
     engine = EngineConfig(Sarathi(chunk, min_decodes=0), 1, num_blocks=200, block_size=16)
     ledger = serve(requests_of((prompt_len, 1)), engine, SimulatedExecutor(COST.iteration_time))
-    assert split.whole + split.total == pytest.approx(ledger.iterations().end.max(), rel=1e-9)
+    assert uncut + losses["total"] == pytest.approx(ledger.iterations().end.max(), rel=1e-9)
     if chunk >= prompt_len:
-        assert (split.attention, split.matmul, split.fixed) == (0.0, 0.0, 0.0)
+        assert set(losses.values()) == {0.0}
 
 
 def test_each_part_of_the_loss_is_its_cause():
-    def times(batch: Batch) -> dict[str, float]:
-        tiles = math.ceil(batch.num_tokens / 4)
-        return {
-            "qkv_proj": 2.0 * tiles,
-            "prefill_attention": batch.prefill_kv_tokens,
-            "sampling": 0.5,
-            "overhead": 1.0,
-        }
+    class HandCost:
+        def operation_times(self, batch: Batch) -> dict[str, float]:
+            tiles = math.ceil(batch.num_tokens / 4)
+            return {
+                "qkv_proj": 2.0 * tiles,
+                "prefill_attention": batch.prefill_kv_tokens,
+                "sampling": 0.5,
+                "overhead": 1.0,
+            }
 
-    split = LossSplit.of(times_by(times), 10, 3)
+    losses = CostBench(HandCost()).losses(10, 3)
     # Chunks of 3, 3, 3, 1: four tiles for three, contexts 3 + 6 + 9 + 10 for 10.
-    assert (split.whole, split.matmul, split.attention, split.fixed) == (17.5, 2.0, 18.0, 4.5)
-    assert split.total == 24.5
+    causes = {"matmul": 2.0, "attention": 18.0, "fixed": 4.5, "experts": 0.0}
+    assert losses == {**causes, "total": 24.5}

@@ -26,7 +26,7 @@ from sarathi_lab.experiment.claims import (
     load_claims,
     verdicts,
 )
-from sarathi_lab.experiment.figures import FIGURES
+from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.results import load
 from sarathi_lab.results.intervals import LEVEL, ends_of_median
 from sarathi_lab.tasks import claim_tables

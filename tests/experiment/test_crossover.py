@@ -15,7 +15,8 @@ from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
-from sarathi_lab.experiment.crossover import CacheClock, crossover
+from sarathi_lab.experiment.crossover import CacheBench, crossover
+from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.scenario import Scenario, request_times
 from sarathi_lab.model.layers import CachedWindow, Window
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi
@@ -45,14 +46,9 @@ def test_the_steady_state_is_that_of_a_long_run(policy):
 def points_of(
     kv_tokens: int = 6000, state_tokens: int = 0, window: CachedWindow | None = None
 ) -> pd.DataFrame:
-    clock = CacheClock(COST, kv_tokens, state_tokens, window)
-    points = [point for group in crossover(SPEC, **LOADS) for point in points_on(clock, group)]
-    return pd.DataFrame([point._asdict() for point in points])
-
-
-def points_on(clock, group):
-    values = [(case, case.quantity.on(clock)) for case in group]
-    return [case.place._replace(y=y) for case, y in values if y is not None]
+    bench = CacheBench(COST, kv_tokens, state_tokens, window)
+    points = [point for part in crossover(SPEC, **LOADS) for point in part.points(bench)]
+    return pd.DataFrame(points, columns=Point._fields)
 
 
 def test_cells_that_a_device_can_not_run_are_left_out():

@@ -17,10 +17,10 @@ from sarathi_lab.config.paths import EXPERIMENTS as FOLDERS
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.experiment import measured_cost, measured_iterations
-from sarathi_lab.experiment.cases import Point, Round, table_of
-from sarathi_lab.experiment.clock import CostClock, Estimate
-from sarathi_lab.experiment.measure import DeviceClock, load_executor, measure
+from sarathi_lab.experiment.bench import CostBench
+from sarathi_lab.experiment.measure import DeviceBench, load_executor, measure
 from sarathi_lab.experiment.pipeline import BUBBLES, COMPLETION
+from sarathi_lab.experiment.points import Estimate, Part, Point, table_of
 from sarathi_lab.experiment.registry import FIGURES, SETUPS, Figure
 from sarathi_lab.experiment.scenario import Composition, Room
 from sarathi_lab.results import load
@@ -32,8 +32,8 @@ TINY = load_option("model", "tiny")
 MEASURABLE = [name for name, own in FIGURES.items() if type(own) is Figure]
 
 
-def dry_groups(name: str) -> list:
-    return FIGURES[name].cases(TINY, FIGURES[name].sizes("dry"))
+def dry_parts(name: str) -> list:
+    return FIGURES[name].parts(TINY, FIGURES[name].sizes("dry"))
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +51,8 @@ def executor():
 
 
 @pytest.fixture
-def clock() -> CostClock:
-    return CostClock(make_cost_model("analytic", TINY, load_option("hardware", "a6000"), 2))
+def bench() -> CostBench:
+    return CostBench(make_cost_model("analytic", TINY, load_option("hardware", "a6000"), 2))
 
 
 class HandCost:
@@ -71,22 +71,22 @@ class HandCost:
 
 
 @pytest.mark.parametrize("name", MEASURABLE)
-def test_an_experiment_has_the_same_points_measured_and_simulated(name, executor, clock):
+def test_an_experiment_has_the_same_points_measured_and_simulated(name, executor, bench):
     passed: list[float] = []
-    device = DeviceClock(executor)
+    device = DeviceBench(executor)
     samples = measure(
-        dry_groups(name), device, seconds=0.0, advance=lambda took, _: passed.append(took)
+        dry_parts(name), device, seconds=0.0, advance=lambda took, _: passed.append(took)
     )
     assert all(len(values) == FEWEST_PAIRS for values in samples.values()), (
         "the fewest rounds at least, however short the time"
     )
     assert sum(passed) > 0
     simulated = {
-        point.place: point.y for group in dry_groups(name) for point in group.points(clock)
+        point.position: point.y for part in dry_parts(name) for point in part.points(bench)
     }
-    counted = {place for place in samples if place.panel.startswith("counted")}
+    counted = {position for position in samples if position.panel.startswith("counted")}
     assert set(samples) == set(simulated) | counted != set()
-    of_counts = [samples[place] for place in counted]
+    of_counts = [samples[position] for position in counted]
     assert all(values == pytest.approx([1.0] * FEWEST_PAIRS, rel=1e-5) for values in of_counts)
     assert bool(counted) == (name == "kv_reread"), "keys are counted where a kernel reads them"
     assert all(math.isfinite(y.value) and y.error >= 0 for y in simulated.values())
@@ -94,11 +94,11 @@ def test_an_experiment_has_the_same_points_measured_and_simulated(name, executor
 
 
 def test_the_papers_grid_is_cut_to_the_time_and_the_rest_has_a_reason(executor):
-    groups = dry_groups("fig04")
-    samples = measure(groups, DeviceClock(executor), seconds=1e-9, is_cut=True)
+    parts = dry_parts("fig04")
+    samples = measure(parts, DeviceBench(executor), seconds=1e-9, is_cut=True)
     assert [len(values) for values in samples.values()] == [
         FEWEST_PAIRS,
-        *([0] * (len(groups) - 1)),
+        *([0] * (len(parts) - 1)),
     ]
 
 
@@ -120,23 +120,23 @@ def test_sizes_are_the_arguments_of_the_function():
 
 
 def test_ratios_by_hand():
-    clock = CostClock(HandCost())
+    bench = CostBench(HandCost())
     found = {
         (point.panel, point.x): point.y.value
         for name, sizes in (
             ("fig07", {"tokens": [], "tiles": [100]}),
             ("fig03", {"batches": [2], "seq_len": 50}),
         )
-        for group in FIGURES[name].cases(TINY, sizes)
-        for point in group.points(clock)
+        for part in FIGURES[name].parts(TINY, sizes)
+        for point in part.points(bench)
     }
     assert found["step", 100] == pytest.approx(2.01 / 2.0)
     assert found["ratio", 2] == pytest.approx((1.2 / 2) / (2.0 / 100))
 
 
-def test_the_price_of_chunking_is_split_without_rest(clock):
-    groups = FIGURES["kv_reread"].cases(TINY, {"prompts": [64], "chunks": [16]})
-    all_points = [point for group in groups for point in group.points(clock)]
+def test_the_price_of_chunking_is_split_without_rest(bench):
+    parts = FIGURES["kv_reread"].parts(TINY, {"prompts": [64], "chunks": [16]})
+    all_points = [point for part in parts for point in part.points(bench)]
     points = {point.panel: point.y.value for point in all_points if point.series == "64"}
     assert points["KV bytes / whole"] == points["N(N+1)/2 / N"] == 2.5
     assert "counted / N(N+1)/2" not in points, "nothing is read"
@@ -144,7 +144,7 @@ def test_the_price_of_chunking_is_split_without_rest(clock):
     assert causes == pytest.approx(points["prefill time / whole"] - 1)
     found = {point.panel: point.y.value for point in all_points if point.x == 48}
     assert found["KV read [MB]"] == pytest.approx(64 * TINY.kv_bytes_per_token(2) / 1e6)
-    times = clock.cost.operation_times(Composition(prefill_tokens=16, start=48).make())
+    times = bench.cost.operation_times(Composition(prefill_tokens=16, start=48).make())
     assert found["attention [ms]"] == pytest.approx(
         1e3 * (times["prefill_attention"] + times.get("kv_write", 0.0))
     )
@@ -159,8 +159,8 @@ def test_what_is_too_wide_has_a_reason_instead_of_a_number():
     assert list(table.y.isna()) == [True, True, False]
     assert list(table.reason.dropna()) == ["spread 50%, more than 15%", "below the noise"]
     assert list(table.low[:1]) == [1.0], "the interval is kept"
-    round_of = Round(lambda bench, seed: [Point("", "1K", 2, Estimate(-1.0))], {})
-    noisy = measure([round_of], None, most=3)
+    noise_alone = Part(lambda bench, seed: [Point("", "1K", 2, Estimate(-1.0))], seed=0)
+    noisy = measure([noise_alone], None, max_rounds=3)
     assert list(noisy.values()) == [[math.inf] * 3], "a time below zero is below the noise"
 
 

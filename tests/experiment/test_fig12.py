@@ -9,8 +9,8 @@ import pytest
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.experiment import pipeline
-from sarathi_lab.experiment.figures import FIGURES, simulate
-from sarathi_lab.experiment.registry import paper_jobs
+from sarathi_lab.experiment.registry import FIGURES, paper_jobs
+from sarathi_lab.experiment.simulate import simulate
 
 NUM_REQUESTS = (
     600  # with fewer, filling and draining the pipeline's 216 places outweigh what lies between

@@ -17,7 +17,7 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.experiment.claims import COLUMNS as CLAIM_COLUMNS
 from sarathi_lab.experiment.claims import verdict
-from sarathi_lab.experiment.figures import points_of
+from sarathi_lab.experiment.recorded import points_of
 from sarathi_lab.experiment.registry import FIGURES, load_figure
 from sarathi_lab.results import load
 from sarathi_lab.results.plots.figures import draw

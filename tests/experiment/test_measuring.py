@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -20,10 +20,8 @@ from sarathi_lab.executor.timeline import HostTimeline
 from sarathi_lab.executor.torch.backend import Sizes, TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.experiment import measured_cost
-from sarathi_lab.experiment.cases import Case, Group
-from sarathi_lab.experiment.clock import CostClock, Estimate
-from sarathi_lab.experiment.figures import FIGURES
-from sarathi_lab.experiment.measure import MOST_OF_GROUP, DeviceClock, measure
+from sarathi_lab.experiment.bench import CostBench
+from sarathi_lab.experiment.measure import MAX_ROUNDS_OF_PART, DeviceBench, measure
 from sarathi_lab.experiment.measured_cost import (
     LOWER,
     NO_OPERATIONS,
@@ -31,6 +29,8 @@ from sarathi_lab.experiment.measured_cost import (
     composition,
     describe,
 )
+from sarathi_lab.experiment.points import Estimate, Point, part
+from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.experiment.scenario import Scenario, batch, chunked, request, serve
 from sarathi_lab.results.intervals import FEWEST_PAIRS, median_of
 
@@ -40,17 +40,17 @@ def test_a_steady_window_takes_as_long_as_the_simulator_counts():
     longer runs.
     """
     spec, hardware = load_option("model", "13b"), load_option("hardware", "h200")
-    clock = CostClock(make_cost_model("analytic", spec, hardware, 2))
+    bench = CostBench(make_cost_model("analytic", spec, hardware, 2))
     for policy, chunk, pd_ratio in (
         ("sarathi", 256, 28.4),
         ("orca_best", 256, 28.4),
         ("sarathi", 512, 50.0),
     ):
         scenario = Scenario.of(policy, 2048, pd_ratio, 10, chunk)
-        executor = SimulatedExecutor(clock.cost.iteration_time)
+        executor = SimulatedExecutor(bench.cost.iteration_time)
         served = serve(executor, scenario, num_blocks=10_000, block_size=16, vocab_size=100)
         assert served is not None
-        expected = clock.seconds(request(scenario)).value
+        expected = bench.seconds(request(scenario)).value
         assert served.seconds_per_request == pytest.approx(expected, rel=0.02)
         assert served.idle_share == 0
 
@@ -62,7 +62,7 @@ def test_a_scenario_that_the_cache_cannot_hold_is_not_served():
 
 
 def test_a_scenario_that_the_device_has_no_memory_for_is_left_out(executor, monkeypatch):
-    clock = DeviceClock(executor)
+    bench = DeviceBench(executor)
     sarathi, orca = (Scenario.of(name, 48, 4.0, 3, 16) for name in ("sarathi", "orca_best"))
     submit = TorchExecutor.submit
 
@@ -72,12 +72,12 @@ def test_a_scenario_that_the_device_has_no_memory_for_is_left_out(executor, monk
         submit(executor, batch)
 
     monkeypatch.setattr(TorchExecutor, "submit", refuse_mixed)
-    assert math.isnan(clock.gain(sarathi, sarathi.baseline).value)
-    assert "out of memory" in clock.cost.reason
+    assert math.isnan(bench.gain(sarathi, sarathi.baseline).value)
+    assert "out of memory" in bench.cost.reason
     monkeypatch.undo()
-    assert clock.gain(orca, orca.baseline).value > 0
+    assert bench.gain(orca, orca.baseline).value > 0
     assert executor.num_in_flight == 0
-    assert {row["quantity"] for row in clock.serving_rows("tiny")} == {
+    assert {row["quantity"] for row in bench.serving_rows("tiny")} == {
         "time per request",
         "idle share",
         "replayed share",
@@ -121,19 +121,19 @@ def test_a_batch_that_does_not_fit_has_no_time_and_gives_no_point(cost):
     assert math.isnan(sum(cost.operation_times(too_large).values()))
     assert composition(too_large) not in cost.measurements
     assert cost.reason == "193 at 0: the cache is too small"
-    clock = DeviceClock(cost.executor)
+    bench = DeviceBench(cost.executor)
     sizes = {"lengths": [193], "batches": [1]}
-    ((point,), _) = (group.points(clock) for group in FIGURES["fig04"].cases(cost.spec, sizes))
+    ((point,), _) = (each.points(bench) for each in FIGURES["fig04"].parts(cost.spec, sizes))
     assert math.isnan(point.y.value)
 
 
 def test_keys_are_counted_by_what_attention_returns(executor):
     """A hole in the inputs is a hole in the count: it is no formula of the batch."""
-    clock = DeviceClock(executor)
+    bench = DeviceBench(executor)
     chunks = chunked(96, 32)
-    assert clock.keys_read(chunks).value == pytest.approx(32 + 64 + 96, rel=1e-5)
+    assert bench.keys_read(chunks).value == pytest.approx(32 + 64 + 96, rel=1e-5)
     mixed = batch(prefill_tokens=24, start=16, num_decodes=2, context=20)
-    assert clock.keys_read(mixed).value == pytest.approx(40 + 2 * 20, rel=1e-5)
+    assert bench.keys_read(mixed).value == pytest.approx(40 + 2 * 20, rel=1e-5)
     packed = executor.packed
 
     def blind(batch):  # attention that has lost the first 16 keys of each sequence
@@ -148,10 +148,10 @@ def test_keys_are_counted_by_what_attention_returns(executor):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(executor, "packed", blind)
-        assert clock.keys_read(batch(start=64, prefill_tokens=32)).value == pytest.approx(
+        assert bench.keys_read(batch(start=64, prefill_tokens=32)).value == pytest.approx(
             80, rel=1e-5
         )
-    assert math.isnan(clock.keys_read(batch(prefill_tokens=193)).value)
+    assert math.isnan(bench.keys_read(batch(prefill_tokens=193)).value)
 
 
 @pytest.mark.parametrize(
@@ -187,12 +187,12 @@ def test_what_decodes_add_is_a_difference_of_neighbours(executor, monkeypatch):
 
     monkeypatch.setattr(measured_cost, "single_iteration", slower_and_slower)
     monkeypatch.setattr(measured_cost, "ALTERNATED", 0.0)
-    clock = DeviceClock(executor)
-    monkeypatch.setattr(clock.cost, "stolen", list)
-    assert clock.saving(alone, both, without).value == pytest.approx(8.0)
+    bench = DeviceBench(executor)
+    monkeypatch.setattr(bench.cost, "stolen", list)
+    assert bench.saving(alone, both, without).value == pytest.approx(8.0)
     assert ran == [16, 24, 2, 2, 24, 16, 16, 24, 2]
-    assert math.isnan(clock.saving(alone, batch(prefill_tokens=193), without).value)
-    assert clock.cost.reason == "193 at 0: the cache is too small"
+    assert math.isnan(bench.saving(alone, batch(prefill_tokens=193), without).value)
+    assert bench.cost.reason == "193 at 0: the cache is too small"
 
 
 class OnGpu(HostTimeline):
@@ -214,8 +214,8 @@ def test_an_executor_of_whole_iterations_gives_totals_and_says_what_it_lacks(nam
     executor = SimulatedExecutor(whole.iteration_time)
     executor.num_blocks, executor.block_size, executor.timeline = 4096, 32, OnGpu()
     figure = FIGURES[name]
-    sizes, clock = figure.sizes("dry"), DeviceClock(executor, spec)
-    samples = measure(figure.cases(spec, sizes), clock, seconds=0.0, most=1)
+    sizes, bench = figure.sizes("dry"), DeviceBench(executor, spec)
+    samples = measure(figure.parts(spec, sizes), bench, seconds=0.0, max_rounds=1)
     named = {point.series for point, values in samples.items() if not math.isnan(values[0])}
     assert named & totals
     assert not named & {"attn", "qkv_proj", "preproj", "ffn"}
@@ -224,49 +224,41 @@ def test_an_executor_of_whole_iterations_gives_totals_and_says_what_it_lacks(nam
         for tokens, milliseconds in totals.items():
             seconds = whole.iteration_time(make_batch(prefill_tokens=int(tokens)))
             assert milliseconds == pytest.approx(1e3 * seconds)
-    assert clock.cost.reason == NO_OPERATIONS
-    assert {row["operation"] for row in clock.cost.rows("13b", 2)} == {"iteration"}
-    assert clock.keys_read(batch(prefill_tokens=16)) is None
-    assert math.isnan(clock.chunking_overhead(64, 16, "attention").value)
-    assert clock.chunking_overhead(64, 16).value > 0
+    assert bench.cost.reason == NO_OPERATIONS
+    assert {row["operation"] for row in bench.cost.rows("13b", 2)} == {"iteration"}
+    assert bench.keys_read(batch(prefill_tokens=16)) is None
+    assert math.isnan(bench.chunking_losses(64, 16)["attention"].value)
+    assert bench.chunking_losses(64, 16)["total"].value > 0
 
 
-@dataclass(frozen=True)
-class Noise:
-    """Values that scatter by `spread` about 1."""
-
-    spread: float
-    random: np.random.Generator
-    subjects = ()
-
-    def on(self, clock):
-        return Estimate(float(np.exp(self.spread * self.random.standard_normal())))
+def noisy_point(bench, x: int, spread: float, random: np.random.Generator):
+    """A value that scatters by `spread` about 1."""
+    yield Point("", "line", x, Estimate(float(np.exp(spread * random.standard_normal()))))
 
 
-def noisy_groups(spreads, random):
-    cases = [Case("", "line", x, Noise(own, random)) for x, own in enumerate(spreads)]
-    return [Group((case,)) for case in cases]
+def noisy_parts(spreads, random):
+    return [part(noisy_point, x, spread, random) for x, spread in enumerate(spreads)]
 
 
 def test_a_point_is_measured_until_its_interval_is_narrow_or_the_rounds_are_over(executor):
-    groups = noisy_groups([0.0, 0.2, 5.0], np.random.default_rng(1))
-    samples = measure(groups, DeviceClock(executor), most=MOST_OF_GROUP, narrow=0.15)
+    parts = noisy_parts([0.0, 0.2, 5.0], np.random.default_rng(1))
+    samples = measure(parts, DeviceBench(executor), max_rounds=MAX_ROUNDS_OF_PART, narrow=0.15)
     counts = [len(values) for values in samples.values()]
-    assert counts[0] == FEWEST_PAIRS < counts[1] < counts[2] == MOST_OF_GROUP
+    assert counts[0] == FEWEST_PAIRS < counts[1] < counts[2] == MAX_ROUNDS_OF_PART
 
 
 def test_progress_expects_what_the_fewest_rounds_take_where_that_is_longer(executor):
-    groups, expected = noisy_groups([0.0, 0.0], np.random.default_rng(1)), []
-    clock = DeviceClock(executor)
-    measure(groups, clock, seconds=0.0, advance=lambda _, all_of_it: expected.append(all_of_it))
+    parts, expected = noisy_parts([0.0, 0.0], np.random.default_rng(1)), []
+    bench = DeviceBench(executor)
+    measure(parts, bench, seconds=0.0, advance=lambda _, all_of_it: expected.append(all_of_it))
     assert min(expected[:2]) > 0.0
     assert expected[2:] == [None] * 2 * (FEWEST_PAIRS - 1)
 
 
 def test_intervals_of_points_that_stop_when_narrow_enclose_the_truth_as_often_as_they_say(executor):
     """The looks at the interval in between cost it little, where a fifth of the value is noise."""
-    groups = noisy_groups([0.05, 0.1, 0.2] * 60, np.random.default_rng(2))
-    samples = measure(groups, DeviceClock(executor), most=MOST_OF_GROUP, narrow=0.15)
+    parts = noisy_parts([0.05, 0.1, 0.2] * 60, np.random.default_rng(2))
+    samples = measure(parts, DeviceBench(executor), max_rounds=MAX_ROUNDS_OF_PART, narrow=0.15)
     found = [median_of(values, 0.15) for values in samples.values()]
     known = [own for own in found if own.reason is None]
     assert len(known) >= 0.9 * len(found)

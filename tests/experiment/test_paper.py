@@ -13,19 +13,20 @@ import pytest
 
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.experiment.bench import CostBench
 from sarathi_lab.experiment.claims import load_claims
-from sarathi_lab.experiment.clock import CostClock
-from sarathi_lab.experiment.figures import (
+from sarathi_lab.experiment.points import Estimate
+from sarathi_lab.experiment.recorded import (
     COLUMNS,
     LABELS,
     as_points,
     compare,
     error_table,
     points_of,
-    simulate,
 )
 from sarathi_lab.experiment.registry import FIGURES, KEYS, PAPERS, paper_jobs
 from sarathi_lab.experiment.scenario import Scenario, batch, lengths, request_times
+from sarathi_lab.experiment.simulate import simulate
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi
 from sarathi_lab.run import main
 
@@ -112,13 +113,12 @@ class ToyCost:
 
 
 def test_the_error_of_a_time_is_that_of_its_operations():
-    clock = CostClock(ToyCost())
+    bench = CostBench(ToyCost())
     alone = batch(num_decodes=1, context=5)
-    assert clock.seconds(alone) == pytest.approx((4.0, 0.2))  # 0.1 + 0.5 + 2 x 0.1 of 4 s
-    assert clock.seconds(alone, ["preproj"]) == pytest.approx((1.0, 0.1))
-    assert clock.seconds(alone - batch(prefill_tokens=3)) == pytest.approx(
-        (1.0, 0.5)
-    )  # only the attention differs
+    assert bench.seconds(alone) == Estimate(4.0, 0.2)  # 0.1 + 0.5 + 2 x 0.1 of 4 s
+    assert bench.seconds(alone, ["preproj"]) == Estimate(1.0, 0.1)
+    # Only the attention differs.
+    assert bench.seconds(alone - batch(prefill_tokens=3)) == Estimate(1.0, 0.5)
 
 
 # -- the steady state ------------------------------------------------------------------------------

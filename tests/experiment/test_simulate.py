@@ -13,9 +13,9 @@ from composed import config_of
 
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.instantiate import build, load_option
-from sarathi_lab.experiment.cases import Round
-from sarathi_lab.experiment.figures import simulate
+from sarathi_lab.experiment.points import Part
 from sarathi_lab.experiment.registry import FIGURES, Figure, Job, paper_jobs
+from sarathi_lab.experiment.simulate import simulate
 from sarathi_lab.tasks.measure import policy_of
 
 SIMULATED = ("executor=simulated", "hardware=h100", "model=llama3-8b", "tracking=none")
@@ -37,8 +37,8 @@ def die(parent, seed):
 
 
 class Dying(Figure):
-    def cases(self, spec, sizes):
-        return [Round(die, {})] * 4
+    def parts(self, spec, sizes):
+        return [Part(die, seed=0)] * 4
 
     def bench(self, job):
         return job.seed

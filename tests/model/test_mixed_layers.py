@@ -28,7 +28,7 @@ from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.executor.simulated.kv_capacity import check_room
 from sarathi_lab.executor.simulated.mixed_layers import LatentTimes, LinearTimes, MixedOperations
-from sarathi_lab.experiment.clock import CostClock
+from sarathi_lab.experiment.bench import CostBench
 from sarathi_lab.experiment.scenario import chunked
 from sarathi_lab.extensions.cluster.lockstep import Lockstep, SharedExperts
 from sarathi_lab.model.layers import ALIKE, Layers
@@ -140,7 +140,7 @@ def test_attention_is_as_uncertain_as_its_worse_kind(spec):
     """Nothing is fitted to Mamba-2's: its error is unknown, and so is that of all attention."""
     cost = make_cost_model("analytic", spec, H200, 2, Parallel())
     known = [error for kind, error in cost.uncertainty.items() if "attention" in kind]
-    found = CostClock(cost).seconds(chunked(64, 64), ("attn",))
+    found = CostBench(cost).seconds(chunked(64, 64), ("attn",))
     assert found.error == pytest.approx(float(np.max(known)), nan_ok=True)
     assert np.isnan(found.error) == (spec is NANO)
 

@@ -16,7 +16,8 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from sarathi_lab.config.paths import CONF
-from sarathi_lab.experiment.figures import FIGURES, points_of
+from sarathi_lab.experiment.recorded import points_of
+from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.results.plots import sweeps
 from sarathi_lab.results.plots.figures import draw
 from sarathi_lab.results.plots.style import POLICIES, colours, finished, panels, tick_in_steps

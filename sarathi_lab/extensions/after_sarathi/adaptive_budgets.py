@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Request
-from sarathi_lab.experiment.cases import Point
+from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.registry import PROFILED, Platform
 from sarathi_lab.extensions.after_sarathi import Lprs, SloBudget
 from sarathi_lab.extensions.under_load import ServingBench, compared, point, under_load

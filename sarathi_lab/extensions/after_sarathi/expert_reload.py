@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sarathi_lab.experiment.cases import Case, Cases, seconds
+from sarathi_lab.experiment.bench import Bench
+from sarathi_lab.experiment.points import Parts, Point, part
 from sarathi_lab.experiment.registry import PROFILED, Ints, Platform, figure
-from sarathi_lab.experiment.scenario import WorkSum, batch, chunked
+from sarathi_lab.experiment.scenario import Work, batch, chunked
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.spec import PlotSpec
 
@@ -49,27 +50,42 @@ def expert_reload(
     decodes: Ints,
     context: int,
     models: Sequence[str] = (),
-) -> Cases:
+) -> Parts:
     """A prompt in chunks over the same at once, in the FFN and as a whole; with decodes of
     `context` tokens riding on every chunk over the whole prompt and as many iterations of them
     after it; and the longest iteration that the most decodes ride on, over the whole prompt. The
     task measures `models` one after the other, unless one was chosen.
     """
-    whole = seconds(chunked(prompt_len, prompt_len))
     for chunk in chunks:
-        yield _alone(spec.name, prompt_len, chunk)
+        yield part(_alone, spec.name, prompt_len, chunk)
         for number in decodes:
-            riding = chunked(prompt_len, chunk, num_decodes=number, context=context)
-            decoding = len(riding.parts) * batch(num_decodes=number, context=context)
-            separate = seconds(chunked(prompt_len, prompt_len) + decoding)
-            yield Case(BESIDE.format(number), spec.name, chunk, seconds(riding) / separate)
-        # The last full chunk; no decode rides with the whole prompt.
-        most = chunked(prompt_len, chunk, num_decodes=max(decodes), context=context)
-        last = WorkSum((most.parts[prompt_len // chunk - 1],))
-        yield Case(LONGEST, spec.name, chunk, seconds(last) / whole)
+            yield part(_beside_decodes, spec.name, prompt_len, chunk, number, context)
+        yield part(_longest_gap, spec.name, prompt_len, chunk, max(decodes), context)
 
 
-def _alone(model: str, prompt_len: int, chunk: int) -> Iterator[Case]:
-    whole, cut = chunked(prompt_len, prompt_len), chunked(prompt_len, chunk)
-    yield Case(FFN, model, chunk, seconds(cut, ("ffn",)) / seconds(whole, ("ffn",)))
-    yield Case(PREFILL, model, chunk, seconds(cut) / seconds(whole))
+def _alone(bench: Bench, model: str, prompt_len: int, chunk: int) -> Iterator[Point]:
+    uncut = chunked(prompt_len, prompt_len)
+    cut = chunked(prompt_len, chunk)
+    of_ffn = bench.seconds(cut, ("ffn",)) / bench.seconds(uncut, ("ffn",))
+    yield Point(FFN, model, chunk, of_ffn)
+    yield Point(PREFILL, model, chunk, bench.seconds(cut) / bench.seconds(uncut))
+
+
+def _beside_decodes(
+    bench: Bench, model: str, prompt_len: int, chunk: int, number: int, context: int
+) -> Iterator[Point]:
+    riding = chunked(prompt_len, chunk, num_decodes=number, context=context)
+    decoding = len(riding.terms) * batch(num_decodes=number, context=context)
+    separate = chunked(prompt_len, prompt_len) + decoding
+    ratio = bench.seconds(riding) / bench.seconds(separate)
+    yield Point(BESIDE.format(number), model, chunk, ratio)
+
+
+def _longest_gap(
+    bench: Bench, model: str, prompt_len: int, chunk: int, number: int, context: int
+) -> Iterator[Point]:
+    """The last full chunk; no decode rides with the whole prompt."""
+    riding = chunked(prompt_len, chunk, num_decodes=number, context=context)
+    last = Work((riding.terms[prompt_len // chunk - 1],))
+    uncut = chunked(prompt_len, prompt_len)
+    yield Point(LONGEST, model, chunk, bench.seconds(last) / bench.seconds(uncut))

@@ -16,7 +16,7 @@ from sarathi_lab.engine.executor import Sizes as BuildSizes
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
-from sarathi_lab.experiment.cases import Point
+from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.registry import Platform
 from sarathi_lab.extensions.under_load import ServingBench, compared, only_simulated, waited
 from sarathi_lab.policy import VllmV1

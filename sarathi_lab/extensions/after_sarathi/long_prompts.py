@@ -15,7 +15,7 @@ import pandas as pd
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
-from sarathi_lab.experiment.cases import Point
+from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.registry import PROFILED, Ints, Platform
 from sarathi_lab.extensions.under_load import CHUNKING, ServingBench, compared, point, under_load
 from sarathi_lab.extensions.under_load.search import at_rate

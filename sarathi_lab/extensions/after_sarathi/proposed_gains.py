@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sarathi_lab.engine.request import Request
-from sarathi_lab.experiment.cases import Point
+from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.registry import PROFILED, Platform
 from sarathi_lab.extensions.after_sarathi.adaptive_budgets import phased
 from sarathi_lab.extensions.after_sarathi.long_prompts import policies_of

@@ -9,7 +9,7 @@ from typing import Any
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.executor import Sizes as BuildSizes
 from sarathi_lab.engine.request import Request
-from sarathi_lab.experiment.cases import Point
+from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.registry import Platform
 from sarathi_lab.experiment.scenario import BLOCK_SIZE
 from sarathi_lab.extensions.after_sarathi.long_prompts import policies_of

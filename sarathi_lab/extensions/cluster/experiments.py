@@ -17,7 +17,7 @@ import pandas as pd
 
 from sarathi_lab.engine.config import SINGLE
 from sarathi_lab.engine.request import Request
-from sarathi_lab.experiment.cases import Point
+from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.registry import Platform
 from sarathi_lab.extensions.cluster.lockstep import Lockstep
 from sarathi_lab.extensions.cluster.topologies import Disaggregated, Replicas, Several

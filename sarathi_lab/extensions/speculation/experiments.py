@@ -13,7 +13,7 @@ import numpy as np
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.scheduler_state import NO_SPECULATION, Speculation
-from sarathi_lab.experiment.cases import Point
+from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.registry import PROFILED, Ints, Platform
 from sarathi_lab.extensions.speculation.settings import Assumed, PromptLookup
 from sarathi_lab.extensions.under_load import ServingBench, Values, compared, point, under_load

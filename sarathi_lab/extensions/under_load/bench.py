@@ -26,8 +26,15 @@ from sarathi_lab.engine.executor import Sizes as BuildSizes
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.experiment.cases import Kind, Point, Round, Samples, keep, table_of
-from sarathi_lab.experiment.clock import Estimate
+from sarathi_lab.experiment.points import (
+    Estimate,
+    Kind,
+    Part,
+    Point,
+    Samples,
+    keep,
+    table_of,
+)
 from sarathi_lab.experiment.registry import PROFILED, Figure, Job, Platform, Sizes, figure
 from sarathi_lab.experiment.scenario import BLOCK_SIZE, Room
 from sarathi_lab.extensions.under_load.search import Server, at_rate
@@ -78,8 +85,8 @@ class LoadFigure(Figure):
     takes: ClassVar[Sequence[str]] = ("num_requests", "budget", "batches", "rates")
     is_in_rounds = has_own_bench = True
 
-    def cases(self, spec: ModelSpec, sizes: Sizes) -> list[Round]:
-        return [Round(self.make, sizes, seed) for seed in range(FEWEST_PAIRS)]
+    def parts(self, spec: ModelSpec, sizes: Sizes) -> list[Part]:
+        return [Part(self.make, sizes=sizes, seed=seed) for seed in range(FEWEST_PAIRS)]
 
     def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
         batch = sizes["batch"]
@@ -119,7 +126,7 @@ class LoadFigure(Figure):
             )
             for dataset in sizes["datasets"]:  # warms up
                 bench.saturation_rate(dataset)
-            rounds = [Round(self.make, sizes)]
+            rounds = [Part(self.make, sizes=sizes, seed=0)]
             samples = measure(rounds, bench, seconds=session.seconds, advance=advance)
         return {"": session.table(self.name, samples), **_replayed_table(bench)}
 
@@ -167,10 +174,10 @@ class LoadFigure(Figure):
             backend=backend,
         )
 
-    def table(self, parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
+    def table(self, points_of_parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
         """An interval is that of the median over the rounds: it shows how far seeds differ."""
         samples: Samples = {}
-        for points in parts:
+        for points in points_of_parts:
             keep(samples, points)
         return table_of(self.name, samples, math.inf, is_series=False)
 

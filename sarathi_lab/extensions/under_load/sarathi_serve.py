@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.experiment.cases import Point
+from sarathi_lab.experiment.points import Point
 from sarathi_lab.extensions.under_load.bench import (
     CHUNKING,
     LOAD,

@@ -8,8 +8,8 @@ import pytest
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.experiment.clock import CostClock
-from sarathi_lab.experiment.figures import FIGURES
+from sarathi_lab.experiment.bench import CostBench
+from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.results import load
 from sarathi_lab.run import main
 
@@ -28,13 +28,13 @@ class HandCost:
         return {"ffn": 1 + 0.1 * batch.num_tokens, "prefill_attention": 0.01 * read}
 
 
-def points(clock, sizes=SIZES, spec=TINY):
-    groups = FIGURES["expert_reload"].cases(spec, sizes)
-    return {(p.panel, p.x): p.y for group in groups for p in group.points(clock)}
+def points(bench, sizes=SIZES, spec=TINY):
+    parts = FIGURES["expert_reload"].parts(spec, sizes)
+    return {(p.panel, p.x): p.y for part in parts for p in part.points(bench)}
 
 
 def test_ratios_by_hand():
-    found = {place: y.value for place, y in points(CostClock(HandCost())).items()}
+    found = {place: y.value for place, y in points(CostBench(HandCost())).items()}
     read = 0.01 * (32 + 64 + 80)
     whole, decodes = 1 + 8 + 0.8, 1 + 0.3 + 0.27
     assert found == {
@@ -51,7 +51,7 @@ def test_ratios_by_hand():
 def test_experts_are_loaded_again_where_dense_products_are_not(level):
     sizes = {"prompt_len": 8192, "chunks": [512], "decodes": [8], "context": 1024}
     found = {
-        name: points(CostClock(make_cost_model(level, load_option("model", name), H100, 2)), sizes)
+        name: points(CostBench(make_cost_model(level, load_option("model", name), H100, 2)), sizes)
         for name in ("qwen3-30b-a3b", "llama3.2-3b")
     }
     mixture, dense = (own["FFN / whole", 512].value for own in found.values())
@@ -66,7 +66,7 @@ def test_an_interval_has_the_experts_own_error():
     def error(experts):
         known = {"matmul": 0.0, "attention": 0.0, "experts": experts}
         cost = make_cost_model("analytic", spec, replace(H100, uncertainty=known), 2)
-        return points(CostClock(cost))["FFN / whole", 32].error
+        return points(CostBench(cost))["FFN / whole", 32].error
 
     assert error(0.0) == 0
     assert 0.2 < error(0.2) < 0.2 * 2**0.5

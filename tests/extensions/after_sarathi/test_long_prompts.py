@@ -10,7 +10,7 @@ from helpers import ScriptedExecutor
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
-from sarathi_lab.experiment.figures import FIGURES
+from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.extensions.after_sarathi import DynamicChunks, Ranked
 from sarathi_lab.extensions.after_sarathi.long_prompts import one_by_one
 from sarathi_lab.extensions.under_load import ServingBench

@@ -8,9 +8,9 @@ import pytest
 from vllm_engine import TINY, backend_of
 
 from sarathi_lab.experiment import measured_iterations
-from sarathi_lab.experiment.figures import FIGURES
-from sarathi_lab.experiment.measure import DeviceClock, load_executor, measure
+from sarathi_lab.experiment.measure import DeviceBench, load_executor, measure
 from sarathi_lab.experiment.measured_iterations import Limits, grid_of, table_of, time_iterations
+from sarathi_lab.experiment.registry import FIGURES
 
 pytestmark = pytest.mark.vllm
 
@@ -36,13 +36,13 @@ def test_a_table_and_a_figure_are_measured_on_its_workers(monkeypatch):
     sizes = figure.sizes("dry")
     executor = load_executor(backend, TINY, figure.room(TINY, sizes))
     assert executor.block_size == 32  # of which vLLM's attention on a CPU takes multiples
-    clock = DeviceClock(executor, TINY)
-    samples = measure(figure.cases(TINY, sizes), clock, seconds=0.0, most=1)
+    bench = DeviceBench(executor, TINY)
+    samples = measure(figure.parts(TINY, sizes), bench, seconds=0.0, max_rounds=1)
     totals = [values for point, values in samples.items() if point.series == "total"]
     assert totals
     assert all(values[0] > 0 for values in totals)
     attended = [values for point, values in samples.items() if point.series == "attn"]
     assert attended
     assert all(0 < values[0] < math.inf for values in attended), "by hooks, as it is eager"
-    shares = [row.operation_share for row in clock.cost.measurements.values()]
+    shares = [row.operation_share for row in bench.cost.measurements.values()]
     assert all(0.2 < share < 1.0 for share in shares)

@@ -11,7 +11,7 @@ import pytest
 
 from sarathi_lab.__main__ import main
 from sarathi_lab.experiment.claims import load_claims
-from sarathi_lab.experiment.figures import FIGURES
+from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.results import load
 from sarathi_lab.results.conclusion import conclusion
 

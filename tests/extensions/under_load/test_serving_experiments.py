@@ -18,8 +18,8 @@ from sarathi_lab.engine.config import EngineConfig, Topology
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
-from sarathi_lab.experiment.cases import Round, table_of
 from sarathi_lab.experiment.measure import measure
+from sarathi_lab.experiment.points import Part, table_of
 from sarathi_lab.experiment.registry import FIGURES
 from sarathi_lab.extensions.after_sarathi import PPas
 from sarathi_lab.extensions.cluster.cluster import Link
@@ -189,8 +189,8 @@ def test_the_papers_models_are_served_on_its_gpus_or_as_many_of_the_chosen_kind(
 
 @pytest.mark.parametrize("name", SERVING)
 def test_a_picture_has_a_panel_per_device_and_data_set(name):
-    rounds = [Round(lambda bench, seed: make_points(name, seed), {})]
-    samples = measure(rounds, None, most=2)
+    rounds = [Part(lambda bench, seed: make_points(name, seed), seed=0)]
+    samples = measure(rounds, None, max_rounds=2)
     points = table_of(name, samples, np.inf).assign(source="recorded")
     points["y"] = points.low  # of two rounds, which say no number
     both = pd.concat([points.assign(device=f"cpu, {model}") for model in ("tiny", "30m")])
