@@ -151,28 +151,40 @@ def class_of(cfg: Mapping[Any, Any], group: str) -> type:
     target = target_of(cfg, group)
     if isinstance(target, type):
         return target
-    raise _no_target(cfg, group, "it is no class")
+    name = cfg[group]["_target_"]
+    raise UserError(f"{group}._target_={name} is no class; name a class as module.Class")
 
 
 def target_of(cfg: Mapping[Any, Any], group: str) -> Callable[..., object]:
     """Return the class or function that `GROUP._target_` names, which makes the group's object.
     Raises UserError if it can't be imported.
     """
-    module, _, name = str(cfg[group]["_target_"]).rpartition(".")
+    target = str(cfg[group]["_target_"])
+    return imported(target, f"{group}._target_={target}", "a class as module.Class")
+
+
+def imported(dotted: str, setting: str, kind: str) -> Callable[..., object]:
+    """Import what a user names by `module.name`.
+
+    Args:
+        dotted: The name.
+        setting: The setting with its value, for the error.
+        kind: What it should name, for the error: "a class as module.Class".
+
+    Raises:
+        UserError: if it can't be imported, or can't be called.
+    """
+    module, _, name = dotted.rpartition(".")
+    reason = "it can't be called"
     try:
         target: object = getattr(import_module(module or name), name)
     except Exception as error:  # any of importing a user's module
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise _no_target(cfg, group, reason) from None
-    if not callable(target):
-        raise _no_target(cfg, group, "it is no class")
-    return target
-
-
-def _no_target(cfg: Mapping[Any, Any], group: str, reason: str) -> UserError:
-    target = cfg[group]["_target_"]
-    fix = "name a class as module.Class, with the module in the current folder or installed"
-    return UserError(f"{group}._target_={target} can't be imported ({reason}); {fix}")
+    else:
+        if callable(target):
+            return target
+    fix = f"name {kind}, with the module in the current folder or installed"
+    raise UserError(f"{setting} can't be imported ({reason}); {fix}")
 
 
 def parameters_of(target: Callable[..., object]) -> list[str] | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -42,6 +44,41 @@ def arrive_over_time(runs: pd.DataFrame) -> bool:
     return bool(runs["workload.arrivals"].map(analysis.text).ne("closed").any())
 
 
+@dataclass(frozen=True)
+class _Comparison:
+    """How the runs of a sweep are compared: with the policy `base`, by the quantities `names`.
+
+    Attributes:
+        runs: All, with the ratios to `base`.
+        base: The policy to compare with.
+        others: Further policies whose throughput is compared, such as the paper's baseline.
+        names: What is judged.
+        settings: What the runs differ in, the policy first.
+        work: What decides the requests and the device.
+        noise: See `sweep_analysis.noise`.
+    """
+
+    runs: pd.DataFrame
+    base: str
+    others: Sequence[str]
+    names: Sequence[str]
+    settings: Sequence[str]
+    work: Sequence[str]
+    noise: float
+
+    @property
+    def steady_names(self) -> list[str]:
+        """Return what is judged of runs that are not steady."""
+        return [name for name in OF_ANY_LENGTH if name in self.runs]
+
+
+class _Best(NamedTuple):
+    """The best runs of a workload, all of the same settings, and among how many these were."""
+
+    runs: pd.DataFrame
+    num_settings: int
+
+
 def conclusion(runs: pd.DataFrame) -> list[str]:
     """Compare the best run of each workload with the reference: what is better, worse, undecided.
 
@@ -50,64 +87,61 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     or the reference is not steady, waits are not compared. More than `MOST` workloads leave the
     best and the worst.
     """
-    base = analysis.reference(runs)
     is_over_time = arrive_over_time(runs)
-    wanted = LOADED_VERDICTS if is_over_time else CLOSED_VERDICTS
-    names = [name for name in wanted if name in runs and runs[name].notna().any()]
+    comparison = _comparison(runs, is_over_time=is_over_time)
+    if comparison is None:
+        return []
+    swept = analysis.without_baselines(comparison.runs)
+    candidates = swept[swept.policy != comparison.base]
+    workloads = candidates.groupby(analysis.group_keys(candidates, comparison.work), sort=False)
+    every_best = [_best(group, comparison) for _, group in workloads]
+    if not every_best:
+        return []
+    described = every_best
+    if len(every_best) > MOST:
+        ratio = f"{comparison.names[0]}_vs_{comparison.base}"
+        ordered = sorted(every_best, key=lambda best: best.runs[ratio].median())
+        described = [ordered[0], ordered[-1]]
+    sentences = [_sentence(best, comparison) for best in described]
+    if len(described) < len(every_best):
+        number = len(every_best)
+        sentences.append(f"The other {number - 2} of {number} workloads lie between.")
+    is_drawn_once = is_over_time and all(len(best.runs) == 1 for best in described)
+    if is_drawn_once and comparison.noise == analysis.DETERMINISTIC:
+        sentences.append(ONE_DRAW)
+    sentences[0] = f"\n{sentences[0]}"
+    return sentences
+
+
+def _comparison(runs: pd.DataFrame, *, is_over_time: bool) -> _Comparison | None:
+    """Return how runs are compared; None without a reference or a quantity to judge them by."""
+    base = analysis.reference(runs)
+    judged = LOADED_VERDICTS if is_over_time else CLOSED_VERDICTS
+    names = [name for name in judged if name in runs and runs[name].notna().any()]
     if base is None or not names:
-        return []
+        return None
     runs = runs.reset_index(drop=True)
-    judged = list(dict.fromkeys([*names, *(name for name in OF_ANY_LENGTH if name in runs)]))
-    for name in judged:
+    others = [] if is_over_time else analysis.references(runs)[1:]
+    for name in dict.fromkeys([*names, *OF_ANY_LENGTH]):
         runs = analysis.relative(runs, name, base)
-    further = [] if is_over_time else analysis.references(runs)[1:]
-    for name in further:
-        runs = analysis.relative(runs, "throughput", name)
-    swept, noise = analysis.without_baselines(runs), analysis.noise(runs)
-    others, level = swept[swept.policy != base], f"{names[0]}_vs_{base}"
-    cases = [name for name in analysis.same_work(runs) if name not in analysis.SAMPLES]
+    for policy in others:
+        runs = analysis.relative(runs, "throughput", policy)
     settings = list(dict.fromkeys(["policy", *analysis.varied(runs)]))
-    groups = others.groupby(analysis.group_keys(others, cases), sort=False)
-    best = [_best(group, settings, names) for _, group in groups]
-    if len(best) > MOST:
-        ordered = sorted(best, key=lambda found: found[0][level].median())
-        best = [ordered[0], ordered[-1]]
-    references = runs[runs.policy == base]
-    sentences = []
-    for found, num_settings in best:
-        is_same = analysis.group_keys(references, cases).isin(analysis.group_keys(found, cases))
-        reference = references[is_same]
-        unsteady = _unsteady_in_words(found, reference, base)
-        quantities = [name for name in OF_ANY_LENGTH if name in runs] if unsteady else names
-        sentence = _sentence(
-            found, settings, quantities, base, reference, num_settings, noise, unsteady
-        )
-        sentences.append(sentence + _gains(found, further, noise))
-    if len(best) < len(groups):
-        sentences.append(f"The other {len(groups) - 2} of {len(groups)} workloads lie between.")
-    if not sentences:
-        return []
-    is_drawn_once = is_over_time and all(len(found) == 1 for found, _ in best)
-    remarks = [ONE_DRAW] if is_drawn_once and noise == analysis.DETERMINISTIC else []
-    return ["\n" + sentences[0], *sentences[1:], *remarks]
+    work = [name for name in analysis.same_work(runs) if name not in analysis.SAMPLES]
+    return _Comparison(runs, base, others, names, settings, work, analysis.noise(runs))
 
 
-def _best(
-    group: pd.DataFrame, settings: Sequence[str], names: Sequence[str]
-) -> tuple[pd.DataFrame, int]:
-    """Return the runs of the best settings, and among how many they were chosen."""
-    keys = analysis.group_keys(group, settings)
-    typical = group.groupby(keys, sort=False)[_judged_by(group, names)].median()
-    if "throughput" in names:
+def _best(group: pd.DataFrame, comparison: _Comparison) -> _Best:
+    """Return the best of runs on one workload."""
+    keys = analysis.group_keys(group, comparison.settings)
+    judged = list(dict.fromkeys([*comparison.names, *comparison.steady_names]))
+    typical = group.groupby(keys, sort=False)[judged].median()
+    if "throughput" in comparison.names:
         order = pd.DataFrame({"throughput": -typical["throughput"]})
     else:
-        order = _order_over_time(typical, analysis.are_steady(group, settings))
-    first = order.sort_values([*map(str, order)], kind="stable").index[0]
-    return group[keys == first], len(typical)
-
-
-def _judged_by(group: pd.DataFrame, names: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys([*names, *(name for name in OF_ANY_LENGTH if name in group)]))
+        order = _order_over_time(typical, analysis.are_steady(group, comparison.settings))
+    first = order.sort_values(list(map(str, order)), kind="stable").index[0]
+    return _Best(group[keys == first], len(typical))
 
 
 def _order_over_time(typical: pd.DataFrame, is_steady: pd.Series) -> pd.DataFrame:
@@ -132,68 +166,90 @@ def _order_over_time(typical: pd.DataFrame, is_steady: pd.Series) -> pd.DataFram
     return order
 
 
-def _unsteady_in_words(runs: pd.DataFrame, references: pd.DataFrame, base: str) -> str:
+def _difference_in_steadiness(runs: pd.DataFrame, references: pd.DataFrame, base: str) -> str:
     """State why the waits of `runs` and `references` are not compared; "" if all are steady."""
-    is_steady, is_base_steady = (
-        bool(analysis.are_steady(table, ["policy"]).all()) for table in (runs, references)
-    )
+    is_steady = bool(analysis.are_steady(runs, ["policy"]).all())
+    is_base_steady = bool(analysis.are_steady(references, ["policy"]).all())
     if is_steady and is_base_steady:
         return ""
-    if not is_steady and not is_base_steady:
-        return "neither is steady, so that their waits are not compared"
     if is_steady:
         return f"keeps up with the load and {base} does not, whose waits depend on the run's length"
-    return f"is not steady, so that its waits are not compared with {base}'s"
+    if is_base_steady:
+        return f"is not steady, so that its waits are not compared with {base}'s"
+    return "neither is steady, so that their waits are not compared"
 
 
-def _sentence(
-    runs: pd.DataFrame,
-    settings: Sequence[str],
-    names: Sequence[str],
-    base: str,
-    reference: pd.DataFrame,
-    at_once: int,
-    noise: float,
-    unsteady: str,
-) -> str:
-    parts: dict[str, list[str]] = {"better": [], "worse": [], "equal": [], "undecided": []}
-    number = len(runs)
+def _sentence(best: _Best, comparison: _Comparison) -> str:
+    """Describe the best runs of a workload beside the reference's."""
+    runs = best.runs
+    base = comparison.base
+    references = comparison.runs[comparison.runs.policy == base]
+    keys_of_runs = analysis.group_keys(runs, comparison.work)
+    references = references[analysis.group_keys(references, comparison.work).isin(keys_of_runs)]
+    unsteady = _difference_in_steadiness(runs, references, base)
+    names = comparison.steady_names if unsteady else comparison.names
+    verdicts: dict[str, list[str]] = {"better": [], "worse": [], "equal": [], "undecided": []}
     for name in names:
-        samples = runs[f"{name}_vs_{base}"].fillna(1.0)  # of two zeros
-        ends = ends_of_median(list(samples), level=1 - (1 - LEVEL) / at_once, is_series=False)
-        ratio = float(samples.median())
-        row = {"quantity": f"{name}_vs_{base}", "policy": "", "value": ratio}
-        is_decided = analysis.is_decided({**row, **ends._asdict(), "num_samples": number}, noise)
-        value = runs[name].median()
-        other = (runs[name] / samples).median()  # of the runs that these are paired with
-        if math.isnan(other):  # none of these has any
-            other = reference[name].median()
-        if samples.sub(1).abs().lt(LEAST_DIFFERENCE).all():
-            parts["equal"].append(_value_in_words(name, value))
-            continue
-        verdict = "better" if (ratio > 1) != less_is_better(name) else "worse"
-        compared = _in_words(name, value, other, ratio, ends[:2] if number > 1 else ())
-        parts[verdict if is_decided else "undecided"].append(compared)
-    named = [f"{name}={analysis.text(runs[name].iloc[0])}" for name in settings[1:]]
-    who = " ".join([runs.policy.iloc[0], *(one for one in named if not one.endswith("=-"))])
-    verdicts = [f"{word} in {', '.join(each)}" for word, each in parts.items() if each]
-    found = "; ".join(filter(None, [unsteady, *verdicts]))
-    return f"{who} beside {base}: {found}.{_on_samples(runs, at_once, noise)}"
+        verdict, values = _verdict(name, best, references, comparison)
+        verdicts[verdict].append(values)
+    clauses = [f"{verdict} in {', '.join(each)}" for verdict, each in verdicts.items() if each]
+    if unsteady:
+        clauses.insert(0, unsteady)
+    subject = [runs.policy.iloc[0]]
+    for name in comparison.settings[1:]:
+        value = analysis.text(runs[name].iloc[0])
+        if value != "-":
+            subject.append(f"{name}={value}")
+    sentence = f"{' '.join(subject)} beside {base}: {'; '.join(clauses)}."
+    samples = _on_samples(runs, best.num_settings, comparison.noise)
+    return sentence + samples + _gains(runs, comparison)
 
 
-def _gains(runs: pd.DataFrame, further: Sequence[str], noise: float) -> str:
+def _verdict(
+    name: str, best: _Best, references: pd.DataFrame, comparison: _Comparison
+) -> tuple[str, str]:
+    """Return whether a quantity is better, worse, equal or undecided, and its values in words."""
+    runs = best.runs
+    quantity = f"{name}_vs_{comparison.base}"
+    ratios = runs[quantity].fillna(1.0)  # of two zeros
+    value = runs[name].median()
+    if ratios.sub(1).abs().lt(LEAST_DIFFERENCE).all():
+        return "equal", _value_in_words(name, value)
+    # The best of several settings: their intervals hold together.
+    level = 1 - (1 - LEVEL) / best.num_settings
+    ends = ends_of_median(list(ratios), level=level, is_series=False)
+    ratio = float(ratios.median())
+    row = {"quantity": quantity, "policy": "", "value": ratio, "num_samples": len(runs)}
+    is_decided = analysis.is_decided(row | ends._asdict(), comparison.noise)
+    value_of_base = (runs[name] / ratios).median()  # of the runs that these are paired with
+    if math.isnan(value_of_base):  # none of these has any
+        value_of_base = references[name].median()
+    interval = ends[:2] if len(runs) > 1 else ()
+    values = _in_words(name, value, value_of_base, ratio, interval)
+    if not is_decided:
+        return "undecided", values
+    is_better = (ratio > 1) != less_is_better(name)
+    return ("better" if is_better else "worse"), values
+
+
+def _gains(runs: pd.DataFrame, comparison: _Comparison) -> str:
     """State the throughput over that of further policies, such as the paper's baseline."""
     sentences = ""
-    for policy in further:
+    for policy in comparison.others:
+        if runs.policy.iloc[0] == policy:
+            continue
         quantity = f"throughput_vs_{policy}"
-        row = analysis.medians(runs, ["policy"], quantity, level=noise).iloc[0]
-        if runs.policy.iloc[0] != policy:
-            of_noise = "" if row["is_decided"] else ", which is within the noise"
-            in_pairs = " in pairs" if row["num_samples"] > 1 else ""
-            is_equal = abs(row["value"] - 1) < LEAST_DIFFERENCE
-            times = "as many" if is_equal else f"{row['value']:.2f} times the"
-            sentences += f" Beside {policy}: {times} tokens/s{in_pairs}"
-            sentences += f"{of_noise}."
+        row = analysis.medians(runs, ["policy"], quantity, level=comparison.noise).iloc[0]
+        ratio = row["value"]
+        times = f"{ratio:.2f} times the"
+        if abs(ratio - 1) < LEAST_DIFFERENCE:
+            times = "as many"
+        sentence = f" Beside {policy}: {times} tokens/s"
+        if row["num_samples"] > 1:
+            sentence += " in pairs"
+        if not row["is_decided"]:
+            sentence += ", which is within the noise"
+        sentences += f"{sentence}."
     return sentences
 
 
@@ -206,14 +262,16 @@ def _value_in_words(name: str, value: float) -> str:
     return f"{label} {amount(scale * value)} {unit.rstrip(']')}"
 
 
-def _in_words(name: str, value: float, other: float, ratio: float, ends: Sequence[float]) -> str:
+def _in_words(
+    name: str, value: float, value_of_base: float, ratio: float, ends: Sequence[float]
+) -> str:
     """Format a quantity, the reference's, their ratio; of samples that of pairs, with its ends."""
-    scale, heading = display_unit(name, max(value, other))
-    words, _, unit = heading.partition(" [")
+    scale, heading = display_unit(name, max(value, value_of_base))
+    label, _, unit = heading.partition(" [")
     if name == "slo_attainment":
-        return f"{words} {value:.1%} against {other:.1%}"
-    unit = unit.rstrip("]")
-    shown = f"{words} {amount(scale * value)} against {amount(scale * other)} {unit}"
+        return f"{label} {value:.1%} against {value_of_base:.1%}"
+    amounts = f"{amount(scale * value)} against {amount(scale * value_of_base)}"
+    shown = f"{label} {amounts} {unit.rstrip(']')}"
     if not 0 < ratio < math.inf:
         return shown
     if ends:
@@ -234,13 +292,13 @@ def _on_samples(runs: pd.DataFrame, at_once: int, noise: float) -> str:
     has_seeds = "seed" in runs and runs.seed.nunique() > 1
     more = f"seed=range({needed})" if has_seeds else f"repeat={needed}"
     of_best = f" for the best of {at_once} settings" if at_once > 1 else ""
-    words = f" These are {level_of(number):.0%} intervals of {number} samples"
+    sentence = f" These are {level_of(number):.0%} intervals of {number} samples"
     if number >= needed:
-        words += of_best
+        sentence += of_best
     elif of_best:
-        words += f", each by itself; {more} has {LEVEL:.0%}{of_best}"
+        sentence += f", each by itself; {more} has {LEVEL:.0%}{of_best}"
     else:
-        words += f"; {more} has {LEVEL:.0%}"
+        sentence += f"; {more} has {LEVEL:.0%}"
     if round(noise, 2) > 1:
-        words += f"; equal work differed by up to {noise:.2f} times"
-    return f"{words}."
+        sentence += f"; equal work differed by up to {noise:.2f} times"
+    return f"{sentence}."

@@ -24,6 +24,7 @@ COMPOSED = "kernels-"  # of measured kernels: folders of their hardware and mode
 COMPOSED_SOURCE = "measured kernels"
 REPLAYED = "replayed share"  # of iterations, as CUDA graphs: a quantity of `load_serving`
 SHARED = {"hardware", "host"}  # groups that the simulated executor has inside
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is not everywhere
 LONGEST = 80  # characters of a sweep's name
 AGAIN = "leave it out or run it again"
 # A point: its place in its figure, the median, its interval (see `intervals`) and number of pairs;
@@ -35,27 +36,39 @@ POINT_COLUMNS = [*POINT, "confidence", "samples", "model", "dtype", "device_name
 
 def find_runs(*roots: Path) -> list[Path]:
     """Return the folders of finished runs below `roots`, baselines included, in natural order."""
-    found = {path.parent for root in roots for path in Path(root).rglob(LABELS)}
-    visible = (path for path in found if not any(part.startswith(".") for part in path.parts[-2:]))
-    return sorted(visible, key=_natural_order)
+    folders = set()
+    for root in roots:
+        for path in Path(root).rglob(LABELS):
+            folder = path.parent
+            if not any(name.startswith(".") for name in folder.parts[-2:]):
+                folders.add(folder)
+    return sorted(folders, key=_natural_order)
 
 
 def find_sweeps(root: Path | str = OUTPUTS) -> dict[str, list[Path]]:
     """Return folders of sweeps by start time and what was swept, newest first; then single runs."""
     runs = [run for run in find_runs(Path(root)) if run.parent.name != "baselines"]
-    sweeps, single = dict[str, list[Path]](), []
+    sweeps: dict[str, list[Path]] = {}
+    single = []
     for folder, number in Counter(map(_sweep_of, runs)).items():
-        if (record := SweepRecord.find(folder)) is None:
+        record = SweepRecord.find(folder)
+        if record is None:
             single.append(folder)
             continue
-        named = {*record.swept, "experiment", "executor", "hardware", "model"}
-        varied = [one for one in record.arguments if one.partition("=")[0] in named]
-        what = " ".join(varied or record.arguments)
-        what = f"{what[:LONGEST]}..." if len(what) > LONGEST else what
         started = record.started_at[:19].replace("T", " ")
-        sweeps[f"{started}, {number} runs: {what}"] = [folder]
+        sweeps[f"{started}, {number} runs: {_swept_of(record)}"] = [folder]
     newest_first = dict(sorted(sweeps.items(), reverse=True))
-    return newest_first | ({f"{len(single)} single runs": single} if single else {})
+    if single:
+        newest_first[f"{len(single)} single runs"] = single
+    return newest_first
+
+
+def _swept_of(record: SweepRecord) -> str:
+    """Return what a sweep varied and where it ran, as it was typed."""
+    named = {*record.swept, "experiment", "executor", "hardware", "model"}
+    varied = [setting for setting in record.arguments if setting.partition("=")[0] in named]
+    typed = " ".join(varied or record.arguments)
+    return f"{typed[:LONGEST]}..." if len(typed) > LONGEST else typed
 
 
 def load_runs(*roots: Path | str) -> pd.DataFrame:
@@ -65,17 +78,22 @@ def load_runs(*roots: Path | str) -> pd.DataFrame:
     Unreadable folders are left out and listed in `attrs["skipped"]`; `attrs["settings"]` are the
     columns before the summary's.
     """
-    rows, skipped, settings = [], [], dict[str, None]()
+    rows = []
+    skipped = []
+    settings: dict[str, None] = {}
+    columns: dict[str, None] = {}
     for path in find_runs(*map(Path, roots)):
         try:
-            labels, summary = load_settings(path), load_summary(path)
+            labels = load_settings(path)
+            summary = load_summary(path)
         except UserError:
             skipped.append(str(path))
             continue
+        row = {**labels, **summary, "path": str(path), "sweep": str(_sweep_of(path))}
+        rows.append(row)
         settings |= dict.fromkeys(labels)
-        rows.append({**labels, **summary, "path": str(path), "sweep": str(_sweep_of(path))})
-    names = settings | dict.fromkeys(name for row in rows for name in row)
-    runs = pd.DataFrame(rows, columns=list(names))
+        columns |= dict.fromkeys(row)
+    runs = pd.DataFrame(rows, columns=list(settings | columns))
     runs.attrs |= {"skipped": tuple(skipped), "settings": tuple(settings)}
     return runs
 
@@ -89,18 +107,19 @@ def load_settings(path: Path) -> dict[str, Any]:
     `name`, else its class. Groups that the simulator reads by `${...}` (`hardware`, `host`) are
     listed once, and not for executors that do not read them.
     """
-    labels, config = read_object(path / LABELS, AGAIN), {}
+    labels = read_object(path / LABELS, AGAIN)
+    file = path / "config.yaml"
     with readable(path, AGAIN, AttributeError, yaml.YAMLError):
-        if (kept := path / "config.yaml").is_file():
-            config = yaml.load(kept.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        config = yaml.load(file.read_text(), YAML_LOADER) if file.is_file() else {}
         return merge_settings(labels, config)
 
 
 def merge_settings(labels: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run with these labels and configuration, as `load_settings` does."""
     inside = [f"executor.{name}" for name in SHARED]
-    named, flat = _flat(labels), _flat(without_unread(config), leaving=inside)
-    return named | flat | named  # labels first, and their values
+    named = _flat(labels)
+    stated = _flat(without_unread(config), leaving=inside)
+    return named | stated | named  # labels first, and their values
 
 
 def without_unread(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,18 +131,21 @@ def without_unread(config: Mapping[str, Any]) -> dict[str, Any]:
 def _flat(
     node: Mapping[Any, Any], prefix: str = "", leaving: Collection[str] = ()
 ) -> dict[str, Any]:
+    """Return the leaves of a tree by their dotted names, without those that are named."""
     flat: dict[str, Any] = {}
     for key, value in node.items():
-        if (name := f"{prefix}{key}") in leaving:
+        name = f"{prefix}{key}"
+        if name in leaving:
             continue
-        if isinstance(value, Mapping):
-            inner = _flat(value, f"{name}.", leaving)
-            target = inner.pop(f"{name}._target_", None)
-            if target is not None:
-                flat[name] = inner.pop(f"{name}.name", str(target).rpartition(".")[2])
-            flat |= inner
-        else:
+        if not isinstance(value, Mapping):
             flat[name] = _as_typed(value) if isinstance(value, list) else value
+            continue
+        inner = _flat(value, f"{name}.", leaving)
+        target = inner.pop(f"{name}._target_", None)
+        if target is not None:  # an option
+            class_name = str(target).rpartition(".")[2]
+            flat[name] = inner.pop(f"{name}.name", class_name)
+        flat |= inner
     return flat
 
 
@@ -145,7 +167,8 @@ def load_rows(*roots: Path | str) -> pd.DataFrame:
 
 def _rows_of(path: Path) -> pd.DataFrame:
     """Return the rows of the run in `path`, of an older one from summary.json and run.json."""
-    if (file := path / RESULTS).is_file():
+    file = path / RESULTS
+    if file.is_file():
         return _parquet(file)
     summary = read_object(path / "summary.json", AGAIN)
     named = {new_name(name): value for name, value in summary.items()}
@@ -182,8 +205,8 @@ def load_paper(figure: str) -> pd.DataFrame:
     """Load the paper's points (panel, series, x, y, unit) of a figure or table, such as "fig09"."""
     path = EXPERIMENTS / "sarathi" / "paper" / f"{figure}.csv"
     if not path.is_file():
-        known = ", ".join(sorted(option.stem for option in path.parent.glob("*.csv")))
-        raise UserError(f"figure {figure} is not there; use one of {known}")
+        figures = ", ".join(sorted(option.stem for option in path.parent.glob("*.csv")))
+        raise UserError(f"figure {figure} is not there; use one of {figures}")
     points = pd.read_csv(path, dtype={"panel": str, "series": str}, keep_default_na=False)
     return points.astype({"x": float})
 
@@ -207,33 +230,43 @@ def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
     for path in sorted(root.glob(f"*/{experiment}/results/*/{experiment}.csv")):
         table = pd.read_csv(path).rename(columns={"device": "device_name"})
         device = path.parent.name
-        labels = {"device": device, "is_simulated": device.startswith((SIMULATED, COMPOSED))}
-        whole = pd.concat([pd.DataFrame(labels, index=table.index), table], axis="columns")
-        tables.append(whole.dropna(axis="columns", how="all"))
+        table.insert(0, "device", device)
+        table.insert(1, "is_simulated", device.startswith((SIMULATED, COMPOSED)))
+        tables.append(table.dropna(axis="columns", how="all"))
     if not tables:
-        known = ", ".join(recorded(root)) or "none"
-        raise UserError(f"experiment {experiment} has no recorded results; use one of {known}")
-    table = pd.concat(tables, ignore_index=True)
-    if "figure" in table:  # points have all columns, also those that are empty everywhere
-        table = table.reindex(columns=list(dict.fromkeys([*table, *POINT_COLUMNS])))
-    return table.astype({"confidence": float}) if "confidence" in table else table
+        experiments = ", ".join(recorded(root)) or "none"
+        raise UserError(
+            f"experiment {experiment} has no recorded results; use one of {experiments}"
+        )
+    rows = pd.concat(tables, ignore_index=True)
+    if "figure" in rows:  # points have all columns, also those that are empty everywhere
+        rows = rows.reindex(columns=list(dict.fromkeys([*rows, *POINT_COLUMNS])))
+    if "confidence" in rows:
+        rows = rows.astype({"confidence": float})
+    return rows
 
 
 def load_serving(experiment: str, device: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
     """Load the recorded quantities of serving `experiment` on a device by policy; may be empty."""
-    found = root.glob(f"*/{experiment}/results/{device}/{experiment}-serving.csv")
-    return next(map(pd.read_csv, found), pd.DataFrame({"quantity": []}))
+    for path in root.glob(f"*/{experiment}/results/{device}/{experiment}-serving.csv"):
+        return pd.read_csv(path)
+    return pd.DataFrame({"quantity": []})
 
 
 def recorded(root: Path = EXPERIMENTS) -> list[str]:
     """Return the experiments that have recorded results, sorted."""
-    paths = root.glob("*/*/results/*/*.csv")
-    return sorted({path.stem for path in paths if path.stem == path.parents[2].name})
+    experiments = set()
+    for path in root.glob("*/*/results/*/*.csv"):
+        if path.stem == path.parents[2].name:
+            experiments.add(path.stem)
+    return sorted(experiments)
 
 
 def group_of(experiment: str) -> str:
     """Return the folder of `experiments/` that has the experiment; `lab` for an unknown one."""
-    return next((path.parent.name for path in EXPERIMENTS.glob(f"*/{experiment}")), "lab")
+    for path in EXPERIMENTS.glob(f"*/{experiment}"):
+        return path.parent.name
+    return "lab"
 
 
 def save(
@@ -242,5 +275,6 @@ def save(
     """Record a table, replacing the previous one; returns its path. `stem` names another."""
     folder = root / group_of(experiment) / experiment / "results" / device
     make_folder(folder, "task.record")
-    table.to_csv(path := folder / f"{stem or experiment}.csv", index=False, float_format="%.6g")
+    path = folder / f"{stem or experiment}.csv"
+    table.to_csv(path, index=False, float_format="%.6g")
     return path

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from sarathi_lab.config.errors import RunError
 from sarathi_lab.model.roofline import TILE, Peaks, operation_rooflines, roofline_time
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.decode_cost import DecodeCost
@@ -31,7 +33,8 @@ def add_costs(
 ) -> pd.DataFrame:
     """Add FLOPs, bytes and tiles of each iteration and its shares of the peaks."""
     num_tokens = iterations.num_prefill_tokens + iterations.num_decode_tokens
-    flops, num_bytes = spec.flops(iterations), spec.min_bytes(iterations, dtype_bytes)
+    flops = spec.flops(iterations)
+    num_bytes = spec.min_bytes(iterations, dtype_bytes)
     roofline = roofline_time(spec, iterations, dtype_bytes, peaks)
     return iterations.assign(
         flops=flops,
@@ -47,39 +50,181 @@ def add_costs(
     )
 
 
+@dataclass(frozen=True)
+class RunTables:
+    """What the quantities of a run are computed from: the part of it that counts.
+
+    Attributes:
+        iterations: A row for each, with costs (`add_costs`); columns as in metrics.md.
+        requests: A row for each, the ledger's `REQUEST_COLUMNS`.
+        peaks: Those of the device.
+        decode_cost: Of a decode alone and beside a chunk; None for policies that never mix them.
+    """
+
+    iterations: pd.DataFrame
+    requests: pd.DataFrame
+    peaks: Peaks
+    decode_cost: DecodeCost | None = None
+
+
+Metric = Callable[[RunTables], Mapping[str, float]]  # quantities by name, in SI units
+
+
 def summarise(
-    iterations: pd.DataFrame, requests: pd.DataFrame, peaks: Peaks, decode_cost: DecodeCost | None
+    iterations: pd.DataFrame,
+    requests: pd.DataFrame,
+    peaks: Peaks,
+    decode_cost: DecodeCost | None,
+    further: Sequence[Metric] = (),
 ) -> dict[str, float]:
     """Return a run's quantities by name, without those that it does not have.
 
-    `iterations` is `add_costs`' table; `decode_cost` is None for policies that never mix chunks and
-    decodes.
+    The arguments are those of `RunTables`. `further` are a user's own metrics.
     """
-    # NaN, not the sum of what is there, for a model without formulas.
-    min_bytes = iterations.min_bytes.sum(skipna=False)
-    busy, roofline = iterations.busy.sum(), iterations.roofline.sum(skipna=False)
-    busy_at_peak = (iterations.mfu * iterations.busy).sum(skipna=False)
-    kv_tokens = iterations.prefill_kv_tokens.sum()
-    summary = {
-        "num_iterations": len(iterations),
-        **throughput(requests, iterations.end.max()),
-        **_decode(iterations, decode_cost),
-        "kv_read_bytes": iterations.kv_bytes.sum(),
-        "kv_reread_factor": kv_tokens / iterations.num_prefill_tokens.sum(),
-        **latency(requests),
-        "busy_time": busy,
-        "roofline": roofline,
-        "time_over_roofline": busy / roofline,
-        **_time_over_roofline_by_kind(iterations),
-        "peak_flops_per_second": peaks.flops_per_second,
-        "peak_bytes_per_second": peaks.bytes_per_second,
-        "mfu": busy_at_peak / busy,
-        "mbu": min_bytes / (busy * peaks.bytes_per_second),
-        "tile_efficiency": iterations.useful_tiles.sum() / iterations.computed_tiles.sum(),
-        **_overheads(iterations),
-        "num_preemptions": iterations.num_preemptions.sum(),
-    }
+    run = RunTables(iterations, requests, peaks, decode_cost)
+    summary: dict[str, float] = {}
+    for metric in METRICS:
+        summary |= metric(run)
+    for metric in further:
+        summary |= _checked(metric, run, summary)
     return {name: float(value) for name, value in summary.items() if np.isfinite(value)}
+
+
+def _checked(metric: Metric, run: RunTables, summary: Mapping[str, float]) -> Mapping[str, float]:
+    """Return what a user's metric gives. Raises RunError if that is no new number by name."""
+    setting = f"metrics: {metric.__module__}.{metric.__name__}"
+    try:
+        quantities = metric(run)
+    except Exception as error:  # any of a user's code
+        raise RunError(f"{setting} failed ({type(error).__name__}: {error}); mend it") from error
+    if not isinstance(quantities, Mapping):
+        raise RunError(f"{setting} returned {quantities!r}; return a dict of numbers by name")
+    for name, value in quantities.items():
+        if not isinstance(value, int | float | np.number):
+            raise RunError(f"{setting} returned {name}={value!r}; return a number")
+        if name in summary:
+            raise RunError(f"{setting} returned {name}, which the lab has; name it otherwise")
+    return quantities
+
+
+# -- the metrics of every run ----------------------------------------------------------------------
+
+
+def _counts_and_rates(run: RunTables) -> dict[str, float]:
+    rates_of_run = throughput(run.requests, run.iterations.end.max())
+    return {"num_iterations": len(run.iterations), **rates_of_run}
+
+
+def _decodes(run: RunTables) -> dict[str, float]:
+    """Return the tokens of decodes, their times alone and beside chunks, and their rate."""
+    iterations = run.iterations
+    cost = run.decode_cost
+    is_decode_only = (iterations.num_prefill_tokens == 0) & (iterations.num_decode_tokens > 0)
+    tokens = iterations.num_decode_tokens
+    if "num_draft_tokens" in iterations:
+        tokens = tokens - (iterations.num_draft_tokens - iterations.num_accepted_tokens)
+    num_alone = tokens[is_decode_only].sum()
+    num_hybrid = tokens[~is_decode_only].sum()
+    seconds = iterations.busy[is_decode_only].sum()
+    summary: dict[str, float] = {"num_decode_tokens": num_alone + num_hybrid}
+    has_all_times = num_hybrid == 0
+    if cost is not None:
+        summary |= _cost_of_decodes(cost)
+        seconds += num_hybrid * cost.marginal
+        has_all_times = cost.marginal > 0
+    elif num_alone:
+        summary["decode_time_alone"] = seconds / num_alone
+    if seconds > 0 and has_all_times:
+        summary["decode_throughput"] = (num_alone + num_hybrid) / seconds
+    return summary
+
+
+def _cost_of_decodes(cost: DecodeCost) -> dict[str, float]:
+    summary = {
+        "num_piggybacked_decodes": cost.num_decodes,
+        "num_chunk_tokens": cost.num_chunk_tokens,
+        "decode_time_alone": cost.alone,
+        "decode_time_marginal": cost.marginal,
+    }
+    if cost.host_share is not None:
+        summary["decode_host_share"] = cost.host_share
+    if cost.marginal > 0:
+        summary["decode_speedup"] = cost.alone / cost.marginal
+    return summary
+
+
+def _kv_reads(run: RunTables) -> dict[str, float]:
+    num_read = run.iterations.prefill_kv_tokens.sum()
+    num_computed = run.iterations.num_prefill_tokens.sum()
+    return {
+        "kv_read_bytes": run.iterations.kv_bytes.sum(),
+        "kv_reread_factor": num_read / num_computed,
+    }
+
+
+def _latencies(run: RunTables) -> dict[str, float]:
+    return latency(run.requests)
+
+
+def _rooflines(run: RunTables) -> dict[str, float]:
+    """Return the time beside the roofline's, in all and by kind of iteration."""
+    busy = run.iterations.busy.sum()
+    # NaN, not the sum of what is there, for a model without formulas.
+    roofline = run.iterations.roofline.sum(skipna=False)
+    summary = {"busy_time": busy, "roofline": roofline, "time_over_roofline": busy / roofline}
+    for kind, rows in _by_kind(run.iterations).items():
+        seconds = rows.roofline.sum(skipna=False)
+        summary[f"time_over_roofline_{kind}"] = rows.busy.sum() / seconds
+    return summary
+
+
+def _utilisation(run: RunTables) -> dict[str, float]:
+    """Return the device's peaks, and the shares of them that the run used."""
+    iterations = run.iterations
+    busy = iterations.busy.sum()
+    busy_at_peak = (iterations.mfu * iterations.busy).sum(skipna=False)
+    min_bytes = iterations.min_bytes.sum(skipna=False)
+    return {
+        "peak_flops_per_second": run.peaks.flops_per_second,
+        "peak_bytes_per_second": run.peaks.bytes_per_second,
+        "mfu": busy_at_peak / busy,
+        "mbu": min_bytes / (busy * run.peaks.bytes_per_second),
+        "tile_efficiency": iterations.useful_tiles.sum() / iterations.computed_tiles.sum(),
+    }
+
+
+def _overheads(run: RunTables) -> dict[str, float]:
+    """Return a real device's overheads; empty where no host time was measured."""
+    iterations = run.iterations
+    if not iterations.host_time.any():
+        return {}
+    num_padding = iterations.num_padding_tokens
+    num_tokens = iterations.num_prefill_tokens + iterations.num_decode_tokens + num_padding
+    return {
+        "device_idle_fraction": device_idle_fraction(iterations),
+        "host_time": iterations.host_time.sum(),
+        "padding_fraction": num_padding.sum() / num_tokens.sum(),
+        "replayed_fraction": iterations.is_replayed.mean(),
+    }
+
+
+def _preemptions(run: RunTables) -> dict[str, float]:
+    return {"num_preemptions": run.iterations.num_preemptions.sum()}
+
+
+METRICS: Sequence[Metric] = (
+    _counts_and_rates,
+    _decodes,
+    _kv_reads,
+    _latencies,
+    _rooflines,
+    _utilisation,
+    _overheads,
+    _preemptions,
+)
+
+
+# -- metrics of some runs, and comparisons ---------------------------------------------------------
 
 
 def pipeline_metrics(
@@ -92,17 +237,21 @@ def pipeline_metrics(
 
 
 def compare(
-    summary: Mapping[str, float], baseline: Mapping[str, float], name: str
+    summary: Mapping[str, float],
+    baseline: Mapping[str, float],
+    name: str,
+    further: Collection[str] = (),
 ) -> dict[str, float]:
     """Return the ratios of `summary` to the `baseline` called `name`.
 
-    They are of the compared quantities that both have. Where a part of either run counts, the
-    parts have different numbers of requests: a policy that holds fewer at once counts more batches.
-    Then their durations are not compared, and the bytes that are read are compared by request.
+    They are of the compared quantities, and of `further` ones, that both have. Where a part of
+    either run counts, the parts have different numbers of requests: a policy that holds fewer at
+    once counts more batches. Then their durations are not compared, and the bytes that are read are
+    compared by request.
     """
     is_part = IS_PART in summary or IS_PART in baseline
     ratios = {}
-    for quantity in COMPARED:
+    for quantity in (*COMPARED, *further):
         if quantity not in summary or baseline.get(quantity, 0) <= 0:
             continue
         if is_part and quantity == "duration":
@@ -116,9 +265,10 @@ def compare(
 
 def throughput(requests: pd.DataFrame, duration: float) -> dict[str, float]:
     """Return counts and rates of finished `requests` over `duration` seconds."""
-    prompt_tokens, output_tokens = requests.prompt_len.sum(), requests.output_len.sum()
-    found = rates(prompt_tokens, output_tokens, len(requests), duration)
-    return {"num_requests": len(requests), **found}
+    num_prompt_tokens = requests.prompt_len.sum()
+    num_output_tokens = requests.output_len.sum()
+    tokens = rates(num_prompt_tokens, num_output_tokens, len(requests), duration)
+    return {"num_requests": len(requests), **tokens}
 
 
 def rates(
@@ -132,42 +282,6 @@ def rates(
         "throughput": (num_prompt_tokens + num_output_tokens) / duration,
         "output_throughput": num_output_tokens / duration,
         "request_throughput": num_requests / duration,
-    }
-
-
-def _decode(iterations: pd.DataFrame, cost: DecodeCost | None) -> dict[str, float]:
-    decode_only = (iterations.num_prefill_tokens == 0) & (iterations.num_decode_tokens > 0)
-    tokens = iterations.num_decode_tokens
-    if "num_draft_tokens" in iterations:
-        tokens = tokens - (iterations.num_draft_tokens - iterations.num_accepted_tokens)
-    alone, hybrid = tokens[decode_only].sum(), tokens[~decode_only].sum()
-    summary: dict[str, float] = {"num_decode_tokens": alone + hybrid}
-    seconds = iterations.busy[decode_only].sum()
-    if cost is not None:
-        summary |= {
-            "num_piggybacked_decodes": cost.num_decodes,
-            "num_chunk_tokens": cost.num_chunk_tokens,
-            "decode_time_alone": cost.alone,
-            "decode_time_marginal": cost.marginal,
-        }
-        if cost.host_share is not None:
-            summary["decode_host_share"] = cost.host_share
-        if cost.marginal > 0:
-            summary["decode_speedup"] = cost.alone / cost.marginal
-        seconds += hybrid * cost.marginal
-    elif alone:
-        summary["decode_time_alone"] = seconds / alone
-    is_known = hybrid == 0 if cost is None else cost.marginal > 0
-    if seconds > 0 and is_known:
-        summary["decode_throughput"] = (alone + hybrid) / seconds
-    return summary
-
-
-def _time_over_roofline_by_kind(iterations: pd.DataFrame) -> dict[str, float]:
-    """Return time over roofline of each kind of iteration present."""
-    return {
-        f"time_over_roofline_{kind}": rows.busy.sum() / rows.roofline.sum(skipna=False)
-        for kind, rows in _by_kind(iterations).items()
     }
 
 
@@ -202,10 +316,14 @@ def replay_caution(
     summary: Mapping[str, float], baseline: Mapping[str, float], name: str
 ) -> list[str]:
     """Return a caution if ratios to a baseline include CUDA graphs (`REPLAY_TOLERANCE`)."""
-    share, other = (one.get("replayed_fraction", np.nan) for one in (summary, baseline))
-    words = f"  replayed as CUDA graphs were {share:.0%} of the iterations, of {name}'s {other:.0%}"
-    is_other = abs(share - other) > REPLAY_TOLERANCE  # never with NaN: unknown
-    return [f"{words}: the ratios are in part of launches"] if is_other else []
+    share = summary.get("replayed_fraction", np.nan)
+    share_of_baseline = baseline.get("replayed_fraction", np.nan)
+    if not abs(share - share_of_baseline) > REPLAY_TOLERANCE:  # of NaN, too: unknown
+        return []
+    return [
+        f"  replayed as CUDA graphs were {share:.0%} of the iterations, of {name}'s "
+        f"{share_of_baseline:.0%}: the ratios are in part of launches"
+    ]
 
 
 def device_idle_fraction(iterations: pd.DataFrame) -> float:
@@ -225,24 +343,11 @@ def starved_time(iterations: pd.DataFrame) -> pd.Series:
     launches: the time beyond its roofline (all without that column) if it ended with its launches.
     """
     took = iterations.end - iterations.start
-    launching, is_replayed = iterations.launching_time, iterations.is_replayed.astype(bool)
+    launching = iterations.launching_time
+    is_replayed = iterations.is_replayed.astype(bool)
     is_starved = ~is_replayed & (launching > 0) & (launching >= STARVED * took)
     work = iterations.roofline if "roofline" in iterations else 0.0
     return (took - work).clip(lower=0.0).where(is_starved, 0.0)
-
-
-def _overheads(iterations: pd.DataFrame) -> dict[str, float]:
-    """Return a real device's overheads; empty where no host time was measured."""
-    if not iterations.host_time.any():
-        return {}
-    num_padding = iterations.num_padding_tokens
-    num_tokens = iterations.num_prefill_tokens + iterations.num_decode_tokens + num_padding
-    return {
-        "device_idle_fraction": device_idle_fraction(iterations),
-        "host_time": iterations.host_time.sum(),
-        "padding_fraction": num_padding.sum() / num_tokens.sum(),
-        "replayed_fraction": iterations.is_replayed.mean(),
-    }
 
 
 OUTSIDE = "others"  # packing, launches, and what else was not timed
@@ -271,8 +376,12 @@ def operation_table(
     least: Counter[str] = Counter()
     for work in iterations.itertuples():
         least.update(operation_rooflines(spec, work, dtype_bytes, peaks))
-    parts = PARTS | (EXPERTS if "experts" in seconds else {})
-    roofline = [sum(least[part] for part in parts.get(name, (name,))) for name in seconds.index]
+    rooflines_of = dict(PARTS)
+    if "experts" in seconds:
+        rooflines_of |= EXPERTS
+    roofline = []
+    for name in seconds.index:
+        roofline.append(sum(least[operation] for operation in rooflines_of.get(name, (name,))))
     table = pd.DataFrame({"operation": seconds.index, "seconds": seconds.to_numpy()})
     table["share"] = table.seconds / iterations.busy.sum()
     table["roofline"] = pd.Series(roofline, dtype=float).where(lambda least: least > 0)

@@ -42,8 +42,10 @@ UNITS = {row["name"]: row["unit"] for row in ROWS}
 def heading(name: str) -> str:
     """Return the heading of a quantity or of its ratio to a baseline; unknown names stay."""
     quantity, is_ratio, baseline = name.partition("_vs_")
-    words = HEADINGS.get(quantity, (quantity, 1, ""))[0]
-    return f"{words.split(' [')[0]} / {baseline}" if is_ratio else words
+    label, _, _ = HEADINGS.get(quantity, (quantity, 1, ""))
+    if is_ratio:
+        return f"{label.partition(' [')[0]} / {baseline}"
+    return label
 
 
 def factor(name: str) -> float:
@@ -65,9 +67,8 @@ def display_unit(name: str, largest: float) -> tuple[float, str]:
 
 def rows_of_run(quantities: Mapping[str, float], labels: Mapping[str, Any]) -> pd.DataFrame:
     """Return the rows of a run from its quantities and its labels (run.json)."""
-    table = pd.DataFrame({"quantity": list(quantities), "value": list(quantities.values())})
-    table = table.astype({"quantity": str, "value": float})
-    return table.assign(
+    table = pd.DataFrame(list(quantities.items()), columns=["quantity", "value"])
+    return table.astype({"quantity": str, "value": float}).assign(
         case=str(labels.get("name", "")),
         low=float("nan"),
         high=float("nan"),
@@ -81,19 +82,24 @@ def rows_of_run(quantities: Mapping[str, float], labels: Mapping[str, Any]) -> p
 
 def rows_of_points(points: pd.DataFrame) -> pd.DataFrame:
     """Return recorded points (`load.POINT`) as rows; other columns, such as x, are settings."""
-    keys = [name for name in ("panel", "dataset", "slo", "series", "x") if name in points]
-    texts = (points[name].map("{:g}".format if name == "x" else str) for name in keys)
-    source = points.get("source", pd.Series("recorded", points.index))
-    source = source.where(source != "recorded", MEASURED)
-    level = points.get("level", pd.Series("", points.index)).fillna("")
-    blank = {name: float("nan") for name in ("low", "high", "seed") if name not in points}
-    columns = {
-        "case": [", ".join(filter(None, parts)) for parts in zip(*texts, strict=True)],
-        "quantity": points.get("quantity", points.get("figure", "")),
-        "level": level.where(level != "", source),
-        "device": points.get("device", points.get("device_name", "")),
-        "commit": "",
-        **blank,
-    }
-    table = points.rename(columns={"y": "value"}).assign(**columns)
-    return table[[*COLUMNS, *(name for name in table if name not in COLUMNS)]]
+    none = pd.Series("", points.index)
+    source = points.get("source", none).replace({"recorded": MEASURED, "": MEASURED})
+    level = points.get("level", none).fillna("")
+    table = points.rename(columns={"y": "value"}).assign(
+        case=_cases_of(points),
+        quantity=points.get("quantity", points.get("figure", none)),
+        level=level.where(level != "", source),
+        device=points.get("device", points.get("device_name", none)),
+        commit="",
+    )
+    return table.reindex(columns=list(dict.fromkeys([*COLUMNS, *table])))
+
+
+def _cases_of(points: pd.DataFrame) -> list[str]:
+    """Return what each point is of: its place in its figure, in words."""
+    names = [name for name in ("panel", "dataset", "slo", "series", "x") if name in points]
+    cases = []
+    for values in points[names].itertuples(index=False):
+        texts = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
+        cases.append(", ".join(filter(None, texts)))
+    return cases

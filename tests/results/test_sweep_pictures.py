@@ -16,8 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from sarathi_lab.results.plots.lines import OF_SEVERAL, UNSTEADY
+from sarathi_lab.results.plots.lines import OF_SEVERAL
 from sarathi_lab.results.plots.maps import CROSS
+from sarathi_lab.results.plots.plot import UNSTEADY
 from sarathi_lab.results.plots.style import colours
 from sarathi_lab.results.plots.sweeps import draw_sweep
 

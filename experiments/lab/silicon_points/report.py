@@ -15,7 +15,6 @@ from sarathi_lab.results.plots.files import save_figure
 from sarathi_lab.results.plots.style import (
     WIDTH,
     finished,
-    keys_of,
     legend_below,
     marker,
     panels,
@@ -138,7 +137,8 @@ def ratios(shown: Mapping[str, pd.DataFrame], title: str) -> Figure:
         ax.set_title(f"{model}\n{backend}, {gpu}\n{bits}-bit", fontsize=8)
     for ax in axes[-len(names) :]:
         ax.set_xlabel("users")
-    legend_below(figure, keys_of(axes[:1]))
+    keys, _ = axes[0].get_legend_handles_labels()
+    legend_below(figure, keys)
     return finished(figure, title)
 
 

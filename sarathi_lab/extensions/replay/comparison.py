@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sarathi_lab.extensions.replay.real_run import RealRun
 from sarathi_lab.results.metrics import throughput
-from sarathi_lab.results.plots.style import finished, panels
+from sarathi_lab.results.plots.plot import Grid, Look, distribution, plot, styled
+from sarathi_lab.results.plots.style import finished, legend_below
 from sarathi_lab.results.serving_metrics import latency, quantiles, waits
 
 WAITS = ("ttft", "tpot", "latency")  # seconds of a request, as metrics.md defines them
@@ -35,10 +35,11 @@ OF_ITERATIONS = {
     "waiting": "num_waiting",
     "blocks": "num_blocks_used",
 }
-STYLES: dict[str, dict[str, Any]] = {
-    "real": {"color": "0.25"},
-    "simulated": {"color": "C1", "linestyle": "--"},
-    "what if": {"color": "C0", "linestyle": ":"},
+CHANGED = "what if"
+LOOKS = {
+    "real": Look("real", "0.25"),
+    "simulated": Look("simulated", "C1", "--"),
+    CHANGED: Look(CHANGED, "C0", ":"),
 }
 SHOWN = {
     "ttft": (1.0, "time to first token [s]"),
@@ -158,7 +159,7 @@ def over_time(run: RealRun, iterations: pd.DataFrame) -> pd.DataFrame:
 
 def part_table(loads: Sequence[Load], changed: Sequence[Load] = ()) -> pd.DataFrame:
     """Compare mean waits (seconds) part by part: of several loads each, of one the requests sent in
-    `NUM_WINDOWS` stretches of time, `since` a second. Columns as "ttft real" by `STYLES`.
+    `NUM_WINDOWS` stretches of time, `since` a second. Columns as "ttft real" by `LOOKS`.
     """
     rows = []
     for number, load in enumerate(loads):
@@ -200,48 +201,63 @@ def picture(
     loads: Sequence[Load], parts: pd.DataFrame, changed: Sequence[Load], title: str
 ) -> Figure:
     """Draw distributions of waits above; below `over_time` of a recorded run, else `part_table`."""
-    figure, axes = panels(2, 3, (12, 6.4))
-    _draw_waits(axes[:3], loads, changed)
     run = loads[0].run
-    if len(loads) == 1 and len(run.timeline):
-        use = over_time(run, loads[0].iterations).set_index("time")
-        use = use.rename(columns=lambda name: " ".join(reversed(name.split("_"))))
-        _draw_lines(axes[3:], use, IN_USE, linewidth=1.2)
-        if not use["blocks real"].any():
-            axes[5].set_title("the run did not record them", fontsize="small")
-    elif len(loads) == 1:
-        _draw_lines(axes[3:], parts.set_index(parts.since.rename("sent")), SHOWN, marker=".")
-    else:
-        numbers = pd.RangeIndex(1, len(parts) + 1, name="load")
-        _draw_lines(axes[3:], parts.set_index(numbers), SHOWN, marker=".")
-    with_legend = axes[0] if len(loads) == 1 else axes[3]
-    with_legend.legend(fontsize="small")
+    shown = SHOWN
+    marker = "."
+    along = "sent [s]"
+    by_time = parts.rename(columns={"since": "at"})
+    if len(loads) > 1:
+        along = "load"
+        by_time = parts.assign(at=range(1, len(parts) + 1))
+    elif len(run.timeline):
+        shown = IN_USE
+        marker = ""
+        along = "time [s]"
+        by_time = over_time(run, loads[0].iterations).rename(columns={"time": "at"})
+        # "real_blocks" is "blocks real".
+        by_time = by_time.rename(columns=lambda name: " ".join(reversed(name.split("_"))))
+    rows = [*_rows_of_waits(loads, changed), *_rows_over_time(by_time, shown, marker)]
+    panels = [*(f"share {name}" for name in SHOWN), *shown]
+    figure, axes = plot(pd.concat(rows), x="at", grid=Grid(panels, 3, (12, 6.4)))
+    for name, (_, label) in SHOWN.items():
+        axes[f"share {name}"].set(xlabel=label, ylabel="share of requests", ylim=(0, 1))
+    for name, (_, label) in shown.items():
+        axes[name].set(xlabel=along, ylabel=label, ylim=(0, None))
+    if shown is IN_USE and not by_time["blocks real"].any():
+        axes["blocks"].set_title("the run did not record them", fontsize="small")
+    drawn = [look for whose, look in LOOKS.items() if whose != CHANGED or changed]
+    legend_below(figure, [look.key() for look in drawn])
     return finished(figure, title)
 
 
-def _draw_waits(axes: Sequence[Axes], loads: Sequence[Load], changed: Sequence[Load]) -> None:
-    """Draw the distribution of each wait, a panel each."""
+def _rows_of_waits(loads: Sequence[Load], changed: Sequence[Load]) -> list[pd.DataFrame]:
+    """Return the distribution of each wait, a panel each."""
     tables = {
         "real": [load.run.requests for load in loads if not load.run.means],
         "simulated": [load.requests for load in loads],
-        "what if": [load.requests for load in changed],
+        CHANGED: [load.requests for load in changed],
     }
-    for ax, (name, (factor, label)) in zip(axes, SHOWN.items(), strict=True):
-        for whose, requests in tables.items():
+    rows = []
+    for whose, requests in tables.items():
+        look = replace(LOOKS[whose], drawstyle="steps-post")
+        for name, (factor, _) in SHOWN.items():
             if requests:
                 seconds = np.concatenate([waits(table)[name] for table in requests])
-                ax.ecdf(pd.Series(factor * seconds).dropna(), label=whose, **STYLES[whose])
-        ax.set(xlabel=label, ylabel="share of requests", ylim=(0, 1))
+                panel = f"share {name}"
+                shares = distribution(pd.Series(factor * seconds))
+                rows.append(styled(shares.assign(panel=panel), look))
+    return rows
 
 
-def _draw_lines(
-    axes: Sequence[Axes], table: pd.DataFrame, shown: Mapping[str, Any], **look: Any
-) -> None:
-    """Draw quantities (factor and label) by the index of a table, a panel each."""
-    unit = "" if table.index.name == "load" else " [s]"
-    for ax, (name, (factor, label)) in zip(axes, shown.items(), strict=True):
-        for whose, style in STYLES.items():
+def _rows_over_time(
+    table: pd.DataFrame, shown: Mapping[str, tuple[float, str]], marker: str
+) -> list[pd.DataFrame]:
+    """Return the quantities of a table (factor and label) where they are `at`, a panel each."""
+    rows = []
+    for name, (factor, _) in shown.items():
+        for whose, look in LOOKS.items():
             column = f"{name} {whose}"
             if column in table:
-                ax.plot(table.index, factor * table[column], label=whose, **style, **look)
-        ax.set(xlabel=f"{table.index.name}{unit}", ylabel=label, ylim=(0, None))
+                values = pd.DataFrame({"at": table["at"], "value": factor * table[column]})
+                rows.append(styled(values.assign(panel=name), replace(look, marker=marker)))
+    return rows

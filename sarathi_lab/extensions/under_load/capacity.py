@@ -27,7 +27,8 @@ from sarathi_lab.extensions.under_load.search import (
 )
 from sarathi_lab.results.decode_cost import slo_in_seconds
 from sarathi_lab.results.metrics import add_costs, summarise, throughput
-from sarathi_lab.results.plots.style import WIDTH, finished, panels, tick_in_steps
+from sarathi_lab.results.plots.plot import Grid, Look, plot
+from sarathi_lab.results.plots.style import WIDTH, finished, legend_below, tick_in_steps
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result
 from sarathi_lab.results.serving_metrics import Slo, bounded, latency
 from sarathi_lab.tasks import serve
@@ -37,6 +38,8 @@ from sarathi_lab.tasks.plan import AUTO, Plan, changed, make_plan
 SCALED = ("poisson", "gamma")  # arrivals with a rate
 EXPECTED_RUNS = 9  # for the progress bar
 OF_TABLE = ("policy", "slo", "model", "device")  # labels
+MET = Look("met", "C0", "", "o")
+MISSED = Look("missed", "C1", "", "X")
 SHOWN = {"ttft_p50": "TTFT P50", "tbt_p99": "TBT P99", "tpot_p99": "TPOT P99"}
 
 
@@ -236,30 +239,25 @@ def rate_curves(runs: Sequence[RunAtRate], slo: Slo, capacity: float, title: str
     """Draw a panel per bound of `slo`: the bounded quantile over the rate, crossed where a run
     missed the objective.
     """
-    import seaborn as sns  # takes two seconds
-
+    bounds = slo.bounds
     rows = []
     for run in runs:
-        outcome = "met" if is_sustained(run.requests, slo) else "missed"
-        rows.append({"rate": run.rate, "objective": outcome, **bounded(run.requests, slo)})
-    table = pd.DataFrame(rows)
-    bounds = slo.bounds
-    figure, axes = panels(1, len(bounds), (min(WIDTH, 4.6 * len(bounds)), 3.6))
-    for ax, (name, bound) in zip(axes, bounds.items(), strict=True):
-        sns.scatterplot(
-            x=table["rate"],
-            y=1e3 * table[name],
-            hue=table["objective"],
-            style=table["objective"],
-            markers={"met": "o", "missed": "X"},
-            ax=ax,
-        )
+        look = MET if is_sustained(run.requests, slo) else MISSED
+        for name, seconds in bounded(run.requests, slo).items():
+            row = {"panel": name, "rate": run.rate, "value": 1e3 * seconds, "look": look}
+            rows.append(row)
+    size = (min(WIDTH, 4.6 * len(bounds)), 3.6)
+    grid = Grid(list(bounds), len(bounds), size)
+    figure, axes = plot(pd.DataFrame(rows), x="rate", grid=grid)
+    for name, bound in bounds.items():
+        ax = axes[name]
         ax.axhline(1e3 * bound, color="black", ls="--", lw=0.9)
         if capacity > 0:
-            ax.axvline(capacity, color="0.4", linestyle=":")
+            ax.axvline(capacity, color="0.4", ls=":")
         ax.set_xscale("log")
         tick_in_steps(ax.xaxis)
         ax.set(xlabel="requests per second", ylabel=f"{_quantity(slo, name)} [ms]")
+    legend_below(figure, [MET.key(), MISSED.key()], "objective")
     return finished(figure, title)
 
 

@@ -52,7 +52,8 @@ def scale_of(rows: pd.DataFrame, quantity: str) -> Scale:
     low, high = float(rows["value"].min()), float(rows["value"].max())
     if math.isnan(low):
         return Scale(0.0, 1.0)
-    top = max(high, min(float(rows["high"].max()), LONGEST_BAR * high))
+    ends = rows["high"].fillna(rows["value"])
+    top = max(high, min(float(ends.max()), LONGEST_BAR * high))
     if low > 0 and high / low > WIDE_RANGE:
         return Scale(low / 1.3, 1.3 * top, is_log=True, note=LOG_SCALE)
     if is_ratio(quantity):

@@ -12,21 +12,19 @@ import textwrap
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from sarathi_lab.results.plots import style
 from sarathi_lab.results.plots.axes import Scale, scale_of, set_quantity_axis, set_setting_axis
 from sarathi_lab.results.plots.choice import MANY_NAMES, PlotAxes
+from sarathi_lab.results.plots.plot import Grid, Look, column_of, plot, styled
 from sarathi_lab.results.plots.series import (
     BASELINE,
-    Look,
     Series,
     centres_of,
     equal_everywhere,
@@ -48,21 +46,23 @@ WIDTHS = {1: 5.2, 2: 8.4}  # inches of one and two columns; more have the page's
 PANEL = 2.6  # inches, height of a panel
 ROW = 0.21  # inches, height of a name
 LABEL = 26  # letters of an axis label's line
-UNSTEADY = "x"
-UNSTEADY_WORDS = "not steady: waits depend on the length of the run"
-BAND = 0.12  # opacity of the interval of a line across
+Panel = tuple[str, str]  # a quantity, and a value of the setting with panels ("" without one)
+PointsBySeries = Mapping[Series, pd.DataFrame]
 
 
 @dataclass(frozen=True)
-class Panel:
-    """What an axes shows: `names` in rows from below, if any; `has_swept_hue` where colours are of
-    a setting other than the policy.
+class _Drawing:
+    """What the panels of a picture share.
+
+    `names` are those in rows from below, if any; `has_swept_hue` where colours are of a setting
+    other than the policy.
     """
 
-    quantity: str
-    heading: str
-    scale: Scale
+    axes: PlotAxes
     names: Sequence[str]
+    looks: Mapping[Series, Look]
+    scales: Mapping[str, Scale]  # by quantity
+    headings: Mapping[str, str]
     has_swept_hue: bool
 
 
@@ -75,43 +75,44 @@ def draw_lines(
     """
     names: list[str] = []
     if not is_numeric(rows, axes.x):
-        settings = [axes.hue, axes.col, *axes.others, "policy"]
-        keys = [key for key in dict.fromkeys(settings) if key not in (None, axes.x)]
-        every_name = names_in_rows(rows, axes.x, axes.bound if axes.x == "policy" else ())
-        rows = equal_names_once(rows, every_name, list(map(str, keys)))
+        rows = _with_names(rows, axes)
         names = _names_from_below(rows, axes, quantities[0])
     rows = with_places(with_series(rows, axes), axes, names)
     looks = looks_of(rows, axes, is_in_rows=bool(names))
     facets = values_of(rows, axes.col) if axes.col else [""]
-    num_columns = _num_columns(len(quantities), facets, names)
-    num_in_row = 1 if has_row_each(axes) else len(looks)
-    figure, grid = _grid(len(quantities), facets, num_columns, names, num_in_row)
-    places = list(product(quantities, facets))
-    for ax in grid[len(places) :]:
-        ax.remove()
-    series_of = {place: _of_panel(rows, axes, *place) for place in places}
+    series_of: dict[Panel, PointsBySeries] = {}
+    for quantity, facet in product(quantities, facets):
+        series_of[quantity, facet] = _series_of_panel(rows, axes, quantity, facet)
     equal = equal_everywhere(list(series_of.values()))
-    joint_looks = {}
-    for series, same in equal.items():
-        name = " = ".join(looks[one].name for one in same)
-        joint_looks[series] = replace(looks[series], name=name)
-    panels = {quantity: _panel_of(rows, axes, quantity, names) for quantity in quantities}
-    for (quantity, facet), ax in zip(places, grid, strict=False):
-        panel = panels[quantity]
-        every = series_of[quantity, facet]
-        once = {series: every[series] for series in equal if series in every}
-        note = _draw_panel(ax, once, joint_looks, panel)
-        _label(ax, rows, axes, panel)
-        is_titled = axes.col is not None and quantity == quantities[0]
-        title = f"{style.short_name(str(axes.col))} = {facet}" if is_titled else ""
-        ax.set_title("\n".join(filter(None, [title, note])), fontsize=9)
+    drawing = _drawing_of(rows, axes, names, quantities, _joint_looks(equal, looks))
+    grid = _grid(list(series_of), drawing, num_in_row=1 if has_row_each(axes) else len(looks))
+    once = {panel: _only(points, equal) for panel, points in series_of.items()}
+    marks = [_marks_of_panel(points, panel, drawing) for panel, points in once.items()]
+    x, y = ("value", "at") if names else ("at", "value")
+    figure, axes_of = plot(pd.concat([rows.iloc[:0], *marks]), x=x, y=y, grid=grid)
+    width = style.inches_wide(next(iter(axes_of.values())))
+    for panel, ax in axes_of.items():
+        if not isinstance(panel, tuple):
+            continue
+        _label(ax, panel, once[panel], rows, drawing, width)
         if axes.col:
             ax.label_outer()
-        elif names and ax not in grid[::num_columns]:
+        elif names and ax not in figure.axes[:: grid.columns]:
             ax.tick_params(labelleft=False)
-    explained = [] if has_row_each(axes) or len(looks) == 1 else _legend(looks, equal, axes, names)
+    explained: list[Artist] = []
+    if len(looks) > 1 and not has_row_each(axes):
+        explained = _legend(looks, equal, drawing)
     style.legend_below(figure, [*explained, *notes])
     return figure
+
+
+def _with_names(rows: pd.DataFrame, axes: PlotAxes) -> pd.DataFrame:
+    """Add the `name` of each row's place, a joint one for places that are equal."""
+    settings = [axes.hue, axes.col, *axes.others, "policy"]
+    keys = [key for key in dict.fromkeys(settings) if key not in (None, axes.x)]
+    bound = axes.bound if axes.x == "policy" else ()
+    names = names_in_rows(rows, axes.x, bound)
+    return equal_names_once(rows, names, list(map(str, keys)))
 
 
 def _names_from_below(rows: pd.DataFrame, axes: PlotAxes, quantity: str) -> list[str]:
@@ -125,47 +126,9 @@ def _names_from_below(rows: pd.DataFrame, axes: PlotAxes, quantity: str) -> list
     return list(values.sort_values(ascending=not is_less_better, kind="stable").index)
 
 
-def _num_columns(num_quantities: int, facets: Sequence[str], names: Sequence[str]) -> int:
-    """Return as many panels beside each other as leave no place empty."""
-    if len(facets) > 1:
-        return len(facets)
-    if len(names) > MANY_NAMES:
-        return num_quantities
-    return COLUMNS.get(num_quantities, 3)
-
-
-def _grid(
-    num_quantities: int,
-    facets: Sequence[str],
-    num_columns: int,
-    names: Sequence[str],
-    num_in_row: int,
-) -> tuple[Figure, list[Axes]]:
-    num_rows = math.ceil(num_quantities * len(facets) / num_columns)
-    num_lines = sum(map(height_of, names)) * max(1.0, 0.5 * num_in_row)
-    height = max(PANEL, 0.9 + ROW * num_lines)
-    width = WIDTHS.get(num_columns, style.WIDTH)
-    if names and num_columns < 3:
-        lines = "\n".join(names).split("\n")
-        width += style.LETTER * max(map(len, lines))
-    size = min(style.WIDTH, width), height * num_rows + 0.5
-    shared: dict[str, Any] = {}
-    if len(facets) > 1:
-        shared["sharey"] = "row"
-        shared["sharex"] = "row" if names else False
-    return style.panels(num_rows, num_columns, size, **shared)
-
-
-def _panel_of(rows: pd.DataFrame, axes: PlotAxes, quantity: str, names: Sequence[str]) -> Panel:
-    shown = rows[rows["quantity"] == quantity]
-    has_swept_hue = axes.hue not in (None, "policy")
-    scale = scale_of(shown, quantity)
-    return Panel(quantity, str(shown["heading"].iloc[0]), scale, names, has_swept_hue)
-
-
-def _of_panel(
+def _series_of_panel(
     rows: pd.DataFrame, axes: PlotAxes, quantity: str, facet: str
-) -> dict[Series, pd.DataFrame]:
+) -> PointsBySeries:
     """Return the points of one panel by series, along the setting."""
     shown = rows[(rows["quantity"] == quantity) & rows["value"].notna()]
     if axes.col:
@@ -176,135 +139,189 @@ def _of_panel(
     return {points["series"].iloc[0]: points for _, points in groups}
 
 
+def _only(points_of_series: PointsBySeries, equal: Mapping[Series, object]) -> PointsBySeries:
+    """Return the points of the series that are drawn for all that equal them, in that order."""
+    return {series: points_of_series[series] for series in equal if series in points_of_series}
+
+
+def _joint_looks(
+    equal: Mapping[Series, Sequence[Series]], looks: Mapping[Series, Look]
+) -> dict[Series, Look]:
+    """Return the looks of the series that are drawn, with the names of all that equal them."""
+    joint = {}
+    for series, same in equal.items():
+        names = [looks[equal_series].name for equal_series in same]
+        joint[series] = replace(looks[series], name=" = ".join(names))
+    return joint
+
+
+def _drawing_of(
+    rows: pd.DataFrame,
+    axes: PlotAxes,
+    names: Sequence[str],
+    quantities: Sequence[str],
+    looks: Mapping[Series, Look],
+) -> _Drawing:
+    scales = {}
+    headings = {}
+    for quantity in quantities:
+        shown = rows[rows["quantity"] == quantity]
+        scales[quantity] = scale_of(shown, quantity)
+        headings[quantity] = str(shown["heading"].iloc[0])
+    has_swept_hue = axes.hue not in (None, "policy")
+    return _Drawing(axes, names, looks, scales, headings, has_swept_hue)
+
+
+def _grid(panels: Sequence[Panel], drawing: _Drawing, *, num_in_row: int) -> Grid:
+    """Place as many panels beside each other as leave no place empty.
+
+    `num_in_row` is the number of series that a name in rows has.
+    """
+    names = drawing.names
+    num_facets = len({facet for _, facet in panels})
+    num_quantities = len(panels) // num_facets
+    columns = COLUMNS.get(num_quantities, 3)
+    if num_facets > 1:
+        columns = num_facets
+    elif len(names) > MANY_NAMES:
+        columns = num_quantities
+    num_lines = sum(map(height_of, names)) * max(1.0, 0.5 * num_in_row)
+    height = max(PANEL, 0.9 + ROW * num_lines)
+    width = WIDTHS.get(columns, style.WIDTH)
+    if names and columns < 3:
+        lines = "\n".join(names).split("\n")
+        width += style.LETTER * max(map(len, lines))
+    size = (min(style.WIDTH, width), height * math.ceil(len(panels) / columns) + 0.5)
+    if num_facets == 1:
+        return Grid(panels, columns, size)
+    return Grid(panels, columns, size, {"sharey": "row", "sharex": "row" if names else False})
+
+
 # -- panels ----------------------------------------------------------------------------------------
 
 
-def _draw_panel(
-    ax: Axes, series_of: Mapping[Series, pd.DataFrame], looks: Mapping[Series, Look], panel: Panel
-) -> str:
-    """Draw the series of a panel, equal ones once; returns the note that names these."""
-    if not series_of:
-        ax.text(0.5, 0.5, "below the noise", ha="center", transform=ax.transAxes)
-        return ""
-    if panel.names:
-        for series, points in series_of.items():
-            _draw_points(ax, points, looks[series], is_in_rows=True)
-        return ""
-    others = dict(series_of)
-    # The policy that ratios are to is one line at 1, also where other settings vary.
-    base = [series for series, points in series_of.items() if _is_base(series, points, panel)]
-    if base:
-        look = _joint_look(base, looks, panel)
-        ax.axhline(1.0, color=look.colour, ls=look.dash)
-        others = {series: points for series, points in others.items() if series not in base}
+def _marks_of_panel(
+    points_of_series: PointsBySeries, panel: Panel, drawing: _Drawing
+) -> pd.DataFrame:
+    """Return the points of a panel with their `look`; of lines, equal ones once."""
+    marks = []
+    if drawing.names:
+        for series, points in points_of_series.items():
+            marks.append(styled(points, drawing.looks[series]))
+    else:
+        base, equal_groups = _equal_in_panel(points_of_series, panel)
+        if base:
+            # The policy that ratios are to is one line at 1, also where other settings vary.
+            line = points_of_series[base[0]].iloc[:1]
+            look = replace(_look_of_equal(base, drawing), marker="")
+            marks.append(styled(line.assign(at=math.nan, is_unsteady=False), look))
+        for equal in equal_groups:
+            points = points_of_series[equal[0]]
+            marks.append(styled(points, _look_of_equal(equal, drawing)))
+    table = pd.concat(marks) if marks else pd.DataFrame()
+    return table.assign(panel=column_of([panel] * len(table), table))
+
+
+def _equal_in_panel(
+    points_of_series: PointsBySeries, panel: Panel
+) -> tuple[list[Series], list[list[Series]]]:
+    """Return the series that ratios are to, which are 1, and the others by equal points."""
+    quantity, _ = panel
+    policy = quantity.partition("_vs_")[2]
+    base = []
     groups: dict[Hashable, list[Series]] = {}
-    for series, points in others.items():
-        groups.setdefault(points_of(points), []).append(series)
-    notes = []
-    for equal in groups.values():
-        look = _joint_look(equal, looks, panel)
-        _draw_points(ax, others[equal[0]], look, is_in_rows=False)
-        notes.append(joint_name(equal, others, looks))
-    width = int(style.inches_wide(ax) / style.LETTER)
-    lines = [textwrap.fill(note, width, break_on_hyphens=False) for note in notes if note]
-    return "\n".join(lines)
+    for series, points in points_of_series.items():
+        if series.policy == policy and bool((points["value"] == 1).all()):
+            base.append(series)
+        else:
+            groups.setdefault(points_of(points), []).append(series)
+    return base, list(groups.values())
 
 
-def _is_base(series: Series, points: pd.DataFrame, panel: Panel) -> bool:
-    base = panel.quantity.partition("_vs_")[2]
-    return series.policy == base and bool((points["value"] == 1).all())
-
-
-def _joint_look(equal: Sequence[Series], looks: Mapping[Series, Look], panel: Panel) -> Look:
+def _look_of_equal(equal: Sequence[Series], drawing: _Drawing) -> Look:
     """Return the look of the first of equal series, grey where they have several colours."""
-    look = looks[equal[0]]
+    look = drawing.looks[equal[0]]
     has_hues = len({series.hue for series in equal}) > 1
-    return replace(look, colour=OF_SEVERAL) if has_hues and panel.has_swept_hue else look
+    if has_hues and drawing.has_swept_hue:
+        return replace(look, colour=OF_SEVERAL)
+    return look
 
 
-def _draw_points(ax: Axes, rows: pd.DataFrame, look: Look, *, is_in_rows: bool) -> None:
-    """Draw points with their intervals, and what has no place along x as lines across."""
-    is_across = rows["at"].isna()
-    crossed: dict[str, Any] = {"color": "black", "marker": UNSTEADY, "ls": "", "zorder": 5}
-    for _, row in rows[is_across].iterrows():
-        ax.axhline(row["value"], color=look.colour, ls=look.dash)
-        if row["is_unsteady"]:
-            ax.plot([0.97], [row["value"]], transform=ax.get_yaxis_transform(), **crossed)
-        if row["num_samples"] > 1:
-            ax.axhspan(row["low"], row["high"], color=look.colour, alpha=BAND, lw=0)
-    points = rows[~is_across]
-    if points.empty:
-        return
-    at, value, low, high = points[["at", "value", "low", "high"]].to_numpy(float).T
-    bars: dict[str, Any] = {}
-    is_median = points["num_samples"].to_numpy() > 1
-    if is_median.any():
-        lengths = np.clip([value - low, high - value], 0.0, None)
-        bars["xerr" if is_in_rows else "yerr"] = np.where(is_median, lengths, math.nan)
-    marker = look.marker
-    if not marker and len(points) == 1:
-        marker = "o"  # a line of one point cannot be seen
-    x, y = (value, at) if is_in_rows else (at, value)
-    dash = "" if is_in_rows else look.dash
-    ax.errorbar(x, y, color=look.colour, ls=dash, marker=marker, capsize=2, zorder=3, **bars)
-    is_unsteady = points["is_unsteady"].to_numpy(bool)
-    if is_unsteady.any():
-        ax.plot(x[is_unsteady], y[is_unsteady], **crossed)
-    is_open = ~points["is_decided"].to_numpy(bool)
-    if is_open.any():
-        hollow: dict[str, Any] = {"color": look.colour, "markerfacecolor": "w", "zorder": 4}
-        ax.plot(x[is_open], y[is_open], marker or "o", **hollow)
-
-
-def _label(ax: Axes, rows: pd.DataFrame, axes: PlotAxes, panel: Panel) -> None:
-    """Scale and label both axes."""
-    label = ", ".join(filter(None, [panel.heading, panel.scale.note]))
-    set_quantity_axis(ax, panel.scale, along_x=bool(panel.names))
-    if not panel.names:
+def _label(
+    ax: Axes,
+    panel: Panel,
+    points_of_series: PointsBySeries,
+    rows: pd.DataFrame,
+    drawing: _Drawing,
+    width: float,
+) -> None:
+    """Scale and label both axes, and write above what the panel shows and what is equal in it."""
+    quantity, facet = panel
+    names = drawing.names
+    setting = drawing.axes.col
+    letters = int(width / style.LETTER)
+    titles = []
+    if setting is not None and quantity == next(iter(drawing.scales)):
+        titles.append(f"{style.short_name(setting)} = {facet}")
+    if not points_of_series:
+        ax.text(0.5, 0.5, "below the noise", ha="center", transform=ax.transAxes)
+    elif not names:
+        titles += _names_of_equal(points_of_series, panel, drawing, letters)
+    ax.set_title("\n".join(titles), fontsize=9)
+    scale = drawing.scales[quantity]
+    label = ", ".join(filter(None, [drawing.headings[quantity], scale.note]))
+    set_quantity_axis(ax, scale, along_x=bool(names))
+    if not names:
         values = np.sort(rows["at"].dropna().unique())
-        setting = set_setting_axis(ax, values, axes.x)
-        ax.set(xlabel=textwrap.fill(setting, LABEL), ylabel=textwrap.fill(label, LABEL))
+        along = set_setting_axis(ax, values, drawing.axes.x)
+        ax.set(xlabel=textwrap.fill(along, LABEL), ylabel=textwrap.fill(label, LABEL))
         return
-    centres = centres_of(panel.names)
-    ax.set_yticks(centres, panel.names)
-    top = centres[-1] + height_of(panel.names[-1]) / 2
-    room = int(style.inches_wide(ax) / style.LETTER)
-    ax.set(ylim=(-0.6, top + 0.1), xlabel=textwrap.fill(label, room))
+    centres = centres_of(names)
+    ax.set_yticks(centres, names)
+    top = centres[-1] + height_of(names[-1]) / 2
+    ax.set(ylim=(-0.6, top + 0.1), xlabel=textwrap.fill(label, letters))
+
+
+def _names_of_equal(
+    points_of_series: PointsBySeries, panel: Panel, drawing: _Drawing, letters: int
+) -> list[str]:
+    """Return a line for each group of equal series of a panel."""
+    base, groups = _equal_in_panel(points_of_series, panel)
+    others = [series for series in points_of_series if series not in base]
+    lines = []
+    for equal in groups:
+        name = joint_name(equal, others, drawing.looks)
+        if name:
+            lines.append(textwrap.fill(name, letters, break_on_hyphens=False))
+    return lines
 
 
 # -- legend ----------------------------------------------------------------------------------------
 
 
 def _legend(
-    looks: Mapping[Series, Look],
-    equal: Mapping[Series, Sequence[Series]],
-    axes: PlotAxes,
-    names: Sequence[str],
+    looks: Mapping[Series, Look], equal: Mapping[Series, Sequence[Series]], drawing: _Drawing
 ) -> list[Artist]:
     """Explain colours, dashes and markers, each once."""
     has_others = len({series.other for series in looks}) > 1
-    keys: dict[str, Artist] = {}
+    explained: dict[str, Look] = {}
     for series, same in equal.items():
         look = looks[series]
-        if has_others and not names:
+        if has_others and not drawing.names:
             look = replace(look, marker="")  # explained by itself, below
-        if series.is_baseline and series.hue and axes.hue != "policy":
+        if series.is_baseline and series.hue and drawing.axes.hue != "policy":
             look = replace(look, colour="black")  # it has all colours
             label = ", ".join(filter(None, [series.policy, series.bound])) + BASELINE
         elif has_others:
             label = _in_legend(series, looks[series].name.removesuffix(f", {series.other}"))
         else:
-            label = " = ".join(_in_legend(one, looks[one].name) for one in same)
-        keys.setdefault(label, _key(look, label, dash="" if names else look.dash))
+            label = " = ".join(_in_legend(named, looks[named].name) for named in same)
+        explained.setdefault(label, replace(look, name=label))
     for series, look in looks.items():
         if has_others and series.other and not series.is_baseline:
-            black = replace(look, colour="black")
-            keys.setdefault(series.other, _key(black, series.other, dash=""))
-    return list(keys.values())
-
-
-def _key(look: Look, label: str, *, dash: Any) -> Line2D:
-    return Line2D([], [], color=look.colour, ls=dash, marker=look.marker, label=label)
+            marker = replace(look, name=series.other, colour="black", dash="")
+            explained.setdefault(series.other, marker)
+    return [look.key() for look in explained.values()]
 
 
 def _in_legend(series: Series, name: str) -> str:

@@ -11,15 +11,8 @@ from sarathi_lab.config.console import amount
 from sarathi_lab.results import sweep_analysis as analysis
 from sarathi_lab.results.plots.axes import is_ratio
 from sarathi_lab.results.plots.choice import PlotAxes
-from sarathi_lab.results.plots.heat import (
-    NEUTRAL,
-    HeatRow,
-    HeatScale,
-    amount_scale,
-    gain_scale,
-    heat_map,
-)
-from sarathi_lab.results.plots.lines import UNSTEADY_WORDS
+from sarathi_lab.results.plots.heat import NEUTRAL, HeatRow, amount_scale, gain_scale, heat_map
+from sarathi_lab.results.plots.plot import UNSTEADY_RUNS, HeatScale
 from sarathi_lab.results.plots.series import equal_names_once, named, names_in_rows
 from sarathi_lab.results.sweep_analysis import is_numeric
 
@@ -48,16 +41,15 @@ def draw_maps(
     for quantity in quantities:
         shown = rows[(rows["quantity"] == quantity) & rows["value"].notna()]
         scale = _scale_of(shown, quantity)
-        shown = shown.assign(
-            shade=[_shade(row) for _, row in shown.iterrows()],
-            text=[_in_cell(row) for _, row in shown.iterrows()],
-        )
+        shades = [_shade(row) for _, row in shown.iterrows()]
+        texts = [_in_cell(row) for _, row in shown.iterrows()]
+        shown = shown.assign(shade=shades, text=texts)
         for _, cells in shown.groupby(analysis.group_keys(shown, others), sort=False):
             label = ", ".join(filter(None, [scale.label, named(cells.iloc[0], others)]))
             heat_rows.append(HeatRow(cells, scale, label))
     notes = [] if rows["is_decided"].all() else [f"~: {undecided}"]
     if rows["is_unsteady"].any():
-        notes.append(f"{CROSS}: {UNSTEADY_WORDS}")
+        notes.append(f"{CROSS}: {UNSTEADY_RUNS}")
     return heat_map(heat_rows, x=axes.x, y=upwards, col=axes.col, notes=notes)
 
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pandas as pd
 
 from sarathi_lab.results.plots import style
 from sarathi_lab.results.plots.choice import PlotAxes
+from sarathi_lab.results.plots.plot import Dash, Look
 from sarathi_lab.results.sweep_analysis import text, values_of
 
-DASHES: Sequence[Any] = ((0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)))
+DASHES: Sequence[Dash] = ((0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)))
 SQUARES = ("s", "D", "P", "X")  # of baselines in rows
 NAME = 30  # letters of a line of names in rows
 SAME = 9  # digits that equal values share: the last ones are the order of a sum
 IN_ROW = 0.6  # of a row, which the series of a name share
 WITHOUT_NAME = ("policy", "model", "device", "hardware")  # settings whose values need no name
 BASELINE = " (baseline)"
+MISSING = "-"  # text of a setting that a run lacks
 
 
 @dataclass(frozen=True)
@@ -35,23 +36,20 @@ class Series:
     bound: str = ""
 
 
-@dataclass(frozen=True)
-class Look:
-    """How a series is drawn, and its name."""
-
-    name: str
-    colour: str
-    dash: Any
-    marker: str
-
-
-def named(row: Any, settings: Sequence[str]) -> str:
-    """Name the values of settings: policies, models and devices by themselves."""
-    words = []
+def named(row: pd.Series, settings: Sequence[str]) -> str:
+    """Name the values of settings that a run has: policies, models and devices by themselves."""
+    values = []
     for setting in settings:
-        prefix = "" if setting in WITHOUT_NAME else f"{style.short_name(setting)} "
-        words.append(f"{prefix}{text(row[setting])}")
-    return ", ".join(words)
+        value = text(row[setting])
+        if setting not in WITHOUT_NAME:
+            value = f"{style.short_name(setting)} {value}"
+        values.append(value)
+    return ", ".join(values)
+
+
+def _stated(row: pd.Series, settings: Sequence[str]) -> str:
+    """Name the values of those settings that a run has."""
+    return named(row, [setting for setting in settings if text(row[setting]) != MISSING])
 
 
 # -- names in rows ---------------------------------------------------------------------------------
@@ -63,10 +61,10 @@ def names_in_rows(rows: pd.DataFrame, setting: str, bound: Sequence[str] = ()) -
     """
     names = []
     for _, row in rows.iterrows():
-        is_baseline = setting == "policy" and row["is_baseline"]
-        name = text(row[setting]) + (BASELINE if is_baseline else "")
-        stated = [other for other in bound if text(row[other]) != "-"]
-        names.append(", ".join(filter(None, [name, named(row, stated)])))
+        name = text(row[setting])
+        if setting == "policy" and row["is_baseline"]:
+            name += BASELINE
+        names.append(", ".join(filter(None, [name, _stated(row, bound)])))
     return pd.Series(names, rows.index, dtype=object)
 
 
@@ -113,34 +111,32 @@ def with_series(rows: pd.DataFrame, axes: PlotAxes) -> pd.DataFrame:
 
 
 def _series_of(row: pd.Series, axes: PlotAxes) -> Series:
-    hue = text(row[axes.hue]) if axes.hue else "-"
-    others = [name for name in axes.others if text(row[name]) != "-"]
-    bound = [name for name in axes.bound if text(row[name]) != "-"]
-    # In rows by policy a baseline is named there, and what is bound to it.
+    hue = text(row[axes.hue]) if axes.hue else MISSING
     is_by_policy = axes.x == "policy"
+    # In rows by policy a baseline is named there, and what is bound to it.
     return Series(
         policy="" if is_by_policy and axes.hue else row["policy"],
-        hue="" if hue == "-" else hue,
-        other=named(row, others),
+        hue="" if hue == MISSING else hue,
+        other=_stated(row, axes.others),
         is_baseline=bool(row["is_baseline"]) and not is_by_policy,
-        bound="" if is_by_policy else named(row, bound),
+        bound="" if is_by_policy else _stated(row, axes.bound),
     )
 
 
 def with_places(rows: pd.DataFrame, axes: PlotAxes, names: Sequence[str]) -> pd.DataFrame:
-    """Add the place `at` which each row is drawn: a number, or the row of its name in `names`; NaN
-    for runs without the setting.
+    """Add where each row is drawn (`at`): a number, or the row of its name in `names`; NaN for runs
+    without the setting.
     """
     if not names:
         return rows.assign(at=rows[axes.x].astype(float))
     centre_of = dict(zip(names, centres_of(names), strict=True))
-    places = rows["name"].map(centre_of)
+    centres = rows["name"].map(centre_of)
     if has_row_each(axes):
-        return rows.assign(at=places)
+        return rows.assign(at=centres)
     order = list(dict.fromkeys(rows["series"]))
     step = IN_ROW / len(order)
     shift_of = {series: step * (i - (len(order) - 1) / 2) for i, series in enumerate(order)}
-    return rows.assign(at=places - rows["series"].map(shift_of))
+    return rows.assign(at=centres - rows["series"].map(shift_of))
 
 
 def has_row_each(axes: PlotAxes) -> bool:
@@ -154,37 +150,43 @@ def looks_of(rows: pd.DataFrame, axes: PlotAxes, *, is_in_rows: bool) -> dict[Se
     every: list[Series] = list(first_rows["series"])
     hues = values_of(rows, axes.hue) if axes.hue else []
     colour_of = style.colours(hues)
-    baselines = list(dict.fromkeys((one.policy, one.bound) for one in every if one.is_baseline))
-    others = list(dict.fromkeys(one.other for one in every))
+    baselines = list(dict.fromkeys(_baseline(series) for series in every if series.is_baseline))
+    others = list(dict.fromkeys(series.other for series in every))
     looks = {}
     for series, (_, row) in zip(every, first_rows.iterrows(), strict=True):
+        number = 0  # of its marker
         if series.hue:
             colour = colour_of[series.hue]
-            place = hues.index(series.hue)
+            number = hues.index(series.hue)
         else:
             colour = style.colours([series.policy])[series.policy]
-            place = 0
         if len(others) > 1:
-            place = others.index(series.other)
-        look = Look(_name_of(series, row, axes), colour, "-", style.marker(place))
+            number = others.index(series.other)
+        look = Look(_name_of(series, row, axes), colour, marker=style.marker(number))
         if series.is_baseline:
-            turn = baselines.index((series.policy, series.bound)) % len(DASHES)
+            turn = baselines.index(_baseline(series)) % len(DASHES)
             look = replace(look, dash=DASHES[turn])
             if is_in_rows:
                 look = replace(look, marker=SQUARES[turn])
             elif len(others) == 1:
                 look = replace(look, marker="")  # the dash is enough
+        if is_in_rows:
+            look = replace(look, dash="")
         looks[series] = look
     return looks
 
 
+def _baseline(series: Series) -> tuple[str, str]:
+    return series.policy, series.bound
+
+
 def _name_of(series: Series, row: pd.Series, axes: PlotAxes) -> str:
-    parts = []
+    names = []
     if not series.hue or (series.is_baseline and axes.hue != "policy"):
-        parts.append(series.policy)
+        names.append(series.policy)
     if series.hue:
-        parts.append(named(row, [str(axes.hue)]))
-    return ", ".join(filter(None, [*parts, series.bound, series.other]))
+        names.append(named(row, [str(axes.hue)]))
+    return ", ".join(filter(None, [*names, series.bound, series.other]))
 
 
 # -- equal series ----------------------------------------------------------------------------------
@@ -192,8 +194,8 @@ def _name_of(series: Series, row: pd.Series, axes: PlotAxes) -> str:
 
 def points_of(rows: pd.DataFrame) -> Hashable:
     """Return where the points of a series are, equal for series that lie on each other."""
-    places = rows["at"].fillna(-1.0).round(6)
-    return tuple(zip(places, _digits(rows["value"]), strict=True))
+    along = rows["at"].fillna(-1.0).round(6)
+    return tuple(zip(along, _digits(rows["value"]), strict=True))
 
 
 def _digits(values: pd.Series) -> pd.Series:
@@ -204,7 +206,9 @@ def equal_everywhere(
     panels: Sequence[Mapping[Series, pd.DataFrame]],
 ) -> dict[Series, list[Series]]:
     """Return the series that are drawn, each with all that are equal to it in every panel."""
-    every = dict.fromkeys(series for panel in panels for series in panel)
+    every: dict[Series, None] = {}
+    for panel in panels:
+        every |= dict.fromkeys(panel)
     groups: dict[Hashable, list[Series]] = {}
     for series in sorted(every, key=lambda series: series.is_baseline):
         points = [points_of(panel[series]) if series in panel else None for panel in panels]
@@ -213,16 +217,17 @@ def equal_everywhere(
 
 
 def joint_name(
-    equal: Sequence[Series], series_of: Mapping[Series, pd.DataFrame], looks: Mapping[Series, Look]
+    equal: Sequence[Series], drawn: Iterable[Series], looks: Mapping[Series, Look]
 ) -> str:
     """Return the names of series that are equal in a panel; "" for a baseline's alone: where all of
-    them are equal, the policy's name stands for them.
+    them that are `drawn` are equal, the policy's name stands for them.
     """
     names: dict[str, None] = {}
     for series in equal:
         name = looks[series].name
         if series.is_baseline:
-            same = {one for one in series_of if one.is_baseline and one.policy == series.policy}
-            name = series.policy if same <= {*equal} else name
+            same = {each for each in drawn if each.is_baseline and each.policy == series.policy}
+            if same <= set(equal):
+                name = series.policy
         names[name] = None
     return " = ".join(names) if len(names) > 1 else ""

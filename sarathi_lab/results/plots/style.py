@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import cycle
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -55,6 +57,8 @@ NUMBER = re.compile(r"(?:C ?= ?)?([\d.]+)")
 WIDTH = 9.6  # inches of the widest picture; a page shows it at some 830 pixels
 LETTER, KEY, LINE = 0.07, 0.62, 0.19  # inches of a legend's letter, key and line
 LONGEST_KEY = 44  # letters of a line in a legend
+# Steps of a decade that are labelled where the ends of an axis have less than this ratio.
+STEPS = {5: (1, 1.5, 2, 3, 4, 5, 7), 10: (1, 2, 3, 5, 7), 50: (1, 2, 5), 500: (1, 3)}
 MOST_TICKS = 9  # places along x that are each labelled
 # seaborn's style as matplotlib ships it: every sweep ends in a picture, and importing seaborn takes
 # longer than drawing. Markers keep their edges: the paper's points are hollow.
@@ -111,31 +115,45 @@ def colours(names: Sequence[str]) -> dict[str, str]:
     """Return a colour for each name: a policy's everywhere, in shades for several names with it
     ("sarathi, chunk 256"); numbers from dark to light; for others the free ones of `COLOURS`.
     """
-    numbers = [float(found[1]) for name in names if (found := NUMBER.fullmatch(name))]
-    if names and len(numbers) == len(names):
-        ranks = np.argsort(np.argsort(numbers)) / max(1, len(names) - 1)
-        return dict(zip(names, map(to_hex, plt.get_cmap("viridis")(0.85 * ranks)), strict=True))
-    policies = {name: policy for name in names if (policy := _policy_in(name))}
-    known: dict[str, str] = {}
-    for policy in dict.fromkeys(policies.values()):
-        same = sorted((one for one in names if policies.get(one) == policy), key=len)
-        known |= zip(same, _shades(PALETTE[POLICIES.index(policy)], len(same)), strict=True)
-    others = [name for name in names if name not in known]
-    used = {PALETTE[POLICIES.index(policy)] for policy in policies.values()}
-    free = [one for one in COLOURS if one not in used] or list(COLOURS)
-    known |= {name: free[i % len(free)] for i, name in enumerate(others)}
-    return {name: known[name] for name in names}
+    numbers = [NUMBER.fullmatch(name) for name in names]
+    if names and all(numbers):
+        return _colours_of_numbers(names, [float(match[1]) for match in numbers if match])
+    names_of: dict[str, list[str]] = {}  # by policy
+    others = []
+    for name in names:
+        policy = _policy_in(name)
+        if policy is None:
+            others.append(name)
+        else:
+            names_of.setdefault(policy, []).append(name)
+    colour_of: dict[str, str] = {}
+    free = dict.fromkeys(COLOURS)
+    for policy, same in names_of.items():
+        colour = PALETTE[POLICIES.index(policy)]
+        shades = _shades(colour, len(same))
+        colour_of |= zip(sorted(same, key=len), shades, strict=True)
+        free.pop(colour, None)
+    colour_of |= zip(others, cycle(free or COLOURS), strict=False)
+    return {name: colour_of[name] for name in names}
+
+
+def _colours_of_numbers(names: Sequence[str], numbers: Sequence[float]) -> dict[str, str]:
+    """Return colours from dark to light by the rank of each name's number."""
+    ranks = np.argsort(np.argsort(numbers)) / max(1, len(numbers) - 1)
+    shades = plt.get_cmap("viridis")(0.85 * ranks)
+    return dict(zip(names, map(to_hex, shades), strict=True))
 
 
 @cache
 def _policy_in(name: str) -> str | None:
     """Return the policy that a name is or contains, the longest one."""
-    plain = re.sub(r"[^a-z0-9]+", "_", name.lower())
     if name in POLICIES:
         return name
-    words = [*sorted(POLICIES, key=len, reverse=True), *BASELINES]
-    found = (one for one in words if re.search(rf"(?<![a-z0-9]){one}(?![a-z])", plain))
-    return next((BASELINES.get(one, one) for one in found), None)
+    plain = re.sub(r"[^a-z0-9]+", "_", name.lower())
+    for policy in [*sorted(POLICIES, key=len, reverse=True), *BASELINES]:
+        if re.search(rf"(?<![a-z0-9]){policy}(?![a-z])", plain):
+            return BASELINES.get(policy, policy)
+    return None
 
 
 def _shades(colour: str, number: int) -> list[str]:
@@ -144,13 +162,22 @@ def _shades(colour: str, number: int) -> list[str]:
     return [to_hex(rgb + share * (end - rgb)) for share in np.linspace(0, PALEST, number)]
 
 
+def _steps_of_decade(ratio: float) -> Sequence[float]:
+    """Return the steps to label on an axis whose ends have this ratio."""
+    for limit, steps in STEPS.items():
+        if ratio < limit:
+            return steps
+    return (1,)
+
+
 def tick_in_steps(axis: Axis) -> None:
     """Label a logarithmic axis at some steps of every decade, and evenly below a factor of 3."""
     low, high = axis.get_view_interval()
-    subs = {5: (1, 1.5, 2, 3, 4, 5, 7), 10: (1, 2, 3, 5, 7), 50: (1, 2, 5), 500: (1, 3)}
-    chosen = next((subs[most] for most in subs if high / low < most), (1,))
-    steps = MaxNLocator(4, steps=[1, 2, 5, 10], min_n_ticks=3)
-    axis.set_major_locator(LogLocator(subs=chosen) if high / low > 3 else steps)
+    ratio = high / low
+    if ratio > 3:
+        axis.set_major_locator(LogLocator(subs=_steps_of_decade(ratio)))
+    else:
+        axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10], min_n_ticks=3))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_locator(NullLocator())
 
@@ -160,42 +187,41 @@ def scale_x(ax: Axes, places: NDArray[np.float64], *, is_log: bool) -> None:
     if is_log:
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter("{x:g}")
-    at, labels = np.log(places) if is_log else places, [f"{x:g}" for x in places]
-    room = LETTER / inches_wide(ax) * max(map(len, labels)) * np.ptp(at)
-    if len(places) <= MOST_TICKS and (len(places) == 1 or np.diff(at).min() >= room):
+    at = np.log(places) if is_log else places
+    labels = [f"{x:g}" for x in places]
+    width = LETTER / inches_wide(ax) * max(map(len, labels)) * np.ptp(at)  # of the longest
+    has_room = len(places) == 1 or np.diff(at).min() >= width
+    if len(places) <= MOST_TICKS and has_room:
         ax.set_xticks(places, labels)
     elif not is_log:
-        ax.xaxis.set_major_locator(MaxNLocator(4, integer=bool((places == places.round()).all())))
+        is_whole = bool((places == places.round()).all())
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=is_whole))
 
 
-def legend_below(figure: Figure, keys: Iterable[Artist], title: str = "") -> None:
+def legend_below(figure: Figure, keys: Sequence[Artist], title: str = "") -> None:
     """Add one legend below all panels, as wide as they are; the figure grows by its lines."""
-    if keys := list(keys):
-        for key in keys:
-            key.set_label(textwrap.fill(str(key.get_label()), LONGEST_KEY))
-        labels = [str(key.get_label()).split("\n") for key in keys]
-        letters = max(len(line) for lines in labels for line in lines)
-        columns = int(figure.get_figwidth() / (KEY + LETTER * letters))
-        columns = max(1, min(columns, len(keys)))
-        num_lines = -(-sum(map(len, labels)) // columns) + len(title.splitlines())
-        figure.set_figheight(figure.get_figheight() + LINE * num_lines)
-        figure.legend(handles=keys, loc="outside lower center", ncols=columns, title=title)
-
-
-def keys_of(axes: Iterable[Axes]) -> list[Artist]:
-    """Return the labelled artists of all axes, one for each label."""
-    keys: dict[str, Artist] = {}
-    for ax in axes:
-        for key, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            keys.setdefault(label, key)
-    return list(keys.values())
+    if not keys:
+        return
+    lines: list[str] = []
+    for key in keys:
+        label = textwrap.fill(str(key.get_label()), LONGEST_KEY)
+        key.set_label(label)
+        lines += label.split("\n")
+    letters = max(map(len, lines))
+    num_fitting = int(figure.get_figwidth() / (KEY + LETTER * letters))
+    columns = max(1, min(num_fitting, len(keys)))
+    num_lines = math.ceil(len(lines) / columns) + len(title.splitlines())
+    figure.set_figheight(figure.get_figheight() + LINE * num_lines)
+    figure.legend(handles=list(keys), loc="outside lower center", ncols=columns, title=title)
 
 
 def finished(figure: Figure, title: str = "") -> Figure:
     """Close the figure, which a notebook would draw twice otherwise, and return it."""
     if title:
-        width = int(10 * figure.get_figwidth())  # characters
-        lines = [textwrap.fill(one, width, break_on_hyphens=False) for one in title.split("\n")]
-        figure.suptitle("\n".join(lines))
+        letters = int(10 * figure.get_figwidth())
+        wrapped = []
+        for line in title.split("\n"):
+            wrapped.append(textwrap.fill(line, letters, break_on_hyphens=False))
+        figure.suptitle("\n".join(wrapped))
     plt.close(figure)
     return figure

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.results import sweep_analysis as analysis
@@ -21,8 +19,9 @@ from sarathi_lab.results.intervals import level_of
 from sarathi_lab.results.plots import style
 from sarathi_lab.results.plots.axes import scale_of
 from sarathi_lab.results.plots.choice import MARGINAL, PlotAxes, choose_axes, choose_quantities
-from sarathi_lab.results.plots.lines import UNSTEADY, UNSTEADY_WORDS, draw_lines
+from sarathi_lab.results.plots.lines import draw_lines
 from sarathi_lab.results.plots.maps import draw_maps
+from sarathi_lab.results.plots.plot import UNSTEADY, UNSTEADY_RUNS, Look
 from sarathi_lab.results.sweep_analysis import text, values_of
 from sarathi_lab.results.table import display_unit, less_is_better
 
@@ -115,6 +114,7 @@ def long_rows(runs: pd.DataFrame, axes: PlotAxes, quantities: Sequence[str]) -> 
         factors[name], heading = display_unit(name, float(runs[name].max()))
         headings[name] = f"{heading} ({arrow}\N{NO-BREAK SPACE}better)"
     rows[VALUES] = rows[VALUES].mul(rows["quantity"].map(factors), axis=0)
+    rows.loc[rows["num_samples"] == 1, ["low", "high"]] = math.nan  # one run has no interval
     share_unsteady = analysis.unsteady(runs).groupby(analysis.group_keys(runs, by)).mean()
     share = analysis.group_keys(rows, by).map(share_unsteady)
     return rows.assign(
@@ -128,16 +128,14 @@ def _mark_keys(runs: pd.DataFrame, rows: pd.DataFrame, axes: PlotAxes) -> list[A
     """Explain bars and hollow points, where there are any."""
     keys: list[Artist] = []
     if rows["is_unsteady"].any():
-        look: dict[str, Any] = {"color": "black", "marker": UNSTEADY, "ls": ""}
-        keys.append(Line2D([], [], label=UNSTEADY_WORDS, **look))
-    if (samples := _samples_in_words(runs, rows)) is not None:
-        bar = Line2D([], [], color="black", marker="|", markersize=12, ls="", label=samples)
-        keys.append(bar)
+        keys.append(Look(UNSTEADY_RUNS, "black", "", UNSTEADY).key())
+    samples = _samples_in_words(runs, rows)
+    if samples is not None:
+        keys.append(Look(samples, "black", "", "|", size=12.0).key())
     has_point = rows[axes.x].notna()  # others are lines across
     if not rows.loc[has_point, "is_decided"].all():
         label = f"hollow: {_undecided_in_words(runs)}"
-        look = {"color": "black", "markerfacecolor": "w", "marker": "o", "ls": ""}
-        keys.append(Line2D([], [], label=label, **look))
+        keys.append(Look(label, "black", "", "o", is_hollow=True).key())
     return keys
 
 
