@@ -15,13 +15,13 @@ import pytest
 
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.experiment.claims import load_claims, verdicts
-from sarathi_lab.experiment.registry import FIGURES, PAPERS
+from sarathi_lab.experiment.registry import CATALOG, PAPERS
 from sarathi_lab.results.load import group_of
 from sarathi_lab.tasks.claim_tables import AFTER
 
 NOTEBOOKS = REPOSITORY / "notebooks"
 LARGEST = 4_000_000  # bytes
-SERVING = [name for name, figure in FIGURES.items() if figure.is_in_rounds]
+SERVING = [name for name, figure in CATALOG.items() if figure.is_in_rounds]
 LATER = [name for name in SERVING if group_of(name) == AFTER]
 SERVED = {
     "compare_runs": 2,

@@ -14,7 +14,7 @@ from cards import CARDS
 from composing import quicken
 
 from sarathi_lab.config.paths import REPOSITORY
-from sarathi_lab.experiment.registry import FIGURES
+from sarathi_lab.experiment.registry import CATALOG
 
 HEAD = """# What the documented commands do on a GPU
 
@@ -56,8 +56,8 @@ def shows(command: str) -> str:
     """Return what a reader learns by a command."""
     cfg = composed(command).jobs[-1].cfg
     experiment = cfg.task.get("experiment")
-    if experiment in FIGURES:
-        return str(FIGURES[experiment].question or FIGURES[experiment].name)
+    if experiment in CATALOG:
+        return str(CATALOG[experiment].question or CATALOG[experiment].name)
     kind = command_task(command)
     policy = str(cfg.policy._target_).rpartition(".")[2]
     return SHOWN.get(kind, kind).format(policy=policy)

@@ -12,9 +12,9 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment.bench import Bench, CostBench, IterationTimes
-from sarathi_lab.experiment.decodes import Map
+from sarathi_lab.experiment.grid import Map
 from sarathi_lab.experiment.points import Parts, Point, part
-from sarathi_lab.experiment.registry import Ints, Job, Platform, Sizes, figure
+from sarathi_lab.experiment.registry import Ints, Job, Platform, Sizes, experiment
 from sarathi_lab.experiment.scenario import Scenario, lengths
 from sarathi_lab.model.layers import CachedWindow
 from sarathi_lab.model.spec import ModelSpec
@@ -54,7 +54,7 @@ class CacheBench(CostBench):
 class LoadMap(Map):
     """An experiment of many loads, of which a device runs those that fit its cache."""
 
-    has_own_bench: ClassVar[bool] = True
+    shares_bench: ClassVar[bool] = False
 
     def check(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> None:
         if isinstance(backend, SimulatedBackend) and backend.composes_kernels:
@@ -68,13 +68,14 @@ class LoadMap(Map):
         sizes = job.sizes
         largest = Sarathi(max(sizes["chunks"]))
         setup = setup_of(largest, max(sizes["batches"]), max(sizes["seq_lens"]))
-        kv_tokens = job.backend.kv_blocks(job.spec, 1, setup)
+        backend = job.simulated_backend
+        kv_tokens = backend.kv_blocks(job.spec, 1, setup)
         cost = super().bench(job).cost
-        state_tokens = job.backend.state_tokens(job.spec)
+        state_tokens = backend.state_tokens(job.spec)
         return CacheBench(cost, kv_tokens, state_tokens, job.spec.cached_window)
 
 
-@figure(
+@experiment(
     LoadMap,
     question="Where does chunked prefill pay?",
     seconds=0,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
-from sarathi_lab.experiment.bench import COMPUTE, FOUR, Bench, room_of
+from sarathi_lab.experiment.bench import COMPUTE, FOUR, Bench
+from sarathi_lab.experiment.grid import Grid, Map
 from sarathi_lab.experiment.iterations import OPERATIONS
 from sarathi_lab.experiment.points import Estimate, Parts, Point, part
-from sarathi_lab.experiment.registry import Aims, ErrorRow, Figure, Ints, Sizes, figure
+from sarathi_lab.experiment.registry import Aims, ErrorRow, Ints, experiment
 from sarathi_lab.experiment.scenario import Scenario, Work, batch, best_pd_ratio, request
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.spec import PlotSpec
@@ -31,7 +31,8 @@ def speedup(
     yield Point(panel, series, x, saving * (riders / size))
 
 
-@figure(
+@experiment(
+    Grid,
     question="How much cheaper is a decode that rides on a chunk?",
     seconds=40,
     errors=[ErrorRow("Fig 8, decode speed-up", aims=SPEEDUP)],
@@ -55,7 +56,8 @@ FIG_10: Aims = {"profiled": (0.02, 0.08), "analytic": (0.06, 0.15)}
 TOTALS = "in ('baseline total', 'sarathi total')"
 
 
-@figure(
+@experiment(
+    Grid,
     question="Where does the time go?",
     seconds=20,
     errors=[
@@ -91,7 +93,8 @@ def _operations(bench: Bench, panel: str, scenario: Scenario) -> Iterator[Point]
             yield Point(panel, f"{system} {operation}", size, y, "s")
 
 
-@figure(
+@experiment(
+    Grid,
     question="What does a decode add to a batch that holds a prompt?",
     seconds=10,
     errors=[ErrorRow("Table 2", aims=SPEEDUP)],
@@ -128,7 +131,8 @@ def _kinds_of_batch(bench: Bench, num_tokens: int, num_decodes: int) -> Iterator
     yield Point("ratio", "decode alone / added", num_decodes, alone / added)
 
 
-@figure(
+@experiment(
+    Grid,
     question="What does one attention call over prefills and decodes together cost?",
     seconds=30,
     look=PlotSpec(x="decodes", y="ratio"),
@@ -168,16 +172,7 @@ TWO_CALLS = "two calls"
 PRODUCTS = tuple(kind for kind in FOUR if kind != "attn")
 
 
-@dataclass(frozen=True)
-class Map(Figure):
-    """Batches of many sizes, of which a device measures those that its memory holds."""
-
-    def least_room(self, spec: ModelSpec, sizes: Sizes) -> int:
-        rooms = [room_of(part) for part in self.parts(spec, sizes)]
-        return min(room.kv_tokens for room in rooms)
-
-
-@figure(
+@experiment(
     Map,
     question="Does a decode that rides on a chunk cost less than in a batch of its own?",
     seconds=60,

@@ -9,8 +9,9 @@ from itertools import product
 import pandas as pd
 
 from sarathi_lab.experiment.bench import COMPUTE, EVERYTHING, FOUR, Bench
+from sarathi_lab.experiment.grid import Grid
 from sarathi_lab.experiment.points import Estimate, Parts, Point, part
-from sarathi_lab.experiment.registry import Aims, ErrorRow, Ints, figure
+from sarathi_lab.experiment.registry import Aims, ErrorRow, Ints, experiment
 from sarathi_lab.experiment.scenario import Work, batch, chunked
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.spec import PlotSpec
@@ -19,7 +20,8 @@ KV_BYTES = 2  # an element's in the panel of bytes, for any dtype of the device
 OPERATIONS = {kind: (kind,) for kind in FOUR}
 
 
-@figure(
+@experiment(
+    Grid,
     question="Why are decodes expensive?",
     seconds=15,
     errors=[ErrorRow("Fig 3, time per token", given="profiled", fitted="analytic")],
@@ -63,7 +65,8 @@ def _fig04_at(points: pd.DataFrame) -> dict[str, object]:
     }
 
 
-@figure(
+@experiment(
+    Grid,
     question="What fills the device: prompts, or only large batches of decodes?",
     seconds=15,
     at=_fig04_at,
@@ -142,7 +145,8 @@ FIG_07: Aims = {"analytic": (0.08, 0.20)}
 EVEN_TILES = "series == 'total' and (x - 1) // 128 % 2 == 1"
 
 
-@figure(
+@experiment(
+    Grid,
     question="What does one token past a tile cost?",
     seconds=20,
     at=lambda points: {"tokens": sorted(set(points.x.astype(int)))},
@@ -184,7 +188,7 @@ def _step_past_tiles(bench: Bench, num_tokens: int) -> Iterator[Point]:
     yield Point("step", "one token more", num_tokens, more / full)
 
 
-@figure(question="Does the engine reach on a GPU what it should?", seconds=15)
+@experiment(Grid, question="Does the engine reach on a GPU what it should?", seconds=15)
 def gpu_targets(
     spec: ModelSpec, *, context: int, decodes: Ints, prefills: Ints, chunks: Ints, beside: int
 ) -> Parts:
@@ -211,7 +215,8 @@ OF_EXPERTS = {"experts": "experts"}
 BEHIND = ("attention [ms]", "KV read [MB]")  # panels of one chunk behind cached tokens
 
 
-@figure(
+@experiment(
+    Grid,
     question="What does chunking cost when no decode rides along?",
     seconds=30,
     look=PlotSpec(
@@ -285,7 +290,8 @@ def _chunk_at_context(bench: Bench, spec: ModelSpec, start: int, chunk: int) -> 
     yield Point("KV read [MB]", f"C={chunk}", start, Estimate(megabytes), "MB")
 
 
-@figure(
+@experiment(
+    Grid,
     question="Where is an iteration's time flat in its tokens and its context?",
     seconds=60,
     look=PlotSpec(x="tokens", log_x=True, log_y=True, legend="context"),

@@ -6,9 +6,9 @@ import gc
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from sarathi_lab.executor.torch.operation_probe import OperationProbe
 from sarathi_lab.experiment.bench import EVERYTHING, NOTHING, Bench, PlanningBench
 from sarathi_lab.experiment.measured_cost import TOO_SMALL, MeasuredCostModel
 from sarathi_lab.experiment.points import Estimate, Part, Point, Samples, keep, table_of
+from sarathi_lab.experiment.registry import Job, Measured
 from sarathi_lab.experiment.scenario import (
     BLOCK_SIZE,
     Room,
@@ -37,7 +38,6 @@ from sarathi_lab.experiment.scenario import (
     serve,
 )
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.policy import Policy
 from sarathi_lab.results import load
 from sarathi_lab.results.intervals import FEWEST_PAIRS, LEVEL, coarse_to_fine, median_of, summary
 
@@ -185,54 +185,34 @@ Advance = Callable[..., None]  # called with the seconds that passed, and those 
 
 
 COMPOSITIONS = "compositions"  # the end of the name of their table
-# Tables by the end of their name: of points (""), and of the compositions and "serving" below.
-Measured = dict[str, pd.DataFrame]
+SERVING = "serving"  # of that of what was served
 
 
-@dataclass(frozen=True)
-class Session:
-    """A device with a model, and how an experiment is measured on it: for up to `seconds` without
-    loading, but at least `FEWEST_PAIRS` rounds. With `is_cut` only as many parts are measured,
-    ends and middles first, as that many rounds fit the time for.
-
-    `room` is that of the experiment's cases on this device.
+def expect(job: Job) -> None:
+    """Announce the room, so that one engine is made for all experiments of a sweep, where the
+    backend shares it.
     """
+    sizes = engine_sizes(job.measured_backend, job.room)
+    job.measured_backend.expect(job.spec, None, sizes)
 
-    backend: MeasuredBackend
-    spec: ModelSpec
-    sizes: Mapping[str, Any]
-    room: Room
-    seconds: float
-    max_spread: float
-    make_policy: Callable[[str, int], Policy | None]  # by name and token budget
-    seed: int = 0
-    is_cut: bool = False
 
-    def expect(self) -> None:
-        """Announce the room, so that one engine is made for all experiments of a sweep, where the
-        backend shares it.
-        """
-        sizes = engine_sizes(self.backend, self.room)
-        self.backend.expect(self.spec, None, sizes)
+@contextmanager
+def loaded(job: Job) -> Iterator[tuple[Any, Advance]]:
+    """Load the model with a cache of the experiment's room, or of what the memory holds."""
+    executor = load_executor(job.measured_backend, job.spec, job.room)
+    title = f"measuring {job.experiment.name} with {job.spec.name}"
+    with progress_of(title, job.seconds, "s") as advance, exclude_stolen_time(executor):
+        yield executor, advance
 
-    @contextmanager
-    def loaded(self, name: str) -> Iterator[tuple[Any, Advance]]:
-        """Load the model with a cache of `room`, or of what the memory holds."""
-        executor = load_executor(self.backend, self.spec, self.room)
-        what = f"measuring {name} with {self.spec.name}"
-        with progress_of(what, self.seconds, "s") as advance, exclude_stolen_time(executor):
-            yield executor, advance
 
-    def model_of(self, executor: Any) -> ModelSpec:
-        """Return the model of an executor: the lab's knows its own."""
-        return executor.model.spec if isinstance(executor, TorchExecutor) else self.spec
-
-    def table(self, name: str, samples: Samples, *, is_series: bool = True) -> pd.DataFrame:
-        """Return the recorded points of an experiment. `is_series`: see `ends_of_median`."""
-        table = table_of(name, samples, self.max_spread, is_series=is_series)
-        on = self.backend
-        about = {"model": self.spec.name, "dtype": on.dtype_name, "device_name": on.device_name}
-        return table.assign(**about)
+def measured_table(job: Job, samples: Samples, *, is_series: bool = True) -> pd.DataFrame:
+    """Return the recorded points of an experiment. `is_series`: see `ends_of_median`."""
+    table = table_of(job.experiment.name, samples, job.max_spread, is_series=is_series)
+    return table.assign(
+        model=job.spec.name,
+        dtype=job.measured_backend.dtype_name,
+        device_name=job.measured_backend.device_name,
+    )
 
 
 def engine_sizes(backend: MeasuredBackend, room: Room) -> Sizes:
@@ -268,29 +248,30 @@ def load_executor(backend: MeasuredBackend, spec: ModelSpec, room: Room) -> Any:
     return backend.build(spec, None, sizes)
 
 
-def measure_parts(name: str, parts: Sequence[Part], session: Session) -> Measured:
+def measure_parts(parts: Sequence[Part], job: Job) -> Measured:
     """Measure parts on one executor, which has room for each of them."""
-    with session.loaded(name) as (executor, advance):
-        bench = DeviceBench(executor, session.model_of(executor))
+    with loaded(job) as (executor, advance):
+        is_own_model = isinstance(executor, TorchExecutor)
+        bench = DeviceBench(executor, None if is_own_model else job.spec)
         samples = measure(
             parts,
             bench,
-            seconds=session.seconds,
+            seconds=job.seconds,
             max_rounds=MAX_ROUNDS_OF_PART,
-            narrow=session.max_spread,
-            is_cut=session.is_cut,
+            narrow=job.max_spread,
+            is_cut=job.is_cut,
             advance=advance,
         )
-    table = session.table(name, samples)
+    table = measured_table(job, samples)
     table.loc[table.num_pairs == 0, "reason"] = bench.cost.reason or LEFT_OUT
     table.loc[[not values for values in samples.values()], "reason"] = LEFT_OUT
     tables = {"": table}
-    compositions = bench.cost.rows(session.spec.name, session.backend.dtype_bytes)
+    compositions = bench.cost.rows(job.spec.name, job.measured_backend.dtype_bytes)
     if compositions:
         tables[COMPOSITIONS] = pd.DataFrame(compositions)
-    serving = bench.serving_rows(session.spec.name)
+    serving = bench.serving_rows(job.spec.name)
     if serving:
-        tables["serving"] = pd.DataFrame(serving)
+        tables[SERVING] = pd.DataFrame(serving)
     return tables
 
 

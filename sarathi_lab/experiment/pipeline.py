@@ -30,16 +30,24 @@ from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.simulated.hardware import Hardware, Parallel
 from sarathi_lab.executor.simulated.iteration_table import IterationTable
 from sarathi_lab.experiment.bench import CostBench
-from sarathi_lab.experiment.points import Estimate, Part, Point
-from sarathi_lab.experiment.registry import ErrorRow, Figure, Job, Platform, Sizes, figure
+from sarathi_lab.experiment.points import Estimate, Part, Point, predicted_table
+from sarathi_lab.experiment.registry import (
+    ErrorRow,
+    Experiment,
+    Job,
+    Measured,
+    Platform,
+    Sizes,
+    experiment,
+)
 from sarathi_lab.experiment.scenario import BLOCK_SIZE, Room, batch
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Policy, Sarathi
+from sarathi_lab.results.load import SIMULATED
 from sarathi_lab.results.plots.spec import PlotSpec
 from sarathi_lab.workload.synthetic import Zipf
 
 if TYPE_CHECKING:
-    from sarathi_lab.experiment.measure import Measured, Session
     from sarathi_lab.experiment.measured_iterations import Limits
 
 NUM_REQUESTS = 10_000
@@ -207,10 +215,8 @@ def _orca_over_sarathi(sarathi: pd.DataFrame, orca: pd.DataFrame) -> Iterator[Po
 
 
 @dataclass(frozen=True)
-class PipelineFigure(Figure):
+class PipelineExperiment(Experiment):
     """Pipelines simulated with iterations that a cost model predicts, or a device measures."""
-
-    has_own_bench = is_partly_simulated = True
 
     def paper_sizes(self, every: int = 1, stated: Sizes | None = None) -> dict[str, Any]:
         return {"paper": self.paper_points(), "every": every}
@@ -228,38 +234,48 @@ class PipelineFigure(Figure):
             super().check(on, spec, sizes)
 
     def bench(self, job: Job) -> tuple[ModelSpec, Hardware]:
-        return job.spec, job.backend.hardware
+        return job.spec, job.simulated_backend.hardware
+
+    def table(self, points_of_parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
+        return predicted_table(self.name, points_of_parts)
 
     def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
         needed = _limits(sizes).sizes
         kv_tokens = needed.num_blocks * needed.block_size
         return Room(kv_tokens, needed.batch_size, sizes["longest"], needed.max_batch_tokens or 0)
 
-    def measure(self, session: Session) -> Measured:
-        from sarathi_lab.experiment.measure import measure  # torch takes seconds
+    def measure(self, job: Job) -> Measured:
+        from sarathi_lab.experiment.measure import (  # torch takes seconds
+            loaded,
+            measure,
+            measured_table,
+        )
         from sarathi_lab.experiment.measured_iterations import grid_of, table_of, time_iterations
 
-        sizes = session.sizes
+        sizes = job.sizes
         limits = _limits(sizes)
         grid = grid_of(limits)
-        with session.loaded(self.name) as (executor, advance):
+        with loaded(job) as (executor, advance):
             timings = time_iterations(
                 executor,
                 [composition.make() for composition in grid],
                 limits,
                 num_blocks=executor.num_blocks,
                 block_size=executor.block_size,
-                vocab_size=session.spec.vocab_size,
-                seconds=session.seconds,
+                vocab_size=job.spec.vocab_size,
+                seconds=job.seconds,
                 advance=advance,
-                seed=session.seed,
+                seed=job.seed,
             )
         iterations = IterationTable(table_of(grid, timings.rows))
-        rounds = [Part(self.make, sizes=sizes, seed=session.seed)]
+        rounds = [Part(self.make, sizes=sizes, seed=job.seed)]
         samples = measure(rounds, iterations, max_rounds=sizes["num_seeds"])
-        table = session.table(self.name, samples, is_series=False)
+        table = measured_table(job, samples, is_series=False)
         how = f"simulated pipeline of {sizes['stages']} stages, times measured on "
         return {"": table.assign(device_name=how + table.device_name)}
+
+    def recorded_as(self, device: str) -> tuple[str, str]:
+        return f"{SIMULATED}pipeline-{device}", "simulated"
 
 
 def _limits(sizes: Sizes) -> Limits:
@@ -269,8 +285,8 @@ def _limits(sizes: Sizes) -> Limits:
     return Limits(sizes["batch"], sizes["longest"])
 
 
-@figure(
-    PipelineFigure,
+@experiment(
+    PipelineExperiment,
     question="Do equal chunks close the bubbles of a pipeline?",
     seconds=25,
     papers=[Platform("gpt3-175b", "a100_2023"), Platform("gpt3-175b", "a100_fig12")],

@@ -20,7 +20,7 @@ from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.experiment.pipeline import completion_time, workload
 from sarathi_lab.experiment.points import Estimate, Part, Point, Samples, keep, table_of
-from sarathi_lab.experiment.registry import Figure, Job, Sizes, figure
+from sarathi_lab.experiment.registry import Experiment, Job, Measured, Sizes, experiment
 from sarathi_lab.experiment.scenario import BLOCK_SIZE, Room
 from sarathi_lab.experiment.stage_times import StageTimes
 from sarathi_lab.model.spec import ModelSpec
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sarathi_lab.executor.measured_backend import MeasuredBackend
-    from sarathi_lab.experiment.measure import Measured, Session
 
 MEASURED, SIMULATED = "measured", "simulated"
 BUBBLES, COMPLETION, IDLE, ERROR = "bubbles", "completion", "idle share", "simulated / measured"
@@ -90,10 +89,10 @@ def _policies(chunk: int) -> list[Policy]:
 
 
 @dataclass(frozen=True)
-class StagedFigure(Figure):
+class StagedExperiment(Experiment):
     """An experiment on all stages of a pipeline, measured or simulated."""
 
-    is_of_stages = has_own_bench = True
+    is_of_stages = True
 
     def parts(self, spec: ModelSpec, sizes: Sizes) -> list[Part]:
         seeds = range(sizes["num_seeds"])
@@ -111,29 +110,34 @@ class StagedFigure(Figure):
     def check(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> None:
         backend.check(spec, _room(sizes, backend.num_stages, BLOCK_SIZE).kv_tokens)
 
-    def measure(self, session: Session) -> Measured:
-        from sarathi_lab.experiment.measure import measure  # torch takes seconds
+    def measure(self, job: Job) -> Measured:
+        from sarathi_lab.experiment.measure import (  # torch takes seconds
+            loaded,
+            measure,
+            measured_table,
+        )
 
-        sizes, num_stages = session.sizes, session.backend.num_stages
-        with session.loaded(self.name) as (executor, advance):
-            cache = (executor.num_blocks, executor.block_size)
-            engine = _engine(sizes, num_stages, *cache)
-            bench = PipelineBench(session.spec, engine, {MEASURED: executor})
+        sizes = job.sizes
+        num_stages = job.measured_backend.num_stages
+        with loaded(job) as (executor, advance):
+            engine = _engine(sizes, num_stages, executor.num_blocks, executor.block_size)
+            bench = PipelineBench(job.spec, engine, {MEASURED: executor})
             samples = measure(
-                [Part(self.make, sizes=sizes, seed=session.seed)],
+                [Part(self.make, sizes=sizes, seed=job.seed)],
                 bench.with_simulation(sizes),
-                seconds=session.seconds,
+                seconds=job.seconds,
                 max_rounds=sizes["num_seeds"],
                 advance=advance,
             )
-        return {"": session.table(self.name, samples, is_series=False)}
+        return {"": measured_table(job, samples, is_series=False)}
 
     def bench(self, job: Job) -> PipelineBench:
-        num_stages = job.backend.num_stages
+        backend = job.simulated_backend
+        num_stages = backend.num_stages
         num_blocks = _room(job.sizes, num_stages, BLOCK_SIZE).kv_tokens // BLOCK_SIZE
         engine = _engine(job.sizes, num_stages, num_blocks, BLOCK_SIZE)
         build_sizes = BuildSizes(num_blocks, BLOCK_SIZE, engine.batch_size)
-        executor = job.backend.build(job.spec, None, build_sizes)
+        executor = backend.build(job.spec, None, build_sizes)
         return PipelineBench(job.spec, engine, {SIMULATED: executor})
 
     def table(self, points_of_parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
@@ -156,8 +160,8 @@ def _engine(sizes: Sizes, num_stages: int, num_blocks: int, block_size: int) -> 
     return EngineConfig(Orca(), sizes["batch"], num_blocks, block_size, longest, num_stages)
 
 
-@figure(
-    StagedFigure,
+@experiment(
+    StagedExperiment,
     question="Do equal chunks close the bubbles of a real pipeline?",
     seconds=150,
     max_spread=0.3,

@@ -6,7 +6,7 @@ import pandas as pd
 
 from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS
-from sarathi_lab.experiment.registry import COUNTED, FIGURES, KEYS, PAPERS, ErrorRow
+from sarathi_lab.experiment.registry import CATALOG, COUNTED, KEYS, PAPERS, ErrorRow
 from sarathi_lab.results import load
 
 COLUMNS = ["figure", *KEYS, "y", "unit", "source", "device", "uncertainty"]
@@ -19,14 +19,14 @@ ERRORS += ["aim_mean", "aim_largest", "verdict"]
 
 def paper(name: str) -> pd.DataFrame:
     """Return the paper's points of an experiment, if it has any."""
-    figure = FIGURES[name]
-    if figure.has_paper:
-        table = figure.paper_points().assign(figure=name, **dict.fromkeys(LABELS, ""))
+    experiment = CATALOG[name]
+    if experiment.has_paper:
+        table = experiment.paper_points().assign(figure=name, **dict.fromkeys(LABELS, ""))
         return _of_paper(table)[[*COLUMNS, *LABELS]]
     path = EXPERIMENTS / load.group_of(name) / name / "paper.csv"
     if not path.is_file():
         return pd.DataFrame()
-    return _of_paper(pd.read_csv(path)).assign(hardware=figure.papers[0].hardware)
+    return _of_paper(pd.read_csv(path)).assign(hardware=experiment.papers[0].hardware)
 
 
 def _of_paper(table: pd.DataFrame) -> pd.DataFrame:
@@ -38,7 +38,7 @@ def points_of(*names: str) -> pd.DataFrame:
     and measured ones. Raises UserError for an unknown name.
     """
     for name in names:
-        require_one_of("figure", name, FIGURES)
+        require_one_of("figure", name, CATALOG)
     recorded = load.recorded()
     tables = []
     for name in names or PAPERS:
@@ -59,7 +59,7 @@ def _recorded(name: str) -> pd.DataFrame:
     table = table.assign(**texts.fillna("").astype(str))
     device = (table.device + ", " + table.model).str.removesuffix(", ")
     device = device.where(table.model != table.series, table.device)
-    if FIGURES[name].has_paper:  # the name of what was simulated has level, model and method
+    if CATALOG[name].has_paper:  # the name of what was simulated has level, model and method
         device = device.where(~table.is_simulated, table.device_name)
     source = table.is_simulated.map({True: "simulated", False: "measured"})
     is_composed = table.device.str.startswith(load.COMPOSED)
@@ -84,7 +84,7 @@ def compare(points: pd.DataFrame) -> pd.DataFrame:
     predicted = points[points.source == "simulated"]
     pairs = []
     for name in PAPERS:
-        for platform in FIGURES[name].papers:
+        for platform in CATALOG[name].papers:
             pairs.append((name, platform.hardware))
     used = pd.DataFrame(pairs, columns=["figure", "hardware"]).drop_duplicates()
     both = predicted.merge(used, on=["figure", "hardware"])
@@ -101,7 +101,7 @@ def error_table(points: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for name, of_figure in compare(points).groupby("figure"):
-        for declared in FIGURES[str(name)].errors:
+        for declared in CATALOG[str(name)].errors:
             chosen = of_figure.query(declared.where)
             for labels, group in chosen.groupby(OF_ROW, sort=False):
                 about = dict(zip(OF_ROW, labels, strict=True))

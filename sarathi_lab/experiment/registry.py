@@ -1,17 +1,18 @@
-"""Declarations of experiments: cases, sizes, the paper's points, errors to stay within, a picture.
+"""Declarations of experiments: points, sizes, the paper's values, errors to stay within, a picture.
 
-An experiment is a function under the decorator `figure`; its keyword arguments are the sizes that
-`conf/experiment/NAME.yaml` gives for each set-up, where `task.cases` names the function.
+An experiment is a function under the decorator `experiment`; its keyword arguments are the sizes
+that `conf/experiment/NAME.yaml` gives for each set-up, where `task.function` names the function.
 """
 
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 import pandas as pd
 import yaml
@@ -19,13 +20,12 @@ from omegaconf import OmegaConf
 
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.config.paths import CONF, EXPERIMENTS
+from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.tables import read_tables
-from sarathi_lab.experiment.bench import CostBench, room_of
-from sarathi_lab.experiment.points import Part, Point, predicted_table
+from sarathi_lab.experiment.points import Part, Point
 from sarathi_lab.experiment.scenario import Room
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
@@ -34,18 +34,24 @@ from sarathi_lab.results.plots.spec import PlotSpec
 
 if TYPE_CHECKING:
     from sarathi_lab.executor.measured_backend import MeasuredBackend
-    from sarathi_lab.experiment.measure import Measured, Session
 
 KEYS = ["panel", "series", "x"]
 DTYPE = "float16"  # not stated in the paper; 2 bytes an element fit all its figures
 COUNTED = "counted"  # the method of points that are counted instead of served
 PROFILED = ("executor.cost_model=profiled",)  # by measured operation times
 SETUPS = ("paper", "small", "dry")  # sizes: the paper's, a CPU's, and those that take seconds
+# The paper's figures and tables, each with a file of points in experiments/sarathi/paper.
+PAPERS = (
+    *("fig03", "fig04", "fig07", "fig08", "fig09", "fig10", "fig11", "fig12", "fig13"),
+    *("table2", "table4"),
+)
 
 Ints = Sequence[int]
 Sizes = Mapping[str, Any]
 # By level the error to stay within: mean and, unless None, largest absolute relative error.
 Aims = Mapping[str, tuple[float, float | None]]
+Function = TypeVar("Function", bound=Callable[..., Any])
+Measured = dict[str, pd.DataFrame]  # tables by the end of their name: of points (""), and others
 
 
 class Platform(NamedTuple):
@@ -77,8 +83,8 @@ class ErrorRow:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """An experiment of batches and scenarios, whose function lists groups of cases.
+class Experiment(ABC):
+    """What is declared of an experiment, and how its kind is simulated and measured.
 
     A CPU measures it in `seconds`; a point whose interval spans more than `max_spread` of its
     median on either side has no number. `papers` are the platforms of the paper's figure, `at`
@@ -98,21 +104,20 @@ class Figure:
     simulated: Sequence[str] = ()  # settings with which its simulation is recorded
     measured: Sequence[str] = ()  # settings with which it is measured
     max_spread: float = 0.15
+    is_chained: bool = False  # a round begins where the one before ended
 
     needs: ClassVar[Sequence[str]] = ()  # sizes beside the function's arguments
     takes: ClassVar[Sequence[str]] = ()
-    is_partly_simulated: ClassVar[bool] = False  # with what was measured
-    is_of_stages: ClassVar[bool] = False  # of a pipeline (executor.pipeline_parallel)
-    has_own_bench: ClassVar[bool] = False  # else one for all figures on a simulated device
+    shares_bench: ClassVar[bool] = False  # with others of its kind on a simulated device
     is_in_rounds: ClassVar[bool] = False  # each round serves other requests under all policies
-    is_chained: bool = False  # a round begins where the one before ended
+    is_of_stages: ClassVar[bool] = False  # of a pipeline (executor.pipeline_parallel)
 
     def __reduce__(self) -> Any:
-        return load_figure, (f"{self.make.__module__}.{self.name}",)
+        return load_experiment, (f"{self.make.__module__}.{self.name}",)
 
     @property
     def has_paper(self) -> bool:
-        """Whether the paper's points are there, beside which it is drawn."""
+        """Whether it is a figure or a table of the paper, beside whose points it is drawn."""
         return self.name in PAPERS
 
     def paper_points(self, every: int = 1) -> pd.DataFrame:
@@ -126,12 +131,14 @@ class Figure:
         setups = sizes_of(self.name) if stated is None else stated
         require_one_of(f"task.sizes of {self.name}", setup, setups)
         sizes = dict(setups[setup])
-        parameters = inspect.signature(self.make).parameters.values()
-        named = {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
-        is_needed = dict.fromkeys(self.takes, False) | dict.fromkeys(self.needs, True) | named
+        is_needed = dict.fromkeys(self.takes, False) | dict.fromkeys(self.needs, True)
+        for parameter in inspect.signature(self.make).parameters.values():
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                is_needed[parameter.name] = parameter.default is parameter.empty
         for name in sizes:
             require_one_of(f"task.sizes.{setup}", name, is_needed)
-        if missing := [name for name, is_due in is_needed.items() if is_due and name not in sizes]:
+        missing = [name for name in is_needed if is_needed[name] and name not in sizes]
+        if missing:
             raise UserError(
                 f"task.sizes.{setup} of {self.name} lacks {', '.join(missing)}; add what "
                 f"conf/experiment/{self.name}.yaml has"
@@ -140,16 +147,18 @@ class Figure:
 
     def paper_sizes(self, every: int = 1, stated: Sizes | None = None) -> dict[str, Any]:
         """Return the paper's sizes with all its points, each n-th of long curves."""
-        at = {} if self.at is None else self.at(self.paper_points(every))
-        return {**self.sizes("paper", stated), **at}
+        sizes = self.sizes("paper", stated)
+        if self.at is not None:
+            sizes |= self.at(self.paper_points(every))
+        return sizes
 
+    @abstractmethod
     def parts(self, spec: ModelSpec, sizes: Sizes) -> Sequence[Part]:
-        """List what is run, each part once a round."""
-        return list(self.make(spec, **sizes))
+        """List what is run on a bench, each part once a round."""
 
+    @abstractmethod
     def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
         """Return the room that its largest part needs of a device."""
-        return Room.largest(room_of(part) for part in self.parts(spec, sizes))
 
     def room_on(self, backend: MeasuredBackend, spec: ModelSpec, sizes: Sizes) -> Room:
         """Return the room that it takes on a real device."""
@@ -163,13 +172,19 @@ class Figure:
         """Raise UserError for a device without room, or a simulated one without a cost model. An
         iteration of measured kernels needs no room.
         """
-        if isinstance(backend, SimulatedBackend) and backend.composes_kernels:
-            backend.check(spec, 0)
-            return
-        if not (self.has_paper and isinstance(backend, SimulatedBackend)):
+        if not isinstance(backend, SimulatedBackend):
             backend.check(spec, self.least_room(spec, sizes))
-            return
-        weights, hardware = spec.weight_bytes(backend.dtype_bytes), backend.hardware
+        elif backend.composes_kernels:
+            backend.check(spec, 0)
+        elif self.has_paper:
+            self._check_weights(backend, spec)
+            backend.check(spec, 0)
+        else:
+            backend.check(spec, self.least_room(spec, sizes))
+
+    def _check_weights(self, backend: SimulatedBackend, spec: ModelSpec) -> None:
+        weights = spec.weight_bytes(backend.dtype_bytes)
+        hardware = backend.hardware
         memory = backend.num_devices * hardware.memory_bytes
         if weights > memory:
             raise UserError(
@@ -177,70 +192,105 @@ class Figure:
                 f"{backend.num_devices} x {hardware.name} have {memory / 1e9:.0f} GB; leave that "
                 "GPU or figure out"
             )
-        backend.check(spec, 0)
 
-    def measure(self, session: Session) -> Measured:
-        """Measure on a real device: the table of points, and others by the end of their name."""
-        from sarathi_lab.experiment.measure import measure_parts  # torch takes seconds
-
-        return measure_parts(self.name, self.parts(session.spec, session.sizes), session)
-
+    @abstractmethod
     def bench(self, job: Job) -> Any:
-        """Return what evaluates its cases in simulation."""
-        cost = job.backend.cost_of(job.spec)
-        is_counting = job.method == COUNTED or job.backend.composes_kernels
-        return CostBench(cost, is_counting=is_counting)
+        """Return what evaluates its parts in simulation."""
 
+    @abstractmethod
     def table(self, points_of_parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
-        """Return recorded points of predicted ones; what was not measured has no value."""
-        return predicted_table(self.name, points_of_parts).dropna(subset="y").reset_index(drop=True)
+        """Return recorded points of simulated ones."""
+
+    @abstractmethod
+    def measure(self, job: Job) -> Measured:
+        """Measure on a real device: the table of points, and others by the end of their name."""
+
+    def recorded_as(self, device: str) -> tuple[str, str]:
+        """Return the folder of what was measured on a device, and the source of its points."""
+        return device, "measured"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A figure to simulate for a model on a backend, at `sizes`; policies are made by name and
-    token budget. The `method` is COUNTED where batches are counted instead of served.
+    """An experiment to simulate, or measure, for a model on a backend.
+
+    Attributes:
+        method: COUNTED where batches are counted instead of served.
+        make_policy: Makes a policy by its name and token budget; None where there is none.
+        seconds: To measure for, without loading, but for `FEWEST_PAIRS` rounds at least.
+        max_spread: Of the interval of a point (`Experiment`).
+        is_cut: Measure only as many parts, ends and middles first, as that many rounds fit the
+            time for.
     """
 
-    figure: Figure
+    experiment: Experiment
     spec: ModelSpec
-    backend: SimulatedBackend
-    sizes: Mapping[str, Any]
+    backend: Backend
+    sizes: Sizes
     method: str = ""
     make_policy: Callable[[str, int], Policy | None] = lambda name, budget: None
     seed: int = 0
+    seconds: float = 0.0
+    max_spread: float = 0.15
+    is_cut: bool = False
+
+    @property
+    def room(self) -> Room:
+        """The room that the experiment takes on its real device."""
+        return self.experiment.room_on(self.measured_backend, self.spec, self.sizes)
+
+    @property
+    def measured_backend(self) -> MeasuredBackend:
+        return cast("MeasuredBackend", self.backend)
+
+    @property
+    def simulated_backend(self) -> SimulatedBackend:
+        return cast("SimulatedBackend", self.backend)
 
     @property
     def labels(self) -> dict[str, str]:
-        on = self.backend
-        names = {"hardware": on.hardware.name, "level": on.cost_model, "model": self.spec.name}
-        return {**names, "dtype": on.dtype_name, "method": self.method}
+        """The columns of what was simulated."""
+        backend = self.simulated_backend
+        return {
+            "hardware": backend.hardware.name,
+            "level": backend.cost_model,
+            "model": self.spec.name,
+            "dtype": backend.dtype_name,
+            "method": self.method,
+        }
 
     @property
     def device(self) -> str:
-        """The device with the level, model and method."""
-        words = [self.backend.device_name, self.backend.cost_model, self.spec.name, self.method]
-        return ", ".join(filter(None, words))
+        """The simulated device with the level, model and method."""
+        backend = self.simulated_backend
+        names = [backend.device_name, backend.cost_model, self.spec.name, self.method]
+        return ", ".join(filter(None, names))
 
 
 def paper_jobs(
-    figure: Figure,
+    experiment: Experiment,
     gpus: Sequence[str] | None = None,
     every: int = 1,
-    sizes: Mapping[str, Any] | None = None,
+    sizes: Sizes | None = None,
 ) -> list[Job]:
     """List the paper's GPUs, or each of `gpus`, at every level that its file has for the model.
     `sizes` replace conf/experiment's; of long curves each n-th point is taken.
     """
-    sizes = figure.paper_sizes(every, sizes)
+    sizes = experiment.paper_sizes(every, sizes)
+    methods = ("", COUNTED) if experiment.is_counted else ("",)
+    pairs = []
+    for platform in experiment.papers:
+        for gpu in gpus or [platform.hardware]:
+            pairs.append((platform.model, gpu))
     jobs = []
-    on = [(model, gpu) for model, usual, _ in figure.papers for gpu in gpus or [usual]]
-    for model, gpu in dict.fromkeys(on):
-        spec, hardware = load_option("model", model), load_option("hardware", gpu)
+    for model, gpu in dict.fromkeys(pairs):
+        spec = load_option("model", model)
+        hardware = load_option("hardware", gpu)
         levels = ["profiled", "analytic"] if _is_profiled(hardware, spec) else ["analytic"]
-        for method in ("", COUNTED) if figure.is_counted else ("",):
-            backends = [SimulatedBackend(hardware, DTYPE, level) for level in levels]
-            jobs += [Job(figure, spec, backend, sizes, method) for backend in backends]
+        for method in methods:
+            for level in levels:
+                backend = SimulatedBackend(hardware, DTYPE, level)
+                jobs.append(Job(experiment, spec, backend, sizes, method))
     return jobs
 
 
@@ -252,23 +302,22 @@ def _is_profiled(hardware: Hardware, spec: ModelSpec) -> bool:
     return tables.is_model_specific and tables.is_of(spec)
 
 
-class Experiments(Mapping[str, Figure]):
-    """The experiments of conf/experiment with cases, by name; one is imported when asked for."""
+class Catalog(Mapping[str, Experiment]):
+    """The experiments of conf/experiment with a function; one is imported when asked for."""
 
     @cached_property
     def paths(self) -> dict[str, str]:
         """The functions, as module.function."""
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        files = sorted((CONF / "experiment").glob("*.yaml"))
         paths = {}
-        for path in files:
+        for path in sorted((CONF / "experiment").glob("*.yaml")):
             task = yaml.load(path.read_text(), loader).get("task")
-            if isinstance(task, dict) and "cases" in task:
-                paths[path.stem] = task["cases"]
+            if isinstance(task, dict) and "function" in task:
+                paths[path.stem] = task["function"]
         return paths
 
-    def __getitem__(self, name: str) -> Figure:
-        return load_figure(self.paths[name])
+    def __getitem__(self, name: str) -> Experiment:
+        return load_experiment(self.paths[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.paths)
@@ -277,36 +326,34 @@ class Experiments(Mapping[str, Figure]):
         return len(self.paths)
 
 
-FIGURES = Experiments()
-# Those of the paper, which has a file of points for each.
-PAPERS = tuple(sorted(path.stem for path in EXPERIMENTS.glob("sarathi/paper/*.csv")))
+CATALOG = Catalog()
 
 
-def load_figure(path: str) -> Figure:
+def load_experiment(path: str) -> Experiment:
     """Import an experiment by module.function. Raises UserError if there is none."""
     module, _, name = path.rpartition(".")
     try:
-        found = getattr(import_module(module), name).figure
+        declared = getattr(import_module(module), name).experiment
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
-            f"task.cases={path} can't be imported ({error}); name a function under "
-            "sarathi_lab.experiment.registry.figure as module.function"
+            f"task.function={path} can't be imported ({error}); name a function under "
+            "sarathi_lab.experiment.registry.experiment as module.function"
         ) from None
-    assert isinstance(found, Figure)
-    return found
+    assert isinstance(declared, Experiment)
+    return declared
 
 
-def figure(kind: type[Figure] = Figure, **declared: Any) -> Callable[[Any], Any]:
+def experiment(kind: type[Experiment], **declared: Any) -> Callable[[Function], Function]:
     """Make a function the experiment of its name; `declared` are fields of `kind`. The paper's
     figures are of an A6000 by default; a picture without a title has the question's.
     """
 
-    def register(make: Any) -> Any:
+    def register(make: Function) -> Function:
         if make.__name__ in PAPERS:
             declared.setdefault("papers", [A6000])
         look = declared.get("look", PlotSpec())
         declared["look"] = replace(look, title=look.title or declared["question"])
-        make.figure = kind(make.__name__, make, **declared)
+        make.experiment = kind(make.__name__, make, **declared)  # type: ignore[attr-defined]
         return make
 
     return register

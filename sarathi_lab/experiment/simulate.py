@@ -23,7 +23,7 @@ def simulate(jobs: Sequence[Job], processes: int | None = None) -> list[pd.DataF
     """Return a table of points for each job, with its labels; parts of jobs are shared among
     `processes`, None for one a core.
     """
-    parts_of_jobs = [job.figure.parts(job.spec, job.sizes) for job in jobs]
+    parts_of_jobs = [job.experiment.parts(job.spec, job.sizes) for job in jobs]
     # Those of few parts first: these are large ones.
     order = sorted(range(len(jobs)), key=lambda number: len(parts_of_jobs[number]))
     tasks = []
@@ -31,7 +31,7 @@ def simulate(jobs: Sequence[Job], processes: int | None = None) -> list[pd.DataF
         for part in parts_of_jobs[number]:
             tasks.append((number, part))
     size = processes or cpu_count()
-    if any(job.figure.is_chained for job in jobs):
+    if any(job.experiment.is_chained for job in jobs):
         size = 1
     call = uuid4().hex
     calls = [delayed(_points)(call, jobs[number], part) for number, part in tasks]
@@ -49,13 +49,15 @@ def simulate(jobs: Sequence[Job], processes: int | None = None) -> list[pd.DataF
             ) from None
     tables = []
     for job, points_of_parts in zip(jobs, points_of_jobs, strict=True):
-        table = job.figure.table(points_of_parts).assign(**job.labels)
-        tables.append(table.assign(device=job.device, device_name=job.backend.device_name))
+        table = job.experiment.table(points_of_parts).assign(**job.labels)
+        tables.append(
+            table.assign(device=job.device, device_name=job.simulated_backend.device_name)
+        )
     return tables
 
 
 def _title(jobs: Sequence[Job]) -> str:
-    names = list(dict.fromkeys(job.figure.name for job in jobs))
+    names = list(dict.fromkeys(job.experiment.name for job in jobs))
     models = " and ".join(dict.fromkeys(job.spec.name for job in jobs))
     what = names[0] if len(names) == 1 else f"{len(names)} figures"
     return f"computing {what} with {models}"
@@ -66,12 +68,12 @@ _BENCHES: dict[tuple[str, ...], Any] = {}  # of the last call in this process
 
 def _points(call: str, job: Job, part: Part) -> list[Point]:
     """Evaluate a part on the job's bench, which is made once in each process."""
-    name = job.figure.name if job.figure.has_own_bench else ""
+    name = "" if job.experiment.shares_bench else job.experiment.name
     key = (call, job.device, name)
     if key not in _BENCHES:
         if any(earlier != call for earlier, *_ in _BENCHES):
             _BENCHES.clear()
-        _BENCHES[key] = job.figure.bench(job)
+        _BENCHES[key] = job.experiment.bench(job)
     return part.points(_BENCHES[key], 0)
 
 

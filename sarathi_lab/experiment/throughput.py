@@ -8,8 +8,9 @@ import pandas as pd
 
 from sarathi_lab.experiment.bench import COMPARED, THROUGHPUT, Bench
 from sarathi_lab.experiment.decodes import SPEEDUP, speedup
+from sarathi_lab.experiment.grid import Grid
 from sarathi_lab.experiment.points import Parts, Point, part
-from sarathi_lab.experiment.registry import A6000, Aims, ErrorRow, Ints, Platform, figure
+from sarathi_lab.experiment.registry import A6000, Aims, ErrorRow, Ints, Platform, experiment
 from sarathi_lab.experiment.scenario import Scenario, best_pd_ratio, chunked
 from sarathi_lab.experiment.scenario import lengths as whole_lengths
 from sarathi_lab.model.spec import ModelSpec
@@ -43,7 +44,8 @@ def _fig09_at(points: pd.DataFrame) -> dict[str, object]:
     return {"points": list(zip(points.panel, chunks, points.x, strict=True))}
 
 
-@figure(
+@experiment(
+    Grid,
     question="How much faster is SARATHI end to end, and at which P:D?",
     seconds=45,
     at=_fig09_at,
@@ -91,7 +93,8 @@ def _fig11_at(points: pd.DataFrame) -> dict[str, object]:
     return {"by_pd": list(zip(numbers, panel.x, strict=True))}
 
 
-@figure(
+@experiment(
+    Grid,
     question="Does chunking beat Orca, whose whole prompts carry decodes, too?",
     seconds=45,
     at=_fig11_at,
@@ -135,7 +138,8 @@ def fig11(
         yield part(throughput_gain, "b", f"{policy}{chunk or ''}", pd_ratio, scenario)
 
 
-@figure(
+@experiment(
+    Grid,
     question="What do small chunks cost the prefill, and what remains end to end?",
     seconds=40,
     errors=[
@@ -186,7 +190,8 @@ def _chunked_prefill(bench: Bench, name: str, length: int, chunk: int) -> Iterat
 OF_33B = "panel == '33b' and series =="
 
 
-@figure(
+@experiment(
+    Grid,
     question="How much do decodes and whole requests gain on two models and GPUs?",
     seconds=15,
     papers=[A6000, Platform("33b", "a100_2023")],
@@ -227,7 +232,8 @@ def table4(
 # -- beyond the paper's figures: served on the engine, also in simulation --------------------------
 
 
-@figure(
+@experiment(
+    Grid,
     question="Is the best P:D of a chunk C near C/(B-1)?",
     seconds=45,
     look=PlotSpec(x="P:D in C/(B-1)", y="throughput gain", log_x=True, prefix="P + D = "),
@@ -241,7 +247,8 @@ def chunk_optimum(spec: ModelSpec, *, seq_len: int, batch: int, chunks: Ints) ->
             yield part(served_gain, f"{seq_len} B={batch}", f"C={chunk}", share, scenario)
 
 
-@figure(
+@experiment(
+    Grid,
     question="What do longer sequences leave of the gain?",
     seconds=25,
     look=PlotSpec(x="P + D [tokens]", y="gain", log_x=True),
@@ -252,7 +259,8 @@ def sequence_length(spec: ModelSpec, *, lengths: Ints, batch: int, chunk: int) -
     yield from _speedups_and_gains(f"B={batch} C={chunk}", sizes, chunk)
 
 
-@figure(
+@experiment(
+    Grid,
     question="What do larger batches leave of the gain?",
     seconds=25,
     look=PlotSpec(x="batch", y="gain", prefix="P + D = "),
@@ -272,7 +280,8 @@ def _speedups_and_gains(panel: str, sizes: Sequence[tuple[int, int, int]], chunk
         yield part(served_gain, panel, "throughput_gain", x, scenario)
 
 
-@figure(
+@experiment(
+    Grid,
     question="What does the token budget do to waiting?",
     seconds=20,
     look=PlotSpec(

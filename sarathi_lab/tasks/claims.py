@@ -24,7 +24,7 @@ from sarathi_lab.experiment.claims import (
     load_claims,
     verdicts,
 )
-from sarathi_lab.experiment.registry import FIGURES
+from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.results.load import SIMULATED
 from sarathi_lab.results.result import DisplayTable, show
 from sarathi_lab.tasks.claim_tables import blocks, write_page
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--run", action="store_true", help=text)
     text = "first compute the same with cost models of GPUs"
     add("--simulate", action="store_true", help=text)
-    names = list(FIGURES)
+    names = list(CATALOG)
     text = "one experiment, such as fig08; may be repeated"
     add("--only", action="append", choices=names, metavar="NAME", help=text)
     add("--device", metavar="TEXT", help="devices whose name has this text, such as cpu or h100")
@@ -151,7 +151,7 @@ def _selected(table: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
 
 def _has_engine(name: str) -> bool:
     """Return whether the engine that an experiment is measured on is installed; print if not."""
-    if "executor=vllm" not in FIGURES[name].measured or find_spec("vllm") is not None:
+    if "executor=vllm" not in CATALOG[name].measured or find_spec("vllm") is not None:
         return True
     console().print(f"{name} is left out: it is measured with executor=vllm, which is not here")
     return False
@@ -162,8 +162,8 @@ def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[s
     make_folder(results, "--results")
     needed = {claim.experiment: list(claim.settings) for claim in load_claims()}
     is_record, costs = results == RECORDS, results / COSTS
-    names = options.only or [name for name in FIGURES if is_record or name in needed]
-    seconds = {n: FIGURES[n].seconds for n in names if not FIGURES[n].is_simulated}
+    names = options.only or [name for name in CATALOG if is_record or name in needed]
+    seconds = {n: CATALOG[n].seconds for n in names if not CATALOG[n].is_simulated}
     if not seconds and options.run:
         raise UserError(f"{', '.join(names)}: simulated only; use --simulate in place of --run")
     if seconds and (total := options.seconds or (None if is_record else FEW_MINUTES)):
@@ -179,9 +179,9 @@ def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[s
     with tempfile.TemporaryDirectory(prefix="sarathi-lab-") as folder:
         for number, (name, how) in enumerate(jobs, 1):
             console().print(f"\n[{number}/{len(jobs)}] {name}, {how}", style="bold")
-            settings = ["executor=simulated", *FIGURES[name].simulated]
+            settings = ["executor=simulated", *CATALOG[name].simulated]
             if how == "measured":
-                settings = [*FIGURES[name].measured, *options.settings]
+                settings = [*CATALOG[name].measured, *options.settings]
                 settings.append(f"task.seconds={seconds[name]:g}")
             fixed = [f"experiment={name}", "tracking=none", f"task.record={results}"]
             fixed += [] if is_record else needed.get(name, [])

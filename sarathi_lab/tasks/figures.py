@@ -26,7 +26,7 @@ from sarathi_lab.experiment.recorded import (
     paper,
     points_of,
 )
-from sarathi_lab.experiment.registry import FIGURES, PAPERS, Job, paper_jobs
+from sarathi_lab.experiment.registry import CATALOG, PAPERS, Job, paper_jobs
 from sarathi_lab.experiment.simulate import simulate
 from sarathi_lab.results import load
 from sarathi_lab.results.intervals import LEVEL
@@ -52,7 +52,7 @@ def main(args: Sequence[str]) -> int:
         description="Draw the paper's figures as PNG and PDF: its points, simulated, and "
         "measured where recorded.",
     )
-    text = f"one of {', '.join([*FIGURES, POLICIES])}"
+    text = f"one of {', '.join([*CATALOG, POLICIES])}"
     parser.add_argument("--only", action="append", metavar="FIGURE", help=text)
     parser.add_argument("--out", type=Path, default=OUTPUTS / "figures", help="where they go")
     text = "all that is simulated and measured, not one line a GPU and panels with enough points"
@@ -68,36 +68,38 @@ def main(args: Sequence[str]) -> int:
 
 def redraw(root: Path = EXPERIMENTS) -> int:
     """Draw figures by their names, and sweeps by the table beside them."""
-    names = FIGURES.keys() & load.recorded(root)
+    names = CATALOG.keys() & load.recorded(root)
     for path in sorted(root.rglob("*.png")):
-        table = path.with_suffix(".csv")
-        if path.stem in names:
-            picture = draw(path.stem)
-        elif table.is_file() and {"policy", "is_baseline"} <= {*(runs := pd.read_csv(table))}:
-            picture = draw_sweep(runs)
-        else:
-            continue
-        save_figure(picture, path)
-        print_place("figure", path)
+        picture = draw(path.stem) if path.stem in names else _redrawn_sweep(path)
+        if picture is not None:
+            save_figure(picture, path)
+            print_place("figure", path)
     return 0
+
+
+def _redrawn_sweep(path: Path) -> Picture | None:
+    """Draw the sweep whose table is beside a picture; None if it is no sweep."""
+    table = path.with_suffix(".csv")
+    if not table.is_file():
+        return None
+    runs = pd.read_csv(table)
+    is_sweep = {"policy", "is_baseline"} <= set(runs)
+    return draw_sweep(runs) if is_sweep else None
 
 
 def _main(options: argparse.Namespace) -> int:
     recorded = load.recorded()
-    others = sorted(FIGURES.keys() - set(PAPERS), key=list(FIGURES).index)
-    known = (*PAPERS, *(name for name in (*others, POLICIES) if name in recorded))
-    chosen = options.only or known
+    names = list(PAPERS)
+    for name in (*CATALOG, POLICIES):
+        if name in recorded and name not in PAPERS:
+            names.append(name)
+    chosen = options.only or names
     for name in chosen:
-        require_one_of("--only", name, known)
+        require_one_of("--only", name, names)
     make_folder(options.out, "--out")
     with progress_of("drawing", len(chosen)) as advance:
         for name in chosen:
-            if name == POLICIES:
-                runs = load.load(POLICIES).copy().groupby("device")
-                pictures = {f"{POLICIES}-{device}": policies(rows) for device, rows in runs}
-            else:
-                pictures = {name: draw(name, is_all=options.all)}
-            for stem, picture in pictures.items():
+            for stem, picture in _pictures(name, is_all=options.all).items():
                 for ending in FORMATS:
                     save_figure(picture, options.out / f"{stem}.{ending}")
             advance(1)
@@ -105,15 +107,25 @@ def _main(options: argparse.Namespace) -> int:
     return 0
 
 
+def _pictures(name: str, *, is_all: bool) -> dict[str, Picture]:
+    """Draw what is recorded under a name; return the pictures by the names of their files."""
+    if name != POLICIES:
+        return {name: draw(name, is_all=is_all)}
+    pictures = {}
+    for device, rows in load.load(POLICIES).groupby("device"):
+        pictures[f"{POLICIES}-{device}"] = policies(rows)
+    return pictures
+
+
 def draw(name: str, *, is_all: bool = False) -> Picture:
     """Draw what is recorded of an experiment; `is_all` draws every simulated line."""
-    return plots.draw(FIGURES[name].look, rows_of_points(points_of(name)), is_all=is_all)
+    return plots.draw(CATALOG[name].look, rows_of_points(points_of(name)), is_all=is_all)
 
 
-def _some(name: str, known: Sequence[str]) -> Any:
-    """A field that holds a list of `known` names, or None."""
-    complaint = f"is not a list; write task.{name}=[{known[0]}], or null for all"
-    return listed(None, each=partial(require_one_of, valid=known), complaint=complaint)
+def _some(name: str, valid: Sequence[str]) -> Any:
+    """A field that holds a list of `valid` names, or None."""
+    complaint = f"is not a list; write task.{name}=[{valid[0]}], or null for all"
+    return listed(None, each=partial(require_one_of, valid=valid), complaint=complaint)
 
 
 @dataclass(frozen=True)
@@ -128,35 +140,45 @@ class Figures(Task):
 
     def check(self, cfg: DictConfig) -> None:
         for job in self._jobs():
-            job.figure.check(job.backend, job.spec, job.sizes)
+            job.experiment.check(job.backend, job.spec, job.sizes)
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         return recompute(simulate(self._jobs(), self.processes))
 
     def _jobs(self) -> list[Job]:
-        names = [name for name in PAPERS if self.figures is None or name in self.figures]
-        return [job for name in names for job in paper_jobs(FIGURES[name], self.gpus, self.every)]
+        jobs = []
+        for name in PAPERS:
+            if self.figures is None or name in self.figures:
+                jobs += paper_jobs(CATALOG[name], self.gpus, self.every)
+        return jobs
 
 
 def recompute(tables: Sequence[pd.DataFrame]) -> Result:
     """Return simulated `tables` of the paper's figures beside its points, with their errors."""
     names = list(dict.fromkeys(table.figure.iloc[0] for table in tables))
+    papers = [paper(name) for name in names]
     simulated = [as_points(table, "simulated") for table in tables]
-    points = pd.concat([*map(paper, names), *simulated], ignore_index=True)
-    points = points[[*COLUMNS, *LABELS]]
+    points = pd.concat([*papers, *simulated], ignore_index=True)[[*COLUMNS, *LABELS]]
     errors = error_table(points)
-    shown = [_shown_errors(errors)] if len(errors) else []
-    devices = [(str(table.device.iloc[0]), table) for table in tables]
-    shown += [lines(name, table) for name, table in devices if name not in set(errors.device)]
-    means = zip(errors.row, errors.device, errors["mean"], strict=True)
-    pictures = {
-        name: plots.draw(FIGURES[name].look, rows_of_points(points[points.figure == name]))
-        for name in names
-    }
+    shown = []
+    if len(errors):
+        shown.append(_shown_errors(errors))
+    has_errors = set(errors.device)
+    for table in tables:
+        device = str(table.device.iloc[0])
+        if device not in has_errors:
+            shown.append(lines(device, table))
+    summary = {}
+    for row, device, mean in zip(errors.row, errors.device, errors["mean"], strict=True):
+        summary[f"error/{row}, {device}"] = mean
+    pictures = {}
+    for name in names:
+        rows = rows_of_points(points[points.figure == name])
+        pictures[name] = plots.draw(CATALOG[name].look, rows)
     return Result(
         tables={POINTS: points, "errors": errors},
         figures=pictures,
-        summary={f"error/{row}, {device}": mean for row, device, mean in means},
+        summary=summary,
         shown=shown,
         tags=names,
     )
@@ -166,23 +188,37 @@ def lines(device: str, table: pd.DataFrame) -> DisplayTable:
     """Each line's least and most with their intervals, and what is missing."""
     rows = []
     for (panel, series), line in table.groupby(["panel", "series"], sort=False):
-        known = line.dropna(subset="y").sort_values("y")
-        ends = known.iloc[[0, -1]].itertuples() if len(known) else ()
-        words = [f"{row.y:.3g} ({row.low:.3g} to {row.high:.3g}) at {row.x:g}" for row in ends]
+        measured = line.dropna(subset="y").sort_values("y")
         missing = line[line.y.isna()]
         row = {"panel": str(panel), "line": str(series), "points": str(len(line))}
-        row |= dict(zip(("least", "most"), words or ["", ""], strict=True))
-        why = f"{len(missing)}: {missing.reason.iloc[0]}" if len(missing) else ""
-        rows.append({**row, "unit": str(line.unit.iloc[0]), "missing": why})
-    what = "in brackets the cost model's error"
-    if table.num_pairs.max() > 1:
-        reached = table.confidence[table.num_pairs > 1]
-        what = "medians (of an iteration's timings the lower quartile counts)"
-        what += f", in brackets intervals of {100 * LEVEL:.0f} %"
-        if below := int((reached < LEVEL).sum()):
-            what += f", of {below} of {len(reached)} points of less, as their rounds are alike"
-    left = ("panel", "line", "unit", "missing")
-    return DisplayTable(rows, left=left, title=f"{table.figure.iloc[0]} on {device}: {what}")
+        row["least"] = _described(measured[:1])
+        row["most"] = _described(measured[-1:])
+        row["unit"] = str(line.unit.iloc[0])
+        row["missing"] = f"{len(missing)}: {missing.reason.iloc[0]}" if len(missing) else ""
+        rows.append(row)
+    title = f"{table.figure.iloc[0]} on {device}: {_brackets(table)}"
+    return DisplayTable(rows, left=("panel", "line", "unit", "missing"), title=title)
+
+
+def _described(points: pd.DataFrame) -> str:
+    """Describe the only one of `points`; empty if there is none."""
+    if points.empty:
+        return ""
+    point = points.iloc[0]
+    return f"{point.y:.3g} ({point.low:.3g} to {point.high:.3g}) at {point.x:g}"
+
+
+def _brackets(table: pd.DataFrame) -> str:
+    """State what the brackets around values are."""
+    if table.num_pairs.max() <= 1:
+        return "in brackets the cost model's error"
+    text = "medians (of an iteration's timings the lower quartile counts)"
+    text += f", in brackets intervals of {100 * LEVEL:.0f} %"
+    levels = table.confidence[table.num_pairs > 1]
+    num_below = int((levels < LEVEL).sum())
+    if num_below:
+        text += f", of {num_below} of {len(levels)} points of less, as their rounds are alike"
+    return text
 
 
 def counts(device: str, table: pd.DataFrame) -> DisplayTable:
@@ -216,6 +252,6 @@ def _counted(ratios: pd.Series) -> str:
 def _shown_errors(errors: pd.DataFrame) -> DisplayTable:
     """The mean and largest absolute relative errors, with those to stay within."""
     formats = dict.fromkeys(("mean", "largest", "stated", "aim_mean", "aim_largest"), ".1%")
-    left, title = ("row", "device", "verdict"), "Error against the paper's points"
     shown = errors.drop(columns=["hardware", "level", "method"]).to_dict("records")
-    return DisplayTable(shown, left=left, formats=formats, title=title)
+    title = "Error against the paper's points"
+    return DisplayTable(shown, left=("row", "device", "verdict"), formats=formats, title=title)

@@ -16,7 +16,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import GROUPS, build
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.sweeper import compose
-from sarathi_lab.experiment.registry import FIGURES
+from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.tasks.plan import make_plan
 
 # Found by task=validate, or of a card that its user describes; where vLLM is missing refused, see
@@ -113,7 +113,7 @@ NEEDED = {
 def test_every_experiment_composes_all_its_jobs(experiment):
     text = (CONF / "experiment" / f"{experiment}.yaml").read_text()
     has_own_task, is_sweep = "override /task" in text, "mode: MULTIRUN" in text
-    figure = FIGURES.get(experiment)
+    figure = CATALOG.get(experiment)
     is_simulated = not has_own_task or (figure is not None and figure.is_simulated)
     device = ["executor=simulated"] if is_simulated else []
     command_line = compose([f"experiment={experiment}", *device, *NEEDED.get(experiment, [])])

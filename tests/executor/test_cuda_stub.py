@@ -36,7 +36,7 @@ from sarathi_lab.executor.torch.operation_probe import OperationProbe
 from sarathi_lab.executor.torch.shapes import CudaGraphs
 from sarathi_lab.experiment.measure import DeviceBench, load_executor
 from sarathi_lab.experiment.measured_cost import MeasuredCostModel
-from sarathi_lab.experiment.registry import FIGURES
+from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.experiment.scenario import Room
 from sarathi_lab.policy import SarathiServe
 from sarathi_lab.run import main
@@ -241,7 +241,7 @@ def test_what_is_measured_says_how(probe, device):
 
 def test_rounds_of_a_figure_capture_nothing_again(probe, monkeypatch):
     clock, seen, numbers = DeviceBench(probe.executor), captures(monkeypatch), []
-    groups = list(FIGURES["kv_reread"].parts(SPEC, {"prompts": [24], "chunks": [8, 16]}))
+    groups = list(CATALOG["kv_reread"].parts(SPEC, {"prompts": [24], "chunks": [8, 16]}))
     for _ in range(2):
         for group in groups:
             clock.cost.forget()

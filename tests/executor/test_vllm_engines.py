@@ -34,7 +34,7 @@ from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.vllm.executor import VllmExecutor
 from sarathi_lab.executor.vllm.workers import Workers, make_config
 from sarathi_lab.experiment.real_bubbles import MEASURED, PipelineBench, real_bubbles
-from sarathi_lab.experiment.registry import FIGURES
+from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.policy import Orca, Sarathi, SarathiServe, VllmV1
 
@@ -114,7 +114,7 @@ def check_stage_times(executor):
     assert (starts.iloc[1:].to_numpy() > ends.iloc[:-1].to_numpy()).all()
     assert 0 < starts[0].min() < ends[1].max() < executor.now
     assert (ledger.requests().bubble_time > 0).any()
-    sizes = {**FIGURES["real_bubbles"].sizes("dry"), "longest": 48}
+    sizes = {**CATALOG["real_bubbles"].sizes("dry"), "longest": 48}
     cache = (executor.num_blocks, executor.block_size, sizes["longest"])
     engine = EngineConfig(Orca(), sizes["batch"], *cache, num_micro_batches=2)
     bench = PipelineBench(TINY, engine, {MEASURED: executor}).with_simulation(sizes)

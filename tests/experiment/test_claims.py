@@ -26,7 +26,7 @@ from sarathi_lab.experiment.claims import (
     load_claims,
     verdicts,
 )
-from sarathi_lab.experiment.registry import FIGURES
+from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.results import load
 from sarathi_lab.results.intervals import LEVEL, ends_of_median
 from sarathi_lab.tasks import claim_tables
@@ -228,7 +228,7 @@ def test_the_claims_are_well_written():
     claims = load_claims()
     assert len({claim.id for claim in claims}) == len(claims) > 15
     for claim in claims:
-        assert claim.experiment in FIGURES
+        assert claim.experiment in CATALOG
         assert claim.caveat
         assert claim.source
 

@@ -18,10 +18,11 @@ from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.experiment import measured_cost, measured_iterations
 from sarathi_lab.experiment.bench import CostBench
+from sarathi_lab.experiment.grid import Grid
 from sarathi_lab.experiment.measure import DeviceBench, load_executor, measure
 from sarathi_lab.experiment.pipeline import BUBBLES, COMPLETION
 from sarathi_lab.experiment.points import Estimate, Part, Point, table_of
-from sarathi_lab.experiment.registry import FIGURES, SETUPS, Figure
+from sarathi_lab.experiment.registry import CATALOG, SETUPS
 from sarathi_lab.experiment.scenario import Composition, Room
 from sarathi_lab.results import load
 from sarathi_lab.results.intervals import FEWEST_PAIRS
@@ -29,11 +30,11 @@ from sarathi_lab.run import main
 
 TINY = load_option("model", "tiny")
 # The stages of fig12 are measured another way, and requests that arrive over time too.
-MEASURABLE = [name for name, own in FIGURES.items() if type(own) is Figure]
+MEASURABLE = [name for name, own in CATALOG.items() if type(own) is Grid]
 
 
 def dry_parts(name: str) -> list:
-    return FIGURES[name].parts(TINY, FIGURES[name].sizes("dry"))
+    return CATALOG[name].parts(TINY, CATALOG[name].sizes("dry"))
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +46,7 @@ def few_timings(monkeypatch):
 
 @pytest.fixture(scope="module")
 def executor():
-    rooms = [FIGURES[name].room(TINY, FIGURES[name].sizes("dry")) for name in MEASURABLE]
+    rooms = [CATALOG[name].room(TINY, CATALOG[name].sizes("dry")) for name in MEASURABLE]
     largest = Room(*map(max, *rooms))
     return load_executor(TorchBackend(device="cpu"), TINY, largest)
 
@@ -103,16 +104,16 @@ def test_the_papers_grid_is_cut_to_the_time_and_the_rest_has_a_reason(executor):
 
 
 @pytest.mark.parametrize("setup", SETUPS)
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", CATALOG)
 def test_every_setup_says_what_room_it_needs(name, setup):
-    figure, sizes = FIGURES[name], FIGURES[name].sizes(setup)
+    figure, sizes = CATALOG[name], CATALOG[name].sizes(setup)
     room = figure.room(TINY, sizes)
     assert room.kv_tokens >= figure.least_room(TINY, sizes) or figure.is_in_rounds
     assert room.batch_size >= 1
 
 
 def test_sizes_are_the_arguments_of_the_function():
-    own = FIGURES["fig08"]
+    own = CATALOG["fig08"]
     with pytest.raises(UserError, match=r"task.sizes.small=colour is unknown; use one of seq_lens"):
         own.sizes("small", {"small": {"colour": 1}})
     with pytest.raises(UserError, match="of fig08 lacks seq_lens, batches; add what conf/exp"):
@@ -127,7 +128,7 @@ def test_ratios_by_hand():
             ("fig07", {"tokens": [], "tiles": [100]}),
             ("fig03", {"batches": [2], "seq_len": 50}),
         )
-        for part in FIGURES[name].parts(TINY, sizes)
+        for part in CATALOG[name].parts(TINY, sizes)
         for point in part.points(bench)
     }
     assert found["step", 100] == pytest.approx(2.01 / 2.0)
@@ -135,7 +136,7 @@ def test_ratios_by_hand():
 
 
 def test_the_price_of_chunking_is_split_without_rest(bench):
-    parts = FIGURES["kv_reread"].parts(TINY, {"prompts": [64], "chunks": [16]})
+    parts = CATALOG["kv_reread"].parts(TINY, {"prompts": [64], "chunks": [16]})
     all_points = [point for part in parts for point in part.points(bench)]
     points = {point.panel: point.y.value for point in all_points if point.series == "64"}
     assert points["KV bytes / whole"] == points["N(N+1)/2 / N"] == 2.5
@@ -201,7 +202,7 @@ def test_a_measured_experiment_is_recorded(name, tmp_path, capsys, monkeypatch):
 PAPER_PAGE = FOLDERS / "sarathi" / "README.md"
 
 
-@pytest.mark.parametrize("name", [name for name in FIGURES if name != "gpu_targets"])
+@pytest.mark.parametrize("name", [name for name in CATALOG if name != "gpu_targets"])
 def test_every_experiment_has_its_overlay_and_its_page(name):
     overlay = (CONF / "experiment" / f"{name}.yaml").read_text()
     page = FOLDERS / load.group_of(name) / name / "README.md"

@@ -9,7 +9,7 @@ import pytest
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.experiment import pipeline
-from sarathi_lab.experiment.registry import FIGURES, paper_jobs
+from sarathi_lab.experiment.registry import CATALOG, paper_jobs
 from sarathi_lab.experiment.simulate import simulate
 
 NUM_REQUESTS = (
@@ -52,7 +52,7 @@ def test_replicas_share_the_requests_evenly():
 
 
 def test_what_is_found_is_taken_at_the_papers_points(reduced, completed, bubbles):
-    curves = FIGURES["fig12"].paper_points().query("panel != 'ratios'")
+    curves = CATALOG["fig12"].paper_points().query("panel != 'ratios'")
     found = pipeline.at_points(pipeline.curves_of(reduced), curves)
     assert len(found) == len(curves)
     middle = found[(found.panel == "a") & (found.x - 0.5).abs().lt(0.01)]
@@ -65,11 +65,11 @@ def test_what_is_found_is_taken_at_the_papers_points(reduced, completed, bubbles
 
 
 def test_every_point_is_predicted_with_an_error():
-    (table,) = simulate(paper_jobs(FIGURES["fig12"], every=50)[1:], processes=1)
-    assert len(table) == len(FIGURES["fig12"].paper_points())
+    (table,) = simulate(paper_jobs(CATALOG["fig12"], every=50)[1:], processes=1)
+    assert len(table) == len(CATALOG["fig12"].paper_points())
     assert ((table.low > 0) & (table.low < table.y) & (table.y < table.high)).all()
 
 
 def test_the_headlines_of_the_paper_follow_from_its_points():
-    ratios = pipeline.ratios(FIGURES["fig12"].paper_points())
+    ratios = pipeline.ratios(CATALOG["fig12"].paper_points())
     assert list(ratios.values()) == pytest.approx([6.29, 1.91, 1.48, 1.29], abs=0.006)

@@ -18,7 +18,7 @@ from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.experiment.claims import COLUMNS as CLAIM_COLUMNS
 from sarathi_lab.experiment.claims import verdict
 from sarathi_lab.experiment.recorded import points_of
-from sarathi_lab.experiment.registry import FIGURES, load_figure
+from sarathi_lab.experiment.registry import CATALOG, load_experiment
 from sarathi_lab.results import load
 from sarathi_lab.results.plots.figures import draw
 from sarathi_lab.results.table import rows_of_points
@@ -74,7 +74,7 @@ def test_the_figure_of_the_tour_is_simulated_recorded_and_drawn(tmp_path, monkey
     assert is_drawn(tmp_path / "chunk_gain.png")
     points = load.load("chunk_gain", tmp_path).assign(source="simulated")
     rows = rows_of_points(points.assign(device="a"))
-    (ax,) = draw(load_figure("tour.chunk_gain").look, rows).axes
+    (ax,) = draw(load_experiment("tour.chunk_gain").look, rows).axes
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("chunk", "gain")
     assert list(ax.lines[0].get_xdata()) == [8, 16]
 
@@ -88,7 +88,7 @@ def test_what_is_recorded_of_serving_is_drawn_for_every_device(name):
     devices |= {f"simulated-{chip}".replace("\n", "_") for chip in chips}
     points = load.load(name).dropna(subset="y")
     if name == "sarathi_serve_budget":  # a budget has a place where both of its times have a number
-        times = points[points.quantity.isin(FIGURES[name].look.quantities)].groupby(["device", "x"])
+        times = points[points.quantity.isin(CATALOG[name].look.quantities)].groupby(["device", "x"])
         points = times.filter(lambda rows: rows.quantity.nunique() == 2)
     assert devices == set(points.device)
 
@@ -135,7 +135,7 @@ def test_recorded_results_of_devices_are_among_the_points(monkeypatch):
 
 def test_a_map_of_batches_needs_room_for_its_smallest_one():
     """Of a GPU with little memory the larger ones are left out, and a simulated one has all."""
-    figure = FIGURES["piggyback_boundary"]
+    figure = CATALOG["piggyback_boundary"]
     spec = load_option("model", "llama3.1-8b")
     sizes = figure.sizes("paper")
     assert figure.least_room(spec, sizes) < 1024

@@ -30,7 +30,7 @@ from sarathi_lab.experiment.measured_cost import (
     describe,
 )
 from sarathi_lab.experiment.points import Estimate, Point, part
-from sarathi_lab.experiment.registry import FIGURES
+from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.experiment.scenario import Scenario, batch, chunked, request, serve
 from sarathi_lab.results.intervals import FEWEST_PAIRS, median_of
 
@@ -123,7 +123,7 @@ def test_a_batch_that_does_not_fit_has_no_time_and_gives_no_point(cost):
     assert cost.reason == "193 at 0: the cache is too small"
     bench = DeviceBench(cost.executor)
     sizes = {"lengths": [193], "batches": [1]}
-    ((point,), _) = (each.points(bench) for each in FIGURES["fig04"].parts(cost.spec, sizes))
+    ((point,), _) = (each.points(bench) for each in CATALOG["fig04"].parts(cost.spec, sizes))
     assert math.isnan(point.y.value)
 
 
@@ -213,7 +213,7 @@ def test_an_executor_of_whole_iterations_gives_totals_and_says_what_it_lacks(nam
     whole = make_cost_model("analytic", spec, hardware, 2)
     executor = SimulatedExecutor(whole.iteration_time)
     executor.num_blocks, executor.block_size, executor.timeline = 4096, 32, OnGpu()
-    figure = FIGURES[name]
+    figure = CATALOG[name]
     sizes, bench = figure.sizes("dry"), DeviceBench(executor, spec)
     samples = measure(figure.parts(spec, sizes), bench, seconds=0.0, max_rounds=1)
     named = {point.series for point, values in samples.items() if not math.isnan(values[0])}

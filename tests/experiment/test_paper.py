@@ -24,7 +24,7 @@ from sarathi_lab.experiment.recorded import (
     error_table,
     points_of,
 )
-from sarathi_lab.experiment.registry import FIGURES, KEYS, PAPERS, paper_jobs
+from sarathi_lab.experiment.registry import CATALOG, KEYS, PAPERS, paper_jobs
 from sarathi_lab.experiment.scenario import Scenario, batch, lengths, request_times
 from sarathi_lab.experiment.simulate import simulate
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi
@@ -43,8 +43,8 @@ def points() -> pd.DataFrame:
 
 def test_every_point_of_the_paper_has_a_prediction(points):
     for name in PAPERS:
-        wanted = FIGURES[name].paper_points()
-        for job in paper_jobs(FIGURES[name]):
+        wanted = CATALOG[name].paper_points()
+        for job in paper_jobs(CATALOG[name]):
             own = points[(points.device == job.device) & (points.figure == name)]
             asked = wanted[wanted.panel == job.spec.name] if name == "table4" else wanted
             assert len(asked.merge(own, on=KEYS)) == len(asked), job
@@ -57,7 +57,7 @@ def test_every_point_of_the_paper_has_a_prediction(points):
 
 @pytest.mark.parametrize("figure", COMPUTED)
 def test_the_recorded_simulation_is_what_the_simulator_computes(figure, points):
-    jobs = paper_jobs(FIGURES[figure], every=COMPUTED[figure])[::2]  # by tables, and counted
+    jobs = paper_jobs(CATALOG[figure], every=COMPUTED[figure])[::2]  # by tables, and counted
     anew = pd.concat([as_points(table, "simulated") for table in simulate(jobs, processes=1)])
     own = points[(points.source == "simulated") & (points.figure == figure)]
     both = own.merge(anew, on=["figure", "device", *KEYS], suffixes=("", "_anew"))
@@ -195,15 +195,15 @@ def test_bad_input_is_one_line(args, words, refused):
 
 
 def test_every_figure_has_a_question_a_row_of_errors_and_a_claim():
-    assert all(figure.question.endswith("?") for figure in FIGURES.values())
-    assert all(FIGURES[name].errors for name in PAPERS)
+    assert all(figure.question.endswith("?") for figure in CATALOG.values())
+    assert all(CATALOG[name].errors for name in PAPERS)
     # The gain of Fig 9 is read where its best P:D is: from chunk_optimum.
     assert set(PAPERS) - {claim.experiment for claim in load_claims()} == {"fig09"}
 
 
 def test_levels_follow_the_profiles_of_the_hardware_file():
     def devices(name: str, *gpus: str) -> list[str]:
-        return [job.device.removeprefix("simulated ") for job in paper_jobs(FIGURES[name], gpus)]
+        return [job.device.removeprefix("simulated ") for job in paper_jobs(CATALOG[name], gpus)]
 
     of_13b = ["a6000, profiled, 13b", "a6000, analytic, 13b"]
     assert devices("table4") == [*of_13b, "a100_2023, analytic, 33b"]

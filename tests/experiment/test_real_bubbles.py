@@ -14,10 +14,9 @@ from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.timeline import HostTimeline
-from sarathi_lab.experiment.measure import Session
 from sarathi_lab.experiment.pipeline import workload
 from sarathi_lab.experiment.real_bubbles import BUBBLES, COMPLETION, ERROR, IDLE
-from sarathi_lab.experiment.registry import FIGURES
+from sarathi_lab.experiment.registry import CATALOG, Job
 from sarathi_lab.experiment.stage_times import StageTimes
 from sarathi_lab.policy import Orca, Sarathi
 from sarathi_lab.results import load
@@ -25,7 +24,7 @@ from sarathi_lab.run import main
 from sarathi_lab.tasks import claims
 
 TURNAROUNDS = [2e-3, 1e-3]
-SIZES = {**FIGURES["real_bubbles"].sizes("small"), "num_seeds": 6}
+SIZES = {**CATALOG["real_bubbles"].sizes("small"), "num_seeds": 6}
 ON_H100 = ["executor=simulated", "hardware=h100", "model=30m", "task.setup=dry", "tracking=none"]
 
 
@@ -64,7 +63,7 @@ def test_times_of_stages_are_fitted_to_what_they_took():
 
 def test_measured_stands_beside_simulated():
     """Of a pipeline that is as simulated, both are equal."""
-    figure = FIGURES["real_bubbles"]
+    figure = CATALOG["real_bubbles"]
 
     def build(spec, checkpoint, sizes):
         executor = pipeline()
@@ -76,16 +75,8 @@ def test_measured_stands_beside_simulated():
         build=build, block_multiple=32, num_stages=2, dtype_name="float32", device_name="two stages"
     )
     spec = load_option("model", "tiny")
-    session = Session(
-        backend,
-        spec,
-        SIZES,
-        room=figure.room_on(backend, spec, SIZES),
-        seconds=100.0,
-        max_spread=0.5,
-        make_policy=lambda name, budget: None,
-    )
-    table = figure.measure(session)[""]
+    job = Job(figure, spec, backend, SIZES, seconds=100.0, max_spread=0.5)
+    table = figure.measure(job)[""]
     assert (table.num_pairs == 6).all()
     assert set(table.how) == {"measured", "simulated"}
     assert (table.x == 2).all()
@@ -100,7 +91,7 @@ def test_measured_stands_beside_simulated():
 
 
 def test_the_room_is_that_of_all_stages_and_of_whole_blocks():
-    figure = FIGURES["real_bubbles"]
+    figure = CATALOG["real_bubbles"]
     spec = load_option("model", "tiny")
     sizes = {**SIZES, "longest": 40, "batch": 3}
     backend = SimpleNamespace(block_multiple=32, num_stages=2)

@@ -13,8 +13,9 @@ from composed import config_of
 
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.instantiate import build, load_option
+from sarathi_lab.experiment.grid import Grid
 from sarathi_lab.experiment.points import Part
-from sarathi_lab.experiment.registry import FIGURES, Figure, Job, paper_jobs
+from sarathi_lab.experiment.registry import CATALOG, Job, paper_jobs
 from sarathi_lab.experiment.simulate import simulate
 from sarathi_lab.tasks.measure import policy_of
 
@@ -22,7 +23,7 @@ SIMULATED = ("executor=simulated", "hardware=h100", "model=llama3-8b", "tracking
 
 
 def test_points_are_the_same_by_any_number_of_processes():
-    cfg, own = config_of("task=measure", *SIMULATED), FIGURES["sarathi_serve_stalls"]
+    cfg, own = config_of("task=measure", *SIMULATED), CATALOG["sarathi_serve_stalls"]
     spec, backend = load_option("model", "llama3-8b"), build(cfg.executor)
     job = Job(own, spec, backend, own.sizes("dry"), make_policy=partial(policy_of, cfg))
     (one,), (two,) = (simulate([job], number) for number in (1, 2))
@@ -36,7 +37,7 @@ def die(parent, seed):
     return []
 
 
-class Dying(Figure):
+class Dying(Grid):
     def parts(self, spec, sizes):
         return [Part(die, seed=0)] * 4
 
@@ -48,6 +49,6 @@ class Dying(Figure):
 
 
 def test_a_killed_process_is_one_line():
-    job = replace(paper_jobs(FIGURES["table2"])[0], figure=Dying("dying", die, "", 0.0))
+    job = replace(paper_jobs(CATALOG["table2"])[0], experiment=Dying("dying", die, "", 0.0))
     with pytest.raises(RunError, match="was killed; the system may have been out of memory"):
         simulate([replace(job, seed=os.getpid())], 2)

@@ -17,7 +17,7 @@ from matplotlib.text import Text
 
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.experiment.recorded import points_of
-from sarathi_lab.experiment.registry import FIGURES
+from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.results.plots import sweeps
 from sarathi_lab.results.plots.figures import draw
 from sarathi_lab.results.plots.style import POLICIES, colours, finished, panels, tick_in_steps
@@ -60,7 +60,7 @@ def pictures(runs) -> dict[str, Figure]:
 
 
 def drawn(name: str) -> Figure:
-    return draw(FIGURES[name].look, rows_of_points(points_of(name)))
+    return draw(CATALOG[name].look, rows_of_points(points_of(name)))
 
 
 def texts_of(figure: Figure) -> list[Text]:
@@ -150,7 +150,7 @@ def test_a_policy_has_one_colour_everywhere(pictures):
         assert to_hex(line.get_color()) == alone[label]
     two = {"series": ["orca", "sarathi_serve"], "y": [1.0, 2.0], "unit": "s", "device": "cpu"}
     table = pd.DataFrame({**two, "x": 0, "dataset": "d", "quantity": "capacity"})
-    bars = draw(FIGURES["sarathi_serve_capacity"].look, rows_of_points(table)).axes[0].patches
+    bars = draw(CATALOG["sarathi_serve_capacity"].look, rows_of_points(table)).axes[0].patches
     assert [to_hex(bar.get_facecolor()) for bar in bars] == [alone["orca"], alone["sarathi_serve"]]
 
 
@@ -170,7 +170,7 @@ def test_baselines_are_dashed_and_a_series_has_a_marker(runs):
 
 
 def test_of_a_gpu_one_line_is_drawn_and_the_rest_on_demand():
-    look = FIGURES["fig09"].look
+    look = CATALOG["fig09"].look
     points = points_of("fig09").query("source != 'measured'")
     one, every = (draw(look, rows_of_points(points), is_all=is_all) for is_all in (False, True))
     assert [len(ax.get_lines()) for ax in one.axes] == [6, 6, 6]  # the paper's and one a chunk
@@ -187,7 +187,7 @@ def test_a_panel_is_titled_by_what_it_shows():
 
 
 def test_panels_of_a_device_with_few_points_are_left_out_and_said():
-    look = FIGURES["fig08"].look
+    look = CATALOG["fig08"].look
     points = points_of("fig08").query("source in ('paper', 'simulated')")
     row = {"figure": "fig08", "panel": "", "series": "256", "source": "measured", "device": "cpu"}
     own = pd.DataFrame([{**row, "x": float(x), "y": 2.0 if x == 2 else np.nan} for x in (2, 4, 6)])
@@ -211,7 +211,7 @@ def test_a_budget_is_drawn_where_both_of_its_times_were_measured():
             ("gpu", "TBT P99", 64, 0.3),
         )
     ]
-    figure = draw(FIGURES["sarathi_serve_budget"].look, rows_of_points(pd.DataFrame(rows)))
+    figure = draw(CATALOG["sarathi_serve_budget"].look, rows_of_points(pd.DataFrame(rows)))
     (axes,) = [ax for ax in figure.axes if ax.axison]
     assert axes.get_title() == "gpu\nd"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["32"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sarathi_lab.experiment.bench import Bench
+from sarathi_lab.experiment.grid import Grid
 from sarathi_lab.experiment.points import Parts, Point, part
-from sarathi_lab.experiment.registry import PROFILED, Ints, Platform, figure
+from sarathi_lab.experiment.registry import PROFILED, Ints, Platform, experiment
 from sarathi_lab.experiment.scenario import Work, batch, chunked
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.spec import PlotSpec
@@ -15,7 +16,8 @@ FFN, PREFILL = "FFN / whole", "prefill / whole"
 BESIDE, LONGEST = "beside {} decodes / apart", "longest gap / whole"
 
 
-@figure(
+@experiment(
+    Grid,
     question="Does decode-maximal batching still pay where chunks load experts again?",
     seconds=120,
     # Each mixture, and dense models of as many active parameters, or in all. Mixtral does not fit

@@ -9,7 +9,7 @@ import pandas as pd
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.paths import CONF, EXPERIMENTS
 from sarathi_lab.experiment.claims import HOLDS, HOLDS_WITHIN, in_words, kind_of, verdicts
-from sarathi_lab.experiment.registry import FIGURES
+from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.extensions.report.page import Section
 from sarathi_lab.results.conclusion import conclusion
 from sarathi_lab.results.plots.files import as_png
@@ -74,7 +74,7 @@ def _of_experiment(folder: Path, root: Path, judged: pd.DataFrame) -> Section:
             tables.append(sweep_table(table, f"Runs on {device}"))
     has_settings = (CONF / "experiment" / f"{name}.yaml").is_file()
     facts = {
-        "question": FIGURES[name].question if name in FIGURES else "",
+        "question": CATALOG[name].question if name in CATALOG else "",
         "command": f"python -m sarathi_lab.run experiment={name}" if has_settings else "",
         "devices": "; ".join(sorted(devices)),
         "recorded": (is_lab and last_commit(folder)) or "",
@@ -93,6 +93,6 @@ def _pictures(folder: Path, *, is_lab: bool) -> dict[str, bytes]:
     pictures = {}
     for path in sorted(folder.rglob("*.png")):
         pictures[str(path.relative_to(folder))] = path.read_bytes()
-    if is_lab and not pictures and folder.name in FIGURES:
+    if is_lab and not pictures and folder.name in CATALOG:
         pictures[folder.name] = as_png(draw(folder.name))
     return pictures

@@ -35,7 +35,15 @@ from sarathi_lab.experiment.points import (
     keep,
     table_of,
 )
-from sarathi_lab.experiment.registry import PROFILED, Figure, Job, Platform, Sizes, figure
+from sarathi_lab.experiment.registry import (
+    PROFILED,
+    Experiment,
+    Job,
+    Measured,
+    Platform,
+    Sizes,
+    experiment,
+)
 from sarathi_lab.experiment.scenario import BLOCK_SIZE, Room
 from sarathi_lab.extensions.under_load.search import Server, at_rate
 from sarathi_lab.model.spec import ModelSpec
@@ -50,7 +58,6 @@ from sarathi_lab.workload.synthetic import Lognormal
 
 if TYPE_CHECKING:
     from sarathi_lab.executor.measured_backend import MeasuredBackend
-    from sarathi_lab.experiment.measure import Measured, Session
 
 # Table 1; the paper's ablation, stalls and budgets are of Yi-34B.
 YI = Platform("yi-34b", "a100", 2)
@@ -76,14 +83,14 @@ Register = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @dataclass(frozen=True)
-class LoadFigure(Figure):
+class LoadExperiment(Experiment):
     """An experiment of requests that arrive over time, in rounds."""
 
     max_spread: float = 0.5
 
     needs: ClassVar[Sequence[str]] = ("datasets", "batch")
     takes: ClassVar[Sequence[str]] = ("num_requests", "budget", "batches", "rates")
-    is_in_rounds = has_own_bench = True
+    is_in_rounds = True
 
     def parts(self, spec: ModelSpec, sizes: Sizes) -> list[Part]:
         return [Part(self.make, sizes=sizes, seed=seed) for seed in range(FEWEST_PAIRS)]
@@ -105,13 +112,17 @@ class LoadFigure(Figure):
     def least_room(self, spec: ModelSpec, sizes: Sizes) -> int:
         return 2 * longest(sizes)  # requests may wait
 
-    def measure(self, session: Session) -> Measured:
-        from sarathi_lab.experiment.measure import measure  # torch takes seconds
+    def measure(self, job: Job) -> Measured:
+        from sarathi_lab.experiment.measure import (  # torch takes seconds
+            loaded,
+            measure,
+            measured_table,
+        )
 
-        spec = session.spec
-        sizes = session.sizes
-        room = session.room
-        with session.loaded(self.name) as (executor, advance):
+        spec = job.spec
+        sizes = job.sizes
+        room = job.room
+        with loaded(job) as (executor, advance):
             engine = EngineConfig(
                 Orca(), room.batch_size, executor.num_blocks, executor.block_size, room.longest
             )
@@ -120,19 +131,19 @@ class LoadFigure(Figure):
                 spec.name,
                 engine,
                 executor,
-                session.make_policy,
+                job.make_policy,
                 spec.vocab_size,
-                session.seed,
+                job.seed,
             )
             for dataset in sizes["datasets"]:  # warms up
                 bench.saturation_rate(dataset)
             rounds = [Part(self.make, sizes=sizes, seed=0)]
-            samples = measure(rounds, bench, seconds=session.seconds, advance=advance)
-        return {"": session.table(self.name, samples), **_replayed_table(bench)}
+            samples = measure(rounds, bench, seconds=job.seconds, advance=advance)
+        return {"": measured_table(job, samples), **_replayed_table(bench)}
 
     def bench(self, job: Job) -> ServingBench:
         spec = job.spec
-        backend = job.backend
+        backend = job.simulated_backend
         batch = job.sizes["batch"]
         longest_request = longest(job.sizes)
         setup = setup_of(None, batch, longest_request)
@@ -196,7 +207,7 @@ def _replayed_table(bench: ServingBench) -> dict[str, pd.DataFrame]:
 def under_load(question: str, seconds: float, *papers: Platform, **declared: Any) -> Register:
     """Register an experiment under load, with what `ServingBench` reads of the sizes."""
     about = {"question": question, "seconds": seconds, "papers": papers or (YI,)}
-    return figure(LoadFigure, **declared, **about)
+    return experiment(LoadExperiment, **declared, **about)
 
 
 def only_simulated(question: str, *papers: Platform, look: PlotSpec) -> Register:

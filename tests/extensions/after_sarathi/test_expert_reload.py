@@ -9,7 +9,7 @@ import pytest
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.experiment.bench import CostBench
-from sarathi_lab.experiment.registry import FIGURES
+from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.results import load
 from sarathi_lab.run import main
 
@@ -29,7 +29,7 @@ class HandCost:
 
 
 def points(bench, sizes=SIZES, spec=TINY):
-    parts = FIGURES["expert_reload"].parts(spec, sizes)
+    parts = CATALOG["expert_reload"].parts(spec, sizes)
     return {(p.panel, p.x): p.y for part in parts for p in part.points(bench)}
 
 
@@ -80,7 +80,7 @@ def test_its_models_are_simulated_together_on_as_many_devices_as_hold_them(tmp_p
     dry = [f"task.sizes.paper={{{', '.join(f'{name}: {v}' for name, v in SIZES.items())}}}"]
     assert main([*args, *dry, f"output={tmp_path}/out", f"task.record={tmp_path}/records"]) == 0
     table = load.load("expert_reload", tmp_path / "records")
-    own = FIGURES["expert_reload"].papers
+    own = CATALOG["expert_reload"].papers
     assert list(table.model.unique()) == [on.model for on in own]
     is_two = table.groupby("model").device_name.first().str.contains("2 x 1")
     assert dict(is_two) == {on.model: on.num_devices == 2 for on in own}

@@ -10,7 +10,7 @@ from helpers import ScriptedExecutor
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
-from sarathi_lab.experiment.registry import FIGURES
+from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.extensions.after_sarathi import DynamicChunks, Ranked
 from sarathi_lab.extensions.after_sarathi.long_prompts import one_by_one
 from sarathi_lab.extensions.under_load import ServingBench
@@ -32,12 +32,12 @@ def bench_of(sizes, executor, num_stages: int = 1) -> ServingBench:
 
 
 def test_who_serves_the_short_first_spares_them_and_the_long_prompt_pays():
-    sizes = FIGURES["long_prompts"].sizes("dry") | {
+    sizes = CATALOG["long_prompts"].sizes("dry") | {
         "policies": ["sarathi_serve", "shortest_remaining", "lars"],  # no device says its times
         "bound": 0.1,
     }
     executor = ScriptedExecutor(lambda batch: 0.01 * batch.num_tokens)
-    points = FIGURES["long_prompts"].make(bench_of(sizes, executor), 0, **sizes)
+    points = CATALOG["long_prompts"].make(bench_of(sizes, executor), 0, **sizes)
     found = {(dict(p.labels)["quantity"], p.series): p.y.value for p in points}
     fixed, first = "sarathi_serve", "shortest_remaining"
     assert found["TTFT P99, short", first] < found["TTFT P99, short", fixed]

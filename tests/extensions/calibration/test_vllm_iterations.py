@@ -10,7 +10,7 @@ from vllm_engine import TINY, backend_of
 from sarathi_lab.experiment import measured_iterations
 from sarathi_lab.experiment.measure import DeviceBench, load_executor, measure
 from sarathi_lab.experiment.measured_iterations import Limits, grid_of, table_of, time_iterations
-from sarathi_lab.experiment.registry import FIGURES
+from sarathi_lab.experiment.registry import CATALOG
 
 pytestmark = pytest.mark.vllm
 
@@ -32,7 +32,7 @@ def test_a_table_and_a_figure_are_measured_on_its_workers(monkeypatch):
     )
     assert len(timings.rows) == len(grid)
     assert (table_of(grid, timings.rows).time_us > 0).all()
-    figure = FIGURES["fig03"]
+    figure = CATALOG["fig03"]
     sizes = figure.sizes("dry")
     executor = load_executor(backend, TINY, figure.room(TINY, sizes))
     assert executor.block_size == 32  # of which vLLM's attention on a CPU takes multiples

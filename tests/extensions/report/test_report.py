@@ -11,7 +11,7 @@ import pytest
 
 from sarathi_lab.__main__ import main
 from sarathi_lab.experiment.claims import load_claims
-from sarathi_lab.experiment.registry import FIGURES
+from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.results import load
 from sarathi_lab.results.conclusion import conclusion
 
@@ -92,7 +92,7 @@ def test_recorded_experiments_come_with_their_claims_and_pictures(tmp_path):
     text = (tmp_path / "deep" / "page.html").read_text()
     assert 'class="holds left">holds</td>' in text
     assert "1 hold on at least one device" in text
-    assert FIGURES[claim.experiment].question in text
+    assert CATALOG[claim.experiment].question in text
     assert f"experiment={claim.experiment}" in text
     assert "YSBwaWN0dXJl" in text
 

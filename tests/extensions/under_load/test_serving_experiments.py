@@ -20,7 +20,7 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.measure import measure
 from sarathi_lab.experiment.points import Part, table_of
-from sarathi_lab.experiment.registry import FIGURES
+from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.extensions.after_sarathi import PPas
 from sarathi_lab.extensions.cluster.cluster import Link
 from sarathi_lab.extensions.under_load import ServingBench, datasets, longest
@@ -32,7 +32,7 @@ from sarathi_lab.results.plots.figures import draw
 from sarathi_lab.results.table import rows_of_points
 from sarathi_lab.run import main
 
-SERVING = [name for name, figure in FIGURES.items() if figure.is_in_rounds]
+SERVING = [name for name, figure in CATALOG.items() if figure.is_in_rounds]
 COARSE = ("sarathi_serve_capacity", "disaggregation")
 LINK = Link(bytes_per_second=1e6, latency=1e-4, bytes_per_token=2)
 
@@ -49,7 +49,7 @@ def make_policy(name: str, budget: int):
 
 def make_bench(name: str) -> ServingBench:
     """Iterations of 5 ms and 1 ms a token: whole prompts of 20 tokens stall, chunks of 8 do not."""
-    sizes = FIGURES[name].sizes("dry")
+    sizes = CATALOG[name].sizes("dry")
     executor = ScriptedExecutor(lambda batch: 0.005 + 0.001 * batch.num_tokens)
     engine = EngineConfig(Orca(), sizes["batch"], 200, 4, longest(sizes))
 
@@ -63,7 +63,7 @@ def make_bench(name: str) -> ServingBench:
 
 @cache
 def make_points(name: str, seed: int) -> list:
-    return list(FIGURES[name].make(make_bench(name), seed, **FIGURES[name].sizes("dry")))
+    return list(CATALOG[name].make(make_bench(name), seed, **CATALOG[name].sizes("dry")))
 
 
 @pytest.mark.parametrize("name", SERVING)
@@ -76,7 +76,7 @@ def test_a_round_has_the_same_points_whatever_its_seed_and_its_ratios_are_of_its
     values = [{key: point.y.value for key, point in own.items()} for own in (first, second)]
     assert values[0] != values[1] or name in COARSE  # on a coarse grid
     assert all(np.isfinite(value) and value > 0 for value in values[0].values())
-    largest = float(max(FIGURES[name].sizes("dry").get("budgets", [0])))
+    largest = float(max(CATALOG[name].sizes("dry").get("budgets", [0])))
     absolute = {
         (dict(point.labels)["slo"], dict(point.labels)["quantity"], point.series, point.x): point
         for point in first.values()
@@ -84,7 +84,7 @@ def test_a_round_has_the_same_points_whatever_its_seed_and_its_ratios_are_of_its
     }
     for point in first.values():
         labels = dict(point.labels)
-        if point.unit != "ratio" or FIGURES[name].is_simulated:
+        if point.unit != "ratio" or CATALOG[name].is_simulated:
             continue
         quantity, _, reference = labels["quantity"].partition(" / ")
         quantity = quantity.removesuffix(" of sarathi_serve")
@@ -137,7 +137,7 @@ def test_the_longest_gaps_by_time_by_hand():
 
 @pytest.mark.parametrize("model", ["mistral-7b", "yi-34b", "13b"])
 def test_the_papers_setup_has_its_objectives_and_lengths(model):
-    sizes = FIGURES["sarathi_serve_capacity"].sizes("paper")
+    sizes = CATALOG["sarathi_serve_capacity"].sizes("paper")
     assert {name: dataset.max_len for name, dataset in datasets(sizes).items()} == {
         "openchat_sharegpt4": 8192,
         "arxiv_summarization": 16384,
@@ -194,7 +194,7 @@ def test_a_picture_has_a_panel_per_device_and_data_set(name):
     points = table_of(name, samples, np.inf).assign(source="recorded")
     points["y"] = points.low  # of two rounds, which say no number
     both = pd.concat([points.assign(device=f"cpu, {model}") for model in ("tiny", "30m")])
-    figure = draw(replace(FIGURES[name].look, title="A title"), rows_of_points(both))
+    figure = draw(replace(CATALOG[name].look, title="A title"), rows_of_points(both))
     titles = [ax.get_title() for ax in figure.axes if ax.has_data()]
     one = ("sarathi_serve_stalls", "sarathi_serve_budget")
     one += ("disaggregation", "dynamic_chunks", "long_prompts")
@@ -213,7 +213,7 @@ def test_the_papers_values_are_marked_at_their_bars():
     papers = [("paper", "paper", name, "hybrid only", y) for name, y in (("a", 0.5), ("b", 9.0))]
     table = pd.DataFrame([*points, *papers], columns=columns)
     table = table.assign(unit="s", x=0.0, slo="", quantity="TTFT P50", hardware="a100")
-    (ax,) = draw(FIGURES["sarathi_serve_ablation"].look, rows_of_points(table)).axes
+    (ax,) = draw(CATALOG["sarathi_serve_ablation"].look, rows_of_points(table)).axes
     assert [line.get_ydata().tolist() for line in ax.get_lines()] == [[0.5]]
     (line,), bar = ax.get_lines(), ax.patches[0]
     assert line.get_xdata().tolist() == [bar.get_x() + bar.get_width() / 2]

@@ -1,0 +1,52 @@
+"""Experiments of single batches and equal requests, whose function lists parts of points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pandas as pd
+
+from sarathi_lab.experiment.bench import CostBench, room_of
+from sarathi_lab.experiment.points import Part, Point, predicted_table
+from sarathi_lab.experiment.registry import COUNTED, Experiment, Job, Measured, Sizes
+from sarathi_lab.experiment.scenario import Room
+from sarathi_lab.model.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Grid(Experiment):
+    """An experiment of batches and scenarios, all of which a device has to hold."""
+
+    shares_bench: ClassVar[bool] = True
+
+    def parts(self, spec: ModelSpec, sizes: Sizes) -> Sequence[Part]:
+        return list(self.make(spec, **sizes))
+
+    def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
+        return Room.largest(room_of(part) for part in self.parts(spec, sizes))
+
+    def bench(self, job: Job) -> CostBench:
+        backend = job.simulated_backend
+        is_counting = job.method == COUNTED or backend.composes_kernels
+        return CostBench(backend.cost_of(job.spec), is_counting=is_counting)
+
+    def table(self, points_of_parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
+        """Return predicted points with the cost model's error, without those it can't predict."""
+        table = predicted_table(self.name, points_of_parts)
+        return table.dropna(subset="y").reset_index(drop=True)
+
+    def measure(self, job: Job) -> Measured:
+        from sarathi_lab.experiment.measure import measure_parts  # torch takes seconds
+
+        return measure_parts(self.parts(job.spec, job.sizes), job)
+
+
+@dataclass(frozen=True)
+class Map(Grid):
+    """Batches of many sizes, of which a device measures those that its memory holds."""
+
+    def least_room(self, spec: ModelSpec, sizes: Sizes) -> int:
+        rooms = [room_of(part) for part in self.parts(spec, sizes)]
+        return min(room.kv_tokens for room in rooms)
