@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.config.errors import RunError
 from sarathi_lab.model.roofline import TILE, Peaks, operation_rooflines, roofline_time
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.decode_cost import DecodeCost
@@ -71,40 +70,17 @@ Metric = Callable[[RunTables], Mapping[str, float]]  # quantities by name, in SI
 
 
 def summarise(
-    iterations: pd.DataFrame,
-    requests: pd.DataFrame,
-    peaks: Peaks,
-    decode_cost: DecodeCost | None,
-    further: Sequence[Metric] = (),
+    iterations: pd.DataFrame, requests: pd.DataFrame, peaks: Peaks, decode_cost: DecodeCost | None
 ) -> dict[str, float]:
     """Return a run's quantities by name, without those that it does not have.
 
-    The arguments are those of `RunTables`. `further` are a user's own metrics.
+    The arguments are those of `RunTables`.
     """
     run = RunTables(iterations, requests, peaks, decode_cost)
     summary: dict[str, float] = {}
     for metric in METRICS:
         summary |= metric(run)
-    for metric in further:
-        summary |= _checked(metric, run, summary)
     return {name: float(value) for name, value in summary.items() if np.isfinite(value)}
-
-
-def _checked(metric: Metric, run: RunTables, summary: Mapping[str, float]) -> Mapping[str, float]:
-    """Return what a user's metric gives. Raises RunError if that is no new number by name."""
-    setting = f"metrics: {metric.__module__}.{metric.__name__}"
-    try:
-        quantities = metric(run)
-    except Exception as error:  # any of a user's code
-        raise RunError(f"{setting} failed ({type(error).__name__}: {error}); mend it") from error
-    if not isinstance(quantities, Mapping):
-        raise RunError(f"{setting} returned {quantities!r}; return a dict of numbers by name")
-    for name, value in quantities.items():
-        if not isinstance(value, int | float | np.number):
-            raise RunError(f"{setting} returned {name}={value!r}; return a number")
-        if name in summary:
-            raise RunError(f"{setting} returned {name}, which the lab has; name it otherwise")
-    return quantities
 
 
 # -- the metrics of every run ----------------------------------------------------------------------

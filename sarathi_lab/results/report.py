@@ -21,7 +21,14 @@ from sarathi_lab.results.conclusion import arrive_over_time, conclusion
 from sarathi_lab.results.decode_cost import added_tiles
 from sarathi_lab.results.load import load_runs
 from sarathi_lab.results.result import DisplayTable, show
-from sarathi_lab.results.table import HEADINGS, MILLISECONDS, display_unit, factor, less_is_better
+from sarathi_lab.results.table import (
+    HEADINGS,
+    MILLISECONDS,
+    display_unit,
+    factor,
+    heading,
+    less_is_better,
+)
 
 GRAPH_USES = {"full": "in full", "piecewise": "in pieces", "none": "without"}
 ITERATION_KINDS = {"prefill": "prompts", "decode": "decodes", "hybrid": "chunks with decodes"}
@@ -96,11 +103,13 @@ def graph_use_lines(shares_by_kind: Mapping[str, Mapping[str, float]]) -> list[s
 
 def summary_line(summary: Mapping[str, float]) -> str:
     """Summarise a baseline in a line."""
-    parts = []
-    for name in (one for one in LINE if one in summary):  # outputs of one token have no TBT
-        words, _, unit = HEADINGS[name][0].partition(" [")
-        parts.append(f"{words} {cell(name, summary[name])} {unit.rstrip(']')}".rstrip())
-    return f"  {', '.join(parts)}"
+    quantities = []
+    for name in LINE:
+        if name in summary:  # outputs of one token have no TBT
+            label, _, unit = heading(name).partition(" [")
+            value = cell(name, summary[name])
+            quantities.append(f"{label} {value} {unit.rstrip(']')}".rstrip())
+    return f"  {', '.join(quantities)}"
 
 
 def summary_table(
@@ -109,24 +118,33 @@ def summary_table(
     baselines: Collection[str] = (),
     *,
     is_whole: bool = False,
+    own: Collection[str] = (),
 ) -> list[DisplayTable | str]:
-    """Return one run's main quantities, or all (`is_whole`), and their ratios to the baselines."""
-    names = [name for name in HEADINGS if name in summary]
-    shown = [name for name in names if is_whole or name in MAIN]
-    columns = {policy: "", **{f"/ {one}": f"_vs_{one}" for one in baselines}}
-    rows = [
-        {"": _run_heading(name, summary)}
-        | {column: cell(name + end, summary.get(name + end)) for column, end in columns.items()}
-        for name in shown
-    ]
-    more = f"  {len(names) - len(shown)} more in summary.json; -v prints them"
-    return [DisplayTable(rows, left=[""]), *([more] if len(names) > len(shown) else [])]
+    """Return one run's main quantities, or all (`is_whole`), and their ratios to the baselines.
+
+    `own` are the names of a user's metrics.
+    """
+    names = [name for name in (*HEADINGS, *own) if name in summary]
+    shown = [name for name in names if is_whole or name in MAIN or name in own]
+    rows = []
+    for name in shown:
+        row = {"": _run_heading(name, summary), policy: cell(name, summary[name])}
+        for baseline in baselines:
+            ratio = f"{name}_vs_{baseline}"
+            row[f"/ {baseline}"] = cell(ratio, summary.get(ratio))
+        rows.append(row)
+    table = DisplayTable(rows, left=[""])
+    num_hidden = len(names) - len(shown)
+    if not num_hidden:
+        return [table]
+    return [table, f"  {num_hidden} more in summary.json; -v prints them"]
 
 
 def _run_heading(name: str, summary: Mapping[str, float]) -> str:
     """Return the heading of a run's quantity; the time of a part is not that of the run."""
-    is_part = "window_start" in summary
-    return COUNTED_TIME if name == "duration" and is_part else HEADINGS[name][0]
+    if name == "duration" and "window_start" in summary:
+        return COUNTED_TIME
+    return heading(name)
 
 
 def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None:
@@ -376,7 +394,8 @@ def cell(name: str, value: float | None) -> str:
         return f"{value:.2f}x"
     if name == MARGINAL and value <= 0:
         return "noise"  # a difference of two times that are equal within the noise
-    number, how = value * factor(name), HEADINGS[name][2]
+    number = value * factor(name)
+    _, _, how = HEADINGS.get(name, (name, 1.0, "g"))
     return amount(number) if how.endswith("g") else format(number, how)
 
 

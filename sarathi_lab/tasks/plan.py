@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -33,6 +33,7 @@ from sarathi_lab.model.roofline import TILE, Peaks, roofline_time
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.decode_cost import slo_in_seconds
+from sarathi_lab.results.own_metrics import own_metrics
 from sarathi_lab.results.serving_metrics import Targets
 from sarathi_lab.results.steady import steady_part
 from sarathi_lab.results.window import ADMISSION, ARRIVAL, Part, Window
@@ -47,7 +48,7 @@ class Plan:
     """One run, ready to execute. `config` is fully resolved; sizes are in tokens and blocks.
 
     `targets` is what latencies are held against, `advice` what chunk=auto was resolved by,
-    `assumed` what was not stated and has a server's value, in words.
+    `assumed` what was not stated and has a server's value, in words, `metrics` a user's own.
     """
 
     config: dict[str, Any]
@@ -60,6 +61,7 @@ class Plan:
     targets: Targets = field(default_factory=Targets)
     advice: BestChunk | None = None
     assumed: str | None = None
+    metrics: Mapping[str, Callable[..., object]] = field(default_factory=dict)
 
     @property
     def policy(self) -> Policy:
@@ -202,7 +204,16 @@ def _parts(cfg: DictConfig, setup: Setup) -> Plan:
     config, window = resolved(cfg), build(cfg.window)
     targets = Targets(build(cfg.slo), cfg.stall, config["prompt_classes"])
     return Plan(
-        config, engine, backend, spec, setup.checkpoint, load, window, targets, assumed=assumed
+        config,
+        engine,
+        backend,
+        spec,
+        setup.checkpoint,
+        load,
+        window,
+        targets,
+        assumed=assumed,
+        metrics=own_metrics(config["metrics"]),
     )
 
 

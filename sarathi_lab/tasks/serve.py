@@ -30,6 +30,7 @@ from sarathi_lab.results import metrics
 from sarathi_lab.results.decode_cost import fullest_hybrid, measure_decode_cost, slo_reference
 from sarathi_lab.results.load import AGAIN, load_summary
 from sarathi_lab.results.load_trend import load_trend
+from sarathi_lab.results.own_metrics import own_quantities
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.report import (
     cell,
@@ -53,7 +54,7 @@ from sarathi_lab.tasks.run_cache import cap_caution
 Tables = dict[str, pd.DataFrame]
 READ = (  # what decides a run's work, and what is read from it
     *("policy", "workload", "executor", "model", "batch", "max_model_len", "cache", "queue_order"),
-    *("window", "slo", "stall", "prompt_classes", "repetition", "cluster"),
+    *("window", "slo", "stall", "prompt_classes", "metrics", "repetition", "cluster"),
     "speculation",
 )
 ADVICE_COLUMNS = ("throughput", "kv_reread_factor", "tbt_p50", "tbt_p99")  # shown
@@ -153,14 +154,16 @@ def _executed(
     summary |= predicted
     summaries = {name: load_summary(path) for name, path in finished.items()}
     for name, baseline in summaries.items():
-        summary |= metrics.compare(summary, baseline, name)
+        summary |= metrics.compare(summary, baseline, name, plan.metrics)
         cautions += metrics.replay_caution(summary, baseline, name)
     shown: list[DisplayTable | str] = []
     if is_baseline and not context.is_verbose and not context.is_brief:
         shown = [summary_line(summary)]
     elif not context.is_brief:
         name = context.policy or plan.policy.name
-        shown = summary_table(name, summary, summaries, is_whole=context.is_verbose)
+        shown = summary_table(
+            name, summary, summaries, is_whole=context.is_verbose, own=plan.metrics
+        )
         shown += _counted_of(plan, tables, summary)
     if "operations" in tables and not context.is_brief:
         shown.append(operation_display(tables["operations"]))
@@ -227,6 +230,8 @@ def _measured(
     if reference is not None:
         profile["slo_decode_time"] = reference
     summary = metrics.summarise(iterations, requests, peaks, decode_cost) | rates
+    counted = metrics.RunTables(iterations, requests, peaks, decode_cost)
+    summary |= own_quantities(plan.metrics, counted)
     slo = plan.targets.slo.resolved(reference)
     summary |= serving_summary_of(plan, requests, summary["duration"], peaks, slo)
     further, of_cluster = engine.cluster.results(scheduler, summary, num_devices)

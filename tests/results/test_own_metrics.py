@@ -1,0 +1,84 @@
+"""A user's metrics: a module in the folder at hand, named on the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import pytest
+
+from sarathi_lab.config.paths import REPOSITORY
+from sarathi_lab.run import main
+
+PAGE = REPOSITORY / "docs" / "reference" / "metrics.md"
+RUN = [
+    *("executor=simulated", "tracking=none", "batch=2", "seq_len=64", "pd_ratio=7", "chunk=16"),
+    *("workload.num_requests=4", "baselines=[orca]", "output=runs"),
+]
+MORE = """
+
+def half(run):
+    return 0.5
+
+
+def throughput(run):
+    return 1.0
+
+
+def in_words(run):
+    return "many"
+
+
+def broken(run):
+    return run.requests.absent
+"""
+
+
+@pytest.fixture(autouse=True)
+def _module_of_the_user(tmp_path, monkeypatch):
+    """The module of the page, with further functions, in the folder at hand."""
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    (tmp_path / "my_metrics.py").write_text(code + MORE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "my_metrics", raising=False)
+
+
+def test_a_metric_of_the_users_is_a_quantity_of_each_run(tmp_path, capsys):
+    assert main([*RUN, "metrics=[my_metrics.longest_prompt,my_metrics.half]"]) == 0
+    summaries = [json.loads(path.read_text()) for path in tmp_path.rglob("summary.json")]
+    assert len(summaries) == 2
+    assert all(one["longest_prompt"] == 56 and one["half"] == 0.5 for one in summaries)
+    assert max(one.get("half_vs_orca", 0.0) for one in summaries) == 1.0
+    assert re.search(r"longest_prompt +56 +1.00x", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("[absent.name]", "absent.name can't be imported (No module named 'absent'); name a func"),
+        ("[my_metrics.absent]", "my_metrics.absent can't be imported"),
+        ("[my_metrics.throughput]", "throughput has the name of another quantity; rename it"),
+        ("[my_metrics.half,my_metrics.half]", "half has the name of another quantity"),
+        ("my_metrics.half", "my_metrics.half is not a list; write 'metrics=["),
+        ("null", "metrics=None is not a list"),
+    ],
+)
+def test_what_is_no_metric_is_refused_before_the_run(value, reason, capsys, tmp_path):
+    assert main([*RUN, f"metrics={value}"]) == 2
+    assert reason in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.rglob("requests.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("in_words", "metrics: in_words returned 'many'; return a number"),
+        ("broken", "metrics: broken failed (AttributeError"),
+    ],
+)
+def test_a_metric_that_fails_leaves_the_tables(name, reason, capsys, tmp_path):
+    assert main([*RUN, "baselines=[]", f"metrics=[my_metrics.{name}]"]) == 2
+    assert reason in " ".join(capsys.readouterr().err.split())
+    assert list(tmp_path.rglob("requests.parquet"))
