@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from importlib import import_module
@@ -50,8 +50,9 @@ class Results:
 
     def __repr__(self) -> str:
         number = len(sweep_analysis.without_baselines(self.runs))
-        baselines, varied = len(self.runs) - number, ", ".join(self.varying) or "nothing"
-        return f"Results({number} runs and {baselines} baselines; varying: {varied})"
+        num_baselines = len(self.runs) - number
+        varied = ", ".join(self.varying) or "nothing"
+        return f"Results({number} runs and {num_baselines} baselines; varying: {varied})"
 
     def _repr_html_(self) -> str | None:
         """Return the table and the sentence that the command line prints of a sweep, as HTML."""
@@ -87,16 +88,23 @@ class Results:
     @cached_property
     def names(self) -> list[str]:
         """Names of the runs by what varies, such as "sarathi, tiny, cpu, chunk 256"."""
-        settings = [one for one in self.varying if one != "policy"]
-        bare = sweep_analysis.IDENTITY
-        short = ["" if one in bare else f"{one.rpartition('.')[2]} " for one in settings]
-        names: list[str] = []
-        runs = sweep_analysis.with_short_devices(self.runs)[["policy", *settings]]
-        for policy, *values in runs.itertuples(index=False, name=None):
-            pairs = zip(short, map(sweep_analysis.text, values), strict=True)
-            name = ", ".join([policy, *(key + value for key, value in pairs if value != "-")])
-            number = sum(one.partition(" (")[0] == name for one in names)
-            names.append(f"{name} ({number + 1})" if number else name)
+        settings = [name for name in self.varying if name != "policy"]
+        names = []
+        num_named: Counter[str] = Counter()
+        for _, run in sweep_analysis.with_short_devices(self.runs).iterrows():
+            values = [run["policy"]]
+            for setting in settings:
+                value = sweep_analysis.text(run[setting])
+                if value == "-":
+                    continue
+                if setting not in sweep_analysis.IDENTITY:
+                    value = f"{setting.rpartition('.')[2]} {value}"
+                values.append(value)
+            name = ", ".join(values)
+            num_named[name] += 1
+            if num_named[name] > 1:
+                name += f" ({num_named[name]})"
+            names.append(name)
         return names
 
     def compare(
@@ -110,13 +118,15 @@ class Results:
         """
         wanted = {"policy": to} if isinstance(to, str) else dict(to)
         name = "_".join(map(str, wanted.values()))
-        keys = [one for one in sweep_analysis.same_work(self.runs) if one not in wanted]
-        base, runs = self._matching(wanted), sweep_analysis.without_baselines(self.runs)
-        shown = [one for one in metrics if one in self.runs]
-        places = sweep_analysis.group_keys(base, keys)
-        if not (twice := places[places.duplicated()]).empty:
-            same = base[places == twice.iloc[0]]
-            differ = [one for one in self.varying if same[one].map(str).nunique() > 1]
+        keys = [key for key in sweep_analysis.same_work(self.runs) if key not in wanted]
+        base = self._matching(wanted)
+        runs = sweep_analysis.without_baselines(self.runs)
+        shown = [metric for metric in metrics if metric in self.runs]
+        work = sweep_analysis.group_keys(base, keys)
+        repeated = work[work.duplicated()]
+        if not repeated.empty:
+            same = base[work == repeated.iloc[0]]
+            differ = [name for name in self.varying if same[name].map(str).nunique() > 1]
             raise UserError(
                 f"to={to} is {len(same)} runs that differ in {', '.join(differ) or 'nothing'}; "
                 f'name one, as in to={{"policy": ..., "chunk": 256}}'
@@ -146,13 +156,14 @@ class Results:
         """
         from sarathi_lab.results.plots.runs import curves
 
-        if missing := [name for name in names if name not in self.names]:
-            raise UserError(f"{missing[0]} is not one of the runs; use some of {self.names}")
-        places = [self.names.index(name) for name in names] or self._best()
-        if not (read := self._tables.get("iterations")):
+        for name in names:
+            if name not in self.names:
+                raise UserError(f"{name} is not one of the runs; use some of {self.names}")
+        readers = self._tables.get("iterations")
+        if not readers:
             raise UserError("these runs have no tables of iterations; load them by their folders")
-        shown = {self.names[place]: read[place]() for place in places}
-        return curves(shown, x)
+        numbers = [self.names.index(name) for name in names] or self._best()
+        return curves({self.names[number]: readers[number]() for number in numbers}, x)
 
     def _best(self) -> list[int]:
         """Return the places of runs with most throughput, a policy each first, and a reference; of
@@ -175,19 +186,20 @@ class Results:
             matching = runs[(runs[list(wanted)] == pd.Series(wanted)).all(axis="columns")]
             if len(matching):
                 return matching
-        known = ", ".join(sorted(set(self.runs["policy"])))
-        raise UserError(f"to={wanted} matches no run; their policies are {known}")
+        policies = ", ".join(sorted(set(self.runs["policy"])))
+        raise UserError(f"to={wanted} matches no run; their policies are {policies}")
 
     def _tidy(self, kind: str) -> pd.DataFrame:
         tables = [read() for read in self._tables.get(kind, ())]
         if not tables:
             return pd.DataFrame()
-        rows = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-        whole = pd.concat(tables, ignore_index=True)
-        settings = self.runs[[name for name in self.settings if name not in whole]]
+        run_of_row = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        rows = pd.concat(tables, ignore_index=True)
+        settings = self.runs[[name for name in self.settings if name not in rows]]
         texts = settings.select_dtypes(exclude="number").columns  # repeated: kept once
         settings = settings.astype(dict.fromkeys(texts, "category"))
-        return pd.concat([settings.take(rows).reset_index(drop=True), whole], axis="columns")
+        settings_of_rows = settings.take(run_of_row).reset_index(drop=True)
+        return pd.concat([settings_of_rows, rows], axis="columns")
 
 
 def load(*places: str | Path) -> Results:
@@ -198,36 +210,42 @@ def load(*places: str | Path) -> Results:
     Projects and records have no tables of requests and iterations. Raises UserError for a
     place without runs.
     """
-    parts = [_load(place) for place in places or (OUTPUTS,)]
-    if len(parts) == 1:
-        return parts[0]
-    runs = pd.concat([part.runs for part in parts], ignore_index=True)
+    loaded = [_load(folder) for folder in places or (OUTPUTS,)]
+    if len(loaded) == 1:
+        return loaded[0]
+    runs = pd.concat([results.runs for results in loaded], ignore_index=True)
+    settings: list[str] = []
     tables: dict[str, list[Reader]] = {"requests": [], "iterations": []}
-    for part, (kind, readers) in itertools.product(parts, tables.items()):
-        readers += part._tables.get(kind, [pd.DataFrame] * len(part.runs))
-    return Results(runs, [name for part in parts for name in part.settings], tables)
+    for results in loaded:
+        settings += results.settings
+        for kind, readers in tables.items():
+            readers += results._tables.get(kind, [pd.DataFrame] * len(results.runs))
+    return Results(runs, settings, tables)
 
 
 def _load(place: str | Path) -> Results:
     path = Path(place)
     if path.is_file() and path.suffix in CLIENT_SUFFIXES:
         benchmarks = import_module(CLIENT_FILES).read_benchmarks(path)
-        runs = pd.DataFrame([{**one.labels, **one.summary} for one in benchmarks])
-        requests = [partial(getattr, one, "requests") for one in benchmarks]
+        runs = pd.DataFrame([{**load.labels, **load.summary} for load in benchmarks])
+        requests = [partial(getattr, load, "requests") for load in benchmarks]
         return Results(runs, benchmarks[0].labels, {"requests": requests})
     if files.find_runs(path):
         runs = files.load_runs(path)
         if runs.empty:
             raise UserError(f"{place} holds no run that can be read; name another")
-        readers = {"requests": files.load_requests, "iterations": files.load_iterations}
         tables = {
-            kind: [partial(read, one) for one in runs["path"]] for kind, read in readers.items()
+            "requests": [partial(files.load_requests, folder) for folder in runs["path"]],
+            "iterations": [partial(files.load_iterations, folder) for folder in runs["path"]],
         }
         return Results(runs, runs.attrs["settings"], tables)
     if re.fullmatch(r"[\w-]+/[\w.-]+", str(place)) and not path.exists():
         fetched = fetch_runs(str(place))
         runs = pd.DataFrame([{**settings, **summary} for settings, summary in fetched])
-        return Results(runs, {name for settings, _ in fetched for name in settings})
+        names: set[str] = set()
+        for settings, _ in fetched:
+            names |= settings.keys()
+        return Results(runs, names)
     if path.exists() or str(place) not in files.recorded():
         raise UserError(
             f"{place} holds no finished run; name a folder such as outputs, a recorded experiment "

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sarathi_lab.results.window import NUM_BATCHES, Trend, delay_trend
+from sarathi_lab.results.window import NUM_BATCHES, Trend, batch_means, delay_trend
 
 LEVEL = 0.01  # of both tests for a trend, one-sided
 FEWEST_BATCHES = 5  # of the second half of a short run: the fewest that can pass at LEVEL
@@ -103,7 +103,7 @@ def _crowd(arrivals: Floats, ends: Floats) -> Crowd:
     # Before the first requests are done, their number can only grow.
     has_filled = arrivals >= arrivals[0] + first_latency
     if has_filled.sum() < 2 * NUM_BATCHES:
-        second_half = _means(in_service[len(arrivals) // 2 :], FEWEST_BATCHES)
+        second_half = batch_means(in_service[len(arrivals) // 2 :], FEWEST_BATCHES)
         return Crowd(
             first=second_half[0],
             last=second_half[-1],
@@ -112,8 +112,8 @@ def _crowd(arrivals: Floats, ends: Floats) -> Crowd:
             is_short=_ascends(second_half),
         )
     recent = num_arrived - np.searchsorted(arrivals, arrivals - first_latency, side="right")
-    counts = _means(in_service[has_filled], NUM_BATCHES)
-    expected = _means(recent[has_filled], NUM_BATCHES)
+    counts = batch_means(in_service[has_filled], NUM_BATCHES)
+    expected = batch_means(recent[has_filled], NUM_BATCHES)
     excess = [count - usual for count, usual in zip(counts, expected, strict=True)]
     is_large = excess[-1] >= max(LEAST_EXCESS * expected[-1], LEAST_REQUESTS)
     return Crowd(
@@ -123,10 +123,6 @@ def _crowd(arrivals: Floats, ends: Floats) -> Crowd:
         is_growing=is_large and _ascends(excess),
         is_short=False,
     )
-
-
-def _means(values: Floats, num_batches: int) -> list[float]:
-    return [float(batch.mean()) for batch in np.array_split(values, num_batches)]
 
 
 def _ascends(means: list[float]) -> bool:

@@ -153,10 +153,11 @@ def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None
     if runs.empty:
         print_words(f"no finished runs in {sweep_dir}")
         return
-    which = f"All {len(runs)} runs"
-    if num_missing := num_jobs - int((~runs.is_baseline).sum()):
-        which = f"The {len(runs)} finished runs, {num_missing} missing,"
-    table = sweep_table(runs, f"{which} of this sweep")
+    counted = f"All {len(runs)} runs"
+    num_missing = num_jobs - int((~runs.is_baseline).sum())
+    if num_missing:
+        counted = f"The {len(runs)} finished runs, {num_missing} missing,"
+    table = sweep_table(runs, f"{counted} of this sweep")
     show([table, *notes_of(runs), *conclusion(runs)])
     print_place("table", _save_table(sweep_dir, runs))
     try:
@@ -181,7 +182,8 @@ def unsteady_note(runs: pd.DataFrame) -> list[str]:
     others = runs.drop(index=swept.index)
     loads = set(swept["workload.arrivals"]) if "workload.arrivals" in swept else set()
     load = "workload.users" if loads == {"users"} else "workload.rate"
-    is_overloaded, is_short = (swept["is_overloaded"] == 1, _are_too_short(swept))
+    is_overloaded = swept["is_overloaded"] == 1
+    is_short = (swept["is_steady"] == 0) & (swept["is_overloaded"] == 0)
     lines = []
     if is_overloaded.any():
         lines.append(
@@ -199,10 +201,6 @@ def unsteady_note(runs: pd.DataFrame) -> list[str]:
     return lines
 
 
-def _are_too_short(runs: pd.DataFrame) -> pd.Series:
-    return (runs["is_steady"] == 0) & (runs["is_overloaded"] == 0)
-
-
 def _share_of(is_so: pd.Series) -> str:
     number = int(is_so.sum())
     return f"{number} of {len(is_so)} runs {'is' if number == 1 else 'are'}"
@@ -215,17 +213,21 @@ def assumptions(runs: pd.DataFrame) -> list[str]:
     if "assumed" not in runs:
         return []
     policies: dict[str, dict[str, None]] = {}  # by what was assumed
-    for policy, words in runs[["policy", "assumed"]].dropna().itertuples(index=False):
-        for part in words.replace(OF_ALL, "").split("; "):
-            policies.setdefault(part, {})[policy] = None
-    lines = []
-    for part, named in policies.items():
-        longer = [other for other in policies if other != part and other.endswith(f" {part}")]
-        if longer:  # of policies that read the budget, too
+    for policy, assumed in runs[["policy", "assumed"]].dropna().itertuples(index=False):
+        for setting in assumed.replace(OF_ALL, "").split("; "):
+            policies.setdefault(setting, {})[policy] = None
+    shown = []
+    for setting, named in policies.items():
+        # Of policies that read the budget, too.
+        longer = [other for other in policies if other.endswith(f" {setting}")]
+        if longer:
             policies[longer[0]] |= named
-    for part, named in policies.items():
-        if not any(other != part and other.endswith(f" {part}") for other in policies):
-            lines.append(f"assumed unless stated{_for_policies(list(named), runs)}: {part}")
+        else:
+            shown.append(setting)
+    lines = []
+    for setting in shown:
+        of_policies = _for_policies(list(policies[setting]), runs)
+        lines.append(f"assumed unless stated{of_policies}: {setting}")
     return lines
 
 
@@ -241,11 +243,14 @@ def _for_policies(policies: Sequence[str], runs: pd.DataFrame) -> str:
 
 def _save_table(folder: Path, runs: pd.DataFrame) -> Path:
     """Save sweep.csv without settings and versions that all runs share; returns its path."""
-    places = [os.path.relpath(path, folder) for path in runs.path]
-    dotted = [name for name in map(str, runs) if "." in name]
-    same = [one for one in dotted if runs[one].nunique() < 2 or one.startswith("baselines.")]
-    table = runs.assign(path=places).drop(columns=[*NOT_IN_CSV, *same], errors="ignore")
-    table.to_csv(path := folder / "sweep.csv", index=False)
+    left_out = list(NOT_IN_CSV)
+    for name in map(str, runs):
+        if "." in name and (runs[name].nunique() < 2 or name.startswith("baselines.")):
+            left_out.append(name)
+    folders = [os.path.relpath(path, folder) for path in runs.path]
+    table = runs.assign(path=folders).drop(columns=left_out, errors="ignore")
+    path = folder / "sweep.csv"
+    table.to_csv(path, index=False)
     return path
 
 
@@ -269,34 +274,38 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     """
     runs = sweep_analysis.in_order(runs.reset_index(drop=True)).reset_index(drop=True)
     runs = sweep_analysis.with_short_devices(runs)
-    columns = {"throughput": "tokens/s"}
-    is_over_time = arrive_over_time(runs)
-    others = LOADED_COLUMNS if is_over_time else CLOSED_COLUMNS
     references = sweep_analysis.references(runs)
-    for name in _compared_by_throughput(runs, references):
+    compared = _compared_by_throughput(runs, references)
+    for name in compared:
         runs = sweep_analysis.relative(runs, "throughput", name)
-        columns[f"throughput_vs_{name}"] = f"x {name}".replace("_", "\n")
     by = _row_keys(runs)
-    left_out = () if _has_room_for_decodes(by) else DECODES
-    columns |= {name: words for name, words in others.items() if name not in left_out}
-    known = [name for name in columns if name in runs]
-    once, rows = sweep_analysis.without_repeated(runs, known), []
-    table = sweep_analysis.medians(once, by, *known)
-    num_samples = table["num_samples"].max()
+    columns = _columns(runs, compared, by)
+    once = sweep_analysis.without_repeated(runs, list(columns))
+    medians = sweep_analysis.medians(once, by, *columns)
+    num_samples = medians["num_samples"].max()
+    headings = {}
+    scales = {}
+    for name, label in columns.items():
+        scales[name], unit = _unit(name, runs[name])
+        if "_vs_" in name and num_samples > 1:
+            label += "\nin pairs"
+        headings[name] = f"{label}{unit}\n{'v' if less_is_better(name) else '^'}"
     steady = sweep_analysis.are_steady(once, by)
     settings = {name: name.rpartition(".")[2].replace("_", "\n") for name in by[:-1]}
-    for key, group in table.groupby(sweep_analysis.group_keys(table, by), sort=False):
-        found, run = group.set_index("quantity").to_dict("index"), group.iloc[0]
-        row = {words: sweep_analysis.text(run[name]) for name, words in settings.items()}
-        row["policy"] += " *" if run["is_baseline"] else ""
-        row["policy"] += "" if steady[key] else f" {UNSTEADY}"
-        for name in known:
-            scale, unit = _unit(name, runs[name])
-            words = columns[name]
-            if "_vs_" in name and num_samples > 1:
-                words += "\nin pairs"
-            heading = f"{words}{unit}\n{'v' if less_is_better(name) else '^'}"
-            row[heading] = _median(name, found[name], scale) if name in found else "-"
+    rows = []
+    for key, group in medians.groupby(sweep_analysis.group_keys(medians, by), sort=False):
+        run = group.iloc[0]
+        row = {label: sweep_analysis.text(run[name]) for name, label in settings.items()}
+        if run["is_baseline"]:
+            row["policy"] += " *"
+        if not steady[key]:
+            row["policy"] += f" {UNSTEADY}"
+        quantities = group.set_index("quantity").to_dict("index")
+        for name, heading_of_column in headings.items():
+            value = "-"
+            if name in quantities:
+                value = _median(name, quantities[name], scales[name])
+            row[heading_of_column] = value
         rows.append(row)
     signs = {
         f"medians of {num_samples}": num_samples > 1,
@@ -306,7 +315,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
         "^ more, v less is better": True,
         "~: ratio within the noise": "~" in str(rows),
         f"{UNSTEADY}: not steady": not steady.all(),
-        "with filling and draining": not is_over_time and _lacks_steady_part(runs),
+        "with filling and draining": not arrive_over_time(runs) and _lacks_steady_part(runs),
     }
     notes = "; ".join(sign for sign, is_there in signs.items() if is_there)
     return DisplayTable(
@@ -314,8 +323,22 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
         left=["policy"],
         unbroken=["policy"],
         title=f"{title} ({notes})",
-        keys=[*settings.values()],
+        keys=list(settings.values()),
     )
+
+
+def _columns(
+    runs: pd.DataFrame, compared: Sequence[str], row_keys: Collection[str]
+) -> dict[str, str]:
+    """Return the headings of a sweep's quantities, of those that its runs have."""
+    columns = {"throughput": "tokens/s"}
+    for name in compared:
+        columns[f"throughput_vs_{name}"] = f"x {name}".replace("_", "\n")
+    columns |= LOADED_COLUMNS if arrive_over_time(runs) else CLOSED_COLUMNS
+    if not _has_room_for_decodes(row_keys):
+        for name in DECODES:
+            columns.pop(name, None)
+    return {name: label for name, label in columns.items() if name in runs}
 
 
 def _compared_by_throughput(runs: pd.DataFrame, references: Sequence[str]) -> Sequence[str]:
@@ -352,18 +375,20 @@ def tile_note(runs: pd.DataFrame) -> list[str]:
     names: dict[str, None] = {}
     for _, run in measured.iterrows():
         num_chunk, num_decodes = run[sizes]
-        if added_tiles(num_chunk, num_decodes):
-            values = [
-                f"{name}={sweep_analysis.text(run[name])}" for name in settings if name != "policy"
-            ]
-            stated = [value for value in values if not value.endswith("=-")]
-            name = " ".join([run.policy, *stated])
-            names[f"{name} ({num_chunk:.0f} + {num_decodes:.0f} tokens)"] = None
+        if not added_tiles(num_chunk, num_decodes):
+            continue
+        name = run.policy
+        for setting in settings:
+            value = sweep_analysis.text(run[setting])
+            if setting != "policy" and value != "-":
+                name += f" {setting}={value}"
+        names[f"{name} ({num_chunk:.0f} + {num_decodes:.0f} tokens)"] = None
     if not names:
         return []
     listed = ", ".join(list(names)[:MOST_NAMED])
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return [f"decode adds includes a whole further tile of {TILE} tokens for {listed}{more}."]
+    if len(names) > MOST_NAMED:
+        listed += f" and {len(names) - MOST_NAMED} more"
+    return [f"decode adds includes a whole further tile of {TILE} tokens for {listed}."]
 
 
 def _lacks_steady_part(runs: pd.DataFrame) -> bool:
@@ -381,9 +406,13 @@ def _unit(name: str, values: pd.Series) -> tuple[float, str]:
 
 def _median(name: str, row: Mapping[Any, Any], scale: float) -> str:
     if "_vs_" in name:
-        return f"{'' if row['is_decided'] else '~'}{row['value']:.2f}"
-    is_as_of_run = name == "slo_attainment" or (name == MARGINAL and row["value"] <= 0)
-    return cell(name, row["value"]) if is_as_of_run else amount(row["value"] * scale)
+        mark = "" if row["is_decided"] else "~"
+        return f"{mark}{row['value']:.2f}"
+    value = row["value"]
+    is_below_noise = name == MARGINAL and value <= 0
+    if name == "slo_attainment" or is_below_noise:
+        return cell(name, value)
+    return amount(value * scale)
 
 
 def cell(name: str, value: float | None) -> str:

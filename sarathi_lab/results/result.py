@@ -18,7 +18,7 @@ from sarathi_lab.config.console import console, print_place, print_words
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.paths import read_object, write_json
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.results.load import AGAIN, LABELS, without_unread
+from sarathi_lab.results.load import AGAIN, LABELS, load_summary, without_unread
 from sarathi_lab.results.table import RESULTS, SIMULATED, rows_of_run
 from sarathi_lab.results.tracking import TrackedRun, Tracker, as_tree, summary_columns
 
@@ -62,15 +62,19 @@ class DisplayTable:
         least = [self._least_width(column) for column in columns]
         keys = self._keys_within(columns, least, width // 2)
         blocks = [keys]
-        for place, needed in enumerate(least):
-            if place in keys:
+        for number, needed in enumerate(least):
+            if number in keys:
                 continue
-            taken = sum(least[i] for i in blocks[-1])
-            if taken + needed <= width or blocks[-1] == keys:
-                blocks[-1] = [*blocks[-1], place]
+            used = sum(least[i] for i in blocks[-1])
+            if used + needed <= width or blocks[-1] == keys:
+                blocks[-1] = [*blocks[-1], number]
             else:
-                blocks.append([*keys, place])
-        return [self._table([columns[i] for i in sorted(block)], width) for block in blocks]
+                blocks.append([*keys, number])
+        tables = []
+        for block in blocks:
+            shown = [columns[i] for i in sorted(block)]
+            tables.append(self._table(shown, width))
+        return tables
 
     def _keys_within(
         self, columns: Sequence[Sequence[str]], least: Sequence[int], width: int
@@ -86,18 +90,18 @@ class DisplayTable:
         """Return the columns of text that a column needs: headings and prose wrap at words."""
         heading, *cells = column
         needed = max(map(len, heading.split()), default=0)
+        width = self._width(cells)
         if self._is_prose(heading):
-            whole = self._width(cells)
-            words = [word for cell in cells for word in self._plain(cell).split()]
-            longest = max(map(len, words), default=0)
-            needed = max(needed, longest, min(whole, NARROWEST_PROSE))
-        else:
-            needed = max(needed, self._width(cells))
-        return 2 * PADDING + needed
+            longest = 0  # word
+            for cell in cells:
+                longest = max([longest, *map(len, self._plain(cell).split())])
+            width = max(longest, min(width, NARROWEST_PROSE))
+        return 2 * PADDING + max(needed, width)
 
     def _width(self, cells: Iterable[str]) -> int:
-        lines = [line for cell in cells for line in self._plain(cell).split("\n")]
-        return max(map(len, lines), default=0)
+        """Return the letters of the longest line."""
+        text = "\n".join(map(self._plain, cells))
+        return max(map(len, text.split("\n")))
 
     def _plain(self, cell: str) -> str:
         return Text.from_markup(cell).plain if self.markup else cell
@@ -114,26 +118,28 @@ class DisplayTable:
         table = Table(box=None, padding=(0, PADDING), pad_edge=True)
         for (name, *_), heading in zip(columns, wrapped, strict=True):
             justify: Any = "left" if name in self.left else "right"
-            is_whole = has_room and not self._is_prose(name)
-            table.add_column(heading, justify=justify, no_wrap=is_whole, overflow="fold")
-        for row in zip(*(column[1:] for column in columns), strict=True):
+            is_unbroken = has_room and not self._is_prose(name)
+            table.add_column(heading, justify=justify, no_wrap=is_unbroken, overflow="fold")
+        cells = [column[1:] for column in columns]
+        for row in zip(*cells, strict=True):
             table.add_row(*row)
         return table
 
     def _wrapped_headings(self, columns: Sequence[Sequence[str]], width: int) -> list[str]:
         """Wrap the headings of numbers as little as lets the columns fit into `width`."""
         for letters in HEADING_WIDTHS:
-            headings, total = list[str](), 0
-            for heading, *cells in columns:
-                least = self._least_width([heading, *cells])
-                if self._is_prose(heading):
-                    headings.append(heading)
-                    total += least
-                    continue
-                room = max(letters, least - 2 * PADDING)
-                lines = [textwrap.fill(line, room) for line in heading.split("\n")]
-                headings.append("\n".join(lines))
-                total += max(least, 2 * PADDING + self._width(headings[-1:]))
+            headings = []
+            total = 0
+            for column in columns:
+                heading = column[0]
+                least = self._least_width(column)
+                if not self._is_prose(heading):
+                    room = max(letters, least - 2 * PADDING)
+                    lines = [textwrap.fill(line, room) for line in heading.split("\n")]
+                    heading = "\n".join(lines)
+                    least = max(least, 2 * PADDING + self._width([heading]))
+                headings.append(heading)
+                total += least
             if total <= width:
                 break
         return headings
@@ -141,13 +147,19 @@ class DisplayTable:
     def _cell(self, name: str, value: Any) -> str:
         if isinstance(value, str):
             return value
-        return "-" if pd.isna(value) else format(value, self.formats.get(name, ""))
+        if pd.isna(value):
+            return "-"
+        return format(value, self.formats.get(name, ""))
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
     """Format a table in Markdown, the headings first."""
-    headings, *lines = (f"| {' | '.join(' '.join(one.split()) for one in row)} |" for row in rows)
-    return "\n".join([headings, "|" + " --- |" * len(rows[0]), *lines])
+    lines = []
+    for row in rows:
+        cells = [" ".join(cell.split()) for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.insert(1, "|" + " --- |" * len(rows[0]))
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -194,21 +206,23 @@ def write(result: Result, context: RunContext, tracker: Tracker, *, is_run: bool
         typed = {name: context.varied[name] for name in TYPED if name in context.varied}
         labels = {"task": context.task, **context.varied, **result.labels, **typed}
         labels |= {"swept": list(context.swept), "status": "finished"}
-        write_json(folder / "run.json", labels)
+        write_json(folder / LABELS, labels)
     show(result.shown)
     for name in result.figures:
         print_place("figure", folder / f"{name}.png")
-    # A run's is printed once it has ended.
-    places = ({} if is_run else {"results": folder}) if result.places is None else result.places
-    for what, where in places.items():
-        print_place(what, where)
+    places = result.places
+    if places is None:
+        # A run's is printed once it has ended.
+        places = {} if is_run else {"results": folder}
+    for name, place_of_file in places.items():
+        print_place(name, place_of_file)
 
 
 def write_stopped(result: Result, context: RunContext, error: str) -> None:
     """Save the part of a run that stopped, without run.json."""
     _save(result, context.run_dir)
-    why = {"task": context.task, **result.labels, "error": error}
-    write_json(context.run_dir / "failed.json", why)
+    labels = {"task": context.task, **result.labels, "error": error}
+    write_json(context.run_dir / "failed.json", labels)
 
 
 def track(
@@ -230,6 +244,7 @@ def track(
     if is_run and not has_tables and result.labels.get("is_baseline"):
         return
     baselines = _baselines(result, context)
+    summaries = {name: baseline.summary for name, baseline in baselines.items()}
     tracker.leave(
         TrackedRun(
             name=context.name,
@@ -238,11 +253,11 @@ def track(
             folder=context.run_dir,
             tags=result.tags or (context.task,),
             config=_columns(result, context, baselines, is_light=not has_tables),
-            summary=summary_columns(result.summary, {b: baselines[b].summary for b in baselines}),
+            summary=summary_columns(result.summary, summaries),
             has_history=has_tables and not has_failed and ITERATIONS in result.tables,
             has_tables=has_tables and not has_failed,
             artifact=result.artifact,
-            baselines=[baseline.place for baseline in baselines.values()],
+            baselines=[baseline.folder for baseline in baselines.values()],
             has_failed=has_failed,
         )
     )
@@ -252,7 +267,7 @@ def track(
 class _Baseline:
     """A baseline, as the run that was held against it has it in W&B."""
 
-    place: str  # its folder, relative to the run's
+    folder: str  # relative to the run's
     summary: Mapping[str, float]
     chunk: int | None
 
@@ -260,10 +275,10 @@ class _Baseline:
 def _baselines(result: Result, context: RunContext) -> dict[str, _Baseline]:
     """Read a run's baselines, by their names."""
     baselines = {}
-    for name, place in result.labels.get("baselines", {}).items():
-        summary = read_object(context.run_dir / place / "summary.json", AGAIN)
-        labels = read_object(context.run_dir / place / LABELS, AGAIN)
-        baselines[name] = _Baseline(place, summary, labels.get("chunk"))
+    for name, folder in result.labels.get("baselines", {}).items():
+        path = context.run_dir / folder
+        labels = read_object(path / LABELS, AGAIN)
+        baselines[name] = _Baseline(folder, load_summary(path), labels.get("chunk"))
     return baselines
 
 
@@ -275,35 +290,38 @@ def _columns(
     """
     columns: dict[str, Any] = {"task": context.task, "command": context.command}
     columns |= {"hostname": platform.node(), "swept": list(context.swept), **result.labels}
-    if where := columns.get("device"):
+    device = columns.get("device")
+    if device:
         if columns.get("executor") != SIMULATED:  # two machines may have the same model of CPU
-            where = f"{where} ({columns['hostname']})"
-        named = [columns.get("policy", context.task), columns.get("chunk")]
-        policy = " ".join(str(one) for one in named if one is not None)
-        columns |= {"where": where, "policy_where": f"{policy}, {where}"}
+            device = f"{device} ({columns['hostname']})"
+        policy = str(columns.get("policy", context.task))
+        if columns.get("chunk") is not None:
+            policy += f" {columns['chunk']}"
+        columns |= {"where": device, "policy_where": f"{policy}, {device}"}
     chunks = {name: baseline.chunk for name, baseline in baselines.items() if baseline.chunk}
     if chunks:
         columns["baseline_chunks"] = chunks
     if not is_light:
         return {**columns, "settings": without_unread(result.config or {})}
     stated = {name: value for name, value in context.stated.items() if name not in columns}
-    columns = {name: value for name, value in columns.items() if value is not None}
-    columns.pop("versions", None)
-    return {**columns, "settings": as_tree(stated)}
+    light = {name: value for name, value in columns.items() if value is not None}
+    light.pop("versions", None)
+    return {**light, "settings": as_tree(stated)}
 
 
 def show(shown: Iterable[DisplayTable | str]) -> None:
+    """Print tables and lines."""
     out = console()
-    for part in shown:
-        if isinstance(part, str):
-            print_words(part)
+    for item in shown:
+        if isinstance(item, str):
+            print_words(item)
             continue
-        if part.title:
-            print_words(f"\n{part.title}", style="bold")
-        for i, table in enumerate(part.tables(out.width)):
+        if item.title:
+            print_words(f"\n{item.title}", style="bold")
+        for i, table in enumerate(item.tables(out.width)):
             if i > 0:
                 out.print()
-            out.print(table, markup=part.markup)
+            out.print(table, markup=item.markup)
 
 
 def _save(result: Result, folder: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,11 +21,11 @@ from sarathi_lab.config.errors import UserError, require_int
 QUANTILES = (0.5, 0.9, 0.99)
 CLASS_QUANTILES = (0.5, 0.99)
 CLASSES = ("short", "medium", "long")
-BOUNDS = ("ttft", "tbt", "tpot", "scheduling_delay")
 QUANTILE_BOUNDS = {"ttft", "tbt", "tpot"}  # of the scheduling delay the median is bounded
 DECODE_BATCH, DECODE_CONTEXT = 32, 4096  # of the decode iteration that a relative bound refers to
 SECONDS = "use seconds, or null for no bound"
 SHARE = "use a share of the tokens or requests, such as 0.99"
+TWO_LENGTHS = "use the tokens from which prompts are of medium length, and long, such as [512,2048]"
 Floats = NDArray[np.float64]
 
 
@@ -58,17 +57,24 @@ class Slo:
             raise UserError(f"slo.quantile={self.quantile} exceeds 1; {SHARE}")
         if self.tbt_factor is not None and self.tbt is not None:
             raise UserError(f"slo.tbt={self.tbt} and slo.tbt_factor={self.tbt_factor}: drop one")
-        if self.tbt_factor is None:
-            why = " without slo.tbt_factor; add slo.tbt_factor=5, or drop it"
-            refuse_unread(self, ("decode_batch", "decode_context"), why, "slo.")
-        if not self.is_relative and not self.bounds.keys() & QUANTILE_BOUNDS:
-            why = " without a bound of a quantile; add slo.ttft=2 or slo.tbt=0.05, or drop it"
-            refuse_unread(self, ("quantile",), why, "slo.")
+        if self.is_relative:
+            return
+        reason = " without slo.tbt_factor; add slo.tbt_factor=5, or drop it"
+        refuse_unread(self, ("decode_batch", "decode_context"), reason, "slo.")
+        if not self.bounds.keys() & QUANTILE_BOUNDS:
+            reason = " without a bound of a quantile; add slo.ttft=2 or slo.tbt=0.05, or drop it"
+            refuse_unread(self, ("quantile",), reason, "slo.")
 
     @property
     def bounds(self) -> Mapping[str, float]:
         """Return the bounds that are set, by name."""
-        return {name: bound for name in BOUNDS if (bound := getattr(self, name)) is not None}
+        bounds = {
+            "ttft": self.ttft,
+            "tbt": self.tbt,
+            "tpot": self.tpot,
+            "scheduling_delay": self.scheduling_delay,
+        }
+        return {name: bound for name, bound in bounds.items() if bound is not None}
 
     def quantile_of(self, bound: str) -> float:
         """Return the quantile that a bound is for."""
@@ -97,13 +103,16 @@ class Slo:
 
     def describe(self) -> str:
         """Describe it, such as "P99 TBT 100 ms, P50 scheduling delay 2000 ms"."""
-        percent = f"P{100 * self.quantile:g}"
-        words = {name: f"{percent} {name.upper()}" for name in ("ttft", "tbt", "tpot")}
-        words["scheduling_delay"] = "P50 scheduling delay"
-        parts = [f"{words[name]} {1e3 * bound:.4g} ms" for name, bound in self.bounds.items()]
+        percentile = f"P{100 * self.quantile:g}"
+        bounds = []
         if self.tbt_factor is not None:
-            parts.insert(0, f"{words['tbt']} {self.tbt_factor:g} decode iterations")
-        return ", ".join(parts) or "no bounds"
+            bounds.append(f"{percentile} TBT {self.tbt_factor:g} decode iterations")
+        for name, bound in self.bounds.items():
+            label = f"{percentile} {name.upper()}"
+            if name == "scheduling_delay":
+                label = "P50 scheduling delay"
+            bounds.append(f"{label} {1e3 * bound:.4g} ms")
+        return ", ".join(bounds) or "no bounds"
 
 
 @dataclass(frozen=True)
@@ -118,14 +127,14 @@ class Targets:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        fix = "use the tokens from which prompts are of medium length, and long, such as [512,2048]"
-        bounds: Any = self.prompt_classes
+        bounds: object = self.prompt_classes
         if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
-            raise UserError(f"prompt_classes={bounds} are not two lengths; {fix}")
+            raise UserError(f"prompt_classes={bounds} are not two lengths; {TWO_LENGTHS}")
         for bound in bounds:
-            require_int("prompt_classes", bound, 1, fix)
-        if bounds[0] >= bounds[1]:
-            raise UserError(f"prompt_classes={list(bounds)} do not ascend; {fix}")
+            require_int("prompt_classes", bound, 1, TWO_LENGTHS)
+        medium, long = bounds
+        if medium >= long:
+            raise UserError(f"prompt_classes={list(bounds)} do not ascend; {TWO_LENGTHS}")
 
 
 def quantiles(
@@ -136,8 +145,10 @@ def quantiles(
     array = array[~np.isnan(array)]
     if not len(array):
         return {}
-    found = {f"{name}_p{int(q * 100)}": float(np.quantile(array, q)) for q in chosen}
-    return {f"{name}_mean": float(array.mean()), **found}
+    summary = {f"{name}_mean": float(array.mean())}
+    for share in chosen:
+        summary[f"{name}_p{int(share * 100)}"] = float(np.quantile(array, share))
+    return summary
 
 
 def gaps(requests: pd.DataFrame) -> Floats:
@@ -190,12 +201,14 @@ def serving_summary(
     if requests.empty:
         return {}
     classes = prompt_classes(requests, targets.prompt_classes)
-    return {
+    summary = {
         **stalls(requests, targets.stall),
         **by_class(requests, classes),
         **goodput(requests, seconds, targets.slo, classes),
-        **(fairness(requests, alone, classes) if alone is not None else {}),
     }
+    if alone is not None:
+        summary |= fairness(requests, alone, classes)
+    return summary
 
 
 def stalls(requests: pd.DataFrame, threshold: float) -> dict[str, float]:
@@ -232,7 +245,11 @@ def by_class(requests: pd.DataFrame, classes: NDArray[np.str_]) -> dict[str, flo
 
 def _masks(classes: NDArray[np.str_]) -> dict[str, NDArray[np.bool_]]:
     """Return a mask [R] for each class present; empty if all requests are of one."""
-    masks = {name: classes == name for name in CLASSES if (classes == name).any()}
+    masks = {}
+    for name in CLASSES:
+        is_in = classes == name
+        if is_in.any():
+            masks[name] = is_in
     return masks if len(masks) > 1 else {}
 
 
@@ -242,11 +259,22 @@ def is_good(requests: pd.DataFrame, slo: Slo) -> dict[str, NDArray[np.bool_]]:
     """
     values = waits(requests)
     if slo.tbt is not None:
-        gaps_of = [np.diff(times) for times in requests.token_times]
-        ends = [np.quantile(one, slo.quantile) if len(one) else np.nan for one in gaps_of]
-        values["tbt"] = np.array(ends)
-    met = {name: ~(values[name] > bound) for name, bound in slo.bounds.items()}
-    return {**met, "all": np.all([np.ones(len(requests), dtype=bool), *met.values()], axis=0)}
+        values["tbt"] = _gap_quantiles(requests, slo.quantile)
+    met = {}
+    meets_all = np.ones(len(requests), dtype=bool)
+    for name, bound in slo.bounds.items():
+        met[name] = ~(values[name] > bound)
+        meets_all &= met[name]
+    return {**met, "all": meets_all}
+
+
+def _gap_quantiles(requests: pd.DataFrame, share: float) -> Floats:
+    """Return a quantile of the times between tokens of each request [R]; NaN for one token."""
+    quantile_of_each = []
+    for times in requests.token_times:
+        between = np.diff(times)
+        quantile_of_each.append(np.quantile(between, share) if len(between) else np.nan)
+    return np.array(quantile_of_each, dtype=float)
 
 
 def bounded(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
@@ -254,11 +282,13 @@ def bounded(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
     where no request has such a time, as outputs of one token have none between tokens.
     """
     times = waits(requests)
-    found = {}
+    bounded_quantiles = {}
     for name in slo.bounds:
         values = times[name][~np.isnan(times[name])]
-        found[name] = float(np.quantile(values, slo.quantile_of(name))) if len(values) else math.nan
-    return found
+        bounded_quantiles[name] = math.nan
+        if len(values):
+            bounded_quantiles[name] = float(np.quantile(values, slo.quantile_of(name)))
+    return bounded_quantiles
 
 
 def is_met(requests: pd.DataFrame, slo: Slo) -> bool:
@@ -273,14 +303,17 @@ def goodput(
     if not slo.bounds:
         return {}
     met = is_good(requests, slo)
-    good = met.pop("all")
-    parts = {**met, **{name: good[is_in] for name, is_in in _masks(classes).items()}}
-    return {
+    meets_all = met.pop("all")
+    for name, is_in in _masks(classes).items():
+        met[name] = meets_all[is_in]
+    summary = {
         "slo_met": float(is_met(requests, slo)),
-        "slo_attainment": float(good.mean()),
-        "goodput": float(good.sum() / seconds),
-        **{f"slo_attainment_{name}": float(part.mean()) for name, part in parts.items()},
+        "slo_attainment": float(meets_all.mean()),
+        "goodput": float(meets_all.sum() / seconds),
     }
+    for name, met_by in met.items():
+        summary[f"slo_attainment_{name}"] = float(met_by.mean())
+    return summary
 
 
 def jain_index(values: Floats) -> float:
@@ -291,10 +324,12 @@ def jain_index(values: Floats) -> float:
 def fairness(requests: pd.DataFrame, alone: Floats, classes: NDArray[np.str_]) -> dict[str, float]:
     """Return slowdowns (latency over `alone` [R]), their Jain index, worst class over best."""
     slowdown = waits(requests)["latency"] / alone
-    means = {name: float(slowdown[is_in].mean()) for name, is_in in _masks(classes).items()}
-    return {
-        **quantiles("slowdown", slowdown),
-        "slowdown_jain": jain_index(slowdown),
-        **{f"slowdown_{name}_mean": mean for name, mean in means.items()},
-        **({"slowdown_class_ratio": max(means.values()) / min(means.values())} if means else {}),
-    }
+    summary = {**quantiles("slowdown", slowdown), "slowdown_jain": jain_index(slowdown)}
+    means = []
+    for name, is_in in _masks(classes).items():
+        mean = float(slowdown[is_in].mean())
+        summary[f"slowdown_{name}_mean"] = mean
+        means.append(mean)
+    if means:
+        summary["slowdown_class_ratio"] = max(means) / min(means)
+    return summary

@@ -34,8 +34,10 @@ class Window:
     cooldown: float | str | None = None
 
     def __post_init__(self) -> None:
-        cuts = [self._cut(name) for name in ("warmup", "cooldown")]
-        if all(is_share for _, is_share in cuts) and sum(amount for amount, _ in cuts) >= 1:
+        warmup = _cut("warmup", self.warmup)
+        cooldown = _cut("cooldown", self.cooldown)
+        are_shares = warmup.is_share and cooldown.is_share
+        if are_shares and warmup.amount + cooldown.amount >= 1:
             raise UserError(f"{self._describe()} leave nothing; lower one")
 
     @property
@@ -47,12 +49,13 @@ class Window:
         """Raise UserError if no request arrives after the warm-up."""
         if self.is_whole or not load.has_times:
             return
-        start, is_share = self._cut("warmup")
+        warmup = _cut("warmup", self.warmup)
         last = max(request.arrival_time for request in load.requests)
-        if not is_share and start > last:
-            why = f"is longer than the {last:.1f} s in which requests arrive"
-            fix = "lower it or raise workload.num_requests"
-            raise UserError(f"window.warmup={self.warmup} {why}; {fix}")
+        if not warmup.is_share and warmup.amount > last:
+            raise UserError(
+                f"window.warmup={self.warmup} is longer than the {last:.1f} s in which requests "
+                "arrive; lower it or raise workload.num_requests"
+            )
 
     def of(self, iterations: pd.DataFrame, requests: pd.DataFrame, column: str = ARRIVAL) -> Part:
         """Return the part that counts, from the ledger's tables; `column` is `ARRIVAL` or
@@ -60,32 +63,51 @@ class Window:
         """
         duration = float(iterations.end.max())
         arrivals = np.sort(requests[column].to_numpy(dtype=float))
-        (start, is_start_share), (end, is_end_share) = map(self._cut, ("warmup", "cooldown"))
-        if is_start_share:
-            start = arrivals[math.floor(start * len(arrivals) + ROUNDING)]
-        num_late = math.floor(end * len(arrivals) + ROUNDING) if is_end_share else 0
-        last = duration if is_end_share else duration - end
-        part = Part(float(start), float(arrivals[-num_late] if num_late else last), column)
+        warmup = _cut("warmup", self.warmup)
+        cooldown = _cut("cooldown", self.cooldown)
+        start = warmup.amount
+        if warmup.is_share:
+            start = arrivals[warmup.number_of(len(arrivals))]
+        end = duration
+        if not cooldown.is_share:
+            end -= cooldown.amount
+        elif cooldown.number_of(len(arrivals)):
+            end = arrivals[-cooldown.number_of(len(arrivals))]
+        part = Part(float(start), float(end), column)
         if part.requests(requests).empty or part.spans(iterations).empty:
-            what, fix = f"a run of {duration:.1f} s", "lower them or raise workload.num_requests"
-            raise RunError(f"{self._describe()} leave nothing of {what}; {fix}")
+            raise RunError(
+                f"{self._describe()} leave nothing of a run of {duration:.1f} s; lower them or "
+                "raise workload.num_requests"
+            )
         return part
 
     def _describe(self) -> str:
         return f"window.warmup={self.warmup} and window.cooldown={self.cooldown}"
 
-    def _cut(self, name: str) -> tuple[float, bool]:
-        """Return the cut at one end, and whether it is a share of the requests, not seconds."""
-        value = getattr(self, name)
-        if value is None:
-            return 0.0, False
-        if not isinstance(value, str):
-            return require_number(f"window.{name}", value, minimum=0, fix=FIX), False
-        is_share = re.fullmatch(r"\d+(\.\d+)?\s*%", value)
-        if not is_share or (share := float(value.rstrip("% ")) / 100) >= 1:
-            why = "is neither seconds nor a share below 100%"
-            raise UserError(f"window.{name}={value} {why}; {FIX}")
-        return share, True
+
+class _Cut(NamedTuple):
+    """What is cut off at one end of a run: seconds, or a share of the requests."""
+
+    amount: float
+    is_share: bool
+
+    def number_of(self, num_requests: int) -> int:
+        """Return the number of requests that a share is."""
+        return math.floor(self.amount * num_requests + ROUNDING)
+
+
+def _cut(name: str, value: float | str | None) -> _Cut:
+    """Read a setting of the window. Raises UserError."""
+    if value is None:
+        return _Cut(0.0, is_share=False)
+    if not isinstance(value, str):
+        seconds = require_number(f"window.{name}", value, minimum=0, fix=FIX)
+        return _Cut(seconds, is_share=False)
+    if re.fullmatch(r"\d+(\.\d+)?\s*%", value):
+        share = float(value.rstrip("% ")) / 100
+        if share < 1:
+            return _Cut(share, is_share=True)
+    raise UserError(f"window.{name}={value} is neither seconds nor a share below 100%; {FIX}")
 
 
 class Part(NamedTuple):
@@ -113,13 +135,13 @@ class Part(NamedTuple):
         is_first = self._came_in(requests.first_token_time.to_numpy(dtype=float))
         is_finished = self._came_in(requests.finish_time.to_numpy(dtype=float))
         num_prompt_tokens = float(requests.prompt_len.to_numpy()[is_first].sum())
-        found = rates(
+        rates_of_part = rates(
             num_prompt_tokens,
             num_output_tokens=float(self._came_in(token_times).sum()),
             num_requests=float(is_finished.sum()),
             duration=self.end - self.start,
         )
-        return {"window_start": self.start, "window_end": self.end, **found}
+        return {"window_start": self.start, "window_end": self.end, **rates_of_part}
 
     def _came_in(self, times: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return which tokens came in it: one at its start is of the iteration before it."""
@@ -160,10 +182,14 @@ def delay_trend(requests: pd.DataFrame) -> Trend | None:
     from scipy.stats import kendalltau, theilslopes  # takes a second, and most runs do not need it
 
     delays = (ordered.first_scheduled_time - ordered.arrival_time).to_numpy(dtype=float)
-    times, means = (
-        [float(batch.mean()) for batch in np.array_split(values, NUM_BATCHES)]
-        for values in (arrivals, delays)
-    )
+    times = batch_means(arrivals, NUM_BATCHES)
+    means = batch_means(delays, NUM_BATCHES)
     slope = float(theilslopes(means, times).slope)
     test = kendalltau(times, means, alternative="greater")
-    return Trend(means[0], means[-1], slope, test.pvalue < 0.01 and slope >= LEAST_SLOPE)
+    is_growing = test.pvalue < 0.01 and slope >= LEAST_SLOPE
+    return Trend(means[0], means[-1], slope, is_growing)
+
+
+def batch_means(values: NDArray[np.float64], num_batches: int) -> list[float]:
+    """Return the means of batches of about as many values each."""
+    return [float(batch.mean()) for batch in np.array_split(values, num_batches)]

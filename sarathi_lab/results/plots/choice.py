@@ -18,13 +18,24 @@ KINDS: tuple[Kind, ...] = ("line", "heat")
 MARGINAL = "decode_time_marginal"
 # Where all requests wait from the start. TTFT is not there: it states how long the queue is.
 CLOSED_PANELS = (
-    *("capacity", "throughput", "tbt_p99", "throughput_vs_{}"),
-    *("decode_time_alone", MARGINAL, "kv_reread_factor"),
+    "capacity",
+    "throughput",
+    "tbt_p99",
+    "throughput_vs_{}",
+    "decode_time_alone",
+    MARGINAL,
+    "kv_reread_factor",
 )
 # Where requests arrive over time. Both in the order in which panels are kept.
 LOADED_PANELS = (
-    *("capacity", "slo_attainment", "goodput", "request_gap_p99", "ttft_p99", "tbt_p99"),
-    *("throughput", "ttft_p50"),
+    "capacity",
+    "slo_attainment",
+    "goodput",
+    "request_gap_p99",
+    "ttft_p99",
+    "tbt_p99",
+    "throughput",
+    "ttft_p50",
 )
 WITHOUT_GAPS = {5: 4, 7: 6}  # panels that fill their rows, of as many quantities
 MOST_PANELS = 6
@@ -74,17 +85,17 @@ def choose_axes(
     """
     if kind not in (None, *KINDS):
         raise UserError(f"kind={kind} is no kind of picture; use one of {', '.join(KINDS)}")
-    named = [analysis.find_column(runs, name) if name else None for name in (x, hue, col)]
+    stated = [analysis.find_column(runs, name) if name else None for name in (x, hue, col)]
     swept = analysis.without_baselines(runs)
     free = _independent(swept, analysis.varied(runs))
-    if kind == "heat" and len({*free, *named} - {None}) < 2:
+    if kind == "heat" and len({*free, *stated} - {None}) < 2:
         raise UserError("kind=heat needs two settings that vary; use kind=line")
-    lines = _line_axes(runs, free, *named)
-    num_colours = len(values_of(runs, lines.hue)) if lines.hue else 0
-    has_many_colours = len(free) == 2 and num_colours > MOST_COLOURS
-    is_crowded = len(free) > 2 or has_many_colours
+    lines = _line_axes(runs, free, *stated)
+    is_crowded = len(free) > 2
+    if len(free) == 2 and lines.hue:
+        is_crowded = len(values_of(runs, lines.hue)) > MOST_COLOURS
     if kind == "heat" or (kind is None and hue is None and is_crowded):
-        return _heat_axes(runs, free, *named)
+        return _heat_axes(runs, free, *stated)
     return lines
 
 
@@ -122,9 +133,13 @@ def _line_axes(
         hue = "policy"
     if col is None and remaining and len(values_of(runs, remaining[0])) <= MOST_FACETS:
         col = remaining.pop(0)
-    shown = (x, hue, col, *remaining)
-    bound = [name for name in analysis.varied(runs) if name not in shown]
-    return PlotAxes("line", x, hue, col, tuple(remaining), tuple(bound))
+    bound = _bound(runs, x, hue, col, *remaining)
+    return PlotAxes("line", x, hue, col, tuple(remaining), bound)
+
+
+def _bound(runs: pd.DataFrame, *shown: str | None) -> tuple[str, ...]:
+    """Return the settings that vary with those that are shown."""
+    return tuple(name for name in analysis.varied(runs) if name not in shown)
 
 
 def _heat_axes(
@@ -140,20 +155,21 @@ def _heat_axes(
         x = _best_x(swept, [name for name in remaining if name != "policy"] or remaining)
         remaining = [name for name in remaining if name != x]
     if upwards is None and not remaining:
-        upwards, col = col, None
+        upwards = col
+        col = None
     if upwards is None:
         upwards = max(remaining, key=lambda name: (name == "policy", sizes[name]))
         remaining.remove(upwards)
     if col is None and remaining:
         fewest = min(remaining, key=lambda name: sizes[name])
         num_cells = sizes[fewest] * len(values_of(swept, x))
-        col = fewest if num_cells <= MOST_CELLS else None
-    others = [name for name in remaining if name != col]
-    shown = (x, upwards, col, *others)
-    bound = [name for name in analysis.varied(runs) if name not in shown]
+        if num_cells <= MOST_CELLS:
+            col = fewest
+    others = tuple(name for name in remaining if name != col)
+    bound = _bound(runs, x, upwards, col, *others)
     if is_numeric(runs, str(upwards)):  # no names to write them behind
         return PlotAxes("heat", x, upwards, col, (*others, *bound))
-    return PlotAxes("heat", x, upwards, col, tuple(others), tuple(bound))
+    return PlotAxes("heat", x, upwards, col, others, bound)
 
 
 def choose_quantities(runs: pd.DataFrame, axes: PlotAxes) -> list[str]:
@@ -163,13 +179,14 @@ def choose_quantities(runs: pd.DataFrame, axes: PlotAxes) -> list[str]:
     differing = [name for name in measured if runs[name].max() > runs[name].min()]
     chosen = differing or measured
     if axes.kind == "heat":
+        if not axes.others:
+            return chosen[:MOST_ROWS]
         num_rows = analysis.group_keys(runs, axes.others).nunique()
-        most = max(1, (MOST_ROWS + 1) // num_rows) if axes.others else MOST_ROWS
-        return chosen[:most]
+        return chosen[: max(1, (MOST_ROWS + 1) // num_rows)]
     if axes.col:
         return chosen[:MOST_ROWS]
-    num_names = 0 if is_numeric(runs, axes.x) else len(values_of(runs, axes.x))
-    if num_names > MANY_NAMES:
+    has_names = not is_numeric(runs, axes.x)
+    if has_names and len(values_of(runs, axes.x)) > MANY_NAMES:
         return chosen[:MOST_BESIDE]
     chosen = chosen[:MOST_PANELS]
     return chosen[: WITHOUT_GAPS.get(len(chosen), len(chosen))]
@@ -191,5 +208,4 @@ def _judged(runs: pd.DataFrame, axes: PlotAxes) -> list[str]:
 def _is_measured(runs: pd.DataFrame, name: str) -> bool:
     if name not in runs or runs[name].isna().all():
         return False
-    is_below_noise = name == MARGINAL and not (runs[name] > 0).any()
-    return not is_below_noise
+    return name != MARGINAL or bool((runs[name] > 0).any())  # else below the noise

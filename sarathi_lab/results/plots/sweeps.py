@@ -55,41 +55,39 @@ def draw_sweep(
     runs = runs.reset_index(drop=True)  # rows of concatenated tables may share a label
     runs.attrs.clear()  # which each step would copy
     runs = analysis.with_short_devices(runs)
-    wanted = [y] if isinstance(y, str) else list(y or [])
+    stated = [y] if isinstance(y, str) else list(y or [])
     ratios = [f"throughput_vs_{name}" for name in analysis.references(runs)]
-    for ratio in [*ratios, *wanted]:
-        quantity, has_base, base = ratio.partition("_vs_")
-        if has_base:
+    for ratio in [*ratios, *stated]:
+        quantity, is_ratio, base = ratio.partition("_vs_")
+        if is_ratio:
             runs = analysis.relative(runs, quantity, base)
     axes = choose_axes(runs, x=x, hue=hue, col=col, kind=kind)
-    quantities = [_with_values(runs, axes, analysis.find_column(runs, name)) for name in wanted]
-    quantities = quantities or choose_quantities(runs, axes)
+    quantities = [analysis.find_column(runs, name) for name in stated]
+    for name in quantities:
+        _require_values(runs, axes, name)
+    if not quantities:
+        quantities = choose_quantities(runs, axes)
     runs = analysis.without_repeated(runs, quantities)
-    figure = plot(runs, axes, quantities)
+    rows = long_rows(runs, axes, quantities)
+    if axes.kind == "heat":
+        figure = draw_maps(rows, axes, quantities, undecided=_undecided_in_words(runs))
+    else:
+        figure = draw_lines(rows, axes, quantities, _mark_keys(runs, rows, axes))
     return style.finished(figure, _title(runs))
 
 
-def _with_values(runs: pd.DataFrame, axes: PlotAxes, name: str) -> str:
-    """Return the quantity `name`. Raises UserError if there is nothing to draw of it."""
+def _require_values(runs: pd.DataFrame, axes: PlotAxes, name: str) -> None:
+    """Raise UserError if there is nothing to draw of the quantity `name`."""
     values = runs[name].dropna()
     if values.empty:
         raise UserError(f"y={name} has no value in these runs; name another quantity")
     if axes.kind == "heat" and name == MARGINAL and not (values > 0).any():
         raise UserError(f"y={name} is below the noise in all runs; name another quantity")
-    return name
 
 
 def policies(runs: pd.DataFrame) -> Figure:
     """Draw latency and throughput of policies, the shortest gaps between tokens on top."""
     return draw_sweep(runs, x="policy", y=["tbt_p99", "ttft_p50", "ttft_p99", "throughput"])
-
-
-def plot(runs: pd.DataFrame, axes: PlotAxes, quantities: Sequence[str]) -> Figure:
-    """Draw the medians of quantities by the settings of `axes`, without a title."""
-    rows = long_rows(runs, axes, quantities)
-    if axes.kind == "heat":
-        return draw_maps(rows, axes, quantities, undecided=_undecided_in_words(runs))
-    return draw_lines(rows, axes, quantities, _mark_keys(runs, rows, axes))
 
 
 # -- rows and marks --------------------------------------------------------------------------------
@@ -107,7 +105,9 @@ def long_rows(runs: pd.DataFrame, axes: PlotAxes, quantities: Sequence[str]) -> 
     # A difference of times that may be equal.
     is_below_noise = (rows["quantity"] == MARGINAL) & (rows["value"] <= 0)
     rows.loc[is_below_noise, VALUES] = math.nan
-    factors, headings, is_less_better = {}, {}, {}
+    factors = {}
+    headings = {}
+    is_less_better = {}
     for name in quantities:
         is_less_better[name] = less_is_better(name.partition("_vs_")[0])
         arrow = "↓" if is_less_better[name] else "↑"
@@ -145,11 +145,16 @@ def _samples_in_words(runs: pd.DataFrame, rows: pd.DataFrame) -> str | None:
     if several.empty:
         return None
     swept = analysis.without_baselines(runs)
-    over = [name for name in analysis.SAMPLES if name in swept and swept[name].nunique() > 1]
+    repeated = []
+    for name in analysis.SAMPLES:
+        if name in swept and swept[name].nunique() > 1:
+            repeated.append(f"{name}s")
     number = int(several.min())
-    samples = " and ".join(f"{name}s" for name in over) or "runs"
-    words = f"bars and bands: {level_of(number):.0%} intervals of medians of {number} {samples}"
-    return f"{words}, cut at the axis" if _has_cut_intervals(rows) else words
+    samples = f"{number} {' and '.join(repeated) or 'runs'}"
+    label = f"bars and bands: {level_of(number):.0%} intervals of medians of {samples}"
+    if _has_cut_intervals(rows):
+        label += ", cut at the axis"
+    return label
 
 
 def _has_cut_intervals(rows: pd.DataFrame) -> bool:
@@ -177,19 +182,22 @@ def _undecided_in_words(runs: pd.DataFrame) -> str:
 def _title(runs: pd.DataFrame) -> str:
     """Name model, device and the sizes that all runs share."""
     swept = analysis.without_baselines(runs)
-    parts = []
-    for name in ("model", "dtype"):
-        if name in swept and swept[name].nunique() <= 2:
-            parts.append(" or ".join(sorted({text(value) for value in swept[name]})))
-    title = ", ".join(parts)
-    if "device" in swept and swept.device.nunique() <= 2:
-        devices = " or ".join(sorted({text(value) for value in swept.device}))
+    models = filter(None, [_few_values(swept, "model"), _few_values(swept, "dtype")])
+    title = ", ".join(models)
+    devices = _few_values(swept, "device")
+    if devices:
         title = " on ".join(filter(None, [title, devices]))
     elif "executor" in swept and (swept.executor == "simulated").all():
         title = ", ".join(filter(None, [title, "simulated"]))
     sizes = []
     for name in FIXED:
-        values = values_of(swept, name) if name in swept else []
-        if len(values) == 1:
-            sizes.append(f"{style.short_name(name)} {values[0]}")
+        if name in swept and len(values_of(swept, name)) == 1:
+            sizes.append(f"{style.short_name(name)} {values_of(swept, name)[0]}")
     return "\n".join(filter(None, [title, ", ".join(sizes)]))
+
+
+def _few_values(runs: pd.DataFrame, name: str) -> str:
+    """Return the one or two values of a label; "" for more, or without it."""
+    if name not in runs or runs[name].nunique() > 2:
+        return ""
+    return " or ".join(sorted({text(value) for value in runs[name]}))
