@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from sarathi_lab.engine.prefix_cache import PrefixCache
 from sarathi_lab.engine.request import Chunk, SequenceState
@@ -35,6 +36,8 @@ class BlockManager:
             numbers = range(self.window.num_blocks(self.block_size) + 1)
             extra = [math.ceil(self.window.share * number) for number in numbers]
             self._extra_blocks = [self.state_blocks + number for number in extra]
+        steps = [after - before for before, after in pairwise(self._extra_blocks)]
+        self._most_a_token = 1 + max(steps, default=0)
         self.prefix: PrefixCache | None = None
         if self.shares_prefixes:
             self.prefix = PrefixCache(self.num_blocks, self.block_size)
@@ -92,6 +95,12 @@ class BlockManager:
     def can_hold(self, num_tokens: int, watermark: float = 0.0) -> bool:
         """Whether a new sequence of `num_tokens` tokens fits and leaves the `watermark` free."""
         return self.blocks_for(num_tokens) + self.watermark_blocks(watermark) <= self.num_free
+
+    def has_room_for_all(self, num_decodes: int) -> bool:
+        """Whether so many sequences could hold one token more, whatever they hold; False may be
+        wrong, but is told without a look at each.
+        """
+        return num_decodes * self._most_a_token <= self.num_free
 
     def num_missing(self, sequence: SequenceState, num_tokens: int) -> int:
         """Blocks that `sequence` needs in addition to hold `num_tokens` tokens."""

@@ -92,6 +92,22 @@ class Scheduler(SchedulerState):
         if self.has_drafts:
             self.drafter.add_drafts(batch, len(batch) - len(decodes), self)
 
+    def adds_all(self, batch: Batch, token_budget: int) -> bool:
+        """Fill an empty batch with the next token of all running sequences at once, as most
+        iterations hold decodes only; False, with nothing changed, unless all are idle decodes that
+        need no eviction.
+        """
+        number = len(self.running)
+        if number > min(token_budget, self.batch_size) or batch.chunks:
+            return False
+        # Drafts are added, and prefixes published, one sequence after another.
+        if self.has_drafts or self.blocks.prefix is not None:
+            return False
+        if not self.blocks.has_room_for_all(number) or len(self.idle_decodes) < number:
+            return False
+        self.add_decodes(batch)
+        return True
+
     def continue_prefills(
         self,
         batch: Batch,

@@ -120,7 +120,11 @@ class SGLang(Policy):
         if not decodes:
             return
         blocks, state = scheduler.blocks, scheduler.state(_Estimate)
-        if sum(blocks.num_missing(one, one.num_known) for one in decodes) <= blocks.num_free:
+        has_room = blocks.has_room_for_all(len(decodes))
+        if not has_room:
+            num_missing = sum(blocks.num_missing(one, one.num_known) for one in decodes)
+            has_room = num_missing <= blocks.num_free
+        if has_room:
             lowest = self._initial_ratio * self.min_new_token_ratio_factor
             step = (self._initial_ratio - lowest) / self.new_token_ratio_decay_steps
             state.new_token_ratio = max(lowest, state.new_token_ratio - step)

@@ -231,6 +231,8 @@ class VllmV1(Policy):
         it is not the one to be evicted.
         """
         budget, make_room = self.max_num_batched_tokens, partial(evict_last, batch, scheduler)
+        if self.prefill_schedule_interval == 1 and scheduler.adds_all(batch, budget):
+            return
         for sequence in scheduler.running.idle:
             left = min(sequence.num_pending, budget - batch.num_tokens)
             if left <= 0 or len(batch.chunks) >= scheduler.batch_size:
