@@ -26,6 +26,7 @@ def test_upward_probability_is_scipys(points: list[tuple[int, float]]) -> None:
     assert upward_probability(times, values) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # in SciPy's interval of it
 @settings(max_examples=30)
 @given(points=POINTS.filter(lambda points: len({time for time, _ in points}) > 1))
 def test_sen_slope_is_scipys(points: list[tuple[int, float]]) -> None:
