@@ -116,24 +116,91 @@ def request_roofline(
     Decodes are taken at their mean context, P + D/2: exact where memory bounds them, as it does
     single ones.
     """
-    prompt, output = requests.prompt_len.astype(float), requests.output_len.astype(float)
-    sums = (*Work.__annotations__, *WindowSums._fields)
-    idle = requests[[]].assign(**dict.fromkeys(sums, 0.0))
-    prefill = idle.assign(
+    prefill = roofline_time(spec, _whole_prompts(spec, requests), dtype_bytes, peaks)
+    decode = roofline_time(spec, _decodes(spec, requests, batch_size=1), dtype_bytes, peaks)
+    decodes = requests.output_len.astype(float) - 1
+    return np.asarray(prefill + decodes * decode, dtype=float)
+
+
+def ridge_tokens(spec: ModelSpec, dtype_bytes: int, peaks: Peaks) -> float:
+    """Compute the tokens of a product that take as long to compute as its weight to read.
+
+    Memory bounds products of fewer tokens, so tokens that join them are free (the knee of
+    SARATHI's Fig 3). Of a mixture of experts, tokens of one expert.
+    """
+    flops_per_parameter = 2
+    seconds_per_parameter = spec.linear_bytes(dtype_bytes) / peaks.bytes_per_second
+    return seconds_per_parameter * peaks.rate(spec) / flops_per_parameter
+
+
+def riding_gain(
+    spec: ModelSpec, requests: pd.DataFrame, batch_size: int, dtype_bytes: int, peaks: Peaks
+) -> float:
+    """Compute what a perfect schedule gains over request-level batching at the roofline.
+
+    Request-level batching computes whole prompts, then decodes of `batch_size` requests, each in
+    its roofline time. The perfect schedule takes all FLOPs at the peak, or all reads of the cache
+    at the bandwidth. A device that stays further from its roofline in decodes than in prompts
+    gains more.
+
+    Args:
+        spec: The model.
+        requests: A row a request, with `prompt_len` and `output_len` in tokens.
+        batch_size: Requests that decode together.
+        dtype_bytes: Bytes of an element of weights and cache.
+        peaks: Of the device.
+
+    Returns:
+        The time of request-level batching over the perfect schedule's, at least 1.
+    """
+    prefills = _whole_prompts(spec, requests)
+    decodes = _decodes(spec, requests, batch_size)
+    decode_iterations = (requests.output_len.astype(float) - 1) / batch_size  # of each request
+    prefill_seconds = roofline_time(spec, prefills, dtype_bytes, peaks)
+    decode_seconds = decode_iterations * roofline_time(spec, decodes, dtype_bytes, peaks)
+    flops = spec.flops(prefills) + decode_iterations * spec.flops(decodes)
+    cache_bytes = decode_iterations * spec.kv_read_bytes(decodes, dtype_bytes)
+    computing = flops.sum() / peaks.rate(spec)
+    reading = cache_bytes.sum() / peaks.bytes_per_second
+    gain = (prefill_seconds + decode_seconds).sum() / max(computing, reading)
+    return max(1.0, float(gain))
+
+
+def _whole_prompts(spec: ModelSpec, requests: pd.DataFrame) -> pd.DataFrame:
+    """Return the work of an iteration for each of `requests` that computes its whole prompt."""
+    prompt = requests.prompt_len.astype(float)
+    work = _no_work(requests).assign(
         num_prefill_tokens=prompt,
         prefill_kv_tokens=prompt,
         prefill_query_key_pairs=prompt * (prompt + 1) / 2,
         num_emits=1.0,
     )
-    decode = idle.assign(num_decode_tokens=1.0, decode_kv_tokens=prompt + output / 2, num_emits=1.0)
-    if (window := spec.layers.window) is not None:
-        lengths = requests.prompt_len.astype(int)
-        prefill = prefill.assign(
-            window_pairs=[float(window.pairs(0, length)) for length in lengths],
-            window_prefill_kv_tokens=prompt,
-        )
-        seen = (prompt + output / 2).clip(upper=window.size)
-        decode = decode.assign(window_decode_kv_tokens=seen)
-    first = roofline_time(spec, prefill, dtype_bytes, peaks)
-    each = roofline_time(spec, decode, dtype_bytes, peaks)
-    return np.asarray(first + (output - 1) * each, dtype=float)
+    window = spec.layers.window
+    if window is None:
+        return work
+    lengths = requests.prompt_len.astype(int)
+    return work.assign(
+        window_pairs=[float(window.pairs(0, length)) for length in lengths],
+        window_prefill_kv_tokens=prompt,
+    )
+
+
+def _decodes(spec: ModelSpec, requests: pd.DataFrame, batch_size: int) -> pd.DataFrame:
+    """Return the work of an iteration for each of `requests` in which `batch_size` like it decode,
+    at their mean context.
+    """
+    context = requests.prompt_len.astype(float) + requests.output_len.astype(float) / 2
+    work = _no_work(requests).assign(
+        num_decode_tokens=float(batch_size),
+        decode_kv_tokens=batch_size * context,
+        num_emits=float(batch_size),
+    )
+    window = spec.layers.window
+    if window is None:
+        return work
+    return work.assign(window_decode_kv_tokens=batch_size * context.clip(upper=window.size))
+
+
+def _no_work(requests: pd.DataFrame) -> pd.DataFrame:
+    sums = (*Work.__annotations__, *WindowSums._fields)
+    return requests[[]].assign(**dict.fromkeys(sums, 0.0))

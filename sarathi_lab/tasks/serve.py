@@ -25,7 +25,7 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.single_iteration import host_caution
 from sarathi_lab.experiment.advise import BestChunk
-from sarathi_lab.model.roofline import Peaks, request_roofline
+from sarathi_lab.model.roofline import Peaks, request_roofline, ridge_tokens, riding_gain
 from sarathi_lab.results import metrics
 from sarathi_lab.results.decode_cost import fullest_hybrid, measure_decode_cost, slo_reference
 from sarathi_lab.results.load import AGAIN, load_summary
@@ -139,7 +139,7 @@ def _executed(
             predicted["predicted_roofline"] = roofline
             if not context.is_brief:
                 print_words(f"  predicted roofline {roofline:.2f} s")
-    print_cautions([f"peaks {peaks.describe()}"], context)
+    print_cautions([_describe_peaks(plan, peaks)], context)
     if plan.advice is not None:
         longest = max(request.prompt_len for request in plan.load.requests)
         print_advice(plan.advice, longest)
@@ -178,6 +178,25 @@ def _executed(
         labels["engine"] = facts
     shown += first_of_sweep(cautions, context)
     return replace(result, tables=tables, summary=summary, shown=shown)
+
+
+def _describe_peaks(plan: Plan, peaks: Peaks) -> str:
+    """Describe the peaks, their ridge and, where a real device serves requests that all wait from
+    the start, what decodes that ride can gain there: known before the run.
+    """
+    text = f"peaks {peaks.describe()}"
+    spec = plan.spec
+    dtype_bytes = plan.backend.dtype_bytes
+    if not spec.has_formulas or math.isnan(peaks.rate(spec)):
+        return text
+    text += f"; ridge {amount(ridge_tokens(spec, dtype_bytes, peaks))} tokens"
+    if not plan.load.all_wait or not plan.backend.computes_tokens:
+        return text
+    lengths = [(request.prompt_len, request.output_len) for request in plan.load.requests]
+    requests = pd.DataFrame(lengths, columns=["prompt_len", "output_len"])
+    batch_size = min(plan.engine.num_slots, len(requests))
+    gain = riding_gain(spec, requests, batch_size, dtype_bytes, peaks)
+    return f"{text}; riding decodes gain up to {gain:.2f} over request_level at the roofline"
 
 
 def schedule_of(iterations: pd.DataFrame) -> str:
