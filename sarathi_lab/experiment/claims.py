@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -26,16 +26,26 @@ DIRECTIONS = ("at least", "at most", "near")
 NOT_MEASURED = "not measured"
 HOLDS = "holds"
 HOLDS_WITHIN = "holds within N %"  # the kind of all verdicts that name a tolerance
-VERDICTS = [HOLDS, HOLDS_WITHIN, "direction holds", "partly", "not as claimed", "fails"]
-VERDICTS += ["undecided", NOT_MEASURED]
-COPIED = ["id", "claim", "source", "unit", "experiment"]  # columns that are the claim's
-COLUMNS = ["id", "claim", "source", "device", "expected", "measured", "low", "high", "confidence"]
-COLUMNS += ["mark", "verdict", "unit", "note", "experiment"]
+DIRECTION_HOLDS = "direction holds"
+PARTLY = "partly"
+NOT_AS_CLAIMED = "not as claimed"
+FAILS = "fails"
+UNDECIDED = "undecided"
+VERDICTS = [
+    *(HOLDS, HOLDS_WITHIN, DIRECTION_HOLDS, PARTLY, NOT_AS_CLAIMED, FAILS),
+    *(UNDECIDED, NOT_MEASURED),
+]
+COLUMNS = [
+    *("id", "claim", "source", "device", "expected", "measured", "low", "high", "confidence"),
+    *("mark", "verdict", "unit", "note", "experiment"),
+]
+NO_DEVICE = "none"  # of a claim that was not measured anywhere
 SAME_REQUESTS = ("model", "prompt_len", "num_decodes", "batch")  # where `load_serving` has them
 FITTED = "†"  # the mark of a value that constants were fitted to
-ENDS = ["y", "low", "high"]
 # of a point, for its value; taking all columns of each takes longer than judging it
-READ = ["x", *ENDS, "confidence", "samples", "is_simulated", "num_pairs", "reason"]
+READ = [
+    *("x", "y", "low", "high", "confidence", "samples", "is_simulated", "num_pairs", "reason"),
+]
 ABSENT = "not in what was measured"
 
 
@@ -48,6 +58,13 @@ class Value(NamedTuple):
     low: float = math.nan
     high: float = math.nan
     confidence: float = math.nan
+
+
+class Bounds(NamedTuple):
+    """An interval of values."""
+
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -81,12 +98,13 @@ class Claim:
     settings: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        require_one_of(f"claims.yaml: {self.id}.direction", self.direction, DIRECTIONS)
-        require_one_of(f"claims.yaml: {self.id}.take", self.take, TAKES)
-        fix = "write the share of it, such as 0.1"
-        require_number(f"claims.yaml: {self.id}.tolerance", self.tolerance, minimum=0, fix=fix)
+        setting = f"claims.yaml: {self.id}"
+        require_one_of(f"{setting}.direction", self.direction, DIRECTIONS)
+        require_one_of(f"{setting}.take", self.take, TAKES)
+        advice = "write the share of it, such as 0.1"
+        require_number(f"{setting}.tolerance", self.tolerance, minimum=0, fix=advice)
 
-    def judge(self, found: Value) -> str:
+    def judge(self, value: Value) -> str:
         """Return which of `VERDICTS` is true of the whole interval, with its tolerance for N.
 
         Two questions: is the value on the claimed side of no effect, and is it as claimed within
@@ -95,29 +113,44 @@ class Claim:
         second; *fails*: no to both. A claim without `neutral` only
         has the second. Else, or where the interval's level is below `LEVEL`: *undecided*.
         """
-        if math.isnan(found.measured):
+        if math.isnan(value.measured):
             return NOT_MEASURED
-        if found.confidence < LEVEL:
-            return "undecided"
+        if value.confidence < LEVEL:
+            return UNDECIDED
+        claimed = self._claimed()
+        side = self._side(claimed)
+        is_directed = side.low < value.low and value.high < side.high
+        if value.high <= side.low or value.low >= side.high:
+            return FAILS
+        if value.high < claimed.low or value.low > claimed.high:
+            return PARTLY if is_directed else NOT_AS_CLAIMED
+        if not is_directed:
+            return UNDECIDED
+        if value.low < claimed.low or value.high > claimed.high:
+            return DIRECTION_HOLDS
+        is_short = self.direction != "at most" and value.low < self.expected
+        is_beyond = self.direction != "at least" and value.high > self.expected
+        if is_short or is_beyond:
+            return HOLDS_WITHIN.replace("N", f"{100 * self.tolerance:g}")
+        return HOLDS
+
+    def _claimed(self) -> Bounds:
+        """Return what the value may be within the tolerance."""
         slack = self.tolerance * abs(self.expected)
-        least = -math.inf if self.direction == "at most" else self.expected - slack
-        most = math.inf if self.direction == "at least" else self.expected + slack
-        start, end = least, most
-        if self.neutral is not None:
-            is_above = self.expected > self.neutral or self.direction == "at least"
-            start, end = (self.neutral, math.inf) if is_above else (-math.inf, self.neutral)
-        is_directed = start < found.low and found.high < end
-        if found.high <= start or found.low >= end:
-            return "fails"
-        if found.high < least or found.low > most:
-            return "partly" if is_directed else "not as claimed"
-        if is_directed and least <= found.low and found.high <= most:
-            is_short = self.direction != "at most" and found.low < self.expected
-            is_beyond = self.direction != "at least" and found.high > self.expected
-            if is_short or is_beyond:
-                return HOLDS_WITHIN.replace("N", f"{100 * self.tolerance:g}")
-            return HOLDS
-        return "direction holds" if is_directed else "undecided"
+        low = self.expected - slack
+        high = self.expected + slack
+        if self.direction == "at most":
+            low = -math.inf
+        if self.direction == "at least":
+            high = math.inf
+        return Bounds(low, high)
+
+    def _side(self, claimed: Bounds) -> Bounds:
+        """Return the claimed side of no effect; without `neutral` what is `claimed`."""
+        if self.neutral is None:
+            return claimed
+        is_above = self.expected > self.neutral or self.direction == "at least"
+        return Bounds(self.neutral, math.inf) if is_above else Bounds(-math.inf, self.neutral)
 
 
 def kind_of(verdict: str) -> str:
@@ -130,16 +163,17 @@ def load_claims(path: Path = CLAIMS) -> tuple[Claim, ...]:
     """Return the claims of a file. Raises UserError for one that lacks or has other fields."""
     with readable(path, "restore it from git", YAMLError, OmegaConfBaseException):
         entries: Any = OmegaConf.to_container(OmegaConf.load(path))
-    known, claims = [field.name for field in fields(Claim)], []
+    names = [field.name for field in fields(Claim)]
+    claims = []
     for entry in entries:
-        where = f"claims.yaml: {entry.get('id')}"
+        setting = f"claims.yaml: {entry.get('id')}"
         for name in entry:
-            require_one_of(where, name, known)
+            require_one_of(setting, name, names)
         try:
             claims.append(Claim(**entry))
         except TypeError as error:
             missing = str(error).partition(")")[2].strip()
-            raise UserError(f"{where}: {missing}; add it") from None
+            raise UserError(f"{setting}: {missing}; add it") from None
     return tuple(claims)
 
 
@@ -150,35 +184,65 @@ def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) ->
     else the claim's caveat, and whether the policies differ in what was replayed; `mark` is
     `FITTED` where the value is no prediction. `attrs["names"]` are the machines that were measured.
     """
-    tables = {
-        name: {str(device): rows for device, rows in load.load(name, root).groupby("device")}
-        for name in load.recorded(root)
-    }
-    names: dict[str, dict[str, None]] = {}  # of the machines, by device
-    for device, rows in (part for table in tables.values() for part in table.items()):
-        if not rows.is_simulated.all():
-            machines = rows.get("device_name", pd.Series(dtype=str)).dropna().map(str)
-            names[device] = names.get(device, {}) | dict.fromkeys(machines)
+    tables: dict[str, dict[str, pd.DataFrame]] = {}  # by experiment and device
+    for name in load.recorded(root):
+        by_device = load.load(name, root).groupby("device")
+        tables[name] = {str(device): rows for device, rows in by_device}
+    machines = _machines(tables)
     remarks_on = cache(lambda name, device: replay_remark(load.load_serving(name, device, root)))
     judged = []
     for claim in load_claims() if claims is None else claims:
-        table = tables.get(claim.experiment, {})
-        for device in dict.fromkeys([*sorted(names), *table]) or ["none"]:
-            value, reason = _value(claim, table.get(device))
-            if reason is not None and device not in names and device != "none":
-                continue  # a GPU of another model
-            if value.confidence < LEVEL:
-                reason = f"the interval is one of {value.confidence:.0%}, not of {LEVEL:.0%}"
-            is_measured = not math.isnan(value.measured)
-            remarks = remarks_on(claim.experiment, device) if is_measured else []
-            is_fitted = device.startswith(f"{load.SIMULATED}{claim.fitted}")
-            row = {name: getattr(claim, name) for name in COPIED} | value._asdict()
-            row |= {"device": device, "expected": f"{claim.direction} {claim.expected:g}"}
-            row |= {"mark": FITTED if is_fitted else "", "verdict": claim.judge(value)}
-            judged.append({**row, "note": "; ".join([reason or claim.caveat, *remarks])})
-    rows = pd.DataFrame(judged, columns=COLUMNS)
-    rows.attrs["names"] = {device: "; ".join(machines) for device, machines in names.items()}
-    return rows
+        rows_by_device = tables.get(claim.experiment, {})
+        devices = dict.fromkeys([*sorted(machines), *rows_by_device]) or [NO_DEVICE]
+        for device in devices:
+            value, reason = _value(claim, rows_by_device.get(device))
+            is_of_other_model = device not in machines and device != NO_DEVICE
+            if reason is not None and is_of_other_model:
+                continue
+            row = _judged(claim, device, value)
+            notes = [reason or row["note"]]
+            if not math.isnan(value.measured):
+                notes += remarks_on(claim.experiment, device)
+            judged.append({**row, "note": "; ".join(notes)})
+    table = pd.DataFrame(judged, columns=COLUMNS)
+    table.attrs["names"] = {device: "; ".join(names) for device, names in machines.items()}
+    return table
+
+
+def _machines(tables: Mapping[str, Mapping[str, pd.DataFrame]]) -> dict[str, list[str]]:
+    """Return the names of the machines that were measured, by device."""
+    machines: dict[str, list[str]] = {}
+    for rows_by_device in tables.values():
+        for device, rows in rows_by_device.items():
+            if rows.is_simulated.all():
+                continue
+            names = machines.setdefault(device, [])
+            if "device_name" in rows:
+                for name in rows.device_name.dropna().map(str).unique():
+                    if name not in names:
+                        names.append(name)
+    return machines
+
+
+def _judged(claim: Claim, device: str, value: Value) -> dict[str, Any]:
+    """Return the row of a claim on a device."""
+    note = claim.caveat
+    if value.confidence < LEVEL:
+        note = f"the interval is one of {value.confidence:.0%}, not of {LEVEL:.0%}"
+    is_fitted = device.startswith(f"{load.SIMULATED}{claim.fitted}")
+    return {
+        "id": claim.id,
+        "claim": claim.claim,
+        "source": claim.source,
+        "device": device,
+        "expected": f"{claim.direction} {claim.expected:g}",
+        **value._asdict(),
+        "mark": FITTED if is_fitted else "",
+        "verdict": claim.judge(value),
+        "unit": claim.unit,
+        "note": note,
+        "experiment": claim.experiment,
+    }
 
 
 def replay_remark(serving: pd.DataFrame) -> list[str]:
@@ -204,39 +268,54 @@ def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[Value, str | None]:
     """
     if rows is None:
         return Value(), "no results of this device"
-    queries = [where for where in (claim.where, claim.over) if where is not None]
-    picked = [_query(claim, where, rows) for where in queries]
-    is_line = claim.take == LINE
-    needed = [_line_ends(_chosen(claim, picked, 1)) if is_line else _chosen(claim, picked, 1)]
+    queries = [claim.where] if claim.over is None else [claim.where, claim.over]
+    picked = [_query(claim, query, rows) for query in queries]
+    take = TAKES[claim.take]
+    candidates = _chosen(claim, picked, at_once=1)
+    if take.is_line:
+        candidates = _line_ends(candidates)
+    needed = [candidates]
     if claim.needs is not None:
         needed.append(_query(claim, claim.needs, rows))
-    if any(part.empty for part in needed):
-        return Value(), ABSENT
-    if any(part.y.isna().any() for part in needed):
-        reasons = pd.concat([part.reason[part.y.isna()] for part in needed]).dropna()
-        return Value(), ", ".join(map(str, reasons.unique())) or ABSENT
-    parts_of, combine = TAKES[claim.take]
-    parts = parts_of(needed[0])
+    reason = _missing(needed)
+    if reason is not None:
+        return Value(), reason
+    eligible = take.eligible(candidates)
     # The maximum of n points is overestimated if any of n upper ends is too low, underestimated if
     # one lower end is too high: n + 1 of the 2 n ends can fail (Bonferroni).
-    at_once = float(len(parts)) if is_line else (len(parts) + 1) / 2
-    several = parts
-    if at_once > 1:  # each has an interval so wide that all hold together
-        several = _chosen(claim, picked, at_once).loc[parts.index]
-    missed = at_once * (1 - several.confidence.astype(float)).mean(skipna=False)
-    value, low, high = map(float, combine(several))
-    return Value(value, low, high, max(1 - missed, 0.0)), None
+    at_once = float(len(eligible)) if take.is_line else (len(eligible) + 1) / 2
+    # Each has an interval so wide that all hold together.
+    widened = eligible
+    if at_once > 1:
+        widened = _chosen(claim, picked, at_once).loc[eligible.index]
+    failing = at_once * (1 - widened.confidence.astype(float)).mean(skipna=False)
+    value, low, high = take.value(widened)
+    return Value(float(value), float(low), float(high), max(1 - failing, 0.0)), None
+
+
+def _missing(tables: Sequence[pd.DataFrame]) -> str | None:
+    """Return the reason why some rows that are needed have no value; None if all have one."""
+    if any(rows.empty for rows in tables):
+        return ABSENT
+    reasons: list[str] = []
+    is_complete = True
+    for rows in tables:
+        without = rows[rows.y.isna()]
+        is_complete = is_complete and without.empty
+        reasons += without.reason.dropna().map(str).tolist()
+    if is_complete:
+        return None
+    return ", ".join(dict.fromkeys(reasons)) or ABSENT
 
 
 def _chosen(claim: Claim, picked: Sequence[pd.DataFrame], at_once: float) -> pd.DataFrame:
     """Return the rows `picked` by the claim's queries, with intervals so wide that all of `at_once`
     rows together hold with the confidence `LEVEL`.
     """
-    values, *others = (_bounded(rows, len(picked) * at_once) for rows in picked)
-    if not others:
-        return values
-    over = others[0]
-    both = values.merge(over, on=list(claim.match), suffixes=("", "_over"))
+    bounded = [_bounded(rows, len(picked) * at_once) for rows in picked]
+    if len(bounded) == 1:
+        return bounded[0]
+    both = bounded[0].merge(bounded[1], on=list(claim.match), suffixes=("", "_over"))
     return both.assign(
         y=both.y / both.y_over,
         low=both.low / both.high_over,
@@ -247,22 +326,34 @@ def _chosen(claim: Claim, picked: Sequence[pd.DataFrame], at_once: float) -> pd.
 
 
 def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
-    """Widen the intervals to what so many at once need, where samples are known."""
+    """Widen the intervals to what so many at once need, where samples are recorded."""
     level = 1 - (1 - LEVEL) / at_once
     ends = rows[[*Ends._fields]].to_numpy(dtype=float, copy=True)
-    for i, (samples, is_simulated) in enumerate(zip(rows.samples, rows.is_simulated, strict=True)):
-        known = [] if pd.isna(samples) else map(float, str(samples).split())
-        if known := [sample for sample in known if not math.isnan(sample)]:
-            ends[i] = ends_of_median(known, level=level, is_series=not is_simulated)
+    recorded = zip(rows.samples, rows.is_simulated, strict=True)
+    for position, (text, is_simulated) in enumerate(recorded):
+        samples = _numbers(text)
+        if samples:
+            ends[position] = ends_of_median(samples, level=level, is_series=not is_simulated)
     low, high, confidence = ends.T
-    low, high = (np.where(np.isnan(end), rows.y, end) for end in (low, high))
-    return rows.assign(low=low, high=high, confidence=confidence)
+    return rows.assign(
+        low=np.where(np.isnan(low), rows.y, low),
+        high=np.where(np.isnan(high), rows.y, high),
+        confidence=confidence,
+    )
 
 
-def _query(claim: Claim, where: str, rows: pd.DataFrame) -> pd.DataFrame:
+def _numbers(text: object) -> list[float]:
+    """Return the samples of a row, without those that are not a number."""
+    if pd.isna(text):
+        return []
+    samples = [float(sample) for sample in str(text).split()]
+    return [sample for sample in samples if not math.isnan(sample)]
+
+
+def _query(claim: Claim, query: str, rows: pd.DataFrame) -> pd.DataFrame:
     try:
-        named = {str(name): rows[name] for name in rows if str(name) in where}
-        is_chosen: Any = pd.eval(where, resolvers=[named])  # rows.eval would prepare all columns
+        named = {str(name): rows[name] for name in rows if str(name) in query}
+        is_chosen: Any = pd.eval(query, resolvers=[named])  # rows.eval would prepare all columns
         return rows.loc[is_chosen, [*dict.fromkeys([*READ, *claim.match])]]
     except Exception as error:  # pandas passes on any error of the expression
         raise UserError(
@@ -276,31 +367,57 @@ def _line_ends(rows: pd.DataFrame) -> pd.DataFrame:
     return ordered.iloc[[0, -1]] if ordered.x.nunique() > 1 else ordered[:0]
 
 
-def _last_over_first(rows: pd.DataFrame) -> tuple[float, float, float]:
-    first, last = rows.iloc[0], rows.iloc[-1]
-    return last.y / first.y, last.low / first.high, last.high / first.low
+Interval = tuple[float, float, float]  # value, low and high
 
 
-def _range(rows: pd.DataFrame) -> tuple[float, float, float]:
-    return rows.y.median(), rows.low.min(), rows.high.max()
+def _all(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows
 
 
 def _maybe_largest(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows.high >= rows.low.max()]
 
 
-def _x_of_max(rows: pd.DataFrame) -> tuple[float, float, float]:
+def _maybe_smallest(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows.low <= rows.high.min()]
+
+
+def _largest(rows: pd.DataFrame) -> Interval:
+    return rows.y.max(), rows.low.max(), rows.high.max()
+
+
+def _smallest(rows: pd.DataFrame) -> Interval:
+    return rows.y.min(), rows.low.min(), rows.high.min()
+
+
+def _x_of_max(rows: pd.DataFrame) -> Interval:
     return rows.sort_values("y").x.iloc[-1], rows.x.min(), rows.x.max()
 
 
-# How a value is made of rows: those that it may be made of, and value, low and high of these.
-LINE = "last / first"  # y at the largest x over that at the smallest
-TAKES: Mapping[str, tuple[Any, Any]] = {
-    "max": (_maybe_largest, lambda rows: rows[ENDS].max()),
-    "min": (lambda rows: rows[rows.low <= rows.high.min()], lambda rows: rows[ENDS].min()),
-    "x of max": (_maybe_largest, _x_of_max),  # where y is largest, or may be
-    LINE: (lambda rows: rows, _last_over_first),
-    "range": (lambda rows: rows, _range),  # over rows that differ in an unknown cost
+def _last_over_first(rows: pd.DataFrame) -> Interval:
+    first = rows.iloc[0]
+    last = rows.iloc[-1]
+    return last.y / first.y, last.low / first.high, last.high / first.low
+
+
+def _range(rows: pd.DataFrame) -> Interval:
+    return rows.y.median(), rows.low.min(), rows.high.max()
+
+
+class Take(NamedTuple):
+    """How a value is made of rows: those that it may be made of, and the value of these."""
+
+    eligible: Callable[[pd.DataFrame], pd.DataFrame]
+    value: Callable[[pd.DataFrame], Interval]
+    is_line: bool = False  # of the rows of the least and the largest x alone
+
+
+TAKES: Mapping[str, Take] = {
+    "max": Take(_maybe_largest, _largest),
+    "min": Take(_maybe_smallest, _smallest),
+    "x of max": Take(_maybe_largest, _x_of_max),  # where y is largest, or may be
+    "last / first": Take(_all, _last_over_first, is_line=True),  # y there over y at the smallest x
+    "range": Take(_all, _range),  # over rows that differ in an unknown cost
 }
 
 
@@ -308,25 +425,29 @@ def in_words(row: Mapping[Any, Any]) -> str:
     """Describe a row of `verdicts`, such as "1.31 (1.25 to 1.36, 97 %)", with the level of samples
     and the mark; empty if nothing was measured.
     """
-    value, *ends, confidence = (float(row[name]) for name in Value._fields)
-    if math.isnan(value):
+    value = Value(*(float(row[name]) for name in Value._fields))
+    if math.isnan(value.measured):
         return ""
-    level = "" if math.isnan(confidence) else f", {100 * confidence:.0f} %"
-    around = f" ({ends[0]:.3g} to {ends[1]:.3g}{level})" if level or ends[0] < ends[1] else ""
-    return f"{value:.3g}{around} {row['mark']}".rstrip()
+    text = f"{value.measured:.3g}"
+    has_level = not math.isnan(value.confidence)
+    if has_level or value.low < value.high:
+        level = f", {100 * value.confidence:.0f} %" if has_level else ""
+        text += f" ({value.low:.3g} to {value.high:.3g}{level})"
+    return f"{text} {row['mark']}".rstrip()
 
 
 def verdict(experiment: str, table: pd.DataFrame) -> str:
     """Summarise the claims of an experiment in Markdown, from the table of `verdicts`."""
     judged = table[table.experiment == experiment]
-    lines = []
-    for claim, rows in judged.groupby("claim", sort=False):
-        known = rows[rows.verdict != NOT_MEASURED].to_dict("records")
-        values = [f"{row['device']} **{in_words(row)}** ({row['verdict']})" for row in known]
-        verdicts = "; ".join(values) or NOT_MEASURED
-        lines.append(f"- {claim} ({rows.expected.iloc[0]}): {verdicts}.")
     if judged.empty:
         return "- Its claims are read from other experiments."
-    if not (judged.verdict != NOT_MEASURED).any():
+    lines = []
+    for claim, rows in judged.groupby("claim", sort=False):
+        values = []
+        for row in rows[rows.verdict != NOT_MEASURED].to_dict("records"):
+            values.append(f"{row['device']} **{in_words(row)}** ({row['verdict']})")
+        described = "; ".join(values) or NOT_MEASURED
+        lines.append(f"- {claim} ({rows.expected.iloc[0]}): {described}.")
+    if (judged.verdict == NOT_MEASURED).all():
         lines.append("- No device has recorded results of it.")
     return "\n".join(lines)
