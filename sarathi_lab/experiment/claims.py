@@ -342,10 +342,8 @@ def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
     )
 
 
-def _numbers(text: object) -> list[float]:
-    """Return the samples of a row, without those that are not a number."""
-    if pd.isna(text):
-        return []
+def _numbers(text: str | float) -> list[float]:
+    """Return the samples of a row, without those that are not a number; one alone is no text."""
     samples = [float(sample) for sample in str(text).split()]
     return [sample for sample in samples if not math.isnan(sample)]
 

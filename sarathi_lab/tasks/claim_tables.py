@@ -12,6 +12,7 @@ import pandas as pd
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.experiment.claims import (
+    NO_DEVICE,
     NOT_MEASURED,
     VERDICTS,
     in_words,
@@ -23,11 +24,14 @@ from sarathi_lab.results import load
 from sarathi_lab.results.load import COMPOSED, COMPOSED_SOURCE, SIMULATED
 from sarathi_lab.results.result import markdown
 
-README, FRONT = EXPERIMENTS / "README.md", REPOSITORY / "README.md"
+README = EXPERIMENTS / "README.md"
+FRONT = REPOSITORY / "README.md"
 PAPER = EXPERIMENTS / "sarathi" / "paper" / "README.md"
-BEGIN, END = "<!-- {}: python -m sarathi_lab claims --readme -->", "<!-- end of {} -->"
+BEGIN = "<!-- {}: python -m sarathi_lab claims --readme -->"
+END = "<!-- end of {} -->"
 AFTER = "after_sarathi"  # the folder of experiments on what came after SARATHI
-PROFILED = "-profiled"
+PROFILED = "-profiled"  # the end of the names of devices at that level
+LEVELS = ("profiled", "analytic")
 # The claims of the front page.
 FIRST = ["decode_tenfold", "sarathi_over_orca", "bubbles"]
 
@@ -40,7 +44,8 @@ def readme_table(table: pd.DataFrame) -> str:
     rows = [["claim", "source", "expected", COMPOSED_SOURCE, *devices, "simulated"]]
     for _, judged in table[~_is_after(table)].groupby("id", sort=False):
         first = judged.iloc[0]
-        rows.append([first.claim, first.source, first.expected, *_cells(judged, devices)])
+        cells = _cells(judged, devices)
+        rows.append([first.claim, first.source, first.expected, *cells])
     return markdown(rows)
 
 
@@ -48,30 +53,38 @@ def front_lines(table: pd.DataFrame) -> str:
     """Format the claims of the front page in Markdown: a line each, values without intervals."""
     lines = []
     for name in FIRST:
-        judged = table[(table.id == name) & (table.verdict != NOT_MEASURED)]
+        judged = table[table.id == name]
         values = []
-        for row in judged.sort_values("device").to_dict("records"):
-            value = in_words(row).partition(" (")[0]
+        for row in _measured(judged).sort_values("device").to_dict("records"):
+            value, _, _ = in_words(row).partition(" (")
             values.append(f"{row['device']} {value} ({row['verdict']})")
-        claim, expected = table.loc[table.id == name, ["claim", "expected"]].iloc[0]
-        lines.append(f"- {claim} (**{expected}**): {', '.join(values)}")
+        first = judged.iloc[0]
+        lines.append(f"- {first.claim} (**{first.expected}**): {', '.join(values)}")
     return "\n".join(lines)
 
 
 def count_table(table: pd.DataFrame) -> str:
     """Format the number of claims with each verdict in Markdown, by kind of device."""
     rows = [[f"{table.id.nunique()} claims", *VERDICTS]]
-    for device, found in _ids_by_verdict(table).items():
-        rows.append([device, *(str(len(ids)) for ids in found.values())])
+    for device, ids_by_verdict in _ids_by_verdict(table).items():
+        counts = [str(len(ids)) for ids in ids_by_verdict.values()]
+        rows.append([device, *counts])
     return markdown(rows)
 
 
 def names_table(table: pd.DataFrame) -> str:
     """Format SARATHI's claims in Markdown, by verdict and `id`."""
-    found = _ids_by_verdict(table[table.source.str.startswith("SARATHI")])
-    rows = [["verdict", *found]]
-    rows += [[one, *(", ".join(part[one]) for part in found.values())] for one in VERDICTS]
+    by_device = _ids_by_verdict(table[table.source.str.startswith("SARATHI")])
+    rows = [["verdict", *by_device]]
+    for verdict in VERDICTS:
+        cells = [", ".join(ids_by_verdict[verdict]) for ids_by_verdict in by_device.values()]
+        rows.append([verdict, *cells])
     return markdown(rows)
+
+
+def _measured(table: pd.DataFrame) -> pd.DataFrame:
+    """Select the rows of claims that were measured, or simulated."""
+    return table[table.verdict != NOT_MEASURED]
 
 
 def _ids_by_verdict(table: pd.DataFrame) -> dict[str, dict[str, list[str]]]:
@@ -81,20 +94,21 @@ def _ids_by_verdict(table: pd.DataFrame) -> dict[str, dict[str, list[str]]]:
     """
     is_simulated = table.device.str.startswith(SIMULATED)
     is_profiled = table.device.str.endswith(PROFILED)
-    parts = {
+    is_on_cpu = table.device.map(_without_engine) == "cpu"
+    tables = {
         COMPOSED_SOURCE: table[table.device.str.startswith(COMPOSED)],
-        "two CPU cores": table[table.device.map(_without_engine) == "cpu"],
+        "two CPU cores": table[is_on_cpu],
         "simulated": table[is_simulated & ~is_profiled],
         "simulated, profiled": table[is_profiled],
     }
-    known = {name: part[part.verdict != NOT_MEASURED] for name, part in parts.items()}
-    found = {}
-    for name, part in known.items():
-        kinds = part.verdict.map(kind_of)
-        found[name] = {verdict: list(part.id[kinds == verdict].unique()) for verdict in VERDICTS}
-    for name, part in known.items():
-        found[name][NOT_MEASURED] = list(table.id[~table.id.isin(part.id)].unique())
-    return found
+    ids = {}
+    for name, of_device in tables.items():
+        measured = _measured(of_device)
+        kinds = measured.verdict.map(kind_of)
+        ids[name] = {verdict: list(measured.id[kinds == verdict].unique()) for verdict in VERDICTS}
+        is_missing = ~table.id.isin(measured.id)
+        ids[name][NOT_MEASURED] = list(table.id[is_missing].unique())
+    return ids
 
 
 def map_table(table: pd.DataFrame, root: str = "") -> str:
@@ -102,43 +116,54 @@ def map_table(table: pd.DataFrame, root: str = "") -> str:
     rows = [["experiment", "claim", "source", "claimed", "found", "conditions"]]
     conditions = {claim.id: claim.caveat for claim in load_claims()}
     for name, judged in table[_is_after(table)].groupby("id", sort=False):
-        first, devices = judged.iloc[0], _measured_devices(judged[judged.verdict != NOT_MEASURED])
+        first = judged.iloc[0]
+        devices = _measured_devices(_measured(judged))
         composed, *cells, simulated = _cells(judged, devices)
-        found = [f"{device} {cell}" for device, cell in zip(devices, cells, strict=True)]
+        values = []
         if composed != NOT_MEASURED:
-            found.insert(0, f"{COMPOSED_SOURCE} {composed}")
-        where = f"[{first.experiment}]({root}{AFTER}/{first.experiment}/README.md)"
-        what = [where, first.claim, first.source, first.expected]
-        rows.append([*what, "; ".join([*found, simulated]), conditions[str(name)]])
+            values.append(f"{COMPOSED_SOURCE} {composed}")
+        for device, cell in zip(devices, cells, strict=True):
+            values.append(f"{device} {cell}")
+        values.append(simulated)
+        link = f"[{first.experiment}]({root}{AFTER}/{first.experiment}/README.md)"
+        about = [link, first.claim, first.source, first.expected]
+        rows.append([*about, "; ".join(values), conditions[str(name)]])
     return markdown(rows)
 
 
 def errors_of_paper(errors: pd.DataFrame) -> str:
     """Format mean and largest errors in Markdown by level, bold where the aim is missed."""
-    levels, lines = ("profiled", "analytic"), []
-    rows = [["", "points", *(cell for level in levels for cell in (level, "aim"))]]
-    of_row = errors[errors.verdict != "formula"].groupby(["row", "hardware", "method"], sort=False)
-    for labels, group in of_row:
+    rows = [["", "points", *(cell for level in LEVELS for cell in (level, "aim"))]]
+    predicted = errors[errors.verdict != "formula"]
+    num_hardware = errors.groupby("row").hardware.nunique()
+    for labels, group in predicted.groupby(["row", "hardware", "method"], sort=False):
         name, hardware, method = map(str, labels)
-        is_one = errors[errors.row == name].hardware.nunique() == 1
-        words = [name, method, "" if is_one else f"`{hardware}`"]
+        title = [name]
+        if method:
+            title.append(method)
+        if num_hardware[name] > 1:
+            title.append(f"`{hardware}`")
+        cells = [", ".join(title), str(group.points.iloc[0])]
         by_level = {row["level"]: row for row in group.to_dict("records")}
-        cells = [cell for level in levels for cell in _errors_of(by_level.get(level))]
-        lines.append([", ".join(filter(None, words)), str(group.points.iloc[0]), *cells])
-    return markdown([*rows, *lines])
+        for level in LEVELS:
+            cells += _errors_of(by_level[level]) if level in by_level else ["-", ""]
+        rows.append(cells)
+    return markdown(rows)
 
 
-def _errors_of(row: Mapping[Any, Any] | None) -> tuple[str, str]:
+def _errors_of(row: Mapping[Any, Any]) -> list[str]:
     """Format mean and largest error, and the aim."""
-    if row is None:
-        return "-", ""
-    words = f"{row['mean']:.2%} ({row['largest']:.1%})"
-    words += " †" if row["verdict"].endswith("partly fitted") else ""
-    words = f"given: {words}" if row["verdict"] == "given" else words
-    words = f"**{words}**" if row["verdict"].startswith("missed") else words
-    mean, largest = row["aim_mean"], row["aim_largest"]
-    aim = "" if pd.isna(mean) else f"{mean:.0%}"
-    return words, aim if pd.isna(largest) else f"{aim} ({largest:.0%})"
+    error = f"{row['mean']:.2%} ({row['largest']:.1%})"
+    if row["verdict"].endswith("partly fitted"):
+        error += " †"
+    if row["verdict"] == "given":
+        error = f"given: {error}"
+    if row["verdict"].startswith("missed"):
+        error = f"**{error}**"
+    aim = "" if pd.isna(row["aim_mean"]) else f"{row['aim_mean']:.0%}"
+    if not pd.isna(row["aim_largest"]):
+        aim += f" ({row['aim_largest']:.0%})"
+    return [error, aim]
 
 
 def _is_after(table: pd.DataFrame) -> pd.Series:
@@ -149,14 +174,15 @@ def _measured_devices(table: pd.DataFrame) -> list[str]:
     """Return the columns of measured devices. What vLLM's engine measured on a device stands in the
     column of the lab's engine there, if that has one.
     """
-    names = dict.fromkeys(map(str, table.device))
-    others = ("none", SIMULATED, COMPOSED)
-    measured = [name for name in names if not name.startswith(others)]
+    devices = []
+    for device in dict.fromkeys(map(str, table.device)):
+        if not device.startswith((NO_DEVICE, SIMULATED, COMPOSED)):
+            devices.append(device)
     columns = []
-    for name in measured:
-        device = _without_engine(name)
-        if device == name or device not in measured:
-            columns.append(name)
+    for device in devices:
+        column = _without_engine(device)
+        if column == device or column not in devices:
+            columns.append(device)
     return columns
 
 
@@ -169,29 +195,30 @@ def _cells(rows: pd.DataFrame, devices: Sequence[str]) -> list[str]:
     """Format the verdicts on one claim: by verdict those of measured kernels, on each of `devices`,
     and by verdict the simulated ones.
     """
-    known = rows[rows.verdict != NOT_MEASURED].to_dict("records")
-    words = {str(row["device"]): (row["verdict"], in_words(row)) for row in known}
-    first, last = _by_verdict(words, COMPOSED), _by_verdict(words, SIMULATED)
-    cells = []
+    records = _measured(rows).to_dict("records")
+    cells = [_by_verdict(records, COMPOSED)]
     for column in devices:
-        measured = []
-        for device, (verdict, value) in words.items():
+        values = []
+        for row in records:
+            device = str(row["device"])
             if device == column:
-                measured.append(f"**{verdict}**: {value}")
+                values.append(f"**{row['verdict']}**: {in_words(row)}")
             elif _without_engine(device) == column:
-                measured.append(f"**{verdict}**: {value}, {device}")
-        cells.append("; ".join(measured))
-    return [cell or NOT_MEASURED for cell in (first, *cells, last)]
+                values.append(f"**{row['verdict']}**: {in_words(row)}, {device}")
+        cells.append("; ".join(values))
+    cells.append(_by_verdict(records, SIMULATED))
+    return [cell or NOT_MEASURED for cell in cells]
 
 
-def _by_verdict(words: Mapping[str, tuple[str, str]], prefix: str) -> str:
+def _by_verdict(records: Sequence[Mapping[Any, Any]], prefix: str) -> str:
     """Format the values of the devices that begin with `prefix`, each verdict's together."""
     values: dict[str, list[str]] = {}
-    for device, (verdict, value) in sorted(words.items()):
+    for row in sorted(records, key=lambda row: str(row["device"])):
+        device = str(row["device"])
         if device.startswith(prefix):
             name = device.removeprefix(prefix).replace(PROFILED, " profiled")
-            values.setdefault(verdict, []).append(f"{name} {value}")
-    return "; ".join(f"**{verdict}**: {', '.join(each)}" for verdict, each in values.items())
+            values.setdefault(row["verdict"], []).append(f"{name} {in_words(row)}")
+    return "; ".join(f"**{verdict}**: {', '.join(texts)}" for verdict, texts in values.items())
 
 
 def blocks(table: pd.DataFrame) -> Iterator[tuple[Path, str, str]]:

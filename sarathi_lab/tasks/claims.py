@@ -6,9 +6,10 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -35,7 +36,8 @@ SHOWN = ["claim", "expected", "measured", "verdict", "note"]
 SHORT = ["verdict", "measured", "expected", "claim"]
 FEW_MINUTES = 200.0  # seconds of measuring, for those who just want to see
 COSTS = "costs.csv"  # in the results: what each experiment took, in a separate process
-JOB = ["experiment", "how"]  # how: "simulated" or "measured"
+JOB = ["experiment", "how"]  # how: "simulated" or `MEASURED`
+MEASURED = "measured"
 Command = Callable[[Sequence[str]], int]  # runs a command line; returns its exit code
 
 
@@ -43,24 +45,39 @@ def print_verdicts(table: pd.DataFrame, *, is_long: bool = False) -> None:
     """Print a block for each device, a line for each claim with a result on it: verdict, measured
     and expected value; `is_long` adds intervals, notes and claims that were not measured.
     """
+    machines = table.attrs.get("names", {})
+    columns = SHOWN if is_long else SHORT
+    unbroken = [name for name in columns if name not in ("claim", "note")]  # these are wrapped
     for device, rows in table.groupby("device", sort=False):
-        counts = rows.verdict.value_counts().items()
-        summary = ", ".join(f"{count} {verdict}" for verdict, count in counts)
-        rows = rows if is_long else rows[rows.verdict != NOT_MEASURED]
-        values = [in_words(row) for row in rows.to_dict("records")]
-        styled = "[" + rows.verdict.map(kind_of).map(STYLES) + "]" + rows.verdict + "[/]"
-        values = values if is_long else [value.partition(" (")[0] for value in values]
-        names = SHOWN if is_long else SHORT
-        rows = rows.assign(measured=values)
-        shown = rows.assign(verdict=styled)[names].to_dict("records")
-        machines = table.attrs.get("names", {}).get(device)
-        title = f"Recorded on {machines}" if machines else f"On {device}"
-        if is_long:
-            title += ", in brackets the interval and its level"
-        if is_long and str(device).startswith(SIMULATED):
-            title += " over seeds, else the cost model's error"
-        unbroken = SHOWN[1:4] if is_long else SHORT[:-1]  # a claim is wrapped
-        show([DisplayTable(shown, SHOWN, unbroken=unbroken, title=title, markup=True), summary])
+        lines = []
+        for row in rows.to_dict("records"):
+            if is_long or row["verdict"] != NOT_MEASURED:
+                lines.append(_line(row, columns, is_long=is_long))
+        title = _title(str(device), machines.get(device), is_long=is_long)
+        counts = rows.verdict.value_counts()
+        summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        verdicts_on = DisplayTable(lines, SHOWN, unbroken=unbroken, title=title, markup=True)
+        show([verdicts_on, summary])
+
+
+def _line(row: Mapping[Any, Any], columns: Sequence[str], *, is_long: bool) -> dict[str, Any]:
+    """Return what is shown of a claim on a device."""
+    value = in_words(row)
+    if not is_long:
+        value, _, _ = value.partition(" (")
+    style = STYLES[kind_of(row["verdict"])]
+    shown = {**row, "measured": value, "verdict": f"[{style}]{row['verdict']}[/]"}
+    return {name: shown[name] for name in columns}
+
+
+def _title(device: str, machines: str | None, *, is_long: bool) -> str:
+    title = f"Recorded on {machines}" if machines else f"On {device}"
+    if not is_long:
+        return title
+    title += ", in brackets the interval and its level"
+    if device.startswith(SIMULATED):
+        title += " over seeds, else the cost model's error"
+    return title
 
 
 def main(args: Sequence[str], run: Command) -> int:
@@ -97,23 +114,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _main(options: argparse.Namespace, run: Command) -> int:
-    does_run = options.run or options.simulate
-    results = (options.results or (OUTPUTS / "claims" if does_run else RECORDS)).absolute()
-    if options.seconds is not None:
-        fix = f"use the seconds in all, such as {FEW_MINUTES:.0f}"
-        require_number("--seconds", options.seconds, above=0, fix=fix)
-    for name in ("--seconds", "--resume", "settings"):
-        needs_run = name in ("--seconds", "settings")
-        if getattr(options, name.strip("-")) and not (options.run if needs_run else does_run):
-            fix = "--run (measure)" if needs_run else "--run (measure) or --simulate"
-            raise UserError(f"{name} is for runs; add {fix}, or drop it")
-    if options.readme and results != RECORDS:
-        what = f"what is recorded, not {os.path.relpath(results)}"
-        raise UserError(f"--readme shows {what}; add --results experiments")
-    failed = _run_all(options, results, run) if does_run else []
+    is_running = options.run or options.simulate
+    default = OUTPUTS / "claims" if is_running else RECORDS
+    results = (options.results or default).absolute()
+    _check(options, results)
+    failed = _run_all(options, results, run) if is_running else []
     table = verdicts(results)
     print_verdicts(_selected(table, options), is_long=options.long)
-    if does_run:
+    if is_running:
         table.to_csv(results / "verdicts.csv", index=False, float_format="%.6g")
         print_place("results", results)
     if options.readme:
@@ -121,7 +129,24 @@ def _main(options: argparse.Namespace, run: Command) -> int:
             write_page(*block)
     for name in failed:
         print(f"failed: {name}")
-    return int(bool(failed))
+    return 1 if failed else 0
+
+
+def _check(options: argparse.Namespace, results: Path) -> None:
+    """Raise UserError for what has no effect on a command that only prints, or simulates."""
+    if options.seconds is not None:
+        advice = f"use the seconds in all, such as {FEW_MINUTES:.0f}"
+        require_number("--seconds", options.seconds, above=0, fix=advice)
+    is_measuring = options.run
+    if options.seconds and not is_measuring:
+        raise UserError("--seconds is for runs; add --run (measure), or drop it")
+    if options.resume and not (options.run or options.simulate):
+        raise UserError("--resume is for runs; add --run (measure) or --simulate, or drop it")
+    if options.settings and not is_measuring:
+        raise UserError("settings is for runs; add --run (measure), or drop it")
+    if options.readme and results != RECORDS:
+        folder = os.path.relpath(results)
+        raise UserError(f"--readme shows what is recorded, not {folder}; add --results experiments")
 
 
 def _judging(names: Sequence[str], table: pd.DataFrame) -> list[str]:
@@ -139,13 +164,15 @@ def _selected(table: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
     chosen = table[table.experiment.isin(options.only)] if options.only else table
     if chosen.empty and not (options.run or options.simulate):
         named = " ".join(options.only)
-        with_claims = _judging(options.only, table) or list(table.experiment.unique())
-        raise UserError(f"--only {named} has no claim; use one of {', '.join(with_claims)}")
+        experiments = _judging(options.only, table) or list(table.experiment.unique())
+        raise UserError(f"--only {named} has no claim; use one of {', '.join(experiments)}")
     if options.device:
         chosen = chosen[chosen.device.str.contains(options.device, regex=False)]
         if chosen.empty:
-            known = ", ".join(table.device.unique())
-            raise UserError(f"--device {options.device} is in no device's name; use one of {known}")
+            devices = ", ".join(table.device.unique())
+            raise UserError(
+                f"--device {options.device} is in no device's name; use one of {devices}"
+            )
     return chosen
 
 
@@ -160,36 +187,74 @@ def _has_engine(name: str) -> bool:
 def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[str]:
     """Run and record experiments; return those that failed, which do not stop the others."""
     make_folder(results, "--results")
-    needed = {claim.experiment: list(claim.settings) for claim in load_claims()}
-    is_record, costs = results == RECORDS, results / COSTS
-    names = options.only or [name for name in CATALOG if is_record or name in needed]
-    seconds = {n: CATALOG[n].seconds for n in names if not CATALOG[n].is_simulated}
-    if not seconds and options.run:
-        raise UserError(f"{', '.join(names)}: simulated only; use --simulate in place of --run")
-    if seconds and (total := options.seconds or (None if is_record else FEW_MINUTES)):
-        share = total / sum(seconds.values())  # by what each experiment needs
-        seconds = {name: max(0.5, share * each) for name, each in seconds.items()}
-    jobs = [(name, "measured") for name in seconds if options.run and _has_engine(name)]
-    if options.simulate:
-        jobs += [(name, "simulated") for name in names]
-    if options.resume and costs.is_file():
-        done = set(pd.read_csv(costs)[JOB].itertuples(index=False, name=None))
-        jobs = [job for job in jobs if job not in done]
+    is_record = results == RECORDS
+    # Settings that make an experiment as small as its claims allow.
+    settings = {claim.experiment: list(claim.settings) for claim in load_claims()}
+    names = options.only or [name for name in CATALOG if is_record or name in settings]
+    seconds = _seconds(options, names, is_record=is_record)
+    costs = results / COSTS
+    jobs = _jobs(options, names, seconds, costs)
     failed = []
     with tempfile.TemporaryDirectory(prefix="sarathi-lab-") as folder:
         for number, (name, how) in enumerate(jobs, 1):
             console().print(f"\n[{number}/{len(jobs)}] {name}, {how}", style="bold")
-            settings = ["executor=simulated", *CATALOG[name].simulated]
-            if how == "measured":
-                settings = [*CATALOG[name].measured, *options.settings]
-                settings.append(f"task.seconds={seconds[name]:g}")
-            fixed = [f"experiment={name}", "tracking=none", f"task.record={results}"]
-            fixed += [] if is_record else needed.get(name, [])
-            place, start = f"{folder}/{name}-{how}", time.monotonic()
-            if run([*fixed, f"output={place}", f"hydra.run.dir={place}/run", *settings]):
+            output = f"{folder}/{name}-{how}"
+            line = [f"experiment={name}", "tracking=none", f"task.record={results}"]
+            if not is_record:
+                line += settings.get(name, [])
+            line += [f"output={output}", f"hydra.run.dir={output}/run"]
+            if how == MEASURED:
+                line += [*CATALOG[name].measured, *options.settings]
+                line.append(f"task.seconds={seconds[name]:g}")
+            else:
+                line += ["executor=simulated", *CATALOG[name].simulated]
+            start = time.monotonic()
+            exit_status = run(line)
+            if exit_status:
                 failed.append(f"{name}, {how}")
             elif not is_record:
-                took = pd.DataFrame([[name, how, round(time.monotonic() - start, 1)]])
-                header = [*JOB, "seconds"] if not costs.exists() else False
-                took.to_csv(costs, mode="a", header=header, index=False)
+                _add_cost(costs, name, how, time.monotonic() - start)
     return failed
+
+
+def _seconds(
+    options: argparse.Namespace, names: Sequence[str], *, is_record: bool
+) -> dict[str, float]:
+    """Return the seconds to measure each experiment for. Raises UserError if none is measured."""
+    seconds = {}
+    for name in names:
+        if not CATALOG[name].is_simulated:
+            seconds[name] = CATALOG[name].seconds
+    if not seconds and options.run:
+        raise UserError(f"{', '.join(names)}: simulated only; use --simulate in place of --run")
+    in_all = options.seconds
+    if in_all is None and not is_record:
+        in_all = FEW_MINUTES
+    if not seconds or in_all is None:
+        return seconds
+    share = in_all / sum(seconds.values())  # by what each experiment needs
+    return {name: max(0.5, share * needed) for name, needed in seconds.items()}
+
+
+def _jobs(
+    options: argparse.Namespace, names: Sequence[str], measurable: Iterable[str], costs: Path
+) -> list[tuple[str, str]]:
+    """List what is run: the experiment, and how."""
+    jobs = []
+    if options.run:
+        for name in measurable:
+            if _has_engine(name):
+                jobs.append((name, MEASURED))
+    if options.simulate:
+        for name in names:
+            jobs.append((name, "simulated"))
+    if options.resume and costs.is_file():
+        finished = set(pd.read_csv(costs)[JOB].itertuples(index=False, name=None))
+        jobs = [job for job in jobs if job not in finished]
+    return jobs
+
+
+def _add_cost(costs: Path, name: str, how: str, seconds: float) -> None:
+    """Add what an experiment took to the table of costs."""
+    row = pd.DataFrame([[name, how, round(seconds, 1)]], columns=[*JOB, "seconds"])
+    row.to_csv(costs, mode="a", header=not costs.exists(), index=False)
