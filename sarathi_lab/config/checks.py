@@ -9,18 +9,25 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config import processes
 from sarathi_lab.config.console import progress_of
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.errors import MissingPackage, UserError
 from sarathi_lab.config.instantiate import Job, build
 
+NOT_CHECKED = "not checked here: "  # begins a note of a dry run
 CHECK_SECONDS = 600  # for all jobs under a limit
 
 
 def check_jobs(
-    jobs: Sequence[Job], swept: Collection[str], *, skips: bool, keeps: bool
+    jobs: Sequence[Job],
+    swept: Collection[str],
+    *,
+    skips: bool,
+    keeps: bool,
+    is_dry_run: bool = False,
 ) -> tuple[list[Job], list[str]]:
     """Let the tasks check jobs; return those that pass, which keep what was prepared for them with
     `keeps`, and notes on the others. Raises UserError, which names the job by what is `swept`, for
-    one that fails; with `skips` if all do.
+    one that fails; with `skips` if all do. A dry run passes jobs for another machine, which has a
+    package that this one lacks.
     """
     passed, notes = list[Job](), dict[str, None]()
     known = _errors_elsewhere(jobs)
@@ -28,7 +35,10 @@ def check_jobs(
         for place, job in enumerate(jobs):
             prepared = known[place] if place in known else _checked(job.cfg)
             advance(1)
-            if not isinstance(prepared, UserError):
+            if is_dry_run and isinstance(prepared, MissingPackage):
+                notes[f"{NOT_CHECKED}{prepared}"] = None
+                passed.append(job)
+            elif not isinstance(prepared, UserError):
                 job.prepared = prepared if keeps else None
                 passed.append(job)
             elif not (name := job.named(swept)):

@@ -191,7 +191,9 @@ class LabSweeper(Sweeper):
         keeps = not (self._is_remote or self._is_dry_run)  # other processes prepare theirs
         swept = {*self.swept} - {ROUND} if self.is_sweep else ()
         skips = self.config.skip_invalid
-        self.jobs, notes = check_jobs(self.jobs, swept, skips=skips, keeps=keeps)
+        self.jobs, notes = check_jobs(
+            self.jobs, swept, skips=skips, keeps=keeps, is_dry_run=self._is_dry_run
+        )
         self.notes += notes
         num_jobs = len(self.jobs)
         if self._is_resumed and num_jobs != self.record.num_jobs:

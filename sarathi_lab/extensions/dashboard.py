@@ -73,6 +73,13 @@ SECTIONS: Mapping[str, Sequence[tuple[str, ...]]] = {
     "Device": [("mfu",), ("mbu",), ("tokens", "mfu", "MFU"), ("tokens", "mbu", "MBU")],
 }
 
+KINDS = {
+    wr.BarPlot: "bars",
+    wr.LinePlot: "lines",
+    wr.ParallelCoordinatesPlot: "parallel coordinates",
+    wr.ScatterPlot: "points",
+}
+
 
 def workspace(entity: str, project: str, chosen: Chosen) -> ws.Workspace:
     """Return the workspace of runs with the `chosen` values, the main quantities pinned."""
@@ -150,6 +157,18 @@ def _line(x: str, column: str, title: str) -> PanelTypes:
     )
 
 
+def panel_lines(view: ws.Workspace) -> list[str]:
+    """Return the sections of a workspace with a line for each panel."""
+    lines = [f"{view.name}, of the project {view.project}"]
+    lines.append(f"  runs with {view.runset_settings.filters}")
+    for section in view.sections:
+        lines.append(f"  {section.name}")
+        for panel in section.panels:
+            title = panel.title.replace("\n", " ")
+            lines.append(f"    {KINDS[type(panel)]}: {title}")
+    return lines
+
+
 def main(args: Sequence[str]) -> int:
     """Run a command line; returns 0, 2 for a mistake of the user's, 130 for Ctrl-C."""
     parser = argparse.ArgumentParser(
@@ -163,18 +182,23 @@ def main(args: Sequence[str]) -> int:
     for name, example in WHERE.items():
         text = f"show only runs of this {name}, such as {example}; may be repeated"
         parser.add_argument(f"--{name}", action="append", default=[], help=text)
-    text = "print it as JSON; needs no account and no network"
+    text = "print its panels and write nothing; needs no account and no network"
     parser.add_argument("--dry-run", action="store_true", help=text)
+    text = "print it whole as JSON and write nothing"
+    parser.add_argument("--json", action="store_true", help=text)
     options = parser.parse_args(args)
     return exit_code(lambda: _write(options), "no workspace was written")
 
 
 def _write(options: argparse.Namespace) -> int:
     chosen = {name: getattr(options, name) for name in WHERE}
-    if options.dry_run:
+    if options.dry_run or options.json:
         view = workspace(options.entity or "", options.project, chosen)
-        shown = TypeAdapter(type(view)).dump_python(view, mode="json", exclude_none=True)
-        print(json.dumps(shown, indent=2))
+        if options.json:
+            shown = TypeAdapter(type(view)).dump_python(view, mode="json", exclude_none=True)
+            print(json.dumps(shown, indent=2))
+        else:
+            print("\n".join(panel_lines(view)))
         return 0
     with environment({"WANDB_SILENT": "true"}):
         require_login("a dashboard is written to W&B", "or use --dry-run")

@@ -106,11 +106,20 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     if len(described) < len(every_best):
         number = len(every_best)
         sentences.append(f"The other {number - 2} of {number} workloads lie between.")
-    is_drawn_once = is_over_time and all(len(best.runs) == 1 for best in described)
+    are_single = all(len(best.runs) == 1 for best in described)
+    is_drawn_once = is_over_time and are_single and _are_drawn(comparison.runs)
     if is_drawn_once and comparison.noise == analysis.DETERMINISTIC:
         sentences.append(ONE_DRAW)
     sentences[0] = f"\n{sentences[0]}"
     return sentences
+
+
+def _are_drawn(runs: pd.DataFrame) -> bool:
+    """Return whether a seed decides when requests arrive, not a recorded run or a trace."""
+    if "workload.arrivals" not in runs:
+        return False
+    kinds = runs["workload.arrivals"]
+    return bool(kinds.notna().all() and kinds.ne("trace").all())
 
 
 def _comparison(runs: pd.DataFrame, *, is_over_time: bool) -> _Comparison | None:

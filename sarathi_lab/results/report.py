@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from sarathi_lab.config.console import amount, print_place, print_words
+from sarathi_lab.config.console import amount, print_place, print_words, typed
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend
@@ -161,12 +161,20 @@ def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None
     show([table, *notes_of(runs), *conclusion(runs)])
     print_place("table", _save_table(sweep_dir, runs))
     try:
-        picture = save_picture(sweep_dir, runs, **axes)
-    except UserError as error:  # a name that the finished runs lack
-        print_words(f"  plot: {error}; drawn as without")
-        picture = save_picture(sweep_dir, runs)
+        picture = _picture_of(sweep_dir, runs, axes)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"{typed('plot')} {sweep_dir} draws it") from None
     print_place("figure", picture)
     print_place("results", sweep_dir)
+
+
+def _picture_of(sweep_dir: Path, runs: pd.DataFrame, axes: Mapping[str, Any]) -> Path:
+    """Save a sweep's picture, by other axes if the finished runs lack a name of these."""
+    try:
+        return save_picture(sweep_dir, runs, **axes)
+    except UserError as error:
+        print_words(f"  plot: {error}; drawn as without")
+        return save_picture(sweep_dir, runs)
 
 
 def notes_of(runs: pd.DataFrame) -> list[str]:

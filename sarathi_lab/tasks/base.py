@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import check_fields
-from sarathi_lab.config.console import console, print_place, progress_of
+from sarathi_lab.config.checks import NOT_CHECKED
+from sarathi_lab.config.console import console, duration, print_place, progress_of
 from sarathi_lab.config.instantiate import Job, build, resolved
 from sarathi_lab.config.run_context import RunContext, SweepRecord, group_of, run_name
 from sarathi_lab.config.sweeper import LabSweeper
 from sarathi_lab.results.report import print_sweep
 from sarathi_lab.results.result import Result, Stopped, track, write, write_stopped
 from sarathi_lab.results.tracking import TrackedRun, Tracker
+
+SAMPLED = 20  # jobs of a sweep by which its time is told
 
 
 class Task(ABC):
@@ -33,6 +36,12 @@ class Task(ABC):
     @abstractmethod
     def check(self, cfg: DictConfig) -> Any:
         """Return `context.prepared` of `run`. Raises UserError for what would stop it."""
+
+    def expected_seconds(self, cfg: DictConfig) -> Mapping[str, float]:
+        """Return about how long each run of a job takes, by a name that is the same for runs which
+        jobs share; empty where only the device can tell.
+        """
+        return {}
 
     @abstractmethod
     def run(self, cfg: DictConfig, context: RunContext) -> Result | None:
@@ -71,9 +80,34 @@ class Task(ABC):
             policy = str(job.composed.hydra.runtime.choices["policy"])
             console().print(f"{number}  {run_name(policy, job.settings, swept)}", soft_wrap=True)
         num_finished = len(sweeper.jobs) - len(jobs)
-        text = f"{len(jobs)} run{'s' * (len(jobs) != 1)}, checked and not started"
+        is_checked = not any(note.startswith(NOT_CHECKED) for note in sweeper.notes)
+        state = "checked and not started" if is_checked else "listed and not started"
+        text = f"{len(jobs)} run{'s' * (len(jobs) != 1)}, {state}"
         text += f"; {num_finished} finished before" * bool(num_finished)
         console().print(text, soft_wrap=True)
+        if is_checked:
+            for line in self._expected([job for _, job in jobs]):
+                console().print(line, soft_wrap=True)
+
+    def _expected(self, jobs: Sequence[Job]) -> list[str]:
+        """State beside what jobs run, and about how long they take."""
+        if not jobs or not self.has_runs:
+            return []
+        lines = []
+        baselines = [str(name) for name in jobs[0].cfg.baselines]
+        if baselines:
+            lines.append(
+                f"baselines of each: {', '.join(baselines)}; runs of equal work share them"
+            )
+        seconds: dict[str, float] = {}
+        step = -(-len(jobs) // SAMPLED)
+        sampled = jobs[::step]
+        for job in sampled:
+            seconds |= self.expected_seconds(job.cfg)
+        if seconds:
+            total = sum(seconds.values()) * len(jobs) / len(sampled)
+            lines.append(f"about {duration(total)} on one core")
+        return lines
 
 
 def run_task(cfg: DictConfig, context: RunContext) -> None:

@@ -59,6 +59,10 @@ READ = (  # what decides a run's work, and what is read from it
 )
 ADVICE_COLUMNS = ("throughput", "kv_reread_factor", "tbt_p50", "tbt_p99")  # shown
 
+# Of a simulated run, and of each of its output tokens: the middle of 13 runs, 3 to 45 us a token.
+SECONDS_A_RUN = 0.4
+SECONDS_A_TOKEN = 1e-5
+
 
 @dataclass(frozen=True)
 class Serve(Task):
@@ -69,6 +73,15 @@ class Serve(Task):
 
     def check(self, cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
         return make_plans(cfg)
+
+    def expected_seconds(self, cfg: DictConfig) -> dict[str, float]:
+        plan, baselines = make_plans(cfg)
+        if plan.backend.computes_tokens:
+            return {}
+        plans = {"": plan, **baselines}
+        return {
+            f"{name}-{fingerprint(run)}": _simulated_seconds(run) for name, run in plans.items()
+        }
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """Run the baselines unless they are there already, and the run itself."""
@@ -81,6 +94,12 @@ class Serve(Task):
                 error = error or RunError(f"baseline {name}: {stop}")
         # Raised when the run is kept, which may well succeed where a baseline can't.
         return replace(_executed(plan, context, folders, is_baseline=False), error=error)
+
+
+def _simulated_seconds(plan: Plan) -> float:
+    """Return about how long a simulation takes on one core."""
+    num_tokens = sum(request.output_len for request in plan.load.requests)
+    return SECONDS_A_RUN + SECONDS_A_TOKEN * num_tokens
 
 
 def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext) -> Path:

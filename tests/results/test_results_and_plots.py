@@ -284,6 +284,8 @@ def test_requests_that_arrive_over_time_are_judged_by_their_waits():
         "(10.00 times); worse in TTFT P50 1,500 against 1,000 ms (1.50 times)."
     )
     assert "equal in TTFT P50 2,000 ms." in second
+    replayed = runs.assign(**{"workload.arrivals": None, "arrives_over_time": True})
+    assert len(conclusion(replayed)) == 2  # no seed decides when its requests arrive
     headings = " ".join(" ".join(sweep_table(runs, "All").rows[0]).split())
     assert "within SLO ^ good [req/s] ^ TTFT P50 [ms] v TBT P99 [ms] v" in headings
 

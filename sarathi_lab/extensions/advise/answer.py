@@ -63,9 +63,8 @@ def chunk_of(row: Row) -> str:
     return "whole prompts" if row["is_whole"] else f"chunk {row['chunk']:.0f}"
 
 
-def best_of_policies(table: pd.DataFrame) -> list[pd.Series]:
-    """Return the row of each policy that would be advised of it alone, the advised one first."""
-    best = choose(table)
+def best_of_policies(table: pd.DataFrame, best: pd.Series) -> list[pd.Series]:
+    """Return the row of each policy that would be advised of it alone, the advised `best` first."""
     rows = [best]
     for label in table["policy"].unique():
         if label != best["policy"]:
@@ -74,16 +73,21 @@ def best_of_policies(table: pd.DataFrame) -> list[pd.Series]:
     return rows
 
 
-def _not_distinguished(best: pd.Series, table: pd.DataFrame) -> list[str]:
-    """Name the best of other policies that are as far within the objective as `best`, to a share of
-    `AS_GOOD`, with as many tokens/s.
+def rows_alike(best: pd.Series, table: pd.DataFrame) -> list[pd.Series]:
+    """Return the best of other policies that are as far within the objective as `best`, to a share
+    of `AS_GOOD`, with as many tokens/s.
     """
     alike = []
-    for row in best_of_policies(table)[1:]:
+    for row in best_of_policies(table, best)[1:]:
         serves_as_much = _are_close(row["throughput"], best["throughput"])
         is_as_far = _are_close(row["worst_use"], best["worst_use"])
         if row["slo_met"] and serves_as_much and is_as_far:
-            alike.append(f"{row['policy']} with {chunk_of(row)}")
+            alike.append(row)
+    return alike
+
+
+def _not_distinguished(best: pd.Series, table: pd.DataFrame) -> list[str]:
+    alike = [f"{row['policy']} with {chunk_of(row)}" for row in rows_alike(best, table)]
     if not alike:
         return []
     return [f"not distinguished from it (within 1 %): {', '.join(alike)}"]
@@ -93,16 +97,28 @@ def _are_close(value: float, other: float) -> bool:
     return math.isclose(value, other, rel_tol=AS_GOOD)
 
 
-def policies_table(table: pd.DataFrame, slo: Slo | None) -> DisplayTable:
-    """Show each policy with its best chunk, the best policy first."""
+def policies_table(
+    table: pd.DataFrame, best: pd.Series, slo: Slo | None, num_requests: int
+) -> DisplayTable:
+    """Show each policy with its best chunk, the advised policy first.
+
+    Args:
+        table: The rows of all policies.
+        best: The advised one.
+        slo: The objective.
+        num_requests: Requests of a run that was not confirmed by a longer one.
+    """
     rows = []
-    for row in best_of_policies(table):
+    for row in best_of_policies(table, best):
         label = str(row["policy"]).replace(" ", "\n")
         cells = {"policy": label, **_cells(row, slo)}
         if slo is not None:
             del cells["tokens/s"]  # what arrives, where it keeps up
         rows.append(cells)
-    return DisplayTable(rows, left=["policy"], unbroken=["policy"])
+    title = "  each policy with its best chunk"
+    if table["is_confirmed"].any():
+        title += f" (+: of {LONGER * num_requests:,} requests, others of {num_requests:,})"
+    return DisplayTable(rows, title=title, left=["policy"], unbroken=["policy"])
 
 
 def chunks_table(runs: PolicyRuns) -> DisplayTable:

@@ -117,7 +117,7 @@ class Advise(Task):
             table = confirmed(compared)
             for label, runs in compared.items():
                 compared[label] = replace(runs, table=rows_of(table, label))
-        return Advice(compared, left_out, table, choose(table))
+        return Advice(compared, left_out, table, advised(table, first.label))
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         advice = self.advise(context.prepared or self.check(cfg))
@@ -131,7 +131,7 @@ class Advise(Task):
         flags = flags_of(advice, remedied)
         shown: list[DisplayTable | str] = [
             *answer.best_lines(advice.best, runs, advice.table, advice.left_out),
-            answer.policies_table(advice.table, runs.slo),
+            answer.policies_table(advice.table, advice.best, runs.slo, len(plan.load.requests)),
             *answer.remedy_lines(remedied.found),
             *graphs_gain(runs, advice.best, self.chunks),
             answer.chunks_table(runs),
@@ -190,6 +190,17 @@ def with_requests(cfg: DictConfig) -> DictConfig:
     cfg = cfg.copy()
     cfg.workload.num_requests = number
     return cfg
+
+
+def advised(table: pd.DataFrame, label: str) -> pd.Series:
+    """Return the row that is best, in doubt one of the policy `label`, which the user runs."""
+    best = choose(table)
+    if "slo_met" not in table or not best["slo_met"]:
+        return best
+    for row in answer.rows_alike(best, table):
+        if row["policy"] == label and row["is_confirmed"] == best["is_confirmed"]:
+            return row
+    return best
 
 
 def rows_of(table: pd.DataFrame, label: str) -> pd.DataFrame:

@@ -44,6 +44,7 @@ NEEDED = {"model": ("model", "model=NAME"), "hardware": ("GPU", "hardware=NAME")
 TYPED = "task.chunk and task.batch"  # the source of what the command line states of the run
 # Of these, sources may differ: the ones of a client are how it names them.
 NAMES = ("version", "model", "hardware")
+SGLANG = "sglang"  # the policy, whose server has versions of its own
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,12 @@ class ServerSettings:
     def stated(self) -> dict[str, Any]:
         """Settings by the lab's names, and `server_arguments.OF_FILES`."""
         settings: dict[str, Any] = {}
+        is_sglang = self.policy == SGLANG
         for statement in self.statements:
-            settings |= statement.settings
+            of_source = dict(statement.settings)
+            if is_sglang and statement.policy != SGLANG:
+                of_source.pop("version", None)  # of another server, whose run is replayed
+            settings |= of_source
         return settings
 
     @property

@@ -16,10 +16,10 @@ SECTIONS += ["KV re-read", "Latency", "Device"]
 KNOWN = {*COMPARED, "mfu", "mbu", "time_over_roofline", "decode_speedup"}
 
 
-def test_the_dry_run_prints_sections_of_what_runs_log(monkeypatch, capsys):
+def test_the_workspace_has_sections_of_what_runs_log(monkeypatch, capsys):
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     where = ["--hostname=laptop", "--hostname=server", "--entity=me", "--project=mine"]
-    assert main(["dashboard", "--dry-run", *where]) == 0
+    assert main(["dashboard", "--json", *where]) == 0
     view = json.loads(capsys.readouterr().out)
     assert (view["entity"], view["project"]) == ("me", "mine")
     assert [section["name"] for section in view["sections"]] == SECTIONS
@@ -40,6 +40,16 @@ def test_the_dry_run_prints_sections_of_what_runs_log(monkeypatch, capsys):
         for baseline in dashboard.BASELINES:
             quantity = quantity.removesuffix(f"_{baseline}")
         assert quantity in KNOWN or name.startswith("iterations/"), name
+
+
+def test_the_dry_run_lists_its_panels(capsys):
+    assert main(["dashboard", "--dry-run", "--project=mine"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("Chunked prefill, of the project mine\n")
+    for section in SECTIONS:
+        assert f"\n  {section}\n" in shown
+    assert "\n    points: TBT P99 [ms] by TTFT P50 [ms]\n" in shown
+    assert "\n    lines: KV read [bytes] by iteration\n" in shown
 
 
 def _axes(panel: dict) -> list[dict]:

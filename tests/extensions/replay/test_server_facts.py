@@ -14,7 +14,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from sarathi_lab.config.command_line import read_arguments
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
+from sarathi_lab.extensions.replay.real_run import ServerSettings
 from sarathi_lab.extensions.replay.run_config import begins_with
+from sarathi_lab.extensions.replay.server_arguments import Statement
 from sarathi_lab.extensions.replay.server_facts import find_facts, read_command
 
 MODEL = "meta-llama/Llama-3.1-8B"
@@ -317,3 +319,11 @@ def test_a_models_path_has_its_name(client):
     for path in ("/models/Llama-3.1-8B-Instruct/", "/hub/models--meta--Llama-3.1-8B/snapshots/1a"):
         replay = replayed(client, "hardware=h100", f"task.server='vllm serve {path}'").as_run
         assert replay.spec.name == "llama3.1-8b"
+
+
+def test_a_version_is_of_the_server_that_runs():
+    log = Statement("vllm.log", {"version": "0.19.0", "batch": 64})
+    server = read_command(f"python -m sglang.launch_server --model {MODEL}")
+    assert "version" not in ServerSettings([log, server]).stated
+    assert ServerSettings([log, server]).stated["batch"] == 64
+    assert ServerSettings([log]).stated["version"] == "0.19.0"
