@@ -34,7 +34,7 @@ LABELS += ["git_commit"]
 # policy at the budget that was chosen.
 DEFAULT, SELECTION, BEST = "default", "selection", "best"
 # The settings that runs have in common which are compared: all that decide a run but the policy.
-SAME_WORK = [name for name in READ if name not in ("policy", "slo")]
+SAME_WORK = [name for name in READ if name not in ("policy", "slo", "metrics")]
 
 
 @dataclass(frozen=True)
