@@ -7,7 +7,7 @@ import itertools
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import MISSING, fields, is_dataclass
 from io import StringIO
@@ -36,9 +36,9 @@ def serve(*, verbose: bool = False, **settings: Any) -> Results:
 
     Settings and groups have the names of the command line, dotted ones in `**{"workload.rate": 2}`.
     Values are Python's; `policy` may also be a class of policies, whose parameters are then
-    settings, or an object, whose fields stay as they are. Results are kept in `output` and printed
-    if `verbose`, and tracked with `tracking="wandb"`. Raises UserError for what the command line
-    refuses, in the same words, and what stops the run.
+    settings, or an object, whose fields stay as they are, and `metrics` are functions. Results are
+    kept in `output` and printed if `verbose`, and tracked with `tracking="wandb"`. Raises UserError
+    for what the command line refuses, in the same words, and what stops the run.
     """
     with _prepared(settings, [], verbose) as sweeper:
         sweeper.run()
@@ -109,6 +109,8 @@ def text_of(value: Any, options: PolicyOptions) -> str:
         value = value.tolist()
     if isinstance(value, Policy) or (isinstance(value, type) and issubclass(value, Policy)):
         return options.add(value)
+    if inspect.isfunction(value):
+        return _dotted_name(value)
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int | float):
@@ -122,7 +124,20 @@ def text_of(value: Any, options: PolicyOptions) -> str:
         return text if is_plain else quoted(text)
     if isinstance(value, Iterable):
         return f"[{','.join(text_of(one, options) for one in value)}]"
-    raise UserError(f"{value!r} is not a value of a setting; use a number, text, list or policy")
+    raise UserError(
+        f"{value!r} is not a value of a setting; use a number, text, list, policy or function"
+    )
+
+
+def _dotted_name(function: Callable[..., object]) -> str:
+    """Return the name that a function is imported by. Raises UserError for one that has none."""
+    module, name = function.__module__, function.__qualname__
+    if getattr(sys.modules.get(module), name, None) is not function:
+        raise UserError(
+            f"{name} is not in {module} under that name; define it at the top of a module or in a "
+            "notebook's cell"
+        )
+    return f"{module}.{name}"
 
 
 class PolicyOptions:

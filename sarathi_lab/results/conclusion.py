@@ -135,21 +135,31 @@ def _comparison(runs: pd.DataFrame, *, is_over_time: bool) -> _Comparison | None
         runs = analysis.relative(runs, name, base)
     for policy in others:
         runs = analysis.relative(runs, "throughput", policy)
-    settings = list(dict.fromkeys(["policy", *analysis.varied(runs)]))
+    settings = ["policy", *analysis.varied(runs)]
     work = [name for name in analysis.same_work(runs) if name not in analysis.SAMPLES]
-    return _Comparison(runs, base, others, names, settings, work, analysis.noise(runs))
+    return _Comparison(
+        runs=runs,
+        base=base,
+        others=others,
+        names=names,
+        settings=list(dict.fromkeys(settings)),
+        work=work,
+        noise=analysis.noise(runs),
+    )
 
 
 def _best(group: pd.DataFrame, comparison: _Comparison) -> _Best:
     """Return the best of runs on one workload."""
     keys = analysis.group_keys(group, comparison.settings)
-    judged = list(dict.fromkeys([*comparison.names, *comparison.steady_names]))
-    typical = group.groupby(keys, sort=False)[judged].median()
+    judged = dict.fromkeys([*comparison.names, *comparison.steady_names])
+    typical = group.groupby(keys, sort=False)[list(judged)].median()
     if "throughput" in comparison.names:
         order = pd.DataFrame({"throughput": -typical["throughput"]})
     else:
-        order = _order_over_time(typical, analysis.are_steady(group, comparison.settings))
-    first = order.sort_values(list(map(str, order)), kind="stable").index[0]
+        is_steady = analysis.are_steady(group, comparison.settings)
+        order = _order_over_time(typical, is_steady)
+    columns = list(map(str, order))
+    first = order.sort_values(columns, kind="stable").index[0]
     return _Best(group[keys == first], len(typical))
 
 
@@ -192,26 +202,36 @@ def _sentence(best: _Best, comparison: _Comparison) -> str:
     """Describe the best runs of a workload beside the reference's."""
     runs = best.runs
     base = comparison.base
-    references = comparison.runs[comparison.runs.policy == base]
-    keys_of_runs = analysis.group_keys(runs, comparison.work)
-    references = references[analysis.group_keys(references, comparison.work).isin(keys_of_runs)]
+    references = _references(runs, comparison)
+    clauses = []
+    names = comparison.names
     unsteady = _difference_in_steadiness(runs, references, base)
-    names = comparison.steady_names if unsteady else comparison.names
+    if unsteady:
+        clauses.append(unsteady)
+        names = comparison.steady_names
     verdicts: dict[str, list[str]] = {"better": [], "worse": [], "equal": [], "undecided": []}
     for name in names:
         verdict, values = _verdict(name, best, references, comparison)
         verdicts[verdict].append(values)
-    clauses = [f"{verdict} in {', '.join(each)}" for verdict, each in verdicts.items() if each]
-    if unsteady:
-        clauses.insert(0, unsteady)
-    subject = [runs.policy.iloc[0]]
+    for verdict, quantities in verdicts.items():
+        if quantities:
+            clauses.append(f"{verdict} in {', '.join(quantities)}")
+    first = runs.iloc[0]
+    subject = [first["policy"]]
     for name in comparison.settings[1:]:
-        value = analysis.text(runs[name].iloc[0])
+        value = analysis.text(first[name])
         if value != "-":
             subject.append(f"{name}={value}")
     sentence = f"{' '.join(subject)} beside {base}: {'; '.join(clauses)}."
     samples = _on_samples(runs, best.num_settings, comparison.noise)
     return sentence + samples + _gains(runs, comparison)
+
+
+def _references(runs: pd.DataFrame, comparison: _Comparison) -> pd.DataFrame:
+    """Return the reference's runs on the same work."""
+    references = comparison.runs[comparison.runs.policy == comparison.base]
+    work = analysis.group_keys(references, comparison.work)
+    return references[work.isin(analysis.group_keys(runs, comparison.work))]
 
 
 def _verdict(
@@ -230,7 +250,8 @@ def _verdict(
     ratio = float(ratios.median())
     row = {"quantity": quantity, "policy": "", "value": ratio, "num_samples": len(runs)}
     is_decided = analysis.is_decided(row | ends._asdict(), comparison.noise)
-    value_of_base = (runs[name] / ratios).median()  # of the runs that these are paired with
+    # Of the runs that these are paired with: a slow phase of the machine is in both.
+    value_of_base = (runs[name] / ratios).median()
     if math.isnan(value_of_base):  # none of these has any
         value_of_base = references[name].median()
     interval = ends[:2] if len(runs) > 1 else ()
@@ -264,9 +285,9 @@ def _gains(runs: pd.DataFrame, comparison: _Comparison) -> str:
 
 def _value_in_words(name: str, value: float) -> str:
     """Format a quantity alone, such as "TTFT P50 185 ms"."""
-    if name == "slo_attainment":
-        return f"{display_unit(name, value)[1]} {value:.1%}"
     scale, heading = display_unit(name, value)
+    if name == "slo_attainment":
+        return f"{heading} {value:.1%}"
     label, _, unit = heading.partition(" [")
     return f"{label} {amount(scale * value)} {unit.rstrip(']')}"
 

@@ -20,7 +20,7 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Executor
-from sarathi_lab.engine.request import Batch
+from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.single_iteration import SingleIteration, single_iteration
 from sarathi_lab.model.roofline import TILE
 from sarathi_lab.results.serving_metrics import Slo
@@ -72,15 +72,15 @@ def measure_decode_cost(
 ) -> DecodeCost:
     """Run the three batches in turn, 3 to 15 times in `seconds`; of a pipeline a stage counts."""
     sizes = _fitted(sizes, num_blocks, block_size)
-    whole = make_batch(**sizes, blocks=BlockManager(num_blocks, block_size))
-    parts = [(one.sequence, one.num_tokens) for one in whole.chunks]
-    for sequence, _ in parts:
+    hybrid_batch = make_batch(**sizes, blocks=BlockManager(num_blocks, block_size))
+    items = [(chunk.sequence, chunk.num_tokens) for chunk in hybrid_batch.chunks]
+    for sequence, _ in items:
         sequence.in_flight = False
-    num_decodes = len(parts) - 1
+    *decode_items, _ = items  # the prompt's chunk is the last
 
-    def timed(first: int, last: int) -> SingleIteration:
+    def timed(chosen: Sequence[tuple[SequenceState, int]]) -> SingleIteration:
         batch = Batch()
-        for sequence, num_tokens in parts[first:last]:
+        for sequence, num_tokens in chosen:
             batch.add(sequence, num_tokens)
         return single_iteration(executor, batch)
 
@@ -91,13 +91,14 @@ def measure_decode_cost(
     for repetition in range(MAX_REPETITIONS):
         if repetition >= MIN_REPETITIONS and time.monotonic() >= deadline:
             break
-        chunks.append(timed(num_decodes, len(parts)))
-        hybrids.append(timed(0, len(parts)))
-        decodes.append(timed(0, num_decodes))
+        chunks.append(timed(items[-1:]))
+        hybrids.append(timed(items))
+        decodes.append(timed(decode_items))
     added = [hybrid.seconds - chunk.seconds for hybrid, chunk in zip(hybrids, chunks, strict=True)]
     host_share = None
     if executor.num_blocks is not None:
         host_share = max(_host_share(timings) for timings in (chunks, hybrids, decodes))
+    num_decodes = len(decode_items)
     return DecodeCost(
         alone=median(decode.seconds for decode in decodes) / num_decodes,
         marginal=median(added) / num_decodes,
@@ -159,7 +160,8 @@ def slo_in_seconds(slo: Slo, engine: EngineConfig, executor: Executor) -> Slo:
 
 def _fitted(sizes: Sizes, num_blocks: int, block_size: int) -> Sizes:
     """Shorten contexts to fit the cache together, as medians may not have occurred at once."""
-    num_decodes, tokens = sizes["num_decodes"], sizes["prefill_tokens"]
+    num_decodes = sizes["num_decodes"]
+    tokens = sizes["prefill_tokens"]
     most_for_chunk = (num_blocks - num_decodes) * block_size  # a block for each decode at least
     start = min(sizes["start"], most_for_chunk - tokens)
     chunk_blocks = -(-(start + tokens) // block_size)

@@ -46,6 +46,18 @@ class Interval:
     reason: str | None = None
 
 
+NOT_MEASURED = Interval(
+    median=math.nan,
+    low=math.nan,
+    high=math.nan,
+    confidence=math.nan,
+    q20=math.nan,
+    q80=math.nan,
+    num_pairs=0,
+    reason="could not be measured",
+)
+
+
 def level_of(number: int) -> float:
     """Return the one confidence that a page states of intervals from `number` samples: `LEVEL`, or
     what fewer than `FEWEST_PAIRS` allow, 75 % of 3.
@@ -66,19 +78,21 @@ def ends_of_median(
     Samples are in the order of measurement if `is_series`, else independent (seeds). They may be
     positive infinity (a cost below the noise).
     """
-    ordered = np.sort(np.asarray(samples, dtype=float))
+    ordered = sorted(map(float, samples))
     number = len(samples)
     num_independent = _num_independent(samples) if is_series else number
+    # From the middle outwards: the first interval that is wide enough is the narrowest.
     k = number // 2
     while k > 1 and _confidence(k, number, num_independent) < level:
         k -= 1
     k = max(k, 1)
     confidence = _confidence(k, number, num_independent)
-    return Ends(float(ordered[k - 1]), float(ordered[-k]), confidence)
+    return Ends(ordered[k - 1], ordered[-k], confidence)
 
 
 def _confidence(k: int, number: int, num_independent: int) -> float:
     """Return the confidence of the k-th smallest and largest of `number` correlated samples."""
+    # Of fewer independent samples, as many lie beyond the ends as their share is.
     most_beyond = (k - 1) * num_independent // number
     num_outcomes = sum(math.comb(num_independent, i) for i in range(most_beyond + 1))
     return max(0.0, 1 - 2 * num_outcomes / 2**num_independent)
@@ -113,13 +127,13 @@ def median_of(
         The interval, with a reason if pairs are too few or differ too much.
     """
     measured = [sample for sample in samples if not math.isnan(sample)]
-    nan = math.nan
     if not measured:
-        return Interval(nan, nan, nan, nan, nan, nan, 0, "could not be measured")
+        return NOT_MEASURED
     ends = ends_of_median(measured, is_series=is_series)
     median = float(np.median(measured))
-    q20, q80 = (float(end) for end in np.quantile(measured, (0.2, 0.8), method="inverted_cdf"))
+    q20, q80 = np.quantile(measured, (0.2, 0.8), method="inverted_cdf")
     base = abs(median) if of is None else of
+    # A difference that may be zero has no spread of its own.
     spread = math.inf
     if base:
         spread = (ends.high - ends.low) / 2 / base
@@ -130,22 +144,26 @@ def median_of(
         reason = "below the noise"
     elif spread > max_spread:
         reason = f"spread {spread:.0%}, more than {max_spread:.0%}"
-    return Interval(median, *ends, q20, q80, len(measured), reason)
+    return Interval(median, *ends, float(q20), float(q80), len(measured), reason)
 
 
 def coarse_to_fine(items: Sequence[T]) -> list[T]:
     """Order items by ends and middles first, so that a cut list covers the whole range."""
+    if not items:
+        return []
     order: dict[int, None] = {}
-    last = len(items) - 1
     for power in range(len(items).bit_length(), -1, -1):
-        for index in range(0, len(items), 2**power):
-            order.setdefault(index)
-        if items:
-            order.setdefault(last)
+        order |= dict.fromkeys(range(0, len(items), 2**power))
+        order[len(items) - 1] = None
     return [items[index] for index in order]
 
 
 def summary(samples: Sequence[float], unit: str) -> dict[str, object]:
     """Return the columns of a measured value: median, unit, quantiles, number of repetitions."""
-    value, q20, q80 = (float(np.quantile(samples, share)) for share in (0.5, 0.2, 0.8))
-    return {"value": value, "unit": unit, "q20": q20, "q80": q80, "repetitions": len(samples)}
+    return {
+        "value": float(np.quantile(samples, 0.5)),
+        "unit": unit,
+        "q20": float(np.quantile(samples, 0.2)),
+        "q80": float(np.quantile(samples, 0.8)),
+        "repetitions": len(samples),
+    }

@@ -219,7 +219,10 @@ def _sweep_of(run: Path) -> Path:
 
 
 def _natural_order(path: Path) -> tuple[tuple[int, int | str], ...]:
-    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in path.parts)
+    key: list[tuple[int, int | str]] = []
+    for name in path.parts:
+        key.append((0, int(name)) if name.isdecimal() else (1, name))
+    return tuple(key)
 
 
 def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
@@ -230,9 +233,11 @@ def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
     for path in sorted(root.glob(f"*/{experiment}/results/*/{experiment}.csv")):
         table = pd.read_csv(path).rename(columns={"device": "device_name"})
         device = path.parent.name
-        table.insert(0, "device", device)
-        table.insert(1, "is_simulated", device.startswith((SIMULATED, COMPOSED)))
-        tables.append(table.dropna(axis="columns", how="all"))
+        is_simulated = device.startswith((SIMULATED, COMPOSED))
+        labels = {"device": device, "is_simulated": is_simulated}
+        labels_of_rows = pd.DataFrame(labels, index=table.index)
+        with_labels = pd.concat([labels_of_rows, table], axis="columns")
+        tables.append(with_labels.dropna(axis="columns", how="all"))
     if not tables:
         experiments = ", ".join(recorded(root)) or "none"
         raise UserError(

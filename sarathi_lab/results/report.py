@@ -69,24 +69,24 @@ NOT_IN_CSV = ("sweep", "status", "swept")
 _cautioned: set[tuple[str, str]] = set()  # by sweep
 
 
-def print_device(place: RunContext, spec: ModelSpec, backend: Backend, policy: str) -> None:
+def print_device(context: RunContext, spec: ModelSpec, backend: Backend, policy: str) -> None:
     """Print the name of a run, its model, device and policy."""
-    print_words(f"\n{place.name}", style="bold")
+    print_words(f"\n{context.name}", style="bold")
     model = f"{spec.name} ({spec.size}, {backend.dtype_name})"
     print_words(f"  {model} on {backend.device_name}, policy {policy}")
-    print_cautions(backend.cautions(spec), place)
+    print_cautions(backend.cautions(spec), context)
 
 
-def print_cautions(cautions: Iterable[str], place: RunContext) -> None:
+def print_cautions(cautions: Iterable[str], context: RunContext) -> None:
     """Print a device's cautions, or its peaks, once a sweep."""
-    for caution in first_of_sweep(cautions, place):
+    for caution in first_of_sweep(cautions, context):
         print_words(f"  {caution}")
 
 
-def first_of_sweep(cautions: Iterable[str], place: RunContext) -> list[str]:
+def first_of_sweep(cautions: Iterable[str], context: RunContext) -> list[str]:
     """Return the cautions that no run of this sweep has shown, which count as shown from now on."""
-    new = [caution for caution in cautions if (place.group, caution) not in _cautioned]
-    _cautioned.update((place.group, caution) for caution in new)
+    new = [caution for caution in cautions if (context.group, caution) not in _cautioned]
+    _cautioned.update((context.group, caution) for caution in new)
     return new
 
 
@@ -94,11 +94,13 @@ def graph_use_lines(shares_by_kind: Mapping[str, Mapping[str, float]]) -> list[s
     """State how each kind of iteration was replayed as CUDA graphs (`metrics.graph_use_by_kind`),
     in one line; none without kinds.
     """
-    kinds: list[str] = []
+    if not shares_by_kind:
+        return []
+    kinds = []
     for kind, shares in shares_by_kind.items():
         uses = [f"{share:.0%} {GRAPH_USES[use]}" for use, share in shares.items()]
         kinds.append(f"{ITERATION_KINDS[kind]} {', '.join(uses)}")
-    return [f"  CUDA graphs: {'; '.join(kinds)}"] if kinds else []
+    return [f"  CUDA graphs: {'; '.join(kinds)}"]
 
 
 def summary_line(summary: Mapping[str, float]) -> str:
@@ -211,7 +213,8 @@ def unsteady_note(runs: pd.DataFrame) -> list[str]:
 
 def _share_of(is_so: pd.Series) -> str:
     number = int(is_so.sum())
-    return f"{number} of {len(is_so)} runs {'is' if number == 1 else 'are'}"
+    verb = "is" if number == 1 else "are"
+    return f"{number} of {len(is_so)} runs {verb}"
 
 
 def assumptions(runs: pd.DataFrame) -> list[str]:
@@ -227,7 +230,7 @@ def assumptions(runs: pd.DataFrame) -> list[str]:
     shown = []
     for setting, named in policies.items():
         # Of policies that read the budget, too.
-        longer = [other for other in policies if other.endswith(f" {setting}")]
+        longer = [each for each in policies if each.endswith(f" {setting}")]
         if longer:
             policies[longer[0]] |= named
         else:
@@ -268,7 +271,7 @@ def save_picture(folder: Path, runs: pd.DataFrame, **axes: Any) -> Path:
     from sarathi_lab.results.plots.sweeps import draw_sweep
 
     figure = draw_sweep(runs, **axes)
-    figure.savefig(folder / "sweep.pdf")
+    figure.savefig(folder / "sweep.pdf")  # of lines, for papers
     figure.set_layout_engine("none")  # it is laid out: once more takes as long as drawing
     path = folder / "sweep.png"
     save_figure(figure, path)
@@ -280,6 +283,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     repetitions of the same settings (medians), baselines first, by the settings' values, without
     baselines that equal a swept run.
     """
+    # Rows of several sweeps may share labels, by which pandas would pair them.
     runs = sweep_analysis.in_order(runs.reset_index(drop=True)).reset_index(drop=True)
     runs = sweep_analysis.with_short_devices(runs)
     references = sweep_analysis.references(runs)
@@ -355,6 +359,7 @@ def _compared_by_throughput(runs: pd.DataFrame, references: Sequence[str]) -> Se
     """
     if not arrive_over_time(runs):
         return references
+    # Each baseline takes a column of 80.
     return [] if "slo_attainment" in runs else references[:1]
 
 

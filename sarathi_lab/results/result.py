@@ -52,9 +52,12 @@ class DisplayTable:
     def cells(self) -> list[list[str]]:
         """Return the headings and the rows below them as text."""
         rows = list(self.rows)
-        headings = list(rows[0]) if rows else []
-        lines = [[self._cell(name, row[name]) for name in headings] for row in rows]
-        return [[*map(str, headings)], *lines]
+        if not rows:
+            return [[]]
+        lines = [list(map(str, rows[0]))]
+        for row in rows:
+            lines.append([self._cell(name, row[name]) for name in rows[0]])
+        return lines
 
     def tables(self, width: int) -> list[Table]:
         """Return tables of at most `width` columns of text that together have all columns."""
@@ -79,12 +82,12 @@ class DisplayTable:
     def _keys_within(
         self, columns: Sequence[Sequence[str]], least: Sequence[int], width: int
     ) -> list[int]:
-        """Return the places of the columns that name a row; of wider ones the first."""
+        """Return the numbers of the columns that name a row; of wider ones the first."""
         names = self.keys or self.left
-        places = [i for i, column in enumerate(columns) if column[0] in names]
-        if places and sum(least[i] for i in places) <= width:
-            return places
-        return list(range(len(columns)))[:1]
+        numbers = [i for i, column in enumerate(columns) if column[0] in names]
+        if numbers and sum(least[i] for i in numbers) <= width:
+            return numbers
+        return [0] if columns else []
 
     def _least_width(self, column: Sequence[str]) -> int:
         """Return the columns of text that a column needs: headings and prose wrap at words."""

@@ -153,7 +153,8 @@ def quantiles(
 
 def gaps(requests: pd.DataFrame) -> Floats:
     """Return the times between tokens of all requests [sum of (tokens - 1)]."""
-    return np.concatenate([np.empty(0), *(np.diff(times) for times in requests.token_times)])
+    between = [np.diff(times) for times in requests.token_times]
+    return np.concatenate([np.empty(0), *between])
 
 
 def request_gaps(requests: pd.DataFrame) -> Floats:
@@ -177,6 +178,7 @@ def waits(requests: pd.DataFrame) -> dict[str, Floats]:
         "ttft": first - arrival,
         "tbt": gaps(requests),
         "request_gap": request_gaps(requests),
+        # The first token is the prompt's: the others are what decodes take.
         "tpot": (finish - first) / np.where(output_len > 1, output_len - 1, np.nan),
         "latency": finish - arrival,
         "normalised_latency": (finish - arrival) / output_len,
@@ -229,7 +231,8 @@ def stalls(requests: pd.DataFrame, threshold: float) -> dict[str, float]:
 
 def prompt_classes(requests: pd.DataFrame, bounds: Sequence[int]) -> NDArray[np.str_]:
     """Return the class of each request [R] by the bounds [tokens] where medium and long begin."""
-    return np.array(CLASSES)[np.searchsorted(bounds, requests.prompt_len, side="right")]
+    numbers = np.searchsorted(bounds, requests.prompt_len, side="right")
+    return np.array(CLASSES)[numbers]
 
 
 def by_class(requests: pd.DataFrame, classes: NDArray[np.str_]) -> dict[str, float]:
@@ -259,10 +262,12 @@ def is_good(requests: pd.DataFrame, slo: Slo) -> dict[str, NDArray[np.bool_]]:
     """
     values = waits(requests)
     if slo.tbt is not None:
+        # Of a request its quantile counts, not each gap: one late token fails no answer.
         values["tbt"] = _gap_quantiles(requests, slo.quantile)
     met = {}
     meets_all = np.ones(len(requests), dtype=bool)
     for name, bound in slo.bounds.items():
+        # Not `<=`: a request without such a time has NaN, and is within every bound.
         met[name] = ~(values[name] > bound)
         meets_all &= met[name]
     return {**met, "all": meets_all}
@@ -293,7 +298,8 @@ def bounded(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
 
 def is_met(requests: pd.DataFrame, slo: Slo) -> bool:
     """Return whether the run's quantiles meet every bound; those that are NaN do."""
-    return all(not value > slo.bounds[name] for name, value in bounded(requests, slo).items())
+    values = bounded(requests, slo)
+    return not any(values[name] > bound for name, bound in slo.bounds.items())
 
 
 def goodput(
@@ -323,6 +329,7 @@ def jain_index(values: Floats) -> float:
 
 def fairness(requests: pd.DataFrame, alone: Floats, classes: NDArray[np.str_]) -> dict[str, float]:
     """Return slowdowns (latency over `alone` [R]), their Jain index, worst class over best."""
+    # A long request waits longer by itself: fairness is of times over those on an idle engine.
     slowdown = waits(requests)["latency"] / alone
     summary = {**quantiles("slowdown", slowdown), "slowdown_jain": jain_index(slowdown)}
     means = []

@@ -52,10 +52,10 @@ def without_baselines(runs: pd.DataFrame) -> pd.DataFrame:
 
 def without_repeated(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame:
     """Leave out baselines that equal a swept run of their policy in the quantities `names`."""
-    settings = [name for name in varied(runs) if name != "chunk"]  # baselines have none
-    quantities = [name for name in names if "_vs_" not in name]
-    keys = list(dict.fromkeys(["policy", *settings, *quantities]))
-    groups = group_keys(runs, keys)
+    keys = ["policy", *varied(runs), *names]
+    # Baselines have no chunk, and ratios are of runs.
+    compared = [key for key in dict.fromkeys(keys) if key != "chunk" and "_vs_" not in key]
+    groups = group_keys(runs, compared)
     is_swept = runs.index.isin(without_baselines(runs).index)
     is_repeated = groups.isin(groups[is_swept])
     return runs[is_swept | ~is_repeated]
@@ -73,14 +73,21 @@ def varied(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
     swept = without_baselines(runs)
     stored = _stored_by_sweeper(swept)
     candidates = stored
-    if stored is None:
+    if candidates is None:
         candidates = [name for name in map(str, swept) if is_setting(name)]
     names = []
-    for name in candidates or []:
+    for name in candidates:
         ends = {name.partition(".")[0], name.rpartition(".")[2]}
-        if name in swept and ends.isdisjoint(leaving) and swept[name].map(text).nunique() > 1:
+        if name not in swept or ends & {*leaving}:
+            continue
+        if swept[name].map(text).nunique() > 1:
             names.append(name)
-    return names if stored is not None else _independent(swept, names)
+    if stored is not None:
+        return names
+    # No line joins runs of two models or devices: both are always named.
+    identity = [name for name in IDENTITY if name in names]
+    short_first = sorted(names, key=lambda name: "." in name)
+    return independent(swept, [*identity, *short_first], num_chosen=len(identity))
 
 
 def _stored_by_sweeper(swept: pd.DataFrame) -> list[str] | None:
@@ -93,12 +100,12 @@ def _stored_by_sweeper(swept: pd.DataFrame) -> list[str] | None:
     return stored[0].strip("[]").split(",")
 
 
-def _independent(swept: pd.DataFrame, names: Sequence[str]) -> list[str]:
-    """Leave out settings that those before them determine; short names come first."""
-    chosen = [name for name in IDENTITY if name in names]
-    num_groups = group_keys(swept, chosen).nunique()
-    for name in sorted(names, key=lambda name: "." in name):
-        num_split = group_keys(swept, [*chosen, name]).nunique()
+def independent(runs: pd.DataFrame, names: Sequence[str], num_chosen: int = 0) -> list[str]:
+    """Leave out settings that those before them determine, but keep the first `num_chosen`."""
+    chosen = list(names[:num_chosen])
+    num_groups = group_keys(runs, chosen).nunique()
+    for name in names[num_chosen:]:
+        num_split = group_keys(runs, [*chosen, name]).nunique()
         if num_split > num_groups:
             chosen.append(name)
             num_groups = num_split
@@ -133,22 +140,21 @@ def in_order(runs: pd.DataFrame) -> pd.DataFrame:
     baselines first, then the others by policy and by the other settings that vary.
     """
     work = [name for name in same_work(runs) if name not in SAMPLES]
-    is_baseline = ~runs.index.isin(without_baselines(runs).index)
-    others = [name for name in ("policy", *varied(runs)) if name not in work]
     order = pd.DataFrame(index=runs.index)
     for name in work:
-        order[name] = _places(runs, name)
-    order["is no baseline"] = ~is_baseline
-    for name in others:
-        order[name] = _places(runs, name)
-    by = list(map(str, order))
-    return runs.loc[order.sort_values(by, kind="stable", na_position="first").index]
+        order[name] = _ranks(runs, name)
+    order["is no baseline"] = runs.index.isin(without_baselines(runs).index)
+    for name in ("policy", *varied(runs)):
+        if name not in work:
+            order[name] = _ranks(runs, name)
+    ordered = order.sort_values(list(map(str, order)), kind="stable", na_position="first")
+    return runs.loc[ordered.index]
 
 
-def _places(runs: pd.DataFrame, name: str) -> pd.Series:
-    """Return the place of each run's value among the values of a setting."""
-    places = {value: i for i, value in enumerate(values_of(runs, name))}
-    return runs[name].map(text).map(places)
+def _ranks(runs: pd.DataFrame, name: str) -> pd.Series:
+    """Return which of the values of a setting each run has, counted from 0."""
+    ranks = {value: rank for rank, value in enumerate(values_of(runs, name))}
+    return runs[name].map(text).map(ranks)
 
 
 def with_short_devices(runs: pd.DataFrame) -> pd.DataFrame:
@@ -156,8 +162,10 @@ def with_short_devices(runs: pd.DataFrame) -> pd.DataFrame:
     if "device" not in runs:
         return runs
     short = runs.device.astype(str).str.partition(" (")[0]
-    is_clear = short.nunique() == runs.device.nunique(dropna=False) > 1
-    return runs.assign(device=short) if is_clear else runs
+    num_devices = runs.device.nunique(dropna=False)
+    if num_devices > 1 and short.nunique() == num_devices:
+        return runs.assign(device=short)
+    return runs
 
 
 def find_column(runs: pd.DataFrame, name: str) -> str:
@@ -172,8 +180,9 @@ def find_column(runs: pd.DataFrame, name: str) -> str:
     if ending:
         problem = f"is one of {', '.join(ending)}"
     samples = [sample for sample in SAMPLES if sample in runs]
-    usable = ", ".join([*varied(runs), *samples, "throughput", "ttft_p50", "tbt_p99"])
-    raise UserError(f"{name} {problem}{suggestion(name, columns)}; use such as {usable}")
+    usable = [*varied(runs), *samples, "throughput", "ttft_p50", "tbt_p99"]
+    similar = suggestion(name, columns)
+    raise UserError(f"{name} {problem}{similar}; use such as {', '.join(usable)}")
 
 
 def relative(runs: pd.DataFrame, name: str, to: str) -> pd.DataFrame:
@@ -184,11 +193,10 @@ def relative(runs: pd.DataFrame, name: str, to: str) -> pd.DataFrame:
     if base.empty or name not in runs:
         return runs
     ratio = f"{name}_vs_{to}"
-    recorded = pd.Series(math.nan, runs.index)
+    values = ratios(runs, base, [name], same_work(runs))[name]
     if ratio in runs:
-        recorded = runs[ratio]
-    computed = ratios(runs, base, [name], same_work(runs))[name]
-    return runs.assign(**{ratio: recorded.fillna(computed)})
+        values = runs[ratio].fillna(values)
+    return runs.assign(**{ratio: values})
 
 
 def same_work(runs: pd.DataFrame) -> list[str]:
@@ -202,6 +210,7 @@ def ratios(
     runs: pd.DataFrame, base: pd.DataFrame, names: Sequence[str], keys: Sequence[str]
 ) -> pd.DataFrame:
     """Divide `names` of each run by the median of the runs of `base` that agree in `keys`."""
+    # Texts, as a setting may be a number in one run and missing in another.
     groups = group_keys(runs, keys)
     groups_of_base = group_keys(base, keys)
     divisors = pd.DataFrame(index=runs.index)
@@ -214,8 +223,8 @@ def group_keys(runs: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
     """Return equal texts for runs that agree in `keys`."""
     if not keys:
         return pd.Series("", index=runs.index)
-    parts = [runs[key].map(text) for key in keys]
-    return pd.Series(list(zip(*parts, strict=True)), index=runs.index)
+    columns = [runs[key].map(text) for key in keys]
+    return pd.Series(list(zip(*columns, strict=True)), index=runs.index)
 
 
 def references(runs: pd.DataFrame) -> list[str]:
@@ -251,18 +260,18 @@ def medians(
         ratio differs from 1.
     """
     rows: list[dict[Any, Any]] = []
-    measured_noise = noise(runs) if level is None else level
+    if level is None:
+        level = noise(runs)
     for name in names:
         with_value = runs.dropna(subset=[name])
         for _, group in with_value.groupby(group_keys(with_value, by), sort=False):
             samples = group[name].astype(float)
+            ends = ends_of_median(list(samples), is_series=False)
             row = dict(group[list(by)].iloc[0])
-            row["quantity"] = name
-            row["value"] = samples.median()
-            row |= ends_of_median(list(samples), is_series=False)._asdict()
-            row["num_samples"] = len(samples)
-            group_noise = DETERMINISTIC if _are_simulated(group) else measured_noise
-            row["is_decided"] = is_decided(row, group_noise)
+            row |= {"quantity": name, "value": samples.median(), "num_samples": len(samples)}
+            row |= ends._asdict()
+            noise_of_group = DETERMINISTIC if _are_simulated(group) else level
+            row["is_decided"] = is_decided(row, noise_of_group)
             rows.append(row)
     columns = ["quantity", "value", "low", "high", "confidence", "num_samples", "is_decided"]
     return pd.DataFrame(rows, columns=[*by, *columns])
@@ -275,17 +284,17 @@ def is_decided(row: Mapping[Any, Any], noise: float) -> bool:
     _, is_ratio, base = row["quantity"].partition("_vs_")
     if not is_ratio or row["policy"] == base:
         return True
-    is_single = row["num_samples"] == 1
-    if is_single and noise == DETERMINISTIC:
+    num_samples = row["num_samples"]
+    if num_samples == 1 and noise == DETERMINISTIC:
         return True
-    if is_single and math.isnan(noise):
+    if num_samples == 1 and math.isnan(noise):
         return False  # one sample does not show the noise
     if row["low"] <= 1 <= row["high"]:
         return False
-    if row["num_samples"] >= FEWEST_PAIRS:
+    if num_samples >= FEWEST_PAIRS or math.isnan(noise):
         return True
-    least = 1.0 if math.isnan(noise) else noise
-    return bool(max(row["value"], 1 / row["value"]) > least)
+    ratio = row["value"]
+    return bool(max(ratio, 1 / ratio) > noise)
 
 
 def _are_simulated(runs: pd.DataFrame) -> bool:
@@ -301,13 +310,16 @@ def noise(runs: pd.DataFrame) -> float:
         return DETERMINISTIC
     if not {"schedule", "throughput"}.issubset(runs):
         return math.nan
+    # Runs of one schedule do equal work: what differs is the machine.
     measured = runs.dropna(subset=["schedule", "throughput"])
     settings = [name for name in same_work(runs) if name not in SAMPLES]
-    groups = group_keys(measured, ["schedule", *settings])
-    ends = measured.groupby(groups).throughput.agg(["min", "max", "size"])
-    ends = ends[ends["size"] > 1]
-    spreads = (ends["max"] / ends["min"]).where(ends["min"] > 0, math.inf)  # of differences
-    return float(spreads.max())
+    equal_runs = measured.groupby(group_keys(measured, ["schedule", *settings]))
+    spreads = []
+    for _, values in equal_runs.throughput:
+        low = values.min()
+        if len(values) > 1:
+            spreads.append(values.max() / low if low > 0 else math.inf)
+    return float(max(spreads, default=math.nan))
 
 
 def are_steady(runs: pd.DataFrame, by: Sequence[str]) -> pd.Series:

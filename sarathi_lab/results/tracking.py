@@ -69,8 +69,8 @@ class TrackedRun:
     @property
     def key(self) -> str:
         """Return what only this folder's run has: in its group, on whichever node it is done."""
-        where = f"{self.group} {self.folder.absolute()}"
-        return hashlib.sha256(where.encode()).hexdigest()[:8]
+        group_and_folder = f"{self.group} {self.folder.absolute()}"
+        return hashlib.sha256(group_and_folder.encode()).hexdigest()[:8]
 
 
 class Tracker:

@@ -230,11 +230,11 @@ def _log_iterations(opened: wandb.Run, path: Path) -> None:
         opened.log(axes | values)
 
 
-def evenly_spaced(length: int, most: int) -> list[int]:
-    """Return at most `most` places in a table of `length` rows, with the first and the last."""
-    if length <= most:
+def evenly_spaced(length: int, limit: int) -> list[int]:
+    """Return at most `limit` rows of a table of `length` rows, with the first and the last."""
+    if length <= limit:
         return list(range(length))
-    return [place * (length - 1) // (most - 1) for place in range(most)]
+    return [number * (length - 1) // (limit - 1) for number in range(limit)]
 
 
 def _log_artifact(opened: wandb.Run, folder: Path, name: str) -> None:
@@ -277,8 +277,11 @@ def read_table(path: Path) -> wandb.Table:
 
     with path.open(newline="") as file:
         headings, *rows = csv.reader(file)
-    columns = [_typed([row[place] for row in rows]) for place in range(len(headings))]
-    return wandb.Table(columns=headings, data=[list(row) for row in zip(*columns, strict=True)])
+    columns = []
+    for number in range(len(headings)):
+        columns.append(_typed([row[number] for row in rows]))
+    data = [list(row) for row in zip(*columns, strict=True)]
+    return wandb.Table(columns=headings, data=data)
 
 
 def _typed(column: list[str]) -> list[Any]:

@@ -146,6 +146,7 @@ class Part(NamedTuple):
 
     def _came_in(self, times: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return which tokens came in it: one at its start is of the iteration before it."""
+        # The iteration that ends at the start has done the work of its tokens before it.
         in_part: NDArray[np.bool_] = (times > self.start) & (times <= self.end)
         return in_part
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import re
 import sys
+from importlib import import_module
 
 import pytest
 
+import sarathi_lab as lab
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.run import main
 
@@ -82,3 +85,12 @@ def test_a_metric_that_fails_leaves_the_tables(name, reason, capsys, tmp_path):
     assert main([*RUN, "baselines=[]", f"metrics=[my_metrics.{name}]"]) == 2
     assert reason in " ".join(capsys.readouterr().err.split())
     assert list(tmp_path.rglob("requests.parquet"))
+
+
+def test_a_function_is_a_metric_from_python(tmp_path):
+    function = import_module("my_metrics").half
+    settings = {"executor": "simulated", "batch": 2, "seq_len": 64, "pd_ratio": 7, "chunk": 16}
+    served = {**settings, "baselines": [], "output": tmp_path, "workload.num_requests": 4}
+    assert lab.serve(metrics=[function], **served).runs.half.tolist() == [0.5]
+    with pytest.raises(UserError, match="define it at the top of a module"):
+        lab.serve(metrics=[lambda run: 1.0], **served)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.ticker import MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
@@ -49,7 +50,8 @@ def is_ratio(quantity: str) -> bool:
 
 def scale_of(rows: pd.DataFrame, quantity: str) -> Scale:
     """Return the scale for all `value`s of a quantity with their intervals (`low`, `high`)."""
-    low, high = float(rows["value"].min()), float(rows["value"].max())
+    low = float(rows["value"].min())
+    high = float(rows["value"].max())
     if math.isnan(low):
         return Scale(0.0, 1.0)
     ends = rows["high"].fillna(rows["value"])
@@ -58,29 +60,33 @@ def scale_of(rows: pd.DataFrame, quantity: str) -> Scale:
         return Scale(low / 1.3, 1.3 * top, is_log=True, note=LOG_SCALE)
     if is_ratio(quantity):
         return _scale_of_ratio(low, high, top)
-    start = 0.0 if low >= 0 else HEADROOM * low  # differences may be negative
+    start = HEADROOM * min(0.0, low)  # differences may be negative
     end = HEADROOM * top if top > 0 else 1.0
     return Scale(start, end)
 
 
 def _scale_of_ratio(low: float, high: float, top: float) -> Scale:
-    bottom, top = min(1.0, low), max(1.0, top)
+    bottom = min(1.0, low)
+    end = max(1.0, top)
     if high > 2 * low:
-        return Scale(0.0, HEADROOM * top)
-    missing = max(0.0, LEAST_RANGE * top - (top - bottom))
-    room = missing / 2 + (HEADROOM - 1) * (top - bottom)
+        return Scale(0.0, HEADROOM * end)
+    span = end - bottom
+    missing = max(0.0, LEAST_RANGE * end - span)
+    room = missing / 2 + (HEADROOM - 1) * span
     start = max(0.0, STEP * math.floor((bottom - room) / STEP))
-    return Scale(start, top + room, note=f"axis from {start:g}" if start else "")
+    note = f"axis from {start:g}" if start else ""
+    return Scale(start, end + room, note=note)
 
 
 def set_quantity_axis(ax: Axes, scale: Scale, *, along_x: bool) -> None:
     """Give an axes the scale of its quantity, along x where names are in rows."""
-    axis = ax.xaxis if along_x else ax.yaxis
-    set_scale = ax.set_xscale if along_x else ax.set_yscale
-    set_limits = ax.set_xlim if along_x else ax.set_ylim
-    if scale.is_log:
-        set_scale("log")
-    set_limits(scale.start, scale.end)
+    kind = "log" if scale.is_log else "linear"
+    axis: Axis = ax.yaxis
+    if along_x:
+        axis = ax.xaxis
+        ax.set(xscale=kind, xlim=(scale.start, scale.end))
+    else:
+        ax.set(yscale=kind, ylim=(scale.start, scale.end))
     if scale.is_log:
         style.tick_in_steps(axis)
     elif along_x:

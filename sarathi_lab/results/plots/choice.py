@@ -87,7 +87,7 @@ def choose_axes(
         raise UserError(f"kind={kind} is no kind of picture; use one of {', '.join(KINDS)}")
     stated = [analysis.find_column(runs, name) if name else None for name in (x, hue, col)]
     swept = analysis.without_baselines(runs)
-    free = _independent(swept, analysis.varied(runs))
+    free = analysis.independent(swept, analysis.varied(runs), num_chosen=1)
     if kind == "heat" and len({*free, *stated} - {None}) < 2:
         raise UserError("kind=heat needs two settings that vary; use kind=line")
     lines = _line_axes(runs, free, *stated)
@@ -97,16 +97,6 @@ def choose_axes(
     if kind == "heat" or (kind is None and hue is None and is_crowded):
         return _heat_axes(runs, free, *stated)
     return lines
-
-
-def _independent(swept: pd.DataFrame, varied: Sequence[str]) -> list[str]:
-    """Leave out settings that follow from the ones before them."""
-    free: list[str] = []
-    for name in varied:
-        before = analysis.group_keys(swept, free).nunique()
-        if not free or analysis.group_keys(swept, [*free, name]).nunique() > before:
-            free.append(name)
-    return free
 
 
 def _best_x(swept: pd.DataFrame, names: Sequence[str]) -> str:

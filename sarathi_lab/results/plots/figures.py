@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 
 from sarathi_lab.results.plots import heat, style
 from sarathi_lab.results.plots.plot import Dash, Grid, Kind, Look, column_of, plot, styled
-from sarathi_lab.results.plots.selection import note_on_sparse, selected, without_sparse
+from sarathi_lab.results.plots.selection import is_simulated, selected, without_sparse
 from sarathi_lab.results.plots.spec import PlotSpec
 from sarathi_lab.results.table import COMPOSED, MEASURED, PAPER
 
@@ -39,8 +39,9 @@ MOST_LEVEL = 5  # bars whose names fit beside each other
 NOT_RUN = "not run: exceeds the cache, or the chunk is below the batch"
 UNITS = {"1/s": "requests/s", "times": "ratio"}
 BAR_UNITS = {**UNITS, "s": "seconds"}
+NO_INTERVAL = {"low": math.nan, "high": math.nan}
+HOLLOW = Look("paper", "black", "", "o", is_hollow=True)
 PATH = Look("", "0.6", marker="")  # between the points of a pair of quantities
-GROUP = ["group", "panel"]
 
 
 def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
@@ -55,40 +56,41 @@ def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
     if is_all:
         shown = rows[rows.value.notna()]
     else:
-        note = note_on_sparse(rows, spec)
-        shown = without_sparse(rows, spec)
+        shown, note = without_sparse(rows, spec)
     if spec.kind == "heat":
         return style.finished(_gain_map(shown, spec), spec.title)
     grouped = _by_device(shown, spec) if spec.is_by_device else _by_source(shown)
-    places = zip(grouped.group, grouped.panel, strict=True)
-    grouped = grouped.assign(place=column_of(places, grouped))
-    dashes = _dashes(shown, spec)
+    cells = zip(grouped.group, grouped.panel, strict=True)
+    grouped = grouped.assign(cell=column_of(cells, grouped))
     looks = _looks_of_series(shown, spec)
+    dashes = _dashes(shown, spec)
     grid = _grid(grouped, spec, list(shown.panel.unique()))
     marks = _with_coordinates(grouped, spec, looks, dashes)
     kind: Kind = "bar" if spec.kind == "bar" else "line"
-    figure, axes = plot(marks, x="at", col="place", kind=kind, grid=grid)
-    letters = int(LETTERS * grid.size[0] / grid.columns)
-    for place, group in grouped.groupby("place", sort=False):
-        ax = axes[place]
-        LABEL[spec.kind](ax, group, spec)
-        ax.set_title(_panel_title(group, spec, letters, grouped.group.nunique()), fontsize=9)
-    keys: list[Artist] = [replace(look, dash=_dash_of(spec)).key() for look in looks.values()]
-    if spec.kind == "bar" and _num_devices(grouped).max() <= 1:
-        keys = []  # bars have their names below them
-    heading = [textwrap.fill(note, int(LETTERS * grid.size[0]))]
-    if keys:
-        heading.append(spec.legend)
+    figure, axes = plot(marks, x="at", col="cell", kind=kind, grid=grid)
+    width, _ = grid.size
+    letters = int(LETTERS * width)
+    num_groups = grouped.group.nunique()
+    for cell, group in grouped.groupby("cell", sort=False):
+        LABEL[spec.kind](axes[cell], group, spec)
+        title = _panel_title(group, spec, letters // grid.columns, num_groups)
+        axes[cell].set_title(title, fontsize=9)
+    legend_title = textwrap.fill(note, letters)
+    keys: list[Artist] = []
+    if spec.kind != "bar" or _has_several_devices(grouped):  # else names are below the bars
+        legend_title += f"\n{spec.legend}"
+        keys += [replace(look, dash=_dash_of(spec)).key() for look in looks.values()]
     keys += _source_keys(shown, spec, dashes)
-    style.legend_below(figure, keys, "\n".join(heading).strip())
+    style.legend_below(figure, keys, legend_title.strip())
     return style.finished(figure, spec.title)
 
 
 def _gain_map(rows: pd.DataFrame, spec: PlotSpec) -> Figure:
     """Draw ratios as gains in percent: x along, series upwards, a row of panels for each device."""
     percent = 100 * (rows.value - 1)
-    shade = percent.where(percent.abs() > heat.NEUTRAL, 0.0)
-    cells = rows.assign(shade=shade, text=percent.map("{:+.0f}".format))
+    is_neutral = percent.abs() <= heat.NEUTRAL
+    texts = percent.map("{:+.0f}".format)
+    cells = rows.assign(shade=percent.where(~is_neutral, 0.0), text=texts)
     panel = spec.prefix.strip()
     cells = cells.rename(columns={"x": spec.x, "panel": panel})
     scale = heat.gain_scale(spec.title)
@@ -108,9 +110,9 @@ def _by_source(rows: pd.DataFrame) -> pd.DataFrame:
     group = pd.Series(PREDICTED, rows.index)
     group = group.where(rows.level != MEASURED, "measured on " + rows.device)
     group = group.where(rows.level != COMPOSED, rows.device)
-    return rows.assign(group=group).sort_values(
-        "group", key=lambda groups: groups != PREDICTED, kind="stable"
-    )
+    grouped = rows.assign(group=group)
+    is_first = group == PREDICTED
+    return pd.concat([grouped[is_first], grouped[~is_first]])
 
 
 def _by_device(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
@@ -118,61 +120,61 @@ def _by_device(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
     hardware and panels; simulated GPUs that ran the same model share their bars' group.
     """
     is_paper = rows.level == PAPER
-    of_paper, others = rows[is_paper], rows[~is_paper]
+    of_paper = rows[is_paper]
+    others = rows[~is_paper]
     titles = others.device
     if spec.kind == "bar":
-        is_simulated = ~others.level.isin([MEASURED, COMPOSED])
-        is_joined = is_simulated & (others.hardware != "")
+        is_joined = is_simulated(others) & (others.hardware != "")
         titles = titles.where(~is_joined, "simulated GPUs, " + others.model)
+    if others.empty:
+        return rows.assign(group="")
     groups = []
     for title, group in others.groupby(titles, sort=False):
-        hardware = set(group.hardware)
-        if group.level.isin([MEASURED, COMPOSED]).any():
-            hardware -= {""}
-        else:
-            hardware |= {""}
-        is_beside = of_paper.hardware.isin(hardware) & of_paper.panel.isin(group.panel)
-        devices = group.device.unique()
-        name = devices[0] if len(devices) == 1 else title
-        groups.append(pd.concat([group, of_paper[is_beside]]).assign(group=name))
-    if not groups:
-        return rows.assign(group="")
+        hardware = {*group.hardware, ""}
+        if not is_simulated(group).all():
+            hardware.discard("")
+        is_of_hardware = of_paper.hardware.isin(hardware)
+        beside = of_paper[is_of_hardware & of_paper.panel.isin(group.panel)]
+        devices = list(group.device.unique())
+        name = devices[0] if len(devices) == 1 else str(title)
+        groups.append(pd.concat([group, beside]).assign(group=name))
     return pd.concat(groups, ignore_index=True)
 
 
-def _num_devices(rows: pd.DataFrame) -> pd.Series:
-    """Return the number of devices by group, without the paper."""
-    return rows[rows.level != PAPER].groupby("group").device.nunique()
+def _has_several_devices(rows: pd.DataFrame) -> bool:
+    """Return whether a group has several devices, without the paper."""
+    others = rows[rows.level != PAPER]
+    return bool((others.groupby("group").device.nunique() > 1).any())
 
 
 def _grid(rows: pd.DataFrame, spec: PlotSpec, panels: Sequence[str]) -> Grid:
     """Place the panels of each group in rows of their own, in the order of `panels`."""
-    panels_of: dict[str, list[str]] = {}
-    for group, of_group in rows.groupby("group", sort=False):
-        present = set(of_group.panel)
-        panels_of[str(group)] = [panel for panel in panels if panel in present]
-    longest = max(map(len, panels_of.values()), default=1)
-    across = min(spec.columns, longest)
-    places: list[tuple[str, str] | None] = []
-    for name, of_name in panels_of.items():
-        places += [(name, panel) for panel in of_name]
-        places += [None] * (-len(of_name) % across)
-    columns = min(spec.columns // across * across, max(1, len(places)))
-    width = min(style.WIDTH, max(COLUMN * columns, LEAST_WIDTH))
+    num_panels = rows.groupby("group").panel.nunique()
+    across = 1  # panels of the widest group beside each other
+    if len(rows):
+        across = min(spec.columns, int(num_panels.max()))
+    cells: list[tuple[str, str] | None] = []
+    for group in rows.group.unique():
+        present = set(rows.panel[rows.group == group])
+        cells += [(group, panel) for panel in panels if panel in present]
+        num_empty = -len(cells) % across
+        cells += [None] * num_empty
+    groups_beside = spec.columns // across
+    columns = min(groups_beside * across, max(1, len(cells)))
+    width = max(COLUMN * columns, LEAST_WIDTH)
     height = PANEL
-    if spec.kind == "bar" and _longest_bars(rows) > MOST_LEVEL:
-        letters = max(len(spec.series_name(series)) for series in rows.key.unique())
-        height += style.LETTER * letters  # of names that are upright
-    num_rows = math.ceil(len(places) / columns) or 1
-    return Grid(places, columns, (width, height * num_rows + 0.5))
-
-
-def _longest_bars(rows: pd.DataFrame) -> int:
-    return int(rows.groupby("panel").key.nunique().max())
+    if spec.kind == "bar":
+        num_bars = rows.groupby("panel").key.nunique().max()
+        if num_bars > MOST_LEVEL:
+            names = map(spec.series_name, rows.key.unique())
+            height += style.LETTER * max(map(len, names))  # they are upright
+    num_rows = max(1, math.ceil(len(cells) / columns))
+    size = (min(style.WIDTH, width), height * num_rows + 0.5)
+    return Grid(cells, columns, size)
 
 
 def _panel_title(rows: pd.DataFrame, spec: PlotSpec, letters: int, num_groups: int) -> str:
-    group, panel = rows[GROUP].iloc[0]
+    group, panel = rows["cell"].iloc[0]
     if group == PREDICTED:
         sources = rows.level.where(rows.level == PAPER, PREDICTED)
         group = " and ".join(sorted(sources.unique()))
@@ -190,9 +192,9 @@ def _looks_of_series(rows: pd.DataFrame, spec: PlotSpec) -> dict[str, Look]:
     series = sorted(dict.fromkeys(rows.key), key=_number)
     names = {key: spec.series_name(key) for key in series}
     colours = style.colours(list(names.values()))
-    looks = {}
-    for i, (key, name) in enumerate(names.items()):
-        looks[key] = Look(name, colours[name], "", style.marker(i))
+    looks: dict[str, Look] = {}
+    for key, name in names.items():
+        looks[key] = Look(name, colours[name], "", style.marker(len(looks)))
     return looks
 
 
@@ -209,8 +211,8 @@ def _dashes(rows: pd.DataFrame, spec: PlotSpec) -> dict[str, Dash]:
     """Return the line style of each simulated device: profiled, analytic, counted."""
     if spec.is_by_device:
         return {}
-    devices = rows.device[~rows.level.isin([PAPER, MEASURED, COMPOSED])].unique()
-    return dict(zip(map(str, devices), cycle(SIMULATED), strict=False))
+    devices = rows.device[is_simulated(rows)].unique()
+    return dict(zip(devices, cycle(SIMULATED), strict=False))
 
 
 def _dash_of(spec: PlotSpec) -> Dash:
@@ -224,25 +226,25 @@ def _with_coordinates(
     if spec.kind == "pair":
         return _pairs(rows, spec, looks)
     if spec.kind == "bar":
-        bars = [_bars(group, looks) for _, group in rows.groupby("place", sort=False)]
+        bars = [_bars(group, looks) for _, group in rows.groupby("cell", sort=False)]
         return pd.concat(bars)
     series = []
-    has_paper = (rows.level == PAPER).groupby(rows.place).any()
-    for _, points in rows.groupby(["place", "key", "device"], sort=False):
-        place, key, device, level = points[["place", "key", "device", "level"]].iloc[0]
-        look = replace(looks[key], dash=_dash_of(spec))
+    cells_with_paper = set(rows.cell[rows.level == PAPER])
+    for _, points in rows.groupby(["cell", "key", "device"], sort=False):
+        first = points.iloc[0]
+        line = points.sort_values("x").assign(at=points.x)
+        look = replace(looks[first.key], dash=_dash_of(spec), is_thinned=spec.kind == "line")
         if spec.is_by_device:
             look = replace(look, size=4.0)
-        if level == PAPER:
+        if first.level == PAPER:
             look = replace(look, dash="", is_hollow=True)
-        elif device in dashes:
-            look = replace(look, dash=dashes[device])
-            if has_paper[place] and len(points) > 1:
+            line = line.assign(**NO_INTERVAL)
+        elif first.device in dashes:
+            look = replace(look, dash=dashes[first.device])
+            line = line.assign(**NO_INTERVAL)  # it is the cost model's error
+            if first.cell in cells_with_paper and len(points) > 1:
                 look = replace(look, marker="")  # the paper's, which the line runs through, name it
-        points = styled(points.sort_values("x").assign(at=points.x), look)
-        if level == PAPER or device in dashes:
-            points = points.assign(low=math.nan, high=math.nan)  # the cost model's error
-        series.append(points)
+        series.append(styled(line, look))
     return pd.concat(series)
 
 
@@ -250,35 +252,32 @@ def _bars(rows: pd.DataFrame, looks: Mapping[str, Look]) -> pd.DataFrame:
     """Place a bar for each series and device of a panel, and the paper's values on them."""
     is_paper = rows.level == PAPER
     bars = rows[~is_paper].drop_duplicates(["device", "key"])
+    bars = bars.assign(look=bars.key.map(dict(looks)))
     names = list(bars.key.unique())
     devices = list(bars.device.unique())
+    centre = (len(names) - 1) / 2
     width = 0.6
     step = 1.0  # between bars; those of several devices touch
     if len(devices) > 1:
         width = step = 0.8 / len(names)
-    of_paper = rows[is_paper & rows.key.isin(names)]
     device_of = dict(zip(bars.hardware, bars.device, strict=True))
+    of_paper = rows[is_paper & rows.key.isin(names)]
     device = of_paper.hardware.map(device_of).fillna(devices[0])
-    hollow = Look("paper", "black", "", "o", is_hollow=True)
-    marks = pd.concat(
-        [
-            bars.assign(width=width, look=bars.key.map(dict(looks))),
-            styled(
-                of_paper.assign(device=device, width=math.nan, low=math.nan, high=math.nan), hollow
-            ),
-        ]
-    )
-    beside = marks.key.map(names.index) - (len(names) - 1) / 2
-    return marks.assign(at=marks.device.map(devices.index) + step * beside)
+    hollow = of_paper.assign(device=device, width=math.nan, **NO_INTERVAL)
+    hollow = styled(hollow, HOLLOW)
+    marks = pd.concat([bars.assign(width=width), hollow])
+    of_device = marks.device.map(devices.index)
+    beside = marks.key.map(names.index) - centre
+    return marks.assign(at=of_device + step * beside)
 
 
 def _pairs(rows: pd.DataFrame, spec: PlotSpec, looks: Mapping[str, Look]) -> pd.DataFrame:
     """Place one quantity by another: down and left is better."""
     y, x = spec.quantities
-    both = rows.pivot(index=["place", "x", "key"], columns="quantity", values="value")
+    both = rows.pivot(index=["cell", "x", "key"], columns="quantity", values="value")
     both = both.sort_index().reset_index().rename(columns={x: "at", y: "value"})
     panels = []
-    for _, points in both.groupby("place", sort=False):
+    for _, points in both.groupby("cell", sort=False):
         if spec.hue == "x":
             panels.append(styled(points, PATH))
         # The first ones are larger, so that equal places show, too.
@@ -294,20 +293,22 @@ def _pairs(rows: pd.DataFrame, spec: PlotSpec, looks: Mapping[str, Look]) -> pd.
 
 
 def _label_lines(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
-    low, high = rows.value.min(), rows.value.max()
-    style.scale_x(ax, np.sort(rows.x.unique()), is_log=spec.log_x and rows.x.min() > 0)
+    x = np.sort(rows.x.unique())
+    style.scale_x(ax, x, is_log=spec.log_x and x[0] > 0)
+    low = rows.value.min()
+    high = rows.value.max()
     if spec.log_y and low > 0:
         ax.set_yscale("log")
         style.tick_in_steps(ax.yaxis)
     elif low > 0 and high > 2 * low:
         ax.set_ylim(bottom=0)
-    panel = rows.panel.iloc[0]
-    unit = rows.unit.iloc[0]
-    label = UNITS.get(unit, unit)
+    first = rows.iloc[0]
+    label = UNITS.get(first.unit, first.unit)
     if spec.quantities:
-        label = f"{rows['quantity'].iloc[0]} [{label}]"
-    label = spec.ys.get(panel, spec.y or label)
-    ax.set(xlabel=spec.xs.get(panel, spec.x), ylabel=textwrap.fill(label, 24))
+        label = f"{first['quantity']} [{label}]"
+    label = spec.ys.get(first.panel, spec.y or label)
+    ax.set_xlabel(spec.xs.get(first.panel, spec.x))
+    ax.set_ylabel(textwrap.fill(label, 24))
 
 
 def _label_bars(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
@@ -318,11 +319,14 @@ def _label_bars(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
         chips = [chip.replace("_", "\n") for chip in bars.hardware.unique()]
         ax.set_xticks(range(num_devices), chips, fontsize=8)
     else:
-        is_level = len(names) <= MOST_LEVEL
-        space = "\n" if is_level else " "
+        space = "\n"
+        rotation = 0
+        if len(names) > MOST_LEVEL:
+            space = " "
+            rotation = 90
         labels = [re.sub("[_ ]", space, spec.series_name(name)) for name in names]
-        centres = np.arange(len(names)) - (len(names) - 1) / 2
-        ax.set_xticks(centres, labels, fontsize=8, rotation=0 if is_level else 90)
+        numbers = np.arange(len(names))
+        ax.set_xticks(numbers - numbers.mean(), labels, fontsize=8, rotation=rotation)
     unit = bars.unit.iloc[0]
     ax.set_ylabel(spec.y or BAR_UNITS.get(unit, unit))
     ax.grid(axis="x", visible=False)
@@ -344,7 +348,7 @@ def _source_keys(rows: pd.DataFrame, spec: PlotSpec, dashes: Mapping[str, Dash])
     keys: list[Artist] = []
     levels = set(rows.level)
     if PAPER in levels:
-        keys.append(Look("paper", "black", "", "o", is_hollow=True).key())
+        keys.append(HOLLOW.key())
     for device, dash in dashes.items():
         keys.append(Line2D([], [], color="black", ls=dash, label=device))
     if MEASURED in levels and not spec.is_by_device:

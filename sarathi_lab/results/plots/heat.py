@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -125,22 +126,16 @@ def heat_map(
     `not_run` explains grey cells and `notes` what else is in the cells, both in the legend.
     """
     layout = _layout_of(pd.concat([row.cells for row in rows]), x, y, col)
-    cells = []
-    for number, row in enumerate(rows):
-        columns = row.cells[col] if col else [None] * len(row.cells)
-        panels = column_of([(number, column) for column in columns], row.cells)
-        scales = column_of([row.scale] * len(row.cells), row.cells)
-        cells.append(row.cells.assign(panel=panels, scale=scales))
-    table = pd.concat(cells, ignore_index=True)
-    table[x] = pd.Categorical(table[x], layout.along)
-    table[y] = pd.Categorical(table[y], layout.upwards)
-    panels_in_order = [(i, column) for i in range(len(rows)) for column in layout.columns]
+    table = _table(rows, layout)
+    panels_in_order = list(product(range(len(rows)), layout.columns))
     height = layout.panel_height * len(rows) + layout.upright + 0.8
     grid = Grid(panels_in_order, len(layout.columns), (layout.width, height))
     figure, axes_of = plot(table, x=x, y=y, hue="scale", kind="heat", grid=grid)
     axes = list(axes_of.values())
     for ax in axes:  # also where nothing ran
         ax.grid(False)
+        ax.spines[:].set_visible(False)
+        ax.tick_params(length=0)
         ax.set(facecolor=GREY, xlim=(0, len(layout.along)), ylim=(len(layout.upwards), 0))
     for number, row in enumerate(rows):
         beside = axes[number * grid.columns :][: grid.columns]
@@ -152,12 +147,29 @@ def heat_map(
     _add_colour_bars(figure, axes, rows, grid.columns)
     keys = _gain_keys() if any(row.scale.is_gain for row in rows) else []
     num_cells = len(axes) * len(layout.along) * len(layout.upwards)
-    if len(table.drop_duplicates(["panel", x, y])) < num_cells:
+    if len(table) < num_cells:
         keys.append(Patch(facecolor=GREY, edgecolor="0.6", label=not_run))
     for note in notes:
         keys.append(Patch(facecolor="none", edgecolor="none", label=note))
     style.legend_below(figure, keys)
     return figure
+
+
+def _table(rows: Sequence[HeatRow], layout: _Layout) -> pd.DataFrame:
+    """Return the cells of all panels, each named by its row, from 0, and its column's value."""
+    tables = []
+    for number, row in enumerate(rows):
+        columns: Sequence[object] = [None] * len(row.cells)
+        if layout.col:
+            columns = list(row.cells[layout.col])
+        panels = column_of([(number, column) for column in columns], row.cells)
+        scales = column_of([row.scale] * len(row.cells), row.cells)
+        tables.append(row.cells.assign(panel=panels, scale=scales))
+    table = pd.concat(tables, ignore_index=True)
+    table = table.drop_duplicates(["panel", layout.x, layout.y], keep="last")
+    table[layout.x] = pd.Categorical(table[layout.x], layout.along)
+    table[layout.y] = pd.Categorical(table[layout.y], layout.upwards)
+    return table
 
 
 def _label_row(axes: Sequence[Axes], row: HeatRow, layout: _Layout, *, has_titles: bool) -> None:

@@ -87,14 +87,18 @@ def draw_lines(
     drawing = _drawing_of(rows, axes, names, quantities, _joint_looks(equal, looks))
     grid = _grid(list(series_of), drawing, num_in_row=1 if has_row_each(axes) else len(looks))
     once = {panel: _only(points, equal) for panel, points in series_of.items()}
-    marks = [_marks_of_panel(points, panel, drawing) for panel, points in once.items()]
-    x, y = ("value", "at") if names else ("at", "value")
-    figure, axes_of = plot(pd.concat([rows.iloc[:0], *marks]), x=x, y=y, grid=grid)
+    tables: list[pd.DataFrame] = []
+    for panel, points_of_series in once.items():
+        tables += _marks_of_panel(points_of_series, panel, drawing)
+    marks = pd.concat(tables) if tables else rows.iloc[:0].assign(panel="", look="")
+    if names:
+        figure, axes_of = plot(marks, x="value", y="at", grid=grid)
+    else:
+        figure, axes_of = plot(marks, x="at", y="value", grid=grid)
     width = style.inches_wide(next(iter(axes_of.values())))
-    for panel, ax in axes_of.items():
-        if not isinstance(panel, tuple):
-            continue
-        _label(ax, panel, once[panel], rows, drawing, width)
+    for panel, points_of_series in once.items():
+        ax = axes_of[panel]
+        _label(ax, panel, points_of_series, rows, drawing, width)
         if axes.col:
             ax.label_outer()
         elif names and ax not in figure.axes[:: grid.columns]:
@@ -108,11 +112,11 @@ def draw_lines(
 
 def _with_names(rows: pd.DataFrame, axes: PlotAxes) -> pd.DataFrame:
     """Add the `name` of each row's place, a joint one for places that are equal."""
-    settings = [axes.hue, axes.col, *axes.others, "policy"]
-    keys = [key for key in dict.fromkeys(settings) if key not in (None, axes.x)]
+    settings = filter(None, [axes.hue, axes.col, *axes.others, "policy"])
+    keys = [key for key in dict.fromkeys(settings) if key != axes.x]
     bound = axes.bound if axes.x == "policy" else ()
     names = names_in_rows(rows, axes.x, bound)
-    return equal_names_once(rows, names, list(map(str, keys)))
+    return equal_names_once(rows, names, keys)
 
 
 def _names_from_below(rows: pd.DataFrame, axes: PlotAxes, quantity: str) -> list[str]:
@@ -130,7 +134,7 @@ def _series_of_panel(
     rows: pd.DataFrame, axes: PlotAxes, quantity: str, facet: str
 ) -> PointsBySeries:
     """Return the points of one panel by series, along the setting."""
-    shown = rows[(rows["quantity"] == quantity) & rows["value"].notna()]
+    shown = rows[rows["quantity"] == quantity].dropna(subset="value")
     if axes.col:
         values = shown[axes.col].map(text)
         shown = shown[values.isin([facet, "-"])]  # a run without the setting is in every panel
@@ -186,12 +190,13 @@ def _grid(panels: Sequence[Panel], drawing: _Drawing, *, num_in_row: int) -> Gri
     elif len(names) > MANY_NAMES:
         columns = num_quantities
     num_lines = sum(map(height_of, names)) * max(1.0, 0.5 * num_in_row)
-    height = max(PANEL, 0.9 + ROW * num_lines)
+    height = max(PANEL, 0.9 + ROW * num_lines)  # of a panel
+    num_rows = math.ceil(len(panels) / columns)
     width = WIDTHS.get(columns, style.WIDTH)
     if names and columns < 3:
         lines = "\n".join(names).split("\n")
         width += style.LETTER * max(map(len, lines))
-    size = (min(style.WIDTH, width), height * math.ceil(len(panels) / columns) + 0.5)
+    size = (min(style.WIDTH, width), height * num_rows + 0.5)
     if num_facets == 1:
         return Grid(panels, columns, size)
     return Grid(panels, columns, size, {"sharey": "row", "sharex": "row" if names else False})
@@ -202,8 +207,8 @@ def _grid(panels: Sequence[Panel], drawing: _Drawing, *, num_in_row: int) -> Gri
 
 def _marks_of_panel(
     points_of_series: PointsBySeries, panel: Panel, drawing: _Drawing
-) -> pd.DataFrame:
-    """Return the points of a panel with their `look`; of lines, equal ones once."""
+) -> list[pd.DataFrame]:
+    """Return the points of a panel's series with their `look`; of lines, equal ones once."""
     marks = []
     if drawing.names:
         for series, points in points_of_series.items():
@@ -218,8 +223,7 @@ def _marks_of_panel(
         for equal in equal_groups:
             points = points_of_series[equal[0]]
             marks.append(styled(points, _look_of_equal(equal, drawing)))
-    table = pd.concat(marks) if marks else pd.DataFrame()
-    return table.assign(panel=column_of([panel] * len(table), table))
+    return [points.assign(panel=column_of([panel] * len(points), points)) for points in marks]
 
 
 def _equal_in_panel(

@@ -23,34 +23,44 @@ def draw_maps(
     rows: pd.DataFrame, axes: PlotAxes, quantities: Sequence[str], *, undecided: str
 ) -> Figure:
     """Draw medians (`sweeps.long_rows`); `undecided` explains the mark of such ratios."""
-    upwards = str(axes.hue)
-    settings = [axes.x, upwards, axes.col, *axes.others]
-    if "policy" not in settings:
-        rows = rows[~rows["is_baseline"].astype(bool)]  # only ratios to them are shown
-    for setting in filter(None, settings):
-        rows = _at_each_value(rows, setting)
-    if "policy" in settings and upwards != "policy":
-        rows = rows.assign(policy=names_in_rows(rows, "policy"))
-    if not is_numeric(rows, upwards):
-        keys = [setting for setting in settings if setting not in (None, upwards)]
-        names = names_in_rows(rows, upwards, axes.bound)
-        rows = equal_names_once(rows, names, list(map(str, keys)))
-        rows = rows.assign(**{upwards: rows["name"]})
-    others = list(axes.others)
+    rows = _cells(rows, axes)
     heat_rows = []
     for quantity in quantities:
-        shown = rows[(rows["quantity"] == quantity) & rows["value"].notna()]
+        shown = rows[rows["quantity"] == quantity].dropna(subset="value")
         scale = _scale_of(shown, quantity)
         shades = [_shade(row) for _, row in shown.iterrows()]
         texts = [_in_cell(row) for _, row in shown.iterrows()]
         shown = shown.assign(shade=shades, text=texts)
-        for _, cells in shown.groupby(analysis.group_keys(shown, others), sort=False):
-            label = ", ".join(filter(None, [scale.label, named(cells.iloc[0], others)]))
+        for _, cells in shown.groupby(analysis.group_keys(shown, axes.others), sort=False):
+            others = named(cells.iloc[0], axes.others)
+            label = ", ".join(filter(None, [scale.label, others]))
             heat_rows.append(HeatRow(cells, scale, label))
-    notes = [] if rows["is_decided"].all() else [f"~: {undecided}"]
+    notes = []
+    if not rows["is_decided"].all():
+        notes.append(f"~: {undecided}")
     if rows["is_unsteady"].any():
         notes.append(f"{CROSS}: {UNSTEADY_RUNS}")
-    return heat_map(heat_rows, x=axes.x, y=upwards, col=axes.col, notes=notes)
+    return heat_map(heat_rows, x=axes.x, y=str(axes.hue), col=axes.col, notes=notes)
+
+
+def _cells(rows: pd.DataFrame, axes: PlotAxes) -> pd.DataFrame:
+    """Return a row for each cell, whose settings are the names that are written."""
+    upwards = str(axes.hue)
+    along = [axes.x, *axes.others]
+    if axes.col:
+        along.append(axes.col)
+    settings = [*along, upwards]
+    if "policy" not in settings:
+        rows = rows[~rows["is_baseline"].astype(bool)]  # only ratios to them are shown
+    for setting in settings:
+        rows = _at_each_value(rows, setting)
+    if "policy" in along:
+        rows = rows.assign(policy=names_in_rows(rows, "policy"))
+    if is_numeric(rows, upwards):
+        return rows
+    names = names_in_rows(rows, upwards, axes.bound)
+    rows = equal_names_once(rows, names, along)
+    return rows.assign(**{upwards: rows["name"]})
 
 
 def _at_each_value(rows: pd.DataFrame, setting: str) -> pd.DataFrame:
@@ -79,10 +89,10 @@ def _shade(row: pd.Series) -> float:
     """Return what a cell's colour stands for: of a ratio the gain in percent."""
     if not is_ratio(row["quantity"]):
         return float(row["value"])
-    percent = 100 * (row["value"] - 1)
+    percent = float(100 * (row["value"] - 1))
     if abs(percent) <= NEUTRAL or not row["is_decided"]:
         return 0.0
-    return float(-percent if row["is_less_better"] else percent)
+    return -percent if row["is_less_better"] else percent
 
 
 def _in_cell(row: pd.Series) -> str:

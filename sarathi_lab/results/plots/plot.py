@@ -1,6 +1,6 @@
 """The one function that draws: panels of lines, points, bars or cells, from the rows of a table.
 
-Every picture is such a call; what differs is how its rows, looks and labels come about.
+Sweeps, figures, maps, searches, boards and replays differ in how rows, looks and labels come about.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -26,7 +27,10 @@ MOST_MARKERS = 22  # on a line
 BAND = 0.12  # opacity of the interval of a line across
 UNSTEADY = "x"  # marker of runs that are not steady
 UNSTEADY_RUNS = "not steady: waits depend on the length of the run"
-FONT, NARROW_FONT = 8.0, 6.5  # points; a letter is about 0.6 of them wide
+FONT, NARROW_FONT = 8.0, 6.5  # points
+LETTER_SHARE = 0.62  # of a font's height that a letter is wide
+DARK = 0.45  # luminance below which a cell's text is white
+LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Look:
     size: float = 6.0  # points, of the marker
     is_hollow: bool = False
     drawstyle: str = "default"  # or steps-pre and steps-post of matplotlib
+    is_thinned: bool = False  # to some markers where points are dense
 
     def key(self) -> Line2D:
         """Return the series' key for a legend."""
@@ -112,11 +117,14 @@ def plot(
             continue
         axes[panel] = ax
         shown = rows[rows[col].isin([panel])]
-        for look, marks in shown.groupby(hue, sort=False):
-            if isinstance(look, HeatScale):
+        for _, marks in shown.groupby(hue, sort=False):
+            look = marks[hue].iloc[0]
+            if kind == "heat":
                 _draw_cells(ax, marks, x, y, look)
-            elif isinstance(look, Look):
-                _draw_series(ax, marks, x, y, look, kind)
+            elif kind == "bar":
+                _draw_bars(ax, marks, x, y, look)
+            else:
+                _draw_line(ax, marks, x, y, look)
     return figure, axes
 
 
@@ -135,27 +143,23 @@ def distribution(values: pd.Series) -> pd.DataFrame:
 
     Their look should have `steps-post`.
     """
-    ordered = np.sort(values.dropna().to_numpy(float))
-    shares = np.arange(1, len(ordered) + 1) / len(ordered)
-    # It rises from nothing at the first value.
-    at = np.concatenate([ordered[:1], ordered])
-    return pd.DataFrame({"at": at, "value": np.concatenate([0 * shares[:1], shares])})
+    ordered = values.dropna().sort_values().to_numpy(float)
+    at = np.concatenate([ordered[:1], ordered])  # it rises from nothing at the first value
+    shares = np.arange(len(at)) / max(1, len(ordered))
+    return pd.DataFrame({"at": at, "value": shares})
 
 
-def _draw_series(ax: Axes, rows: pd.DataFrame, x: str, y: str, look: Look, kind: Kind) -> None:
-    if kind == "bar":
-        is_bar = rows["width"].notna()
-        _draw_bars(ax, rows[is_bar], x, y, look)
-        _draw_points(ax, rows[~is_bar], x, y, look)
-    else:
-        is_across = rows[x].isna()
-        _draw_across(ax, rows[is_across], y, look)
-        _draw_points(ax, rows[~is_across], x, y, look)
+def _draw_line(ax: Axes, rows: pd.DataFrame, x: str, y: str, look: Look) -> None:
+    is_across = rows[x].isna()
+    _draw_across(ax, rows[is_across], y, look)
+    _draw_points(ax, rows[~is_across], x, y, look)
 
 
 def _draw_bars(ax: Axes, rows: pd.DataFrame, x: str, y: str, look: Look) -> None:
-    ax.bar(rows[x], rows[y], rows["width"], color=look.colour)
-    ax.vlines(rows[x], rows["low"], rows["high"], color="black", linewidth=0.9)
+    bars = rows.dropna(subset="width")
+    ax.bar(bars[x], bars[y], bars["width"], color=look.colour)
+    ax.vlines(bars[x], bars["low"], bars["high"], color="black", linewidth=0.9)
+    _draw_points(ax, rows[rows["width"].isna()], x, y, look)
 
 
 def _draw_across(ax: Axes, rows: pd.DataFrame, y: str, look: Look) -> None:
@@ -176,9 +180,10 @@ def _draw_points(ax: Axes, rows: pd.DataFrame, x: str, y: str, look: Look) -> No
     if not look.marker and len(rows) == 1:
         marks["marker"] = "o"  # a line of one point cannot be seen
     marks |= {"zorder": 3, "label": look.name}
-    if look.dash:
-        marks["markevery"] = max(1, math.ceil(len(rows) / MOST_MARKERS))
-    along, upwards = (rows[name].to_numpy(float) for name in (x, y))
+    if look.is_thinned:
+        marks["markevery"] = math.ceil(len(rows) / MOST_MARKERS)
+    along = rows[x].to_numpy(float)
+    upwards = rows[y].to_numpy(float)
     if "low" in rows and rows["low"].notna().any():
         values = rows["value"]
         below = (values - rows["low"]).clip(lower=0.0)
@@ -201,30 +206,24 @@ def crosses() -> dict[str, Any]:
 
 
 def _draw_cells(ax: Axes, cells: pd.DataFrame, x: str, y: str, scale: HeatScale) -> None:
-    """Draw a number in each cell; a cell without a row is grey."""
-    import seaborn as sns  # takes a second
+    """Draw a number in each cell, the first category of y above.
 
-    once = cells.drop_duplicates([x, y], keep="last")
-    upwards = cells[y].cat.categories
-    along = cells[x].cat.categories
-    shades = once.pivot(index=y, columns=x, values="shade").reindex(index=upwards, columns=along)
-    texts = once.pivot(index=y, columns=x, values="text").reindex(index=upwards, columns=along)
-    letters = max(1, once["text"].str.len().max())
-    width = style.inches_wide(ax) / len(along)
-    font = min(FONT, max(NARROW_FONT, 72 * width / letters / 0.62))
-    sns.heatmap(
-        shades.astype(float),
-        mask=shades.isna(),
-        annot=texts.fillna(""),
-        fmt="",
-        annot_kws={"fontsize": font},
-        cmap=scale.cmap,
-        norm=scale.norm,
-        cbar=False,
-        linewidths=0.5,
-        linecolor="white",
-        xticklabels=False,
-        yticklabels=False,
-        ax=ax,
-    )
-    ax.set(xlabel="", ylabel="")
+    Seaborn's heat map would lay out the whole picture again for every panel.
+    """
+    cmap = plt.get_cmap(scale.cmap)
+    num_columns = len(cells[x].cat.categories)
+    shades = np.full((len(cells[y].cat.categories), num_columns), np.nan)
+    letters = max(1, cells["text"].str.len().max())
+    width = 72 * style.inches_wide(ax) / num_columns  # points
+    font = min(FONT, max(NARROW_FONT, width / letters / LETTER_SHARE))
+    for column, row, shade, number in zip(
+        cells[x].cat.codes, cells[y].cat.codes, cells["shade"], cells["text"], strict=True
+    ):
+        shades[row, column] = shade
+        red, green, blue, _ = cmap(scale.norm(shade))
+        luminance = float(np.dot((red, green, blue), LUMINANCE))
+        look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": font}
+        look["color"] = "white" if luminance < DARK else "black"
+        ax.text(column + 0.5, row + 0.5, number, **look)
+    drawn = np.ma.masked_invalid(shades)
+    ax.pcolormesh(drawn, cmap=cmap, norm=scale.norm, edgecolors="white", linewidth=0.5)

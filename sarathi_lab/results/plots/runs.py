@@ -97,7 +97,7 @@ def curves(runs: Mapping[str, pd.DataFrame], x: str) -> Figure:
     for i, (name, table) in enumerate(runs.items()):
         label = textwrap.fill(name, LABEL_WIDTH, break_on_hyphens=False)
         dash = DASHES[i % len(DASHES)]
-        look = Look(label, colours[name], dash, style.marker(i), size=4.0)
+        look = Look(label, colours[name], dash, style.marker(i), size=4.0, is_thinned=True)
         if x == "end":
             look = replace(look, drawstyle="steps-pre")  # an iteration lasts until its end
         looks.append(look)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections import Counter
 
 import pandas as pd
 
@@ -14,9 +15,14 @@ LABELS = ("panel", "hardware", "model", "method", "dataset", "slo")
 BEST_LEVEL = "profiled"
 
 
+def is_simulated(rows: pd.DataFrame) -> pd.Series:
+    """Mark what is computed by a cost model."""
+    return ~rows.level.isin([PAPER, MEASURED, COMPOSED])
+
+
 def selected(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
     """Return what the spec draws, with its `panel` and the `key` of its series."""
-    shown = rows.reindex(columns=list(dict.fromkeys([*rows, *LABELS])))
+    shown = rows.reindex(columns=list(dict.fromkeys([*rows, *LABELS]))).reset_index(drop=True)
     shown = shown.fillna(dict.fromkeys(LABELS, ""))
     for pattern in spec.left_out:
         matching = fnmatch.filter(shown.panel, pattern)
@@ -54,58 +60,72 @@ def _swapped(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
     return rows.assign(x=x, value=value)
 
 
-def without_sparse(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
-    """Return rows with a value, without sparse panels, all but the best level of each simulated GPU
-    and model, and all but one of the GPUs with measured kernels.
+def without_sparse(rows: pd.DataFrame, spec: PlotSpec) -> tuple[pd.DataFrame, str]:
+    """Return the rows that are drawn, and a note on what is left out.
+
+    These have a value, and are of no sparse panel; of each simulated GPU and model they are of the
+    best level, and of GPUs with measured kernels of one.
     """
-    has_value = rows.value.notna()
-    rank = 2 * (rows.method != "") + (rows.level != BEST_LEVEL)
-    best = rank.groupby([rows.hardware, rows.model, rows.panel]).transform("min")
-    is_best = rows.level.isin([PAPER, MEASURED, COMPOSED]) | (rank == best)
-    is_chosen = (rows.level != COMPOSED) | _is_most_composed(rows)
-    shown = rows[has_value & is_best & is_chosen & ~_is_sparse(rows, spec)]
-    return shown if len(shown) else rows[has_value]
-
-
-def note_on_sparse(rows: pd.DataFrame, spec: PlotSpec) -> str:
-    """Name each panel that is left out, and how many of its points were measured."""
-    sparse = rows[_is_sparse(rows, spec)]
+    sparse = _sparse_panels(rows, spec)
+    shown = rows[_is_best_level(rows) & _is_of_chosen_kernels(rows)]
     panels = []
-    for _, points in sparse.groupby(["device", "panel"], sort=False):
+    for points in sparse:
+        shown = shown.drop(index=points.index, errors="ignore")
         device, panel = points[["device", "panel"]].iloc[0]
         name = spec.panel_name(panel)
         if device not in name:
             name = f"{device}, {name}"
         panels.append(f"{points.value.count()} of {len(points)} points on {name}")
+    shown = shown.dropna(subset="value")
+    if shown.empty:
+        shown = rows.dropna(subset="value")
     if not panels:
-        return ""
-    return f"Left out, too few measured to draw: {'; '.join(panels)}"
+        return shown, ""
+    return shown, f"Left out, too few measured to draw: {'; '.join(panels)}"
 
 
-def _is_sparse(rows: pd.DataFrame, spec: PlotSpec) -> pd.Series:
-    """Mark measured rows of panels with less than half their values, one of several, or no line."""
-    has_value = rows.value.notna()
-    panel_of = [rows.device, rows.panel]
-    panels = has_value.groupby(panel_of)
-    num_points = panels.transform("sum")
-    if spec.kind == "line":  # the points of the longest
-        of_series = has_value.groupby([*panel_of, rows.key]).transform("sum")
-        num_points = of_series.groupby(panel_of).transform("max")
-    is_short = (num_points < 2) & (panels.transform("size") > 1)
-    return (rows.level == MEASURED) & (is_short | (panels.transform("mean") < 0.5))
+def _sparse_panels(rows: pd.DataFrame, spec: PlotSpec) -> list[pd.DataFrame]:
+    """Return the measured rows of each panel with too few of them."""
+    panels = []
+    for _, panel in rows.groupby(["device", "panel"], sort=False):
+        measured = panel[panel.level == MEASURED]
+        if len(measured) and _is_sparse(panel, spec):
+            panels.append(measured)
+    return panels
 
 
-def _is_most_composed(rows: pd.DataFrame) -> pd.Series:
-    """Mark the GPU of whose measured kernels the most series are composed, in panels where these
-    are several, or all that there are.
+def _is_sparse(panel: pd.DataFrame, spec: PlotSpec) -> bool:
+    """Return whether less than half have a value, one of several has, or no line has two."""
+    has_value = panel.value.notna()
+    num_points = has_value.sum()
+    if spec.kind == "line":  # of the longest
+        num_points = has_value.groupby(panel.key).sum().max()
+    is_short = num_points < 2 and len(panel) > 1
+    return bool(is_short or has_value.mean() < 0.5)
+
+
+def _is_best_level(rows: pd.DataFrame) -> pd.Series:
+    """Mark what is not simulated, and of a simulated GPU the best level that it has."""
+    rank = 2 * (rows.method != "") + (rows.level != BEST_LEVEL)
+    best = rank.groupby([rows.hardware, rows.model, rows.panel]).transform("min")
+    return ~is_simulated(rows) | (rank == best)
+
+
+def _is_of_chosen_kernels(rows: pd.DataFrame) -> pd.Series:
+    """Mark all but composed rows, and of these the GPU of which the most series are composed, in
+    panels where it has two of them, or all that there are.
     """
     is_composed = rows.level == COMPOSED
     num_drawn = rows.groupby("panel").key.nunique()  # by any device
-    num_series = rows[is_composed].groupby(["device", "panel"]).key.nunique().reset_index()
-    enough = num_drawn.reindex(num_series.panel).clip(upper=2).to_numpy()
-    shown = num_series[num_series.key >= enough]
-    if shown.empty:
-        return pd.Series(False, rows.index)
-    device = shown.groupby("device").key.sum().idxmax()
-    panels = shown.panel[shown.device == device]
-    return is_composed & (rows.device == device) & rows.panel.isin(panels)
+    panels_of: dict[str, list[str]] = {}
+    num_series: Counter[str] = Counter()
+    for _, group in rows[is_composed].groupby(["device", "panel"]):
+        device, panel = group[["device", "panel"]].iloc[0]
+        number = group.key.nunique()
+        if number >= min(2, num_drawn[panel]):
+            panels_of.setdefault(device, []).append(panel)
+            num_series[device] += number
+    if not num_series:
+        return ~is_composed
+    device = max(num_series, key=lambda name: num_series[name])
+    return ~is_composed | ((rows.device == device) & rows.panel.isin(panels_of[device]))

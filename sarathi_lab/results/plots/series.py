@@ -64,7 +64,10 @@ def names_in_rows(rows: pd.DataFrame, setting: str, bound: Sequence[str] = ()) -
         name = text(row[setting])
         if setting == "policy" and row["is_baseline"]:
             name += BASELINE
-        names.append(", ".join(filter(None, [name, _stated(row, bound)])))
+        bound_values = _stated(row, bound)
+        if bound_values:
+            name += f", {bound_values}"
+        names.append(name)
     return pd.Series(names, rows.index, dtype=object)
 
 
@@ -134,9 +137,9 @@ def with_places(rows: pd.DataFrame, axes: PlotAxes, names: Sequence[str]) -> pd.
     if has_row_each(axes):
         return rows.assign(at=centres)
     order = list(dict.fromkeys(rows["series"]))
-    step = IN_ROW / len(order)
-    shift_of = {series: step * (i - (len(order) - 1) / 2) for i, series in enumerate(order)}
-    return rows.assign(at=centres - rows["series"].map(shift_of))
+    numbers = rows["series"].map(order.index)
+    from_middle = numbers - (len(order) - 1) / 2
+    return rows.assign(at=centres - from_middle * IN_ROW / len(order))
 
 
 def has_row_each(axes: PlotAxes) -> bool:
@@ -150,8 +153,13 @@ def looks_of(rows: pd.DataFrame, axes: PlotAxes, *, is_in_rows: bool) -> dict[Se
     every: list[Series] = list(first_rows["series"])
     hues = values_of(rows, axes.hue) if axes.hue else []
     colour_of = style.colours(hues)
-    baselines = list(dict.fromkeys(_baseline(series) for series in every if series.is_baseline))
-    others = list(dict.fromkeys(series.other for series in every))
+    baselines: list[tuple[str, str]] = []
+    others: list[str] = []
+    for series in every:
+        if series.is_baseline and _baseline(series) not in baselines:
+            baselines.append(_baseline(series))
+        if series.other not in others:
+            others.append(series.other)
     looks = {}
     for series, (_, row) in zip(every, first_rows.iterrows(), strict=True):
         number = 0  # of its marker
@@ -211,7 +219,9 @@ def equal_everywhere(
         every |= dict.fromkeys(panel)
     groups: dict[Hashable, list[Series]] = {}
     for series in sorted(every, key=lambda series: series.is_baseline):
-        points = [points_of(panel[series]) if series in panel else None for panel in panels]
+        points: list[Hashable] = []
+        for panel in panels:
+            points.append(points_of(panel[series]) if series in panel else None)
         groups.setdefault(tuple(points), []).append(series)
     return {group[0]: group for group in groups.values()}
 
@@ -226,8 +236,8 @@ def joint_name(
     for series in equal:
         name = looks[series].name
         if series.is_baseline:
-            same = {each for each in drawn if each.is_baseline and each.policy == series.policy}
-            if same <= set(equal):
+            same = [each for each in drawn if each.is_baseline and each.policy == series.policy]
+            if set(same) <= set(equal):
                 name = series.policy
         names[name] = None
     return " = ".join(names) if len(names) > 1 else ""

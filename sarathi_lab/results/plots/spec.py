@@ -67,12 +67,12 @@ class PlotSpec:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def panel_name(self, panel: str) -> str:
-        words = re.sub(r" (?=[A-Z]=)", ", ", in_tokens(panel))
-        return self.panels.get(panel, self.prefix + words)
+        name = re.sub(r" (?=[A-Z]=)", ", ", in_tokens(panel))
+        return self.panels.get(panel, self.prefix + name)
 
     def series_name(self, series: str) -> str:
-        known = self.names.get(series, SERIES.get(series, series))
-        return re.sub(r"^sarathi(\d+)$", r"SARATHI, C = \1", known).replace("C=", "C = ")
+        name = self.names.get(series, SERIES.get(series, series))
+        return re.sub(r"^sarathi(\d+)$", r"SARATHI, C = \1", name).replace("C=", "C = ")
 
 
 def in_tokens(name: str) -> str:
