@@ -21,6 +21,8 @@ os.environ.setdefault("WANDB_MODE", "offline")  # no test talks to a server
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Workers share the cores, which a thread of OpenMP that spins while it waits takes from another.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# The workers are one a core already; a simulation in processes of its own would start as many more.
+os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 # Else every worker, and every process that a test starts, compiles all that it imports anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

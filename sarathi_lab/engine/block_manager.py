@@ -42,7 +42,7 @@ class BlockManager:
         if self.shares_prefixes:
             self.prefix = PrefixCache(self.num_blocks, self.block_size)
         # Empty blocks, popped from the end, so that a fresh cache hands out neighbours: 0, 1.
-        self.empty = list(range(self.num_blocks))[::-1]
+        self.empty = list(range(self.num_blocks - 1, -1, -1))
 
     @property
     def num_free(self) -> int:

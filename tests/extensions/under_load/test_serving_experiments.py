@@ -57,7 +57,9 @@ def make_bench(name: str) -> ServingBench:
         seconds = partial(SimulatedExecutor, lambda batch: 0.005 + 0.001 * batch.num_tokens)
         return cluster.executor(seconds, LINK)
 
-    own = {"executors": executors, "backend": SimulatedBackend(load_option("hardware", "a100"))}
+    # The blocks of a tiny model that fill a whole card take seconds to list.
+    card = replace(load_option("hardware", "a100"), memory_bytes=2.0**30)
+    own = {"executors": executors, "backend": SimulatedBackend(card)}
     return ServingBench(sizes, "tiny", engine, executor, make_policy, None, **own)
 
 
