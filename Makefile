@@ -8,7 +8,7 @@ VLLM_NEWEST := .vllm-newest
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup run test test-vllm test-vllm-newest gpu_launches figures artifact image gpu-hour lab docs lint clean
+.PHONY: setup run test test-vllm test-vllm-newest gpu_launches figures artifact image gpu-hour lab bench docs lint clean
 
 setup: $(VENV)/.installed
 
@@ -68,11 +68,16 @@ image:
 gpu-hour:
 	$(PYTHON) experiments/gpu/gpu_hour/gpu_hour.py $(ARGS)
 
-# Opens copies, as running a notebook changes its file; remove outputs/notebooks to have them anew.
+# Opens copies, as running a notebook changes its file; remove outputs/notebooks to have them anew. ARGS takes options of Jupyter
+# such as "--no-browser --port 8889". Jupyter refuses root, as in a container, unless it is told.
 lab: setup
 	@mkdir -p outputs/notebooks && cp notebooks/*.py outputs/notebooks
 	@for one in notebooks/*.ipynb; do [ -e outputs/$$one ] || sed 's#](\.\./#](../../#g' $$one > outputs/$$one; done
-	$(BIN)/python -m jupyter lab outputs/notebooks
+	$(BIN)/python -m jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) outputs/notebooks $(ARGS)
+
+# How fast the lab itself is: docs/benchmarks/VERSION.json and a picture of all releases; ARGS=--tests times the tests, too.
+bench: setup
+	$(BIN)/python tests/bench.py $(ARGS)
 
 # The documentation as a site, outputs/site/index.html; REPO_URL=<address of the repository> has links to code lead there.
 docs: setup

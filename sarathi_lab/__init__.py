@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sarathi_lab.api.playground import Playground
+    from sarathi_lab.api.recorded import (
+        errors,
+        figure,
+        later_claims,
+        policy_figures,
+        verdict,
+        verdicts,
+    )
     from sarathi_lab.api.results import Results, load
     from sarathi_lab.api.session import serve, sweep
     from sarathi_lab.config.instantiate import load_option
@@ -30,13 +38,19 @@ _HOMES = {
     "Request": "engine.request",
     "Results": "api.results",
     "check_policy": "extensions.check_policy",
+    "errors": "api.recorded",
+    "figure": "api.recorded",
     "find_sweeps": "results.load",
+    "later_claims": "api.recorded",
     "load": "api.results",
     "load_option": "config.instantiate",
     "load_rows": "results.load",
     "load_runs": "results.load",
+    "policy_figures": "api.recorded",
     "serve": "api.session",
     "sweep": "api.session",
+    "verdict": "api.recorded",
+    "verdicts": "api.recorded",
 }
 __all__ = [
     "ModelSpec",
@@ -45,13 +59,19 @@ __all__ = [
     "Request",
     "Results",
     "check_policy",
+    "errors",
+    "figure",
     "find_sweeps",
+    "later_claims",
     "load",
     "load_option",
     "load_rows",
     "load_runs",
+    "policy_figures",
     "serve",
     "sweep",
+    "verdict",
+    "verdicts",
 ]
 
 

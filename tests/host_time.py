@@ -50,18 +50,27 @@ class Stubbed(TorchExecutor):
 
 
 def main() -> None:
+    for batch_size, found in microseconds().items():
+        parts = ", ".join(f"{name} {value:.0f}" for name, value in found.items())
+        print(f"batch of {batch_size}: {sum(found.values()):.0f} us ({parts})")
+
+
+def microseconds() -> dict[int, dict[str, float]]:
+    """Return the microseconds of an iteration's parts by the size of its batch."""
     torch.set_num_threads(1)
+    found = {}
     seconds: defaultdict[str, list[float]] = defaultdict(list)
     for cls, names in PARTS.items():
         for name in names:
             setattr(cls, name, timed(getattr(cls, name), seconds[name]))
     for batch_size in BATCHES:
         serve_stubbed(batch_size)
-        found = {name: 1e6 * np.quantile(times, 0.1) for name, times in seconds.items()}
-        parts = ", ".join(f"{name} {value:.0f}" for name, value in found.items())
-        print(f"batch of {batch_size}: {sum(found.values()):.0f} us ({parts})")
+        found[batch_size] = {
+            name: 1e6 * float(np.quantile(times, 0.1)) for name, times in seconds.items()
+        }
         for times in seconds.values():
             times.clear()
+    return found
 
 
 def timed(function: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:

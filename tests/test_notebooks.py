@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sarathi_lab.config.paths import REPOSITORY
-from sarathi_lab.experiment.claims import load_claims, verdicts
+from sarathi_lab.experiment.claims import load_claims
 from sarathi_lab.experiment.registry import CATALOG, PAPERS
 from sarathi_lab.results.load import group_of
 from sarathi_lab.tasks.claim_tables import AFTER
@@ -144,10 +144,8 @@ def test_notebooks_print_what_they_promise(executed):
 
 def test_notebooks_of_records_show_pictures_and_verdicts(monkeypatch):
     """Without a kernel; pictures are drawn in tests/experiment."""
-    claims = verdicts()
-    monkeypatch.setattr("sarathi_lab.experiment.claims.verdicts", lambda: claims)
-    for drawing in ("tasks.figures.draw", "results.plots.sweeps.policies"):
-        monkeypatch.setattr(f"sarathi_lab.{drawing}", lambda *args, **options: "picture")
+    for drawing in ("draw", "policies"):
+        monkeypatch.setattr(f"sarathi_lab.tasks.figures.{drawing}", lambda *args, **_: "picture")
     text = {}
     for name, number in RECORDED.items():
         shown: list[Any] = []

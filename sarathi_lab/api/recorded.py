@@ -1,0 +1,87 @@
+"""What is recorded in `experiments/`, as the notebooks show it: pictures, verdicts, errors."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from sarathi_lab.config.errors import require_one_of
+from sarathi_lab.experiment import claims as judged
+from sarathi_lab.experiment import recorded
+from sarathi_lab.experiment.registry import CATALOG
+from sarathi_lab.results import load
+from sarathi_lab.results.result import markdown
+from sarathi_lab.tasks import claim_tables, figures
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHARES = ("mean", "largest", "stated", "aim_mean", "aim_largest")  # columns of errors
+
+
+@cache
+def _verdicts() -> pd.DataFrame:
+    return judged.verdicts()
+
+
+def figure(name: str, *, is_all: bool = False) -> Figure:
+    """Draw what is recorded of an experiment beside the paper.
+
+    Args:
+        name: Such as "fig09".
+        is_all: Whether every simulated line is drawn, not one a GPU.
+
+    Raises:
+        UserError: For no experiment that is drawn.
+    """
+    require_one_of("figure", name, CATALOG)
+    return figures.draw(name, is_all=is_all)
+
+
+def verdict(name: str) -> str:
+    """Return what an experiment's claims come to on each device, in Markdown."""
+    return judged.verdict(name, _verdicts())
+
+
+def verdicts() -> str:
+    """Return a row for each claim, with the devices on which it holds, in Markdown."""
+    measured = _verdicts().query(f"verdict != '{judged.NOT_MEASURED}'")
+    columns = [name for name in judged.VERDICTS if name in set(measured.verdict)]
+    rows = [["experiment", "claim", *columns]]
+    for (experiment, claim), group in measured.groupby(["experiment", "claim"]):
+        devices = group.device.str.removeprefix("simulated-")
+        cells = [", ".join(devices[group.verdict == name]) for name in columns]
+        rows.append([str(experiment), str(claim), *cells])
+    return markdown(rows)
+
+
+def errors() -> str:
+    """Return the simulator's errors against the paper's points, in Markdown."""
+    table = recorded.error_table(recorded.points_of())
+    rows = [[str(name) for name in table]]
+    for record in table.to_dict("records"):
+        cells = []
+        for name, value in record.items():
+            if pd.isna(value):
+                cells.append("")
+            elif name in SHARES:
+                cells.append(f"{value:.1%}")
+            else:
+                cells.append(str(value))
+        rows.append(cells)
+    return markdown(rows)
+
+
+def later_claims(root: str = "") -> str:
+    """Return the claims on what came after SARATHI in Markdown; `root` leads to `experiments/`."""
+    return claim_tables.map_table(_verdicts(), root)
+
+
+def policy_figures() -> dict[str, Figure]:
+    """Draw all policies on the same arrivals, by the device that they were recorded on."""
+    pictures = {}
+    for device, runs in load.load(figures.POLICIES).groupby("device"):
+        pictures[str(device)] = figures.policies(runs.copy())
+    return pictures
