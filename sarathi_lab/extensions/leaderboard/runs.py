@@ -21,8 +21,9 @@ from sarathi_lab.results.decode_cost import slo_in_seconds
 from sarathi_lab.results.metrics import throughput
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.serving_metrics import Slo, is_good, quantiles, waits
+from sarathi_lab.tasks.executed import serving_summary_of
 from sarathi_lab.tasks.plan import Plan, changed, make_plan
-from sarathi_lab.tasks.serve import READ, schedule_of, serving_summary_of
+from sarathi_lab.tasks.serve import READ, schedule_of
 
 GOODPUT = "goodput_"  # and the objective
 FAIRNESS = "slowdown_long_to_short"

@@ -33,6 +33,7 @@ from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result
 from sarathi_lab.results.serving_metrics import Slo, bounded, latency
 from sarathi_lab.tasks import serve
 from sarathi_lab.tasks.base import Task
+from sarathi_lab.tasks.executed import serving_summary_of
 from sarathi_lab.tasks.plan import AUTO, Plan, changed, make_plan
 
 SCALED = ("poisson", "gamma")  # arrivals with a rate
@@ -209,7 +210,7 @@ def _at_capacity(
     costs = add_costs(run.iterations, plan.spec, backend.dtype_bytes, peaks)
     seconds = float(costs.end.max())
     quantities = summarise(costs, run.requests, peaks, None)
-    quantities |= serve.serving_summary_of(plan, run.requests, seconds, peaks, searched.slo)
+    quantities |= serving_summary_of(plan, run.requests, seconds, peaks, searched.slo)
     return quantities, {ITERATIONS: costs, REQUESTS: run.requests}
 
 

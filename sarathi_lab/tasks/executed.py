@@ -1,0 +1,223 @@
+"""A plan that was executed: its tables, the metrics of the part that counts, and cautions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from sarathi_lab.config.console import progress_of
+from sarathi_lab.engine.config import EngineConfig
+from sarathi_lab.engine.executor import Executor
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.engine.single_iteration import host_caution
+from sarathi_lab.model.roofline import Peaks, request_roofline
+from sarathi_lab.results import metrics
+from sarathi_lab.results.decode_cost import (
+    DecodeCost,
+    fullest_hybrid,
+    measure_decode_cost,
+    slo_reference,
+)
+from sarathi_lab.results.load_trend import LoadTrend, load_trend
+from sarathi_lab.results.own_metrics import own_quantities
+from sarathi_lab.results.result import ITERATIONS, REQUESTS
+from sarathi_lab.results.serving_metrics import Slo, serving_summary
+from sarathi_lab.results.steady import LEAST_DRIFT, drift, requests_for_steady_part
+from sarathi_lab.results.window import Part
+from sarathi_lab.tasks.plan import Plan
+
+Tables = dict[str, pd.DataFrame]
+OPERATIONS = "operations"
+BUBBLES = "bubbles.parquet"
+
+
+@dataclass(frozen=True)
+class ExecutedRun:
+    """What a plan left.
+
+    Attributes:
+        plan: The plan, with the cache that the executor has.
+        peaks: Those of the device after the run.
+        tables: Of all iterations and requests, and what was watched.
+        part: The part that counts; None: all of the run.
+        iterations: Those that count, a row each with its cost.
+        requests: Those that count, a row each.
+        decode_cost: Of a decode, alone and on the fullest hybrid batch; None without one.
+        slo_reference: Seconds of a decode that the objective counts in; None where it has none.
+        trend: Of the load over the run; None for too few requests.
+    """
+
+    plan: Plan
+    scheduler: Scheduler
+    ledger: Ledger
+    peaks: Peaks
+    tables: Tables
+    part: Part | None
+    iterations: pd.DataFrame
+    requests: pd.DataFrame
+    decode_cost: DecodeCost | None
+    slo_reference: float | None
+    trend: LoadTrend | None
+
+
+def execute(plan: Plan, ledger: Ledger, run_dir: Path) -> ExecutedRun:
+    """Serve the plan, recorded in `ledger`, and what was watched in `run_dir`. Raises RunError,
+    also where no part of the run counts.
+    """
+    scheduler, executor = plan.build()
+    engine = plan.engine.with_cache_of(executor)
+    plan = replace(plan, engine=engine)
+    with progress_of("serving", plan.num_tokens, "tokens") as advance:
+        ledger.on_iteration = advance
+        run_engine(plan.load.arrivals(), scheduler, executor, ledger)
+    backend = plan.backend
+    peaks = backend.peaks()  # again: a busy machine may have freed up since they were printed
+    iterations = metrics.add_costs(ledger.iterations(), plan.spec, backend.dtype_bytes, peaks)
+    requests = ledger.requests()
+    tables = {ITERATIONS: iterations, REQUESTS: requests}
+    run_dir.mkdir(parents=True, exist_ok=True)
+    executor.write_profile(run_dir)
+    watched = run_dir / f"{OPERATIONS}.parquet"
+    if watched.is_file():
+        times = pd.read_parquet(watched)
+        tables[OPERATIONS] = metrics.operation_table(
+            times, iterations, plan.spec, backend.dtype_bytes, peaks
+        )
+    part = plan.counted_part(iterations, requests)
+    if part is not None:
+        iterations = part.spans(iterations)
+        requests = part.requests(requests)
+    return ExecutedRun(
+        plan,
+        scheduler,
+        ledger,
+        peaks,
+        tables,
+        part,
+        iterations,
+        requests,
+        decode_cost=_decode_cost(executor, engine, iterations),
+        slo_reference=slo_reference(plan.targets.slo, engine, executor),
+        trend=load_trend(requests),
+    )
+
+
+def _decode_cost(
+    executor: Executor, engine: EngineConfig, iterations: pd.DataFrame
+) -> DecodeCost | None:
+    composition = fullest_hybrid(iterations)
+    if composition is None:
+        return None
+    return measure_decode_cost(
+        executor, composition, num_blocks=engine.num_blocks, block_size=engine.block_size
+    )
+
+
+def summary_of(run: ExecutedRun) -> tuple[dict[str, float], Tables]:
+    """Return the metrics of the part that counts, and all tables."""
+    plan = run.plan
+    engine = plan.engine
+    summary = metrics.summarise(run.iterations, run.requests, run.peaks, run.decode_cost)
+    if run.part is not None:
+        summary |= run.part.throughput(run.tables[REQUESTS])
+    counted = metrics.RunTables(run.iterations, run.requests, run.peaks, run.decode_cost)
+    summary |= own_quantities(plan.metrics, counted)
+    slo = plan.targets.slo.resolved(run.slo_reference)
+    summary |= serving_summary_of(plan, run.requests, summary["duration"], run.peaks, slo)
+    num_devices = engine.cluster.num_instances * plan.backend.num_devices
+    tables_of_cluster, of_cluster = engine.cluster.results(run.scheduler, summary, num_devices)
+    summary |= of_cluster
+    summary |= engine.speculation.metrics(run.iterations)
+    if engine.shares_prefixes:
+        num_shared = run.requests.prefix_hit_tokens.sum()
+        summary["prefix_hit_rate"] = float(num_shared / run.requests.prompt_len.sum())
+    tables = {**run.tables, **tables_of_cluster}
+    if run.ledger.num_stages > 1:
+        bubbles = run.ledger.bubbles()
+        tables[BUBBLES] = bubbles
+        if run.part is not None:
+            bubbles = run.part.spans(bubbles)
+        summary |= metrics.pipeline_metrics(
+            run.iterations, run.requests, bubbles, plan.backend.num_stages
+        )
+    if run.trend is not None:
+        summary |= run.trend.metrics()
+    if run.slo_reference is not None:
+        summary["slo_decode_time"] = run.slo_reference
+    return summary, tables
+
+
+def serving_summary_of(
+    plan: Plan, requests: pd.DataFrame, seconds: float, peaks: Peaks, slo: Slo
+) -> dict[str, float]:
+    """The metrics of `requests`, served in `seconds`, held against `slo`, the plan's other targets,
+    and their roofline times, alone on the engine.
+    """
+    targets = replace(plan.targets, slo=slo)
+    alone = request_roofline(plan.spec, requests, plan.backend.dtype_bytes, peaks)
+    return serving_summary(requests, seconds, targets, plan.backend.num_stages * alone)
+
+
+# -- cautions --------------------------------------------------------------------------------------
+
+
+Caution = Callable[[ExecutedRun], list[str]]  # lines; none where there is nothing to state
+
+
+def not_steady(run: ExecutedRun) -> list[str]:
+    """State what keeps a run, whose requests all waited from the start, from a steady state."""
+    plan = run.plan
+    if not (plan.load.all_wait and plan.window.is_whole):
+        return []
+    requests = run.tables[REQUESTS]
+    num_slots = plan.engine.num_slots
+    setting = _setting_of_requests(plan.config["workload"])
+    if run.part is None:
+        needed = requests_for_steady_part(requests, num_slots)
+        return [
+            f"  not steady: filling and draining count, too, as {len(requests)} requests are less "
+            f"than three times the {needed // 3} in flight; {setting}={needed} shows the steady "
+            "state"
+        ]
+    change = drift(requests, run.part, num_slots)
+    if abs(change) <= LEAST_DRIFT or _is_random(plan):
+        return []
+    return [
+        f"  not steady: later batches of requests took {change:+.1%} of the earlier ones' time; "
+        f"{setting}={4 * len(requests)} comes nearer to the steady state"
+    ]
+
+
+def _setting_of_requests(workload: Mapping[str, object]) -> str:
+    if "max_requests" in workload:
+        return "workload.max_requests"
+    return "workload.num_requests"
+
+
+def _is_random(plan: Plan) -> bool:
+    """Whether noise, drafts that are right at random or drawn prefixes would look like a drift."""
+    engine = plan.engine
+    has_drafts = bool(engine.speculation.tokens)
+    return plan.backend.computes_tokens or has_drafts or engine.shares_prefixes
+
+
+def host_is_busy(run: ExecutedRun) -> list[str]:
+    """State that the times of decodes are in part the host's work."""
+    if run.decode_cost is None:
+        return []
+    return host_caution("the times of decodes", run.decode_cost.host_share or 0.0)
+
+
+def load_grows(run: ExecutedRun) -> list[str]:
+    """State that waits depend on how long the run was."""
+    caution = None if run.trend is None else run.trend.caution()
+    return [] if caution is None else [f"  {caution}"]
+
+
+CAUTIONS: Sequence[Caution] = (not_steady, host_is_busy)
+CAUTIONS_OF_ONE: Sequence[Caution] = (*CAUTIONS, load_grows)  # a sweep's table marks its runs
