@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.extensions.replay.benchmark import Benchmark
+from sarathi_lab.extensions.replay.benchmark import Benchmark, Load
 from sarathi_lab.extensions.replay.readers import (
     aiperf,
     evalscope,
@@ -61,7 +61,7 @@ class Reader:
 
     recognises: Callable[[Content], bool]
     loads: Callable[[Content], Sequence[Object]]
-    read: Callable[[Content, Object], Benchmark]
+    read: Callable[[Content, Object], Load]
 
 
 READERS = (
@@ -92,7 +92,7 @@ def read_benchmarks(path: Path) -> list[Benchmark]:
     UserError for a file without any.
     """
     if evalscope.is_database(path):
-        return [evalscope.read_database(Content(path, "", ()))]
+        return [evalscope.read_database(Content(path, "", ())).benchmark(path, ())]
     text = read_text(path, str(path), FIX)
     rows = json_rows(text)
     content = Content(path, text, ())
@@ -110,13 +110,15 @@ def _read_loads(content: Content, reader: Reader) -> list[Benchmark]:
     """
     benchmarks = list[Benchmark]()
     cautions = list[str]()
+    # Of a file that is one load; others' loads are not known to lack anything.
+    damaged = content.damaged if reader.loads is whole_file else ()
     try:
         loads = reader.loads(content)
     except DAMAGE as error:
         raise UserError(f"{content.path} {_reason_of(error)}; {FIX}") from None
     for number, load in enumerate(loads, 1):
         try:
-            benchmarks.append(reader.read(content, load))
+            benchmarks.append(reader.read(content, load).benchmark(content.path, damaged))
         except UserError as error:
             if len(loads) == 1:
                 raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -83,37 +84,168 @@ class Benchmark:
         return bool(self.conversation.delay.notna().any())
 
 
-@dataclass(frozen=True)
-class RecordedLoad:
+@dataclass(frozen=True, kw_only=True)
+class Load(ABC):
     """One load as a reader takes it from a file.
 
     Attributes:
         client_name: Of the program that wrote the file.
-        table: Columns of `Recording.requests`, of all requests; arrivals are those of a clock.
-        check: Which finished requests have usable numbers.
-        damaged: Parts of the file that are no request.
-        totals: What the file states of all its requests, by names of metrics.md, and
-            `num_requests`, `num_prompt_tokens`, `num_output_tokens`.
+        means: Mean waits in seconds that the file states, by the names of metrics.md.
+        client: How requests were sent.
         labels: Further ones for tables.
         server: What is recorded of the server's arguments.
         policy: A name of conf/policy.
-        client: How requests were sent.
-        cautions: What of the requests is not known.
     """
 
     client_name: str
-    table: pd.DataFrame
-    check: RowCheck
-    damaged: Sequence[str] = ()
-    totals: Mapping[str, float] = field(default_factory=dict)
+    means: Mapping[str, float] = field(default_factory=dict)
+    client: Client = CLOCK
     labels: Mapping[str, Any] = field(default_factory=dict)
     server: Sequence[Statement] = ()
     policy: str = "vllm_v1"
-    client: Client = CLOCK
+
+    @abstractmethod
+    def benchmark(self, path: Path, damaged: Sequence[str]) -> Benchmark:
+        """Make a benchmark of the load in a file with `damaged` parts. Raises UserError where it
+        has no request that can be used.
+        """
+
+    def labels_of(self, path: Path) -> dict[str, Any]:
+        """Return all labels for tables."""
+        return {
+            "policy": self.client_name,
+            **self.labels,
+            "executor": "server",
+            "is_baseline": False,
+            "path": str(path),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedLoad(Load):
+    """A load with a record of each request.
+
+    Attributes:
+        rows: All requests, with columns of `Recording.requests`: tokens and seconds.
+        has_arrivals: Whether they have times of sending.
+        totals: What the file states of all its requests, by names of metrics.md, and
+            `num_requests`, `num_prompt_tokens`, `num_output_tokens`.
+        cautions: What of the requests is not known.
+    """
+
+    rows: Iterable[Mapping[str, Any]]
+    has_arrivals: bool = True
+    totals: Mapping[str, float] = field(default_factory=dict)
     cautions: Sequence[str] = ()
 
+    def benchmark(self, path: Path, damaged: Sequence[str]) -> Benchmark:
+        table, check = _checked_table(path, self.rows, has_arrivals=self.has_arrivals)
+        recording = recorded(table, check, damaged)
+        if recording.requests.empty:
+            raise UserError(f"{path}: {_reason_for_nothing(recording)}; see the server's log")
+        cautions = [recording.describe_left_out(), *self.cautions]
+        requests = recording.requests
+        client = self.client
+        is_drawn = bool(requests.arrival.isna().all())
+        if is_drawn:
+            requests, client, caution = _with_drawn_arrivals(requests, client)
+            cautions.append(caution)
+        cautions += _cautions_of_chunks(requests)
+        if _has_chunks_of_tokens(requests):
+            # Times between chunks are no times between tokens.
+            no_gaps: list[Any] = [()] * len(requests)
+            requests = requests.assign(gaps=no_gaps)
+        in_ledger = _in_ledgers_columns(requests)
+        if DAMAGED not in recording.left_out:
+            totals = {**self.totals}
+            totals |= {f"{name}_mean": mean for name, mean in self.means.items()}
+            cautions += _cautions_of_totals(in_ledger, totals, is_drawn=is_drawn)
+        conversation = _conversation(requests)
+        cautions += _cautions_of_conversations(requests)
+        if not client.source and not conversation.delay.notna().any():
+            client = inferred(in_ledger)
+        return Benchmark(
+            self.labels_of(path),
+            in_ledger,
+            sum(recording.left_out.values()),
+            self.server,
+            self.policy,
+            cautions=[caution for caution in cautions if caution],
+            client=client.limited_to(len(in_ledger)),
+            conversation=conversation,
+        )
 
-def checked_table(
+
+@dataclass(frozen=True, kw_only=True)
+class Summary(Load):
+    """What a client that recorded no request states of all of them.
+
+    Attributes:
+        num_requests: Finished ones.
+        prompt_len, output_len: Mean tokens.
+        num_failed: Those without an answer.
+    """
+
+    num_requests: float
+    prompt_len: float
+    output_len: float
+    num_failed: int = 0
+
+    def benchmark(self, path: Path, damaged: Sequence[str]) -> Benchmark:
+        """Make as many requests of the mean lengths, at the stated rate or from as many users."""
+        if not (self.num_requests >= 1 and min(self.prompt_len, self.output_len) > 0):
+            raise UserError(
+                f"{path} has neither requests nor their number and mean lengths; name the client's "
+                "file with a record of each request, such as by --save-detailed or --output-details"
+            )
+        means = {name: value for name, value in self.means.items() if value > 0}
+        if not means:
+            raise UserError(f"{path} states no mean latency; {NOT_STREAMED.partition('; ')[2]}")
+        number = round(self.num_requests)
+        table = pd.DataFrame(
+            {
+                "prompt_len": [max(1, round(self.prompt_len))] * number,
+                "output_len": max(1, round(self.output_len)),
+                "arrival": np.nan,
+                "latency": means.get("latency", means.get("ttft", 0.0)),
+                "first_token": np.nan,
+                "gaps": [()] * number,
+            }
+        )
+        requests, client, _ = _with_drawn_arrivals(table, self.client)
+        unknown: list[Any] = [[] for _ in range(len(requests))]
+        in_ledger = requests[["prompt_len", "output_len"]].assign(
+            request_id=requests.index, arrival_time=requests.arrival, token_times=unknown
+        )
+        return Benchmark(
+            self.labels_of(path),
+            in_ledger.reindex(columns=list(REQUEST_COLUMNS)),
+            self.num_failed,
+            self.server,
+            self.policy,
+            means,
+            self._cautions(number, client),
+            client.limited_to(len(in_ledger)),
+        )
+
+    def _cautions(self, number: int, client: Client) -> list[str]:
+        how = client.timing
+        if client.users is not None:
+            how = f"from {client.users} users"
+        if client.named_rate:
+            how += f", as the rate is {client.named_rate}"
+        cautions = []
+        if self.num_failed:
+            num_all = number + self.num_failed
+            cautions.append(f"{number} of {num_all} requests; {self.num_failed} failed")
+        cautions.append(
+            f"the file has means only: {number} requests of {round(self.prompt_len)} prompt and "
+            f"{round(self.output_len)} output tokens are sent {how}, and only means are compared"
+        )
+        return cautions
+
+
+def _checked_table(
     path: Path, rows: Iterable[Mapping[str, Any]], *, has_arrivals: bool
 ) -> tuple[pd.DataFrame, RowCheck]:
     """Make a table of rows with `LENGTHS`, `SECONDS` and `arrival` (seconds), and check those of
@@ -151,50 +283,6 @@ def _is_not_streamed(finished: pd.DataFrame) -> bool:
         return False
     comes_at_end = answered.first_token >= answered.latency
     return bool((answered.first_token.isna() | comes_at_end).all())
-
-
-def benchmark_of(path: Path, load: RecordedLoad) -> Benchmark:
-    """Make a benchmark of a load. Raises UserError where it has no request that can be used."""
-    recording = recorded(load.table, load.check, load.damaged)
-    if recording.requests.empty:
-        raise UserError(f"{path}: {_reason_for_nothing(recording)}; see the server's log")
-    cautions = [recording.describe_left_out(), *load.cautions]
-    requests = recording.requests
-    client = load.client
-    is_drawn = bool(requests.arrival.isna().all())
-    if is_drawn:
-        requests, client, caution = _with_drawn_arrivals(requests, client)
-        cautions.append(caution)
-    cautions += _cautions_of_chunks(requests)
-    if _has_chunks_of_tokens(requests):
-        # Times between chunks are no times between tokens.
-        no_gaps: list[Any] = [()] * len(requests)
-        requests = requests.assign(gaps=no_gaps)
-    in_ledger = _in_ledgers_columns(requests)
-    if DAMAGED not in recording.left_out:
-        cautions += _cautions_of_totals(in_ledger, load.totals, is_drawn=is_drawn)
-    conversation = _conversation(requests)
-    cautions += _cautions_of_conversations(requests)
-    if not client.source and not conversation.delay.notna().any():
-        client = inferred(in_ledger)
-    num_failed = sum(recording.left_out.values())
-    labels = {
-        "policy": load.client_name,
-        **load.labels,
-        "executor": "server",
-        "is_baseline": False,
-        "path": str(path),
-    }
-    return Benchmark(
-        labels,
-        in_ledger,
-        num_failed,
-        load.server,
-        load.policy,
-        cautions=[caution for caution in cautions if caution],
-        client=client.limited_to(len(in_ledger)),
-        conversation=conversation,
-    )
 
 
 def _reason_for_nothing(recording: Recording) -> str:
@@ -347,93 +435,3 @@ def _cautions_of_conversations(requests: pd.DataFrame) -> list[str]:
         f"{num_short} of {num_later} later turns have shorter prompts than what was said before: "
         "they are replayed with as much of it as they have room for"
     ]
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What a client that recorded no request states of all of them.
-
-    Attributes:
-        client_name: Of the program that wrote the file.
-        num_requests: Finished ones.
-        prompt_len, output_len: Mean tokens.
-        means: Mean waits in seconds, by the names of metrics.md.
-        client: How they were sent.
-        num_failed: Those without an answer.
-        labels: Further ones for tables.
-        server: What is recorded of the server's arguments.
-        policy: A name of conf/policy.
-    """
-
-    client_name: str
-    num_requests: float
-    prompt_len: float
-    output_len: float
-    means: Mapping[str, float]
-    client: Client
-    num_failed: int = 0
-    labels: Mapping[str, Any] = field(default_factory=dict)
-    server: Sequence[Statement] = ()
-    policy: str = "vllm_v1"
-
-
-def benchmark_of_summary(path: Path, summary: Summary) -> Benchmark:
-    """Make a benchmark of means: as many requests of the mean lengths, at the stated rate or from
-    as many users. Raises UserError for a summary without requests or lengths.
-    """
-    number = summary.num_requests
-    lengths = (summary.prompt_len, summary.output_len)
-    if not (number >= 1 and min(lengths) > 0):
-        raise UserError(
-            f"{path} has neither requests nor their number and mean lengths; name the client's "
-            "file with a record of each request, such as by --save-detailed or --output-details"
-        )
-    means = {name: value for name, value in summary.means.items() if value > 0}
-    if not means:
-        raise UserError(f"{path} states no mean latency; {NOT_STREAMED.partition('; ')[2]}")
-    seconds = means.get("latency", means.get("ttft", 0.0))
-    table = pd.DataFrame(
-        {
-            "prompt_len": [max(1, round(summary.prompt_len))] * round(number),
-            "output_len": max(1, round(summary.output_len)),
-            "arrival": np.nan,
-            "latency": seconds,
-            "first_token": np.nan,
-            "gaps": [()] * round(number),
-        }
-    )
-    requests, client, _ = _with_drawn_arrivals(table, summary.client)
-    how = client.timing
-    if client.users is not None:
-        how = f"from {client.users} users"
-    if client.named_rate:
-        how += f", as the rate is {client.named_rate}"
-    caution = (
-        f"the file has means only: {round(number)} requests of {round(summary.prompt_len)} prompt "
-        f"and {round(summary.output_len)} output tokens are sent {how}, and only means are compared"
-    )
-    cautions = [caution]
-    if summary.num_failed:
-        num_all = round(number) + summary.num_failed
-        cautions.insert(0, f"{round(number)} of {num_all} requests; {summary.num_failed} failed")
-    labels = {
-        "policy": summary.client_name,
-        **summary.labels,
-        "executor": "server",
-        "is_baseline": False,
-        "path": str(path),
-    }
-    unknown: list[Any] = [[] for _ in range(len(requests))]
-    in_ledger = requests[["prompt_len", "output_len"]].assign(
-        request_id=requests.index, arrival_time=requests.arrival, token_times=unknown
-    )
-    return Benchmark(
-        labels,
-        in_ledger.reindex(columns=list(REQUEST_COLUMNS)),
-        summary.num_failed,
-        summary.server,
-        summary.policy,
-        means,
-        cautions,
-        client.limited_to(len(in_ledger)),
-    )

@@ -16,14 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.extensions.replay.benchmark import (
-    Benchmark,
-    RecordedLoad,
-    Summary,
-    benchmark_of,
-    benchmark_of_summary,
-    checked_table,
-)
+from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
 from sarathi_lab.extensions.replay.clients import (
     CLOCK,
     EVEN,
@@ -39,8 +32,9 @@ from sarathi_lab.extensions.replay.readers.content import (
     nested,
     number_of,
     numbers_of,
+    stated_numbers,
 )
-from sarathi_lab.extensions.replay.server_arguments import Statement, as_object, read_arguments
+from sarathi_lab.extensions.replay.server_arguments import as_object
 from sarathi_lab.workload.recording import FINISHED
 
 AIPERF_SUMMARY = "profile_export_aiperf.json"
@@ -54,6 +48,11 @@ MEANS = {
     "inter_token_latency": "tpot",
     "request_latency": "latency",
 }
+TOTALS = {
+    "request_throughput": "request_throughput",
+    "output_token_throughput": "output_throughput",
+    "request_count": "num_requests",
+}
 # Tokens that a server counts itself, in the last of its responses.
 COUNTS = ("prompt_tokens", "completion_tokens")
 COUNTED = {name: re.compile(rf'"{name}":\s*(\d+)') for name in COUNTS}
@@ -65,25 +64,19 @@ def is_of_aiperf(content: Content) -> bool:
     return {"metadata", "metrics"} <= {*content.first}
 
 
-def read_aiperf(content: Content, _: Object) -> Benchmark:
-    """Read all lines. Raises UserError."""
+def read_aiperf(content: Content, _: Object) -> Load:
+    """Read all lines."""
     rows = [_row(record) for record in content.objects]
-    table, check = checked_table(content.path, rows, has_arrivals=True)
+    if not any(row["turn"] for row in rows):
+        rows = [{**row, "session": ""} for row in rows]
     summary = content.beside(AIPERF_SUMMARY)
-    num_sessions = table.session[table.turn > 0].nunique()
-    if num_sessions == 0:
-        table = table.assign(session="")
-    return benchmark_of(
-        content.path,
-        RecordedLoad(
-            "aiperf",
-            table,
-            check,
-            damaged=content.damaged,
-            totals=_totals(summary),
-            server=[_server_of(content, summary)],
-            client=_client_of_aiperf(summary),
-        ),
+    return RecordedLoad(
+        client_name="aiperf",
+        rows=rows,
+        means=stated_numbers(summary, MEANS, MILLISECOND, "avg"),
+        totals=stated_numbers(summary, TOTALS, statistic="avg"),
+        server=content.server(_model_of(summary)),
+        client=_client_of_aiperf(summary),
     )
 
 
@@ -121,46 +114,22 @@ def is_of_summary(content: Content) -> bool:
     return "avg" in metric and "unit" in metric
 
 
-def read_summary(content: Content, summary: Object) -> Benchmark:
-    """Read means. Raises UserError."""
+def read_summary(content: Content, summary: Object) -> Load:
+    """Read means."""
     is_of_genai = "perf_analyzer" in as_object(summary.get("input_config"))
-    return benchmark_of_summary(
-        content.path,
-        Summary(
-            "genai-perf" if is_of_genai else "aiperf",
-            _average(summary, "request_count"),
-            _average(summary, "input_sequence_length"),
-            _average(summary, "output_sequence_length"),
-            _means(summary),
-            _client_of_aiperf(summary),
-            server=[_server_of(content, summary)],
-        ),
+    return Summary(
+        client_name="genai-perf" if is_of_genai else "aiperf",
+        num_requests=_average(summary, "request_count"),
+        prompt_len=_average(summary, "input_sequence_length"),
+        output_len=_average(summary, "output_sequence_length"),
+        means=stated_numbers(summary, MEANS, MILLISECOND, "avg"),
+        client=_client_of_aiperf(summary),
+        server=content.server(_model_of(summary)),
     )
 
 
 def _average(summary: Object, name: str) -> float:
     return number_of(nested(summary, name, "avg"))
-
-
-def _means(summary: Object) -> dict[str, float]:
-    """Return mean waits in seconds."""
-    means = dict[str, float]()
-    for name, wait in MEANS.items():
-        mean = MILLISECOND * _average(summary, name)
-        if not math.isnan(mean):
-            means[wait] = mean
-    return means
-
-
-def _totals(summary: Object) -> dict[str, float]:
-    totals = {f"{name}_mean": mean for name, mean in _means(summary).items()}
-    throughputs = ("request_throughput", "output_token_throughput", "request_count")
-    names = ("request_throughput", "output_throughput", "num_requests")
-    for name, of_metrics in zip(throughputs, names, strict=True):
-        number = _average(summary, name)
-        if not math.isnan(number):
-            totals[of_metrics] = number
-    return totals
 
 
 def _client_of_aiperf(summary: Object) -> Client:
@@ -188,7 +157,7 @@ def _cv_of_aiperf(load: Object) -> float:
     return cv_of_gamma(load.get("arrival_smoothness"))
 
 
-def _server_of(content: Content, summary: Object) -> Statement:
+def _model_of(summary: Object) -> Any:
     config = as_object(summary.get("input_config"))
     names: Any = config.get("model_names") or nested(config, "endpoint", "model_names")
     if not names:
@@ -196,8 +165,7 @@ def _server_of(content: Content, summary: Object) -> Statement:
         names = [as_object(model).get("name") for model in nested(config, "models", "items") or ()]
     if isinstance(names, str):
         names = [names]
-    model = names[0] if names else None
-    return read_arguments("vllm", {"model": model}, str(content.path))
+    return names[0] if names else None
 
 
 def is_of_genai_perf(content: Content) -> bool:
@@ -205,7 +173,7 @@ def is_of_genai_perf(content: Content) -> bool:
     return "experiments" in content.first
 
 
-def read_genai_perf(content: Content, experiment: Object) -> Benchmark:
+def read_genai_perf(content: Content, experiment: Object) -> Load:
     """Read one experiment. Raises UserError without lengths of prompts."""
     summary = content.beside(GENAI_PERF_SUMMARY)
     prompt_len = _average(summary, "input_sequence_length")
@@ -215,7 +183,6 @@ def read_genai_perf(content: Content, experiment: Object) -> Benchmark:
             f"{content.path} has no lengths of prompts; put {GENAI_PERF_SUMMARY} of the same run "
             "beside it"
         )
-    table, check = checked_table(content.path, rows, has_arrivals=True)
     mode = as_object(experiment.get("experiment"))
     client = CLOCK
     if mode.get("mode") == "concurrency":
@@ -225,17 +192,12 @@ def read_genai_perf(content: Content, experiment: Object) -> Benchmark:
     caution = (
         "the file has no lengths: each response counts as a token, and prompts have the mean length"
     )
-    return benchmark_of(
-        content.path,
-        RecordedLoad(
-            "genai-perf",
-            table,
-            check,
-            totals=_totals(summary),
-            server=[_server_of(content, summary)],
-            client=client,
-            cautions=[caution],
-        ),
+    return RecordedLoad(
+        client_name="genai-perf",
+        rows=rows,
+        server=content.server(_model_of(summary)),
+        client=client,
+        cautions=[caution],
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sarathi_lab.config.paths import read_object
-from sarathi_lab.extensions.replay.server_arguments import as_object
+from sarathi_lab.extensions.replay.server_arguments import Statement, as_object, read_arguments
 
 Object = Mapping[str, Any]
 
@@ -34,6 +34,10 @@ class Content:
     def first(self) -> Object:
         """The first object; an empty one in other files."""
         return next(iter(self.objects), {})
+
+    def server(self, model: Any) -> list[Statement]:
+        """Return what is recorded of a server of which a client names the model only."""
+        return [read_arguments("vllm", {"model": model}, str(self.path))]
 
     def beside(self, name: str) -> Object:
         """Read the object in another file of the same folder; an empty one if it is not there."""
@@ -74,11 +78,16 @@ def nested(content: Object, *keys: str) -> Any:
     return value
 
 
-def stated_numbers(content: Object, names: Mapping[str, str], factor: float) -> dict[str, float]:
-    """Return the numbers of `content`, times `factor`, by other names."""
+def stated_numbers(
+    content: Object, names: Mapping[str, str], factor: float = 1.0, statistic: str = ""
+) -> dict[str, float]:
+    """Return numbers of `content`, or those in its objects under `statistic`, times `factor`, by
+    other names.
+    """
     numbers = dict[str, float]()
     for key, name in names.items():
-        number = factor * number_of(content.get(key))
+        keys = (key, statistic) if statistic else (key,)
+        number = factor * number_of(nested(content, *keys))
         if not math.isnan(number):
             numbers[name] = number
     return numbers

@@ -13,14 +13,7 @@ from typing import Any
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import readable
-from sarathi_lab.extensions.replay.benchmark import (
-    Benchmark,
-    RecordedLoad,
-    Summary,
-    benchmark_of,
-    benchmark_of_summary,
-    checked_table,
-)
+from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
 from sarathi_lab.extensions.replay.clients import Client
 from sarathi_lab.extensions.replay.readers.content import (
     Content,
@@ -29,7 +22,6 @@ from sarathi_lab.extensions.replay.readers.content import (
     number_of,
     numbers_of,
 )
-from sarathi_lab.extensions.replay.server_arguments import Statement, read_arguments
 from sarathi_lab.workload.recording import FINISHED
 
 DATABASE = b"SQLite format 3"
@@ -56,7 +48,7 @@ def is_database(path: Path) -> bool:
         return file.read(len(DATABASE)) == DATABASE
 
 
-def read_database(content: Content) -> Benchmark:
+def read_database(content: Content) -> Load:
     """Read the requests of a database. Raises UserError for one of another program."""
     path = content.path
     try:
@@ -72,17 +64,12 @@ def read_database(content: Content) -> Benchmark:
         ) from None
     if rows and not {*COLUMNS} <= {*rows[0]}:
         raise UserError(f"{path} lacks columns of evalscope's, such as {', '.join(COLUMNS)}")
-    table, check = checked_table(path, _rows(rows), has_arrivals=True)
     arguments = content.beside(ARGUMENTS)
-    return benchmark_of(
-        path,
-        RecordedLoad(
-            "evalscope",
-            table,
-            check,
-            server=[_server_of(content, arguments)],
-            client=_client_of(arguments.get("parallel"), arguments.get("rate")),
-        ),
+    return RecordedLoad(
+        client_name="evalscope",
+        rows=_rows(rows),
+        server=content.server(arguments.get("model")),
+        client=_client_of(arguments.get("parallel"), arguments.get("rate")),
     )
 
 
@@ -113,22 +100,18 @@ def is_of_evalscope_summary(content: Content) -> bool:
     return any(heading in content.first for heading in signs)
 
 
-def read_evalscope_summary(content: Content, summary: Object) -> Benchmark:
-    """Read means. Raises UserError."""
+def read_evalscope_summary(content: Content, summary: Object) -> Load:
+    """Read means."""
     numbers = {name: _first_number(summary, headings) for name, headings in HEADINGS.items()}
-    arguments = content.beside(ARGUMENTS)
-    return benchmark_of_summary(
-        content.path,
-        Summary(
-            "evalscope",
-            numbers["num_requests"],
-            numbers["prompt_len"],
-            numbers["output_len"],
-            {name: numbers[name] for name in ("ttft", "tpot", "latency")},
-            _client_of(numbers["users"], numbers["rate"]),
-            count_of(numbers["num_failed"]),
-            server=[_server_of(content, arguments)],
-        ),
+    return Summary(
+        client_name="evalscope",
+        num_requests=numbers["num_requests"],
+        prompt_len=numbers["prompt_len"],
+        output_len=numbers["output_len"],
+        means={name: numbers[name] for name in ("ttft", "tpot", "latency")},
+        client=_client_of(numbers["users"], numbers["rate"]),
+        num_failed=count_of(numbers["num_failed"]),
+        server=content.server(content.beside(ARGUMENTS).get("model")),
     )
 
 
@@ -146,7 +129,3 @@ def _client_of(users: Any, rate: Any) -> Client:
     if limit is None and not per_second > 0:
         return Client()
     return Client(limit, per_second if per_second > 0 else math.inf, "stated")
-
-
-def _server_of(content: Content, arguments: Object) -> Statement:
-    return read_arguments("vllm", {"model": arguments.get("model")}, str(content.path))

@@ -9,12 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from sarathi_lab.extensions.replay.benchmark import (
-    Benchmark,
-    RecordedLoad,
-    benchmark_of,
-    checked_table,
-)
+from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad
 from sarathi_lab.extensions.replay.clients import client_of_strategy
 from sarathi_lab.extensions.replay.readers.content import (
     Content,
@@ -23,7 +18,7 @@ from sarathi_lab.extensions.replay.readers.content import (
     nested,
     number_of,
 )
-from sarathi_lab.extensions.replay.server_arguments import Statement, as_object, read_arguments
+from sarathi_lab.extensions.replay.server_arguments import as_object
 from sarathi_lab.workload.recording import FINISHED
 
 # Lists of a load's requests, and what happened to those.
@@ -31,6 +26,8 @@ STATUSES = {"successful": FINISHED, "errored": "failed", "incomplete": "incomple
 # When a request was sent: of 0.4 and newer, and of older files.
 SENT = ("request_start_time", "start_time")
 MILLISECOND = 1e-3
+# A load's mean waits, and the unit that each has.
+WAITS = {"ttft": ("time_to_first_token_ms", MILLISECOND), "latency": ("request_latency", 1.0)}
 
 
 def is_of_guidellm(content: Content) -> bool:
@@ -43,34 +40,30 @@ def loads_of_guidellm(content: Content) -> list[Object]:
     return list(content.first["benchmarks"])
 
 
-def read_guidellm(content: Content, load: Object) -> Benchmark:
-    """Read one load. Raises UserError, and KeyError for a damaged one."""
-    table, check = checked_table(content.path, _rows(load["requests"]), has_arrivals=True)
+def read_guidellm(content: Content, load: Object) -> Load:
+    """Read one load. Raises KeyError for a damaged one."""
+    rows = list(_rows(load["requests"]))
     settings = as_object(load.get("config")) or as_object(load.get("args"))
     strategy = as_object(settings.get("strategy"))
-    num_read = int((table.status == FINISHED).sum())
+    num_read = sum(row["status"] == FINISHED for row in rows)
     cautions = []
     num_finished = _num_finished(load)
-    totals = dict[str, float]()
+    means = dict[str, float]()
     if num_finished > num_read:
         cautions.append(
             f"the file has {num_read} of {num_finished:.0f} finished requests, a sample: the load "
             "is replayed with these alone; record all requests"
         )
     elif num_read:
-        totals = _totals(load)
-    return benchmark_of(
-        content.path,
-        RecordedLoad(
-            "guidellm",
-            table,
-            check,
-            totals=totals,
-            labels={"workload.rate": strategy.get("rate")},
-            server=[_server_of(content, load, settings)],
-            client=client_of_strategy(strategy),
-            cautions=cautions,
-        ),
+        means = _means(load)
+    return RecordedLoad(
+        client_name="guidellm",
+        rows=rows,
+        means=means,
+        labels={"workload.rate": strategy.get("rate")},
+        server=content.server(_model_of(content, load, settings)),
+        client=client_of_strategy(strategy),
+        cautions=cautions,
     )
 
 
@@ -108,22 +101,17 @@ def _num_finished(load: Object) -> float:
     return math.nan
 
 
-def _totals(load: Object) -> dict[str, float]:
-    """Return mean waits that the file states of its finished requests."""
-    names = {
-        "ttft_mean": ("time_to_first_token_ms", MILLISECOND),
-        "latency_mean": ("request_latency", 1.0),
-    }
-    totals = dict[str, float]()
-    for name, (key, factor) in names.items():
+def _means(load: Object) -> dict[str, float]:
+    """Return mean waits (seconds) that the file states of its finished requests."""
+    means = dict[str, float]()
+    for wait, (key, factor) in WAITS.items():
         mean = number_of(nested(load, "metrics", key, "successful", "mean"))
         if not math.isnan(mean):
-            totals[name] = factor * mean
-    return totals
+            means[wait] = factor * mean
+    return means
 
 
-def _server_of(content: Content, load: Object, settings: Object) -> Statement:
+def _model_of(content: Content, load: Object, settings: Object) -> Any:
     backend = as_object(settings.get("backend")) or as_object(load.get("worker"))
     arguments = as_object(content.first.get("args"))
-    model = backend.get("model") or backend.get("backend_model") or arguments.get("model")
-    return read_arguments("vllm", {"model": model}, str(content.path))
+    return backend.get("model") or backend.get("backend_model") or arguments.get("model")

@@ -9,14 +9,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from sarathi_lab.extensions.replay.benchmark import (
-    Benchmark,
-    RecordedLoad,
-    Summary,
-    benchmark_of,
-    benchmark_of_summary,
-    checked_table,
-)
+from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
 from sarathi_lab.extensions.replay.clients import client_of_rate
 from sarathi_lab.extensions.replay.readers.content import (
     Content,
@@ -25,8 +18,9 @@ from sarathi_lab.extensions.replay.readers.content import (
     nested,
     number_of,
     numbers_of,
+    stated_numbers,
 )
-from sarathi_lab.extensions.replay.server_arguments import as_object, read_arguments
+from sarathi_lab.extensions.replay.server_arguments import as_object
 from sarathi_lab.workload.recording import FINISHED
 
 MEANS = {
@@ -41,22 +35,14 @@ def is_of_inference_perf(content: Content) -> bool:
     return {"start_time", "end_time", "info"} <= {*content.first}
 
 
-def read_inference_perf(content: Content, _: Object) -> Benchmark:
-    """Read all requests. Raises UserError."""
-    table, check = checked_table(content.path, _rows(content), has_arrivals=True)
+def read_inference_perf(content: Content, _: Object) -> Load:
+    """Read all requests."""
     try:
         model = as_object(json.loads(str(content.first.get("request")))).get("model")
     except ValueError:
         model = None
-    return benchmark_of(
-        content.path,
-        RecordedLoad(
-            "inference-perf",
-            table,
-            check,
-            damaged=content.damaged,
-            server=[read_arguments("vllm", {"model": model}, str(content.path))],
-        ),
+    return RecordedLoad(
+        client_name="inference-perf", rows=_rows(content), server=content.server(model)
     )
 
 
@@ -88,23 +74,19 @@ def is_of_inference_perf_summary(content: Content) -> bool:
     return {"load_summary", "successes"} <= {*content.first}
 
 
-def read_inference_perf_summary(content: Content, summary: Object) -> Benchmark:
-    """Read means. Raises UserError."""
+def read_inference_perf_summary(_: Content, summary: Object) -> Load:
+    """Read means."""
     successes = as_object(summary.get("successes"))
     waits = as_object(successes.get("latency"))
-    means = {name: number_of(nested(waits, key, "mean")) for key, name in MEANS.items()}
     rate = nested(summary, "load_summary", "requested_rate")
     if rate is None:
         rate = nested(summary, "load_summary", "achieved_rate")
-    return benchmark_of_summary(
-        content.path,
-        Summary(
-            "inference-perf",
-            number_of(successes.get("count")),
-            number_of(nested(successes, "prompt_len", "mean")),
-            number_of(nested(successes, "output_len", "mean")),
-            means,
-            client_of_rate(rate, None),
-            count_of(nested(summary, "failures", "count")),
-        ),
+    return Summary(
+        client_name="inference-perf",
+        num_requests=number_of(successes.get("count")),
+        prompt_len=number_of(nested(successes, "prompt_len", "mean")),
+        output_len=number_of(nested(successes, "output_len", "mean")),
+        means=stated_numbers(waits, MEANS, statistic="mean"),
+        client=client_of_rate(rate, None),
+        num_failed=count_of(nested(summary, "failures", "count")),
     )

@@ -8,14 +8,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from sarathi_lab.extensions.replay.benchmark import (
-    Benchmark,
-    RecordedLoad,
-    Summary,
-    benchmark_of,
-    benchmark_of_summary,
-    checked_table,
-)
+from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
 from sarathi_lab.extensions.replay.clients import Client
 from sarathi_lab.extensions.replay.readers.content import (
     Content,
@@ -24,7 +17,6 @@ from sarathi_lab.extensions.replay.readers.content import (
     number_of,
     stated_numbers,
 )
-from sarathi_lab.extensions.replay.server_arguments import Statement, read_arguments
 from sarathi_lab.workload.recording import FINISHED
 
 USERS = "num_concurrent_requests"
@@ -40,9 +32,8 @@ def is_of_llmperf(content: Content) -> bool:
     return {"ttft_s", "number_input_tokens"} <= {*content.first}
 
 
-def read_llmperf(content: Content, _: Object) -> Benchmark:
+def read_llmperf(content: Content, _: Object) -> Load:
     """Read all requests, with the number of users from the summary beside them."""
-    table, check = checked_table(content.path, _rows(content), has_arrivals=False)
     summary = content.beside(content.path.name.replace("individual_responses", "summary"))
     cautions = []
     if USERS not in summary:
@@ -50,18 +41,14 @@ def read_llmperf(content: Content, _: Object) -> Benchmark:
             f"nothing states how many requests were sent at a time: LLMPerf's default of "
             f"{DEFAULT_USERS} is taken; state workload.users"
         )
-    return benchmark_of(
-        content.path,
-        RecordedLoad(
-            "llmperf",
-            table,
-            check,
-            damaged=content.damaged,
-            totals={f"{name}_mean": mean for name, mean in _means(summary).items()},
-            server=[_server_of(content, summary)],
-            client=_client_of(summary),
-            cautions=cautions,
-        ),
+    return RecordedLoad(
+        client_name="llmperf",
+        rows=_rows(content),
+        has_arrivals=False,
+        means=stated_numbers(summary, MEANS),
+        server=content.server(summary.get("model")),
+        client=_client_of(summary),
+        cautions=cautions,
     )
 
 
@@ -82,21 +69,18 @@ def is_of_llmperf_summary(content: Content) -> bool:
     return "results_ttft_s_mean" in content.first
 
 
-def read_llmperf_summary(content: Content, summary: Object) -> Benchmark:
-    """Read means. Raises UserError."""
+def read_llmperf_summary(content: Content, summary: Object) -> Load:
+    """Read means."""
     output_len = _mean_tokens(summary, "output")
-    return benchmark_of_summary(
-        content.path,
-        Summary(
-            "llmperf",
-            number_of(summary.get("results_num_completed_requests")),
-            _mean_tokens(summary, "input"),
-            output_len,
-            _with_time_per_token(_means(summary), output_len),
-            _client_of(summary),
-            count_of(summary.get("results_number_errors")),
-            server=[_server_of(content, summary)],
-        ),
+    return Summary(
+        client_name="llmperf",
+        num_requests=number_of(summary.get("results_num_completed_requests")),
+        prompt_len=_mean_tokens(summary, "input"),
+        output_len=output_len,
+        means=_with_time_per_token(stated_numbers(summary, MEANS), output_len),
+        client=_client_of(summary),
+        num_failed=count_of(summary.get("results_number_errors")),
+        server=content.server(summary.get("model")),
     )
 
 
@@ -106,10 +90,6 @@ def _mean_tokens(summary: Object, kind: str) -> float:
     if math.isnan(measured):
         return number_of(summary.get(f"mean_{kind}_tokens"))
     return measured
-
-
-def _means(summary: Object) -> dict[str, float]:
-    return stated_numbers(summary, MEANS, 1.0)
 
 
 def _with_time_per_token(means: dict[str, float], output_len: float) -> dict[str, float]:
@@ -124,7 +104,3 @@ def _with_time_per_token(means: dict[str, float], output_len: float) -> dict[str
 
 def _client_of(summary: Object) -> Client:
     return Client(count_of(summary.get(USERS)) or DEFAULT_USERS, source="stated")
-
-
-def _server_of(content: Content, summary: Object) -> Statement:
-    return read_arguments("vllm", {"model": summary.get("model")}, str(content.path))

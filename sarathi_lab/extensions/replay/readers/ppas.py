@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from sarathi_lab.engine.ledger import REQUEST_COLUMNS
-from sarathi_lab.extensions.replay.benchmark import Benchmark
+from sarathi_lab.extensions.replay.benchmark import Benchmark, Load
 from sarathi_lab.extensions.replay.readers.content import Content, Object
 from sarathi_lab.extensions.replay.server_arguments import read_arguments
 
@@ -39,29 +42,51 @@ def runs_of_ppas(content: Content) -> list[Object]:
     return runs
 
 
-def read_ppas(content: Content, run: Object) -> Benchmark:
-    """Read one run. Raises ValueError and SyntaxError for a damaged line."""
-    # Imported here, as that takes seconds.
-    from sarathi_lab.extensions.after_sarathi.adaptive_budgets import phased
+@dataclass(frozen=True, kw_only=True)
+class PhasedLoad(Load):
+    """One run of phases, whose arrivals follow from them.
 
+    Attributes:
+        row: The mapping of its line.
+    """
+
+    row: Mapping[str, Any]
+
+    def benchmark(self, path: Path, damaged: Sequence[str]) -> Benchmark:
+        # Imported here, as that takes seconds.
+        from sarathi_lab.extensions.after_sarathi.adaptive_budgets import phased
+
+        phases = []
+        for phase in self.row["phase_schedule"].split(","):
+            phases.append(tuple(map(float, phase.split(":"))))
+        requests = pd.DataFrame({"arrival_time": phased(phases, int(self.row["seed"]))})
+        unknown: list[Any] = [[] for _ in range(len(requests))]
+        requests = requests.assign(
+            request_id=requests.index,
+            prompt_len=int(self.row["configured_prompt_tokens"]),
+            output_len=int(self.row["configured_output_tokens"]),
+            token_times=unknown,
+        )
+        return Benchmark(
+            {"policy": self.client_name, "executor": "server", "is_baseline": False},
+            requests.reindex(columns=list(REQUEST_COLUMNS)),
+            int(self.row["failed"]),
+            self.server,
+            self.policy,
+            self.means,
+            ["the log has means only, of a client that takes time for each prompt token"],
+        )
+
+
+def read_ppas(content: Content, run: Object) -> Load:
+    """Read one run. Raises ValueError and SyntaxError for a damaged line."""
     row = ast.literal_eval(run["line"])
-    phases = [tuple(map(float, phase.split(":"))) for phase in row["phase_schedule"].split(",")]
-    requests = pd.DataFrame({"arrival_time": phased(phases, int(row["seed"]))})
-    unknown: list[Any] = [[] for _ in range(len(requests))]
-    requests = requests.assign(
-        request_id=requests.index,
-        prompt_len=int(row["configured_prompt_tokens"]),
-        output_len=int(row["configured_output_tokens"]),
-        token_times=unknown,
-    )
     arguments = {name: row[name] for name in ("max_num_batched_tokens", "max_num_seqs")}
-    label = f"{row['config_name']}, {row['phase_schedule']}, seed {row['seed']}"
-    return Benchmark(
-        {"policy": label, "executor": "server", "is_baseline": False},
-        requests.reindex(columns=list(REQUEST_COLUMNS)),
-        int(row["failed"]),
-        [read_arguments("vllm", {"model": run["model"], **arguments}, str(content.path))],
-        "p_pas" if row["config_name"].startswith("ppas") else "vllm_v1",
-        {wait: float(row[name]) for name, wait in MEANS.items()},
-        ["the log has means only, of a client that takes time for each prompt token"],
+    arguments["model"] = run["model"]
+    return PhasedLoad(
+        client_name=f"{row['config_name']}, {row['phase_schedule']}, seed {row['seed']}",
+        row=row,
+        means={wait: float(row[name]) for name, wait in MEANS.items()},
+        server=[read_arguments("vllm", arguments, str(content.path))],
+        policy="p_pas" if row["config_name"].startswith("ppas") else "vllm_v1",
     )

@@ -12,14 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from sarathi_lab.extensions.replay.benchmark import (
-    Benchmark,
-    RecordedLoad,
-    Summary,
-    benchmark_of,
-    benchmark_of_summary,
-    checked_table,
-)
+from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
 from sarathi_lab.extensions.replay.clients import Client, client_of_rate, cv_of_gamma
 from sarathi_lab.extensions.replay.readers.content import (
     Content,
@@ -64,14 +57,37 @@ def is_of_vllm(content: Content) -> bool:
     return "completed" in names and not names.isdisjoint(("backend", "model_id", OF_SGLANG))
 
 
-def read_vllm(content: Content, result: Object) -> Benchmark:
-    """Read one result. Raises UserError, and KeyError or ValueError for a damaged one."""
-    if not any(result.get(name) for name in LISTS):
-        return benchmark_of_summary(content.path, _summary(content, result))
-    return benchmark_of(content.path, _details(content, result))
+def read_vllm(content: Content, result: Object) -> Load:
+    """Read one result. Raises KeyError or ValueError for a damaged one."""
+    shared: dict[str, Any] = {
+        "client_name": _client_name(result),
+        "means": stated_numbers(result, MEANS, MILLISECOND),
+        "client": _client_of(result),
+        "labels": _labels(result),
+        "server": [_server_of(content, result)],
+        "policy": _policy_of(result),
+    }
+    if any(result.get(name) for name in LISTS):
+        rows = _rows(result)
+        return RecordedLoad(
+            rows=rows,
+            has_arrivals=any(row["arrival"] is not None for row in rows),
+            totals=stated_numbers(result, TOTALS),
+            **shared,
+        )
+    number = number_of(result.get("completed"))
+    prompt_tokens = number_of(result.get("total_input_tokens"))
+    output_tokens = number_of(result.get("total_output_tokens"))
+    return Summary(
+        num_requests=number,
+        prompt_len=prompt_tokens / number if number else 0.0,
+        output_len=output_tokens / number if number else 0.0,
+        num_failed=count_of(result.get("failed")),
+        **shared,
+    )
 
 
-def _details(content: Content, result: Object) -> RecordedLoad:
+def _rows(result: Object) -> list[dict[str, Any]]:
     number = len(result["input_lens"])
     lists = {name: result[name] for name in LISTS}
     # Files of older versions have no errors, no latencies and no times of sending.
@@ -81,23 +97,7 @@ def _details(content: Content, result: Object) -> RecordedLoad:
     lists["cached_tokens"] = result.get("cached_tokens") or [0] * number
     # Lists of one length, or ValueError.
     rows: Any = pd.DataFrame(lists).to_dict("records")
-    has_arrivals = any(row["start_times"] is not None for row in rows)
-    table, check = checked_table(
-        content.path, [_row(row) for row in rows], has_arrivals=has_arrivals
-    )
-    totals = stated_numbers(result, TOTALS, 1.0)
-    means = stated_numbers(result, MEANS, MILLISECOND)
-    totals |= {f"{name}_mean": mean for name, mean in means.items()}
-    return RecordedLoad(
-        _client_name(result),
-        table,
-        check,
-        totals=totals,
-        labels=_labels(result),
-        server=[_server_of(content, result)],
-        policy=_policy_of(result),
-        client=_client_of(result),
-    )
+    return [_row(row) for row in rows]
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,24 +119,6 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
         "cached_len": count_of(row["cached_tokens"]),
         "status": status,
     }
-
-
-def _summary(content: Content, result: Object) -> Summary:
-    number = number_of(result.get("completed"))
-    prompt_tokens = number_of(result.get("total_input_tokens"))
-    output_tokens = number_of(result.get("total_output_tokens"))
-    return Summary(
-        _client_name(result),
-        number,
-        prompt_tokens / number if number else 0.0,
-        output_tokens / number if number else 0.0,
-        stated_numbers(result, MEANS, MILLISECOND),
-        _client_of(result),
-        count_of(result.get("failed")),
-        _labels(result),
-        [_server_of(content, result)],
-        _policy_of(result),
-    )
 
 
 def _client_name(result: Object) -> str:
