@@ -106,3 +106,47 @@ def test_queries_of_grouped_heads_are_put_in_order():
     # A KV head for each of two heads: nothing to group, and one sequence occupies 2 of 4 SMs.
     ungrouped = AttentionTimes(gpu, **{**HEADS, "num_heads": 2}).decode(1, 1000)
     assert ungrouped - 7.0 == pytest.approx(2 * 128e-6)
+
+
+# -- one call over chunks and decodes ---------------------------------------------------------------
+
+ONE_CALL = dataclasses.replace(TOY, num_sms=8, flops_per_second=1e13, bytes_per_second=1e12)
+
+
+def one_call(hardware, num_decodes, context, chunks=((0, 64),)):
+    tokens = num_decodes * context
+    return AttentionTimes(hardware, **HEADS).hybrid(list(chunks), num_decodes, tokens)
+
+
+def test_tiles_that_fit_together_last_as_long_as_the_longest():
+    # 4 heads of the chunk and of one decode are 8 tiles on 8 SMs.
+    gpu = dataclasses.replace(ONE_CALL, bytes_per_second=1e18)
+    alone = AttentionTimes(gpu, **HEADS).hybrid([(0, 64)], 1, 1000)
+    longer_chunk = AttentionTimes(gpu, **HEADS).hybrid([(500, 64)], 1, 1000)
+    assert alone == longer_chunk
+    assert one_call(gpu, 2, 1000) - 3 > 1.2 * (alone - 3)
+
+
+def test_a_longer_chunk_gives_every_decode_empty_tiles():
+    # 1,000 tiles of 4 heads on 8 SMs, which compute and memory do not hide.
+    gpu = dataclasses.replace(ONE_CALL, flops_per_second=9e18, bytes_per_second=9e18)
+    short, long = (one_call(gpu, 1000, 1, [(0, tokens)]) - 3 for tokens in (64, 128))
+    assert short == pytest.approx(0, abs=1e-9)
+    assert long == pytest.approx(1000 * 4 / 8 * 0.35e-6, rel=1e-3)
+
+
+def test_memory_reads_keys_for_each_head_past_the_cache():
+    # A KV head's keys and values are 32 bytes a token; two query heads share each.
+    gpu = dataclasses.replace(ONE_CALL, flops_per_second=9e18, l2_bytes=32e6)
+    read_once = dataclasses.replace(gpu, l2_bytes=None)
+    tokens = {"held": 700, "lost": 1300}  # of each of 1,000 decodes
+    ratio = {
+        name: (one_call(gpu, 1000, context) - 3) / (one_call(read_once, 1000, context) - 3)
+        for name, context in tokens.items()
+    }
+    assert ratio["held"] == pytest.approx(1)
+    assert ratio["lost"] == pytest.approx(2, rel=1e-3)
+    # Enough SMs take both heads at the same time.
+    wide = dataclasses.replace(gpu, num_sms=4000)
+    once = dataclasses.replace(wide, l2_bytes=None)
+    assert one_call(wide, 1000, 1300) == pytest.approx(one_call(once, 1000, 1300))

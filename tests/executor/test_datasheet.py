@@ -29,6 +29,8 @@ def test_what_is_not_stated_is_that_of_the_base() -> None:
     for figure in ("flops_per_second", "memory_bytes", "num_sms", "link_bytes_per_second"):
         assert getattr(card, figure) == getattr(H100, figure)
     assert card.with_kernel("flash_attention_2").hybrid_call
+    assert card.l2_bytes == H100.l2_bytes
+    assert datasheet("mine", "h100", l2=6e6).l2_bytes == 6e6
     half = datasheet("mine", "h100", peak=H100.flops_per_second / 2)
     assert half.num_sms == H100.num_sms / 2
 
@@ -50,6 +52,7 @@ def test_three_figures_are_enough_and_links_are_unknown() -> None:
         ({"base": "h100", "link": -1}, "hardware.link=-1"),
         ({"base": "h100", "peak": "fast"}, "hardware.peak=fast"),
         ({"base": "h100", "num_sms": 0}, "hardware.num_sms=0"),
+        ({"base": "h100", "l2": 96}, "hardware.l2=96 is less than any card has"),
         ({"base": "h100", "error": 0}, "hardware.error=0"),
         ({"name": "", "base": "h100"}, "hardware.name="),
     ],

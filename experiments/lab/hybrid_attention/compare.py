@@ -28,6 +28,8 @@ RUNS = {
 }
 SIZES = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode"]
 # Batches as servers have them: chunks of 256 to 2,048 tokens, decodes of 512 to 4,096.
+# The hardest for the formula, as keys no longer fit the L2 cache.
+LONG = "n_decode >= 64 and kv_decode >= 2048"
 SERVED = "prefill_chunk >= 256 and kv_prefill <= 4096 and 512 <= kv_decode <= 4096"
 
 
@@ -67,10 +69,22 @@ def describe(gpu: str, calls: pd.DataFrame) -> None:
     print(f"{gpu}: {len(calls)} mixed calls; one takes more than two in {(ratio > 1).mean():.0%}")
     print(f"  one / two: median {ratio.median():.2f}, as served {served.median():.2f}")
     for name in ("one_formula", "two_formula", "two"):
-        error = (calls[name] / calls.measured - 1).abs().mean()
-        print(f"  error of {name}: {error:.1%}")
+        errors = calls[name] / calls.measured - 1
+        means = [errors.abs().mean()]
+        for rows in (SERVED, LONG):
+            means.append(errors[calls.query(rows).index].abs().mean())
+        of_all, of_served, of_long = means
+        print(f"  error of {name}: {of_all:.1%}, as served {of_served:.1%}, long {of_long:.1%}")
+    print(errors_by_decodes(calls).to_string())
     scaled = calls.two * calls.one_formula / calls.two_formula / calls.measured - 1
     print(f"  error of two measured calls times the formula's ratio: {scaled.abs().mean():.1%}")
+
+
+def errors_by_decodes(calls: pd.DataFrame) -> pd.DataFrame:
+    """Mean absolute errors in percent of the formula, by decodes (rows) and their context."""
+    errors = (calls.one_formula / calls.measured - 1).abs()
+    contexts = pd.cut(calls.kv_decode, [0, 255, 1023, 2047, 4095, 16384]).rename("context")
+    return (100 * errors).groupby([calls.n_decode, contexts], observed=True).mean().unstack().round(1)
 
 
 def draw(axes: plt.Axes, gpu: str, calls: pd.DataFrame) -> None:

@@ -23,6 +23,7 @@ LEAST = {
     "memory": 1e9,  # bytes
     "link": 1e8,  # bytes/s
     "network": 1e8,
+    "l2": 1e6,
 }
 
 
@@ -36,6 +37,7 @@ def datasheet(
     network: float | None = None,
     fp8_peak: float | None = None,
     num_sms: int | None = None,
+    l2: float | None = None,
     error: float = ASSUMED_ERROR,
 ) -> Hardware:
     """Make the `Hardware` of a card whose kernels were not measured: its own peaks, and the shares
@@ -54,6 +56,7 @@ def datasheet(
         network: Bytes/s to another node.
         fp8_peak: FLOP/s of dense products in 8 bits.
         num_sms: Multiprocessors; None: as many as reach the peak with those of `base`.
+        l2: Bytes of its L2 cache; None: those of `base`.
         error: The mean relative error of its kernels' times that is assumed.
 
     Raises:
@@ -85,6 +88,7 @@ def datasheet(
         "num_sms": num_sms,
         "tables": None,
         "is_datasheet": True,
+        "l2_bytes": measured.l2_bytes if l2 is None else _rate("l2", l2),
         "uncertainty": dict.fromkeys((*UNCERTAIN, EXPERTS), error),
         "latent": _uncertain(measured.latent, dict.fromkeys(UNCERTAIN, error)),
         "linear": _uncertain(measured.linear, error),

@@ -118,6 +118,10 @@ class Hardware:
     # Prefills and decodes attend in one call, as in vLLM, where each head of a decode takes a query
     # tile. None: only if operation tables have such calls.
     hybrid_call: bool | None = flag(None, fix=FIX)
+    # Of a call over prefills and decodes: bytes of the L2 cache, which hold keys between the heads
+    # that share them (None: always), and the query tiles that fit an SM's shared memory at once.
+    l2_bytes: float | None = number(None, above=0, fix=FIX)
+    tiles_per_sm: int = _count(1)
     kernel: str | None = text(None, fix=FIX)  # of attention, if it is not that of the `tables`
     # Attention kernels that `Host.attention_kernel` selects: figures in place of those above.
     kernels: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)

@@ -13,7 +13,8 @@ are fields of `Hardware`; `experiments/lab/cost_model/fit.py` fits both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -30,9 +31,15 @@ OVERLAP = 3.0  # exponent of `overlapped`; the larger, the closer to max(compute
 PARTIAL_SUM_BYTES = 8  # split-K writes and reads a 4-byte sum for each output and part
 QUERY_TILE = 64  # queries of a head that an SM takes at once: Fig 7 steps between 700 and 750
 FILL_KEYS = 256  # keys of a head on each SM with which decodes reach their bandwidth
-# Exponent of `uneven`: chosen among four by the mixed batches of two GPUs, see
-# experiments/lab/hybrid_attention/README.md.
-UNEVENNESS = 1.5
+# One call over chunks and decodes, as flash-attention 2 makes it. See
+# experiments/lab/hybrid_attention/README.md for what each was fitted to.
+UNEVENNESS = 1.5  # exponent of `uneven`
+DECODE_RAMP = 40  # keys of a decode's tile beyond `query_ramp`
+# Of starting a tile without queries on an SM: the call has as many tiles for every sequence as for
+# the one with the most, and those of a decode but the first end at once.
+EMPTY_TILE_TIME = 0.35e-6
+# Keys of one KV head that start to fall out of the L2 cache, and that all do, in sizes of it.
+CACHE_LEAVING = (0.75, 1.25)
 
 
 def overlapped(compute: float, memory: float) -> float:
@@ -203,18 +210,30 @@ class AttentionTimes:
         `decode_kv_tokens` in total, in one call.
 
         As in flash-attention 2, a decode is a chunk of one token: each of its heads takes a whole
-        query tile over all its keys, which are not split. The call is bound by all of its tiles or
-        by the longest (`uneven`): the mean decode's, or the last of a chunk.
+        query tile over all its keys, which are not split. Tiles that fit on the SMs together last
+        as long as the longest, the mean decode's or the last of a chunk; more are bound by all or
+        by the longest (`uneven`).
         """
-        of, hardware = self._tiles(chunks), self.hardware
-        tiles = of._replace(
-            query_tiles=of.query_tiles + num_decodes, dense_keys=of.dense_keys + decode_kv_tokens
+        hardware = self.hardware
+        chunks = list(chunks)
+        prompts = self._tiles(chunks)
+        ramps = num_decodes * DECODE_RAMP
+        tiles = prompts._replace(
+            query_tiles=prompts.query_tiles + num_decodes,
+            dense_keys=prompts.dense_keys + decode_kv_tokens + ramps,
         )
-        longest = max(of.longest, -(-decode_kv_tokens // num_decodes))
-        compute = uneven(self._compute(tiles), self._block_time(longest))
-        kv_tokens, queries = of.kv_tokens + decode_kv_tokens, of.queries + num_decodes
+        decode_keys = math.ceil(decode_kv_tokens / num_decodes) + DECODE_RAMP
+        longest = self._block_time(max(prompts.longest, decode_keys) + hardware.query_ramp)
+        compute = longest
+        if tiles.query_tiles * self.num_heads > hardware.num_sms:
+            empty = self._empty_tiles(chunks, num_decodes, tiles.query_tiles)
+            starting = empty * self.num_heads * EMPTY_TILE_TIME / hardware.num_sms
+            compute = uneven(self._compute(tiles) + starting, longest)
+        queries = prompts.queries + num_decodes
         efficiency = hardware.prompt_efficiency or hardware.kv_efficiency
-        memory = self._prompt_memory(kv_tokens, queries, efficiency)
+        memory = self._prompt_memory(prompts.kv_tokens, queries, efficiency)
+        reads = self._reads_of_keys(decode_kv_tokens, tiles.query_tiles)
+        memory += reads * self._kv_bytes * decode_kv_tokens / hardware.kv_rate
         return hardware.attention_launch + overlapped(compute, memory)
 
     def uniform(
@@ -238,6 +257,32 @@ class AttentionTimes:
         if self.window is None:
             return tiles_of(chunks, self._tile)
         return windowed_tiles(chunks, self.window, self._tile)
+
+    def _empty_tiles(
+        self, chunks: Sequence[tuple[int, int]], num_decodes: int, query_tiles: int
+    ) -> int:
+        """Count a head's tiles without queries, where every sequence has as many as the longest."""
+        most_tokens = max(num_tokens for _, num_tokens in chunks)
+        of_longest = math.ceil(most_tokens / self._tile)
+        return (len(chunks) + num_decodes) * of_longest - query_tiles
+
+    def _reads_of_keys(self, decode_kv_tokens: int, query_tiles: int) -> float:
+        """Compute how often memory reads the keys of decodes in a call with chunks.
+
+        SMs take one query head after another, all of its `query_tiles`. Heads that share keys read
+        them once if the SMs have them at the same time, or if the L2 cache holds them until the
+        next head's turn.
+        """
+        hardware = self.hardware
+        sharing = self.num_heads / self.num_kv_heads
+        if hardware.l2_bytes is None or sharing == 1:
+            return 1.0
+        heads_at_once = hardware.num_sms * hardware.tiles_per_sm / query_tiles
+        rereads = sharing / min(sharing, max(1.0, heads_at_once)) - 1
+        sizes_of_cache = self._kv_bytes / self.num_kv_heads * decode_kv_tokens / hardware.l2_bytes
+        first, last = CACHE_LEAVING
+        left_cache = min(1.0, max(0.0, (sizes_of_cache - first) / (last - first)))
+        return 1 + left_cache * rereads
 
     def _compute(self, tiles: Tiles) -> float:
         """Compute the seconds of all heads' tiles on all SMs."""
