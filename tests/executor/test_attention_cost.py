@@ -108,7 +108,7 @@ def test_queries_of_grouped_heads_are_put_in_order():
     assert ungrouped - 7.0 == pytest.approx(2 * 128e-6)
 
 
-# -- one call over chunks and decodes ---------------------------------------------------------------
+# -- one call over chunks and decodes --------------------------------------------------------------
 
 ONE_CALL = dataclasses.replace(TOY, num_sms=8, flops_per_second=1e13, bytes_per_second=1e12)
 

@@ -84,7 +84,9 @@ def errors_by_decodes(calls: pd.DataFrame) -> pd.DataFrame:
     """Mean absolute errors in percent of the formula, by decodes (rows) and their context."""
     errors = (calls.one_formula / calls.measured - 1).abs()
     contexts = pd.cut(calls.kv_decode, [0, 255, 1023, 2047, 4095, 16384]).rename("context")
-    return (100 * errors).groupby([calls.n_decode, contexts], observed=True).mean().unstack().round(1)
+    return (
+        (100 * errors).groupby([calls.n_decode, contexts], observed=True).mean().unstack().round(1)
+    )
 
 
 def draw(axes: plt.Axes, gpu: str, calls: pd.DataFrame) -> None:

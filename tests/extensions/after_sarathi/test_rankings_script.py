@@ -42,15 +42,47 @@ def test_a_client_holds_prompts_back_until_it_is_free(script):
 def test_pairs_picks_and_regrets_are_counted_by_hand(script):
     runs = [("vllm_v1", 2048, 1.0), ("vllm_v1", 16384, 1.04), ("p_pas", 16384, 2.0)]
     logs = pd.DataFrame(runs, columns=["policy", "budget", "latency"])
-    logs = logs.assign(gpu="a", model="b", prompt_len=1, output_len=1, phases="", seed=0)
+    logs = logs.assign(gpu="a", model="b", prompt_len=1, output_len=1, phases="5:1,5:2", seed=0)
     logs = logs.assign(ttft=1.0, tpot=1.0)
     guess = pd.DataFrame({"latency": [3.0, 1.0, 1.0], "ttft": 0.9, "tpot": 1.2})
     found = script.score(logs, guess)
     # The first two differ by less than 5 %; of the others one pair is wrong, and one a tie.
     assert (found["pairs"], found["right"], found["traces"], found["best"]) == (2, 0, 1, 0)
+    # The tie is not called, and P-PAS first is wrong of both.
+    assert (found["called"], found["called_right"], found["rule_right"]) == (1, 0, 0)
     assert found["regret_lab"] == pytest.approx(0.04)
     assert found["regret_p_pas"] == pytest.approx(1.0)
     assert found["error_ttft"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("latencies", "right"), [((1.0, 2.0, 2.0, 1.0), 2), ((2.0, 1.0, 1.0, 2.0), 1)]
+)
+def test_a_rule_takes_small_budgets_for_fast_bursts(latencies, right, script):
+    logs = pd.DataFrame({"latency": latencies, "budget": [16384, 2048] * 2, "policy": "vllm_v1"})
+    logs["phases"] = ["5:1", "5:1", "5:9", "5:9"]
+    logs = logs.assign(guess=logs.latency)
+    traces = logs.groupby("phases")
+    pairs = [pair for _, trace in traces for pair in script.pairs_of(trace)]
+    assert script.right_by_rule(pd.DataFrame(pairs)) == right
+
+
+def test_the_interval_of_a_share_is_never_of_width_zero(script):
+    assert script.interval_of_share(1.0, 10) == pytest.approx((0.025**0.1, 1.0))
+    assert script.interval_of_share(0.0, 10) == pytest.approx((0.0, 1 - 0.025**0.1))
+    low, high = script.interval_of_share(0.5, 10)
+    assert low == pytest.approx(1 - high)
+
+
+def test_the_page_states_what_was_called(script):
+    page = (FOLDER / "README.md").read_text()
+    scores = pd.read_csv(script.SCORES).query("prediction == 'rereads'").groupby("gpu").tail(1)
+    for row in scores.itertuples():
+        called = f"{row.called:,.0f}"
+        right = f"{row.called_right:,.0f}"
+        of_rule = rf"{row.rule_right_called:.0f}\b.*{row.rule_right:.0f}"
+        line = rf"\| {row.pairs:,.0f} \| {called}\b.*\| \**{right}\b.*\| {of_rule}"
+        assert re.search(line, page), row
 
 
 def test_the_page_states_the_recorded_scores(script):
