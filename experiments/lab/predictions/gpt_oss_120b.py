@@ -55,8 +55,8 @@ def main() -> None:
             "model": f"{MODEL}, experts in MXFP4",
             "cards": CARDS,
             "host": HOST,
-            "level": "executor.cost_model=analytic; the steady state: each user's prompt beside the "
-            "decodes of the others once an answer, lengths of 0.9 of the nominal ones",
+            "level": "executor.cost_model=analytic; the steady state: each user's prompt beside "
+            "the decodes of the others once an answer, lengths of 0.9 of the nominal ones",
         },
         "predicted": dict(predictions(options.file)),
     }
@@ -95,9 +95,7 @@ def predictions(file: Path) -> Iterator[tuple[str, float]]:
             yield name_of(setting), round(1e3 * token_time(cost, host, setting), 3)
 
 
-def token_time(
-    cost: CostModel, host: Host, setting: tuple[str, float, int, int, float]
-) -> float:
+def token_time(cost: CostModel, host: Host, setting: tuple[str, float, int, int, float]) -> float:
     """Compute the mean seconds between tokens: a batch of decodes, and each other user's prompt
     beside them once an answer.
     """
