@@ -18,6 +18,7 @@ from sarathi_lab.executor.simulated.attention_calls import caution_of
 from sarathi_lab.executor.simulated.cost_model import MEASURED_KERNELS, CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import NO_HOST, WEIGHTS, Hardware, Host, Parallel
+from sarathi_lab.executor.simulated.kernel_times import at_measured_rates
 from sarathi_lab.executor.simulated.kv_capacity import (
     check_room,
     device_memory,
@@ -79,6 +80,7 @@ class SimulatedBackend:
                 raise UserError(f"executor.{name}={value} is not one; choose one by {name}=NAME")
         check_fields(self)
         _ = self.parallel, self.attending  # checks the degrees and the kernel
+        self._refuse_unread_rates()
         if self.host.is_stated and self.num_stages > 1:
             raise UserError(
                 f"host={self.host.name} applies to one batch at a time, not to a pipeline of "
@@ -91,6 +93,18 @@ class SimulatedBackend:
                 f"dtype={self.dtype} is not an element type of {size} bytes, of which hardware "
                 f"{self.hardware.name} has the peaks; use one of {', '.join(valid)}"
             )
+
+    def _refuse_unread_rates(self) -> None:
+        if self.cost_model == "analytic":
+            return
+        hardware = self.hardware
+        rates = {"product_rate": hardware.product_rate, "cache_rate": hardware.cache_rate}
+        for name, rate in rates.items():
+            if rate is not None:
+                raise UserError(
+                    f"hardware.{name}={rate:g} scales the formulas, and executor.cost_model="
+                    f"{self.cost_model} takes times from tables; use executor.cost_model=analytic"
+                )
 
     @property
     def device_name(self) -> str:
@@ -275,8 +289,8 @@ class SimulatedBackend:
 
     @property
     def attending(self) -> Hardware:
-        """The hardware with the host's attention kernel."""
-        return self.hardware.with_kernel(self.host.attention_kernel)
+        """The hardware with the host's attention kernel, at rates measured on the card."""
+        return at_measured_rates(self.hardware.with_kernel(self.host.attention_kernel))
 
     def cost_of(self, spec: ModelSpec) -> CostModel:
         """Return the cost model of a replica, with this backend's weights, kernels and graphs."""

@@ -122,6 +122,10 @@ class Hardware:
     # that share them (None: always), and the query tiles that fit an SM's shared memory at once.
     l2_bytes: float | None = number(None, above=0, fix=FIX)
     tiles_per_sm: int = _count(1)
+    # Of one card, as measured on it (`kernel_times.at_measured_rates`): FLOP/s of a product that
+    # lasts, and bytes/s of decodes that read the KV cache. None: as of the file.
+    product_rate: float | None = number(None, above=0, fix="use FLOP/s, such as 450e12")
+    cache_rate: float | None = number(None, above=0, fix="use bytes/s, such as 2.5e12")
     kernel: str | None = text(None, fix=FIX)  # of attention, if it is not that of the `tables`
     # Attention kernels that `Host.attention_kernel` selects: figures in place of those above.
     kernels: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
@@ -31,6 +31,7 @@ OVERLAP = 3.0  # exponent of `overlapped`; the larger, the closer to max(compute
 PARTIAL_SUM_BYTES = 8  # split-K writes and reads a 4-byte sum for each output and part
 QUERY_TILE = 64  # queries of a head that an SM takes at once: Fig 7 steps between 700 and 750
 FILL_KEYS = 256  # keys of a head on each SM with which decodes reach their bandwidth
+PRODUCT_SIZE = 8192  # tokens, inputs and outputs of a product that lasts
 # One call over chunks and decodes, as flash-attention 2 makes it. See
 # experiments/lab/hybrid_attention/README.md for what each was fitted to.
 UNEVENNESS = 1.5  # exponent of `uneven`
@@ -86,6 +87,37 @@ def matmul_time(
         return hardware.kernel_launch + overlapped(compute, num_bytes / hardware.memory_rate)
 
     return hardware.kernel_launch + min(seconds(*pair) for pair in product(TILES, SPLITS))
+
+
+def lasting_product_rate(hardware: Hardware) -> float:
+    """Compute the FLOP/s of a product of `PRODUCT_SIZE` tokens, inputs and outputs."""
+    size = PRODUCT_SIZE
+    return 2 * size**3 / matmul_time(size, size, size, hardware, hardware.dtype_bytes)
+
+
+def at_measured_rates(hardware: Hardware) -> Hardware:
+    """Return the device at the rates that were measured on the card itself.
+
+    A card's clocks and memory differ from those of the card that a file was fitted to, and a
+    server's from those of an isolated kernel. So peaks are scaled by the ratio of the rates, and
+    shares of them and fixed costs stay. Without measured rates the device is returned as it is.
+    """
+    flops_scale = bytes_scale = 1.0
+    if hardware.product_rate is not None:
+        flops_scale = hardware.product_rate / lasting_product_rate(hardware)
+    if hardware.cache_rate is not None:
+        bytes_scale = hardware.cache_rate / hardware.kv_rate
+    if flops_scale == bytes_scale == 1:
+        return hardware
+    fp8_peak = hardware.fp8_flops_per_second
+    return replace(
+        hardware,
+        flops_per_second=flops_scale * hardware.flops_per_second,
+        fp8_flops_per_second=None if fp8_peak is None else flops_scale * fp8_peak,
+        bytes_per_second=bytes_scale * hardware.bytes_per_second,
+        product_rate=None,
+        cache_rate=None,
+    )
 
 
 class Heads(NamedTuple):
