@@ -324,7 +324,7 @@ class AttentionTimes:
         weighted = dense / hardware.attention_efficiency + masked / hardware.causal_efficiency
         return self.num_heads * weighted * self._key_time
 
-    def _block_time(self, keys: int) -> float:
+    def _block_time(self, keys: float) -> float:
         """Compute the seconds of a query tile and `keys` keys on one SM."""
         return self.hardware.num_sms * keys / self.hardware.attention_efficiency * self._key_time
 

@@ -105,12 +105,11 @@ def _write_markdown(
 def score() -> str:
     """Return how many pairs of real runs the simulator ranks rightly, by GPU with enough pairs."""
     table = pd.read_csv(SCORES)
-    by_gpu = table[table.prediction == PREDICTION].groupby("gpu")
+    scores = table[(table.prediction == PREDICTION) & (table.pairs >= FEWEST_PAIRS)]
     pairs = []
-    for row in by_gpu.tail(1).itertuples():  # the row of all models, each GPU's last
-        if row.pairs >= FEWEST_PAIRS:
-            called = f"{row.called_right:.0f} of {row.called:.0f} called"
-            pairs.append(f"{called}, of {row.pairs:.0f} ({row.gpu})")
+    for row in scores.groupby("gpu").tail(1).itertuples():  # of all models, each GPU's last
+        called = f"{row.called_right:.0f} of {row.called:.0f} called"
+        pairs.append(f"{called}, of {row.pairs:.0f} ({row.gpu})")
     return f"Pairs of real runs in their real order: {'; '.join(pairs)}; see lab/rankings."
 
 
