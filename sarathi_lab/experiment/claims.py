@@ -438,7 +438,7 @@ def verdict(experiment: str, table: pd.DataFrame) -> str:
     """Summarise the claims of an experiment in Markdown, from the table of `verdicts`."""
     judged = table[table.experiment == experiment]
     if judged.empty:
-        return "- Its claims are read from other experiments."
+        return "- No claim is read from it alone."
     lines = []
     for claim, rows in judged.groupby("claim", sort=False):
         values = []

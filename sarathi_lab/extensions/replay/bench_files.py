@@ -10,6 +10,7 @@
 | LLMPerf | `*_individual_responses.json`, or `*_summary.json` |
 | inference-perf | `per_request_lifecycle_metrics.json`, or `summary_lifecycle_metrics.json` |
 | `evalscope perf` | `benchmark_data.db`, or `benchmark_summary.json` |
+| the table that vLLM's or SGLang's client prints | text, with any number of tables |
 | `benchmark_vLLM.py` of ppas-vllm | its output, with means of a run a line |
 
 Files may be packed by gzip. Of a summary only means are compared.
@@ -30,6 +31,7 @@ from sarathi_lab.extensions.replay.readers import (
     inference_perf,
     llmperf,
     ppas,
+    printed,
     vllm,
 )
 from sarathi_lab.extensions.replay.readers.content import Content, Object
@@ -79,6 +81,7 @@ READERS = (
         all_objects,
         inference_perf.read_inference_perf_summary,
     ),
+    Reader(printed.is_printed, printed.printed_runs, vllm.read_vllm),
     Reader(evalscope.is_of_evalscope_summary, all_objects, evalscope.read_evalscope_summary),
 )
 # What a load that is damaged raises where it is read.

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
 from sarathi_lab.extensions.replay.clients import client_of_rate
 from sarathi_lab.extensions.replay.readers.content import (
@@ -74,9 +75,14 @@ def is_of_inference_perf_summary(content: Content) -> bool:
     return {"load_summary", "successes"} <= {*content.first}
 
 
-def read_inference_perf_summary(_: Content, summary: Object) -> Load:
-    """Read means."""
+def read_inference_perf_summary(content: Content, summary: Object) -> Load:
+    """Read means. Raises UserError for what is no file of the client."""
     successes = as_object(summary.get("successes"))
+    if "request_latency" in successes:
+        raise UserError(
+            f"{content.path} is what Prometheus had of the server; name the client's file beside "
+            "it, *_lifecycle_metrics.json"
+        )
     waits = as_object(successes.get("latency"))
     rate = nested(summary, "load_summary", "requested_rate")
     if rate is None:

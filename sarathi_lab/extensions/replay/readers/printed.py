@@ -1,0 +1,59 @@
+"""The table that `vllm bench serve` and SGLang's `bench_serving` print, kept as text: means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from sarathi_lab.extensions.replay.readers.content import Content, Object, number_of
+from sarathi_lab.extensions.replay.readers.vllm import OF_SGLANG
+
+HEADING = "Serving Benchmark Result"
+END = "\n====="  # of a table; the heading's own line has no break before it
+SENT = ("request_rate", "max_concurrency")
+LINE = re.compile(r"^[#\s]*([A-Z][^:\n]*?)\s*:\s+(\S+)\s*$", re.MULTILINE)
+# What the clients' JSON has for a printed line.
+NAMES = {
+    "Successful requests": "completed",
+    "Failed requests": "failed",
+    "Maximum request concurrency": "max_concurrency",
+    "Max request concurrency": "max_concurrency",
+    "Request rate configured (RPS)": "request_rate",
+    "Traffic request rate": "request_rate",
+    "Benchmark duration (s)": "duration",
+    "Total input tokens": "total_input_tokens",
+    "Total generated tokens": "total_output_tokens",
+    "Total generated tokens (retokenized)": OF_SGLANG,
+    "Mean TTFT (ms)": "mean_ttft_ms",
+    "Mean TPOT (ms)": "mean_tpot_ms",
+    "Mean E2EL (ms)": "mean_e2el_ms",
+    "Mean E2E Latency (ms)": "mean_e2e_latency_ms",
+}
+
+
+def is_printed(content: Content) -> bool:
+    """Whether the file has a printed table."""
+    return not content.objects and HEADING in content.text
+
+
+def printed_runs(content: Content) -> Sequence[Object]:
+    """Return an object a table, as the client's JSON would have it."""
+    above, *tables = content.text.split(HEADING)
+    runs = []
+    for table in tables:
+        own, _, below = table.partition(END)
+        # Older clients print rate and concurrency above the heading.
+        sent = {name: value for name, value in _numbers(above).items() if name in SENT}
+        runs.append({**sent, **_numbers(own)})
+        above = below
+    return runs
+
+
+def _numbers(text: str) -> dict[str, object]:
+    """Return the numbers of printed lines, by the JSON's names; the last of each."""
+    numbers: dict[str, object] = {}
+    for heading, value in LINE.findall(text):
+        name = NAMES.get(heading)
+        if name is not None:
+            numbers[name] = number_of(value)
+    return numbers

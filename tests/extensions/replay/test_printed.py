@@ -1,0 +1,47 @@
+"""Tables that clients print, kept as text, and summaries that look like a client's."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.extensions.replay.bench_files import read_benchmarks
+
+TABLE = """{above}
+============ Serving Benchmark Result ============
+{inside}
+Successful requests:                     {number}
+Benchmark duration (s):                  41.24
+Total input tokens:                      4000
+Total generated tokens:                  800
+---------------Time to First Token----------------
+Mean TTFT (ms):                          60.5
+Median TTFT (ms):                        58.1
+-----Time per Output Token (excl. 1st token)------
+Mean TPOT (ms):                          6.5
+==================================================
+"""
+
+
+def test_printed_tables_are_means_of_runs(tmp_path):
+    """Older clients print the rate above the table, as does a script that has them as comments."""
+    first = TABLE.format(above="Traffic request rate: 2.0", inside="", number=20)
+    second = TABLE.format(above="", inside="Maximum request concurrency:  16", number=40)
+    path = tmp_path / "serve.log"
+    path.write_text("# ".join(["", *first.splitlines(keepends=True)]) + second)
+    slow, crowded = read_benchmarks(path)
+    assert (len(slow.requests), len(crowded.requests)) == (20, 40)
+    assert slow.requests.prompt_len.tolist() == [200] * 20
+    assert slow.requests.output_len.tolist() == [40] * 20
+    assert (slow.client.rate, slow.client.users) == (2.0, None)
+    assert crowded.client.users == 16
+
+
+def test_what_prometheus_had_of_a_server_is_no_clients_summary(tmp_path):
+    path = tmp_path / "stage_0_prometheus_metrics.json"
+    means = {"count": 9, "prompt_len": {"mean": 30}, "request_latency": {"mean": 1.0}}
+    path.write_text(json.dumps({"load_summary": {}, "successes": means, "failures": {}}))
+    with pytest.raises(UserError, match="is what Prometheus had of the server; name the client's"):
+        read_benchmarks(path)
