@@ -10,7 +10,8 @@ from omegaconf import DictConfig
 from sarathi_lab.config import processes
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import MissingPackage, UserError
-from sarathi_lab.config.instantiate import Job, build
+from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.jobs import Job
 
 NOT_CHECKED = "not checked here: "  # begins a note of a dry run
 CHECK_SECONDS = 600  # for all jobs under a limit

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import inspect
 import math
+import pickle
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, TypeVar
 
 from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import InstantiationException
 from hydra.types import RunMode
-from hydra.utils import instantiate
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from sarathi_lab.config.arrivals import IMPLIED_BY, implied_arrivals
 from sarathi_lab.config.errors import (
     UserError,
-    require_int,
     require_number,
     require_text,
     unknown_name,
@@ -37,23 +34,7 @@ GROUPS = (
 )
 CHOICES = (*GROUPS, "experiment")  # what has options
 ROUND = "repetition"  # the setting that numbers the rounds of a sweep
-# Names that some option of a group reads and others don't.
-READ_BY = {
-    "chunk": ("policy",),
-    "pd_ratio": ("workload",),
-    "seq_len": ("workload",),
-    "seed": ("workload", "executor", "speculation"),
-    "device": ("executor",),
-    "dtype": ("executor",),
-    "hardware": ("executor",),
-    "host": ("executor",),
-}
-OF_SIMULATION = ("hardware", "host")
-READ_BY_ALL_TASKS = (
-    *("task", "experiment", "tracking", "output", "resume", "limit", "skip_invalid", "hydra"),
-)
-MOST_ROUNDS = 1000
-OF_RUNS = ("repeat", ROUND, "plot")  # read for tasks whose runs a sweep compares
+Built = TypeVar("Built")
 ENGINES = ("executor.pipeline_parallel", "cluster.num", "cluster.decode")  # numbers of them
 PAPER_BATCH = 8  # sequences of a batch where nothing else is stated
 TURNS = 4  # of each user
@@ -127,23 +108,33 @@ def name_of(setting: str) -> str:
     return setting.partition("=")[0].lstrip("+~")
 
 
-def build(node: DictConfig | ListConfig, kind: Any = object) -> Any:
-    """Instantiate a config node, which must make a `kind`. Raises UserError as constructors do."""
-    try:
-        built = instantiate(node, _convert_="all")
-    except InstantiationException as error:
-        if isinstance(cause := error.__cause__, UserError):
-            raise cause from None
-        if isinstance(cause, TypeError):  # of a parameter deleted with `~`, or of another kind
-            fix = "put back or correct its settings"
-            raise UserError(f"{dict(node)['_target_']}: {cause}; {fix}") from None
-        if cause is None or isinstance(cause, ImportError):
-            reason, fix = " ".join(str(cause or error).split()), "name a class as module.Class"
-            raise UserError(f"a _target_ can't be imported ({reason}); {fix}") from None
-        raise
-    if not isinstance(built, kind):
+def build(node: DictConfig | ListConfig, kind: type[Built] | None = None) -> Any:
+    """Make the object that a node of the configuration describes by `_target_` and arguments.
+
+    Raises:
+        UserError: A class can't be imported or does not take the arguments, or what it makes is no
+            `kind`; or what constructors raise.
+    """
+    built = _made(OmegaConf.to_container(node, resolve=True))
+    if kind is not None and not isinstance(built, kind):
         raise UserError(f"_target_={type(built).__name__} is no {kind.__name__}; name one")
     return built
+
+
+def _made(settings: Any) -> Any:
+    if isinstance(settings, list):
+        return [_made(item) for item in settings]
+    if not isinstance(settings, dict):
+        return settings
+    arguments = {name: _made(value) for name, value in settings.items() if name != "_target_"}
+    if "_target_" not in settings:
+        return arguments
+    dotted = settings["_target_"]
+    target = imported(dotted, f"_target_={dotted}", "a class as module.Class")
+    try:
+        return target(**arguments)
+    except TypeError as error:  # of a parameter deleted with `~`, or of another kind
+        raise UserError(f"{dotted}: {error}; put back or correct its settings") from None
 
 
 def class_of(cfg: Mapping[Any, Any], group: str) -> type:
@@ -187,14 +178,15 @@ def imported(dotted: str, setting: str, kind: str) -> Callable[..., object]:
     raise UserError(f"{setting} can't be imported ({reason}); {fix}")
 
 
+@cache
 def parameters_of(target: Callable[..., object]) -> list[str] | None:
-    """The names that a class or function takes; None if it takes any."""
+    """Return the names that a class or function takes; None if it takes any."""
     try:
         parameters = inspect.signature(target).parameters
     except ValueError:  # of some that are built in
         return None
-    takes_any = any(found.kind is found.VAR_KEYWORD for found in parameters.values())
-    return None if takes_any else list(parameters)
+    kinds = {parameter.kind for parameter in parameters.values()}
+    return None if inspect.Parameter.VAR_KEYWORD in kinds else list(parameters)
 
 
 def parameter_names(node: DictConfig, group: str) -> list[str]:
@@ -233,21 +225,41 @@ def top_level() -> dict[str, Any]:
     return {str(key): settings[key] for key in settings if key not in ("defaults", "hydra")}
 
 
+@cache
+def read_by() -> dict[str, tuple[str, ...]]:
+    """Return the settings that options read by ${name}, with the groups that have such options.
+
+    Only an option of these groups reads them, so they have no effect on another option.
+    """
+    groups: dict[str, dict[str, None]] = {}
+    for group in GROUPS:
+        for path in sorted(CONF.glob(f"{group}/*.yaml")):
+            for name in re.findall(r"\$\{(\w+)\}", path.read_text()):
+                groups.setdefault(name, {})[group] = None
+    settings = {*GROUPS, *top_level()} - {"output"}  # where each run leaves its results
+    return {name: tuple(readers) for name, readers in groups.items() if name in settings}
+
+
 def check_structure(cfg: DictConfig) -> None:
     """Refuse settings that were added or taken out, and a value in place of settings."""
     defaults = {**dict.fromkeys(GROUPS), **top_level()}
     _check_keys(cfg, [*defaults, "hydra"], "")
-    for key, default in defaults.items():
-        if key in GROUPS and not (OmegaConf.is_dict(cfg[key]) and "_target_" in cfg[key]):
-            raise UserError(f"{key}={cfg[key]} is none of its options; --help shows them")
+    for name, default in defaults.items():
+        node = cfg[name]
+        if name in GROUPS and not (OmegaConf.is_dict(node) and "_target_" in node):
+            raise UserError(f"{name}={node} is none of its options; --help shows them")
         if OmegaConf.is_dict(default):
-            _check_keys(cfg[key], list(map(str, default)), f"{key}.")
+            _check_keys(node, list(map(str, default)), f"{name}.")
+
+
+def check_values(cfg: DictConfig) -> None:
+    """Refuse values of settings that no class checks."""
     require_text("output", cfg.output, "name a folder, such as output=outputs")
     if cfg.limit is not None:
         require_number("limit", cfg.limit, above=0, fix="use seconds, or null for none")
     if not OmegaConf.is_list(cfg.baselines):
-        fix = "write baselines=[orca], or baselines=[] for none"
-        raise UserError(f"baselines={cfg.baselines} is not a list; {fix}")
+        remedy = "write baselines=[orca], or baselines=[] for none"
+        raise UserError(f"baselines={cfg.baselines} is not a list; {remedy}")
 
 
 def _check_keys(node: Any, known: Collection[str], prefix: str) -> None:
@@ -260,79 +272,6 @@ def _check_keys(node: Any, known: Collection[str], prefix: str) -> None:
     for name in known:
         if name not in node and name != "hydra":
             raise UserError(f"{prefix}{name} is missing; put it back (~{prefix}{name} removed it)")
-
-
-@dataclass
-class Job:
-    """The configuration of one run, and what its task's check has prepared for it."""
-
-    settings: tuple[str, ...]
-    composed: DictConfig  # with Hydra's node
-    prepared: Any = None
-
-    @cached_property
-    def cfg(self) -> DictConfig:
-        """The configuration without Hydra's node. Raises UserError if it can't be resolved."""
-        keys = [str(key) for key in self.composed if key != "hydra"]
-        cfg: DictConfig = OmegaConf.masked_copy(self.composed, keys)
-        resolved(cfg)
-        return cfg
-
-    def named(self, swept: Collection[str]) -> str:
-        """The settings of the sweep that it has, as they are typed."""
-        return " ".join(one for one in self.settings if name_of(one) in swept)
-
-    def reads(self, name: str) -> bool:
-        """Whether its options read a short name of READ_BY, or have the field GROUP.NAME."""
-        parent, _, field = name.rpartition(".")
-        if parent:
-            node = OmegaConf.select(self.cfg, parent)
-            return OmegaConf.is_dict(node) and field in node
-        texts = (OmegaConf.to_yaml(self.cfg[group], resolve=False) for group in READ_BY[name])
-        return any(f"${{{name}}}" in text for text in texts)
-
-    def reader(self, name: str) -> str:
-        """The classes that a setting is for."""
-        groups = READ_BY.get(name, (name.partition(".")[0],))
-        return " and ".join(class_of(self.cfg, group).__name__ for group in groups)
-
-    def num_rounds(self, swept: Collection[str]) -> int:
-        """How many rounds of its sweep it is part of (`repeat`). Raises UserError."""
-        repeat = self.cfg.repeat
-        takes_time = is_measured(self.cfg)
-        if repeat == "auto":
-            rounds = getattr(class_of(self.cfg, "task"), "num_rounds", 1)
-            return 1 if {ROUND, "seed"} & {*swept} or not takes_time else rounds
-        require_int("repeat", repeat, 1, "use a number of rounds such as 6, or auto", MOST_ROUNDS)
-        if repeat > 1 and ROUND in swept:
-            raise UserError(f"repeat={repeat} has no effect: {ROUND} numbers them; drop it")
-        return int(repeat) if takes_time else 1
-
-    def in_round(self, number: int) -> Self:
-        """A copy for a round of the sweep, as composing takes longer."""
-        composed, setting = self.composed.copy(), f"{ROUND}={number}"
-        with read_write(composed):
-            composed[ROUND] = number
-            composed.hydra.overrides.task.append(setting)
-        return replace(self, settings=(*self.settings, setting), composed=composed)
-
-    def refuse_unread(self) -> None:
-        """Refuse what its task does not read, and a short name that no chosen option reads."""
-        task = class_of(self.cfg, "task")
-        read: Collection[str] | None = getattr(task, "reads", None)
-        of_all = (*READ_BY_ALL_TASKS, *(OF_RUNS if getattr(task, "has_runs", False) else ()))
-        for setting in self.settings:
-            typed = name_of(setting)
-            name = re.split(r"[./]", typed)[0]
-            if read is not None and not {name, typed} & {*read, *of_all}:
-                name, reader = typed, task.__name__
-            elif name in READ_BY and not self.reads(name):
-                reader = self.reader(name)
-            else:
-                continue
-            is_simulated = read is None and name in OF_SIMULATION
-            fix = "drop it" + ", or simulate it by executor=simulated" * is_simulated
-            raise UserError(f"{setting} has no effect: {reader} does not read {name}; {fix}")
 
 
 def option_files(group: str, folders: Sequence[Path] | None = None) -> dict[str, Path]:
@@ -355,16 +294,34 @@ def make_loader() -> ConfigLoader:
 
 def read_option(group: str, path: Path) -> DictConfig:
     """The settings in an option's file, those of its defaults list included."""
-    node: Any = OmegaConf.load(path)
+    node = copied(_read(path, path.stat().st_mtime_ns))
     if "defaults" not in node:
         return node
     settings = [f"hydra.searchpath=['file://{path.parents[1]}']", f"{group}={path.stem}"]
     return make_loader().load_configuration("config", settings, RunMode.RUN)[group]
 
 
+@lru_cache(maxsize=256)
+def _read(path: Path, changed_at: int) -> DictConfig:
+    """Read an option's file, or what was read of it when it last changed."""
+    node: Any = OmegaConf.load(path)
+    return node
+
+
 def load_option(group: str, name: str) -> Any:
     """The object that `conf/GROUP/NAME.yaml` describes, such as ("model", "13b")."""
     return build(read_option(group, CONF / group / f"{name}.yaml"))
+
+
+def plain(value: Any) -> Any:
+    """Return a setting's value, of a list or mapping a plain one."""
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def copied(cfg: DictConfig) -> DictConfig:
+    """Return a deep copy, in a third of the time that `cfg.copy()` takes."""
+    copy: DictConfig = pickle.loads(pickle.dumps(cfg))
+    return copy
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,11 +21,12 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
-from sarathi_lab.config import command_line, instantiate, run_context, stated
+from sarathi_lab.config import command_line, instantiate, run_context
 from sarathi_lab.config.checks import check_jobs
 from sarathi_lab.config.console import console, duration, print_place, progress_of, repeated
 from sarathi_lab.config.errors import EXIT_FAILED, UserError, require_bool
-from sarathi_lab.config.instantiate import CHOICES, READ_BY, ROUND, Job, build, name_of, resolved
+from sarathi_lab.config.instantiate import CHOICES, ROUND, build, name_of, read_by
+from sarathi_lab.config.jobs import Composer, Job
 from sarathi_lab.config.paths import make_folder
 from sarathi_lab.config.processes import interrupts_kept_from_children
 from sarathi_lab.config.tracked_jobs import track_ended, tracked
@@ -33,7 +34,7 @@ from sarathi_lab.config.tracked_jobs import track_ended, tracked
 MULTIRUN = "hydra.mode=MULTIRUN"  # for -m
 NOT_RECORDED = ("resume", "hydra.sweeper.dry_run")
 POLL_SECONDS = 0.5
-MANY_JOBS = 50  # take some ten seconds to compose
+MANY_JOBS = 50  # take some seconds to compose and check
 OF_SWEEPS = r"\+*(hydra[/.](launcher|sweeper(?!\.dry_run)|sweep)\b|repeat=|plot\.|skip_invalid="
 OF_SWEEPS += r"|resume=(?!false))"
 
@@ -80,14 +81,16 @@ class LabSweeper(Sweeper):
         self.swept = [one.key_or_group for one in self.settings if one.is_sweep_override()]
         self.is_sweep = MULTIRUN in typed or bool(self._params)
         self._check_settings([*typed, *arguments])
+        self._composer = Composer(self._compose, self.settings)
         self.jobs = self.make_jobs()
-        for job in self.jobs:
-            job.refuse_unread()
+        first_jobs = {id(job.composition): job for job in reversed(self.jobs)}
+        for job in reversed(first_jobs.values()):
+            job.composition.refuse_unread(job.settings)
         kept = (one for one in [*typed, *arguments] if name_of(one) not in NOT_RECORDED)
         self.record = run_context.SweepRecord(
             folder=Path(str(hydra.sweep.dir if self.is_sweep else hydra.run.dir)).absolute(),
             arguments=["-m" if one == MULTIRUN else one for one in kept],
-            fingerprint=run_context.fingerprint([resolved(job.cfg) for job in self.jobs]),
+            fingerprint=run_context.fingerprint([job.config for job in self.jobs]),
             num_jobs=len(self.jobs),
             started_at=datetime.now(UTC).isoformat(),
             host=platform.node(),
@@ -123,72 +126,102 @@ class LabSweeper(Sweeper):
         """Compose the jobs, round after round, as a machine's speed drifts."""
         typed = command_line.combine(self.settings)
         if len(typed) >= MANY_JOBS and not self.config.skip_invalid:
-            self._check_early(typed[0])
+            self._check_each_value(typed)
         combinations = self.without_unread(typed)
         jobs = []
         with progress_of("composing", len(combinations), "runs") as advance:
-            for one in combinations:
-                jobs.append(self.compose_job(one))
+            for settings in combinations:
+                jobs.append(self.compose_job(settings))
                 advance(1)
-        rounds = [job.num_rounds(self.swept) for job in jobs] if self.is_sweep else [1]
-        if self.is_sweep and jobs[0].cfg.repeat not in ("auto", 1) and min(rounds) == 1:
-            self.notes.append("simulated runs repeat themselves: run in one round")
-        if (most := max(rounds)) > 1:
-            self.swept.append(ROUND)
-            pairs = list(zip(jobs, rounds, strict=True))
-            jobs = [job.in_round(i) for i in range(most) for job, number in pairs if i < number]
-        return jobs
+        rounds = [1]
+        if self.is_sweep:
+            rounds = [job.num_rounds(self.swept) for job in jobs]
+            if jobs[0].cfg.repeat not in ("auto", 1) and min(rounds) == 1:
+                self.notes.append("simulated runs repeat themselves: run in one round")
+        num_rounds = max(rounds)
+        if num_rounds == 1:
+            return jobs
+        self.swept.append(ROUND)
+        in_rounds = []
+        for number in range(num_rounds):
+            for job, own_rounds in zip(jobs, rounds, strict=True):
+                if number < own_rounds:
+                    in_rounds.append(job.in_round(number))
+        return in_rounds
 
-    def _check_early(self, settings: Sequence[str]) -> None:
-        """Refuse what the first of many jobs is refused for, as it is most often the same for all,
-        and to compose them takes minutes.
+    def _check_each_value(self, combinations: Sequence[tuple[str, ...]]) -> None:
+        """Refuse what a value of a setting is refused for, before thousands of jobs are composed.
+
+        Each value is tried in the first job that has it.
         """
-        try:
-            job = self.compose_job(settings)
-        except UserError:
-            return  # it may have settings that only other jobs read, which it is then made without
-        check_jobs([job], {*self.swept}, skips=False, keeps=False)
+        swept = {*self.swept}
+        tried = set[str]()
+        for settings in combinations:
+            if tried.issuperset(settings):
+                continue
+            tried.update(settings)
+            try:
+                job = self.compose_job(settings)
+            except UserError:
+                if swept.isdisjoint(CHOICES):
+                    raise
+                continue  # it may have settings that only other jobs read, and be made without
+            check_jobs([job], swept, skips=False, keeps=False, is_dry_run=self._is_dry_run)
 
     def compose_job(self, settings: Sequence[str]) -> Job:
         """Compose the job of these settings. Raises UserError."""
-        loader = self.hydra_context.config_loader
         with command_line.explained(settings):
-            job = Job(tuple(settings), loader.load_sweep_config(self.config, list(settings)))
-            instantiate.check_structure(job.composed)
-            stated.complete(job.composed, settings)
-            assert job.cfg  # a broken ${...} shows here
+            job = self._composer.job(settings)
+            assert job.config  # a broken ${...} shows here
         return job
+
+    def _compose(self, settings: list[str]) -> DictConfig:
+        return self.hydra_context.config_loader.load_sweep_config(self.config, settings)
 
     def without_unread(self, jobs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
         """Drop from each job what only other jobs' options read, with a note; merge equal jobs."""
         groups = {name.partition(".")[0] for name in self.swept}.intersection(CHOICES)
-        chooses = groups | {f"{group}._target_" for group in groups}
-        names = {name_of(setting) for job in jobs for setting in job}
-        fields = {one for one in names - chooses if "." in one and one.partition(".")[0] in groups}
-
-        def choice_of(job: Sequence[str]) -> tuple[str, ...]:
-            return tuple(one for one in job if name_of(one) in chooses)
-
-        unread: dict[tuple[str, ...], set[str]] = {}
-        for job in jobs if groups else ():
-            if (choice := choice_of(job)) not in unread:
-                options = self.compose_job([one for one in job if name_of(one) not in fields])
-                short = names & READ_BY.keys()
-                unread[choice] = {name for name in fields | short if not options.reads(name)}
-                for name in (one for one in self.swept if one in unread[choice]):
-                    reader = options.reader(name)
-                    self.notes.append(f"{reader} does not read {name}: run once for all its values")
+        if not groups:
+            return list(dict.fromkeys(jobs))
+        unread = self._unread_settings(jobs, groups)
         # What no option reads is a mistake, which is refused.
-        nowhere = set.intersection(*unread.values()) if unread else set()
-        kept = dict[tuple[str, ...], None]()
+        unread_by_all = set.intersection(*unread.values())
+        merged = dict[tuple[str, ...], None]()
         for job in jobs:
-            dropped = unread.get(choice_of(job), nowhere) - nowhere
-            kept[tuple(one for one in job if name_of(one) not in dropped)] = None
-        return list(kept)
+            dropped = unread[_choice_of(job, groups)] - unread_by_all
+            merged[tuple(setting for setting in job if name_of(setting) not in dropped)] = None
+        return list(merged)
+
+    def _unread_settings(
+        self, jobs: Sequence[tuple[str, ...]], groups: Collection[str]
+    ) -> dict[tuple[str, ...], set[str]]:
+        """Return the names of settings that each combination of options does not read."""
+        names = set[str]()
+        for settings in jobs:
+            names.update(map(name_of, settings))
+        chosen = _choosers(groups)
+        fields = {name for name in names - chosen if name.partition(".")[0] in groups}
+        fields = {name for name in fields if "." in name}
+        short_names = names & read_by().keys()
+        unread: dict[tuple[str, ...], set[str]] = {}
+        for job in jobs:
+            choice = _choice_of(job, groups)
+            if choice in unread:
+                continue
+            without_fields = [setting for setting in job if name_of(setting) not in fields]
+            options = self.compose_job(without_fields).composition
+            unread[choice] = {name for name in fields | short_names if not options.reads(name)}
+            for name in self.swept:
+                if name in unread[choice]:
+                    reader = options.reader(name)
+                    note = f"{reader} does not read {name}: run once for all its values"
+                    self.notes.append(note)
+        return unread
 
     def check(self) -> None:
         """Let the tasks check and prepare all jobs. Raises UserError (see `check_jobs`)."""
-        keeps = not (self._is_remote or self._is_dry_run)  # other processes prepare theirs
+        # Other processes prepare theirs, and what thousands of jobs prepare would fill the memory.
+        keeps = not (self._is_remote or self._is_dry_run) and len(self.jobs) < MANY_JOBS
         swept = {*self.swept} - {ROUND} if self.is_sweep else ()
         skips = self.config.skip_invalid
         self.jobs, notes = check_jobs(
@@ -230,7 +263,8 @@ class LabSweeper(Sweeper):
 
     def _run_job(self, job: Job, number: int | None = None) -> Exception | None:
         """Run a job in this process, that of a sweep by its number; return what it raised."""
-        hydra, key = job.composed.hydra, "run" if number is None else "sweep"
+        composed = job.composed()
+        hydra, key = composed.hydra, "run" if number is None else "sweep"
         with read_write(hydra), open_dict(hydra):
             hydra[key].dir = str(self.record.folder)
             hydra.mode = RunMode.RUN if number is None else RunMode.MULTIRUN
@@ -238,7 +272,7 @@ class LabSweeper(Sweeper):
         function, job.prepared = partial(self._task_function, prepared=job.prepared), None
         subdir = None if number is None else "hydra.sweep.subdir"
         where = (f"hydra.{key}.dir", subdir, self.hydra_context)
-        return run_context.error_of(run_job(function, job.composed, *where))
+        return run_context.error_of(run_job(function, composed, *where))
 
     def _run_sweep(self, *, reports: bool) -> None:
         record, is_interrupted = self.record, False
@@ -341,6 +375,17 @@ class LabSweeper(Sweeper):
         if any("traceback" in end for end in errors):  # what no user can mend
             failure.exit_code = EXIT_FAILED
         return failure
+
+
+def _choosers(groups: Collection[str]) -> set[str]:
+    """Return the settings that choose an option or a class of these groups."""
+    return {*groups, *(f"{group}._target_" for group in groups)}
+
+
+def _choice_of(settings: Sequence[str], groups: Collection[str]) -> tuple[str, ...]:
+    """Return those of a job's settings that choose options of these groups."""
+    choosers = _choosers(groups)
+    return tuple(setting for setting in settings if name_of(setting) in choosers)
 
 
 def compose(args: Sequence[str], task_function: TaskFunction | None = None) -> LabSweeper:

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sarathi_lab.config.console import print_place
-from sarathi_lab.config.instantiate import Job, build, is_measured
+from sarathi_lab.config.instantiate import build, is_measured
+from sarathi_lab.config.jobs import Job
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from omegaconf import DictConfig
 from sarathi_lab.config.checked import check_fields
 from sarathi_lab.config.checks import NOT_CHECKED
 from sarathi_lab.config.console import console, duration, print_place, progress_of
-from sarathi_lab.config.instantiate import Job, build, resolved
+from sarathi_lab.config.instantiate import build, resolved
+from sarathi_lab.config.jobs import Job
 from sarathi_lab.config.run_context import RunContext, SweepRecord, group_of, run_name
 from sarathi_lab.config.sweeper import LabSweeper
 from sarathi_lab.results.report import print_sweep
@@ -60,7 +61,7 @@ class Task(ABC):
             tracker.leave(
                 TrackedRun(
                     name=f"sweep of {', '.join(swept)}",
-                    group=group_of(folder, job.composed.hydra.runtime.choices, swept, host),
+                    group=group_of(folder, job.choices, swept, host),
                     job_type="sweep",
                     folder=folder,
                     tags=["sweep"],
@@ -77,7 +78,7 @@ class Task(ABC):
         for note in sweeper.notes:
             console().print(note, soft_wrap=True)
         for number, job in jobs:
-            policy = str(job.composed.hydra.runtime.choices["policy"])
+            policy = str(job.choices["policy"])
             console().print(f"{number}  {run_name(policy, job.settings, swept)}", soft_wrap=True)
         num_finished = len(sweeper.jobs) - len(jobs)
         is_checked = not any(note.startswith(NOT_CHECKED) for note in sweeper.notes)

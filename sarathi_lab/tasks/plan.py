@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
 import pandas as pd
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import (
@@ -17,7 +18,7 @@ from sarathi_lab.config.errors import (
     require_int,
     require_one_of,
 )
-from sarathi_lab.config.instantiate import build, option_files, read_option, resolved
+from sarathi_lab.config.instantiate import build, copied, option_files, plain, read_option, resolved
 from sarathi_lab.engine.config import EngineConfig, Topology
 from sarathi_lab.engine.executor import Backend, Executor, Sizes
 from sarathi_lab.engine.ledger import Ledger
@@ -38,20 +39,20 @@ from sarathi_lab.results.serving_metrics import Targets
 from sarathi_lab.results.steady import steady_part
 from sarathi_lab.results.window import ADMISSION, ARRIVAL, Part, Window
 from sarathi_lab.tasks.run_cache import cache_fields, explained_cache
-from sarathi_lab.tasks.server_defaults import AUTO, with_defaults
+from sarathi_lab.tasks.server_defaults import AUTO, fill_defaults
 from sarathi_lab.workload import LoadedRequests, Workload
 from sarathi_lab.workload.traces import Trace
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run, ready to execute. `config` is fully resolved; sizes are in tokens and blocks.
+    """One run, ready to execute. Sizes are in tokens and blocks.
 
     `targets` is what latencies are held against, `advice` what chunk=auto was resolved by,
     `assumed` what was not stated and has a server's value, in words, `metrics` a user's own.
     """
 
-    config: dict[str, Any]
+    cfg: DictConfig  # with what was assumed
     engine: EngineConfig
     backend: Backend
     spec: ModelSpec
@@ -62,6 +63,11 @@ class Plan:
     advice: BestChunk | None = None
     assumed: str | None = None
     metrics: Mapping[str, Callable[..., object]] = field(default_factory=dict)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The configuration as plain values."""
+        return resolved(self.cfg)
 
     @property
     def policy(self) -> Policy:
@@ -143,7 +149,7 @@ def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
     baseline is the same beside the runs of all servers.
     """
     setup = _setup(cfg)
-    run = _checked(_parts(cfg, setup))
+    run = _checked(_parts(copied(cfg), setup))
     plan = _fitted(run)
     options = option_files("policy")
     baselines = {}
@@ -160,14 +166,14 @@ def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
 
 def make_plan(cfg: DictConfig) -> Plan:
     """Build and check all parts of a run. Raises UserError for anything that the user can mend."""
-    return _fitted(_checked(_parts(cfg, _setup(cfg))))
+    return _fitted(_checked(_parts(copied(cfg), _setup(cfg))))
 
 
 def changed(cfg: DictConfig, **settings: object) -> DictConfig:
     """Return `cfg` with other values of settings, or other nodes."""
-    cfg = cfg.copy()
-    cfg.update(settings)
-    return cfg
+    copy = copied(cfg)
+    copy.update(settings)
+    return copy
 
 
 def _setup(cfg: DictConfig) -> Setup:
@@ -183,10 +189,10 @@ def _setup(cfg: DictConfig) -> Setup:
 
 
 def _parts(cfg: DictConfig, setup: Setup) -> Plan:
-    """Build all parts of a run, the policy not yet fitted to the others."""
+    """Build all parts of a run, the policy not yet fitted to the others; fill defaults in `cfg`."""
     require_one_of("queue_order", cfg.queue_order, get_args(QueueOrder))
     backend, spec, load, cluster = setup.backend, setup.spec, setup.load, setup.cluster
-    cfg, assumed = with_defaults(cfg, backend, spec, load)
+    assumed = fill_defaults(cfg, backend, spec, load)
     fix = "use the number of sequences to serve at a time, such as 8"
     batch_size = require_int("batch", cfg.batch, 1, fix)
     policy: Policy = build(cfg.policy, Policy)
@@ -201,10 +207,10 @@ def _parts(cfg: DictConfig, setup: Setup) -> Plan:
         speculation=build(cfg.speculation, Speculation),
         **cache_fields(cfg, backend, spec, policy, max_model_len),
     )
-    config, window = resolved(cfg), build(cfg.window)
-    targets = Targets(build(cfg.slo), cfg.stall, config["prompt_classes"])
+    window: Window = build(cfg.window)
+    targets = Targets(build(cfg.slo), cfg.stall, plain(cfg.prompt_classes))
     return Plan(
-        config,
+        cfg,
         engine,
         backend,
         spec,
@@ -213,7 +219,7 @@ def _parts(cfg: DictConfig, setup: Setup) -> Plan:
         window,
         targets,
         assumed=assumed,
-        metrics=own_metrics(config["metrics"]),
+        metrics=own_metrics(plain(cfg.metrics)),
     )
 
 
@@ -257,13 +263,10 @@ def _fitted(plan: Plan) -> Plan:
     plan = replace(plan, engine=replace(plan.engine, policy=policy))
     if policy.budget == AUTO:
         advice = _advice(plan)
-        settings = {**plan.config["policy"], policy.budget_field: advice.chunk}
         engine = replace(plan.engine, policy=policy.with_budget(advice.chunk))
-        config = {**plan.config, "policy": settings}
-        plan = replace(plan, config=config, engine=engine, advice=advice)
-    with explained_cache(
-        plan.engine, plan.backend, plan.spec, plan.config["cache"]["memory_share"]
-    ):
+        OmegaConf.update(plan.cfg, f"policy.{policy.budget_field}", advice.chunk)
+        plan = replace(plan, engine=engine, advice=advice)
+    with explained_cache(plan.engine, plan.backend, plan.spec, plan.cfg.cache.memory_share):
         plan.engine.check(plan.load.requests)
     return plan
 

@@ -29,22 +29,21 @@ PAPER_CHUNK = 256  # tokens of an iteration (SARATHI, section 5)
 OF_PAPERS = VLLM
 
 
-def with_defaults(
+def fill_defaults(
     cfg: DictConfig, backend: Backend, spec: ModelSpec, load: LoadedRequests
-) -> tuple[DictConfig, str | None]:
+) -> str | None:
     """Fill in what `cfg` leaves open (null): arrivals, chunk, batch, and under arrivals the cache.
 
     Args:
-        cfg: The configuration of a run; it is not changed.
+        cfg: The configuration of a run, which is changed.
         backend: Its device.
         spec: Its model.
         load: Its requests, which decide whose defaults hold.
 
     Returns:
-        A copy of `cfg`, and in words what was assumed; None where requests do not arrive over time,
-        or everything was stated.
+        In words what was assumed; None where requests do not arrive over time, or everything was
+        stated.
     """
-    cfg = cfg.copy()
     assumed = [_fill_arrivals(cfg, load)]
     if load.all_wait:
         _fill_paper(cfg)
@@ -54,7 +53,7 @@ def with_defaults(
         # A measured run takes the memory and the minutes of the machine at hand, with which others
         # work, too. A server's sizes are for who asks for them.
         assumed.append(_fill_measured(cfg))
-    return cfg, "; ".join(filter(None, assumed)) or None
+    return "; ".join(filter(None, assumed)) or None
 
 
 def _fill_arrivals(cfg: DictConfig, load: LoadedRequests) -> str | None:

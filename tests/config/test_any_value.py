@@ -14,7 +14,13 @@ from composed import config_of, run_of
 from omegaconf import OmegaConf
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.instantiate import build, check_structure, fit_targets, resolved
+from sarathi_lab.config.instantiate import (
+    build,
+    check_structure,
+    check_values,
+    fit_targets,
+    resolved,
+)
 
 VALUES = (
     *(None, True, 0, 5, -1, 2**62, 10**30, 10**400, 1e-320, 1e300, float("inf"), float("nan")),
@@ -75,6 +81,7 @@ def test_it_runs_or_one_line_says_why_not(tmp_path, monkeypatch, capsys):
         OmegaConf.set_struct(cfg, True)
         try:
             check_structure(cfg)
+            check_values(cfg)
             fit_targets(cfg, [])
             resolved(cfg)
             build(cfg.tracking).check()

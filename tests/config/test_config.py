@@ -170,7 +170,7 @@ def test_in_a_sweep_what_a_job_does_not_read_collapses():
 
 def test_a_glob_sweeps_over_the_options_that_match():
     line = compose(["policy=glob(sarathi_serve*)", "executor=simulated", "-m"])
-    policies = [job.composed.hydra.runtime.choices["policy"] for job in line.jobs]
+    policies = [job.choices["policy"] for job in line.jobs]
     assert policies == ["sarathi_serve", "sarathi_serve_dynamic"]
 
 

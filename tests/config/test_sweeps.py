@@ -134,8 +134,8 @@ def test_a_run_that_fails_its_check_is_named_or_left_out_and_resume_lists_what_i
     (sweep / "1" / "finished.json").unlink()
     for resume in ([*args, "skip_invalid=true", "resume=true"], [f"resume={sweep}"]):
         assert main([*resume, "--dry-run"]) == 0
-        *_, left, total = capfd.readouterr().out.splitlines()
-        assert left.split() == ["1", "sarathi", "batch=3"]
+        *_, unfinished, total, _ = capfd.readouterr().out.splitlines()
+        assert unfinished.split() == ["1", "sarathi", "batch=3"]
         assert total == "1 run, checked and not started; 1 finished before"
     assert main([*args[:-1], "batch=512,513", "skip_invalid=true", "--dry-run"]) == 2
     assert "no run of this sweep passes its check; left out: batch=512" in capfd.readouterr().err

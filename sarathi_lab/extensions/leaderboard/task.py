@@ -17,7 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 from sarathi_lab.config.checked import listed, whole
 from sarathi_lab.config.console import amount, print_place, print_words, progress_of
 from sarathi_lab.config.errors import RunError, UserError, require_int, require_one_of, require_text
-from sarathi_lab.config.instantiate import Job, load_option, option_files, read_option
+from sarathi_lab.config.instantiate import load_option, option_files, read_option
+from sarathi_lab.config.jobs import Job
 from sarathi_lab.config.paths import of_lab, readable
 from sarathi_lab.config.run_context import RunContext, SweepRecord
 from sarathi_lab.extensions.leaderboard import board, pages, verdicts

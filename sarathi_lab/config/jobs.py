@@ -1,0 +1,243 @@
+"""Jobs of a command line: what Hydra composes of options, and values of settings set on that."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
+from typing import Any, Self
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from sarathi_lab.config import stated
+from sarathi_lab.config.errors import UserError, require_int
+from sarathi_lab.config.instantiate import (
+    CHOICES,
+    ROUND,
+    check_structure,
+    check_values,
+    class_of,
+    fit_targets,
+    is_measured,
+    name_of,
+    read_by,
+    resolved,
+)
+
+OF_SIMULATION = ("hardware", "host")
+READ_BY_ALL_TASKS = (
+    *("task", "experiment", "tracking", "output", "resume", "limit", "skip_invalid", "hydra"),
+)
+OF_RUNS = ("repeat", ROUND, "plot")  # read for tasks whose runs a sweep compares
+MOST_ROUNDS = 1000
+MOST_JOBS = 10_000  # of a sweep; all of them are checked before the first one runs
+
+
+class Composition:
+    """What Hydra makes of a combination of options, shared by all jobs that choose them."""
+
+    def __init__(self, composed: DictConfig, settings: Sequence[str]) -> None:
+        """Check what the options decide.
+
+        Args:
+            composed: The configuration with Hydra's node.
+            settings: One job's, as they are typed; those of other jobs have the same names.
+
+        Raises:
+            UserError: The classes do not take these settings.
+        """
+        self.composed = composed
+        check_structure(composed)
+        names = [str(name) for name in composed if name != "hydra"]
+        self.cfg: DictConfig = OmegaConf.masked_copy(composed, names)
+        fit_targets(self.cfg, settings)
+        self._pickled = pickle.dumps(self.cfg)  # copied in a sixth of the time that `copy` takes
+
+    def with_values(self, values: Mapping[str, object]) -> DictConfig:
+        """Return a copy of the configuration, without Hydra's node, with these values."""
+        cfg: DictConfig = pickle.loads(self._pickled)
+        _set_values(cfg, values)
+        return cfg
+
+    def for_hydra(self, settings: Sequence[str], values: Mapping[str, object]) -> DictConfig:
+        """Return the configuration of a job as Hydra composes it of its `settings`."""
+        composed = self.composed.copy()
+        _set_values(composed, values)
+        hydra = composed.hydra
+        with read_write(hydra), open_dict(hydra):
+            hydra.overrides.task = list(settings)
+            separator = hydra.job.config.override_dirname.item_sep
+            hydra.job.override_dirname = separator.join(sorted(settings))
+        return composed
+
+    def reads(self, name: str) -> bool:
+        """Return whether its options read a short name, or have the field GROUP.NAME."""
+        group, _, parameter = name.rpartition(".")
+        if group:
+            node = OmegaConf.select(self.cfg, group)
+            return OmegaConf.is_dict(node) and parameter in node
+        texts = [OmegaConf.to_yaml(self.cfg[reader]) for reader in read_by()[name]]
+        return any(f"${{{name}}}" in text for text in texts)
+
+    def reader(self, name: str) -> str:
+        """Return the classes that a setting is for."""
+        group = name.partition(".")[0]
+        groups = read_by().get(name, (group,))
+        return " and ".join(class_of(self.cfg, reader).__name__ for reader in groups)
+
+    def refuse_unread(self, settings: Sequence[str]) -> None:
+        """Refuse what the task does not read, and a short name that no chosen option reads."""
+        task = class_of(self.cfg, "task")
+        read: Collection[str] | None = getattr(task, "reads", None)
+        of_all = set(READ_BY_ALL_TASKS)
+        if getattr(task, "has_runs", False):
+            of_all.update(OF_RUNS)
+        for setting in settings:
+            typed = name_of(setting)
+            name = re.split(r"[./]", typed)[0]
+            if read is not None and of_all.union(read).isdisjoint({name, typed}):
+                raise _unread(setting, typed, task.__name__)
+            if name in read_by() and not self.reads(name):
+                needs_simulation = read is None and name in OF_SIMULATION
+                remedy = ", or simulate it by executor=simulated" if needs_simulation else ""
+                raise _unread(setting, name, self.reader(name), remedy)
+
+
+def _set_values(cfg: DictConfig, values: Mapping[str, object]) -> None:
+    for name, value in values.items():
+        OmegaConf.update(cfg, name, value)
+
+
+def _unread(setting: str, name: str, reader: str, remedy: str = "") -> UserError:
+    return UserError(f"{setting} has no effect: {reader} does not read {name}; drop it{remedy}")
+
+
+@dataclass
+class Job:
+    """One run: its settings as they are typed, and what its task's check has prepared for it."""
+
+    settings: tuple[str, ...]
+    composition: Composition
+    values: Mapping[str, object] = field(default_factory=dict)  # set on the composition
+    prepared: Any = None
+
+    @cached_property
+    def cfg(self) -> DictConfig:
+        """The configuration without Hydra's node."""
+        cfg = self.composition.with_values(self.values)
+        check_values(cfg)
+        stated.follow_stated(cfg, self.settings)
+        return cfg
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """`cfg` as plain values."""
+        return resolved(self.cfg)
+
+    @property
+    def choices(self) -> Mapping[str, Any]:
+        """The option of each group."""
+        choices: Mapping[str, Any] = self.composition.composed.hydra.runtime.choices
+        return choices
+
+    def composed(self) -> DictConfig:
+        """Return the configuration with Hydra's node, as Hydra's `run_job` takes it."""
+        return self.composition.for_hydra(self.settings, self.values)
+
+    def named(self, swept: Collection[str]) -> str:
+        """Return the settings of the sweep that it has, as they are typed."""
+        return " ".join(setting for setting in self.settings if name_of(setting) in swept)
+
+    def num_rounds(self, swept: Collection[str]) -> int:
+        """Return of how many rounds of its sweep it is part (`repeat`). Raises UserError."""
+        repeat = self.cfg.repeat
+        takes_time = is_measured(self.cfg)
+        if repeat == "auto":
+            numbers_itself = ROUND in swept or "seed" in swept
+            if numbers_itself or not takes_time:
+                return 1
+            return int(getattr(class_of(self.cfg, "task"), "num_rounds", 1))
+        require_int("repeat", repeat, 1, "use a number of rounds such as 6, or auto", MOST_ROUNDS)
+        if repeat > 1 and ROUND in swept:
+            raise UserError(f"repeat={repeat} has no effect: {ROUND} numbers them; drop it")
+        return int(repeat) if takes_time else 1
+
+    def in_round(self, number: int) -> Self:
+        """Return a copy for a round of the sweep."""
+        settings = (*self.settings, f"{ROUND}={number}")
+        return replace(self, settings=settings, values={**self.values, ROUND: number})
+
+
+class Composer:
+    """Composes each combination of options once, and sets the values of other settings on it.
+
+    Composing takes Hydra 0.2 s, and a sweep of thousands of jobs has a few combinations of options.
+    """
+
+    def __init__(self, compose: Callable[[list[str]], DictConfig], settings: Sequence[Override]):
+        """Make a composer of the jobs of a command line.
+
+        Args:
+            compose: Lets Hydra compose the settings of one job.
+            settings: All settings of the command line, with all their values.
+        """
+        self._compose = compose
+        self._is_single = {
+            setting.get_key_element(): _has_single_values(setting, settings) for setting in settings
+        }
+        self._compositions: dict[tuple[str, ...], Composition] = {}
+        self._values: dict[str, object] = {}  # by setting, as typed
+        self._parser = OverridesParser.create()
+
+    def job(self, settings: Sequence[str]) -> Job:
+        """Compose the job of these settings. Raises UserError, or what Hydra raises."""
+        values: dict[str, object] = {}
+        options: list[str] = []
+        for setting in settings:
+            name = setting.partition("=")[0]
+            if self._is_single.get(name, False):
+                values[name] = self._value(setting)
+                options.append(name)
+            else:
+                options.append(setting)
+        key = tuple(options)
+        if key not in self._compositions:
+            composed = self._compose(list(settings))
+            composition = Composition(composed, settings)
+            self._compositions[key] = composition
+        return Job(tuple(settings), self._compositions[key], values)
+
+    def _value(self, setting: str) -> object:
+        if setting not in self._values:
+            self._values[setting] = self._parser.parse_override(setting).value()
+        return self._values[setting]
+
+
+def _has_single_values(setting: Override, settings: Sequence[Override]) -> bool:
+    """Return whether a swept setting has values that can be set on what others decide."""
+    name = setting.key_or_group
+    is_changed = setting.is_discrete_sweep() and setting.get_key_element() == name
+    if not is_changed or is_choice(name) or _has_nodes(setting):
+        return False
+    # A node that is stated whole is merged with its settings in the order of the command line.
+    for stated_name in {other.key_or_group for other in settings} - {*CHOICES}:
+        if stated_name.startswith(f"{name}.") or name.startswith(f"{stated_name}."):
+            return False
+    return True
+
+
+def _has_nodes(setting: Override) -> bool:
+    """Return whether a value is a list or a mapping."""
+    values = islice(setting.sweep_string_iterator(), MOST_JOBS)
+    return any(value.startswith(("[", "{")) for value in values)
+
+
+def is_choice(name: str) -> bool:
+    """Return whether a setting decides what is composed: an option, a class, or one of Hydra's."""
+    group = re.split(r"[./]", name)[0]
+    return name in CHOICES or "/" in name or group == "hydra" or name.endswith("._target_")

@@ -1,0 +1,49 @@
+"""Jobs of a sweep: each has the configuration that Hydra composes of its settings."""
+
+from __future__ import annotations
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from sarathi_lab.config.command_line import combine
+from sarathi_lab.config.instantiate import read_by
+from sarathi_lab.config.jobs import Composer
+from sarathi_lab.config.sweeper import compose
+
+# Settings of sweeps, and how many times Hydra composes each: once for a combination of options.
+SWEPT = [
+    (["policy=sarathi,orca", "batch=2,3", "stall=0.1,1"], 2),
+    (["chunk=64,null", "cache.num_blocks=auto,99", "output='a b',c"], 1),
+    (["workload.arrivals=poisson", "workload.rate=1,null", "baselines=[orca],[]"], 2),
+    (["hardware=a6000,h100", "batch=4,8", "hardware.matmul_efficiency=0.5,0.6"], 2),
+    (["cache.block_size=8,16", "cache={block_size:4}", "batch=4,8"], 2),
+    (["+executor={pipeline_parallel:1},{pipeline_parallel:2}", "batch=2,3"], 2),
+]
+
+
+@pytest.mark.parametrize(("line", "number"), SWEPT)
+def test_each_job_is_as_hydra_composes_it(line, number):
+    sweeper = compose(["executor=simulated"])
+    load = sweeper.hydra_context.config_loader.load_sweep_config
+    settings = OverridesParser.create().parse_overrides(["executor=simulated", *line])
+    composed = []
+
+    def counted(job):
+        composed.append(job)
+        return load(sweeper.config, job)
+
+    composer = Composer(counted, settings)
+    jobs = [composer.job(job) for job in combine(settings)]
+    assert len(composed) == number < len(jobs)
+    for job in jobs:
+        expected = load(sweeper.config, list(job.settings))
+        assert OmegaConf.to_yaml(job.composed()) == OmegaConf.to_yaml(expected)
+
+
+def test_what_reads_a_short_name_is_told_by_the_options():
+    groups = read_by()
+    assert groups["chunk"] == ("policy",)
+    assert groups["seed"] == ("workload", "executor", "speculation")
+    assert groups["hardware"] == ("executor",)
+    assert not {"batch", "output", "stall"} & groups.keys()
