@@ -8,18 +8,19 @@ import argparse
 import difflib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from sarathi_lab.config.errors import UserError, require_one_of, unknown_name
 from sarathi_lab.config.instantiate import (
@@ -33,6 +34,7 @@ from sarathi_lab.config.instantiate import (
     target_of,
     top_level,
 )
+from sarathi_lab.config.jobs import MOST_JOBS
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.run_context import SweepRecord
 
@@ -42,13 +44,20 @@ SWITCHES = (
 )
 WITH_VALUE = ("--cfg -c", "--package -p", "--config-dir -cd")
 SHOWING = ("help", "hydra_help", "version", "cfg", "info", "shell_completion")
+LAUNCHER = "hydra/launcher"
 LAUNCHERS = ("basic", "joblib", "ray", "submitit_local", "submitit_slurm")
-PLUGINS = {"hydra/launcher": LAUNCHERS, "hydra/sweeper": ("lab",)}
+# Those that a package brings, with the name in it.
+LAUNCHER_PACKAGES = {
+    "joblib": "joblib",
+    "ray": "ray",
+    "submitit_local": "submitit",
+    "submitit_slurm": "submitit",
+}
+PLUGINS = {LAUNCHER: LAUNCHERS, "hydra/sweeper": ("lab",)}
 # Parameters that no other option of hardware has, and which the user need not name it for.
 OF_DATASHEET = ("base", "peak", "bandwidth", "memory", "link", "network", "fp8_peak", "error")
 # Settings whose value is a command line, in which Hydra's grammar has no say.
 COMMANDS = ("task.server",)
-MOST_JOBS = 10_000  # of a sweep; all of them are checked before the first one runs
 MOST_NAMES = 1000  # of options of a group that are looked at
 MOST_OPTIONS = 3  # that a line names which have the parameter that another lacks
 
@@ -83,11 +92,14 @@ def read_arguments(args: Sequence[str]) -> Arguments:
         raise UserError(f"{error}; --help lists the options") from None
     if unknown:
         raise _unknown(unknown[0])
-    shows = any(getattr(parsed, name) for name in SHOWING)
+    options = vars(parsed)
+    shows = any(options[name] for name in SHOWING)
     for name in ("resolve", "package"):
-        if getattr(parsed, name) and not parsed.cfg:
+        if options[name] and not parsed.cfg:
             raise UserError(f"option --{name} has no effect without --cfg; add --cfg job")
-    topics = [word for word in parsed.settings if parsed.help and "=" not in word]
+    topics: list[str] = []
+    if parsed.help:
+        topics = [word for word in parsed.settings if "=" not in word]
     settings = [_with_quotes(word) for word in parsed.settings if word not in topics]
     if parsed.verbose:
         settings.append("hydra.verbose=true")
@@ -97,13 +109,26 @@ def read_arguments(args: Sequence[str]) -> Arguments:
     if not shows or parsed.help:
         with explained(settings):
             check_names(settings)
-    modes = ["hydra.mode=MULTIRUN"] * parsed.multirun
-    modes += ["hydra.sweeper.dry_run=true"] * parsed.dry_run
     if not shows:
+        modes = []
+        if parsed.multirun:
+            modes.append("hydra.mode=MULTIRUN")
+        if parsed.dry_run:
+            modes.append("hydra.sweeper.dry_run=true")
         return _with_recorded(Arguments((), tuple(settings), tuple(modes)))
-    dropped = ("-v", "--verbose", "--dry-run", *parsed.settings)
-    flags = tuple(arg for arg in args if arg not in dropped)
+    if parsed.cfg and not parsed.multirun:
+        _refuse_several_values(settings)
+    not_of_hydra = ("-v", "--verbose", "--dry-run", *parsed.settings)
+    flags = tuple(arg for arg in args if arg not in not_of_hydra)
     return Arguments(flags, tuple(settings), (), parsed.help, tuple(topics))
+
+
+def _refuse_several_values(settings: Sequence[str]) -> None:
+    with explained(settings):
+        overrides = OverridesParser.create().parse_overrides(list(settings))
+    for override in overrides:
+        if override.is_sweep_override():
+            raise several_values(str(override.input_line))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -125,17 +150,21 @@ def _unknown(option: str) -> UserError:
 
 def _with_recorded(arguments: Arguments) -> Arguments:
     """The command line that `resume=FOLDER` continues, if nothing but a launcher is set beside."""
-    resumes = [one for one in arguments.settings if name_of(one) == "resume"]
-    value = resumes[-1].partition("=")[2].strip("'\"") if resumes else "false"
+    resumes = [setting for setting in arguments.settings if name_of(setting) == "resume"]
+    if not resumes:
+        return arguments
+    value = resumes[-1].partition("=")[2].strip("'\"")
     if value in ("", "null"):
         raise UserError("resume= names nothing; use resume=true, or resume=FOLDER of a sweep")
-    others = [one for one in arguments.settings if one not in resumes]
-    if value.lower() in ("true", "false") or not all(map(_sets_launcher, others)):
+    launchers = [setting for setting in arguments.settings if setting not in resumes]
+    if value.lower() in ("true", "false") or not all(map(_sets_launcher, launchers)):
         return arguments
     recorded = read_arguments(SweepRecord.read(Path(value)).arguments)
-    kept = [one for one in recorded.settings if not (others and _sets_launcher(one))]
+    settings = list(recorded.settings)
+    if launchers:
+        settings = [setting for setting in settings if not _sets_launcher(setting)]
     modes = dict.fromkeys((*recorded.modes, *arguments.modes))
-    return Arguments((), (*kept, *others, *resumes), tuple(modes))
+    return Arguments((), (*settings, *launchers, *resumes), tuple(modes))
 
 
 def _sets_launcher(setting: str) -> bool:
@@ -156,8 +185,10 @@ def _with_quotes(setting: str) -> str:
 
 
 def _searchpath(settings: Sequence[str]) -> list[str]:
-    found = [one for one in settings if name_of(one) == "hydra.searchpath"]
-    value = OverridesParser.create().parse_override(found[-1]).value() if found else []
+    stated = [setting for setting in settings if name_of(setting) == "hydra.searchpath"]
+    if not stated:
+        return []
+    value = OverridesParser.create().parse_override(stated[-1]).value()
     return list(value) if isinstance(value, list) else [str(value)]
 
 
@@ -191,19 +222,42 @@ def _with_datasheet(settings: list[str]) -> list[str]:
 
 def check_names(settings: Sequence[str]) -> None:
     """Refuse settings and options that there are not, before Hydra composes anything."""
-    known, folders = [*CHOICES, *top_level()], folders_of(settings)
+    names = [*CHOICES, *top_level()]
+    folders = folders_of(settings)
     for override in OverridesParser.create().parse_overrides(list(settings)):
         name = override.key_or_group
-        is_choice = name.partition("/")[0] in CHOICES
-        options = option_files(name, folders) if is_choice else PLUGINS.get(name, ())
-        if options and isinstance(named := override.value(), list):
-            fix = f"sweep over them by {name}={','.join(map(str, named))} -m"
-            raise UserError(f"{override.input_line} is a list, not an option; {fix}")
-        for value in _values(override) if options else ():
-            if value != "null" or name in GROUPS:
-                require_one_of(name, value, options)
-        if not override.is_hydra_override() and re.split(r"[./]", name)[0] not in known:
-            raise unknown_name(name, known, "a setting")
+        options: Collection[str] = PLUGINS.get(name, ())
+        if name.partition("/")[0] in CHOICES:
+            options = option_files(name, folders)
+        if options:
+            _check_options(override, options)
+        is_choice = "/" in name
+        if override.is_hydra_override():
+            continue
+        if re.split(r"[./]", name)[0] not in names or (is_choice and not options):
+            raise unknown_name(name, names, "a setting")
+
+
+def _check_options(override: Override, options: Collection[str]) -> None:
+    name, value = override.key_or_group, override.value()
+    if isinstance(value, list):
+        remedy = f"sweep over them by {name}={','.join(map(str, value))} -m"
+        raise UserError(f"{override.input_line} is a list, not an option; {remedy}")
+    for option in _values(override):
+        if option != "null" or name in GROUPS:
+            require_one_of(name, option, options)
+        if name == LAUNCHER and option in LAUNCHER_PACKAGES:
+            _require_launcher(option)
+
+
+def _require_launcher(option: str) -> None:
+    """Raise UserError for a launcher whose package is missing."""
+    package = LAUNCHER_PACKAGES[option]
+    if find_spec(f"hydra_plugins.hydra_{package}_launcher") is None:
+        raise UserError(
+            f"{LAUNCHER}={option} needs a package that is missing; pip install "
+            f"hydra-{package}-launcher"
+        )
 
 
 def _values(override: Override) -> list[str]:
@@ -228,21 +282,29 @@ def explained(settings: Sequence[str], *kinds: type[Exception]) -> Iterator[None
 
 def _explain(error: Exception, settings: Sequence[str]) -> UserError:
     """Return one line for an error of Hydra or OmegaConf about `settings`."""
-    message, cause = str(error), str(error.__cause__ or "")
     if isinstance(error, OverrideParseException):
-        fix = "settings are written name=value, without spaces around ="
-        return UserError(f"{error.override!r} can't be read; {fix}")
-    if found := re.search(r"(?:Sweep parameters?|Ambiguous value for argument) '(.+?)'", message):
-        return several_values(found[1])
-    if found := re.search(r"Could not find 'hydra/launcher/(([^_']+)[^']*)'", message):
-        fix = f"pip install hydra-{found[2]}-launcher"
-        return UserError(f"hydra/launcher={found[1]} needs a package that is missing; {fix}")
-    if found := re.search(r"Could not override '([\w.@/]+)'", message + cause):
-        return _unknown_key(found[1], settings)
-    if found := re.search(r"An item is already at '([\w.]+)'", message + cause):
-        return UserError(f"+{found[1]} is listed already; write {found[1]}=VALUE without the +")
-    first = f"{message}\n{cause}".strip().partition("\n")[0].strip() or type(error).__name__
-    return UserError(f"{' '.join(settings)}: {first}; --help shows the settings")
+        remedy = "settings are written name=value, without spaces around ="
+        return UserError(f"{error.override!r} can't be read; {remedy}")
+    cause = error.__cause__
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
+        return _unknown_key(str(cause.full_key), settings)
+    if isinstance(error, ConfigCompositionException):
+        for override in OverridesParser.create().parse_overrides(list(settings)):
+            name = override.key_or_group
+            if override.is_add() and _is_listed(name, settings):
+                return UserError(f"+{name} is listed already; write {name}=VALUE without the +")
+    message = f"{error}\n{cause or ''}".strip().partition("\n")[0].strip()
+    reason = message or type(error).__name__
+    return UserError(f"{' '.join(settings)}: {reason}; --help shows the settings")
+
+
+def _is_listed(name: str, settings: Sequence[str]) -> bool:
+    """Return whether config.yaml, or the option that is chosen of a group, has a setting."""
+    group, _, parameter = name.partition(".")
+    path = chosen_options(settings).get(group)
+    if path is None:
+        return OmegaConf.select(OmegaConf.create(top_level()), name) is not None
+    return OmegaConf.select(read_option(group, path), parameter) is not None
 
 
 def several_values(setting: str) -> UserError:
@@ -251,42 +313,63 @@ def several_values(setting: str) -> UserError:
 
 
 def chosen_options(settings: Sequence[str]) -> dict[str, Path]:
-    """The file of the (first) option of each group that the defaults or `settings` choose."""
-    parsed, folders = OverridesParser.create().parse_overrides(list(settings)), folders_of(settings)
-    typed = {one.key_or_group: next(iter(_values(one)), "") for one in parsed}
-    overlay = option_files("experiment", folders).get(typed.get("experiment", ""))
-    chosen: dict[str, str] = {}
-    for file in (CONF / "config.yaml", *([overlay] if overlay else [])):
-        config: Any = OmegaConf.load(file)
-        for entry in config.get("defaults", []):
-            pairs = entry.items() if OmegaConf.is_dict(entry) else ()
-            chosen |= {str(key).removeprefix("override ").strip("/"): name for key, name in pairs}
+    """Return the file of the option of each group that the defaults or `settings` choose: of
+    several the first.
+    """
+    folders = folders_of(settings)
+    typed: dict[str, str] = {}
+    for override in OverridesParser.create().parse_overrides(list(settings)):
+        values = _values(override)
+        typed[override.key_or_group] = values[0] if values else ""
+    chosen = _default_options(CONF / "config.yaml")
+    experiments = option_files("experiment", folders)
+    overlay = experiments.get(typed.get("experiment", ""))
+    if overlay is not None:
+        chosen |= _default_options(overlay)
     chosen |= typed
-    groups = [name for name in chosen if name in CHOICES]
-    files = {group: option_files(group, folders).get(chosen[group]) for group in groups}
-    return {group: path for group, path in files.items() if path is not None}
+    files: dict[str, Path] = {}
+    for group, option in chosen.items():
+        path = option_files(group, folders).get(option) if group in CHOICES else None
+        if path is not None:
+            files[group] = path
+    return files
+
+
+def _default_options(path: Path) -> dict[str, str]:
+    """Return the options by group that a file's defaults list chooses."""
+    config: Any = OmegaConf.load(path)
+    options: dict[str, str] = {}
+    for entry in config.get("defaults", []):
+        if OmegaConf.is_dict(entry):
+            for group, option in entry.items():
+                options[str(group).removeprefix("override ").strip("/")] = option
+    return options
 
 
 def _unknown_key(key: str, settings: Sequence[str]) -> UserError:
     group, _, parameter = key.partition(".")
-    if group not in (files := chosen_options(settings)):
+    files = chosen_options(settings)
+    if group not in files:
         node: Any = top_level().get(group)
-        valid = [f"{group}.{name}" for name in node] if OmegaConf.is_dict(node) else [*top_level()]
-        return unknown_name(key, valid, "a setting")
+        names = list(top_level())
+        if OmegaConf.is_dict(node):
+            names = [f"{group}.{name}" for name in node]
+        return unknown_name(key, names, "a setting")
     node = read_option(group, files[group])
     names = parameter_names(node, group)
-    is_typo = bool(difflib.get_close_matches(key, names, cutoff=0.9))
-    # Importing the class takes a second: only where a typo is not the likelier mistake.
-    listed = parameters_of(target_of({group: node}, group)) if not is_typo else None
-    if parameter.partition(".")[0] in (listed or ()):
-        return UserError(f"{key} is not listed by the option's file; write +{key}=VALUE")
     owner = str(node.get("_target_", group)).rpartition(".")[2]
-    others = [] if is_typo else _options_with(group, parameter, settings)
-    if 0 < len(others) <= MOST_OPTIONS:
-        named = " and ".join(f"{group}={option}" for option in others)
-        fix = f"add {group}={others[-1]}"
-        return UserError(f"{key} is not a parameter of {owner}, but of {named}; {fix}")
-    return unknown_name(key, names, f"a parameter of {owner}")
+    unknown = unknown_name(key, names, f"a parameter of {owner}")
+    if difflib.get_close_matches(key, names, cutoff=0.9):
+        return unknown  # a typo; importing the class would take a second
+    parameters = parameters_of(target_of({group: node}, group)) or ()
+    if parameter.partition(".")[0] in parameters:
+        return UserError(f"{key} is not listed by the option's file; write +{key}=VALUE")
+    options = _options_with(group, parameter, settings)
+    if 0 < len(options) <= MOST_OPTIONS:
+        named = " and ".join(f"{group}={option}" for option in options)
+        remedy = f"add {group}={options[-1]}"
+        return UserError(f"{key} is not a parameter of {owner}, but of {named}; {remedy}")
+    return unknown
 
 
 def _options_with(group: str, parameter: str, settings: Sequence[str]) -> list[str]:

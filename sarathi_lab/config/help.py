@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from sarathi_lab.config.command_line import LAUNCHERS, chosen_options, folders_of
+from sarathi_lab.config.command_line import LAUNCHER, LAUNCHERS, chosen_options, folders_of
 from sarathi_lab.config.console import typed
 from sarathi_lab.config.errors import unknown_name
 from sarathi_lab.config.instantiate import CHOICES, option_files, top_level
@@ -16,7 +16,6 @@ from sarathi_lab.config.paths import CONF
 
 COLUMNS = 80
 ALL = "all"
-LAUNCHER = "hydra/launcher"
 GROUPS_WITH_HELP = (*CHOICES, "hydra/sweeper", LAUNCHER)
 EXAMPLES = (
     ("chunk=256,512,1024 -m", "a sweep, measured on this machine"),
