@@ -100,11 +100,21 @@ class Instances:
     def send(self, source: int, target: int, sequence: SequenceState) -> Transfer:
         """Start to move the computed tokens of `sequence`, now or when its links are free."""
         assert self.link is not None, "a cluster that moves caches has a link"
-        num_tokens, number = sequence.num_computed, sequence.request.request_id
+        num_tokens = sequence.num_computed
         start = max(self.now, self._free_at[source], self._free_at[target])
-        end = self._free_at[source] = self._free_at[target] = start + self.link.seconds(num_tokens)
-        num_bytes = self.link.num_bytes(num_tokens)
-        return Transfer(end, start, self.now, number, source, target, num_tokens, num_bytes)
+        end = start + self.link.seconds(num_tokens)
+        self._free_at[source] = end
+        self._free_at[target] = end
+        return Transfer(
+            end,
+            start,
+            requested=self.now,
+            request_id=sequence.request.request_id,
+            source=source,
+            target=target,
+            num_tokens=num_tokens,
+            num_bytes=self.link.num_bytes(num_tokens),
+        )
 
     def write_profile(self, directory: Path) -> None:
         """Nothing is profiled."""
@@ -143,7 +153,8 @@ class Schedulers:
 
     def check_fits(self, request: Request) -> None:
         """Raise UserError if model or cache of one are too small for `request`, even alone."""
-        for scheduler in {type(one.policy): one for one in self.schedulers}.values():
+        by_policy = {type(scheduler.policy): scheduler for scheduler in self.schedulers}
+        for scheduler in by_policy.values():
             scheduler.check_fits(request)
 
 
@@ -184,9 +195,9 @@ class Cluster(Schedulers):
         return self._moving[0][0].end if self._moving else math.inf
 
     def add(self, request: Request) -> SequenceState:
-        place = self._router(self.schedulers[: self.num_entries], request)
-        self._refused[place] = math.nan
-        return self.schedulers[place].add(request)
+        instance = self._router(self.schedulers[: self.num_entries], request)
+        self._refused[instance] = math.nan
+        return self.schedulers[instance].add(request)
 
     def schedule(self, now: float) -> Batch | None:
         """Make a batch for an instance that has room at time `now` (seconds), or None."""
@@ -194,15 +205,17 @@ class Cluster(Schedulers):
             self._arrive(*heappop(self._moving))
         while self._leaving and self.send(*self._leaving[0]):
             self._leaving.popleft()
-        for place, scheduler in enumerate(self.schedulers):
-            if self._refused[place] != now and self.instances.has_room(place):
-                arrived = self._arrived[place]
-                while arrived and scheduler.receive(arrived[0]):
-                    arrived.popleft()
-                if (batch := scheduler.schedule(now)) is not None:
-                    batch.instance = place
-                    return batch
-                self._refused[place] = now
+        for instance, scheduler in enumerate(self.schedulers):
+            if self._refused[instance] == now or not self.instances.has_room(instance):
+                continue
+            arrived = self._arrived[instance]
+            while arrived and scheduler.receive(arrived[0]):
+                arrived.popleft()
+            batch = scheduler.schedule(now)
+            if batch is not None:
+                batch.instance = instance
+                return batch
+            self._refused[instance] = now
         return None
 
     def advance(self, batch: Batch) -> None:
@@ -210,46 +223,51 @@ class Cluster(Schedulers):
         self._refused[batch.instance] = math.nan
 
     def update(self, result: StepResult) -> list[SequenceState]:
-        batch, place = result.batch, result.batch.instance
-        self._refused[place] = math.nan
-        finished = self.schedulers[place].update(result)
-        self.move_on(place, result)
+        batch = result.batch
+        instance = batch.instance
+        scheduler = self.schedulers[instance]
+        self._refused[instance] = math.nan
+        finished = scheduler.update(result)
+        self.move_on(instance, result)
         assert batch.queues is not None, "the scheduler has updated it"
-        num_waiting = batch.queues.num_waiting + len(self._arrived[place])
-        num_running = len(self.schedulers[place].running)
-        batch.queues = batch.queues._replace(num_running=num_running, num_waiting=num_waiting)
+        num_waiting = batch.queues.num_waiting + len(self._arrived[instance])
+        batch.queues = batch.queues._replace(
+            num_running=len(scheduler.running), num_waiting=num_waiting
+        )
         return finished
 
-    def move_on(self, place: int, result: StepResult) -> None:
+    def move_on(self, instance: int, result: StepResult) -> None:
         """Let sequences leave the instance after this batch."""
 
     def send(self, source: int, sequence: SequenceState) -> bool:
         """Start to move `sequence` to the least loaded instance behind the entries with room for it
         and those that are on their way; False if there is none.
         """
-        places = range(self.num_entries, len(self.schedulers))
-        coming = {place: self._coming_to(place) for place in places}
-        fitting = [place for place in coming if self._fits([sequence, *coming[place]], place)]
-        if not fitting:
+        loads: dict[int, int] = {}
+        for instance in range(self.num_entries, len(self.schedulers)):
+            coming = self._coming_to(instance)
+            if self._fits([sequence, *coming], instance):
+                loads[instance] = self._load_of(instance) + len(coming)
+        if not loads:
             return False
-        loads = {place: self._load_of(place) + len(coming[place]) for place in fitting}
-        transfer = self.instances.send(source, min(fitting, key=loads.__getitem__), sequence)
+        target = min(loads, key=loads.__getitem__)
+        transfer = self.instances.send(source, target, sequence)
         self.transfers.append(transfer)
         heappush(self._moving, (transfer, sequence, moved(sequence)))
         return True
 
-    def _load_of(self, place: int) -> int:
+    def _load_of(self, instance: int) -> int:
         """Count the requests of an instance, as `load_of`; those that have arrived wait, too."""
-        return load_of(self.schedulers[place]) + WAITING_WEIGHT * len(self._arrived[place])
+        return load_of(self.schedulers[instance]) + WAITING_WEIGHT * len(self._arrived[instance])
 
-    def _coming_to(self, place: int) -> list[SequenceState]:
+    def _coming_to(self, instance: int) -> list[SequenceState]:
         """The sequences in transfer to an instance."""
-        return [after for transfer, _, after in self._moving if transfer.target == place]
+        return [after for transfer, _, after in self._moving if transfer.target == instance]
 
-    def _fits(self, sequences: Sequence[SequenceState], place: int) -> bool:
+    def _fits(self, sequences: Sequence[SequenceState], instance: int) -> bool:
         """Whether an instance has places and cache for all of `sequences`."""
-        scheduler = self.schedulers[place]
-        num_seqs = len(scheduler.running) + len(self._arrived[place]) + len(sequences)
+        scheduler = self.schedulers[instance]
+        num_seqs = len(scheduler.running) + len(self._arrived[instance]) + len(sequences)
         num_tokens = sum(sequence.num_known for sequence in sequences)
         fits = scheduler.blocks.can_hold(num_tokens, scheduler.policy.watermark)
         return num_seqs <= scheduler.max_num_seqs and fits
@@ -257,7 +275,8 @@ class Cluster(Schedulers):
     def _arrive(self, transfer: Transfer, before: SequenceState, after: SequenceState) -> None:
         self.schedulers[transfer.source].blocks.free(before)
         self._arrived[transfer.target].append(after)
-        self._refused[transfer.source] = self._refused[transfer.target] = math.nan
+        self._refused[transfer.source] = math.nan
+        self._refused[transfer.target] = math.nan
 
 
 class Handover(Cluster):
@@ -266,11 +285,13 @@ class Handover(Cluster):
     arXiv 2311.18677). Until one has room, it keeps its blocks, so that prompts wait, too.
     """
 
-    def move_on(self, place: int, result: StepResult) -> None:
-        for sequence, *_, emits_token in result.batch.chunks if place < self.num_entries else ():
+    def move_on(self, instance: int, result: StepResult) -> None:
+        if instance >= self.num_entries:
+            return
+        for sequence, *_, emits_token in result.batch.chunks:
             if emits_token and not sequence.is_finished:
-                self.schedulers[place].running.leave(sequence)
-                self._leaving.append((place, sequence))
+                self.schedulers[instance].running.leave(sequence)
+                self._leaving.append((instance, sequence))
 
 
 def moved(sequence: SequenceState) -> SequenceState:

@@ -40,11 +40,12 @@ class LockstepBatch(Batch):
 
     @classmethod
     def of(cls, parts: tuple[Batch, ...]) -> LockstepBatch:
-        whole = cls([chunk for part in parts for chunk in part.chunks], parts=parts)
-        for name in (one.name for one in fields(Batch) if one.type == "int"):
-            setattr(whole, name, sum(getattr(part, name) for part in parts))
-        whole.window = next((part.window for part in parts if part.window), None)
-        return whole
+        batch = cls([chunk for part in parts for chunk in part.chunks], parts=parts)
+        sums = [field.name for field in fields(Batch) if field.type == "int"]
+        for name in sums:
+            setattr(batch, name, sum(getattr(part, name) for part in parts))
+        batch.window = next((part.window for part in parts if part.window), None)
+        return batch
 
 
 class LockstepReplicas(Schedulers):
@@ -84,11 +85,12 @@ class LockstepReplicas(Schedulers):
     def update(self, result: StepResult) -> list[SequenceState]:
         batch: Any = result.batch
         self.waited += batch.waited
-        finished, end = [], 0
+        finished = []
+        num_taken = 0  # of the tokens of all parts
         for replica, part in zip(self.schedulers, batch.parts, strict=True):
-            start, end = end, end + part.num_emits
-            of_part = replace(result, batch=part, token_ids=result.token_ids[start:end])
-            finished += replica.update(of_part)
+            token_ids = result.token_ids[num_taken : num_taken + part.num_emits]
+            num_taken += part.num_emits
+            finished += replica.update(replace(result, batch=part, token_ids=token_ids))
         batch.queues = queues_of(batch)
         return finished
 
@@ -116,10 +118,12 @@ class Lockstep(Replicas):
         """
         simulated = self.simulated(backend)
         if spec.num_experts % self.num or not spec.num_experts:
+            remedy = (
+                "use a number that divides them" if spec.num_experts else "use cluster=replicas"
+            )
             raise UserError(
                 f"cluster=lockstep cluster.num={self.num} shares the experts of a mixture; model "
-                f"{spec.name} has {spec.num_experts}; "
-                + ("use a number that divides them" if spec.num_experts else "use cluster=replicas")
+                f"{spec.name} has {spec.num_experts}; {remedy}"
             )
         return LockstepBackend(**vars(simulated), sharing=self)
 
@@ -133,15 +137,18 @@ class Lockstep(Replicas):
         self, scheduler: Any, summary: Mapping[str, float], num_devices: int
     ) -> tuple[dict[str, pd.DataFrame], dict[str, float]]:
         """Return the quantities of the replicas; they are idle while they wait for the slowest."""
-        tables, found = super().results(scheduler, summary, num_devices)
-        idle = scheduler.waited / (self.num * summary["duration"])
-        found["instance_idle_fraction"] = 1 - summary["busy_time"] / summary["duration"] + idle
-        return tables, found
+        tables, quantities = super().results(scheduler, summary, num_devices)
+        waited = scheduler.waited / (self.num * summary["duration"])
+        busy = summary["busy_time"] / summary["duration"]
+        quantities["instance_idle_fraction"] = 1 - busy + waited
+        return tables, quantities
 
     def computed(self, tokens: Sequence[int]) -> Sequence[int]:
         """Pad the `tokens` of each replica as the experts compute them."""
         largest = -(-max(tokens) // GRAPH_STEP) * GRAPH_STEP
-        return [largest] * len(tokens) if largest <= self.graph_tokens else tokens
+        if largest > self.graph_tokens:
+            return tokens
+        return [largest] * len(tokens)
 
 
 class SharedExperts(Experts):
@@ -159,7 +166,9 @@ class SharedExperts(Experts):
 
     def of_all(self, tokens: Sequence[int]) -> float:
         """Compute the seconds by the `tokens` of each replica, or of one if the others idle."""
-        spec, hardware, devices = self.spec, self.hardware, self.sharing.num
+        spec = self.spec
+        hardware = self.hardware
+        devices = self.sharing.num
         total = sum(self.sharing.computed(tokens) if len(tokens) > 1 else tokens)
         entries = total * (2 * spec.hidden_size + spec.num_experts)
         sent = (devices - 1) / devices * entries * self.dtype_bytes
@@ -186,9 +195,10 @@ class LockstepBackend(SimulatedBackend):
 
     def peaks(self) -> Peaks:
         """Return the peaks of all replicas."""
-        one, num = super().peaks(), self.sharing.num
+        peaks = super().peaks()
+        num = self.sharing.num
         return Peaks(
-            num * one.flops_per_second, num * one.bytes_per_second, f"{one.source} x {num}"
+            num * peaks.flops_per_second, num * peaks.bytes_per_second, f"{peaks.source} x {num}"
         )
 
     def cost_of(self, spec: ModelSpec) -> CostModel:
@@ -213,14 +223,14 @@ def iteration_time(cost: CostModel, batch: Any) -> float:
     """Compute the seconds of a `LockstepBatch`: replicas wait for the slowest, and for the experts
     that they share, over the tokens of all. Other batches are those of one, beside idle ones.
     """
-    experts, layers = cost.experts, cost.spec.num_layers
+    experts = cost.experts
+    layers = cost.spec.num_layers
     assert isinstance(experts, SharedExperts), "the cost model is a `LockstepBackend`'s"
     if not isinstance(batch, LockstepBatch):
         return cost.iteration_time(batch)
-    times = [
-        cost.iteration_time(part) - layers * experts.seconds(part.num_tokens)
-        for part in batch.parts
-    ]
+    times = []  # without the experts
+    for part in batch.parts:
+        times.append(cost.iteration_time(part) - layers * experts.seconds(part.num_tokens))
     slowest = max(times)
     batch.waited = sum(slowest - time for time in times)
     return slowest + layers * experts.of_all([part.num_tokens for part in batch.parts])

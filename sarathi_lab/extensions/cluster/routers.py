@@ -12,7 +12,9 @@ Router = Callable[[Sequence[Scheduler], Request], int]  # the index of one of th
 WAITING_WEIGHT = 4  # of a waiting request beside a running one, as in vLLM's front end
 # SGLang's defaults: the share of a prompt from which a cached prefix counts, and how many requests
 # more, and how many times the fewest, the fullest instance may have.
-CACHE_THRESHOLD, ABSOLUTE_IMBALANCE, RELATIVE_IMBALANCE = 0.3, 64, 1.5
+CACHE_THRESHOLD = 0.3
+ABSOLUTE_IMBALANCE = 64
+RELATIVE_IMBALANCE = 1.5
 
 
 def load_of(scheduler: Scheduler) -> int:
@@ -22,7 +24,8 @@ def load_of(scheduler: Scheduler) -> int:
 
 def least_loaded(schedulers: Sequence[Scheduler], request: Request) -> int:
     """Choose the first with the least load (vLLM's data-parallel front end)."""
-    return min(range(len(schedulers)), key=lambda place: load_of(schedulers[place]))
+    loads = [load_of(scheduler) for scheduler in schedulers]
+    return loads.index(min(loads))
 
 
 def round_robin() -> Router:
@@ -36,21 +39,31 @@ def longest_prefix(schedulers: Sequence[Scheduler], request: Request) -> int:
     that is short, or if the instances are out of balance. This is SGLang's cache-aware router,
     which estimates what an instance has cached; here the cache is queried.
     """
-    numbers = [len(one.waiting) + len(one.running) for one in schedulers]
-    fewest, most = min(numbers), max(numbers)
-    if most - fewest > ABSOLUTE_IMBALANCE and most > RELATIVE_IMBALANCE * fewest:
+    numbers = []
+    for scheduler in schedulers:
+        numbers.append(len(scheduler.waiting) + len(scheduler.running))
+    if _is_out_of_balance(min(numbers), max(numbers)):
         return least_loaded(schedulers, request)
     probe = SequenceState(request, order=-1)  # shares block keys between instances
-    cached = [cached_tokens(one, probe) for one in schedulers]
+    cached = [cached_tokens(scheduler, probe) for scheduler in schedulers]
     if max(cached) <= CACHE_THRESHOLD * request.prompt_len:
         return least_loaded(schedulers, request)
-    return min(range(len(schedulers)), key=lambda place: (-cached[place], numbers[place]))
+    # Of those with the longest prefix the one with the fewest requests, of these the first.
+    ranks = [(-cached[instance], number) for instance, number in enumerate(numbers)]
+    return ranks.index(min(ranks))
+
+
+def _is_out_of_balance(fewest: int, largest: int) -> bool:
+    """Whether instances have too different numbers of requests."""
+    return largest - fewest > ABSOLUTE_IMBALANCE and largest > RELATIVE_IMBALANCE * fewest
 
 
 def cached_tokens(scheduler: Scheduler, sequence: SequenceState) -> int:
     """Count the tokens at the start of `sequence` that the instance has in its prefix cache."""
     prefix = scheduler.blocks.prefix
-    return 0 if prefix is None else len(prefix.find(sequence)) * prefix.block_size
+    if prefix is None:
+        return 0
+    return len(prefix.find(sequence)) * prefix.block_size
 
 
 # Each makes the router of a run.

@@ -50,7 +50,8 @@ class Several(Topology):
     def check(
         self, policy: Policy, backend: Backend, spec: ModelSpec, *, shares_prefixes: bool
     ) -> None:
-        if (stages := self.simulated(backend).num_stages) > 1:
+        stages = self.simulated(backend).num_stages
+        if stages > 1:
             raise UserError(
                 f"executor.pipeline_parallel={stages}: the instances of a cluster of "
                 f"{self.describe()} are no pipelines; use executor.tensor_parallel, or use "
@@ -91,16 +92,17 @@ class Several(Topology):
         transfers, whose time includes the wait for the link.
         """
         busy = summary["busy_time"] / (self.num_instances * summary["duration"])
-        found = {"num_devices": float(num_devices), "instance_idle_fraction": 1 - busy}
-        for name in (rate for rate in RATES if rate in summary):
-            found[f"{name}_per_device"] = summary[name] / num_devices
+        quantities = {"num_devices": float(num_devices), "instance_idle_fraction": 1 - busy}
+        for rate in RATES:
+            if rate in summary:
+                quantities[f"{rate}_per_device"] = summary[rate] / num_devices
         if not scheduler.transfers:
-            return {}, found
+            return {}, quantities
         moves = pd.DataFrame(scheduler.transfers, columns=list(Transfer._fields))
-        found |= quantiles("transfer_time", moves.end - moves.requested)
-        num_bytes = float(moves.num_bytes.sum())
-        found |= {"num_transfers": float(len(moves)), "transfer_bytes": num_bytes}
-        return {"transfers.parquet": moves}, found
+        quantities |= quantiles("transfer_time", moves.end - moves.requested)
+        quantities["num_transfers"] = float(len(moves))
+        quantities["transfer_bytes"] = float(moves.num_bytes.sum())
+        return {"transfers.parquet": moves}, quantities
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,13 +152,15 @@ class Disaggregated(Several):
         self, policy: Policy, backend: Backend, spec: ModelSpec, *, shares_prefixes: bool
     ) -> None:
         super().check(policy, backend, spec, shares_prefixes=shares_prefixes)
-        if (host := self.simulated(backend).host).overlaps:
+        host = self.simulated(backend).host
+        if host.overlaps:
             raise UserError(
                 f"host={host.name} schedules ahead, but sequences leave an engine at their first "
                 "token; use host=none or another one that does not"
             )
-        for name in ("prefill_chunk", "decode_chunk"):
-            if (budget := getattr(self, name)) is not None and policy.budget_field is None:
+        budgets = {"prefill_chunk": self.prefill_chunk, "decode_chunk": self.decode_chunk}
+        for name, budget in budgets.items():
+            if budget is not None and policy.budget_field is None:
                 raise UserError(
                     f"cluster.{name}={budget} has no effect on policy {policy.name}, which never "
                     "cuts prompts; drop it"
@@ -164,15 +168,18 @@ class Disaggregated(Several):
         self.link_between(backend, spec)  # an unknown rate is refused at once
 
     def policies(self, policy: Policy) -> Sequence[Policy]:
-        chunks = [self.prefill_chunk] * self.prefill + [self.decode_chunk] * self.decode
         cuts = policy.budget_field is not None  # as a baseline may not
-        return [policy.with_budget(one) if one and cuts else policy for one in chunks]
+        policies = []
+        for budget in [self.prefill_chunk] * self.prefill + [self.decode_chunk] * self.decode:
+            policies.append(policy.with_budget(budget) if budget and cuts else policy)
+        return policies
 
     def link_between(self, backend: Backend, spec: ModelSpec) -> Link:
         """The link of an instance on `backend`, each of whose devices sends its part of the KV
         cache of `spec`. Raises UserError for an unknown rate.
         """
-        device, hardware = self.simulated(backend), self.simulated(backend).hardware
+        device = self.simulated(backend)
+        hardware = device.hardware
         stated = hardware.required(LINKS[self.link], f"cluster.link={self.link}", "cluster=single")
         rate = device.num_devices * hardware.link_efficiency * stated
         copies = device.parallel.cache_copies(spec)  # each is sent to its device
