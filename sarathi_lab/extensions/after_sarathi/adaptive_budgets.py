@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -29,12 +29,15 @@ from sarathi_lab.policy import Policy
 from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import Slo, is_good, waits
 
-HINDSIGHT, BOUND, FCFS = "hindsight", "bound", "first come"
+HINDSIGHT = "hindsight"
+BOUND = "bound"
+FCFS = "first come"
 # What an objective's time between tokens bounds: each gap, or how late a token is, whose deadline
 # counts from the arrival, so that what came early leaves time for what comes later.
 SINCE: Mapping[str, Any] = {"gaps": "last_token", "deadlines": "arrival"}
 # Of the rate at which requests that are all there at once are served, those that are tried.
-LOWEST, HIGHEST = 1 / 4, 4.0
+LOWEST = 1 / 4
+HIGHEST = 4.0
 
 
 @dataclass
@@ -47,20 +50,23 @@ class Search:
     grid: RateGrid
     attained: float  # share of the requests
     tokens_per_second: float  # of prompts, where there is nothing else to do
-    known: dict[tuple[Policy, int], pd.DataFrame] = field(default_factory=dict)
+    served: dict[tuple[Policy, int], pd.DataFrame] = field(default_factory=dict)
 
     def table(self, policy: Policy, step: int) -> pd.DataFrame:
         """The requests that `policy` served at a step of the grid."""
-        if (policy, step) not in self.known:
+        if (policy, step) not in self.served:
             arriving = at_rate(self.requests, self.grid.rate(step))
-            self.known[policy, step] = self.bench.run(arriving, policy).requests()
-        return self.known[policy, step]
+            self.served[policy, step] = self.bench.run(arriving, policy).requests()
+        return self.served[policy, step]
 
     def are_within(self, policies: Sequence[Policy], kind: str, step: int) -> bool:
         """Whether one of `policies` serves enough of the requests within the objective."""
         slo = self.bench.slo(kind)
-        shares = (within(self.table(policy, step), slo, kind).mean() for policy in policies)
-        return any(share >= self.attained for share in shares)
+        for policy in policies:
+            share = within(self.table(policy, step), slo, kind).mean()
+            if share >= self.attained:
+                return True
+        return False
 
     def could_be_within(self, kind: str, step: int) -> bool:
         """Whether the device has time for the prompts alone."""
@@ -74,15 +80,21 @@ class Search:
         """Each policy's, hindsight's of the `fixed` ones and the bound, in requests a second;
         searches begin where the ones before ended.
         """
-        tests = {name: partial(self.are_within, [one], kind) for name, one in policies.items()}
+        tests: dict[str, Callable[[int], bool]] = {}
+        for name, policy in policies.items():
+            tests[name] = partial(self.are_within, [policy], kind)
         tests[HINDSIGHT] = partial(self.are_within, fixed, kind)
         tests[BOUND] = partial(self.could_be_within, kind)
         saturation = self.bench.saturation_rate(self.dataset)
-        start, *limits = (self.grid.step(share * saturation) for share in (1.0, LOWEST, HIGHEST))
-        last = self.bench.starts.setdefault((self.dataset, kind), {})
+        lowest = self.grid.step(LOWEST * saturation)
+        highest = self.grid.step(HIGHEST * saturation)
+        step = self.grid.step(saturation)
+        starts = self.bench.starts.setdefault((self.dataset, kind), {})
         for name, passes in tests.items():
-            start = last[name] = highest_passing(passes, last.get(name, start), *limits)
-            yield name, math.nan if start < limits[0] else self.grid.rate(start)
+            step = highest_passing(passes, starts.get(name, step), lowest, highest)
+            starts[name] = step
+            capacity = self.grid.rate(step) if step >= lowest else math.nan
+            yield name, capacity
 
     def overloaded(
         self, kind: str, policies: Mapping[str, Policy], usual: str, step: int
@@ -90,7 +102,8 @@ class Search:
         """The goodput of each policy; who misses the objective, and what ageing does to whole
         waits.
         """
-        slo, misses = self.bench.slo(kind), {}
+        slo = self.bench.slo(kind)
+        misses = {}
         labelled = partial(point, self.dataset, slo=kind)
         for name, policy in policies.items():
             served = self.table(policy, step)
@@ -101,10 +114,12 @@ class Search:
         if "niyama" in misses and misses[usual]:
             ratio = misses["niyama"] / misses[usual]
             yield labelled(f"misses / {usual}", "ratio", "niyama", ratio, kind="share")
-        if isinstance(aged := policies.get("lprs"), Lprs):
-            both = (aged, replace(aged, prompt_weight=0.0))
-            with_age, fcfs = (waits(self.table(one, step))["latency"].mean() for one in both)
-            yield labelled(f"mean latency / {FCFS}", "ratio", "lprs", with_age / fcfs)
+        aged = policies.get("lprs")
+        if isinstance(aged, Lprs):
+            by_age = waits(self.table(aged, step))["latency"].mean()
+            first_come = replace(aged, prompt_weight=0.0)
+            in_order = waits(self.table(first_come, step))["latency"].mean()
+            yield labelled(f"mean latency / {FCFS}", "ratio", "lprs", by_age / in_order)
 
 
 @under_load(
@@ -142,16 +157,17 @@ def adaptive_budgets(
         search = Search(bench, dataset, requests, grid, attained, speed)
         for kind in kinds:
             fixed = {f"fixed {budget}": bench.chunking(budget) for budget in hindsight[kind]}
-            others = bench.named(adaptive, largest).items()
-            policies = fixed | {name: aimed(one, bench.slo(kind), kind) for name, one in others}
-            found = dict(search.capacities(kind, policies, list(fixed.values())))
-            for name, value in found.items():
-                yield point(dataset, "capacity", "1/s", name, value, slo=kind)
+            policies = dict(fixed)
+            for name, policy in bench.named(adaptive, largest).items():
+                policies[name] = aimed(policy, bench.slo(kind), kind)
+            capacities = dict(search.capacities(kind, policies, list(fixed.values())))
+            for name, capacity in capacities.items():
+                yield point(dataset, "capacity", "1/s", name, capacity, slo=kind)
             for name in (*policies, BOUND):
-                ratio = found[name] / found[HINDSIGHT]
+                ratio = capacities[name] / capacities[HINDSIGHT]
                 yield point(dataset, f"capacity / {HINDSIGHT}", "ratio", name, ratio, slo=kind)
-            if not math.isnan(found[HINDSIGHT]):
-                step = grid.step(overload * found[HINDSIGHT])
+            if not math.isnan(capacities[HINDSIGHT]):
+                step = grid.step(overload * capacities[HINDSIGHT])
                 yield from search.overloaded(kind, policies, f"fixed {sizes['budget']}", step)
 
 
@@ -173,32 +189,35 @@ def p_pas_gain(
     """Mean latency by load with vLLM's budgets of `budget` and `large` tokens, and with P-PAS, also
     over the former two. `phases` are pairs of seconds and requests a second by load.
     """
-    small, dataset = sizes["budget"], next(iter(sizes["datasets"]))
-    chosen = (("vllm_v1", small), ("vllm_v1", large), ("p_pas", large))
-    policies = {
-        f"{name} {budget}": policy
-        for name, budget in chosen
-        if (policy := bench.policy(name, budget))
-    }
+    dataset = next(iter(sizes["datasets"]))
+    policies: dict[str, Policy] = {}
+    for name, budget in (("vllm_v1", sizes["budget"]), ("vllm_v1", large), ("p_pas", large)):
+        policy = bench.policy(name, budget)
+        if policy is not None:
+            policies[f"{name} {budget}"] = policy
     for load, stated in phases.items():
         times = phased(stated, bench.seed + seed)
         requests = bench.requests(dataset, len(times), seed)
-        pairs = zip(requests, times, strict=True)
-        arriving = [replace(one, arrival_time=time) for one, time in pairs]
-        quantity, found = f"mean latency, {load}", {}
+        arriving = []
+        for request, time in zip(requests, times, strict=True):
+            arriving.append(replace(request, arrival_time=time))
+        quantity = f"mean latency, {load}"
+        values: dict[str, dict[str, float]] = {}
         for name, policy in policies.items():
             table = bench.run(arriving, policy).requests()
-            found[name] = {quantity: waits(table)["latency"].mean()}
-        last = dict([found.popitem()])
-        yield from compared(dataset, found, {})
-        yield from compared(dataset, last, found)
+            values[name] = {quantity: waits(table)["latency"].mean()}
+        last = dict([values.popitem()])
+        yield from compared(dataset, values, {})
+        yield from compared(dataset, last, values)
 
 
 def phased(phases: Sequence[Sequence[float]], seed: int) -> list[float]:
     """Arrivals in seconds of a Poisson process whose rate changes, as `benchmark.py` of
     TimoSaemann/ppas-vllm draws them: those of a phase begin again with it.
     """
-    dice, start, times = random.Random(seed), 0.0, []
+    dice = random.Random(seed)
+    start = 0.0
+    times = []
     for seconds, rate in phases:
         time = start + dice.expovariate(rate)
         while time < start + seconds:
@@ -213,7 +232,9 @@ def aimed(policy: Policy, slo: Slo, kind: str) -> Policy:
     ttft, tbt = times_of(slo)
     if isinstance(policy, SloBudget):
         return replace(policy, ttft=ttft, tbt=tbt, since=SINCE[kind])
-    return replace(policy, target_time=tbt) if isinstance(policy, Lprs) else policy
+    if isinstance(policy, Lprs):
+        return replace(policy, target_time=tbt)
+    return policy
 
 
 def times_of(slo: Slo) -> tuple[float, float]:
@@ -230,24 +251,26 @@ def within(requests: pd.DataFrame, slo: Slo, kind: str) -> NDArray[np.bool_]:
     if kind == "gaps":
         return is_good(requests, slo)["all"]
     ttft, tbt = times_of(slo)
-    both = zip(requests.token_times, requests.arrival_time, strict=True)
-    late = [np.max(np.subtract(t, arrival) - tbt * np.arange(len(t))) for t, arrival in both]
-    return np.asarray(late) <= ttft
+    latest = []  # of each request the most seconds of a token after the arrival, less the `tbt`
+    for times, arrival in zip(requests.token_times, requests.arrival_time, strict=True):
+        allowed = tbt * np.arange(len(times))
+        latest.append(np.max(np.subtract(times, arrival) - allowed))
+    return np.asarray(latest) <= ttft
 
 
 def prompt_speed(bench: ServingBench, requests: Sequence[Request], budget: int) -> float:
     """Prompt tokens a second where there is nothing else to do."""
-    prompts = [replace(one, arrival_time=0.0, output_len=1) for one in requests]
-    ended = bench.run(prompts, bench.chunking(budget)).iterations().end.max()
-    return sum(one.prompt_len for one in prompts) / float(ended)
+    prompts = [replace(request, arrival_time=0.0, output_len=1) for request in requests]
+    end = bench.run(prompts, bench.chunking(budget)).iterations().end.max()
+    return sum(prompt.prompt_len for prompt in prompts) / float(end)
 
 
 def longest_queue(requests: Sequence[Request], tokens_per_second: float, missed: float) -> float:
     """Seconds of prompts that wait at most, right after an arrival, where a share `missed` of the
     requests, those of the longest prompts, costs nothing.
     """
-    seconds = np.array([one.prompt_len for one in requests]) / tokens_per_second
-    arrivals = np.array([one.arrival_time for one in requests])
+    seconds = np.array([request.prompt_len for request in requests]) / tokens_per_second
+    arrivals = np.array([request.arrival_time for request in requests])
     behind = np.cumsum(seconds) - arrivals  # of what it would end at without idling
     longest = np.max(behind - np.minimum.accumulate(behind - seconds))
     num_missed = math.floor(missed * len(requests) + 1e-9)

@@ -25,10 +25,14 @@ from sarathi_lab.results.serving_metrics import jain_index
 from sarathi_lab.workload.base import random_prompt
 
 NO_LONG = "no long prompts"  # the series of the short ones alone, under fixed chunks
-P50, P99, LONG = "TTFT P50, short", "TTFT P99, short", "TTFT, long"
-SHARE, FAIRNESS = "over the bound, short", "fairness"
+P50 = "TTFT P50, short"
+P99 = "TTFT P99, short"
+LONG = "TTFT, long"
+SHARE = "over the bound, short"
+FAIRNESS = "fairness"
 ALIKE = "chunks alike"
-TTFT, SPEED = "TTFT", "throughput / one stage's"
+TTFT = "TTFT"
+SPEED = "throughput / one stage's"
 
 
 @under_load(
@@ -53,28 +57,34 @@ def long_prompts(
     Fairness is Jain's index of the slowdowns of all: that time over the one on an idle engine.
     `variants` are further policies by name: an option as `policy`, and what differs from it.
     """
-    dataset, budget = next(iter(sizes["datasets"])), sizes["budget"]
+    dataset = next(iter(sizes["datasets"]))
+    budget = sizes["budget"]
     short, long = _requests(bench, seed, dataset, long_lens)
     fixed = bench.chunking(budget)
     tables = {NO_LONG: bench.run(short, fixed).requests()}
     for name, policy in policies_of(bench, policies, variants, budget).items():
         tables[name] = bench.run([*short, *long], policy).requests()
-    ideal = cache(lambda length: ttft(bench.run([prompt_of(bench, 0, length)], fixed)))
-    found: dict[str, dict[str, float]] = {}
+
+    @cache
+    def time_alone(length: int) -> float:
+        return ttft(bench.run([prompt_of(bench, 0, length)], fixed))
+
+    values: dict[str, dict[str, float]] = {}
     for name, table in tables.items():
         waits = table.first_token_time - table.arrival_time
         is_short = table.request_id < len(short)
         p50, p99 = waits[is_short].quantile([0.5, 0.99])
-        found[name] = {P50: float(p50), P99: float(p99)}
+        values[name] = {P50: float(p50), P99: float(p99)}
         above = float((waits[is_short] > bound).mean())
         yield point(dataset, SHARE, "share", name, above, kind="share")
         if name != NO_LONG:
-            found[name][LONG] = float(waits[~is_short].mean())
-            fairness = jain_index(waits.to_numpy() / [ideal(int(n)) for n in table.prompt_len])
+            values[name][LONG] = float(waits[~is_short].mean())
+            alone = [time_alone(int(length)) for length in table.prompt_len]
+            fairness = jain_index(waits.to_numpy() / alone)
             yield point(dataset, FAIRNESS, "index", name, fairness)
-    yield from compared(dataset, {NO_LONG: found.pop(NO_LONG)}, {})
-    others = {name: found[name] for name in (CHUNKING, "lars") if name in found}
-    yield from compared(dataset, found, others)
+    yield from compared(dataset, {NO_LONG: values.pop(NO_LONG)}, {})
+    references = {name: values[name] for name in (CHUNKING, "lars") if name in values}
+    yield from compared(dataset, values, references)
 
 
 def _requests(
@@ -83,31 +93,31 @@ def _requests(
     """The requests of a data set at its rate, and one of each length of `long_lens`, in an order
     and at times of the seed.
     """
-    number, count = bench.sizes["num_requests"], len(long_lens)
+    number = bench.sizes["num_requests"]
+    count = len(long_lens)
     short = at_rate(bench.requests(dataset, number, seed), bench.rate(dataset))
     generator = np.random.default_rng([bench.seed, seed, 5])
-    end = max(one.arrival_time for one in short)
+    end = max(request.arrival_time for request in short)
     times = (np.arange(count) + generator.uniform(0, 0.5, count)) * end / count
-    lengths = map(int, generator.permutation(long_lens))
-    prompts = (prompt_of(bench, number + i, length) for i, length in enumerate(lengths))
-    output_len = short[0].output_len
-    return short, [
-        replace(one, arrival_time=float(time), output_len=output_len)
-        for one, time in zip(prompts, times, strict=True)
-    ]
+    long = []
+    for index, length in enumerate(generator.permutation(long_lens)):
+        prompt = prompt_of(bench, number + index, int(length))
+        time = float(times[index])
+        long.append(replace(prompt, arrival_time=time, output_len=short[0].output_len))
+    return short, long
 
 
 def policies_of(
     bench: ServingBench, names: Sequence[str], variants: Mapping[str, Any], budget: int
 ) -> dict[str, Policy]:
     """Those that there are, in the order of `names` and then of `variants`."""
-    found = bench.named(names, budget)
+    policies = bench.named(names, budget)
     for name, changes in variants.items():
         settings: dict[str, Any] = dict(changes)
         policy: Any = bench.policy(settings.pop("policy"), budget)
         if policy is not None:
-            found[name] = replace(policy, **settings)
-    return {name: policy for name, policy in found.items() if can_run(bench, policy)}
+            policies[name] = replace(policy, **settings)
+    return {name: policy for name, policy in policies.items() if can_run(bench, policy)}
 
 
 def can_run(bench: ServingBench, policy: Policy) -> bool:
@@ -152,24 +162,33 @@ def dynamic_chunks(
     dataset = next(iter(sizes["datasets"]))
     requests = bench.requests(dataset, sizes["num_requests"], seed)
     for chunk in chunks:
-        policies, found = bench.named([CHUNKING], chunk), {}
+        policies = bench.named([CHUNKING], chunk)
         shrinking: Any = bench.policy("dynamic_chunks", chunk)
         if shrinking is not None:
-            policies |= {n: replace(shrinking, smooth_factor=f) for n, f in smooth_factors.items()}
-        for name in [name for name, policy in policies.items() if can_run(bench, policy)]:
-            seconds, speed = one_by_one(bench, policies[name], requests)
+            for name, factor in smooth_factors.items():
+                policies[name] = replace(shrinking, smooth_factor=factor)
+        values = {}
+        for name, policy in policies.items():
+            if not can_run(bench, policy):
+                continue
+            seconds, speed = one_by_one(bench, policy, requests)
             yield point(dataset, SPEED, "times", name, speed, chunk)
-            found[name] = {TTFT: seconds}
-        usual = {CHUNKING: found.pop(CHUNKING)}
+            values[name] = {TTFT: seconds}
+        usual = {CHUNKING: values.pop(CHUNKING)}
         yield from compared(dataset, usual, {}, x=chunk)
-        alike = {ALIKE: found[ALIKE]} if ALIKE in found else {}
-        yield from compared(dataset, found, usual | alike, x=chunk)
+        alike = {ALIKE: values[ALIKE]} if ALIKE in values else {}
+        yield from compared(dataset, values, usual | alike, x=chunk)
 
 
 def one_by_one(bench: ServingBench, policy: Policy, requests: list[Request]) -> tuple[float, float]:
     """Mean seconds to the first token, and how many times as fast as one stage with all layers."""
-    prompts = [prompt_of(bench, one.request_id, one.prompt_len) for one in requests]
-    ledgers = [bench.run([one], policy) for one in prompts]
-    waits, stages = list(map(ttft, ledgers)), pd.concat(ledger.stages() for ledger in ledgers)
-    alone = float((stages.end - stages.start).sum())
+    waits = []
+    stages = []
+    for request in requests:
+        prompt = prompt_of(bench, request.request_id, request.prompt_len)
+        ledger = bench.run([prompt], policy)
+        waits.append(ttft(ledger))
+        stages.append(ledger.stages())
+    table = pd.concat(stages)
+    alone = float((table.end - table.start).sum())
     return float(np.mean(waits)), alone / sum(waits)

@@ -81,7 +81,10 @@ class PrefillAware(Policy):
     def on_device(
         self, predictor: Callable[[], Predictor | None], batch_size: int, max_model_len: int
     ) -> Self:
-        if self.seconds_per_token is not None or (iteration_time := predictor()) is None:
+        if self.seconds_per_token is not None:
+            return self
+        iteration_time = predictor()
+        if iteration_time is None:
             return self
         square, linear = fit_prefill_cost(iteration_time, max_model_len)
         return replace(self, seconds_per_token=linear, seconds_per_squared_token=square)
@@ -133,14 +136,17 @@ class Ranked(PrefillAware):
         scheduler.sort_running()
         scheduler.add_decodes(batch, self.chunk)
         prompts = scheduler.idle_prefills + scheduler.upcoming(LOOKAHEAD)
-        reserves = self.reserve_tokens and any(one.num_known <= self.short_len for one in prompts)
+        reserves = False
+        if self.reserve_tokens:
+            reserves = any(prompt.num_known <= self.short_len for prompt in prompts)
 
-        def size(sequence: SequenceState, left: int) -> int:
-            if reserves and sequence.num_known > self.short_len:
-                return max(1, min(left, self.chunk - self.reserve_tokens - batch.num_tokens))
-            return left
+        def size(sequence: SequenceState, num_tokens: int) -> int:
+            if not reserves or sequence.num_known <= self.short_len:
+                return num_tokens
+            unreserved = self.chunk - self.reserve_tokens - batch.num_tokens
+            return max(1, min(num_tokens, unreserved))
 
-        prompts.sort(key=lambda one: (self.rank(one, scheduler.now), one.order))
+        prompts.sort(key=lambda prompt: (self.rank(prompt, scheduler.now), prompt.order))
         scheduler.share(batch, prompts, self.chunk, size)
 
     def rank(self, sequence: SequenceState, now: float) -> float:
@@ -149,7 +155,8 @@ class Ranked(PrefillAware):
         if self.order == "fcfs":
             return 0.0
         if self.order == "short_first":
-            return -1.0 if age > self.patience else float(sequence.num_known > self.short_len)
+            is_long = sequence.num_known > self.short_len
+            return -1.0 if age > self.patience else float(is_long)
         cost = PAIRS if self.order == "preflow" else self.prefill_cost
         rest = cost(sequence.num_pending, sequence.num_computed)
         match self.order:
@@ -191,8 +198,9 @@ class DynamicChunks(PrefillAware):
             self.check_seconds(f"policy={self.name}")
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        def size(sequence: SequenceState, left: int) -> int:
-            return min(left, max(0, self.next_chunk(sequence.num_computed) - batch.num_tokens))
+        def size(sequence: SequenceState, num_tokens: int) -> int:
+            room = self.next_chunk(sequence.num_computed) - batch.num_tokens
+            return min(num_tokens, max(0, room))
 
         scheduler.sort_running()
         scheduler.add_decodes(batch, self.chunk)
@@ -201,7 +209,8 @@ class DynamicChunks(PrefillAware):
 
     def next_chunk(self, context: int) -> int:
         """Tokens of an iteration for a prompt with `context` tokens computed."""
-        square, linear = cost = self.prefill_cost
+        cost = self.prefill_cost
+        square, linear = cost
         # Without context the solution is `chunk` itself, which rounding would reduce by a page.
         if not (square and context):
             return self.chunk
@@ -243,15 +252,17 @@ class PPas(VllmV1):
 
     def size(self, batch: Batch, scheduler: Scheduler) -> Size:
         take = super().size(batch, scheduler)
-        running = [one for one in scheduler.running if not one.is_decoding]
+        running = [sequence for sequence in scheduler.running if not sequence.is_decoding]
         num_decodes = len(scheduler.running) - len(running)
         if not self.presses(num_decodes, running, len(scheduler.waiting)):
             return take
         cap = self.prefill_cap or max(1, self.max_num_batched_tokens // 8)
 
-        def size(sequence: SequenceState, left: int) -> int:
-            wanted = take(sequence, left)
-            return wanted if sequence.is_decoding else min(wanted, cap - batch.num_prefill_tokens)
+        def size(sequence: SequenceState, num_tokens: int) -> int:
+            wanted = take(sequence, num_tokens)
+            if sequence.is_decoding:
+                return wanted
+            return min(wanted, cap - batch.num_prefill_tokens)
 
         return size
 
