@@ -26,6 +26,7 @@ from typing import Any
 import pandas as pd
 
 COLUMNS = ["case", "quantity", "value", "low", "high", "unit", "device", "level", "seed", "commit"]
+CASE = ("panel", "dataset", "slo", "series", "x")  # columns of points that name theirs
 RESULTS = "results.parquet"
 MEASURED, SIMULATED, PAPER = "measured", "simulated", "paper"
 COMPOSED = "measured_kernels"  # of kernels that others measured
@@ -35,8 +36,11 @@ LONG = 10.0  # seconds from which they are displayed in seconds
 # Display of quantities, in the order of tables: heading with unit, factor from SI, format.
 with Path(__file__).with_name("headings.csv").open(newline="") as file:
     ROWS = list(csv.DictReader(file))
-HEADINGS = {row["name"]: (row["heading"], float(row["factor"]), row["format"]) for row in ROWS}
-UNITS = {row["name"]: row["unit"] for row in ROWS}
+HEADINGS: dict[str, tuple[str, float, str]] = {}
+UNITS: dict[str, str] = {}
+for row in ROWS:
+    HEADINGS[row["name"]] = (row["heading"], float(row["factor"]), row["format"])
+    UNITS[row["name"]] = row["unit"]
 
 
 def heading(name: str) -> str:
@@ -85,21 +89,26 @@ def rows_of_points(points: pd.DataFrame) -> pd.DataFrame:
     none = pd.Series("", points.index)
     source = points.get("source", none).replace({"recorded": MEASURED, "": MEASURED})
     level = points.get("level", none).fillna("")
+    figure = points.get("figure", none)
+    name_of_device = points.get("device_name", none)
     table = points.rename(columns={"y": "value"}).assign(
         case=_cases_of(points),
-        quantity=points.get("quantity", points.get("figure", none)),
+        quantity=points.get("quantity", figure),
         level=level.where(level != "", source),
-        device=points.get("device", points.get("device_name", none)),
+        device=points.get("device", name_of_device),
         commit="",
     )
-    return table.reindex(columns=list(dict.fromkeys([*COLUMNS, *table])))
+    columns = dict.fromkeys([*COLUMNS, *table])
+    return table.reindex(columns=list(columns))
 
 
 def _cases_of(points: pd.DataFrame) -> list[str]:
     """Return what each point is of: its place in its figure, in words."""
-    names = [name for name in ("panel", "dataset", "slo", "series", "x") if name in points]
+    names = [name for name in CASE if name in points]
     cases = []
     for values in points[names].itertuples(index=False):
-        texts = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
+        texts = []
+        for value in values:
+            texts.append(f"{value:g}" if isinstance(value, float) else str(value))
         cases.append(", ".join(filter(None, texts)))
     return cases

@@ -33,16 +33,30 @@ Kind = Literal["line", "point", "bar", "pair", "heat"]
 class PlotSpec:
     """How the rows of one figure (`table.rows_of_points`) become panels.
 
-    "line" and "point" are drawn by x for each series, a "bar" for each series, a "pair" as a point
-    for each value of `hue` at the two `quantities` (y, then x), a "heat" map has a gain in each
-    cell by x and series. `is_by_device`: a group of panels for each device instead of one for the
-    paper and all that is simulated.
-
-    `xs` and `ys` are axis labels of panels that differ from `x` and `y`; without a y it is the
-    rows' unit. `names` and `panels` are display names, other panels have `prefix` before them.
-    Only `series`, `quantities` and `unit` are drawn where given, panels that match a pattern in
-    `left_out` (such as "* over Orca") are not.
-    `is_swapped` panels hold quantiles by share, which are drawn as shares by quantile.
+    Attributes:
+        title: Of the picture.
+        x: Label along x; in a map the name of the setting.
+        y: Label upwards; without one the rows' unit.
+        log_x: Whether x is logarithmic.
+        log_y: Whether y is.
+        kind: "line" and "point" draw by x for each series, "bar" for each series, "pair" a point
+            for each value of `hue` at the two `quantities` (y, then x), "heat" a gain in each cell
+            by x and series.
+        is_by_device: Whether each device has a group of panels, instead of one for the paper and
+            all that is simulated.
+        columns: Most panels beside each other.
+        legend: Title of the legend.
+        prefix: Before the names of panels that `panels` does not have.
+        hue: What has colours: "series", or "x" of a pair.
+        series: Those that are drawn; () for all.
+        quantities: Those that are drawn; () for all.
+        unit: Of the rows that are drawn; "" for all.
+        panels: Display names of panels.
+        ys: Labels upwards of panels that differ from `y`.
+        xs: Labels along x of panels that differ from `x`.
+        left_out: Patterns of panels that are not drawn, such as "* over Orca".
+        is_swapped: Panels that hold quantiles by share, drawn as shares by quantile.
+        names: Display names of series.
     """
 
     title: str = ""
