@@ -7,8 +7,6 @@ from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-import pandas as pd
-
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import NO_TOKEN, Backend, StepResult
@@ -54,10 +52,6 @@ class Speculation:
     def describe(self) -> str:
         """Describe the drafts; empty without any."""
         return ""
-
-    def metrics(self, iterations: pd.DataFrame) -> dict[str, float]:
-        """Return the quantities of a run that only drafts give (metrics.md)."""
-        return {}
 
     def check(self, backend: Backend) -> None:
         """Raise UserError for a device that has no use for the drafts."""

@@ -130,6 +130,25 @@ def _cost_of_decodes(cost: DecodeCost) -> dict[str, float]:
     return summary
 
 
+def drafts(iterations: pd.DataFrame) -> dict[str, float]:
+    """Return the share of right drafts and the tokens that a decode emits; empty without drafts."""
+    if "num_draft_tokens" not in iterations:
+        return {}
+    num_drafts = float(iterations.num_draft_tokens.sum())
+    num_accepted = float(iterations.num_accepted_tokens.sum())
+    num_decodes = float(iterations.num_decode_tokens.sum()) - num_drafts
+    summary = {"num_draft_tokens": num_drafts}
+    if num_drafts:
+        summary["acceptance_rate"] = num_accepted / num_drafts
+    if num_decodes:
+        summary["tokens_per_decode"] = 1 + num_accepted / num_decodes
+    return summary
+
+
+def _drafts(run: RunTables) -> dict[str, float]:
+    return drafts(run.iterations)
+
+
 def _kv_reads(run: RunTables) -> dict[str, float]:
     # Section 4.2: each chunk reads the keys and values of the ones before it again.
     num_read = run.iterations.prefill_kv_tokens.sum()
@@ -193,6 +212,7 @@ def _preemptions(run: RunTables) -> dict[str, float]:
 METRICS: Sequence[Metric] = (
     _counts_and_rates,
     _decodes,
+    _drafts,
     _kv_reads,
     _latencies,
     _rooflines,
@@ -203,6 +223,12 @@ METRICS: Sequence[Metric] = (
 
 
 # -- metrics of some runs, and comparisons ---------------------------------------------------------
+
+
+def prefix_hits(requests: pd.DataFrame) -> dict[str, float]:
+    """Return the share of prompt tokens that were cached, of runs that share prefixes."""
+    num_cached = requests.prefix_hit_tokens.sum()
+    return {"prefix_hit_rate": float(num_cached / requests.prompt_len.sum())}
 
 
 def pipeline_metrics(

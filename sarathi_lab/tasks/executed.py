@@ -132,10 +132,8 @@ def summary_of(run: ExecutedRun) -> tuple[dict[str, float], Tables]:
     num_devices = engine.cluster.num_instances * plan.backend.num_devices
     tables_of_cluster, of_cluster = engine.cluster.results(run.scheduler, summary, num_devices)
     summary |= of_cluster
-    summary |= engine.speculation.metrics(run.iterations)
     if engine.shares_prefixes:
-        num_shared = run.requests.prefix_hit_tokens.sum()
-        summary["prefix_hit_rate"] = float(num_shared / run.requests.prompt_len.sum())
+        summary |= metrics.prefix_hits(run.requests)
     tables = {**run.tables, **tables_of_cluster}
     if run.ledger.num_stages > 1:
         bubbles = run.ledger.bubbles()

@@ -18,6 +18,7 @@ from sarathi_lab.experiment.registry import PROFILED, Ints, Platform
 from sarathi_lab.extensions.speculation.settings import Assumed, PromptLookup
 from sarathi_lab.extensions.under_load import ServingBench, Values, compared, point, under_load
 from sarathi_lab.extensions.under_load.search import at_rate
+from sarathi_lab.results.metrics import drafts
 from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import latency
 
@@ -118,7 +119,7 @@ def _values(drafting: Speculation, arriving: Ledger, at_once: Ledger) -> Values:
     tokens = table.prompt_len.sum() + table.output_len.sum()
     found = {words: latency(arriving.requests())[key] for key, words in WAITS.items()}
     found[RATE] = float(tokens / table.finish_time.max())
-    accepted = drafting.metrics(arriving.iterations())
+    accepted = drafts(arriving.iterations())
     return found | {name: value for name, value in accepted.items() if name in UNITS}
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import pandas as pd
 
 from sarathi_lab.config.checked import check_fields, require_order, share, whole
 from sarathi_lab.config.errors import UserError
@@ -60,19 +59,6 @@ class Drafting(Speculation, ABC):
                 f"{subject} needs a batch's tokens before the next batch is made, which here is "
                 f"made while it runs; add {setting}"
             )
-
-    def metrics(self, iterations: pd.DataFrame) -> dict[str, float]:
-        """Return the share of right drafts and the tokens that a decode emits in an iteration."""
-        if "num_draft_tokens" not in iterations:
-            return {}
-        drafts = float(iterations.num_draft_tokens.sum())
-        accepted = float(iterations.num_accepted_tokens.sum())
-        decodes = float(iterations.num_decode_tokens.sum()) - drafts
-        return {
-            "acceptance_rate": accepted / drafts,
-            "num_draft_tokens": drafts,
-            "tokens_per_decode": 1 + accepted / decodes,
-        }
 
 
 def _without_overlap(backend: Backend) -> str:
