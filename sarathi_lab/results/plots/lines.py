@@ -18,6 +18,7 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from sarathi_lab.results.plots import style
 from sarathi_lab.results.plots.axes import Scale, scale_of, set_quantity_axis, set_setting_axis
@@ -66,6 +67,15 @@ class _Drawing:
     has_swept_hue: bool
 
 
+@dataclass(frozen=True)
+class _Line:
+    """Points that are drawn by one look, and the joint `name` of several series, if any."""
+
+    points: pd.DataFrame
+    look: Look
+    name: str = ""
+
+
 def draw_lines(
     rows: pd.DataFrame, axes: PlotAxes, quantities: Sequence[str], notes: Sequence[Artist]
 ) -> Figure:
@@ -86,19 +96,27 @@ def draw_lines(
     equal = equal_everywhere(list(series_of.values()))
     drawing = _drawing_of(rows, axes, names, quantities, _joint_looks(equal, looks))
     grid = _grid(list(series_of), drawing, num_in_row=1 if has_row_each(axes) else len(looks))
-    once = {panel: _only(points, equal) for panel, points in series_of.items()}
-    tables: list[pd.DataFrame] = []
-    for panel, points_of_series in once.items():
-        tables += _marks_of_panel(points_of_series, panel, drawing)
+    lines_of: dict[Panel, list[_Line]] = {}
+    tables = []
+    for panel, points_of_series in series_of.items():
+        lines = _lines_of_panel(_only(points_of_series, equal), panel, drawing)
+        lines_of[panel] = lines
+        for line in lines:
+            of_panel = column_of([panel] * len(line.points), line.points)
+            tables.append(styled(line.points.assign(panel=of_panel), line.look))
     marks = pd.concat(tables) if tables else rows.iloc[:0].assign(panel="", look="")
     if names:
         figure, axes_of = plot(marks, x="value", y="at", grid=grid)
     else:
         figure, axes_of = plot(marks, x="at", y="value", grid=grid)
     width = style.inches_wide(next(iter(axes_of.values())))
-    for panel, points_of_series in once.items():
+    along = np.sort(rows["at"].dropna().unique())
+    for panel, lines in lines_of.items():
         ax = axes_of[panel]
-        _label(ax, panel, points_of_series, rows, drawing, width)
+        ax.set_title(_title(panel, lines, drawing, width), fontsize=9)
+        if not lines:
+            ax.text(0.5, 0.5, "below the noise", ha="center", transform=ax.transAxes)
+        _label(ax, panel, along, drawing, width)
         if axes.col:
             ax.label_outer()
         elif names and ax not in figure.axes[:: grid.columns]:
@@ -205,41 +223,33 @@ def _grid(panels: Sequence[Panel], drawing: _Drawing, *, num_in_row: int) -> Gri
 # -- panels ----------------------------------------------------------------------------------------
 
 
-def _marks_of_panel(
+def _lines_of_panel(
     points_of_series: PointsBySeries, panel: Panel, drawing: _Drawing
-) -> list[pd.DataFrame]:
-    """Return the points of a panel's series with their `look`; of lines, equal ones once."""
-    marks = []
+) -> list[_Line]:
+    """Return what is drawn in a panel: in rows all series, of lines equal ones once."""
     if drawing.names:
-        for series, points in points_of_series.items():
-            marks.append(styled(points, drawing.looks[series]))
-    else:
-        base, equal_groups = _equal_in_panel(points_of_series, panel)
-        if base:
-            # The policy that ratios are to is one line at 1, also where other settings vary.
-            line = points_of_series[base[0]].iloc[:1]
-            look = replace(_look_of_equal(base, drawing), marker="")
-            marks.append(styled(line.assign(at=math.nan, is_unsteady=False), look))
-        for equal in equal_groups:
-            points = points_of_series[equal[0]]
-            marks.append(styled(points, _look_of_equal(equal, drawing)))
-    return [points.assign(panel=column_of([panel] * len(points), points)) for points in marks]
-
-
-def _equal_in_panel(
-    points_of_series: PointsBySeries, panel: Panel
-) -> tuple[list[Series], list[list[Series]]]:
-    """Return the series that ratios are to, which are 1, and the others by equal points."""
+        return [_Line(points, drawing.looks[series]) for series, points in points_of_series.items()]
     quantity, _ = panel
     policy = quantity.partition("_vs_")[2]
-    base = []
+    base = []  # the series that ratios are to
     groups: dict[Hashable, list[Series]] = {}
     for series, points in points_of_series.items():
         if series.policy == policy and bool((points["value"] == 1).all()):
             base.append(series)
         else:
             groups.setdefault(points_of(points), []).append(series)
-    return base, list(groups.values())
+    lines = []
+    if base:
+        # One line at 1, also where other settings vary.
+        first = points_of_series[base[0]].iloc[:1]
+        look = replace(_look_of_equal(base, drawing), marker="")
+        lines.append(_Line(first.assign(at=math.nan, is_unsteady=False), look))
+    others = [series for series in points_of_series if series not in base]
+    for equal in groups.values():
+        name = joint_name(equal, others, drawing.looks)
+        points = points_of_series[equal[0]]
+        lines.append(_Line(points, _look_of_equal(equal, drawing), name))
+    return lines
 
 
 def _look_of_equal(equal: Sequence[Series], drawing: _Drawing) -> Look:
@@ -251,53 +261,38 @@ def _look_of_equal(equal: Sequence[Series], drawing: _Drawing) -> Look:
     return look
 
 
-def _label(
-    ax: Axes,
-    panel: Panel,
-    points_of_series: PointsBySeries,
-    rows: pd.DataFrame,
-    drawing: _Drawing,
-    width: float,
-) -> None:
-    """Scale and label both axes, and write above what the panel shows and what is equal in it."""
+def _title(panel: Panel, lines: Sequence[_Line], drawing: _Drawing, width: float) -> str:
+    """Return what a panel of this width (inches) shows, and what is equal in it."""
     quantity, facet = panel
-    names = drawing.names
-    setting = drawing.axes.col
     letters = int(width / style.LETTER)
     titles = []
-    if setting is not None and quantity == next(iter(drawing.scales)):
-        titles.append(f"{style.short_name(setting)} = {facet}")
-    if not points_of_series:
-        ax.text(0.5, 0.5, "below the noise", ha="center", transform=ax.transAxes)
-    elif not names:
-        titles += _names_of_equal(points_of_series, panel, drawing, letters)
-    ax.set_title("\n".join(titles), fontsize=9)
+    is_in_first_row = quantity == next(iter(drawing.scales))
+    if drawing.axes.col is not None and is_in_first_row:
+        titles.append(f"{style.short_name(drawing.axes.col)} = {facet}")
+    for line in lines:
+        if line.name:
+            titles.append(textwrap.fill(line.name, letters, break_on_hyphens=False))
+    return "\n".join(titles)
+
+
+def _label(
+    ax: Axes, panel: Panel, along: NDArray[np.float64], drawing: _Drawing, width: float
+) -> None:
+    """Scale and label both axes of a panel of this width (inches); `along` are the settings."""
+    quantity, _ = panel
+    names = drawing.names
     scale = drawing.scales[quantity]
     label = ", ".join(filter(None, [drawing.headings[quantity], scale.note]))
     set_quantity_axis(ax, scale, along_x=bool(names))
     if not names:
-        values = np.sort(rows["at"].dropna().unique())
-        along = set_setting_axis(ax, values, drawing.axes.x)
-        ax.set(xlabel=textwrap.fill(along, LABEL), ylabel=textwrap.fill(label, LABEL))
+        setting = set_setting_axis(ax, along, drawing.axes.x)
+        ax.set(xlabel=textwrap.fill(setting, LABEL), ylabel=textwrap.fill(label, LABEL))
         return
     centres = centres_of(names)
     ax.set_yticks(centres, names)
     top = centres[-1] + height_of(names[-1]) / 2
+    letters = int(width / style.LETTER)
     ax.set(ylim=(-0.6, top + 0.1), xlabel=textwrap.fill(label, letters))
-
-
-def _names_of_equal(
-    points_of_series: PointsBySeries, panel: Panel, drawing: _Drawing, letters: int
-) -> list[str]:
-    """Return a line for each group of equal series of a panel."""
-    base, groups = _equal_in_panel(points_of_series, panel)
-    others = [series for series in points_of_series if series not in base]
-    lines = []
-    for equal in groups:
-        name = joint_name(equal, others, drawing.looks)
-        if name:
-            lines.append(textwrap.fill(name, letters, break_on_hyphens=False))
-    return lines
 
 
 # -- legend ----------------------------------------------------------------------------------------
