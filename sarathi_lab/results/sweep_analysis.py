@@ -92,10 +92,12 @@ def varied(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
 
 def _stored_by_sweeper(swept: pd.DataFrame) -> list[str] | None:
     """Return the settings that the sweeper stored; None for runs of several sweeps."""
-    stored: list[object] = list(swept.swept.unique()) if "swept" in swept else []
-    if len(stored) != 1 or not isinstance(stored[0], str):
+    if "swept" not in swept:
         return None
     if "sweep" in swept and swept["sweep"].nunique() > 1:
+        return None
+    stored = swept.swept.unique()
+    if len(stored) != 1 or not isinstance(stored[0], str):
         return None
     return stored[0].strip("[]").split(",")
 
@@ -153,7 +155,8 @@ def in_order(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _ranks(runs: pd.DataFrame, name: str) -> pd.Series:
     """Return which of the values of a setting each run has, counted from 0."""
-    ranks = {value: rank for rank, value in enumerate(values_of(runs, name))}
+    values = values_of(runs, name)
+    ranks = dict(zip(values, range(len(values)), strict=True))
     return runs[name].map(text).map(ranks)
 
 
@@ -298,7 +301,9 @@ def is_decided(row: Mapping[Any, Any], noise: float) -> bool:
 
 
 def _are_simulated(runs: pd.DataFrame) -> bool:
-    return "executor" in runs and bool((runs.executor == "simulated").all())
+    if "executor" not in runs:
+        return False
+    return bool((runs.executor == "simulated").all())
 
 
 def noise(runs: pd.DataFrame) -> float:

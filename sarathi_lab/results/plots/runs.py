@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,27 +90,40 @@ def _distribution(ax: Axes, seconds: NDArray[np.float64], name: str) -> None:
 
 def curves(runs: Mapping[str, pd.DataFrame], x: str) -> Figure:
     """Draw the iterations of runs (tables by name) against `x`: "iteration", or "end" for time."""
-    colours = style.colours(list(runs))
-    looks = []
+    looks = _looks_of_runs(list(runs), x)
     rows = []
-    for i, (name, table) in enumerate(runs.items()):
-        label = textwrap.fill(name, LABEL_WIDTH, break_on_hyphens=False)
-        dash = DASHES[i % len(DASHES)]
-        look = Look(label, colours[name], dash, style.marker(i), size=4.0, is_thinned=True)
-        if x == "end":
-            look = replace(look, drawstyle="steps-pre")  # an iteration lasts until its end
-        looks.append(look)
+    for name, table in runs.items():
         for column, (scale, _) in CURVES.items():
             if column in table and x in table:
                 values = pd.DataFrame({"at": table[x], "value": scale * table[column]})
-                rows.append(styled(values.assign(panel=column), look))
+                rows.append(styled(values.assign(panel=column), looks[name]))
     marks = pd.concat(rows)
-    shown = [column for column in CURVES if column in set(marks["panel"])]
+    drawn = set(marks["panel"])
+    shown = [column for column in CURVES if column in drawn]
     size = (9, 1.9 * len(shown) + 0.5)
-    figure, axes = plot(marks, x="at", grid=Grid(shown, 1, size, {"sharex": True}))
+    grid = Grid(shown, 1, size, {"sharex": True})
+    figure, axes = plot(marks, x="at", grid=grid)
     for column in shown:
         _, label = CURVES[column]
         axes[column].set_ylabel(label)
     axes[shown[-1]].set_xlabel("time [s]" if x == "end" else x)
-    style.legend_below(figure, [look.key() for look in looks])
+    style.legend_below(figure, [look.key() for look in looks.values()])
     return style.finished(figure)
+
+
+def _looks_of_runs(names: Sequence[str], x: str) -> dict[str, Look]:
+    """Return a look for each run, of which colours and dashes differ."""
+    colours = style.colours(names)
+    looks = {}
+    for number, name in enumerate(names):
+        looks[name] = Look(
+            name=textwrap.fill(name, LABEL_WIDTH, break_on_hyphens=False),
+            colour=colours[name],
+            dash=DASHES[number % len(DASHES)],
+            marker=style.marker(number),
+            size=4.0,
+            # An iteration lasts until its end.
+            drawstyle="steps-pre" if x == "end" else "default",
+            is_thinned=True,
+        )
+    return looks
