@@ -98,7 +98,7 @@ def test_a_sweep_states_which_runs_are_not_steady() -> None:
 
 def test_a_steady_run_with_short_waits_is_best_and_waits_without_a_limit_are_not_judged() -> None:
     """SGLang has the lowest P99 between tokens, and 17 s without a token once a request."""
-    first, second, _ = conclusion(swept())
+    first, second, _ = conclusion(swept(**{"workload.arrivals": "poisson"}))
     assert first.startswith("\nvllm_v1 workload.rate=2 beside orca: better in TBT P99 150 against")
     assert "longest gap of a request P99 170 against 550 ms (0.31 times)" in first
     assert "worse in TTFT P99 800 against 700 ms" in first
