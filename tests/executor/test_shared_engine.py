@@ -15,7 +15,7 @@ from sarathi_lab.executor.vllm import backend as backends
 from sarathi_lab.executor.vllm import workers
 from sarathi_lab.executor.vllm.backend import SharedEngine, VllmBackend
 from sarathi_lab.experiment import measured_cost
-from sarathi_lab.experiment.measure import engine_sizes
+from sarathi_lab.experiment.measure import engine_sizes, loaded
 from sarathi_lab.run import main
 
 FIGURES = "gpu_targets,table2,fig08,table4,fig03,fig13,fig07,fig04,fig10,fig11,fig09,kv_reread"
@@ -81,11 +81,12 @@ def starts(monkeypatch):
 def test_24_figures_of_a_campaign_start_2_engines(starts):
     sweep = compose([*DRY, "model=tiny,30m", f"task.experiment={FIGURES}"])
     sweep.check()
-    sessions = [session for job in sweep.jobs for session in job.prepared]
-    for session in sessions:
-        with session.loaded("a figure") as (executor, _):
-            assert executor.num_blocks == engine_sizes(session.backend, session.room).num_blocks
-    assert len(sessions) == 24
+    measurements = [measurement for job in sweep.jobs for measurement in job.prepared]
+    for measurement in measurements:
+        with loaded(measurement) as (executor, _):
+            sizes = engine_sizes(measurement.backend, measurement.room)
+            assert executor.num_blocks == sizes.num_blocks
+    assert len(measurements) == 24
     assert [name for name, _ in starts] == ["tiny", "30m"]
 
 

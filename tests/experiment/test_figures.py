@@ -17,7 +17,7 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.experiment.claims import COLUMNS as CLAIM_COLUMNS
 from sarathi_lab.experiment.claims import verdict
-from sarathi_lab.experiment.recorded import points_of
+from sarathi_lab.experiment.recorded import paper, points_of
 from sarathi_lab.experiment.registry import CATALOG, load_experiment
 from sarathi_lab.results import load
 from sarathi_lab.results.plots.figures import draw
@@ -77,6 +77,11 @@ def test_the_figure_of_the_tour_is_simulated_recorded_and_drawn(tmp_path, monkey
     (ax,) = draw(load_experiment("tour.chunk_gain").look, rows).axes
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("chunk", "gain")
     assert list(ax.lines[0].get_xdata()) == [8, 16]
+
+
+def test_bars_of_the_paper_are_drawn_where_too_little_was_measured():
+    picture = draw(CATALOG["table2"].look, rows_of_points(paper("table2")))
+    assert [ax.get_ylabel() for ax in picture.axes if ax.has_data()] == ["ms"] * 3
 
 
 @pytest.mark.parametrize("name", ["sarathi_serve_budget", "sarathi_serve_capacity"])

@@ -255,6 +255,9 @@ def _bars(rows: pd.DataFrame, looks: Mapping[str, Look]) -> pd.DataFrame:
     bars = bars.assign(look=bars.key.map(dict(looks)))
     names = list(bars.key.unique())
     devices = list(bars.device.unique())
+    if bars.empty:  # nothing that was measured is enough to draw beside the paper's values
+        names = list(rows.key.unique())
+        devices = [PAPER]
     centre = (len(names) - 1) / 2
     width = 0.6
     step = 1.0  # between bars; those of several devices touch
@@ -313,6 +316,8 @@ def _label_lines(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
 
 def _label_bars(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
     bars = rows[rows.level != PAPER]
+    if bars.empty:
+        bars = rows
     names = list(bars.key.unique())
     num_devices = bars.device.nunique()
     if num_devices > 1:
