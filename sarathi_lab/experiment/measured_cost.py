@@ -28,17 +28,18 @@ from sarathi_lab.experiment.scenario import Times
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.intervals import summary
 
-MOST = 8  # timings of a composition in a round
+MAX_TIMINGS = 8  # of a composition in a round
 ENOUGH = 0.05  # seconds of them, after which one suffices: rather more rounds than longer ones
 LOWER = 0.25  # the quantile that stands for an iteration: what disturbs one makes it longer
 REFERENCES = 8  # before the first timing of a size
 # Largest ratio of two references, and of both to usual ones, at which a timing between them counts.
 AGREE = 1.25
-PARTS = ("qkv_proj", "out_proj", "ffn", "elementwise", "prefill_attention", "others")
+OPERATIONS = ("qkv_proj", "out_proj", "ffn", "elementwise", "prefill_attention", "others")
 TOO_SMALL = "the cache is too small"
 NO_OPERATIONS = "whole iterations are timed here; executor.eager=true times vLLM's operations, too"
 ALTERNATED = 1.0  # seconds of iterations whose difference is asked for, in a round
-FEWEST_TURNS, MOST_TURNS = 3, 32  # of them
+FEWEST_TURNS = 3  # of them
+MAX_TURNS = 32
 
 Composition = tuple[tuple[int, int, bool, int], ...]  # start, tokens, is decode, how many of them
 
@@ -60,19 +61,25 @@ def _probe_of(executor: Any) -> OperationProbe | HookedProbe | IterationProbe:
 
 def describe(batch: Batch) -> str:
     """The composition in words, such as "239 at 512 + 17 decodes at 1024"."""
-    return " + ".join(
-        f"{count} decodes at {start + 1}"
-        if is_decode
-        else f"{f'{count} x ' if count > 1 else ''}{tokens} at {start}"
-        for start, tokens, is_decode, count in composition(batch)
-    )
+    terms = []
+    for start, tokens, is_decode, count in composition(batch):
+        if is_decode:
+            terms.append(f"{count} decodes at {start + 1}")
+        elif count > 1:
+            terms.append(f"{count} x {tokens} at {start}")
+        else:
+            terms.append(f"{tokens} at {start}")
+    return " + ".join(terms)
 
 
-def _lower(timings: Sequence[Times]) -> Times:
-    """Their `LOWER` quantile by name."""
-    return {
-        name: float(np.quantile([times[name] for times in timings], LOWER)) for name in timings[0]
-    }
+def _lower(seconds: Sequence[float]) -> float:
+    """Return the `LOWER` quantile."""
+    return float(np.quantile(seconds, LOWER))
+
+
+def _lower_times(timings: Sequence[Times]) -> Times:
+    """Return the `LOWER` quantile by name."""
+    return {name: _lower([times[name] for times in timings]) for name in timings[0]}
 
 
 class Measurement(NamedTuple):
@@ -108,7 +115,7 @@ class MeasuredCostModel:
         self.spec: ModelSpec = spec or executor.model.spec
         self.is_shared = type(executor.timeline) is HostTimeline  # with other processes
         self.measurements: dict[Composition, Measurement] = {}
-        self._kept: dict[Composition, Measurement] = {}
+        self._earlier: dict[Composition, Measurement] = {}  # of parts before
         self.probe: Any = _probe_of(executor)
         self.has_operations: bool = self.probe.has_operations
         self.reason = None if self.has_operations else NO_OPERATIONS
@@ -125,18 +132,16 @@ class MeasuredCostModel:
         key = composition(batch)
         if key not in self.measurements:
             try:
-                if (placed := self.placed(batch)) is None:
-                    raise RunError(TOO_SMALL)
-                found = self._measure(placed)
+                self.measurements[key] = self._measure(batch)
             except (torch.OutOfMemoryError, RunError) as error:
                 self.reason = f"{describe(batch)}: {error}"
-                return dict.fromkeys(PARTS if self.has_operations else [WHOLE], math.nan)
-            self.measurements[key] = found
+                names = OPERATIONS if self.has_operations else [WHOLE]
+                return dict.fromkeys(names, math.nan)
         return self.measurements[key].operations
 
     def forget(self) -> None:
         """Measure again what is asked for from now on; `rows` keeps what was measured."""
-        self._kept |= self.measurements
+        self._earlier |= self.measurements
         self.measurements.clear()
         self._products.clear()
 
@@ -146,37 +151,46 @@ class MeasuredCostModel:
         return placed(batch, blocks, self._random, self.spec.vocab_size)
 
     def _measure(self, batch: Batch) -> Measurement:
-        """Time operations first, so that all is compiled before the whole is timed."""
-        tokens = batch.num_tokens
+        """Time a batch. Raises RunError for one that does not fit the cache."""
+        batch_with_cache = self.placed(batch)
+        if batch_with_cache is None:
+            raise RunError(TOO_SMALL)
         if not self.has_operations:
-            return self._measure_whole(batch)
-        name = "prefill_attention" if batch.num_prefills else "decode_attention"
+            return self._measure_whole(batch_with_cache)
+        attention = "prefill_attention" if batch.num_prefills else "decode_attention"
         if self.probe.reports_operations:
-            return self._measure_reported(batch, name)
-        most = MOST if self.is_shared else 1
+            return self._measure_reported(batch_with_cache, attention)
+        return self._measure_alone(batch_with_cache, attention)
+
+    def _measure_alone(self, batch: Batch, attention: str) -> Measurement:
+        """Time operations first, so that all is compiled before the whole is timed."""
+        probe = self.probe
+        tokens = batch.num_tokens
+        repetitions = MAX_TIMINGS if self.is_shared else 1
         if tokens not in self._products:
-            products = _lower(self.timed(tokens, lambda: self.probe.products(batch), most))
-            self._products[tokens] = products, self.probe.timing
-        products, timing = self._products[tokens]
-        attention = self.timed(tokens, lambda: {name: self.probe.attention(batch)}, most)
-        timings = {**dict.fromkeys(products, timing), name: self.probe.timing}
-        operations = products | _lower(attention)
-        self.probe.iteration(batch)
-        seconds, host_share = self._timed_wholes(tokens, lambda: self.probe.iteration(batch))
-        timings["iteration"] = timings["others"] = self.probe.timing
-        whole = float(np.quantile(seconds, LOWER))
-        parts = sum(operations.values())
-        if parts > whole:
-            operations = {name: value * whole / parts for name, value in operations.items()}
-        operations["others"] = max(0.0, whole - parts)
+            timed = self.timed(tokens, lambda: probe.products(batch), repetitions)
+            self._products[tokens] = _lower_times(timed), probe.timing
+        products, timing_of_products = self._products[tokens]
+        timed = self.timed(tokens, lambda: {attention: probe.attention(batch)}, repetitions)
+        timings = {**dict.fromkeys(products, timing_of_products), attention: probe.timing}
+        operations = products | _lower_times(timed)
+        probe.iteration(batch)
+        seconds, host_share = self._timed_wholes(tokens, lambda: probe.iteration(batch))
+        timings["iteration"] = probe.timing
+        timings["others"] = probe.timing
+        of_iteration = _lower(seconds)
+        of_operations = sum(operations.values())
+        if of_operations > of_iteration:
+            operations = _scaled(operations, of_iteration)
+        operations["others"] = max(0.0, of_iteration - of_operations)
         return Measurement(batch, seconds, operations, timings, host_share)
 
     def _measure_whole(self, batch: Batch) -> Measurement:
         """Time iterations alone."""
         iterations = self.probe.iterations(batch)
         seconds, host_share = self._timed_wholes(batch.num_tokens, lambda: next(iterations))
-        whole = {WHOLE: float(np.quantile(seconds, LOWER))}
-        return Measurement(batch, seconds, whole, {WHOLE: self.probe.timing}, host_share)
+        times = {WHOLE: _lower(seconds)}
+        return Measurement(batch, seconds, times, {WHOLE: self.probe.timing}, host_share)
 
     def _timed_wholes(
         self, tokens: int, iterate: Callable[[], SingleIteration]
@@ -206,31 +220,35 @@ class MeasuredCostModel:
 
         self.timed(batch.num_tokens, reported)  # warms up caches, and cores that waited for work
         passes = self.timed(batch.num_tokens, reported)
-        seconds, operations = [sum(times.values()) for times in passes], _lower(passes)
-        share = float(np.quantile(seconds, LOWER)) / sum(operations.values())
-        operations = {name: share * value for name, value in operations.items()}
+        seconds = [sum(times.values()) for times in passes]
+        operations = _scaled(_lower_times(passes), _lower(seconds))
         timings = dict.fromkeys(("iteration", *operations), self.probe.timing)
         operation_share = float(np.median(operation_shares))
         return Measurement(batch, seconds, operations, timings, operation_share=operation_share)
 
-    def timed(self, tokens: int, work: Callable[[], Times], most: int = MOST) -> list[Times]:
+    def timed(
+        self, tokens: int, work: Callable[[], Times], repetitions: int = MAX_TIMINGS
+    ) -> list[Times]:
         """Time `work` repeatedly, each time between two references, and divide by how much slower
         than usual these were. Drop timings whose references differ or are far from usual, and those
-        in which a core was stolen; if none is left, return all as they are.
+        in which a core was stolen; if all are dropped, return all as they are.
         """
         raw: list[Times] = []
-        kept: list[Times] = []
-        start, before = time.perf_counter(), self.reference(tokens)
-        while not raw or (len(raw) < most and time.perf_counter() - start < ENOUGH):
-            lost = self.stolen()
-            raw.append(work())
-            is_whole = self.stolen() == lost and all(raw[-1].values())
+        undisturbed: list[Times] = []
+        start = time.perf_counter()
+        before = self.reference(tokens)
+        while not raw or (len(raw) < repetitions and time.perf_counter() - start < ENOUGH):
+            stolen_before = self.stolen()
+            times = work()
+            raw.append(times)
+            has_cores = self.stolen() == stolen_before and all(times.values())
             after = self.reference(tokens)
             slower = max(1.0, min(before, after))
-            if is_whole and max(before, after) < AGREE * min(before, after) and slower < AGREE:
-                kept.append({name: value / slower for name, value in raw[-1].items()})
+            is_even = max(before, after) < AGREE * min(before, after)
+            if has_cores and is_even and slower < AGREE:
+                undisturbed.append({name: value / slower for name, value in times.items()})
             before = after
-        return kept or raw
+        return undisturbed or raw
 
     def stolen(self) -> list[float]:
         """Seconds by core that went to other machines; a GPU is not shared like that."""
@@ -240,42 +258,49 @@ class MeasuredCostModel:
         """Seconds of a reference over its usual ones; 1 on a GPU, which is not shared."""
         if not self.is_shared:
             return 1.0
-        seen, found = self._references[min(tokens, REFERENCE)], 0.0
-        while not found or len(seen) <= REFERENCES:
-            if found := self.probe.reference(tokens):  # else all of its time was another's
-                seen.append(found)
-        return seen[-1] / float(np.quantile(seen, LOWER))
+        earlier = self._references[min(tokens, REFERENCE)]
+        seconds = 0.0
+        while not seconds or len(earlier) <= REFERENCES:
+            seconds = self.probe.reference(tokens)
+            if seconds:  # else all of its time was another's
+                earlier.append(seconds)
+        return earlier[-1] / _lower(earlier)
 
     def alternated(self, batches: Sequence[Batch]) -> np.ndarray:
         """Measure iterations of `batches` in turn, forwards and backwards, so that a slow phase of
         the device affects all of them. Returns seconds [turns, batches] of the turns in which no
         core was stolen, if there are any; NaN if a batch does not fit the cache.
         """
-        placed = list[Batch]()
+        batches_with_cache = []
         for batch in batches:
-            if (one := self.placed(batch)) is None:
+            batch_with_cache = self.placed(batch)
+            if batch_with_cache is None:
                 self.reason = f"{describe(batch)}: {TOO_SMALL}"
                 return np.full((1, len(batches)), math.nan)
-            placed.append(one)
+            batches_with_cache.append(batch_with_cache)
         turns: list[list[float]] = []
-        whole: list[list[float]] = []
+        undisturbed: list[list[float]] = []
         start = time.perf_counter()
         while len(turns) < FEWEST_TURNS or (
-            len(turns) < MOST_TURNS and time.perf_counter() - start < ALTERNATED
+            len(turns) < MAX_TURNS and time.perf_counter() - start < ALTERNATED
         ):
-            step, lost = (1 if len(turns) % 2 else -1), self.stolen()
-            seconds = [single_iteration(self.executor, one).seconds for one in placed[::step]]
+            is_warm_up = not turns
+            step = 1 if len(turns) % 2 else -1  # forwards or backwards
+            stolen_before = self.stolen()
+            in_order = batches_with_cache[::step]
+            seconds = [single_iteration(self.executor, batch).seconds for batch in in_order]
             turns.append(seconds[::step])
-            # The first warms up; of one that is nothing all of the time was another's.
-            if len(turns) > 1 and self.stolen() == lost and all(turns[-1]):
-                whole.append(turns[-1])
-        return np.array(whole or turns[1:])
+            # Of an iteration that took nothing all of the time was another's.
+            has_cores = self.stolen() == stolen_before and all(seconds)
+            if has_cores and not is_warm_up:
+                undisturbed.append(seconds[::step])
+        return np.array(undisturbed or turns[1:])
 
     def rows(self, model: str, dtype_bytes: int) -> list[dict[str, object]]:
         """One row per composition and operation, "iteration" for the whole, in milliseconds."""
         rows: list[dict[str, object]] = []
-        for found in (self._kept | self.measurements).values():
-            batch = found.batch
+        for measurement in (self._earlier | self.measurements).values():
+            batch = measurement.batch
             shape = {
                 "model": model,
                 "composition": describe(batch),
@@ -285,13 +310,21 @@ class MeasuredCostModel:
                 "flops": float(self.spec.flops(batch)),
                 "bytes": float(self.spec.min_bytes(batch, dtype_bytes)),
             }
-            whole = summary([1e3 * seconds for seconds in found.seconds], "ms")
-            whole["value"] = 1e3 * sum(found.operations.values())
-            whole["host_share"] = found.host_share
-            whole["operation_share"] = found.operation_share
-            values = {"iteration": whole}
-            for name, seconds in found.operations.items() if self.has_operations else ():
-                values[name] = {"value": 1e3 * seconds, "unit": "ms"}
+            iteration = summary([1e3 * seconds for seconds in measurement.seconds], "ms")
+            iteration["value"] = 1e3 * sum(measurement.operations.values())
+            iteration["host_share"] = measurement.host_share
+            iteration["operation_share"] = measurement.operation_share
+            values = {"iteration": iteration}
+            if self.has_operations:
+                for name, seconds in measurement.operations.items():
+                    values[name] = {"value": 1e3 * seconds, "unit": "ms"}
             for name, value in values.items():
-                rows.append({**shape, "operation": name, "timing": found.timings[name], **value})
+                timing = measurement.timings[name]
+                rows.append({**shape, "operation": name, "timing": timing, **value})
         return rows
+
+
+def _scaled(times: Times, total: float) -> Times:
+    """Scale times so that they sum up to a `total`."""
+    scale = total / sum(times.values())
+    return {name: scale * seconds for name, seconds in times.items()}

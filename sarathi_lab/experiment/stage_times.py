@@ -67,7 +67,10 @@ class StageTimes:
         largest = int(tokens.max())
         powers = [2**power for power in range(largest.bit_length())]
         knots = sorted({*powers, largest})
-        features = np.array([features_of(*row, knots) for row in zip(tokens, work, strict=True)])
+        rows = []
+        for num_tokens, work_of_batch in zip(tokens, work, strict=True):
+            rows.append(features_of(num_tokens, work_of_batch, knots))
+        features = np.array(rows)
         weights = []
         for of_stage in seconds.T:
             relative = features / of_stage[:, None]
@@ -77,7 +80,8 @@ class StageTimes:
 
     def stage_times(self, batch: Batch) -> list[float]:
         """Return the seconds of a batch on each stage."""
-        work = np.array([getattr(batch, name) for name in WORK])
+        pairs = batch.prefill_query_key_pairs
+        work = np.array([pairs, batch.decode_kv_tokens, batch.num_emits])
         seconds = self.weights @ features_of(batch.num_tokens, work, self.knots)
         return [float(value) for value in seconds]
 
@@ -129,9 +133,9 @@ def _turnarounds(run: StagedRun, stage: int) -> np.ndarray:
     """
     num_stages = run.num_stages
     if stage == 0:
-        place_is_free = run.ends[:-num_stages, -1]
+        pipeline_is_free = run.ends[:-num_stages, -1]
         stage_is_free = run.ends[num_stages - 1 : -1, 0]
-        gaps: np.ndarray = run.starts[num_stages:, 0] - np.maximum(place_is_free, stage_is_free)
+        gaps: np.ndarray = run.starts[num_stages:, 0] - np.maximum(pipeline_is_free, stage_is_free)
         return gaps
     free = run.ends[:-1, stage]
     has_input = run.ends[1:, stage - 1] < free

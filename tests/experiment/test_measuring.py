@@ -171,7 +171,7 @@ def test_a_timing_counts_as_its_references_show(cost, monkeypatch, references, s
     monkeypatch.setattr(cost, "reference", lambda tokens: next(told))
     monkeypatch.setattr(cost, "stolen", partial(next, iter(lost)))
     monkeypatch.setattr(measured_cost, "ENOUGH", math.inf)
-    found = cost.timed(1, lambda: {"a": 7.0}, most=3)
+    found = cost.timed(1, lambda: {"a": 7.0}, repetitions=3)
     assert [times["a"] for times in found] == pytest.approx(kept)
 
 
