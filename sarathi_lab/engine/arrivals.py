@@ -138,6 +138,37 @@ class Sessions(Arrivals):
         self._send(request, before.finish_time + turn.pause)
 
 
+class FrontEnd(Arrivals):
+    """The requests of `source` behind a server's front end, which takes `seconds` for each, one
+    after the other: parsing, tokens and streams. Requests keep the times at which they were sent,
+    so what they wait here counts.
+    """
+
+    def __init__(self, source: Arrivals, seconds: float) -> None:
+        super().__init__(())
+        self.requests = source.requests
+        self.cached = source.cached
+        self._source = source
+        self._seconds = seconds
+        self._free_at = 0.0
+
+    @property
+    def next_time(self) -> float:
+        return max(self._source.next_time, self._free_at) + self._seconds
+
+    def pop(self) -> Request:
+        self._free_at = self.next_time
+        return self._source.pop()
+
+    def finished(self, sequences: Sequence[SequenceState]) -> None:
+        self._source.finished(sequences)
+
+
+def behind_front_end(source: Arrivals, seconds: float) -> Arrivals:
+    """Return the requests as an engine gets them from a front end that takes `seconds` for each."""
+    return FrontEnd(source, seconds) if seconds else source
+
+
 def as_arrivals(requests: Iterable[Request] | Arrivals) -> Arrivals:
     """Let a plain list arrive at the times of its requests."""
     return requests if isinstance(requests, Arrivals) else Arrivals(requests)

@@ -178,6 +178,10 @@ class Backend(Protocol):
         """Whether prompts need token ids and outputs have them."""
 
     @property
+    def request_time(self) -> float:
+        """Seconds of a server's front end for a request, one after the other; 0 if measured."""
+
+    @property
     def num_stages(self) -> int:
         """Stages of the pipeline, so batches in flight; 1 without one."""
 

@@ -25,6 +25,7 @@ class MeasuredBackend(ABC):
     """Base of the backends whose times are measured; the fields are those of a subclass."""
 
     computes_tokens: ClassVar[bool] = True
+    request_time: ClassVar[float] = 0.0
     name: ClassVar[str]
     serving_device: ClassVar[None] = None  # a server's sizes are for who asks for them
     dtype: str

@@ -252,7 +252,7 @@ def _load(
     if checkpoint is not None and longest > spec.max_position:
         most = f"{spec.name} was made for {spec.max_position}"
         raise UserError(f"the longest request has {longest} tokens, but {most}; shorten it")
-    return load
+    return replace(load, request_time=backend.request_time)
 
 
 def _fitted(plan: Plan) -> Plan:

@@ -19,7 +19,7 @@ from sarathi_lab.config.errors import (
     require_int,
     require_one_of,
 )
-from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop, Sessions, Turn
+from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop, Sessions, Turn, behind_front_end
 from sarathi_lab.engine.request import Request
 
 Encode = Callable[[str], list[int]]
@@ -60,6 +60,7 @@ class LoadedRequests:
     sessions: Sequence[Sequence[Turn]] = ()  # where requests wait for answers of others
     shares_blocks: bool = False  # whether prompts have blocks of tokens in common
     arrival_kind: ArrivalKind | None = None  # None: the file's times
+    request_time: float = 0.0  # seconds of a server's front end (`Backend.request_time`)
 
     def __post_init__(self) -> None:
         last = max((request.arrival_time for request in self.requests), default=0.0)
@@ -70,6 +71,10 @@ class LoadedRequests:
             )
 
     def arrivals(self) -> Arrivals:
+        """Return the requests as the engine gets them."""
+        return behind_front_end(self._sent(), self.request_time)
+
+    def _sent(self) -> Arrivals:
         if self.sessions:
             return Sessions(self.sessions, self.num_users, self.think_time)
         if self.num_users is None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.engine.arrivals import ClosedLoop
+from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop, behind_front_end
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.policy import Orca, RequestLevel, SarathiServe
@@ -36,6 +36,35 @@ def served(arrivals, executor=None, policy=None, **kwargs) -> pd.DataFrame:
         arrivals, scheduler_for(policy or Orca(), **kwargs), executor or ScriptedExecutor(), ledger
     )
     return ledger.requests()
+
+
+def test_a_front_end_takes_requests_one_after_the_other():
+    """Of 2 s each: those sent at 0 and 1 s are there at 2 and 4 s, that of 9 s at 11 s."""
+    sent = Arrivals(requests_of((4, 1), (4, 1), (4, 1), arrivals=[0.0, 1.0, 9.0]))
+    arrivals = behind_front_end(sent, 2.0)
+    times = []
+    for _ in sent.requests:
+        times.append(arrivals.next_time)
+        assert arrivals.pop().arrival_time == sent.requests[len(times) - 1].arrival_time
+    assert times == [2.0, 4.0, 11.0]
+    assert behind_front_end(sent, 0.0) is sent
+
+
+def test_users_behind_a_front_end_wait_for_it_too():
+    requests = requests_of((4, 1), (4, 1))
+    alone = served(ClosedLoop(requests, 1))
+    behind = served(behind_front_end(ClosedLoop(requests, 1), 100.0))
+    waited = behind.finish_time - behind.arrival_time
+    assert waited.tolist() == pytest.approx((alone.finish_time - alone.arrival_time + 100).tolist())
+
+
+def test_a_hosts_front_end_bounds_the_requests_a_second():
+    settings = ["executor=simulated", "model=tiny", "workload.num_requests=50"]
+    plan = make_plan(config_of(*settings, "host.request=0.5"))
+    scheduler, executor = plan.build()
+    ledger = Ledger()
+    run_engine(plan.load.arrivals(), scheduler, executor, ledger)
+    assert ledger.requests().finish_time.max() >= 25
 
 
 def test_gamma_gaps_have_their_mean_and_variation_and_with_1_are_exponential():

@@ -115,6 +115,10 @@ class SimulatedBackend:
         return f"simulated {self.hardware.name}{spread}"
 
     @property
+    def request_time(self) -> float:
+        return self.host.request
+
+    @property
     def composes_kernels(self) -> bool:
         """Whether times are those of measured kernels alone, of which single iterations consist."""
         return self.cost_model == MEASURED_KERNELS

@@ -242,6 +242,8 @@ class Host:
 
     An iteration costs `iteration` seconds and `sequence` more per sequence. A host that `overlaps`
     works while the device runs the iteration before (vLLM's asynchronous scheduling).
+    Its front end takes `request` seconds for each request, one after the other, before the engine
+    has it: a server of short requests serves no more than 1 / `request` a second.
     `iteration=None` uses the hardware's `iteration_overhead`. Its `attention_kernel` is one of
     `Hardware.kernels`, None that of the hardware file; its `graphs` launch a layer's kernels, None:
     in no time. Its `fused` kernels (`FUSING`) include the conversions to 8 bits that follow, an
@@ -251,6 +253,7 @@ class Host:
     name: str
     iteration: float | None = number(None, minimum=0, fix="use seconds from 0")
     sequence: float = number(0.0, minimum=0, fix="use seconds from 0")
+    request: float = number(0.0, minimum=0, fix="use seconds from 0, such as 8e-3")
     overlaps: bool = flag(False)
     attention_kernel: str | None = text(None, fix="use a kernel's name, or null")
     graphs: CudaGraphs | None = None

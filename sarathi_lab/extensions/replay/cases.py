@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.instantiate import build, class_of, resolved
+from sarathi_lab.engine.arrivals import behind_front_end
 from sarathi_lab.engine.config import SINGLE, EngineConfig
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
@@ -95,7 +96,8 @@ class Replay:
         total = int((self.run.requests.prompt_len + self.run.requests.output_len - 1).sum())
         with progress_of("replaying", total, "tokens") as advance:
             ledger.on_iteration = advance
-            serve(arrivals_of(self.run, self.loop), self.engine, self.executor(), ledger)
+            arrivals = behind_front_end(arrivals_of(self.run, self.loop), self.backend.request_time)
+            serve(arrivals, self.engine, self.executor(), ledger)
         return Load(self.run, ledger.iterations(), ledger.requests())
 
     def describe(self) -> list[str]:
