@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from helpers import expect
 
-from sarathi_lab.policy.riding import RidingLimit
+from sarathi_lab.policy.zoo import RidingLimit
 
 TWO = "4+3 6+2"
 

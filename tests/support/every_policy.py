@@ -4,18 +4,6 @@ requests.
 
 from __future__ import annotations
 
-from sarathi_lab.extensions.after_sarathi import (
-    CacheAware,
-    DynamicChunks,
-    InterPrefillBudget,
-    Lprs,
-    MinPrefillChunk,
-    Niyama,
-    PPas,
-    PPasPlus,
-    Ranked,
-    SloBudget,
-)
 from sarathi_lab.policy import (
     TGI,
     Ascend,
@@ -44,7 +32,19 @@ from sarathi_lab.policy import (
     VllmV1,
 )
 from sarathi_lab.policy.ascend import ProfileTable, Row
-from sarathi_lab.policy.riding import RidingLimit
+from sarathi_lab.policy.zoo import (
+    CacheAware,
+    DynamicChunks,
+    InterPrefillBudget,
+    Lprs,
+    MinPrefillChunk,
+    Niyama,
+    PPas,
+    PPasPlus,
+    Ranked,
+    RidingLimit,
+    SloBudget,
+)
 
 MAX_LEN = 40
 # 8 tokens beside a decode, 6 beside up to two, nothing beside more.

@@ -31,12 +31,12 @@ from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.extensions.after_sarathi import PPas
 from sarathi_lab.extensions.after_sarathi.adaptive_budgets import phased
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy, VllmV1
 from sarathi_lab.policy.systems import setup_of
+from sarathi_lab.policy.zoo import PPas
 from sarathi_lab.results.provenance import last_commit
 
 HERE = Path(__file__).parent

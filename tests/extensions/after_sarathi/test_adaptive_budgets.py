@@ -9,7 +9,7 @@ from helpers import ScriptedExecutor, expect, requests_of, rows, scheduler_for, 
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Predictor
-from sarathi_lab.extensions.after_sarathi import Lprs, Niyama, PPas, SloBudget
+from sarathi_lab.policy.zoo import Lprs, Niyama, PPas, SloBudget
 
 TOKEN = 0.125  # seconds
 # Of 1 to 8 tokens, each of which takes an eighth of a second, as predicted.

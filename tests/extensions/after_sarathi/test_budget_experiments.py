@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 from helpers import requests_of
 
-from sarathi_lab.extensions.after_sarathi import Lprs, Niyama
 from sarathi_lab.extensions.after_sarathi.adaptive_budgets import (
     aimed,
     longest_queue,
@@ -14,6 +13,7 @@ from sarathi_lab.extensions.after_sarathi.adaptive_budgets import (
     within,
 )
 from sarathi_lab.policy import SarathiServe
+from sarathi_lab.policy.zoo import Lprs, Niyama
 from sarathi_lab.results.serving_metrics import Slo
 
 SLO = Slo(name="two", ttft=1.0, tbt=0.5)

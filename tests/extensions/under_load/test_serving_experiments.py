@@ -21,12 +21,12 @@ from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.measure import measure
 from sarathi_lab.experiment.points import Part, table_of
 from sarathi_lab.experiment.registry import CATALOG
-from sarathi_lab.extensions.after_sarathi import PPas
 from sarathi_lab.extensions.cluster.cluster import Link
 from sarathi_lab.extensions.under_load import ServingBench, datasets, longest
 from sarathi_lab.extensions.under_load.sarathi_serve import longest_gaps
 from sarathi_lab.extensions.under_load.search import mean_rate
 from sarathi_lab.policy import Orca, PrefillFirst, SarathiServe
+from sarathi_lab.policy.zoo import PPas
 from sarathi_lab.results import load
 from sarathi_lab.results.plots.figures import draw
 from sarathi_lab.results.table import rows_of_points

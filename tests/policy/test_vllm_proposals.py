@@ -12,7 +12,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.extensions.after_sarathi import (
+from sarathi_lab.policy.zoo import (
     CacheAware,
     InterPrefillBudget,
     MinPrefillChunk,

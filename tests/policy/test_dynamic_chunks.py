@@ -13,8 +13,8 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
-from sarathi_lab.extensions.after_sarathi import DynamicChunks
-from sarathi_lab.extensions.after_sarathi.prompts import PrefillCost
+from sarathi_lab.policy.zoo import DynamicChunks
+from sarathi_lab.policy.zoo.prompts import PrefillCost
 
 # f(l) = l^2 + l: a first chunk of 8 takes 72. Behind 8 tokens x^2 + 17 x = 72 gives 3.5, behind 11
 # x^2 + 23 x = 72 gives 2.8, and so on, but never less than 2, a quarter.

@@ -11,8 +11,8 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.queues import LOOKAHEAD
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler, Size
-from sarathi_lab.extensions.after_sarathi.prompts import PPas
 from sarathi_lab.policy.vllm import VllmV1
+from sarathi_lab.policy.zoo.prompts import PPas
 
 CacheOrder = Literal["residual", "affinity"]
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.compositions import make_sequence
 from sarathi_lab.engine.executor import Predictor
-from sarathi_lab.extensions.after_sarathi import Ranked
-from sarathi_lab.extensions.after_sarathi.prompts import PrefillCost, fit_prefill_cost
+from sarathi_lab.policy.zoo import Ranked
+from sarathi_lab.policy.zoo.prompts import PrefillCost, fit_prefill_cost
 
 # A long prompt, and two short ones that come while it runs.
 LATE = "12+1 3+1@0.5 4+1@1.5"
