@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from sarathi_lab.config.arrivals import IMPLIED_BY, ArrivalKind, implied_arrivals
+from sarathi_lab.config.arrivals import ArrivalKind, implied_arrivals
 from sarathi_lab.config.checked import check_fields, listed, number, refuse_unread, whole
 from sarathi_lab.config.errors import (
     LAST_SECOND,
@@ -106,17 +106,21 @@ class LoadedRequests:
         """Describe number and lengths of the requests, and the dropped rows."""
         prompts = _range([request.prompt_len for request in self.requests])
         outputs = _range([request.output_len for request in self.requests])
-        number, tokens = len(self.requests), f"{prompts} prompt + {outputs} output tokens"
-        line = f"workload {self.name}: {number} requests of {tokens}"
+        number = len(self.requests)
+        line = (
+            f"workload {self.name}: {number} requests of {prompts} prompt + {outputs} output tokens"
+        )
         if self.num_users is not None:
             line += f" from {self.num_users} users who think {self.think_time:g} s"
-        line += "".join(f", {note}" for note in self.notes)
+        line = ", ".join([line, *self.notes])
         if self.rows_read is None:
             return line
-        reasons = "".join(f", {count} {reason}" for reason, count in self.dropped.items() if count)
         num_dropped = sum(self.dropped.values())
-        rows = f"{self.rows_read} rows read = {number} used + {num_dropped} dropped"
-        return f"{line}; {rows}{reasons}"
+        rows = [f"{self.rows_read} rows read = {number} used + {num_dropped} dropped"]
+        for reason, count in self.dropped.items():
+            if count:
+                rows.append(f"{count} {reason}")
+        return f"{line}; {', '.join(rows)}"
 
 
 @runtime_checkable
@@ -178,16 +182,26 @@ class Arriving:
 
     def implied_kind(self) -> ArrivalKind:
         """Return the kind of arrivals that the other settings are for. Raises UserError."""
-        of_rates = [name for name in READS["gamma"] if getattr(self, name) is not None]
-        of_users = [name for name in READS["users"] if getattr(self, name) is not None]
+        stated = {name: value for name, value in self._settings.items() if value is not None}
+        of_rates = [name for name in READS["gamma"] if name in stated]
+        of_users = [name for name in READS["users"] if name in stated]
         if of_rates and of_users:
-            rate, users = (f"{one[0]}={getattr(self, one[0])}" for one in (of_rates, of_users))
+            rate, users = of_rates[0], of_users[0]
             raise UserError(
-                f"workload.{rate} and workload.{users} are for different arrivals; drop one"
+                f"workload.{rate}={stated[rate]} and workload.{users}={stated[users]} are for "
+                "different arrivals; drop one"
             )
-        settings = {name: getattr(self, name) for name in IMPLIED_BY}
-        kind, _ = implied_arrivals(settings)
+        kind, _ = implied_arrivals(stated)
         return kind
+
+    @property
+    def _settings(self) -> dict[str, float | None]:
+        return {
+            "rate": self.rate,
+            "cv": self.cv,
+            "users": self.users,
+            "think_time": self.think_time,
+        }
 
     def check_arrivals(self, kind: str | None) -> None:
         """Raise UserError for missing and unread settings of this `kind` of arrivals."""
@@ -195,10 +209,10 @@ class Arriving:
         assert kind is not None, "it is one of them"
         for name, explained in EXPLAINED.items():
             if name not in READS[kind]:
-                reader = next(other for other, read in READS.items() if name in read)
-                why = f" on {kind} arrivals; drop it or use workload.arrivals={reader}"
-                refuse_unread(self, [name], why, "workload.")
-            elif getattr(self, name) is None and name != "think_time":
+                readers = [reader for reader, names in READS.items() if name in names]
+                reason = f" on {kind} arrivals; drop it or use workload.arrivals={readers[0]}"
+                refuse_unread(self, [name], reason, "workload.")
+            elif self._settings[name] is None and name != "think_time":
                 raise UserError(f"workload.arrivals={kind} needs workload.{name}, {explained}")
 
     def times(self, num_requests: int) -> NDArray[np.float64]:
@@ -223,20 +237,26 @@ class Arriving:
         """Make requests of `shapes` at `times` with drawn priorities; `of_file` are further fields
         of `LoadedRequests`.
         """
-        levels, chosen = self.priorities or (0,), [0] * len(times)
-        if len(levels) > 1:
-            chances = np.full(len(levels), 1 / len(levels))
-            rng = np.random.default_rng([self.seed, 4])
-            chosen = rng.choice(len(levels), len(times), p=chances).tolist()
-        requests = [
-            Request(i, time, *shape, levels[level])
-            for i, (time, level, shape) in enumerate(
-                zip(times.tolist(), chosen, shapes, strict=False)
-            )
-        ]
-        of_file = {"arrival_kind": self.arrival_kind, **of_file}
-        of_file |= {"num_users": self.users, "think_time": self.think_time or 0.0}
-        return LoadedRequests(name, requests, **of_file)
+        priorities = self._drawn_priorities(len(times))
+        requests: list[Request] = []
+        # There may be more shapes than times.
+        for time, priority, shape in zip(times.tolist(), priorities, shapes, strict=False):
+            prompt_len, output_len, token_ids = shape
+            number = len(requests)
+            requests.append(Request(number, time, prompt_len, output_len, token_ids, priority))
+        fields = {"arrival_kind": self.arrival_kind, **of_file}
+        fields["num_users"] = self.users
+        fields["think_time"] = self.think_time or 0.0
+        return LoadedRequests(name, requests, **fields)
+
+    def _drawn_priorities(self, num_requests: int) -> Sequence[int]:
+        levels = self.priorities or (0,)
+        if len(levels) == 1:
+            return [levels[0]] * num_requests
+        chances = np.full(len(levels), 1 / len(levels))
+        rng = np.random.default_rng([self.seed, 4])
+        drawn = rng.choice(len(levels), num_requests, p=chances).tolist()
+        return [levels[level] for level in drawn]
 
 
 def random_prompt(

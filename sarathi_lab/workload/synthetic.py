@@ -8,6 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from statistics import NormalDist
 from typing import ClassVar
 
@@ -23,6 +24,7 @@ from sarathi_lab.workload.base import (
     Arriving,
     Encode,
     LoadedRequests,
+    Shape,
     random_prompt,
 )
 
@@ -31,7 +33,9 @@ MOST_TOKENS = 10_000_000  # of a request of a drawn length
 _TOKENS = "use at least one prompt and one output token"
 ROUNDED = 0.05  # share by which whole tokens may miss a ratio without a note
 NORMAL = NormalDist()
-MAX_STEPS, TOLERANCE = 10_000, 1e-9  # of the fit of a truncated lognormal
+# Of the fit of a truncated lognormal.
+MAX_STEPS = 10_000
+TOLERANCE = 1e-9
 
 
 def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
@@ -71,9 +75,12 @@ class Generated(Arriving, ABC):
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
         """Make `num_requests` requests, whose lengths don't depend on settings of arrivals."""
-        lengths = enumerate(self.lengths())
-        shapes = ((*pair, self.prompt(i, pair[0], vocab_size)) for i, pair in lengths)
-        return self.loaded(self.name, self.times(self.num_requests), shapes)
+        times = self.times(self.num_requests)
+        return self.loaded(self.name, times, self._shapes(vocab_size))
+
+    def _shapes(self, vocab_size: int | None) -> Iterator[Shape]:
+        for request_id, (prompt_len, output_len) in enumerate(self.lengths()):
+            yield prompt_len, output_len, self.prompt(request_id, prompt_len, vocab_size)
 
     def prompt(
         self, request_id: int, prompt_len: int, vocab_size: int | None
@@ -81,13 +88,14 @@ class Generated(Arriving, ABC):
         """Token ids [prompt_len] by seed and request only; None in simulations without a prefix."""
         if not self.shared_prefix_len:
             return random_prompt(request_id, prompt_len, vocab_size, self.seed)
-        vocab_size = vocab_size or ANY_VOCAB_SIZE
+        num_tokens = vocab_size or ANY_VOCAB_SIZE
         rng = np.random.default_rng([self.seed, 10, request_id])
-        texts = np.random.default_rng([self.seed, 11, int(rng.integers(self.num_prefixes or 1))])
-        prompt = random_prompt(request_id, prompt_len, vocab_size, self.seed)
+        text = int(rng.integers(self.num_prefixes or 1))
+        text_rng = np.random.default_rng([self.seed, 11, text])
+        prompt = random_prompt(request_id, prompt_len, num_tokens, self.seed)
         assert prompt is not None, "there is a vocabulary"
         shared = min(self.shared_prefix_len, prompt_len)
-        prompt[:shared] = texts.integers(0, vocab_size, shared, dtype=np.int32)
+        prompt[:shared] = text_rng.integers(0, num_tokens, shared, dtype=np.int32)
         return prompt
 
 
@@ -99,15 +107,16 @@ class _Split(Generated):
         above=0, fix="use prompt tokens per output token such as 31", name="pd_ratio"
     )
 
-    longest: ClassVar[str]  # the setting of the most tokens of a request
+    def _check_ratio(self, setting: str, longest: int) -> None:
+        """Raise UserError if no request of `longest` tokens, which `setting` states, has the ratio.
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        most = getattr(self, self.longest.removeprefix("workload.")) - 1
-        if not 1 / most <= self.pd_ratio <= most:
+        One of its tokens at least is the prompt's, and one the output's.
+        """
+        limit = longest - 1
+        if not 1 / limit <= self.pd_ratio <= limit:
             raise UserError(
-                f"pd_ratio={self.pd_ratio:g} is not possible with {self.longest}={most + 1} tokens "
-                f"of a request; use 1/{most} to {most}, or raise {self.longest}"
+                f"pd_ratio={self.pd_ratio:g} is not possible with {setting}={longest} tokens "
+                f"of a request; use 1/{limit} to {limit}, or raise {setting}"
             )
 
     @abstractmethod
@@ -135,7 +144,7 @@ class PaperGrid(_Split):
     configuration lets follow from them, must agree. Raises UserError.
     """
 
-    name, longest = "paper_grid", "seq_len"
+    name = "paper_grid"
     seq_len: int = whole(minimum=2, fix=f"{_TOKENS}, such as 1024", name="seq_len")
     prompt_len: int | None = whole(
         None, minimum=1, maximum=MOST_TOKENS, fix="use the tokens of every prompt, such as 6000"
@@ -159,6 +168,7 @@ class PaperGrid(_Split):
         if self.prompt_len is not None and self.output_len is not None:
             self._check_lengths(self.prompt_len, self.output_len)
         super().__post_init__()
+        self._check_ratio("seq_len", self.seq_len)
 
     def _check_lengths(self, prompt_len: int, output_len: int) -> None:
         """Raise UserError if seq_len or pd_ratio contradict stated lengths.
@@ -189,12 +199,13 @@ class PaperGrid(_Split):
 class Uniform(_Split):
     """Uniform total lengths from min_len to max_len, both included."""
 
-    name, longest = "uniform", "workload.max_len"
+    name = "uniform"
     min_len: int = whole(minimum=2, maximum=MOST_TOKENS, fix=_TOKENS)
     max_len: int = whole(minimum=2, maximum=MOST_TOKENS, fix=_TOKENS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_ratio("workload.max_len", self.max_len)
         require_order(self, "min_len", "max_len", "; exchange them", "workload.")
 
     def total_lens(self) -> Sequence[int]:
@@ -227,17 +238,23 @@ class Lognormal(Generated):
     """
 
     name = "lognormal"
-    kinds: ClassVar[Sequence[str]] = ("prompt", "output")  # with a median and a P90
     prompt_p50: float = number(above=0, fix="use tokens")
     prompt_p90: float = number(above=0, fix="use tokens")
     output_p50: float = number(above=0, fix="use tokens")
     output_p90: float = number(above=0, fix="use tokens")
     max_len: int = whole(minimum=2, fix="use the most tokens of prompt and output together")
 
+    @property
+    def quantiles(self) -> dict[str, tuple[float, float]]:
+        """The stated median and P90 by what is drawn."""
+        return {
+            "prompt": (self.prompt_p50, self.prompt_p90),
+            "output": (self.output_p50, self.output_p90),
+        }
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        for kind in self.kinds:
-            p50, p90 = getattr(self, f"{kind}_p50"), getattr(self, f"{kind}_p90")
+        for kind, (p50, p90) in self.quantiles.items():
             if p90 <= p50:
                 raise UserError(
                     f"workload.{kind}_p90={p90:g} is not above workload.{kind}_p50={p50:g}; "
@@ -251,23 +268,33 @@ class Lognormal(Generated):
 
     def lengths(self) -> Iterator[tuple[int, int]]:
         generator = np.random.default_rng([self.seed, 3])
-        fits = [self._fit("prompt", "output"), self._fit("output", "prompt")]
+        prompt_mean, prompt_deviation = self._fit("prompt", self.output_p50)
+        output_mean, output_deviation = self._fit("output", self.prompt_p50)
         while True:
-            drawn = (float(generator.lognormal(*fit)) for fit in fits)
-            prompt_len, output_len = (max(1, round(length)) for length in drawn)
+            # The prompt first: the order is the seed's.
+            prompt_len = max(1, round(generator.lognormal(prompt_mean, prompt_deviation)))
+            output_len = max(1, round(generator.lognormal(output_mean, output_deviation)))
             if prompt_len + output_len <= self.max_len:
                 yield prompt_len, output_len
 
-    def _fit(self, kind: str, other: str) -> tuple[float, float]:
-        """Mean and deviation of the logarithm of a lognormal with the stated median and P90 once
-        truncated at the longest: F(p50) = F(longest) / 2, F(p90) = 0.9 F(longest).
+    def _fit(self, kind: str, partner_p50: float) -> tuple[float, float]:
+        """Fit a lognormal to the median and P90 that it has once it is truncated.
+
+        F(p50) = F(longest) / 2 and F(p90) = 0.9 F(longest), where `longest` tokens leave room for
+        the median of the request's other part.
+
+        Returns:
+            Mean and deviation of its logarithm.
         """
-        p50, p90 = getattr(self, f"{kind}_p50"), getattr(self, f"{kind}_p90")
-        longest = self.max_len - getattr(self, f"{other}_p50")
-        share, deviation = 1.0, 0.0
+        p50, p90 = self.quantiles[kind]
+        longest = self.max_len - partner_p50
+        share = 1.0
+        deviation = 0.0
         for _ in range(MAX_STEPS):
-            middle, upper = NORMAL.inv_cdf(0.5 * share), NORMAL.inv_cdf(0.9 * share)
-            before, deviation = deviation, math.log(p90 / p50) / (upper - middle)
+            middle = NORMAL.inv_cdf(0.5 * share)
+            upper = NORMAL.inv_cdf(0.9 * share)
+            before = deviation
+            deviation = math.log(p90 / p50) / (upper - middle)
             mean = math.log(p50) - deviation * middle
             share = NORMAL.cdf((math.log(longest) - mean) / deviation)
             if abs(deviation - before) < TOLERANCE * deviation:
@@ -296,10 +323,14 @@ class Agentic(Lognormal):
     """
 
     name = "agentic"
-    kinds = ("prompt", "output", "pause")
     turns: int = whole(12, minimum=1, fix="use the requests of a session such as 12")
     pause_p50: float = number(1.0, above=0, fix=PAUSE)
     pause_p90: float = number(10.0, above=0, fix=PAUSE)
+
+    @property
+    def quantiles(self) -> dict[str, tuple[float, float]]:
+        """The stated median and P90 by what is drawn."""
+        return {**super().quantiles, "pause": (self.pause_p50, self.pause_p90)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -316,20 +347,20 @@ class Agentic(Lognormal):
         shapes = ((prompt_len, output_len, None) for prompt_len, _, output_len in flat)
         load = self.loaded(self.name, times, shapes)
         requests = iter(load.requests)
-        turns = [
-            [self._turn(next(requests), new_len, vocab_size) for _, new_len, _ in session]
-            for session in sessions
-        ]
+        turns: list[list[Turn]] = []
+        for session in sessions:
+            new_lens = [new_len for _, new_len, _ in session]
+            turns.append([self._turn(next(requests), new_len, vocab_size) for new_len in new_lens])
         note = f"{len(sessions)} sessions, whose turns wait for their answers"
         return replace(load, sessions=turns, notes=[note])
 
     def _lengths(self) -> list[list[tuple[int, int, int]]]:
         """Tokens of the prompt, new ones among them, and of the answer of each session's turns."""
         sessions: list[list[tuple[int, int, int]]] = [[]]
-        context, drawn = self.shared_prefix_len, self.lengths()
-        for _ in range(self.num_requests):
-            new_len, output_len = next(drawn)
-            if len(sessions[-1]) == self.turns or context + new_len + output_len > self.max_len:
+        context = self.shared_prefix_len
+        for new_len, output_len in islice(self.lengths(), self.num_requests):
+            is_full = len(sessions[-1]) == self.turns
+            if is_full or context + new_len + output_len > self.max_len:
                 if sessions[-1]:
                     sessions.append([])
                 context = self.shared_prefix_len
@@ -342,11 +373,12 @@ class Agentic(Lognormal):
         return sessions
 
     def _turn(self, request: Request, new_len: int, vocab_size: int | None) -> Turn:
-        number, size = request.request_id, vocab_size or ANY_VOCAB_SIZE
+        number = request.request_id
+        num_tokens = vocab_size or ANY_VOCAB_SIZE
         if new_len == request.prompt_len:  # the first turn
-            tokens = self.prompt(number, new_len, size)
+            tokens = self.prompt(number, new_len, num_tokens)
         else:
-            tokens = random_prompt(number, new_len, size, self.seed)
+            tokens = random_prompt(number, new_len, num_tokens, self.seed)
         assert tokens is not None, "there is a vocabulary"
         rng = np.random.default_rng([self.seed, 12, number])
         deviation = math.log(self.pause_p90 / self.pause_p50) / P90
