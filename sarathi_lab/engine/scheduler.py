@@ -180,14 +180,14 @@ class Scheduler(SchedulerState):
         batch: Batch,
         token_budget: int | None = None,
         max_prefills: int | None = None,
-        whole: bool = False,
+        uncut: bool = False,
         size: Size | None = None,
         may_enter: Test | None = None,
         pass_over: Test | None = None,
     ) -> None:
         """Move waiting sequences to running, in the order of their queue, until one does not fit.
 
-        `whole=True` admits a prompt only if all of it fits the budget; `may_enter` can end
+        `uncut=True` admits a prompt only if all of it fits the budget; `may_enter` can end
         admission at a sequence, `pass_over` lets later ones go first, of the next `LOOKAHEAD`.
         """
         for sequence in candidates(self.waiting, pass_over):
@@ -197,11 +197,11 @@ class Scheduler(SchedulerState):
             num_tokens = tokens_to_take(sequence, token_budget, batch, size)
             if num_tokens <= 0:
                 return
-            if whole and num_tokens < sequence.num_pending:
+            if uncut and num_tokens < sequence.num_pending:
                 return
             if may_enter is not None and not may_enter(sequence):
                 return
-            if self.aligns_chunks and not whole and token_budget is not None:
+            if self.aligns_chunks and not uncut and token_budget is not None:
                 num_tokens = self.aligned(batch, sequence, num_tokens)
             if num_tokens == 0 or not self.enter(batch, sequence, num_tokens):
                 return

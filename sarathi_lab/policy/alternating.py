@@ -45,8 +45,8 @@ class TGI(Policy):
 
     def check(self, batch_size: int, max_model_len: int) -> None:
         if not self.chunking:
-            why = "without chunking a prompt may not fit; raise it, or use chunking=true"
-            self.check_longest("max_batch_prefill_tokens", max_model_len, why)
+            reason = "without chunking a prompt may not fit; raise it, or use chunking=true"
+            self.check_longest("max_batch_prefill_tokens", max_model_len, reason)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         budget = self.max_batch_prefill_tokens
@@ -57,7 +57,7 @@ class TGI(Policy):
             return
         state, pauses = scheduler.state(_Pauses), bool(scheduler.running)
         if not (pauses and state.decodes_next) and self._may_pause(scheduler):
-            scheduler.admit(batch, budget, whole=True)
+            scheduler.admit(batch, budget, uncut=True)
         if batch.chunks:
             state.waiting_tokens, state.decodes_next = 1, pauses
             return
@@ -111,8 +111,8 @@ class LightLLM(Policy):
     reserve = "chunk"
 
     def check(self, batch_size: int, max_model_len: int) -> None:
-        why = f", so a long prompt could never start; {_HALF}"
-        require_order(self, "chunked_prefill_size", "batch_max_tokens", why)
+        reason = f", so a long prompt could never start; {_HALF}"
+        require_order(self, "chunked_prefill_size", "batch_max_tokens", reason)
 
     def check_budget(self, batch_size: int, max_model_len: int) -> None:
         check_budget("batch_max_tokens", self.batch_max_tokens, max(2, batch_size))
@@ -157,8 +157,8 @@ class LightLLM(Policy):
         """How many turns a request will live, and how many tokens it holds."""
         request, num_known = sequence.request, sequence.num_known
         turns_of_prompt = -(-(num_known - sequence.num_computed) // self._piece)
-        left = turns_of_prompt + request.output_len - len(sequence.output_token_ids) - 1
-        return max(0, left) + _SPARE_TOKENS, max(num_known, sequence.num_computed) + 1
+        num_left = turns_of_prompt + request.output_len - len(sequence.output_token_ids) - 1
+        return max(0, num_left) + _SPARE_TOKENS, max(num_known, sequence.num_computed) + 1
 
 
 def _peak(loads: list[tuple[int, int]]) -> int:
@@ -254,10 +254,10 @@ class LMDeployPytorch(Policy):
     def _add_prompts(self, batch: Batch, scheduler: Scheduler) -> None:
         budget = self.max_prefill_token_num
 
-        def size(sequence: SequenceState, left: int) -> int:
+        def size(sequence: SequenceState, budget_left: int) -> int:
             """All of a prompt, or the first piece of one that is too long for any batch, alone."""
             is_alone = sequence.num_pending > budget and not batch.chunks
-            return left if left == sequence.num_pending or is_alone else 0
+            return budget_left if budget_left == sequence.num_pending or is_alone else 0
 
         scheduler.continue_prefills(batch, budget, max_prefills=1)
         scheduler.admit(batch, budget, size=size)

@@ -89,7 +89,11 @@ class AscendV09(Policy):
     def _is_barred(self, batch: Batch, scheduler: Scheduler) -> Test:
         budget = self.max_num_batched_tokens or max(scheduler.max_model_len, 2048)
         fits = fits_whole(scheduler)
-        return lambda one: batch.num_tokens + one.num_pending > budget or not fits(one)
+
+        def is_barred(sequence: SequenceState) -> bool:
+            return batch.num_tokens + sequence.num_pending > budget or not fits(sequence)
+
+        return is_barred
 
 
 @dataclass(frozen=True)
@@ -111,11 +115,11 @@ class Ascend(AscendV09):
     def check(self, batch_size: int, max_model_len: int) -> None:
         check_threshold(self.long_prefill_token_threshold, max_model_len)
         if self.enable_chunked_prefill:
-            why = " with enable_chunked_prefill=true; drop one of them"
-            refuse_unread(self, ["max_long_partial_prefills"], why)
+            reason = " with enable_chunked_prefill=true; drop one of them"
+            refuse_unread(self, ["max_long_partial_prefills"], reason)
         elif not self.max_long_partial_prefills:
-            why = " without max_long_partial_prefills; add it"
-            refuse_unread(self, ["long_prefill_token_threshold"], why)
+            reason = " without max_long_partial_prefills; add it"
+            refuse_unread(self, ["long_prefill_token_threshold"], reason)
 
     @cached_property
     def _chunked(self) -> VllmV1:
@@ -123,16 +127,17 @@ class Ascend(AscendV09):
         return replace(super()._chunked, long_prefill_token_threshold=limit)
 
     def _is_barred(self, batch: Batch, scheduler: Scheduler) -> Test:
-        does_not_fit, most = super()._is_barred(batch, scheduler), self.max_long_partial_prefills
-        if most is None:
+        does_not_fit = super()._is_barred(batch, scheduler)
+        limit = self.max_long_partial_prefills
+        if limit is None:
             return does_not_fit
         above = max(1, long_from(self.long_prefill_token_threshold, scheduler))
 
         def is_too_long(sequence: SequenceState) -> bool:
             num_long = sum(chunk.num_tokens > above for chunk in batch.chunks)
-            return num_long >= most and sequence.num_pending > above
+            return num_long >= limit and sequence.num_pending > above
 
-        return lambda one: does_not_fit(one) or is_too_long(one)
+        return lambda sequence: does_not_fit(sequence) or is_too_long(sequence)
 
 
 @dataclass(frozen=True)
@@ -196,13 +201,13 @@ class AscendDynamic(Policy):
             scheduler.admit(batch, budget, size=size, may_enter=fits_whole(scheduler))
 
     def _budget(self, scheduler: Scheduler) -> int:
-        most = self.max_num_batched_tokens
+        largest = self.max_num_batched_tokens
         contexts = [sequence.num_known for sequence in scheduler.running if sequence.is_decoding]
         if not contexts:
-            return most
+            return largest
         mean = sum(contexts) / len(contexts)
         refined = self._table.budget(mean, len(contexts), self.slo_limits_for_dynamic_batch)
-        return most if refined is None else min(refined, most)
+        return largest if refined is None else min(refined, largest)
 
 
 class Row(NamedTuple):

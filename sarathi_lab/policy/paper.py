@@ -174,9 +174,9 @@ class SarathiServeDynamic(Policy):
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         tokens_per_stage = ceil(self.chunk_schedule_max_tokens / self.chunk_schedule_stages)
 
-        def size(sequence: SequenceState, left: int) -> int:
+        def size(sequence: SequenceState, budget_left: int) -> int:
             stage = min(sequence.num_computed // tokens_per_stage, self.chunk_schedule_stages - 1)
-            return min(left, self.chunk_sizes[stage] - batch.num_tokens)
+            return min(budget_left, self.chunk_sizes[stage] - batch.num_tokens)
 
         scheduler.sort_running()
         scheduler.add_decodes(batch)

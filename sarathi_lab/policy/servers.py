@@ -41,7 +41,7 @@ class SplitFuse(Policy):
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         self._schedule(batch, scheduler)
         running = scheduler.running
-        while not batch.chunks and running and not any(one.in_flight for one in running):
+        while not batch.chunks and running and not any(sequence.in_flight for sequence in running):
             scheduler.preempt(max(running, key=running.rank))
             self._schedule(batch, scheduler)
 
@@ -88,10 +88,10 @@ class FastDeploy(Policy):
         self._extend_decodes(scheduler)
         for_prompts = self.max_num_batched_tokens - len(scheduler.idle_decodes)
 
-        def size(sequence: SequenceState, left: int) -> int:
+        def size(sequence: SequenceState, budget_left: int) -> int:
             if sequence.is_decoding:
-                return left
-            return min(left, for_prompts - batch.num_prefill_tokens)
+                return budget_left
+            return min(budget_left, for_prompts - batch.num_prefill_tokens)
 
         def fits(sequence: SequenceState) -> bool:
             wanted = self._with_decode_blocks(sequence, sequence.num_known, scheduler)
@@ -99,8 +99,8 @@ class FastDeploy(Policy):
 
         scheduler.share(batch, scheduler.running.idle, self.max_num_batched_tokens, size)
         if not scheduler.has_preempted:
-            most = (self.max_num_batched_tokens, self.max_num_partial_prefills)
-            scheduler.admit(batch, *most, may_enter=fits)
+            limit = self.max_num_partial_prefills
+            scheduler.admit(batch, self.max_num_batched_tokens, limit, may_enter=fits)
 
     def _extend_decodes(self, scheduler: Scheduler) -> None:
         for sequence in scheduler.idle_decodes:
@@ -138,8 +138,8 @@ class OpenVINO(Policy):
     reserve = "chunk"
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        def size(sequence: SequenceState, left: int) -> int:
-            return min(left, scheduler.blocks.num_slots(sequence))
+        def size(sequence: SequenceState, budget_left: int) -> int:
+            return min(budget_left, scheduler.blocks.num_slots(sequence))
 
         budget = self.max_num_batched_tokens
         scheduler.add_decodes(batch)
@@ -151,7 +151,7 @@ class OpenVINO(Policy):
 
 @dataclass
 class _Round:
-    left: int = 0  # tokens of prompts
+    num_left: int = 0  # tokens of prompts
 
 
 @dataclass(frozen=True)
@@ -178,22 +178,24 @@ class LlamaCpp(Policy):
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         state = scheduler.state(_Round)
-        if state.left:
+        if state.num_left:
             self._add_piece(batch, scheduler)
         if not batch.chunks:
             scheduler.add_decodes(batch)
             entering = scheduler.upcoming(scheduler.max_num_seqs - len(scheduler.running))
-            wanted = sum(one.num_pending for one in [*scheduler.idle_prefills, *entering])
-            state.left = min(self.n_batch - batch.num_tokens, wanted)
+            prompts = [*scheduler.idle_prefills, *entering]
+            wanted = sum(sequence.num_pending for sequence in prompts)
+            state.num_left = min(self.n_batch - batch.num_tokens, wanted)
             self._add_piece(batch, scheduler)
 
     def _add_piece(self, batch: Batch, scheduler: Scheduler) -> None:
         """Fill `batch` up to `n_ubatch` tokens with what is left of the round's prompts."""
         state = scheduler.state(_Round)
-        budget = min(self.n_ubatch, batch.num_tokens + state.left)
+        budget = min(self.n_ubatch, batch.num_tokens + state.num_left)
         scheduler.continue_prefills(batch, budget)
         scheduler.admit(batch, budget)
-        state.left = state.left - batch.num_prefill_tokens if batch.num_tokens == budget else 0
+        is_cut = batch.num_tokens == budget
+        state.num_left = state.num_left - batch.num_prefill_tokens if is_cut else 0
 
 
 @dataclass(frozen=True)
@@ -231,8 +233,8 @@ class TensorRTLLM(Policy):
         return num_known if pauses else request.total_len
 
     def check(self, batch_size: int, max_model_len: int) -> None:
-        why = ", so no prompt could be cut; lower it"
-        require_order(self, "chunk_unit_size", "max_num_tokens", why)
+        reason = ", so no prompt could be cut; lower it"
+        require_order(self, "chunk_unit_size", "max_num_tokens", reason)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         batch_size, budget = scheduler.batch_size, self.max_num_tokens
@@ -242,39 +244,40 @@ class TensorRTLLM(Policy):
         prompts = scheduler.idle_prefills[: max(0, batch_size - len(batch))]
         if may_begin:
             prompts += scheduler.with_room(batch_size - len(batch) - len(prompts))
-        sizes = self._sizes([one.num_pending for one in prompts], budget - batch.num_tokens)
+        pending = [sequence.num_pending for sequence in prompts]
+        sizes = self._sizes(pending, budget - batch.num_tokens)
         for sequence, num_tokens in zip(prompts, sizes, strict=True):
             if sequence.is_running:
                 scheduler.take(batch, sequence, num_tokens)
             elif num_tokens:
                 scheduler.enter(batch, sequence, num_tokens)
 
-    def _sizes(self, pending: list[int], left: int) -> list[int]:
+    def _sizes(self, pending: list[int], budget_left: int) -> list[int]:
         """Share `left` tokens between prompts that lack `pending`."""
         unit = self.chunk_unit_size
         if self.context_chunking_policy == "FORCE_CHUNK":
             pending = [min(unit, wanted) for wanted in pending]
-        if sum(pending) <= left:
+        if sum(pending) <= budget_left:
             return pending
         if self.context_chunking_policy == "EQUAL_PROGRESS":
-            return _by_turns(pending, left, unit)
+            return _by_turns(pending, budget_left, unit)
         sizes = []
         for wanted in pending:
-            size = wanted if wanted <= left else left // unit * unit
+            size = wanted if wanted <= budget_left else budget_left // unit * unit
             sizes.append(size)
-            left -= size
+            budget_left -= size
         return sizes
 
 
-def _by_turns(pending: list[int], left: int, unit: int) -> list[int]:
+def _by_turns(pending: list[int], budget_left: int, unit: int) -> list[int]:
     sizes = [0] * len(pending)
     has_progress = True
     while has_progress:
         has_progress = False
         for i, wanted in enumerate(pending):
             step = min(unit, wanted - sizes[i])
-            if 0 < step <= left:
+            if 0 < step <= budget_left:
                 sizes[i] += step
-                left -= step
+                budget_left -= step
                 has_progress = True
     return sizes

@@ -89,12 +89,16 @@ class SGLang(Policy):
         scheduler.add_decodes(batch)
 
     def _admit(self, batch: Batch, scheduler: Scheduler, budget: int) -> None:
-        blocks, waiting = scheduler.blocks, scheduler.waiting
-        promised = self._promised(batch, scheduler) if waiting else 0
+        blocks = scheduler.blocks
+        waiting = scheduler.waiting
+        promised: float = 0
+        if waiting:
+            promised = self._promised(batch, scheduler)
         used = sum(self._in_pages(chunk.num_tokens) for chunk in batch.chunks)
         while waiting and used < min(budget, self.max_prefill_tokens):
             sequence = waiting[0]
-            pending = num_tokens = sequence.num_pending
+            pending = sequence.num_pending
+            num_tokens = pending
             wanted = pending + self._output_left(sequence)
             wanted += self.page_size + blocks.extra_tokens(wanted)
             if scheduler.running and wanted >= blocks.num_free * blocks.block_size - promised:
@@ -105,37 +109,46 @@ class SGLang(Policy):
                 return
             used += self._in_pages(num_tokens)
             promised += self.page_size
-            promised += self._output_left(sequence) if num_tokens == pending else 0
+            if num_tokens == pending:
+                promised += self._output_left(sequence)
 
     def _promised(self, batch: Batch, scheduler: Scheduler) -> float:
         """Tokens of cache that running requests, and `batch`, are expected to take in addition."""
         ratio = scheduler.state(_Estimate).new_token_ratio
-        decodes = sum(self._output_left(one) for one in scheduler.running if one.is_decoding)
-        begun = sum(self._output_left(one.sequence) for one in batch.chunks if one.emits_token)
-        return decodes * ratio + begun + self.page_size * len(batch)
+        of_decodes = 0
+        for sequence in scheduler.running:
+            if sequence.is_decoding:
+                of_decodes += self._output_left(sequence)
+        of_begun = 0
+        for chunk in batch.chunks:
+            if chunk.emits_token:
+                of_begun += self._output_left(chunk.sequence)
+        return of_decodes * ratio + of_begun + self.page_size * len(batch)
 
     def _retract(self, scheduler: Scheduler) -> None:
         """While all decodes fit, let the ratio decay; else retract the least advanced."""
         decodes = scheduler.idle_decodes
         if not decodes:
             return
-        blocks, state = scheduler.blocks, scheduler.state(_Estimate)
+        blocks = scheduler.blocks
+        state = scheduler.state(_Estimate)
         has_room = blocks.has_room_for_all(len(decodes))
         if not has_room:
-            num_missing = sum(blocks.num_missing(one, one.num_known) for one in decodes)
-            has_room = num_missing <= blocks.num_free
+            missing = [blocks.num_missing(sequence, sequence.num_known) for sequence in decodes]
+            has_room = sum(missing) <= blocks.num_free
         if has_room:
             lowest = self._initial_ratio * self.min_new_token_ratio_factor
             step = (self._initial_ratio - lowest) / self.new_token_ratio_decay_steps
             state.new_token_ratio = max(lowest, state.new_token_ratio - step)
             return
-        decodes.sort(key=lambda one: (-len(one.output_token_ids), one.request.prompt_len))
+        decodes.sort(key=_advanced_first)
         while len(decodes) > 1:
             scheduler.preempt(decodes.pop())
             if blocks.num_free * blocks.block_size >= len(decodes) * self.retract_decode_steps:
                 break
-        decoded = sum(len(one.output_token_ids) + self.retract_decode_steps for one in decodes)
-        wanted = sum(one.request.output_len for one in decodes)
+        decoded = len(decodes) * self.retract_decode_steps
+        decoded += sum(len(sequence.output_token_ids) for sequence in decodes)
+        wanted = sum(sequence.request.output_len for sequence in decodes)
         state.new_token_ratio = min(1.0, decoded / wanted)
 
     @property
@@ -146,5 +159,10 @@ class SGLang(Policy):
         return -(-num_tokens // self.page_size) * self.page_size
 
     def _output_left(self, sequence: SequenceState) -> int:
-        left = sequence.request.output_len - len(sequence.output_token_ids)
-        return min(self.clip_max_new_tokens, left)
+        num_left = sequence.request.output_len - len(sequence.output_token_ids)
+        return min(self.clip_max_new_tokens, num_left)
+
+
+def _advanced_first(sequence: SequenceState) -> tuple[int, int]:
+    """Sort sequences by their output, most first, then by their prompt, shortest first."""
+    return -len(sequence.output_token_ids), sequence.request.prompt_len

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -69,7 +70,7 @@ class PrefillFirst(Policy):
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         if self._may_admit(scheduler):
             budget = self.max_num_batched_tokens or max(scheduler.max_model_len, 2048)
-            scheduler.admit(batch, budget, whole=True)
+            scheduler.admit(batch, budget, uncut=True)
         if not batch.chunks:
             scheduler.add_decodes(batch)
 
@@ -109,8 +110,8 @@ class VllmV0Chunked(Policy):
         require_order(self, "max_long_partial_prefills", "max_num_partial_prefills", "; lower it")
         check_threshold(self.long_prefill_token_threshold, max_model_len)
         if self.max_num_partial_prefills == 1:
-            why = " on one prompt at a time; add max_num_partial_prefills=2 or more, or use 0"
-            refuse_unread(self, ["long_prefill_token_threshold"], why)
+            reason = " on one prompt at a time; add max_num_partial_prefills=2 or more, or use 0"
+            refuse_unread(self, ["long_prefill_token_threshold"], reason)
         if self.max_num_partial_prefills > self.max_num_batched_tokens:
             raise UserError(
                 f"max_num_partial_prefills={self.max_num_partial_prefills} leaves each less than a "
@@ -118,21 +119,24 @@ class VllmV0Chunked(Policy):
             )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        budget, most = self.max_num_batched_tokens, self.max_num_partial_prefills
-        joining = self._joining(scheduler) if most > 1 else []
-        num_sharing = min(most, len(scheduler.idle_prefills) + len(joining))
+        budget = self.max_num_batched_tokens
+        limit = self.max_num_partial_prefills
+        joining = self._joining(scheduler) if limit > 1 else []
+        num_sharing = min(limit, len(scheduler.idle_prefills) + len(joining))
         size = at_most(budget // max(1, num_sharing))
         scheduler.add_decodes(batch, budget)
         scheduler.continue_prefills(batch, budget, size=size)
         if not scheduler.has_preempted:
-            pass_over = None if most == 1 else lambda one: one not in joining
+            pass_over: Test | None = None
+            if limit > 1:
+                pass_over = _none_of(joining)
             scheduler.admit(batch, budget, size=size, pass_over=pass_over)
         batch.chunks.sort(key=lambda chunk: chunk.is_decode)
 
     def _joining(self, scheduler: Scheduler) -> list[SequenceState]:
         """Waiting prompts, of long ones as many as may be prefilled beside those that run."""
         above = long_from(self.long_prefill_token_threshold, scheduler)
-        num_long = sum(one.num_pending > above for one in scheduler.idle_prefills)
+        num_long = sum(sequence.num_pending > above for sequence in scheduler.idle_prefills)
         joining = []
         for sequence in scheduler.upcoming(LOOKAHEAD):
             is_long = sequence.num_pending > above
@@ -186,8 +190,8 @@ class VllmV1(Policy):
     def check(self, batch_size: int, max_model_len: int) -> None:
         check_threshold(self.long_prefill_token_threshold, max_model_len)
         if not self.long_prefill_token_threshold:
-            why = " without long_prefill_token_threshold; add it"
-            refuse_unread(self, ["long_prefill_token_threshold_adaptive"], why)
+            reason = " without long_prefill_token_threshold; add it"
+            refuse_unread(self, ["long_prefill_token_threshold_adaptive"], reason)
         if not self.enable_chunked_prefill:
             check_whole_prompts(self, max_model_len)
 
@@ -230,16 +234,17 @@ class VllmV1(Policy):
         """Take the running sequences in their order, until one finds no room in the cache, though
         it is not the one to be evicted.
         """
-        budget, make_room = self.max_num_batched_tokens, partial(evict_last, batch, scheduler)
+        budget = self.max_num_batched_tokens
+        make_room = partial(evict_last, batch, scheduler)
         if self.prefill_schedule_interval == 1 and scheduler.adds_all(batch, budget):
             return
         for sequence in scheduler.running.idle:
-            left = min(sequence.num_pending, budget - batch.num_tokens)
-            if left <= 0 or len(batch.chunks) >= scheduler.batch_size:
+            budget_left = min(sequence.num_pending, budget - batch.num_tokens)
+            if budget_left <= 0 or len(batch.chunks) >= scheduler.batch_size:
                 return
             if not sequence.is_running:
                 continue  # evicted by an earlier one
-            num_tokens = size(sequence, left)
+            num_tokens = size(sequence, budget_left)
             if num_tokens == 0 or scheduler.take(batch, sequence, num_tokens, make_room):
                 continue
             # By priority others may follow one that was evicted for itself, and have its blocks.
@@ -248,12 +253,14 @@ class VllmV1(Policy):
 
     def _admission(self, scheduler: Scheduler, is_open: bool) -> Test:
         """Make the test of the next waiting sequence; if not `is_open`, only for a last token."""
-        most, fits = self.max_num_active_seqs or scheduler.max_num_seqs, fits_whole(scheduler)
-        is_whole, running = self.scheduler_reserve_full_isl, scheduler.running
+        limit = self.max_num_active_seqs or scheduler.max_num_seqs
+        fits = fits_whole(scheduler)
+        must_fit = self.scheduler_reserve_full_isl
+        running = scheduler.running
 
         def may_enter(sequence: SequenceState) -> bool:
-            has_place = len(running) < most and (is_open or sequence.num_pending == 1)
-            return has_place and (not is_whole or fits(sequence))
+            has_slot = len(running) < limit and (is_open or sequence.num_pending == 1)
+            return has_slot and (not must_fit or fits(sequence))
 
         return may_enter
 
@@ -261,7 +268,13 @@ class VllmV1(Policy):
         """Limit `size` without chunking: 0 for a prompt that would be cut."""
         if self.enable_chunked_prefill:
             return size
-        return lambda one, left: size(one, left) if size(one, one.num_pending) <= left else 0
+
+        def size_uncut(sequence: SequenceState, budget_left: int) -> int:
+            if size(sequence, sequence.num_pending) > budget_left:
+                return 0
+            return size(sequence, budget_left)
+
+        return size_uncut
 
 
 @dataclass(eq=False)
@@ -287,7 +300,7 @@ class Cadence:
 
     def without_prompts(self, size: Size) -> Size:
         """Limit sequences whose prompt is not computed to no token."""
-        return lambda sequence, left: 0 if sequence in self.cut else size(sequence, left)
+        return lambda sequence, room: 0 if sequence in self.cut else size(sequence, room)
 
     def record(self, batch: Batch, scheduler: Scheduler, is_open: bool) -> None:
         """Count an iteration."""
@@ -374,8 +387,8 @@ class NanoVllm(Policy):
     reserve = "prompt"
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        def size(sequence: SequenceState, left: int) -> int:
-            return left if not batch.chunks or left == sequence.num_pending else 0
+        def size(sequence: SequenceState, budget_left: int) -> int:
+            return budget_left if not batch.chunks or budget_left == sequence.num_pending else 0
 
         scheduler.continue_prefills(batch, self.max_num_batched_tokens, size=size)
         scheduler.admit(batch, self.max_num_batched_tokens, size=size)
@@ -385,13 +398,17 @@ class NanoVllm(Policy):
 
 def at_most(num_tokens: int) -> Size:
     """At most `num_tokens` tokens of a sequence at a time."""
-    return lambda sequence, left: min(left, num_tokens)
+    return lambda sequence, budget_left: min(budget_left, num_tokens)
+
+
+def _none_of(sequences: Sequence[SequenceState]) -> Test:
+    return lambda sequence: sequence not in sequences
 
 
 def fits_whole(scheduler: Scheduler) -> Test:
     """Make a test whether the cache has room for all known tokens of a sequence."""
     blocks, watermark = scheduler.blocks, scheduler.policy.watermark
-    return lambda one: blocks.fits(one, one.num_known, watermark)
+    return lambda sequence: blocks.fits(sequence, sequence.num_known, watermark)
 
 
 def long_from(num_tokens: int, scheduler: Scheduler) -> int:
@@ -401,8 +418,8 @@ def long_from(num_tokens: int, scheduler: Scheduler) -> int:
 
 def check_whole_prompts(policy: Policy, max_model_len: int) -> None:
     """Raise UserError for `max_num_batched_tokens` that the longest prompt does not fit uncut."""
-    why = "a prompt that is never cut may not fit; raise it, or use a policy that chunks"
-    policy.check_longest("max_num_batched_tokens", max_model_len, why)
+    reason = "a prompt that is never cut may not fit; raise it, or use a policy that chunks"
+    policy.check_longest("max_num_batched_tokens", max_model_len, reason)
 
 
 def check_threshold(num_tokens: int, max_model_len: int) -> None:

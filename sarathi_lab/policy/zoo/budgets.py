@@ -56,8 +56,8 @@ class AdaptiveBudget(Policy):
         if isinstance(self.times, Predictor):
             return
         if self.times is None:
-            why = "as a measured device has no cost model"
-            raise UserError(f"policy={self.name} needs policy.times here, {why}; {TIMES}")
+            reason = "as a measured device has no cost model"
+            raise UserError(f"policy={self.name} needs policy.times here, {reason}; {TIMES}")
         unfit = f"are not three times; {TIMES}"
         require_list("times", self.times, unfit, partial(require_number, minimum=0, fix=TIMES))
         if len(self.times) != 3:
@@ -99,18 +99,21 @@ class AdaptiveBudget(Policy):
     @cached_property
     def rungs(self) -> list[int]:
         """The ladder, descending, in tokens."""
-        least, most = self.min_num_batched_tokens, self.max_num_batched_tokens
-        steps = range(self.step, most, self.step)
-        rungs = {min(least, most), *(rung for rung in steps if rung > least), most}
+        smallest = self.min_num_batched_tokens
+        largest = self.max_num_batched_tokens
+        steps = range(self.step, largest, self.step)
+        rungs = {min(smallest, largest), largest}
+        rungs.update(rung for rung in steps if rung > smallest)
         return sorted(rungs, reverse=True)
 
     def seconds(self, batch: Batch, prompts: Sequence[SequenceState], budget: int) -> float:
         """Predict `batch` with what `prompts` take of `budget` tokens, times the margin."""
         probe = replace(batch, chunks=list(batch.chunks))
         for sequence in prompts:
-            if not (left := tokens_to_take(sequence, budget, probe)):
+            num_tokens = tokens_to_take(sequence, budget, probe)
+            if not num_tokens:
                 break
-            probe.add(sequence, left)
+            probe.add(sequence, num_tokens)
             sequence.in_flight = False  # not scheduled yet
         return self.margin * self.predicted(probe)
 
@@ -199,9 +202,10 @@ class Niyama(SloBudget):
 
     def _throughput(self, scheduler: Scheduler) -> Throughput:
         """Update the throughput by the last iteration of prompts, once."""
-        state, most = scheduler.state(Throughput), self.max_num_batched_tokens
+        state = scheduler.state(Throughput)
+        largest = self.max_num_batched_tokens
         if not state.rate:
-            state.rate = most / self.predicted(make_batch(prefill_tokens=most))
+            state.rate = largest / self.predicted(make_batch(prefill_tokens=largest))
         elif state.tokens and scheduler.now > state.time:
             served = state.tokens / (scheduler.now - state.time)
             state.rate = DECAY * state.rate + (1 - DECAY) * served
@@ -243,5 +247,5 @@ class Lprs(AdaptiveBudget):
 
     @cached_property
     def time_weight(self) -> float:
-        most = self.max_num_batched_tokens
-        return WAIT_SHARE * most / self.predicted(make_batch(prefill_tokens=most))
+        largest = self.max_num_batched_tokens
+        return WAIT_SHARE * largest / self.predicted(make_batch(prefill_tokens=largest))

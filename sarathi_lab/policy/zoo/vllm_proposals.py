@@ -74,15 +74,18 @@ class MinPrefillChunk(VllmV1):
         return self.min_prefill_chunk or max(1, self.max_num_batched_tokens // 4)
 
     def size(self, batch: Batch, scheduler: Scheduler) -> Size:
-        take, state, least = super().size(batch, scheduler), scheduler.state(Deferrals), self.least
+        take = super().size(batch, scheduler)
+        state = scheduler.state(Deferrals)
+        least = self.least
         state.iteration += 1
         prompts = [*scheduler.idle_prefills, *scheduler.upcoming(LOOKAHEAD)]
-        small = [one.num_pending for one in prompts if one.num_pending < least]
-        if sum(small) >= least or not any(one.is_decoding for one in scheduler.running):
+        small = [sequence.num_pending for sequence in prompts if sequence.num_pending < least]
+        if sum(small) >= least or not any(sequence.is_decoding for sequence in scheduler.running):
             return take
 
-        def size(sequence: SequenceState, left: int) -> int:
-            wanted, request = take(sequence, left), sequence.request.request_id
+        def size(sequence: SequenceState, budget_left: int) -> int:
+            wanted = take(sequence, budget_left)
+            request = sequence.request.request_id
             first = state.first.get(request, state.iteration)
             is_late = state.iteration - first >= self.max_prefill_chunk_delay_steps
             if sequence.is_decoding or wanted >= least or is_late:
@@ -105,10 +108,15 @@ class InterPrefillBudget(VllmV1):
     inter_prefill_budget: int = whole(1024, minimum=1, fix="use tokens such as 1024")
 
     def size(self, batch: Batch, scheduler: Scheduler) -> Size:
-        take, most = super().size(batch, scheduler), self.inter_prefill_budget
-        return lambda one, left: (
-            take(one, left) if one.is_decoding or batch.num_prefill_tokens < most else 0
-        )
+        take = super().size(batch, scheduler)
+
+        def size(sequence: SequenceState, budget_left: int) -> int:
+            is_full = batch.num_prefill_tokens >= self.inter_prefill_budget
+            if is_full and not sequence.is_decoding:
+                return 0
+            return take(sequence, budget_left)
+
+        return size
 
 
 @dataclass(frozen=True)
@@ -128,7 +136,8 @@ class CacheAware(VllmV1):
     max_wait: float = number(10.0, above=0, fix="use seconds such as 10")
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        ahead = sorted(scheduler.upcoming(LOOKAHEAD), key=lambda one: self.rank(one, scheduler))
+        upcoming = scheduler.upcoming(LOOKAHEAD)
+        ahead = sorted(upcoming, key=lambda sequence: self.rank(sequence, scheduler))
         for place, sequence in enumerate(ahead):
             scheduler.waiting[place] = sequence
         super().fill(batch, scheduler)
