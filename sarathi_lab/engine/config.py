@@ -14,7 +14,7 @@ from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.engine.scheduler_state import NO_SPECULATION, Speculation
+from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation
 from sarathi_lab.model.layers import CachedWindow
 from sarathi_lab.model.spec import ModelSpec
 

@@ -26,7 +26,7 @@ from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.engine.scheduler_state import Speculation
+from sarathi_lab.engine.speculation import Speculation
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
 from sarathi_lab.experiment.advise import BestChunk, ChunkSearch, candidates, predict
 from sarathi_lab.model.checkpoint import resolve_model, text_encoder

@@ -13,7 +13,7 @@ from sarathi_lab.config.errors import UserError, require_bool, require_int, requ
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Backend
-from sarathi_lab.engine.scheduler_state import LARGER_CACHE
+from sarathi_lab.engine.scheduler import LARGER_CACHE
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
 from sarathi_lab.policy.systems import setup_of

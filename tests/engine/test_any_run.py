@@ -31,7 +31,7 @@ from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Request
-from sarathi_lab.engine.scheduler_state import NO_SPECULATION
+from sarathi_lab.engine.speculation import NO_SPECULATION
 from sarathi_lab.extensions.cluster.lockstep import LockstepReplicas
 from sarathi_lab.extensions.cluster.routers import least_loaded
 from sarathi_lab.policy import Policy

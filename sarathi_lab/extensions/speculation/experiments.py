@@ -12,7 +12,7 @@ import numpy as np
 
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
-from sarathi_lab.engine.scheduler_state import NO_SPECULATION, Speculation
+from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation
 from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.registry import PROFILED, Ints, Platform
 from sarathi_lab.extensions.speculation.settings import Assumed, PromptLookup

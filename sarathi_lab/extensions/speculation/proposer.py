@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from sarathi_lab.engine.executor import NO_TOKEN, StepResult
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.engine.scheduler_state import Drafter
+from sarathi_lab.engine.speculation import Drafter
 from sarathi_lab.extensions.speculation.drafts import Drafts
 
 

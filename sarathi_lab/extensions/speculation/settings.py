@@ -14,7 +14,7 @@ from sarathi_lab.config.checked import check_fields, require_order, share, whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.engine.request import Request
-from sarathi_lab.engine.scheduler_state import Drafter, Speculation
+from sarathi_lab.engine.speculation import Drafter, Speculation
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.extensions.speculation.drafts import Drafts, Drawn, LookedUp
 from sarathi_lab.extensions.speculation.proposer import Proposer

@@ -21,7 +21,7 @@ from toy_executors import SPEC, model_on, on_kernels
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Request, SequenceState
-from sarathi_lab.engine.scheduler_state import NO_SPECULATION
+from sarathi_lab.engine.speculation import NO_SPECULATION
 from sarathi_lab.executor.torch.checks import use_triton
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.extensions.speculation import Drafts, PromptLookup
