@@ -41,6 +41,7 @@ from sarathi_lab.tasks.base import Task
 GPUS = sorted(path.stem for path in CONF.glob("hardware/*.yaml") if path.stem != "auto")
 FORMATS = ("png", "pdf")
 PROCESSES = "use a number such as 2, or null for one a core"
+GAIN = "throughput / baseline"  # of figures whose peaks are the paper's claims
 NEUTRAL = 0.02  # share up to which a gain or a loss is none
 POLICIES = "policies"  # an experiment: a figure for each device that it was recorded on
 
@@ -163,6 +164,7 @@ def recompute(tables: Sequence[pd.DataFrame]) -> Result:
     shown = []
     if len(errors):
         shown.append(_shown_errors(errors))
+    shown += peak_tables(points)
     has_errors = set(errors.device)
     for table in tables:
         device = str(table.device.iloc[0])
@@ -182,6 +184,27 @@ def recompute(tables: Sequence[pd.DataFrame]) -> Result:
         shown=shown,
         tags=names,
     )
+
+
+def peak_tables(points: pd.DataFrame) -> list[DisplayTable]:
+    """Show the highest gain of each panel of a figure of gains, the paper's and the simulated ones,
+    with its line and where it is.
+    """
+    tables = []
+    for name, of_figure in points.groupby("figure", sort=False):
+        look = CATALOG[str(name)].look
+        if look.y != GAIN:
+            continue
+        rows = []
+        for panel, of_panel in of_figure.groupby("panel", sort=False):
+            for device, of_device in of_panel.groupby("device", sort=False):
+                highest = of_device.loc[of_device.y.idxmax()]
+                where = f"{look.x} {highest.x:.3g}, {highest.series}"
+                row = {"panel": str(panel), "device": str(device)}
+                rows.append({**row, "highest": f"{highest.y:.2f}", "at": where})
+        title = f"{name}: the highest {GAIN}"
+        tables.append(DisplayTable(rows, left=("panel", "device", "at"), title=title))
+    return tables
 
 
 def lines(device: str, table: pd.DataFrame) -> DisplayTable:

@@ -145,3 +145,10 @@ def test_a_map_of_batches_needs_room_for_its_smallest_one():
     sizes = figure.sizes("paper")
     assert figure.least_room(spec, sizes) < 1024
     assert figure.room(spec, sizes).kv_tokens > 8_000_000
+
+
+def test_the_peaks_of_a_figure_of_gains_are_told():
+    (table,) = figures.peak_tables(points_of("fig09", "fig08"))
+    (papers,) = [row for row in table.rows if (row["panel"], row["device"]) == ("1K", "paper")]
+    assert papers["highest"] == "1.26"
+    assert papers["at"] == "P:D 14, C=256"
