@@ -198,10 +198,10 @@ def peak_tables(points: pd.DataFrame) -> list[DisplayTable]:
         rows = []
         for panel, of_panel in of_figure.groupby("panel", sort=False):
             for device, of_device in of_panel.groupby("device", sort=False):
-                highest = of_device.loc[of_device.y.idxmax()]
-                where = f"{look.x} {highest.x:.3g}, {highest.series}"
+                highest = of_device.sort_values("y").iloc[-1]
+                place = f"{look.x} {highest['x']:.3g}, {highest['series']}"
                 row = {"panel": str(panel), "device": str(device)}
-                rows.append({**row, "highest": f"{highest.y:.2f}", "at": where})
+                rows.append({**row, "highest": f"{highest['y']:.2f}", "at": place})
         title = f"{name}: the highest {GAIN}"
         tables.append(DisplayTable(rows, left=("panel", "device", "at"), title=title))
     return tables

@@ -38,12 +38,16 @@ def of_sweep(ranked: pd.DataFrame) -> DisplayTable:
     if new.empty:
         return first_groups(ranked)
     rows = [_verdict_row(row) for row in new.to_dict("records")]
-    title = "Goodput [requests/s] beside the recorded policies"
-    policies = new.policy.unique()
-    if len(policies) == 1:  # which needs no column
-        title = f"{policies[0]}: goodput [requests/s] beside the recorded policies"
-        for row in rows:
-            del row["policy"]
+    title = "goodput [requests/s] beside the recorded policies"
+    alike: list[str] = []
+    for name in ("policy", "workload", "GPU"):
+        values = {row[name] for row in rows}
+        if len(values) == 1:  # which needs no column, as a terminal has 80
+            alike += values
+            for row in rows:
+                del row[name]
+    if alike:
+        title = f"{', '.join(alike)}: {title}"
     return DisplayTable(
         rows,
         left=["workload", "GPU", "objective", "policy", "budget", "verdict"],
@@ -66,8 +70,7 @@ def _verdict_row(row: Row) -> dict[str, str]:
         "policy": row["policy"],
         "budget": budget,
         "verdict": verdict(row),
-        "better / alike / worse": others,
-        "seeds": str(row["seeds"]),
+        "better /\nalike /\nworse": others,
     }
 
 
