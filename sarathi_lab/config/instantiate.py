@@ -108,14 +108,16 @@ def name_of(setting: str) -> str:
     return setting.partition("=")[0].lstrip("+~")
 
 
-def build(node: DictConfig | ListConfig, kind: type[Built] | None = None) -> Any:
+def build(
+    node: DictConfig | ListConfig | Mapping[str, Any], kind: type[Built] | None = None
+) -> Any:
     """Make the object that a node of the configuration describes by `_target_` and arguments.
 
     Raises:
         UserError: A class can't be imported or does not take the arguments, or what it makes is no
             `kind`; or what constructors raise.
     """
-    built = _made(OmegaConf.to_container(node, resolve=True))
+    built = _made(plain(node))
     if kind is not None and not isinstance(built, kind):
         raise UserError(f"_target_={type(built).__name__} is no {kind.__name__}; name one")
     return built
