@@ -280,7 +280,7 @@ def labels_of(plan: Plan, name: str) -> dict[str, Any]:
 
 def print_plan(plan: Plan, context: RunContext) -> None:
     """Print what a run serves, where and how; of a sweep's run only what no run before had."""
-    lines = _facts_of(plan)
+    lines = _facts_of(plan, is_brief=context.is_brief)
     if context.is_brief:
         spec, backend = plan.spec, plan.backend
         device = f"{spec.name} ({spec.num_params / 1e6:,.0f}M parameters, {backend.dtype_name})"
@@ -294,13 +294,17 @@ def print_plan(plan: Plan, context: RunContext) -> None:
     print_cautions(cap_caution(plan.engine), context)
 
 
-def _facts_of(plan: Plan) -> list[str]:
+def _facts_of(plan: Plan, *, is_brief: bool) -> list[str]:
     """Return lines on the workload, the batch, the cache and what was assumed."""
     engine = plan.engine
     cache = f"cache {engine.num_blocks} x {engine.block_size} tokens"
     if plan.load.repeats_prefixes and not engine.shares_prefixes:
         cache += ", equal prefixes computed again (cache.prefix=true shares them)"
-    lines = [f"{plan.load.describe()}, batch {engine.batch_size}, {cache}"]
+    room = f"batch {engine.batch_size}, {cache}"
+    # Of a sweep, which prints each line once, they are apart: most runs share one of the two.
+    lines = [f"{plan.load.describe()}, {room}"]
+    if is_brief:
+        lines = [plan.load.describe(), room]
     if cluster := engine.cluster.describe():
         lines.append(f"{cluster}; batch and cache are those of each")
     if speculation := engine.speculation.describe():
