@@ -31,7 +31,7 @@ from sarathi_lab.experiment.simulate import simulate
 from sarathi_lab.results import load
 from sarathi_lab.results.intervals import LEVEL
 from sarathi_lab.results.load import POINTS
-from sarathi_lab.results.plots import figures as plots
+from sarathi_lab.results.plots import panels
 from sarathi_lab.results.plots.files import save_figure
 from sarathi_lab.results.plots.sweeps import draw_sweep, policies
 from sarathi_lab.results.result import DisplayTable, Result
@@ -120,7 +120,7 @@ def _pictures(name: str, *, is_all: bool) -> dict[str, Picture]:
 
 def draw(name: str, *, is_all: bool = False) -> Picture:
     """Draw what is recorded of an experiment; `is_all` draws every simulated line."""
-    return plots.draw(CATALOG[name].look, rows_of_points(points_of(name)), is_all=is_all)
+    return panels.draw(CATALOG[name].look, rows_of_points(points_of(name)), is_all=is_all)
 
 
 def _some(name: str, valid: Sequence[str]) -> Any:
@@ -176,7 +176,7 @@ def recompute(tables: Sequence[pd.DataFrame]) -> Result:
     pictures = {}
     for name in names:
         rows = rows_of_points(points[points.figure == name])
-        pictures[name] = plots.draw(CATALOG[name].look, rows)
+        pictures[name] = panels.draw(CATALOG[name].look, rows)
     return Result(
         tables={POINTS: points, "errors": errors},
         figures=pictures,

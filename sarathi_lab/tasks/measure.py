@@ -44,7 +44,7 @@ from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
 from sarathi_lab.results import load
 from sarathi_lab.results.load import POINTS
-from sarathi_lab.results.plots import figures as plots
+from sarathi_lab.results.plots import panels
 from sarathi_lab.results.provenance import device_folder
 from sarathi_lab.results.result import DisplayTable, Result
 from sarathi_lab.results.table import rows_of_points
@@ -304,7 +304,7 @@ class Measure(Task):
             drawn = points
             if declared.has_paper:
                 drawn = pd.concat([paper(declared.name), points], ignore_index=True)
-            pictures[declared.name] = plots.draw(declared.look, rows_of_points(drawn))
+            pictures[declared.name] = panels.draw(declared.look, rows_of_points(drawn))
         describe = counts if declared.look.kind == "heat" else lines
         shown: list[DisplayTable | str] = []
         for device, table in tables.items():

@@ -227,11 +227,13 @@ def _checked(plan: Plan) -> Plan:
     """Return `plan`. Raises UserError for what its user stated and its parts can't do together; a
     baseline's policy may read less than is stated for the run.
     """
-    engine, backend, spec, policy = plan.engine, plan.backend, plan.spec, plan.policy
-    engine.cluster.check(policy, backend, spec, shares_prefixes=engine.shares_prefixes)
+    engine = plan.engine
+    backend = plan.backend
+    engine.cluster.check(plan.policy, backend, plan.spec, shares_prefixes=engine.shares_prefixes)
     engine.speculation.check(backend)
     plan.window.check(plan.load)
-    if engine.queue_order == "priority" and len({one.priority for one in plan.load.requests}) < 2:
+    priorities = {request.priority for request in plan.load.requests}
+    if engine.queue_order == "priority" and len(priorities) < 2:
         raise UserError(
             "queue_order=priority has no effect: all requests have the same priority; drop it, or "
             "add workload.priorities=[0,1] (for workload=prompts: priority in the file's rows)"
@@ -250,8 +252,10 @@ def _load(
     load: LoadedRequests = workload.generate(vocab_size, text_encoder(checkpoint))
     longest = max(request.total_len for request in load.requests)
     if checkpoint is not None and longest > spec.max_position:
-        most = f"{spec.name} was made for {spec.max_position}"
-        raise UserError(f"the longest request has {longest} tokens, but {most}; shorten it")
+        raise UserError(
+            f"the longest request has {longest} tokens, but {spec.name} was made for "
+            f"{spec.max_position}; shorten it"
+        )
     return replace(load, request_time=backend.request_time)
 
 
@@ -273,21 +277,15 @@ def _fitted(plan: Plan) -> Plan:
 
 def _advice(plan: Plan) -> BestChunk:
     """Return the chunk that the device's cost model predicts to be best. Raises UserError."""
-    engine, load, num_stages = plan.engine, plan.load, plan.backend.num_stages
-    answers = f"workload={load.name}" if load.sessions else "workload.arrivals=users"
-    answers += " leaves to the answers"
-    drafts, where = engine.speculation.describe(), plan.backend.device_name
+    engine = plan.engine
+    load = plan.load
     predictor = plan.backend.predictor(plan.spec)
-    reasons = (
-        (num_stages > 1, f"is for one batch at a time, not for the {num_stages} of a pipeline"),
-        (not engine.cluster.is_single, f"is for one engine, not for {engine.cluster.describe()}"),
-        (load.waits_for_answers, f"is chosen by when requests arrive, which {answers}"),
-        (drafts, f"is chosen without drafts, not for {drafts}"),
-        (predictor is None, f"needs a cost model, as executor=simulated has; {where} has none"),
-    )
-    for is_so, why in reasons:
-        if is_so:
-            raise UserError(f"chunk={AUTO} {why}; name a number such as chunk=256")
+    reason = _reason_for_no_advice(plan)
+    if reason is None and predictor is None:
+        device = plan.backend.device_name
+        reason = f"needs a cost model, as executor=simulated has; {device} has none"
+    if reason is not None:
+        raise UserError(f"chunk={AUTO} {reason}; name a number such as chunk=256")
     assert predictor is not None
     executor = SimulatedExecutor(predictor)
     stated = slo_in_seconds(plan.targets.slo, engine, executor)
@@ -299,3 +297,21 @@ def _advice(plan: Plan) -> BestChunk:
 
     first = candidates(load.requests, engine.batch_size, TILE)
     return ChunkSearch(predict_chunk, slo, TILE).search(first, arrive=load.has_times)
+
+
+def _reason_for_no_advice(plan: Plan) -> str | None:
+    """Return the reason why a plan has no best chunk by a cost model; None if it has one."""
+    engine = plan.engine
+    load = plan.load
+    num_stages = plan.backend.num_stages
+    if num_stages > 1:
+        return f"is for one batch at a time, not for the {num_stages} of a pipeline"
+    if not engine.cluster.is_single:
+        return f"is for one engine, not for {engine.cluster.describe()}"
+    if load.waits_for_answers:
+        setting = f"workload={load.name}" if load.sessions else "workload.arrivals=users"
+        return f"is chosen by when requests arrive, which {setting} leaves to the answers"
+    drafts = engine.speculation.describe()
+    if drafts:
+        return f"is chosen without drafts, not for {drafts}"
+    return None

@@ -20,7 +20,7 @@ from sarathi_lab.experiment.claims import verdict
 from sarathi_lab.experiment.recorded import paper, points_of
 from sarathi_lab.experiment.registry import CATALOG, load_experiment
 from sarathi_lab.results import load
-from sarathi_lab.results.plots.figures import draw
+from sarathi_lab.results.plots.panels import draw
 from sarathi_lab.results.table import rows_of_points
 from sarathi_lab.run import main as run
 from sarathi_lab.tasks import figures

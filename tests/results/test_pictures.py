@@ -19,7 +19,7 @@ from sarathi_lab.config.paths import CONF
 from sarathi_lab.experiment.recorded import points_of
 from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.results.plots import sweeps
-from sarathi_lab.results.plots.figures import draw
+from sarathi_lab.results.plots.panels import draw
 from sarathi_lab.results.plots.style import POLICIES, colours, finished, panels, tick_in_steps
 from sarathi_lab.results.table import rows_of_points
 

@@ -28,7 +28,7 @@ from sarathi_lab.extensions.under_load.search import mean_rate
 from sarathi_lab.policy import Orca, PrefillFirst, SarathiServe
 from sarathi_lab.policy.zoo import PPas
 from sarathi_lab.results import load
-from sarathi_lab.results.plots.figures import draw
+from sarathi_lab.results.plots.panels import draw
 from sarathi_lab.results.table import rows_of_points
 from sarathi_lab.run import main
 
