@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -188,6 +188,18 @@ class Backend(Protocol):
     @property
     def num_devices(self) -> int:
         """Devices of all stages."""
+
+    @property
+    def num_threads(self) -> int | None:
+        """Threads that a CPU computes with; None elsewhere."""
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """What ran the last batches, such as a library's version; empty if the name says it."""
+
+    @property
+    def without_overlap(self) -> str:
+        """The setting that makes each batch after the one before has ended; empty if that is so."""
 
     @property
     def serving_device(self) -> ServingDevice | None:

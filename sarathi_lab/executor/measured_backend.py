@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -65,6 +65,21 @@ class MeasuredBackend(ABC):
     @property
     def uses_gpus(self) -> bool:
         return self.torch_device.type == "cuda"
+
+    @property
+    def num_threads(self) -> int | None:
+        """Threads that a CPU computes with, where they can be stated."""
+        return None
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What ran the last batches; empty where the executor's name says it."""
+        return {}
+
+    @property
+    def without_overlap(self) -> str:
+        """The setting that makes each batch after the one before has ended; empty if that is so."""
+        return ""
 
     @property
     def degrees(self) -> Degrees:
@@ -137,20 +152,25 @@ class MeasuredBackend(ABC):
 
     def of_all_devices(self, peaks: Peaks) -> Peaks:
         """Return the peaks of all GPUs by those of one; on a CPU all share them."""
-        if not self.uses_gpus or (count := self.num_devices) == 1:
+        count = self.num_devices
+        if not self.uses_gpus or count == 1:
             return peaks
-        flops, rate = peaks.flops_per_second, peaks.bytes_per_second
-        return Peaks(count * flops, count * rate, f"{peaks.source} x {count}")
+        return Peaks(
+            count * peaks.flops_per_second,
+            count * peaks.bytes_per_second,
+            f"{peaks.source} x {count}",
+        )
 
     def size(self) -> tuple[int, int]:
         """Return the bytes of memory and the multiprocessors of all GPUs, or those of this machine
         and the CPU's threads.
         """
         if self.uses_gpus:
-            of, number = torch.cuda.get_device_properties(self.torch_device), self.num_devices
-            return number * of.total_memory, number * of.multi_processor_count
+            gpu = torch.cuda.get_device_properties(self.torch_device)
+            number = self.num_devices
+            return number * gpu.total_memory, number * gpu.multi_processor_count
         num_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return num_bytes, devices.num_threads(getattr(self, "threads", None))
+        return num_bytes, devices.num_threads(self.num_threads)
 
     def predictor(self, spec: ModelSpec) -> None:  # noqa: B027
         """Return None: a real device is measured, not predicted."""

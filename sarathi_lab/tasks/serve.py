@@ -170,7 +170,7 @@ def _executed(
         cautions += metrics.replay_caution(summary, baseline, name)
     labels["schedule"] = schedule_of(tables[ITERATIONS])
     graph_use = metrics.graph_use_by_kind(tables[ITERATIONS])
-    facts = dict(getattr(plan.backend, "facts", {}))
+    facts = dict(plan.backend.facts)
     if graph_use:
         facts["graph_use"] = graph_use
     if facts:
@@ -272,7 +272,7 @@ def labels_of(plan: Plan, name: str) -> dict[str, Any]:
         "model": plan.spec.name,
         "executor": plan.backend.name,
         "device": plan.backend.device_name,
-        "threads": getattr(plan.backend, "num_threads", None),
+        "threads": plan.backend.num_threads,
         "dtype": plan.backend.dtype_name,
         **provenance(),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -53,6 +53,10 @@ def _is_hashable(arguments: tuple[object, ...]) -> bool:
     return True
 
 
+def _no_option(group: str, value: object) -> UserError:
+    return UserError(f"executor.{group}={value} is not one; choose one by {group}=NAME")
+
+
 @dataclass(frozen=True)
 class SimulatedBackend:
     """Predicted times of `hardware`, without token ids.
@@ -66,6 +70,8 @@ class SimulatedBackend:
     name: ClassVar[str] = "simulated"
     computes_tokens: ClassVar[bool] = False
     default_model: ClassVar[str] = "13b"
+    num_threads: ClassVar[None] = None
+    facts: ClassVar[Mapping[str, object]] = {}
     hardware: Hardware
     dtype: str = "auto"
     cost_model: str = "analytic"
@@ -75,9 +81,10 @@ class SimulatedBackend:
     weights: StoredDtype = one_of("auto", name=WEIGHTS, valid=get_args(StoredDtype))
 
     def __post_init__(self) -> None:
-        for name, kind in (("hardware", Hardware), ("host", Host)):
-            if not isinstance(value := getattr(self, name), kind):
-                raise UserError(f"executor.{name}={value} is not one; choose one by {name}=NAME")
+        if not isinstance(self.hardware, Hardware):
+            raise _no_option("hardware", self.hardware)
+        if not isinstance(self.host, Host):
+            raise _no_option("host", self.host)
         check_fields(self)
         _ = self.parallel, self.attending  # checks the degrees and the kernel
         self._refuse_unread_rates()
@@ -117,6 +124,10 @@ class SimulatedBackend:
     @property
     def request_time(self) -> float:
         return self.host.request
+
+    @property
+    def without_overlap(self) -> str:
+        return "host=none" if self.host.overlaps else ""
 
     @property
     def composes_kernels(self) -> bool:

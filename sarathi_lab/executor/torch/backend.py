@@ -96,6 +96,10 @@ class TorchBackend(MeasuredBackend):
         return devices.device_description(self.torch_device, self._threads, isa)
 
     @property
+    def without_overlap(self) -> str:
+        return "executor.overlap=false" if self.uses_kernels and self.overlap else ""
+
+    @property
     def num_threads(self) -> int | None:
         """Threads that compute; None on a GPU."""
         return None if self.uses_gpus else self._threads

@@ -15,7 +15,6 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.speculation import Drafter, Speculation
-from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.extensions.speculation.drafts import Drafts, Drawn, LookedUp
 from sarathi_lab.extensions.speculation.proposer import Proposer
 
@@ -53,20 +52,12 @@ class Drafting(Speculation, ABC):
                 f"{subject} is for a simulation; use speculation=prompt_lookup or add "
                 "executor=simulated"
             )
-        setting = _without_overlap(backend)
+        setting = backend.without_overlap
         if setting:
             raise UserError(
                 f"{subject} needs a batch's tokens before the next batch is made, which here is "
                 f"made while it runs; add {setting}"
             )
-
-
-def _without_overlap(backend: Backend) -> str:
-    """The setting that makes the next batch after the running one; empty if that is so already."""
-    if isinstance(backend, SimulatedBackend):
-        return "host=none" if backend.host.overlaps else ""
-    overlaps = getattr(backend, "uses_kernels", False) and getattr(backend, "overlap", False)
-    return "executor.overlap=false" if overlaps else ""
 
 
 @dataclass(frozen=True, kw_only=True)
