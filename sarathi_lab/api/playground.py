@@ -20,7 +20,7 @@ from sarathi_lab.results.serving_metrics import latency
 from sarathi_lab.tasks.plan import Plan, changed, make_plans
 from sarathi_lab.tasks.serve import fingerprint
 
-MOST_KNOWN = 64  # cached runs, such as the baseline's when the chunk changes
+MOST_LEDGERS = 64  # cached runs, such as the baseline's when the chunk changes
 GROUPS = ("hardware", "model", "policy")
 
 
@@ -31,7 +31,7 @@ class Playground:
     """
 
     def __init__(self, **settings: Any) -> None:
-        self._known: dict[str, Ledger] = {}  # of equal work: the newest
+        self._ledgers: dict[str, Ledger] = {}  # of equal work: the newest
         self._cfg = read({**UNTRACKED, "executor": "simulated", "baselines": ["orca"], **settings})
 
     @staticmethod
@@ -43,23 +43,33 @@ class Playground:
         """Simulate it with changed settings: values, and names of options for hardware, model and
         policy. What the policy does not read has no effect. Raises UserError.
         """
-        groups = [name for name in GROUPS if name in changes]
-        cfg = changed(self._cfg, **{name: _option(name, changes[name]) for name in groups})
-        for name in changes.keys() - set(groups):
-            OmegaConf.update(cfg, name, changes[name])
+        options: dict[str, DictConfig] = {}
+        for group in GROUPS:
+            if group in changes:
+                options[group] = _option(group, changes[group])
+        cfg = changed(self._cfg, **options)
+        for setting, value in changes.items():
+            if setting not in options:
+                OmegaConf.update(cfg, setting, value)
         plan, baselines = make_plans(cfg)
-        name = str(changes.get("policy", plan.policy.name))  # some options share a class
-        plans = {name: plan, **{key: one for key, one in baselines.items() if key != name}}
-        return PlaygroundRun(plan, {name: self._ledger(one) for name, one in plans.items()})
+        policy = str(changes.get("policy", plan.policy.name))  # some options share a class
+        ledgers = {policy: self._ledger(plan)}
+        for name, baseline in baselines.items():
+            if name != policy:
+                ledgers[name] = self._ledger(baseline)
+        return PlaygroundRun(plan, ledgers)
 
     def _ledger(self, plan: Plan) -> Ledger:
-        if (key := fingerprint(plan)) not in self._known:
-            if len(self._known) >= MOST_KNOWN:
-                del self._known[next(iter(self._known))]
-            ledger, (scheduler, executor) = Ledger(), plan.build()
+        work = fingerprint(plan)
+        if work not in self._ledgers:
+            if len(self._ledgers) >= MOST_LEDGERS:
+                oldest = next(iter(self._ledgers))
+                del self._ledgers[oldest]
+            ledger = Ledger()
+            scheduler, executor = plan.build()
             run_engine(plan.load.arrivals(), scheduler, executor, ledger)
-            self._known[key] = ledger
-        return self._known[key]
+            self._ledgers[work] = ledger
+        return self._ledgers[work]
 
 
 @dataclass(frozen=True)
@@ -88,9 +98,10 @@ class PlaygroundRun:
         for name, iterations in self.iterations.items():
             tokens = sum(request.total_len for request in self.plan.load.requests)
             decodes = iterations.num_decode_tokens
+            riding = decodes[iterations.num_prefill_tokens > 0]
             rows[name] = {
                 "throughput": tokens / float(iterations.end.max()),
-                "riding": decodes[iterations.num_prefill_tokens > 0].sum() / max(1, decodes.sum()),
+                "riding": riding.sum() / max(1, decodes.sum()),
                 **latency(self.requests[name]),
             }
         table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("policy")
@@ -98,19 +109,26 @@ class PlaygroundRun:
 
     def why(self) -> str:
         """Explain in a sentence the throughput beside that of the last baseline."""
-        chosen, base = self.outcomes.iloc[0], self.outcomes.iloc[-1]
-        name, other = chosen.name, base.name
-        text = f"{name} serves {chosen.throughput:,.0f} tokens/s"
+        chosen = self.outcomes.iloc[0]
+        base = self.outcomes.iloc[-1]
+        serves = f"{chosen.name} serves {chosen.throughput:,.0f} tokens/s"
         if len(self.ledgers) == 1:
-            return f"{text}, which others are held against."
-        is_equal = abs(chosen.gain - 1) <= AS_GOOD
-        text += f", as many as {other}" if is_equal else f", {chosen.gain:.2f} times {other}'s"
-        gaps = [f"{1e3 * one.get('tbt_p99', math.nan):,.0f} ms" for one in (chosen, base)]
-        beside = f"where {other} has {gaps[1]}" if gaps[0] != gaps[1] else f"as {other}"
-        text += f", with {gaps[0]} between tokens at P99 {beside}: "
-        rides = f"{chosen.riding:.0%} of its decodes ride along with prompts"
-        rides += f", {base.riding:.0%} of {other}'s"
-        return f"{text}{rides}."
+            return f"{serves}, which others are held against."
+        if abs(chosen.gain - 1) <= AS_GOOD:
+            compared = f"as many as {base.name}"
+        else:
+            compared = f"{chosen.gain:.2f} times {base.name}'s"
+        gap, base_gap = _gap(chosen), _gap(base)
+        against = f"as {base.name}" if gap == base_gap else f"where {base.name} has {base_gap}"
+        return (
+            f"{serves}, {compared}, with {gap} between tokens at P99 {against}: "
+            f"{chosen.riding:.0%} of its decodes ride along with prompts, "
+            f"{base.riding:.0%} of {base.name}'s."
+        )
+
+
+def _gap(outcome: pd.Series) -> str:
+    return f"{1e3 * outcome.get('tbt_p99', math.nan):,.0f} ms"
 
 
 def _option(group: str, name: str) -> DictConfig:

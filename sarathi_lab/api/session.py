@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import re
 import sys
 import warnings
@@ -15,6 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -26,6 +27,7 @@ from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.sweeper import LabSweeper, compose
 from sarathi_lab.policy import Policy
 from sarathi_lab.run import run
+from sarathi_lab.tasks.base import Task
 
 UNTRACKED = {"tracking": "none"}  # as W&B takes longer to start than many a simulation
 KEYWORDS = ("", "null", "true", "false", "nan", "inf")  # text that Hydra takes for another kind
@@ -66,15 +68,15 @@ def sweep(*, verbose: bool = False, **settings: Any) -> Results:
 @contextmanager
 def _prepared(settings: Mapping[str, Any], flags: list[str], verbose: bool) -> Iterator[LabSweeper]:
     """Compose and check the jobs of `settings`; show what is printed meanwhile if `verbose`."""
-    with TemporaryDirectory() as folder, nullcontext() if verbose else redirect_stdout(StringIO()):
+    output = nullcontext() if verbose else redirect_stdout(StringIO())
+    with TemporaryDirectory() as folder, output:
         args = _arguments({**UNTRACKED, **settings}, flags, Path(folder))
         sweeper = compose(args, inspect.unwrap(run))
         sweeper.check()
-        if not build((cfg := sweeper.jobs[0].cfg).task).has_runs:
-            raise UserError(
-                f"task={type(build(cfg.task)).__name__.lower()} leaves no runs to return; use the "
-                "command line for it"
-            )
+        task: Task = build(sweeper.jobs[0].cfg.task)
+        if not task.has_runs:
+            name = type(task).__name__.lower()
+            raise UserError(f"task={name} leaves no runs to return; use the command line for it")
         yield sweeper
 
 
@@ -87,43 +89,47 @@ def read(settings: Mapping[str, Any]) -> DictConfig:
 def _arguments(settings: Mapping[str, Any], flags: Sequence[str], folder: Path) -> list[str]:
     """Return the command line's arguments; `folder` is for options of policy objects."""
     options = PolicyOptions(folder)
-    args = [
-        f"{name}={_values(value, options) if flags else text_of(value, options)}"
-        for name, value in settings.items()
-    ]
-    return [*flags, *args, *(["--config-dir", str(folder)] if options.names else [])]
+    typed = _values if flags else text_of
+    args = [f"{name}={typed(value, options)}" for name, value in settings.items()]
+    if options.names:
+        args += ["--config-dir", str(folder)]
+    return [*flags, *args]
 
 
 def _values(setting: Any, options: PolicyOptions) -> str:
     """Return the comma-separated values of a setting that a sweep may vary."""
     if isinstance(setting, str | Mapping | Policy) or not isinstance(setting, Iterable):
         return text_of(setting, options)
-    if not (values := [text_of(value, options) for value in setting]):
+    values = [text_of(value, options) for value in setting]
+    if not values:
         raise UserError(f"{setting!r} is empty; name at least one value")
     return ",".join(values)
 
 
 def text_of(value: Any, options: PolicyOptions) -> str:
     """Return a value as it is typed on the command line; policy objects become `options`."""
-    if hasattr(value, "tolist"):  # of numpy and pandas
-        value = value.tolist()
+    if isinstance(value, np.generic | np.ndarray | pd.Series | pd.Index):
+        return text_of(value.tolist(), options)
     if isinstance(value, Policy) or (isinstance(value, type) and issubclass(value, Policy)):
         return options.add(value)
     if inspect.isfunction(value):
         return _dotted_name(value)
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, Mapping):
-        inner = (f"{key}:{text_of(one, options)}" for key, one in value.items())
-        return f"{{{','.join(inner)}}}"
+        fields = [f"{name}:{text_of(field, options)}" for name, field in value.items()]
+        return f"{{{','.join(fields)}}}"
     if isinstance(value, str | Path):
         text = str(value)
         is_plain = re.fullmatch(r"[A-Za-z_/][\w./%-]*", text) and text.lower() not in KEYWORDS
         return text if is_plain else quoted(text)
     if isinstance(value, Iterable):
-        return f"[{','.join(text_of(one, options) for one in value)}]"
+        items = [text_of(item, options) for item in value]
+        return f"[{','.join(items)}]"
     raise UserError(
         f"{value!r} is not a value of a setting; use a number, text, list, policy or function"
     )
@@ -154,8 +160,8 @@ class PolicyOptions:
         Raises UserError for a class that can't be imported, and for values that YAML can't hold.
         """
         cls = policy if isinstance(policy, type) else type(policy)
-        fix = 'give the class a name: name: ClassVar[str] = "mine"'
-        require_text(f"{cls.__name__}.name", getattr(cls, "name", None), fix)
+        remedy = 'give the class a name: name: ClassVar[str] = "mine"'
+        require_text(f"{cls.__name__}.name", getattr(cls, "name", None), remedy)
         if getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is not cls:
             raise UserError(
                 f"policy={cls.__qualname__} is not in {cls.__module__} under that name; define it "
@@ -170,10 +176,14 @@ class PolicyOptions:
                 f"policy={policy} can't be written as settings ({reason}); use numbers and text, "
                 "or an option's file"
             ) from None
-        taken = {*(path.stem for path in CONF.glob("policy/*.yaml")), *self.names}
+        used = {path.stem for path in CONF.glob("policy/*.yaml")}
+        used.update(self.names)
         stem = re.sub(r"\W", "_", cls.name)
-        names = itertools.chain([stem], (f"{stem}_{number}" for number in itertools.count(2)))
-        name = next(name for name in names if name not in taken)
+        name = stem
+        number = 1
+        while name in used:
+            number += 1
+            name = f"{stem}_{number}"
         self._folder.mkdir(exist_ok=True)
         (self._folder / f"{name}.yaml").write_text(text)
         self.names.append(name)
@@ -184,11 +194,15 @@ def _parameters(policy: Policy | type[Policy]) -> dict[str, Any]:
     """Return the fields of an object; of a class those with defaults, and its token budget."""
     if not is_dataclass(policy):
         return {}
-    names = [one for one in fields(policy) if one.init]
+    stated = [field for field in fields(policy) if field.init]
     if not isinstance(policy, type):
-        return {one.name: getattr(policy, one.name) for one in names}
-    defaults = {one.name: one.default for one in names if one.default is not MISSING}
-    for one in names:
-        if one.default_factory is not MISSING:
-            defaults[one.name] = one.default_factory()
-    return {**defaults, **({policy.budget_field: "${chunk}"} if policy.budget_field else {})}
+        return {field.name: getattr(policy, field.name) for field in stated}
+    parameters: dict[str, Any] = {}
+    for field in stated:
+        if field.default is not MISSING:
+            parameters[field.name] = field.default
+        elif field.default_factory is not MISSING:
+            parameters[field.name] = field.default_factory()
+    if policy.budget_field is not None:
+        parameters[policy.budget_field] = "${chunk}"
+    return parameters

@@ -40,23 +40,31 @@ def check_fields(settings: Any, prefix: str = "") -> None:
     Messages name a field by its `name`, else by `prefix` and its name. What is no
     dataclass, or has other fields, is not looked at.
     """
-    for one in fields(settings) if is_dataclass(settings) else ():
-        value = getattr(settings, one.name)
-        if "check" in one.metadata and not (value is None and one.metadata["optional"]):
-            one.metadata["check"](one.metadata["name"] or prefix + one.name, value)
+    if not is_dataclass(settings):
+        return
+    for setting in fields(settings):
+        rules = setting.metadata
+        value = getattr(settings, setting.name)
+        if "check" not in rules or (value is None and rules["optional"]):
+            continue
+        name = rules["name"] or f"{prefix}{setting.name}"
+        rules["check"](name, value)
 
 
-def refuse_unread(settings: Any, names: Iterable[str], why: str, prefix: str = "") -> None:
+def refuse_unread(settings: Any, names: Iterable[str], reason: str, prefix: str = "") -> None:
     """Raise UserError for the first of the fields `names` that is not at its default, as nothing
-    reads it; `why` ends the sentence.
+    reads it; `reason` ends the sentence.
     """
     for name in names:
-        if (value := getattr(settings, name)) != getattr(type(settings), name, None):
-            raise errors.UserError(f"{prefix}{name}={value} has no effect{why}")
+        value = getattr(settings, name)
+        default = getattr(type(settings), name, None)
+        if value != default:
+            raise errors.UserError(f"{prefix}{name}={value} has no effect{reason}")
 
 
-def require_order(settings: Any, low: str, high: str, why: str, prefix: str = "") -> None:
-    """Raise UserError if the field `low` exceeds the field `high`; `why` ends the sentence."""
-    value, limit = getattr(settings, low), getattr(settings, high)
+def require_order(settings: Any, low: str, high: str, reason: str, prefix: str = "") -> None:
+    """Raise UserError if the field `low` exceeds the field `high`; `reason` ends the sentence."""
+    value = getattr(settings, low)
+    limit = getattr(settings, high)
     if value is not None and value > limit:
-        raise errors.UserError(f"{prefix}{low}={value} exceeds {prefix}{high}={limit}{why}")
+        raise errors.UserError(f"{prefix}{low}={value} exceeds {prefix}{high}={limit}{reason}")

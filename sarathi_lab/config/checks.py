@@ -30,24 +30,27 @@ def check_jobs(
     one that fails; with `skips` if all do. A dry run passes jobs for another machine, which has a
     package that this one lacks.
     """
-    passed, notes = list[Job](), dict[str, None]()
-    known = _errors_elsewhere(jobs)
+    passed: list[Job] = []
+    notes: dict[str, None] = {}
+    elsewhere = _errors_elsewhere(jobs)
     with progress_of("checking", len(jobs), "runs") as advance:
-        for place, job in enumerate(jobs):
-            prepared = known[place] if place in known else _checked(job.cfg)
+        for number, job in enumerate(jobs):
+            prepared = elsewhere[number] if number in elsewhere else _checked(job.cfg)
             advance(1)
             if is_dry_run and isinstance(prepared, MissingPackage):
                 notes[f"{NOT_CHECKED}{prepared}"] = None
                 passed.append(job)
-            elif not isinstance(prepared, UserError):
+                continue
+            if not isinstance(prepared, UserError):
                 job.prepared = prepared if keeps else None
                 passed.append(job)
-            elif not (name := job.named(swept)):
+                continue
+            name = job.named(swept)
+            if not name:
                 raise prepared
-            elif not skips:
+            if not skips:
                 raise UserError(f"{name}: {prepared}; skip_invalid=true leaves such runs out")
-            else:
-                notes[f"left out: {name}: {prepared}"] = None
+            notes[f"left out: {name}: {prepared}"] = None
     if not passed:
         raise UserError(f"no run of this sweep passes its check; {next(iter(notes))}")
     return passed, list(notes)
@@ -55,9 +58,12 @@ def check_jobs(
 
 def _errors_elsewhere(jobs: Sequence[Job]) -> dict[int, UserError | None]:
     """Check jobs under a `limit` in a fresh process, which takes the memory of a GPU that it looked
-    at with it, so that the runs have it all; return their errors by the jobs' places.
+    at with it, so that the runs have it all; return their errors by the jobs' numbers.
     """
-    cfgs = {place: job.cfg for place, job in enumerate(jobs) if job.cfg.limit is not None}
+    cfgs: dict[int, DictConfig] = {}
+    for number, job in enumerate(jobs):
+        if job.cfg.limit is not None:
+            cfgs[number] = job.cfg
     if not cfgs:
         return {}
     errors = processes.run_with_timeout(_errors, [*cfgs.values()], limit=CHECK_SECONDS)
@@ -65,7 +71,11 @@ def _errors_elsewhere(jobs: Sequence[Job]) -> dict[int, UserError | None]:
 
 
 def _errors(cfgs: Sequence[DictConfig]) -> list[UserError | None]:
-    return [found if isinstance(found := _checked(cfg), UserError) else None for cfg in cfgs]
+    errors: list[UserError | None] = []
+    for cfg in cfgs:
+        prepared = _checked(cfg)
+        errors.append(prepared if isinstance(prepared, UserError) else None)
+    return errors
 
 
 def _checked(cfg: DictConfig) -> Any:

@@ -198,8 +198,8 @@ def folders_of(settings: Sequence[str]) -> list[Path]:
     folders = [Path(source) for source in sources if "://" not in source]
     for folder in folders:
         if not folder.is_dir():
-            fix = "name one such as file:///home/me/conf"
-            raise UserError(f"hydra.searchpath={folder} is not a folder; {fix}")
+            remedy = "name one such as file:///home/me/conf"
+            raise UserError(f"hydra.searchpath={folder} is not a folder; {remedy}")
     return folders
 
 

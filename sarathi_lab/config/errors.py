@@ -85,7 +85,8 @@ def require_text(name: str, value: object, fix: str) -> None:
 
 def require_one_of(name: str, value: object, valid: Iterable[str]) -> None:
     """Raise `UserError` unless `value` is one of `valid`."""
-    if value not in (options := tuple(valid)):
+    options = tuple(valid)
+    if value not in options:
         close = suggestion(str(value), options)
         raise UserError(f"{name}={value} is unknown{close}; use one of {', '.join(options)}")
 
@@ -101,14 +102,18 @@ def unknown_name(key: str, valid: Sequence[str], what: str) -> UserError:
     """For a key that is not `what`."""
     if key in SUCCESSORS:
         return UserError(f"{key} is not {what}: {SUCCESSORS[key]}")
-    fix = f"use one of {', '.join(sorted(valid))}" if valid else "it has none; drop it"
-    return UserError(f"{key} is not {what}{suggestion(key, valid)}; {fix}")
+    remedy = "it has none; drop it"
+    if valid:
+        remedy = f"use one of {', '.join(sorted(valid))}"
+    return UserError(f"{key} is not {what}{suggestion(key, valid)}; {remedy}")
 
 
-def suggestion(word: str, words: Sequence[str]) -> str:
-    """Which of `words` may be meant; empty where none is like `word`."""
-    close = difflib.get_close_matches(word, words, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+def suggestion(name: str, names: Sequence[str]) -> str:
+    """Return which of `names` may be meant; empty where none is like `name`."""
+    close = difflib.get_close_matches(name, names, n=1)
+    if not close:
+        return ""
+    return f" (did you mean {close[0]}?)"
 
 
 def require_list(
@@ -138,17 +143,17 @@ def as_user_error(error: BaseException) -> UserError | None:
         return error
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
-        is_ours = package in ("", "sarathi_lab")
-        missing = f"the package {package} is not installed; run make setup"
-        return None if is_ours else UserError(missing)
+        if package in ("", "sarathi_lab"):
+            return None
+        return UserError(f"the package {package} is not installed; run make setup")
     if not isinstance(error, OSError) or error.errno not in (ENOSPC, EDQUOT, EFBIG):
         return None
-    where = error.filename or "a file"
-    return UserError(f"{where} can't be written ({os.strerror(error.errno)}); make room for it")
+    file = error.filename or "a file"
+    return UserError(f"{file} can't be written ({os.strerror(error.errno)}); make room for it")
 
 
-def exit_code(command: Callable[[], int], kept: str) -> int:
-    """Return what `command` does; 2 for a user's mistake; 130 for Ctrl-C, naming what is `kept`."""
+def exit_code(command: Callable[[], int], remains: str) -> int:
+    """Return what `command` does; 2 for a user's mistake; 130 for Ctrl-C, naming what `remains`."""
     try:
         code = command()
         sys.stdout.flush()
@@ -159,14 +164,16 @@ def exit_code(command: Callable[[], int], kept: str) -> int:
     except (UserError, OSError, ModuleNotFoundError) as error:
         return report(error)
     except KeyboardInterrupt as interrupt:  # which may carry the command that continues
-        print("; ".join([f"interrupted: {kept}", *map(str, interrupt.args)]), file=sys.stderr)
+        sentences = [f"interrupted: {remains}", *map(str, interrupt.args)]
+        print("; ".join(sentences), file=sys.stderr)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one ends it, without a traceback
         return EXIT_INTERRUPTED
 
 
 def report(error: Exception) -> int:
     """Print what the user can mend of an error, and return the exit code; raise any other."""
-    if (reason := as_user_error(error)) is None:
+    reason = as_user_error(error)
+    if reason is None:
         raise error
     print(f"error: {CREDENTIALS.sub('//***@', str(reason))}", file=sys.stderr)
     return reason.exit_code

@@ -51,16 +51,20 @@ def _batches(num_measured: int, num_simulated: int, *, _root_: DictConfig) -> in
     simulated device, it is a minute of arrivals, so that a queue that grows has the time to show,
     and four turns of each user. The batch does not count then: it is no load.
     """
-    numbers = [OmegaConf.select(_root_, name) for name in ENGINES]
-    num_engines = math.prod(number for number in numbers if isinstance(number, int))
+    num_engines = 1
+    for name in ENGINES:
+        number = OmegaConf.select(_root_, name)
+        if isinstance(number, int):
+            num_engines *= number
     batch = _root_.batch if isinstance(_root_.batch, int) else PAPER_BATCH
-    is_simulated = not is_measured(_root_)
+    takes_time = is_measured(_root_)
+    num_batches = num_measured if takes_time else num_simulated
     if not _arrive_over_time(_root_):
-        return (num_simulated if is_simulated else num_measured) * num_engines * batch
-    users = OmegaConf.select(_root_, "workload.users")
-    num_turns = TURNS * users if isinstance(users, int) else 0  # users are those of all engines
-    if not is_simulated:  # a measured run takes the minutes of the machine at hand
-        return max(num_measured * num_engines * batch, num_turns)
+        return num_batches * num_engines * batch
+    users = OmegaConf.select(_root_, "workload.users")  # of all engines
+    num_turns = TURNS * users if isinstance(users, int) else 0
+    if takes_time:  # the minutes of the machine at hand
+        return max(num_batches * num_engines * batch, num_turns)
     return max(FEWEST_ARRIVALS * num_engines, num_turns, _minute_of_arrivals(_root_))
 
 
@@ -76,8 +80,9 @@ def _drawn(number: int, *, _root_: DictConfig) -> int:
 def _minute_of_arrivals(cfg: DictConfig) -> int:
     """Return the requests of a minute, and no more than a minute's simulation serves."""
     rate = OmegaConf.select(cfg, "workload.rate")
-    num_arrivals = math.ceil(MINUTE * rate) if isinstance(rate, int | float) else 0
-    return min(num_arrivals, MOST_ARRIVALS)
+    if not isinstance(rate, int | float):
+        return 0
+    return min(math.ceil(MINUTE * rate), MOST_ARRIVALS)
 
 
 def _arrive_over_time(cfg: DictConfig) -> bool:
@@ -176,8 +181,8 @@ def imported(dotted: str, setting: str, kind: str) -> Callable[..., object]:
     else:
         if callable(target):
             return target
-    fix = f"name {kind}, with the module in the current folder or installed"
-    raise UserError(f"{setting} can't be imported ({reason}); {fix}")
+    remedy = f"name {kind}, with the module in the current folder or installed"
+    raise UserError(f"{setting} can't be imported ({reason}); {remedy}")
 
 
 @cache
@@ -194,30 +199,39 @@ def parameters_of(target: Callable[..., object]) -> list[str] | None:
 def parameter_names(node: DictConfig, group: str) -> list[str]:
     """A group's parameters as a user types them: the short name where it is an interpolation."""
     raw: Any = OmegaConf.to_container(node, resolve=False)
-    return [
-        short[1] if (short := re.fullmatch(r"\$\{(\w+)\}", str(value))) else f"{group}.{key}"
-        for key, value in raw.items()
-        if key != "_target_"
-    ]
+    names: list[str] = []
+    for parameter, value in raw.items():
+        short_name = re.fullmatch(r"\$\{(\w+)\}", str(value))
+        if short_name is not None:
+            names.append(short_name[1])
+        elif parameter != "_target_":
+            names.append(f"{group}.{parameter}")
+    return names
 
 
 def fit_targets(cfg: DictConfig, settings: Sequence[str]) -> None:
     """Drop what the option's file lists for a class that `GROUP._target_=...` has exchanged, where
     the new one does not take it. Raises UserError for other keys that a class does not take.
     """
-    named = set(map(name_of, settings))
-    nodes = [str(key) for key in cfg if OmegaConf.is_dict(cfg[key]) and "_target_" in cfg[key]]
-    for group in nodes:
+    typed = set(map(name_of, settings))
+    for group in map(str, cfg):
+        node = cfg[group]
+        if not OmegaConf.is_dict(node) or "_target_" not in node:
+            continue
         # Only hardware is made by functions: of the others, attributes of the class are read.
         target = target_of(cfg, group) if group == "hardware" else class_of(cfg, group)
-        if (valid := parameters_of(target)) is None:
+        valid = parameters_of(target)
+        if valid is None:
             continue
-        for key in [one for one in cfg[group] if one not in valid and not one.startswith("_")]:
-            name = f"{group}.{key}"
-            if f"{group}._target_" not in named or name in named:
-                raise unknown_name(name, [f"{group}.{one}" for one in valid], "a parameter")
-            with open_dict(cfg[group]):
-                del cfg[group][key]
+        for parameter in set(node).difference(valid):
+            if parameter.startswith("_"):
+                continue
+            name = f"{group}.{parameter}"
+            if f"{group}._target_" not in typed or name in typed:
+                parameters = [f"{group}.{parameter}" for parameter in valid]
+                raise unknown_name(name, parameters, "a parameter")
+            with open_dict(node):
+                del node[parameter]
 
 
 @cache
@@ -264,14 +278,14 @@ def check_values(cfg: DictConfig) -> None:
         raise UserError(f"baselines={cfg.baselines} is not a list; {remedy}")
 
 
-def _check_keys(node: Any, known: Collection[str], prefix: str) -> None:
-    names = [f"{prefix}{name}" for name in known if name not in ("_target_", "hydra")]
+def _check_keys(node: Any, valid: Collection[str], prefix: str) -> None:
+    names = [f"{prefix}{name}" for name in valid if name not in ("_target_", "hydra")]
     if not OmegaConf.is_dict(node):
         raise UserError(f"{prefix[:-1]}={node} is no setting itself; use {', '.join(names)}")
     for name in map(str, node):
-        if name not in known:
+        if name not in valid:
             raise unknown_name(f"{prefix}{name}", names, "a setting")
-    for name in known:
+    for name in valid:
         if name not in node and name != "hydra":
             raise UserError(f"{prefix}{name} is missing; put it back (~{prefix}{name} removed it)")
 
@@ -281,10 +295,19 @@ def option_files(group: str, folders: Sequence[Path] | None = None) -> dict[str,
     running job's `--config-dir` or `hydra.searchpath` adds), which do not replace them.
     """
     if folders is None:
-        sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
-        folders = [Path(source.path) for source in sources if source.schema == "file"]
-    found = [folder.glob(f"{group}/*.yaml") for folder in (*reversed(folders), CONF)]
-    return dict(sorted((path.stem, path) for paths in found for path in paths))
+        folders = _added_folders()
+    options: dict[str, Path] = {}
+    for folder in (*reversed(folders), CONF):  # those of conf/ last, as they count
+        for path in folder.glob(f"{group}/*.yaml"):
+            options[path.stem] = path
+    return dict(sorted(options.items()))
+
+
+def _added_folders() -> list[Path]:
+    if not HydraConfig.initialized():
+        return []
+    sources = HydraConfig.get().runtime.config_sources
+    return [Path(source.path) for source in sources if source.schema == "file"]
 
 
 def make_loader() -> ConfigLoader:

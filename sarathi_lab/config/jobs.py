@@ -225,10 +225,12 @@ def _has_single_values(setting: Override, settings: Sequence[Override]) -> bool:
     if not is_changed or is_choice(name) or _has_nodes(setting):
         return False
     # A node that is stated whole is merged with its settings in the order of the command line.
-    for stated_name in {other.key_or_group for other in settings} - {*CHOICES}:
-        if stated_name.startswith(f"{name}.") or name.startswith(f"{stated_name}."):
-            return False
-    return True
+    nodes = {stated.key_or_group for stated in settings}.difference(CHOICES)
+    return not any(_is_within(name, node) or _is_within(node, name) for node in nodes)
+
+
+def _is_within(name: str, node: str) -> bool:
+    return name.startswith(f"{node}.")
 
 
 def _has_nodes(setting: Override) -> bool:

@@ -78,24 +78,34 @@ class RunContext:
 def current_run(prepared: Any = None) -> RunContext:
     """The context of the job that Hydra runs now."""
     hydra = HydraConfig.get()
-    settings, choices = list(hydra.overrides.task), hydra.runtime.choices
-    run_dir = root = Path(hydra.runtime.output_dir)
-    is_sweep, swept, host = hydra.mode == RunMode.MULTIRUN, list[str](), platform.node()
+    settings = list(hydra.overrides.task)
+    choices = hydra.runtime.choices
+    is_sweep = hydra.mode == RunMode.MULTIRUN
+    run_dir = Path(hydra.runtime.output_dir)
+    root = Path(hydra.sweep.dir) if is_sweep else run_dir
+    record = SweepRecord.find(root) if is_sweep else None
+    swept: list[str] = []
+    host = platform.node()
     command = as_command([*settings, *hydra.overrides.hydra])
-    if is_sweep and (record := SweepRecord.find(root := Path(hydra.sweep.dir))):
-        swept, host, command = list(record.swept), record.host, record.command
+    if record is not None:
+        swept = list(record.swept)
+        host = record.host
+        command = record.command
+    varied = [setting for setting in settings if name_of(setting) in swept]
+    stated = [setting for setting in settings if _decides_work(name_of(setting))]
+    policy = str(choices["policy"])
     has_class = "policy._target_" in map(name_of, settings)
     return RunContext(
         run_dir=run_dir,
         baselines_dir=root / "baselines",
-        name=run_name(str(choices["policy"]), settings, swept if is_sweep else None),
+        name=run_name(policy, settings, swept if is_sweep else None),
         group=group_of(root, choices, swept, host),
         swept=swept,
-        varied=_values([one for one in settings if name_of(one) in swept]),
-        stated=_values([one for one in settings if _decides_work(name_of(one))]),
+        varied=_values(varied),
+        stated=_values(stated),
         experiment=choices.get("experiment"),
         task=str(choices["task"]),
-        policy=None if has_class else str(choices["policy"]),
+        policy=None if has_class else policy,
         prepared=prepared,
         command=command,
         settings=settings,
@@ -105,30 +115,40 @@ def current_run(prepared: Any = None) -> RunContext:
 
 def group_of(root: Path, choices: Mapping[str, Any], swept: Sequence[str], host: str) -> str:
     """What is swept, where and when (its folder is `root`): the name that its runs share."""
-    what = " x ".join(name for name in swept if name != "repetition") or "single run"
+    names = [name for name in swept if name != "repetition"]
+    runs = " x ".join(names) if names else "single run"
     if choices.get("experiment"):
-        what = f"{choices['experiment']}: {what}"
-    where = f"simulated {choices['hardware']}" if choices["executor"] == "simulated" else host
+        runs = f"{choices['experiment']}: {runs}"
+    device = host
     if "executor" in swept or "hardware" in swept:
-        where = "several devices"
-    return f"{what} on {where}, {'/'.join(root.absolute().parts[-2:])}"[:MOST_CHARACTERS]
+        device = "several devices"
+    elif choices["executor"] == "simulated":
+        device = f"simulated {choices['hardware']}"
+    folder = "/".join(root.absolute().parts[-2:])
+    return f"{runs} on {device}, {folder}"[:MOST_CHARACTERS]
 
 
 def run_name(policy: str, settings: Sequence[str], swept: Sequence[str] | None) -> str:
     """The policy and what its sweep varies, or what of a single run's settings changes its work."""
-    parts = []
+    rule = policy
+    named: list[str] = []
     for setting in settings:
         name = name_of(setting)
         if name == "policy._target_":
-            policy = setting.rpartition(".")[2]
-        elif name != "policy":
-            is_named = name.partition(".")[0] not in UNNAMED if swept is None else name in swept
-            parts += [setting] if is_named else []
-    return " ".join([policy, *parts])
+            rule = setting.rpartition(".")[2]
+        elif name == "policy":
+            continue  # it is the rule
+        elif swept is None:
+            if name.partition(".")[0] not in UNNAMED:
+                named.append(setting)
+        elif name in swept:
+            named.append(setting)
+    return " ".join([rule, *named])
 
 
 def _decides_work(name: str) -> bool:
-    return re.split(r"[./]", name.lstrip("+~"))[0] not in (*NOT_OF_WORK, "hydra")
+    group = re.split(r"[./]", name.lstrip("+~"))[0]
+    return group not in (*NOT_OF_WORK, "hydra")
 
 
 def _values(settings: Sequence[str]) -> dict[str, object]:
@@ -136,8 +156,9 @@ def _values(settings: Sequence[str]) -> dict[str, object]:
     values: dict[str, object] = {}
     for override in OverridesParser.create().parse_overrides(list(settings)):
         value = override.value()
-        is_scalar = isinstance(value, bool | int | float | str)
-        values[override.key_or_group] = value if is_scalar else override.get_value_element_as_str()
+        if not isinstance(value, bool | int | float | str):
+            value = override.get_value_element_as_str()
+        values[override.key_or_group] = value
     return values
 
 
@@ -164,10 +185,13 @@ class SweepRecord:
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Read the record that `resume=folder` names. Raises UserError without one."""
-        if record := cls.find(folder.absolute()):
-            return record
-        fix = "name one such as outputs/DATE/TIME, or use resume=true"
-        raise UserError(f"resume={folder} is not the folder of a sweep with a {RECORD}; {fix}")
+        record = cls.find(folder.absolute())
+        if record is None:
+            raise UserError(
+                f"resume={folder} is not the folder of a sweep with a {RECORD}; name one such as "
+                "outputs/DATE/TIME, or use resume=true"
+            )
+        return record
 
     def write(self) -> None:
         """Write it into the folder."""
@@ -207,41 +231,62 @@ class SweepRecord:
 
     def clear_unfinished(self) -> None:
         """Remove the folders of jobs and baselines without an end."""
-        jobs = [self.job_dir(number) for number in self.begun() if not self.is_finished(number)]
-        baselines = (self.folder / "baselines").glob("*")
-        for path in (*jobs, *(one for one in baselines if not (one / "run.json").is_file())):
-            shutil.rmtree(path, ignore_errors=True)
+        for number in self.begun():
+            if not self.is_finished(number):
+                shutil.rmtree(self.job_dir(number), ignore_errors=True)
+        for baseline in (self.folder / "baselines").glob("*"):
+            if not (baseline / "run.json").is_file():
+                shutil.rmtree(baseline, ignore_errors=True)
 
     def check_unused(self) -> None:
         """Refuse a folder for a new sweep in which its results would be mixed with others'."""
         if next(self.folder.rglob("run.json"), None) or (self.folder / RECORD).exists():
-            fix = f"name another folder, or resume={self.folder} to continue their sweep"
-            raise UserError(f"hydra.sweep.dir={self.folder} has results of other runs; {fix}")
+            raise UserError(
+                f"hydra.sweep.dir={self.folder} has results of other runs; name another folder, or "
+                f"resume={self.folder} to continue their sweep"
+            )
 
     def resumed(self, resume: str, output: str) -> Self:
         """Find the sweep of the same jobs that `resume` names (a folder, or "true": the latest
         unfinished one below `output`). Raises UserError if there is none, or it is complete.
         """
-        if resume.lower() == "true":
-            paths = {one.absolute() for one in [*Path(output).rglob(RECORD), self.folder / RECORD]}
-            records = [record for path in paths if (record := self.find(path.parent))]
-            records.sort(key=lambda record: record.started_at)
-        else:
-            records = [self.read(Path(resume))]
+        names_folder = resume.lower() != "true"
+        records = [self.read(Path(resume))] if names_folder else self._recorded_below(Path(output))
         same = [record for record in records if record.fingerprint == self.fingerprint]
-        if unfinished := [record for record in same if not record.is_complete()]:
+        unfinished = [record for record in same if not record.is_complete()]
+        if unfinished:
             return unfinished[-1]
-        if resume.lower() != "true" and not same:
-            fix = f"repeat its command, {records[0].command}, or start a new sweep"
-            raise UserError(f"resume={resume} has another configuration; {fix}")
-        reason = f" below {output}" if not same else f": {same[-1].folder} is complete"
-        words = f"finds no unfinished sweep of this command{reason}; drop it to start one"
-        raise UserError(f"resume={'true' if resume == 'True' else resume} {words}")
+        if names_folder and not same:
+            raise UserError(
+                f"resume={resume} has another configuration; repeat its command, "
+                f"{records[0].command}, or start a new sweep"
+            )
+        reason = f" below {output}"
+        if same:
+            reason = f": {same[-1].folder} is complete"
+        stated = resume if names_folder else "true"
+        raise UserError(
+            f"resume={stated} finds no unfinished sweep of this command{reason}; drop it to start "
+            "one"
+        )
+
+    def _recorded_below(self, output: Path) -> list[Self]:
+        """Return the records of sweeps below `output` and in this one's folder, oldest first."""
+        paths = {path.absolute() for path in output.rglob(RECORD)}
+        paths.add((self.folder / RECORD).absolute())
+        records: list[Self] = []
+        for path in paths:
+            record = self.find(path.parent)
+            if record is not None:
+                records.append(record)
+        records.sort(key=lambda record: record.started_at)
+        return records
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Keep others from continuing the sweep meanwhile. UserError if it or a job of it runs."""
-        if (alone := lock(self.folder / LOCK)) is None:
+        alone = lock(self.folder / LOCK)
+        if alone is None:
             raise UserError(f"resume={self.folder} is still running; wait for it and its jobs")
         alone.close()
         with lock(self.folder / LOCK, shared=True) or ExitStack():
@@ -262,21 +307,25 @@ class JobStatus(Callback):
         self, config: DictConfig, *, task_function: TaskFunction, **kwargs: Any
     ) -> None:
         hydra = config.hydra
-        self._start, self._stack = time.monotonic(), ExitStack()
+        self._start = time.monotonic()
+        self._stack = ExitStack()
         if hydra.mode != RunMode.MULTIRUN or hydra.runtime.choices["hydra/launcher"] == "basic":
             return
         # A job may outlive the command that started it.
         alive = lock(Path(hydra.sweep.dir) / LOCK, shared=True) or ExitStack()
         output = (Path(hydra.runtime.output_dir) / OUTPUT).open("w", buffering=1)
-        for one in (alive, output, redirect_stdout(output), redirect_stderr(output)):
-            self._stack.enter_context(one)
+        for context in (alive, output, redirect_stdout(output), redirect_stderr(output)):
+            self._stack.enter_context(context)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        folder, error = Path(config.hydra.runtime.output_dir), error_of(job_return)
+        folder = Path(config.hydra.runtime.output_dir)
+        error = error_of(job_return)
         with self._stack:
-            if config.hydra.mode == RunMode.MULTIRUN and error is not None:
+            if config.hydra.mode != RunMode.MULTIRUN:
+                return
+            if error is not None:
                 _record_failure(folder, error)
-            elif config.hydra.mode == RunMode.MULTIRUN:
+            else:
                 write_json(folder / FINISHED, {"seconds": time.monotonic() - self._start})
 
 
@@ -292,13 +341,15 @@ def error_of(job: JobReturn) -> Exception | None:
 
 def _record_failure(folder: Path, error: Exception) -> None:
     """Print why a job came to no end, and write it unless the run itself wrote more."""
-    if reason := as_user_error(error):
+    reason = as_user_error(error)
+    if reason is not None:
         console().print(f"  stopped: {reason}", soft_wrap=True)
-        why = {"error": str(reason)}
+        failure = {"error": str(reason)}
     else:
         lines = "".join(traceback.format_exception(error))
         print(lines, file=sys.stderr)
-        why = {"error": f"{type(error).__name__}: {error}".splitlines()[0], "traceback": lines}
+        first_line = f"{type(error).__name__}: {error}".splitlines()[0]
+        failure = {"error": first_line, "traceback": lines}
     with suppress(OSError):  # of a full disk: the job has then not ended
         if not (folder / FAILED).is_file():
-            write_json(folder / FAILED, why)
+            write_json(folder / FAILED, failure)

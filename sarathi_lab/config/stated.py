@@ -68,14 +68,17 @@ def _follow_objective(cfg: DictConfig, stated: Mapping[str, str]) -> None:
     """Let a stated bound between tokens replace the option's of the other kind, and name the
     objective by what is stated: "tbt=0.05", "strict,tbt=0.05".
     """
-    typed = {
-        name.removeprefix("slo."): value for name, value in stated.items() if name[:4] == "slo."
-    }
+    typed: dict[str, str] = {}
+    for name, value in stated.items():
+        if name.startswith("slo."):
+            typed[name.removeprefix("slo.")] = value
     if not typed or "_target_" in typed:
         return
-    for bound, other in (("tbt", "tbt_factor"), ("tbt_factor", "tbt")):
-        if typed.get(bound, "null") != "null" and other not in typed:
-            OmegaConf.update(cfg.slo, other, None)
+    for bound, replaced in (("tbt", "tbt_factor"), ("tbt_factor", "tbt")):
+        if typed.get(bound, "null") != "null" and replaced not in typed:
+            OmegaConf.update(cfg.slo, replaced, None)
     if "name" not in typed:
-        base = [] if cfg.slo.name == NO_OBJECTIVE else [cfg.slo.name]
-        cfg.slo.name = ",".join([*base, *(f"{name}={value}" for name, value in typed.items())])
+        names = [f"{name}={value}" for name, value in typed.items()]
+        if cfg.slo.name != NO_OBJECTIVE:
+            names.insert(0, cfg.slo.name)
+        cfg.slo.name = ",".join(names)

@@ -19,7 +19,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import run_job
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from sarathi_lab.config import command_line, instantiate, run_context
 from sarathi_lab.config.checks import check_jobs
@@ -56,7 +56,8 @@ class LabSweeper(Sweeper):
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
-        self.hydra_context, self.config = hydra_context, config
+        self.hydra_context = hydra_context
+        self.config = config
         # Where options of added folders are found; it makes Hydra's node read-only.
         HydraConfig.instance().set_config(config.copy())
         self._task_function: Callable[..., Any] = task_function
@@ -72,13 +73,18 @@ class LabSweeper(Sweeper):
 
     def compose(self, arguments: Sequence[str]) -> None:
         """Compose all jobs, and find their folder. Raises UserError for what nothing reads."""
-        hydra, loader = self.config.hydra, self.hydra_context.config_loader
+        hydra = self.config.hydra
         typed: list[str] = list(hydra.overrides.hydra)
-        named = {*map(name_of, arguments)}  # a class replaces all options that an experiment sweeps
-        params = [one for one in self._params if f"{name_of(one)}._target_" not in named]
-        parsed = OverridesParser.create(loader).parse_overrides([*params, *arguments])
-        self.settings = [one for one in parsed if one.key_or_group != "resume"]
-        self.swept = [one.key_or_group for one in self.settings if one.is_sweep_override()]
+        names = {*map(name_of, arguments)}  # a class replaces all options that an experiment sweeps
+        params: list[str] = []
+        for setting in self._params:
+            if f"{name_of(setting)}._target_" not in names:
+                params.append(setting)
+        parser = OverridesParser.create(self.hydra_context.config_loader)
+        parsed = parser.parse_overrides([*params, *arguments])
+        self.settings = [setting for setting in parsed if setting.key_or_group != "resume"]
+        swept = [setting for setting in self.settings if setting.is_sweep_override()]
+        self.swept = [setting.key_or_group for setting in swept]
         self.is_sweep = MULTIRUN in typed or bool(self._params)
         self._check_settings([*typed, *arguments])
         self._composer = Composer(self._compose, self.settings)
@@ -86,10 +92,16 @@ class LabSweeper(Sweeper):
         first_jobs = {id(job.composition): job for job in reversed(self.jobs)}
         for job in reversed(first_jobs.values()):
             job.composition.refuse_unread(job.settings)
-        kept = (one for one in [*typed, *arguments] if name_of(one) not in NOT_RECORDED)
+        recorded: list[str] = []
+        for setting in [*typed, *arguments]:
+            if setting == MULTIRUN:
+                recorded.append("-m")
+            elif name_of(setting) not in NOT_RECORDED:
+                recorded.append(setting)
+        folder = hydra.sweep.dir if self.is_sweep else hydra.run.dir
         self.record = run_context.SweepRecord(
-            folder=Path(str(hydra.sweep.dir if self.is_sweep else hydra.run.dir)).absolute(),
-            arguments=["-m" if one == MULTIRUN else one for one in kept],
+            folder=Path(str(folder)).absolute(),
+            arguments=recorded,
             fingerprint=run_context.fingerprint([job.config for job in self.jobs]),
             num_jobs=len(self.jobs),
             started_at=datetime.now(UTC).isoformat(),
@@ -109,17 +121,19 @@ class LabSweeper(Sweeper):
         require_bool("skip_invalid", self.config.skip_invalid)
         if self.is_sweep and hydra.launcher.get("n_jobs") == 0:
             raise UserError("hydra.launcher.n_jobs=0 runs nothing; use a number such as 2, or -1")
-        for one in settings:
-            if not self.is_sweep and re.match(OF_SWEEPS, one):
-                raise UserError(f"{one} has no effect on one run; add -m for a sweep, or drop it")
-            if self.is_sweep and one.startswith("hydra.sweep.subdir="):
-                raise UserError(f"{one} has no effect: runs are numbered; drop it")
+        for typed in settings:
+            if not self.is_sweep and re.match(OF_SWEEPS, typed):
+                raise UserError(f"{typed} has no effect on one run; add -m for a sweep, or drop it")
+            if self.is_sweep and typed.startswith("hydra.sweep.subdir="):
+                raise UserError(f"{typed} has no effect: runs are numbered; drop it")
         for setting in self.settings:
-            line, name = str(setting.input_line), setting.key_or_group
-            if name in self.swept and not self.is_sweep:
+            line = str(setting.input_line)
+            name = setting.key_or_group
+            if name not in self.swept:
+                continue
+            if not self.is_sweep:
                 raise command_line.several_values(line)
-            is_whole = name.startswith(("repeat", "plot.", "skip_invalid")) and name != ROUND
-            if name in self.swept and is_whole:
+            if name.startswith(("repeat", "plot.", "skip_invalid")) and name != ROUND:
                 raise UserError(f"{line} is of the whole sweep; write one value, or [a,b] for both")
 
     def make_jobs(self) -> list[Job]:
@@ -155,7 +169,11 @@ class LabSweeper(Sweeper):
         Each value is tried in the first job that has it.
         """
         swept = {*self.swept}
+        check = partial(
+            check_jobs, swept=swept, skips=False, keeps=False, is_dry_run=self._is_dry_run
+        )
         tried = set[str]()
+        jobs: list[Job] = []
         for settings in combinations:
             if tried.issuperset(settings):
                 continue
@@ -166,7 +184,11 @@ class LabSweeper(Sweeper):
                 if swept.isdisjoint(CHOICES):
                     raise
                 continue  # it may have settings that only other jobs read, and be made without
-            check_jobs([job], swept, skips=False, keeps=False, is_dry_run=self._is_dry_run)
+            if not jobs:
+                check([job])  # before others are composed, as most mistakes are of all jobs
+            jobs.append(job)
+        if len(jobs) > 1:
+            check(jobs[1:])
 
     def compose_job(self, settings: Sequence[str]) -> Job:
         """Compose the job of these settings. Raises UserError."""
@@ -254,9 +276,11 @@ class LabSweeper(Sweeper):
 
     def _run_single(self) -> None:
         try:
-            if (error := self._run_job(self.jobs[0])) is not None:
-                # A new one for a mistake, as the traceback holds memory.
-                raise UserError(str(error)) if isinstance(error, UserError) else error
+            error = self._run_job(self.jobs[0])
+            if isinstance(error, UserError):
+                raise UserError(str(error))  # a new one, as the traceback holds memory
+            if error is not None:
+                raise error
         finally:
             if (self.record.folder / "run.json").is_file():
                 print_place("results", Path(str(self.config.hydra.run.dir)))
@@ -264,18 +288,23 @@ class LabSweeper(Sweeper):
     def _run_job(self, job: Job, number: int | None = None) -> Exception | None:
         """Run a job in this process, that of a sweep by its number; return what it raised."""
         composed = job.composed()
-        hydra, key = composed.hydra, "run" if number is None else "sweep"
-        with read_write(hydra), open_dict(hydra):
-            hydra[key].dir = str(self.record.folder)
-            hydra.mode = RunMode.RUN if number is None else RunMode.MULTIRUN
-            hydra.job.num = hydra.job.id = number or 0
-        function, job.prepared = partial(self._task_function, prepared=job.prepared), None
-        subdir = None if number is None else "hydra.sweep.subdir"
-        where = (f"hydra.{key}.dir", subdir, self.hydra_context)
-        return run_context.error_of(run_job(function, composed, *where))
+        hydra = composed.hydra
+        mode, folder, subfolder = RunMode.RUN, "hydra.run.dir", None
+        if number is not None:
+            mode, folder, subfolder = RunMode.MULTIRUN, "hydra.sweep.dir", "hydra.sweep.subdir"
+        with read_write(composed), open_dict(composed):
+            OmegaConf.update(composed, folder, str(self.record.folder))
+            hydra.mode = mode
+            hydra.job.num = number or 0
+            hydra.job.id = number or 0
+        function = partial(self._task_function, prepared=job.prepared)
+        job.prepared = None  # what it holds is freed when the job ends
+        done = run_job(function, composed, folder, subfolder, self.hydra_context)
+        return run_context.error_of(done)
 
     def _run_sweep(self, *, reports: bool) -> None:
-        record, is_interrupted = self.record, False
+        record = self.record
+        is_interrupted = False
         try:
             with record.running():
                 self._begin()
@@ -287,13 +316,15 @@ class LabSweeper(Sweeper):
             if reports:
                 task = build(self.jobs[0].cfg.task)
                 task.report_sweep(self.jobs[0], record, is_tracked=not is_interrupted)
-        if (failure := self.failure()) is not None:
+        failure = self.failure()
+        if failure is not None:
             print_place("resume", record.resume_command)
             raise failure
 
     def _begin(self) -> None:
         """Leave the sweep's record, or clear what the earlier command left undone."""
-        hydra, record = self.config.hydra, self.record
+        hydra = self.config.hydra
+        record = self.record
         folder = str(record.folder)
         with open_dict(hydra):  # other processes compose their jobs by it
             hydra.overrides.hydra.append(f"hydra.sweep.dir={command_line.quoted(folder)}")
@@ -306,10 +337,13 @@ class LabSweeper(Sweeper):
             print_place("resume", f"{folder} ({how_far})")
         else:
             record.write()
-        self._done_before = self._done = len(record.begun())
+        self._done_before = len(record.begun())
+        self._done = self._done_before
         self._started = time.monotonic()
-        jobs = enumerate(self.jobs)
-        self._launched = {n: job for n, job in jobs if not record.is_finished(n)}
+        self._launched: dict[int, Job] = {}
+        for number, job in enumerate(self.jobs):
+            if not record.is_finished(number):
+                self._launched[number] = job
         self._pending = dict(self._launched)  # of these, those that have not ended
 
     def run_jobs(self) -> None:
@@ -326,14 +360,15 @@ class LabSweeper(Sweeper):
     def _launch_remotely(self, jobs: Mapping[int, Job]) -> None:
         make = partial(Plugins.instance().instantiate_launcher, hydra_context=self.hydra_context)
         launcher = make(task_function=self._task_function, config=self.config)
-        settings = [[*job.settings, f"hydra.sweep.subdir={n}"] for n, job in jobs.items()]
+        settings = [[*job.settings, f"hydra.sweep.subdir={number}"] for number, job in jobs.items()]
         try:
             launcher.launch(settings, initial_job_idx=0)
         except Exception as error:
             reason = next(iter(str(error).strip().splitlines()), "")
-            what = f"the launcher gave up ({type(error).__name__}: {reason})"
-            fix = f"jobs it queued may run on; {self.record.resume_command} runs what is missing"
-            raise UserError(f"{what}; {fix}") from error
+            raise UserError(
+                f"the launcher gave up ({type(error).__name__}: {reason}); jobs it queued may run "
+                f"on; {self.record.resume_command} runs what is missing"
+            ) from error
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
@@ -349,18 +384,22 @@ class LabSweeper(Sweeper):
         """Print a line for every job that has ended since the last call; returns how many."""
         before = self._done
         for number in sorted(self._pending):
-            if (end := self.record.end(number)) is None:
+            end = self.record.end(number)
+            if end is None:
                 continue
             self._done += 1
-            error = end.get("error")
-            outcome = f"failed: {error}" if error else f"took {duration(end['seconds'])}"
-            if num_left := self.record.num_jobs - self._done:
+            if "error" in end:
+                outcome = f"failed: {end['error']}"
+            else:
+                outcome = f"took {duration(end['seconds'])}"
+            num_left = self.record.num_jobs - self._done
+            if num_left:
                 pace = (time.monotonic() - self._started) / (self._done - self._done_before)
                 outcome += f", about {duration(pace * num_left)} left"
             job = self._pending.pop(number)
-            place = f"[{self._done}/{self.record.num_jobs}]"
+            count = f"[{self._done}/{self.record.num_jobs}]"
             name = job.named(self.record.swept) or f"run {number}"
-            console().print(f"{place} {name} {outcome}", soft_wrap=True)
+            console().print(f"{count} {name} {outcome}", soft_wrap=True)
             track_ended(job, self.record.job_dir(number))
         return self._done - before
 
@@ -368,10 +407,13 @@ class LabSweeper(Sweeper):
         """What to raise for launched jobs that did not come to an end; None if all did."""
         lost = {"error": "it did not end", "traceback": ""}
         ends = [self.record.end(number) or lost for number in self._launched]
-        if not (errors := [end for end in ends if "error" in end]):
+        errors = [end for end in ends if "error" in end]
+        if not errors:
             return None
-        several = f"{len(errors)} runs stopped, the first as: " if len(errors) > 1 else ""
-        failure = UserError(f"{several}{errors[0]['error']}")
+        message = str(errors[0]["error"])
+        if len(errors) > 1:
+            message = f"{len(errors)} runs stopped, the first as: {message}"
+        failure = UserError(message)
         if any("traceback" in end for end in errors):  # what no user can mend
             failure.exit_code = EXIT_FAILED
         return failure
@@ -390,7 +432,8 @@ def _choice_of(settings: Sequence[str], groups: Collection[str]) -> tuple[str, .
 
 def compose(args: Sequence[str], task_function: TaskFunction | None = None) -> LabSweeper:
     """The sweeper of a command line, for calls from Python, its jobs composed. Raises UserError."""
-    arguments, loader = command_line.read_arguments(args), instantiate.make_loader()
+    arguments = command_line.read_arguments(args)
+    loader = instantiate.make_loader()
     with command_line.explained(arguments.settings):
         master = loader.load_configuration("config", arguments.of_hydra, RunMode.MULTIRUN)
     sweeper: LabSweeper = build(master.hydra.sweeper)
