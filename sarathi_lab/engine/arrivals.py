@@ -27,7 +27,9 @@ class Arrivals:
     def __init__(self, requests: Iterable[Request]) -> None:
         self.requests = list(requests)
         # A heap of what is known to arrive, by time and then in order.
-        self._due = [(one.arrival_time, place, one) for place, one in enumerate(self.requests)]
+        self._due = [
+            (request.arrival_time, number, request) for number, request in enumerate(self.requests)
+        ]
         heapq.heapify(self._due)
 
     @property

@@ -128,15 +128,17 @@ def again(result: StepResult) -> Batch:
     """Return the batch of `result` for the next iteration: prompts as they were, decodes one token
     further, as executors know them, or back at their first token once nothing is `spare`.
     """
-    batch, token_ids = Batch(), iter(result.token_ids)
+    batch = Batch()
+    token_ids = iter(result.token_ids)
     for sequence, _, num_tokens, is_decode, emits in result.batch.chunks:
-        sequence.in_flight, token = False, next(token_ids, 0) if emits else 0
-        known = sequence.output_token_ids
-        if is_decode and len(known) + 1 < sequence.request.output_len:
+        sequence.in_flight = False
+        token = next(token_ids, 0) if emits else 0
+        output = sequence.output_token_ids
+        if is_decode and len(output) + 1 < sequence.request.output_len:
             sequence.num_computed += 1
-            known.append(token)
+            output.append(token)
         elif is_decode:
-            sequence.num_computed -= len(known) - 1
-            del known[1:]
+            sequence.num_computed -= len(output) - 1
+            del output[1:]
         batch.add(sequence, num_tokens)
     return batch

@@ -70,8 +70,9 @@ class Ledger:
     @property
     def replayed_share(self) -> float:
         """The share of iterations that ran as recorded CUDA graphs; 0 without any."""
-        place = ITERATION_COLUMNS.index("is_replayed")
-        return sum(row[place] for row in self._iterations) / max(1, len(self._iterations))
+        column = ITERATION_COLUMNS.index("is_replayed")
+        num_replayed = sum(row[column] for row in self._iterations)
+        return num_replayed / max(1, len(self._iterations))
 
     def iterations(self) -> pd.DataFrame:
         """Return a row per iteration, as collected; queue lengths are those after it, of its

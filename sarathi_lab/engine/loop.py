@@ -74,8 +74,10 @@ def run_engine(
         elif next_time < math.inf:
             executor.wait_until(next_time)
         else:
-            left = f"{len(scheduler.waiting)} waiting requests"
-            raise RuntimeError(f"policy {scheduler.policy.name} stalled with {left}")
+            num_waiting = len(scheduler.waiting)
+            raise RuntimeError(
+                f"policy {scheduler.policy.name} stalled with {num_waiting} waiting requests"
+            )
 
 
 def _submit_all(scheduler: Scheduler, executor: Executor) -> None:

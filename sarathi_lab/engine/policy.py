@@ -60,7 +60,10 @@ class Policy(ABC):
     @property
     def budget(self) -> int | None:
         """Tokens of one iteration; None where prompts are never cut."""
-        return None if self.budget_field is None else getattr(self, self.budget_field)
+        if self.budget_field is None:
+            return None
+        budget: int | None = getattr(self, self.budget_field)
+        return budget
 
     @property
     def smallest_budget(self) -> int | None:
@@ -85,22 +88,29 @@ class Policy(ABC):
 
     def describe(self) -> str:
         """Show the budget and other non-default fields, such as " (chunk=512, reserve=chunk)"."""
-        names: list[str] = [one.name for one in fields(self)] if is_dataclass(self) else []
-        shown = []
-        for name in names:
-            value = getattr(self, name)
-            is_shown = name == self.budget_field or value != getattr(type(self), name, None)
-            if is_shown and isinstance(value, int | float | str):  # no fitted object
-                shown.append(f"{name}={f'{value:.4g}' if isinstance(value, float) else value}")
-        return f" ({', '.join(shown)})" if shown else ""
+        if not is_dataclass(self):
+            return ""
+        shown: list[str] = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            default = getattr(type(self), field.name, None)
+            if value == default and field.name != self.budget_field:
+                continue
+            if isinstance(value, float):
+                shown.append(f"{field.name}={value:.4g}")
+            elif isinstance(value, int | str):  # no fitted object
+                shown.append(f"{field.name}={value}")
+        if not shown:
+            return ""
+        return f" ({', '.join(shown)})"
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         """Raise UserError for parameters that cannot work with this batch size and model length."""
         check_fields(self)
         require_one_of("reserve", self.reserve, get_args(Reserve))
-        fix = "use a share of the cache, a number from 0 to below 1"
-        if require_number("watermark", self.watermark, minimum=0, fix=fix) >= 1:
-            raise UserError(f"watermark={self.watermark} is not below 1; {fix}")
+        remedy = "use a share of the cache, a number from 0 to below 1"
+        if require_number("watermark", self.watermark, minimum=0, fix=remedy) >= 1:
+            raise UserError(f"watermark={self.watermark} is not below 1; {remedy}")
         if self.budget_field is not None and not self.decodes_on_top:
             self.check_budget(batch_size, max_model_len)
         self.check(batch_size, max_model_len)
@@ -112,13 +122,13 @@ class Policy(ABC):
         """Raise UserError for a budget that leaves a full batch of decodes no prompt token."""
         check_budget(str(self.budget_field), cast(int, self.budget), batch_size)
 
-    def check_longest(self, name: str, max_model_len: int, why: str) -> None:
-        """Raise UserError, with the reason `why`, if the field `name` (None: no limit) has no room
+    def check_longest(self, name: str, max_model_len: int, reason: str) -> None:
+        """Raise UserError, with the `reason`, if the field `name` (None: no limit) has no room
         for the longest request.
         """
         limit = getattr(self, name)
         if limit is not None and limit < max_model_len:
-            raise UserError(f"{name}={limit} is below max_model_len={max_model_len}: {why}")
+            raise UserError(f"{name}={limit} is below max_model_len={max_model_len}: {reason}")
 
     def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
         """Tokens of cache that admission with `num_known` known tokens reserves."""
@@ -137,8 +147,8 @@ class Policy(ABC):
 
 def check_budget(name: str, budget: int, batch_size: int) -> None:
     """Raise UserError unless the field `name` leaves a full batch of decodes a prompt's token."""
-    fix = "use a number of tokens such as 256, or chunk=auto with executor=simulated"
-    if require_int(name, budget, 1, fix) < batch_size:
+    remedy = "use a number of tokens such as 256, or chunk=auto with executor=simulated"
+    if require_int(name, budget, 1, remedy) < batch_size:
         raise UserError(
             f"{name}={budget} is smaller than the {batch_size - 1} decodes and 1 prompt token that "
             f"a batch of {batch_size} must carry; use {name}>={batch_size} or a smaller batch"

@@ -68,28 +68,28 @@ class MemoryRule:
         """Compute the bytes of cache on `device`; below 0 if they lack. None: the default share."""
         if share is None:
             share = self.share(device)
-        taken = sum(size for _, size in self._subtracted(device))
+        used = sum(size for _, size in self._subtracted(device))
         if self.is_of_free:
-            return share * (device.total - taken)
-        return share * device.total - taken
+            return share * (device.total - used)
+        return share * device.total - used
 
     def describe(self, device: DeviceMemory, share: float | None = None) -> str:
         """Describe the calculation, such as "0.92 of 85.1 GB, less 65.5 of weights"."""
         if share is None:
             share = self.share(device)
-        parts = [f"{size / 1e9:.1f} of {name}" for name, size in self._subtracted(device)]
-        rest = f"{device.total / 1e9:.1f} GB less {', '.join(parts)}"
+        used = [f"{size / 1e9:.1f} of {name}" for name, size in self._subtracted(device)]
+        rest = f"{device.total / 1e9:.1f} GB less {', '.join(used)}"
         if self.is_of_free:
             return f"{self.setting}={share:.3g} of {rest}"
         return f"{self.setting}={share:.3g} of {rest.replace(' less', ', less', 1)}"
 
     def _subtracted(self, device: DeviceMemory) -> list[tuple[str, float]]:
-        parts = [("weights", device.weights), ("libraries", device.libraries)]
+        used = [("weights", device.weights), ("libraries", device.libraries)]
         if self.has_iteration:
-            parts.append(("an iteration's peak", device.iteration))
+            used.append(("an iteration's peak", device.iteration))
         if self.has_graphs:
-            parts.append(("CUDA graphs", device.graphs))
-        return parts
+            used.append(("CUDA graphs", device.graphs))
+        return used
 
 
 @dataclass(frozen=True)

@@ -88,26 +88,28 @@ def stored_tensors(directory: Path) -> dict[str, Stored]:
     """
     tensors: dict[str, Stored] = {}
     for file in _weight_files(directory):
-        found = _header(file)
-        if twice := tensors.keys() & found:
+        of_file = _header(file)
+        repeated = tensors.keys() & of_file
+        if repeated:
             raise UserError(
-                f"model.path={directory} has {min(twice)} twice, the second in {file.name}; remove "
-                "the file that is left over"
+                f"model.path={directory} has {min(repeated)} twice, the second in {file.name}; "
+                "remove the file that is left over"
             )
-        tensors |= found
+        tensors |= of_file
     return tensors
 
 
 def _weight_files(directory: Path) -> list[Path]:
     """One file, the shards that an index names, or all files of the folder."""
-    if (whole := directory / "model.safetensors").is_file():
-        return [whole]
+    single_file = directory / "model.safetensors"
+    if single_file.is_file():
+        return [single_file]
     files = sorted(directory.glob("*.safetensors"))
-    if (index := directory / "model.safetensors.index.json").is_file():
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
         try:
-            files = sorted(
-                {directory / name for name in read_object(index, AGAIN)["weight_map"].values()}
-            )
+            shards = read_object(index, AGAIN)["weight_map"]
+            files = sorted({directory / name for name in shards.values()})
         except (KeyError, AttributeError, TypeError):
             raise UserError(f"{index} is no index of weights; {AGAIN}") from None
     if not files:
@@ -122,10 +124,10 @@ def _header(file: Path) -> dict[str, Stored]:
     try:
         with safe_open(file, framework="numpy") as tensors:
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
-            return {
-                name: Stored(file, one.get_dtype(), tuple(one.get_shape()))
-                for name, one in slices.items()
-            }
+            headers: dict[str, Stored] = {}
+            for name, tensor in slices.items():
+                headers[name] = Stored(file, tensor.get_dtype(), tuple(tensor.get_shape()))
+            return headers
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file} is missing, truncated or corrupt ({error}); {AGAIN}") from None
 
@@ -177,10 +179,10 @@ class AutoModel:
         try:
             spec = read_spec(directory)
         except UserError:
-            other = read_other(directory)
-            if other is None:
+            read = read_other(directory)
+            if read is None:
                 raise
-            return other, directory
+            return read, directory
         check_checkpoint(directory, spec)
         return spec, directory
 

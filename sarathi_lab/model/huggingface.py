@@ -35,8 +35,8 @@ ACTIVATIONS = {
 @cache
 def _known(what: str) -> Mapping[str, Any]:
     """Return a section of huggingface.yaml: "defaults", "own_defaults" or "tensors"."""
-    found: Any = yaml.safe_load(Path(__file__).with_name("huggingface.yaml").read_text())
-    return found[what]
+    sections: Any = yaml.safe_load(Path(__file__).with_name("huggingface.yaml").read_text())
+    return sections[what]
 
 
 def read_config(directory: Path) -> Config:

@@ -105,18 +105,15 @@ class Window:
 
     def pairs(self, start: int, num_tokens: int) -> int:
         """Count the causal query-key pairs of `num_tokens` tokens behind `start` others."""
-        return sum(
-            capped_sum(number, behind + 1, 1, self.size)
-            for behind, number in self.pieces(start, num_tokens)
-        )
+        pieces = self.pieces(start, num_tokens)
+        return sum(capped_sum(number, behind + 1, 1, self.size) for behind, number in pieces)
 
     def kv_tokens(self, start: int, num_tokens: int) -> int:
         """Count the cached tokens that `num_tokens` tokens behind `start` others read, themselves
         included.
         """
-        return sum(
-            min(behind, self.size - 1) + number for behind, number in self.pieces(start, num_tokens)
-        )
+        pieces = self.pieces(start, num_tokens)
+        return sum(min(behind, self.size - 1) + number for behind, number in pieces)
 
 
 @dataclass(frozen=True)
@@ -269,6 +266,11 @@ class LinearAttention:
         ]
 
 
+def _require_kind(name: str, value: object, kind: type) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise UserError(f"layers.{name}={value} is no {kind.__name__}; {FIX}")
+
+
 @dataclass(frozen=True)
 class Layers:
     """What the layers of a model have, if they are not alike: so many have `attention`, so many an
@@ -294,10 +296,9 @@ class Layers:
 
     def __post_init__(self) -> None:
         check_fields(self, "layers.")
-        kinds = (("latent", Latent), ("linear", LinearAttention), ("window", Window))
-        for name, kind in kinds:
-            if not isinstance(value := getattr(self, name), kind | None):
-                raise UserError(f"layers.{name}={value} is no {kind.__name__}; {FIX}")
+        _require_kind("latent", self.latent, Latent)
+        _require_kind("linear", self.linear, LinearAttention)
+        _require_kind("window", self.window, Window)
 
     @property
     def description(self) -> str:
@@ -307,11 +308,13 @@ class Layers:
 
     def complaint(self, spec: Any) -> str | None:
         """Describe a contradiction with the other fields of `spec`, a `ModelSpec`."""
-        for name in ("attention", "ffn"):
-            if ((count := getattr(self, name)) or 0) > spec.num_layers:
+        for name, count in (("attention", self.attention), ("ffn", self.ffn)):
+            if count is not None and count > spec.num_layers:
                 return f"layers.{name}={count} exceeds num_layers={spec.num_layers}"
         attention = spec.num_attention_layers
-        linear = self.linear.num_layers if self.linear else 0
+        linear = 0
+        if self.linear is not None:
+            linear = self.linear.num_layers
         if linear > spec.num_layers - attention and not self.parallel:
             return f"layers.linear.num_layers={linear} exceeds {spec.num_layers} - {attention}"
         if self.window is not None and self.window.num_layers > attention:
@@ -335,15 +338,19 @@ class Layers:
         again; and of linear attention, a constant a token.
         """
         per_head = spec.num_full_layers * spec.num_heads
-        prompts = decodes = 4 * per_head * spec.head_size
+        prompts = 4 * per_head * spec.head_size
+        decodes = prompts
         expanded: Any = 0
-        if latent := self.latent:
+        latent = self.latent
+        if latent is not None:
             prompts = per_head * latent.expanded_flops(spec.head_size)
             decodes = per_head * latent.absorbed_flops
             size = latent.rank * latent.expanded_size(spec.num_heads, spec.head_size)
             context = work.prefill_kv_tokens - work.num_prefill_tokens
             expanded = 2 * spec.num_attention_layers * size * context
-        token = self.linear.num_layers * self.linear.token_flops if self.linear else 0
+        token = 0
+        if self.linear is not None:
+            token = self.linear.num_layers * self.linear.token_flops
         of_prompts = prompts * work.prefill_query_key_pairs + expanded
         of_decodes = decodes * work.decode_kv_tokens
         if self.window is not None:

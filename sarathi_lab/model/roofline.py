@@ -30,7 +30,8 @@ class Peaks:
 
     def rate(self, spec: ModelSpec) -> float:
         """Return the FLOP/s of the products of `spec`: in 8 bits where its checkpoint has these."""
-        stored, fp8 = spec.quantisation, self.fp8_flops_per_second
+        stored = spec.quantisation
+        fp8 = self.fp8_flops_per_second
         if stored is None or not stored.has_fp8_products or fp8 is None:
             return self.flops_per_second
         return fp8
@@ -82,29 +83,29 @@ def operation_rooflines(
         kv_bytes = kv_tokens * spec.kv_bytes_per_token(dtype_bytes)
         return seconds(4 * spec.num_layers * spec.q_size * pairs, kv_bytes + moved)
 
-    weight, of_expert = spec.linear_bytes(dtype_bytes), spec.expert_bytes(dtype_bytes)
-    head = product(spec.lm_head, work.num_emits, weight=dtype_bytes)
-    chosen = spec.experts_per_token / max(1, spec.num_experts)
-    heads = spec.q_size + 2 * spec.kv_size
-    width = spec.ffn_size * max(1, spec.experts_per_token) + spec.shared_expert_size
-    ffn = width * (3 if spec.gated_ffn else 2)
-    return {
-        **{one.name: product(one, num_tokens, weight=weight) for one in spec.layer_linears},
-        **{
-            one.name: product(
-                one, num_tokens * chosen, spec.share_of_experts(num_tokens), of_expert
-            )
-            for one in spec.expert_linears
-        },
-        "attention_prefill": attention(
-            work.num_prefill_tokens, work.prefill_query_key_pairs, work.prefill_kv_tokens
-        ),
-        "attention_decode": attention(
-            work.num_decode_tokens, work.decode_kv_tokens, work.decode_kv_tokens
-        ),
-        "elementwise": seconds(0, token_bytes * (2 * 4 * spec.hidden_size + 2 * heads + ffn)),
-        **({"lm_head": head} if work.num_emits else {}),
-    }
+    rooflines: dict[str, float] = {}
+    weight = spec.linear_bytes(dtype_bytes)
+    for linear in spec.layer_linears:
+        rooflines[linear.name] = product(linear, num_tokens, weight=weight)
+    expert_weight = spec.expert_bytes(dtype_bytes)
+    num_rows = num_tokens * (spec.experts_per_token / max(1, spec.num_experts))
+    for linear in spec.expert_linears:
+        used = spec.share_of_experts(num_tokens)
+        rooflines[linear.name] = product(linear, num_rows, used, expert_weight)
+    rooflines["attention_prefill"] = attention(
+        work.num_prefill_tokens, work.prefill_query_key_pairs, work.prefill_kv_tokens
+    )
+    rooflines["attention_decode"] = attention(
+        work.num_decode_tokens, work.decode_kv_tokens, work.decode_kv_tokens
+    )
+    norms = 2 * 4 * spec.hidden_size  # two norms, each with three reads and a write
+    rotary = 2 * (spec.q_size + 2 * spec.kv_size)
+    ffn_width = spec.ffn_size * max(1, spec.experts_per_token) + spec.shared_expert_size
+    activation = ffn_width * (3 if spec.gated_ffn else 2)
+    rooflines["elementwise"] = seconds(0, token_bytes * (norms + rotary + activation))
+    if work.num_emits:
+        rooflines["lm_head"] = product(spec.lm_head, work.num_emits, weight=dtype_bytes)
+    return rooflines
 
 
 def request_roofline(

@@ -111,34 +111,43 @@ class ModelSpec:
     def __post_init__(self) -> None:
         model = f"model {self.name}:"
         check_fields(self, f"{model} ")
-        if complaint := self._complaint():
+        complaint = self._complaint()
+        if complaint is not None:
             raise UserError(f"{model} {complaint}; {FIX}")
 
     def _complaint(self) -> str | None:
         """Describe a contradiction between fields that are valid one by one."""
-        scaling, num_rotated = self.rope_scaling, self.rotary_size + self.rotary_size % 2
         stored = self.quantisation
-        is_of_experts = isinstance(stored, Quantisation) and stored.of == "experts"
-        is_mixture = 0 < self.experts_per_token <= self.num_experts
-        experts = ("num_experts", "experts_per_token", "shared_expert_size")
-        has_experts = any(getattr(self, name) for name in experts)
-        of_none = "has none of the experts that the quantisation is of"
-        rotated = f"rotates {self.rotary_size} entries, which must be pairs within the head"
-        heads, rotary = ("num_heads", "num_kv_heads"), ("rotary_fraction", "head_size")
-        for names, is_wrong, reason in (
-            (("name",), not isinstance(self.name, str) or not self.name, "is not a name"),
-            (("rope_scaling",), not isinstance(scaling, RopeScaling | None), "is no RopeScaling"),
-            (("layers",), not isinstance(self.layers, Layers), "is no Layers"),
-            (("quantisation",), not isinstance(stored, Quantisation | None), "is no Quantisation"),
-            (("num_experts",), is_of_experts and not self.num_experts, of_none),
-            (("uncounted",), not isinstance(self.uncounted, tuple), "is no tuple of names"),
-            (heads, self.num_heads % self.num_kv_heads, "does not divide num_heads"),
-            (rotary, not 0 < num_rotated <= self.head_size, rotated),
-            (experts, has_experts and not is_mixture, "needs experts_per_token up to num_experts"),
-        ):
-            if is_wrong:
-                return ", ".join(f"{name}={getattr(self, name)}" for name in names) + f" {reason}"
-        if complaint := self.layers.complaint(self):
+        if not isinstance(self.name, str) or not self.name:
+            return f"name={self.name} is not a name"
+        if not isinstance(self.rope_scaling, RopeScaling | None):
+            return f"rope_scaling={self.rope_scaling} is no RopeScaling"
+        if not isinstance(self.layers, Layers):
+            return f"layers={self.layers} is no Layers"
+        if not isinstance(stored, Quantisation | None):
+            return f"quantisation={stored} is no Quantisation"
+        if stored is not None and stored.of == "experts" and not self.num_experts:
+            return "num_experts=0 has none of the experts that the quantisation is of"
+        if not isinstance(self.uncounted, tuple):
+            return f"uncounted={self.uncounted} is no tuple of names"
+        if self.num_heads % self.num_kv_heads:
+            heads = f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
+            return f"{heads} does not divide num_heads"
+        num_rotated = self.rotary_size + self.rotary_size % 2
+        if not 0 < num_rotated <= self.head_size:
+            return (
+                f"rotary_fraction={self.rotary_fraction}, head_size={self.head_size} rotates "
+                f"{self.rotary_size} entries, which must be pairs within the head"
+            )
+        has_experts = self.num_experts or self.experts_per_token or self.shared_expert_size
+        if has_experts and not 0 < self.experts_per_token <= self.num_experts:
+            return (
+                f"num_experts={self.num_experts}, experts_per_token={self.experts_per_token}, "
+                f"shared_expert_size={self.shared_expert_size} needs experts_per_token up to "
+                "num_experts"
+            )
+        complaint = self.layers.complaint(self)
+        if complaint is not None:
             return complaint
         if self.num_params > MAX_PARAMS:
             return f"it would have {self.num_params:.1e} parameters, of {MAX_PARAMS:.0e} at most"
@@ -200,7 +209,9 @@ class ModelSpec:
     def num_full_layers(self) -> int:
         """Layers with attention to the whole context."""
         window = self.layers.window
-        return self.num_attention_layers - (window.num_layers if window else 0)
+        if window is None:
+            return self.num_attention_layers
+        return self.num_attention_layers - window.num_layers
 
     @property
     def num_caching_layers(self) -> int:
@@ -212,7 +223,8 @@ class ModelSpec:
         """The room in a cache of the layers with a window; None if there are none, or no others,
         whose cache is counted as if it grew.
         """
-        window, num_full = self.layers.window, self.num_full_layers
+        window = self.layers.window
+        num_full = self.num_full_layers
         if window is None or num_full == 0:
             return None
         if window.num_layers < num_full:
@@ -227,15 +239,17 @@ class ModelSpec:
 
     @property
     def num_expert_layers(self) -> int:
-        return self.num_ffn_layers - self.layers.dense if self.num_experts else 0
+        if not self.num_experts:
+            return 0
+        return self.num_ffn_layers - self.layers.dense
 
     @property
     def num_sublayers(self) -> int:
         """Attentions of either kind and FFNs of all layers, each with a norm before it."""
-        linear = self.layers.linear
-        return (
-            self.num_attention_layers + (linear.num_layers if linear else 0) + self.num_ffn_layers
-        )
+        number = self.num_attention_layers + self.num_ffn_layers
+        if self.layers.linear is not None:
+            number += self.layers.linear.num_layers
+        return number
 
     @property
     def activations(self) -> list[tuple[int, int]]:
@@ -249,29 +263,33 @@ class ModelSpec:
     @cached_property
     def layer_linears(self) -> tuple[Linear, ...]:
         """The matrix products over all tokens of a batch, summed over layers (`count`)."""
-        hidden, layers = self.hidden_size, self.layers
-        states = layers.linear.linears(hidden) if layers.linear else ()
-        attention = (*self._attention_linears(), *states)
+        layers = self.layers
+        linears = list(self._attention_linears())
+        if layers.linear is not None:
+            linears += layers.linear.linears(self.hidden_size)
         if not self.num_experts:
-            ffn = self._ffn("ffn", self.ffn_size, self.num_ffn_layers, self.ffn_bias)
-            return (*attention, *ffn)
-        dense = self._ffn("dense", layers.dense_ffn_size, layers.dense) if layers.dense else ()
+            linears += self._ffn("ffn", self.ffn_size, self.num_ffn_layers, self.ffn_bias)
+            return tuple(linears)
+        if layers.dense:
+            linears += self._ffn("dense", layers.dense_ffn_size, layers.dense)
         count = self.num_expert_layers
-        router = Linear("router", hidden, self.num_experts, count)
-        if not self.shared_expert_size:
-            return (*attention, *dense, router)
-        shared = self._ffn("shared", self.shared_expert_size, count)
-        gate = [Linear("shared_gate", hidden, 1, count)] if layers.shared_gate else []
-        return (*attention, *dense, router, *shared, *gate)
+        linears.append(Linear("router", self.hidden_size, self.num_experts, count))
+        if self.shared_expert_size:
+            linears += self._ffn("shared", self.shared_expert_size, count)
+            if layers.shared_gate:
+                linears.append(Linear("shared_gate", self.hidden_size, 1, count))
+        return tuple(linears)
 
     def _attention_linears(self) -> Iterable[Linear]:
-        hidden, count, layers = self.hidden_size, self.num_attention_layers, self.layers
+        hidden = self.hidden_size
+        count = self.num_attention_layers
+        layers = self.layers
         if layers.latent:
             return layers.latent.linears(hidden, self.num_heads, self.head_size, count)
         queries = self.q_size * (1 + layers.output_gate)
-        width, num_caching = queries + 2 * self.kv_size, self.num_caching_layers
+        width = queries + 2 * self.kv_size
         products = [
-            Linear("qkv_proj", hidden, width, num_caching, self.qkv_bias),
+            Linear("qkv_proj", hidden, width, self.num_caching_layers, self.qkv_bias),
             Linear("out_proj", self.q_size, hidden, count, self.out_bias),
         ]
         if layers.borrowing:
@@ -281,15 +299,15 @@ class ModelSpec:
     @cached_property
     def expert_linears(self) -> tuple[Linear, ...]:
         """The products of all experts, each over the tokens that chose it; none without experts."""
-        count = self.num_expert_layers * self.num_experts
-        return self._ffn("ffn", self.ffn_size, count) if self.num_experts else ()
+        if not self.num_experts:
+            return ()
+        return self._ffn("ffn", self.ffn_size, self.num_expert_layers * self.num_experts)
 
     def _ffn(self, name: str, width: int, count: int, has_bias: bool = False) -> tuple[Linear, ...]:
-        hidden, rows = self.hidden_size, width * (1 + self.gated_ffn)
-        return (
-            Linear(f"{name}_up", hidden, rows, count, has_bias),
-            Linear(f"{name}_down", width, hidden, count, has_bias),
-        )
+        rows = width * (1 + self.gated_ffn)
+        up = Linear(f"{name}_up", self.hidden_size, rows, count, has_bias)
+        down = Linear(f"{name}_down", width, self.hidden_size, count, has_bias)
+        return up, down
 
     @cached_property
     def lm_head(self) -> Linear:
@@ -359,7 +377,8 @@ class ModelSpec:
 
     def kv_layer_bytes(self, dtype_bytes: int) -> int:
         """Keys and values of one token in one layer."""
-        if latent := self.layers.latent:
+        latent = self.layers.latent
+        if latent is not None:
             value_bytes = dtype_bytes if self.kv_dtype == "auto" else 1
             return latent.cached_size * value_bytes
         return 2 * self.num_kv_heads * self.kv_head_bytes(dtype_bytes)
@@ -375,7 +394,9 @@ class ModelSpec:
     def state_bytes(self, dtype_bytes: int) -> int:
         """States of one sequence in the layers with linear attention."""
         linear = self.layers.linear
-        return linear.num_layers * linear.sequence_bytes(dtype_bytes) if linear else 0
+        if linear is None:
+            return 0
+        return linear.num_layers * linear.sequence_bytes(dtype_bytes)
 
     def state_tokens(self, dtype_bytes: int, copies: int = 1) -> int:
         """Tokens whose cache, in `copies`, is as large as the states of one sequence."""

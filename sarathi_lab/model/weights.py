@@ -56,26 +56,31 @@ def fillers(
 def _draw(parameter: Tensor, name: str, spec: ModelSpec, generator: torch.Generator) -> None:
     """Fill the parameter `name` of the whole model: at random, but biases with 0, norms with 1."""
     if parameter.ndim == 1:
-        parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+        is_bias = name.endswith("bias")
+        parameter.fill_(0.0 if is_bias else 1.0)
         return
     is_looked_up = name == "embedding.weight" and not spec.tie_embeddings
     deviation = 1.0 if is_looked_up else parameter.shape[-1] ** -0.5
     is_residual = "out_proj" in name or "down" in name
-    deviation *= (2 * spec.num_layers) ** -0.5 if is_residual else 1.0
+    if is_residual:
+        deviation *= (2 * spec.num_layers) ** -0.5
     parameter.normal_(0.0, deviation, generator=generator)
 
 
 def _stored(spec: ModelSpec, directory: Path) -> Iterator[tuple[str, Fill]]:
     """Open each file once, as an expert is a tensor, and a header is read at every opening."""
     stored = stored_tensors(directory)
-    opened = {file: safe_open(file, "pt") for file in {one.file for one in stored.values()}}
+    files = {tensor.file for tensor in stored.values()}
+    opened = {file: safe_open(file, "pt") for file in files}
 
-    def read(tensor: str) -> Tensor:
-        found: Tensor = opened[stored[tensor].file].get_tensor(tensor)
-        return found
+    def read(name: str) -> Tensor:
+        file = opened[stored[name].file]
+        tensor: Tensor = file.get_tensor(name)
+        return tensor
 
     for name, sources in parameter_sources(directory, spec, stored):
-        tensor, tied = sources[0].tensor, sources[0].tied
+        tensor = sources[0].tensor
+        tied = sources[0].tied
         if not tied:
             yield name, partial(_copy, sources=sources, read=read, num_heads=spec.num_heads)
         elif tensor in stored and not (read(tensor) == read(tied)).all():
@@ -91,6 +96,7 @@ def _copy(
     """Copy each tensor into its rows; files are mapped, so the weights are never there twice. The
     weights of all experts are one parameter, their rows one after the other.
     """
-    rows = parameter.view(-1, *sources[0].shape[1:]).split([one.shape[0] for one in sources])
+    num_rows = [source.shape[0] for source in sources]
+    rows = parameter.view(-1, *sources[0].shape[1:]).split(num_rows)
     for source, target in zip(sources, rows, strict=True):
         target.copy_(source.as_computed(read(source.tensor), num_heads))

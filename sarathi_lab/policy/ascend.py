@@ -64,11 +64,12 @@ class AscendV09(Policy):
         if not self.enable_chunked_prefill:
             check_whole_prompts(self, max_model_len)
             return
-        fix = f"use a multiple of {BUDGET_MULTIPLE}"
+        remedy = f"use a multiple of {BUDGET_MULTIPLE}"
         budget = self.max_num_batched_tokens
-        if require_int("max_num_batched_tokens", budget, BUDGET_MULTIPLE, fix) % BUDGET_MULTIPLE:
+        number = require_int("max_num_batched_tokens", budget, BUDGET_MULTIPLE, remedy)
+        if number % BUDGET_MULTIPLE:
             raise UserError(
-                f"max_num_batched_tokens={budget} is refused by the NPU's kernels; {fix}"
+                f"max_num_batched_tokens={budget} is refused by the NPU's kernels; {remedy}"
             )
         self._chunked.validate(batch_size, max_model_len)
 
@@ -266,12 +267,12 @@ def make_profile_table(
 def read_profile_table(path: str) -> ProfileTable:
     """Read the table in the CSV file `path`. Raises UserError without one."""
     needed = list(Row._fields)
-    fix = f"use a CSV file with the columns {', '.join(needed)}, such as vLLM-Ascend's"
-    with readable(f"profile_table={path}", fix, KeyError):
+    remedy = f"use a CSV file with the columns {', '.join(needed)}, such as vLLM-Ascend's"
+    with readable(f"profile_table={path}", remedy, KeyError):
         table = pd.read_csv(Path(path))[needed].astype(dict.fromkeys(needed[:3], int))
         rows = tuple(map(Row._make, table.itertuples(index=False)))
     if not rows:
-        raise UserError(f"profile_table={path} has no rows; {fix}")
+        raise UserError(f"profile_table={path} has no rows; {remedy}")
     return ProfileTable(rows)
 
 

@@ -126,16 +126,17 @@ def _sglang_share(device: DeviceMemory) -> float:
     """What is kept, in MiB, is for metadata, activations by the chunk, graphs by their largest
     batch, and the devices.
     """
-    memory, graph_batch = device.total / MIB, 512
+    memory = device.total / MIB
+    graph_batch = 512
     for limit, alone, together in SGLANG_GRAPHS:
         if memory < limit:
             graph_batch = alone if device.num_devices < 4 else together
             break
-    kept = 512 + 1.5 * max(device.token_budget, 2048) + 2 * graph_batch
-    kept += device.num_devices / 8 * 1024
+    reserved = 512 + 1.5 * max(device.token_budget, 2048) + 2 * graph_batch
+    reserved += device.num_devices / 8 * 1024
     if memory > SGLANG_LARGE:
-        kept = max(kept, SGLANG_KEPT)
-    return round((memory - kept) / memory, 3)
+        reserved = max(reserved, SGLANG_KEPT)
+    return round((memory - reserved) / memory, 3)
 
 
 def _sglang_sequences(device: ServingDevice, room: CacheRoom) -> int:

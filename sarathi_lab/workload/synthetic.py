@@ -66,8 +66,8 @@ class Generated(Arriving, ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.shared_prefix_len:
-            why = " without a prefix; add workload.shared_prefix_len=512"
-            refuse_unread(self, ["num_prefixes"], why, "workload.")
+            reason = " without a prefix; add workload.shared_prefix_len=512"
+            refuse_unread(self, ["num_prefixes"], reason, "workload.")
 
     @abstractmethod
     def lengths(self) -> Iterable[tuple[int, int]]:

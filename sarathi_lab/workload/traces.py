@@ -117,8 +117,8 @@ class Trace(Arriving):
         that nothing reads.
         """
         if self.arrivals is None and trace.has_times:
-            why = " on the trace's times; drop it, or exchange them with workload.arrivals"
-            refuse_unread(self, ("cv", "users", "think_time"), why, "workload.")
+            reason = " on the trace's times; drop it, or exchange them with workload.arrivals"
+            refuse_unread(self, ("cv", "users", "think_time"), reason, "workload.")
             return None
         kind = self.arrivals
         if kind is None:

@@ -138,8 +138,8 @@ class CacheAware(VllmV1):
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         upcoming = scheduler.upcoming(LOOKAHEAD)
         ahead = sorted(upcoming, key=lambda sequence: self.rank(sequence, scheduler))
-        for place, sequence in enumerate(ahead):
-            scheduler.waiting[place] = sequence
+        for position, sequence in enumerate(ahead):
+            scheduler.waiting[position] = sequence
         super().fill(batch, scheduler)
 
     def rank(self, sequence: SequenceState, scheduler: Scheduler) -> tuple[int, int, int]:
