@@ -44,6 +44,12 @@ MARKS = {"gpu": ("mark.gpu", DEVICE_FIXTURE), "vllm": ("mark.vllm",)}  # in file
 # Of the device that does its work late, in tests of the engine where there is no GPU.
 EARLINESS = (0.0, 0.3, 0.9)
 
+# Modules that look at drawn pictures, and a sweep's from the command to its files.
+DRAWN = {
+    *("test_pictures", "test_sweep_pictures", "test_figures", "test_playground", "test_run"),
+    *("test_paper", "test_capacity", "test_serving_experiments", "test_results_and_plots"),
+}
+
 SLOWEST = [  # first of all
     *("test_command_lines", "test_sweeps", "test_notebooks", "test_compilation", "test_run"),
     *("test_config", "test_kernel_executor", "test_late_device", "test_wheel"),
@@ -175,6 +181,21 @@ def made_once(
         return json.loads(path.read_text())
 
     return made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def undrawn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Save pictures with nothing drawn on them where no test looks at them: every sweep has two, of
+    half a second each.
+    """
+    if request.path.stem in DRAWN:
+        yield
+        return
+    from matplotlib.figure import Figure
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "draw", lambda figure, renderer: None)
+        yield
 
 
 @pytest.fixture(scope="module")
